@@ -75,19 +75,13 @@ def makes_tokens(renderer: Renderer, hint: str) -> bool:
     return bool(renderer.encoder.encode([renderer.protected.escape(hint.strip())])[0])
 
 
-def wrong_hints(
-    hints: Sequence[T], kinds: Sequence[str], *, nor: Sequence[str] | None = None, seed: int | str = 0
-) -> list[T | None]:
+def wrong_hints(hints: Sequence[T], kinds: Sequence[str], *, seed: int | str = 0) -> list[T | None]:
     """For each site the hint of one of another kind, drawn once and the same in every run; None where there is none.
 
-    `kinds` are the kinds of error that the hints are about. A hint may be anything that stands for one, such as its
-    site. `nor` is a second kind for each site that its wrong hint is not about either.
+    `kinds` are the sites' kinds of error. A hint may be anything that stands for one, such as its site.
     """
-    also = kinds if nor is None else nor
-    if not len(hints) == len(kinds) == len(also):
-        got = (len(hints), len(kinds), len(also))
-        raise InputError(explain("hints, kinds and nor", got=got, expected="one of each for a site"))
+    if len(hints) != len(kinds):
+        raise InputError(explain("hints and kinds", got=(len(hints), len(kinds)), expected="one of each for a site"))
     draw = random.Random(seed)  # noqa: S311 (a choice, not a secret)
-    excluded = list(zip(kinds, also, strict=True))
-    others = {pair: [hint for hint, its in zip(hints, kinds, strict=True) if its not in pair] for pair in set(excluded)}
-    return [draw.choice(others[pair]) if others[pair] else None for pair in excluded]
+    others = {kind: [hint for hint, its in zip(hints, kinds, strict=True) if its != kind] for kind in set(kinds)}
+    return [draw.choice(others[kind]) if others[kind] else None for kind in kinds]

@@ -157,7 +157,7 @@ class RolloutChannel:
         self._found: Channel | None = None
         self._is_busy = False
         self.heeding: Tensor | None = None
-        """Sums of `rollouts.heeding.Heeding` over the turns that have a wrong hint beside their own."""
+        """(T, 2): by how much its own hint and the wrong one lower each turn that has both, in nats a token."""
 
     def teach(self, probe_ids: Tensor) -> bool:
         """The teachers' passes; whether any process of a sharded model has sites, and so all of them ran one."""
@@ -178,7 +178,7 @@ class RolloutChannel:
             both = Contrast(sites.contrast_numbers_M, wrong, unhinted)
             contrast = both if self._options.contrasts else None
             self._targets = HintTargets(sites.targets_N, sites.turn_position_N, contrast, sites.without_contrast)
-            self.heeding = heeding_sums(self._teachers, both, sites.targets_N, sites.turn_position_N)
+            self.heeding = hint_drops(self._teachers, both, sites.targets_N, sites.turn_position_N)
         return True
 
     @contextmanager
@@ -223,23 +223,21 @@ class RolloutChannel:
 
 
 @torch.no_grad()
-def heeding_sums(teachers: Sequence[Teacher], contrast: Contrast, targets_N: Tensor, turn_position_N: Tensor) -> Tensor:
-    """The sums of `Heeding` in a micro-batch, (4,). A row whose `turn_position_N` is 0 begins a turn."""
+def hint_drops(teachers: Sequence[Teacher], contrast: Contrast, targets_N: Tensor, turn_position_N: Tensor) -> Tensor:
+    """For each turn with a wrong hint, in order: log p of its tokens without a hint, less that with its own and with
+    the wrong one, a token, (T, 2). A row whose `turn_position_N` is 0 begins a turn.
+    """
     numbers_M = contrast.numbers_M
     if not numbers_M.numel():
-        return torch.zeros(4, device=targets_N.device)
-    turn_N = (turn_position_N == 0).cumsum(0) - 1
-    tokens_M, turn_M = targets_N[numbers_M], turn_N[numbers_M]
+        return torch.zeros(0, 2, device=targets_N.device)
+    turn_M = (turn_position_N[numbers_M] == 0).cumsum(0) - 1
+    tokens_M = targets_N[numbers_M]
     own = [each._replace(rows_NH=each.rows_NH[numbers_M]) for each in teachers]
-    sums_T3 = torch.zeros(turn_N.numel(), 3, device=targets_N.device)  # more turns than rows there are not
     found = [_logprobs(each, tokens_M).float() for each in (contrast.unhinted, own, contrast.wrong)]
-    sums_T3.index_add_(0, turn_M, torch.stack(found, dim=1))
-    length_T = torch.zeros_like(sums_T3[:, 0]).index_add_(0, turn_M, torch.ones_like(found[0]))
-    is_turn_T = length_T > 0
-    means_T3 = sums_T3 / length_T.clamp(min=1)[:, None]
-    own_drop_T, other_drop_T = means_T3[:, 0] - means_T3[:, 1], means_T3[:, 0] - means_T3[:, 2]
-    wins_T = ((own_drop_T > other_drop_T) & is_turn_T).float()
-    return torch.stack([is_turn_T.float().sum(), wins_T.sum(), own_drop_T.sum(), other_drop_T.sum()])
+    drops_M2 = torch.stack([found[0] - found[1], found[0] - found[2]], dim=1)
+    num_turns = int(turn_M[-1]) + 1
+    length_T = torch.bincount(turn_M, minlength=num_turns)
+    return drops_M2.new_zeros(num_turns, 2).index_add_(0, turn_M, drops_M2) / length_T[:, None]
 
 
 def _logprobs(teachers: Sequence[Teacher], tokens_M: Tensor) -> Tensor:

@@ -1,16 +1,17 @@
-"""Hints that do not belong to a rollout's erring turn: in place of its own, as a control, or beside it, as a contrast.
+"""Hints that do not belong to a rollout's erring turn: in place of its own, as a control, or beside it, to compare.
 
 Those of a batch are drawn from its other turns, the same in every run with one seed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import random
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from composer_replication.batch.taught_turns import wrong_hints
-from composer_replication.rollouts.sites import NO_HINT, FoundSites, RolloutSites
+from composer_replication.rollouts.sites import NO_HINT, FoundSites, RolloutSites, TaughtTurn
 
 
 def exchange_hints(finder: RolloutSites, found: Sequence[FoundSites], seed: str) -> None:
@@ -33,21 +34,35 @@ def exchange_hints(finder: RolloutSites, found: Sequence[FoundSites], seed: str)
             )
 
 
-def add_wrong_hints(finder: RolloutSites, found: Sequence[FoundSites], seed: str) -> None:
-    """Each taught turn also after a hint about another kind of error, where the batch has one.
+def add_wrong_hints(
+    finder: RolloutSites, found: Sequence[FoundSites], seed: str, known: Mapping[str, str] | None = None
+) -> None:
+    """Each taught turn also after a hint about another kind of error, every kind as likely; `known` are hints of
+    earlier batches by kind, for those that have nothing else.
 
     Where hints were exchanged, that is neither the kind of the turn nor that of the hint it has: against its own hint a
     control would be taught to err.
     """
-    turns = [turn for each in found for turn in each.taught]
-    about = [turn.hint_kind or turn.kind for turn in turns]
-    drawn = iter(wrong_hints([turn.hint for turn in turns], about, nor=[turn.kind for turn in turns], seed=seed))
+    batch = [(turn.about, turn.hint) for each in found for turn in each.taught]
+    draw = random.Random(seed)  # noqa: S311 (a choice, not a secret)
     for each in found:
         for number, turn in enumerate(each.taught):
-            wrong = next(drawn)
-            hinted = NO_HINT if wrong is None else finder.hinted(each.sequence, turn.turn_id, wrong)
-            if isinstance(hinted, str):
+            wrong = _drawn(turn, batch, draw) or _drawn(turn, list((known or {}).items()), draw)
+            hinted = NO_HINT if wrong is None else finder.hinted(each.sequence, turn.turn_id, wrong[1])
+            if wrong is None or isinstance(hinted, str):
                 each.counts["without_contrast"] += 1
-            else:
-                ids = torch.tensor(hinted.ids)
-                each.taught[number] = turn._replace(wrong_ids=ids, wrong_start=hinted.teacher_start)
+                continue
+            ids = torch.tensor(hinted.ids)
+            each.taught[number] = turn._replace(wrong_ids=ids, wrong_start=hinted.teacher_start, wrong_kind=wrong[0])
+
+
+def _drawn(turn: TaughtTurn, hints: Sequence[tuple[str, str]], draw: random.Random) -> tuple[str, str] | None:
+    """A kind and a hint of it that says something else, or None."""
+    by_kind: dict[str, list[str]] = {}
+    for kind, hint in hints:
+        if kind not in (turn.kind, turn.about) and hint != turn.hint:
+            by_kind.setdefault(kind, []).append(hint)
+    if not by_kind:
+        return None
+    kind = draw.choice(sorted(by_kind))
+    return kind, draw.choice(by_kind[kind])

@@ -91,8 +91,14 @@ class TaughtTurn(NamedTuple):
     wrong_ids: Tensor | None = None
     wrong_start: int = 0
     """The same tokens after a hint that does not belong to the site, for a contrast."""
+    wrong_kind: str = ""
     hint_kind: str = ""
     """The kind of error that the hint is about, where it is not the turn's own: a control's."""
+
+    @property
+    def about(self) -> str:
+        """The kind of error that its hint is about."""
+        return self.hint_kind or self.kind
 
 
 @dataclass(eq=False, slots=True)

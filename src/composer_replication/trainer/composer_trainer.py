@@ -8,12 +8,14 @@ With both weights 0 nothing of TRL's step is touched.
 from __future__ import annotations
 
 import inspect
+import json
 import logging
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from composer_replication.errors import InputError, explain
@@ -22,11 +24,12 @@ from composer_replication.objective.distributed import is_sharded
 from composer_replication.objective.model_head import causal_lm_of
 from composer_replication.objective.row_weighting import RowWeighting
 from composer_replication.optional import available, require
+from composer_replication.rollouts.heeding import Comparison
 from composer_replication.rollouts.sites import RolloutOptions
 from composer_replication.trainer.channel_settings import ChannelSettings
 from composer_replication.trainer.composer.channels import ComposerChannels
 from composer_replication.trainer.composer.generation import Generation, answering
-from composer_replication.trainer.composer.heed_gate import HeedGate
+from composer_replication.trainer.composer.heed_gate import HeedWatch
 from composer_replication.trainer.composer.logged_batches import LoggedStore, with_what_is_needed
 from composer_replication.trainer.composer.loss import ChannelLoss, ComposerFigures
 from composer_replication.trainer.composer.resume_state import load_run_state, run_geometry, run_state
@@ -113,17 +116,14 @@ class ComposerReplicationTrainer(TaughtRollouts, _Trainer):
         self.reward_funcs = list(map(answering, self.reward_func_names, self.reward_funcs))
         self.teacher = teacher if isinstance(teacher, TeacherKeeper) else TeacherKeeper(teacher)
         contrast = sdpo_weighting is not None and sdpo_weighting.contrast is not None
-        gate = HeedGate(has_contrast=contrast) if heed_gate and self.wants_sites else None
-        wants_contrast = contrast or gate is not None
-        self.sampling = Generation(
-            self, options, self.figures, wants_sites=self.wants_sites, wants_contrast=wants_contrast
-        )
+        watch = self._make_watch(gates=heed_gate, has_contrast=contrast)
+        self.sampling = Generation(self, options, self.figures, wants_sites=self.wants_sites, watch=watch)
         self.channels = ComposerChannels(
             self.settings,
             self.teacher,
             weighting=sdpo_weighting,
             logged=self._make_store(trace_dataset, data_collator, logged_sessions, logged_batch_size),
-            gate=gate,
+            watch=watch,
             sum_over=self.sum_over,
             autocast=self.accelerator.autocast,
         )
@@ -177,6 +177,8 @@ class ComposerReplicationTrainer(TaughtRollouts, _Trainer):
         told = self.channels.after_step(self.model, self.state.global_step)
         if told and self.accelerator.is_main_process:
             logger.warning("step %d: %s", self.state.global_step, told)
+        watch = self.channels.watch
+        self._metrics["train"].update({name: [value] for name, value in (watch.metrics() if watch else {}).items()})
         self.figures.end_step(self._metrics["train"])
 
     def mode(self) -> str:
@@ -203,6 +205,23 @@ class ComposerReplicationTrainer(TaughtRollouts, _Trainer):
         load_run_state(self, tree["composer"])
 
     # Parts
+
+    def _make_watch(self, *, gates: bool, has_contrast: bool) -> HeedWatch | None:
+        """Where rollouts are taught, and either a gate or a contrast wants another kind's hint beside their own."""
+        gates = gates and self.settings.alpha_sdpo > 0
+        if not self.wants_sites or not (gates or has_contrast):
+            return None
+        return HeedWatch(gates=gates, has_contrast=has_contrast, gather=self._from_all_processes)
+
+    def _from_all_processes(self, values: list[Comparison]) -> list[Comparison]:
+        """Those of every process, on every process: as text in tensors, since objects would be pickled."""
+        accelerator = self.accelerator
+        if accelerator.num_processes == 1:
+            return values
+        text = json.dumps(values).encode()
+        padded = accelerator.pad_across_processes(torch.tensor([list(text)], device=accelerator.device), dim=1)
+        rows = accelerator.gather(padded).tolist()
+        return [Comparison(*each) for row in rows for each in json.loads(bytes(row).rstrip(b"\0"))]
 
     def _make_start_model(self, options: RolloutOptions) -> nn.Module | None:
         """A copy of the start weights for k1, where neither an adapter nor TRL's reference model has them."""

@@ -172,6 +172,7 @@ def test_a_control_is_contrasted_with_a_third_kind_of_hint(episodes, student):
         told = student[1].decode(turn.wrong_ids[: turn.wrong_start])
         about = {own[hint] for hint in own if hint in told}
         assert about, "no hint of the batch stands there"
+        assert about == {turn.wrong_kind}
         assert not about & {turn.kind, turn.hint_kind}
     assert sum(each.counts["without_contrast"] for each in found) == len(turns) - len(contrasted)
 

@@ -65,6 +65,7 @@ def run(case: dict[str, Any], policy: Path, folder: Path, *, rank: int, num_proc
         alpha_sdpo=2.0,
         beta_replay=1.0,
         teacher=keeper,
+        heed_gate=True,
         trace_dataset=traces,
         data_collator=collator,
         logged_batch_size=2 // num_processes,
@@ -79,6 +80,7 @@ def run(case: dict[str, Any], policy: Path, folder: Path, *, rank: int, num_proc
 def figures(trainer: Any) -> list[dict[str, Any]]:
     rows = [row for row in trainer.state.log_history if "loss/total" in row]
     names = ("loss/grpo", "loss/sdpo_kl", "loss/trace_replay_dpo", "loss/total", "sites/per_100_turns")
+    names += ("hints/compared", "hints/own_drop", "hints/other_drop")
     return [{name: row.get(name) for name in names} for row in rows]
 
 

@@ -33,10 +33,10 @@ HEALTHY = [
         "tools/call_frequency": 1.5,
         "tools/failure_frequency": 0.3,
         "clip_ratio/region_mean": 0.01,
-        "hints/compared": 20.0,
-        "hints/own_wins": 0.8,
+        "hints/compared": 20.0 * step,
         "hints/own_drop": 0.3,
         "hints/other_drop": 0.1,
+        "hints/deviations": 6.0,
     }
     for step in range(1, 17)
 ]
@@ -84,10 +84,11 @@ SPEAKS: dict[str, tuple[list[dict[str, Any]], str]] = {
         "9 error sites per 100 turns were found and none was taught",
     ),
     "hints_not_heeded": (
-        changed(hints__own_wins=lambda step: 0.4 + 0.2 * (step % 2), hints__own_drop=0.051, hints__other_drop=0.049),
-        "This model does not heed hints in its rollouts by more than chance: its own hint lowers an erring turn more "
-        "than another kind's at 50% of 320 turns (by +0.051 and +0.049 nats a token)",
+        changed(hints__deviations=1.4, hints__own_drop=0.051, hints__other_drop=0.049),
+        "This model does not heed hints in its rollouts: over 320 comparisons its own hint lowers an erring turn by "
+        "+0.051 nats a token and another kind's by +0.049; with like kinds weighed alike +1.4 standard errors apart",
     ),
+    "hints_not_compared": (changed(hints__compared=0.0), "Whether this model heeds hints was never seen"),
     "no_pairs": (changed(loss__trace_replay_dpo=ABSENT), "No preference pairs were used: channel 3 never ran."),
     "no_calls": (changed(tools__call_frequency=0.0), "No tool was called in any rollout"),
     "all_calls_fail": (changed(tools__failure_frequency=0.98), "98% of tool calls failed"),
@@ -107,7 +108,8 @@ SILENT: dict[str, list[dict[str, Any]]] = {
     "no_entropy": changed(entropy=0.02),
     "no_sites": changed(sites__per_100_turns=0.0, loss__sdpo_kl=ABSENT, loss__sdpo_kl_logged=0.2),
     "no_taught_sites": changed(loss__sdpo_kl=lambda step: 0.1 if step == 7 else ABSENT),
-    "hints_not_heeded": changed(hints__own_wins=0.56),  # 0.5 + 1 / sqrt(320) is 0.556
+    "hints_not_heeded": changed(hints__deviations=2.1),
+    "hints_not_compared": changed(hints__compared=0.0, loss__sdpo_kl=ABSENT, loss__sdpo_kl_logged=0.1),
     "no_pairs": changed(loss__trace_replay_dpo=lambda step: 0.6 if step == 7 else ABSENT),
     "no_calls": changed(tools__call_frequency=lambda step: 0.1 * (step == 9)),
     "all_calls_fail": changed(tools__failure_frequency=0.8),
@@ -139,13 +141,11 @@ def test_a_rule_is_silent_where_it_does_not_apply(rule: str) -> None:
     assert rule not in [finding.rule for finding in findings(SILENT[rule])]
 
 
-def test_few_turns_and_turns_of_steps_without_any_say_nothing_about_hints() -> None:
-    few = changed(hints__own_wins=0.4, hints__compared=lambda step: 19.0 if step == 1 else 0.0)
-    assert not findings(few)
-    enough = changed(hints__own_wins=0.4, hints__compared=lambda step: 20.0 if step == 1 else 0.0)
-    assert [each.rule for each in findings(enough)] == ["hints_not_heeded"]
-    unmeasured = changed(hints__own_wins=ABSENT)
-    assert not findings(unmeasured)
+def test_few_comparisons_say_little_about_hints() -> None:
+    for compared, deviations, speaks in ((19, -3.0, False), (99, 0.4, True), (99, 0.6, False), (100, 1.9, True)):
+        history = changed(hints__compared=float(compared), hints__deviations=deviations)
+        assert [each.rule for each in findings(history)] == ["hints_not_heeded"] * speaks
+    assert not findings(changed(hints__deviations=ABSENT))
 
 
 def test_one_line_with_a_learning_rate_of_0_is_the_start_of_a_warm_up() -> None:

@@ -73,8 +73,8 @@ def send_signal(process: Process, number: int) -> bool:
 
 def _from_proc(pid: int) -> Process | None:
     try:
-        stat = (_PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
         arguments = _arguments(_PROC / str(pid))
+        stat = (_PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
         boot = _BOOT.read_text(encoding="ascii").strip()
     except OSError:
         return None

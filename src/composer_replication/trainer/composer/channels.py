@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import zlib
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,10 +18,10 @@ from composer_replication.objective.channels import Options
 from composer_replication.objective.compose import channel_options, compose_loss
 from composer_replication.objective.row_weighting import RowWeighting
 from composer_replication.rollouts.channel import Importance, RolloutChannel, place_sites
-from composer_replication.rollouts.heeding import Heeding
+from composer_replication.rollouts.heeding import Comparison
 from composer_replication.rollouts.sites import ITEMS, SITES, TaughtTurn
 from composer_replication.trainer.channel_settings import ChannelSettings
-from composer_replication.trainer.composer.heed_gate import HeedGate
+from composer_replication.trainer.composer.heed_gate import HeedWatch
 from composer_replication.trainer.teacher_keeper import TeacherKeeper, load_local_state, local_state, reshard
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ class Clock(NamedTuple):
     steps_per_generation: int
     is_training: bool
     temperature: float = 1.0
+    is_first_pass: bool = True
+    """Whether these rollouts were not trained on before."""
 
 
 class Term(NamedTuple):
@@ -47,7 +50,6 @@ class Term(NamedTuple):
     loss: Tensor
     mean: float
     items: float
-    heeding: Heeding = Heeding()
 
 
 class ComposerChannels:
@@ -60,11 +62,11 @@ class ComposerChannels:
         *,
         weighting: RowWeighting | None = None,
         logged: LoggedStore | None = None,
-        gate: HeedGate | None = None,
+        watch: HeedWatch | None = None,
         sum_over: SumOver,
         autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> None:
-        self.settings, self.teacher, self.logged, self.gate = settings, teacher, logged, gate
+        self.settings, self.teacher, self.logged, self.watch = settings, teacher, logged, watch
         self._weighting, self._sum_over, self._autocast = weighting, sum_over, autocast
         self.taid: TAIDScheduler | None = None
         self._taid_losses: list[tuple[float, float]] = []
@@ -96,11 +98,9 @@ class ComposerChannels:
         found = channel.result(*input_ids.shape)
         term = loss.new_zeros(()) if found is None else self.rollout_alpha(clock) * found.value
         measured = self._measured(term, found.value if found else None, found.items if found else 0, options)
-        if self.compares_hints:
-            measured = measured._replace(heeding=self._heeding(channel.heeding, loss.device))
-            if self.gate is not None and clock.is_training:
-                self.gate.add(measured.heeding)
-        if clock.is_training and measured.items:
+        if self.watch is not None and channel.heeding is not None and clock.is_training and clock.is_first_pass:
+            self.watch.add(_comparisons(turns, prompt, prompt_mask, channel.heeding))
+        if clock.is_training and measured.items and self.rollout_alpha(clock) > 0:
             self._taid_losses.append((measured.mean, measured.items))
         return loss, measured
 
@@ -133,17 +133,13 @@ class ComposerChannels:
             self._taid_losses.append((terms["sdpo_jsd"].mean, terms["sdpo_jsd"].items))
         return terms
 
-    @property
-    def compares_hints(self) -> bool:
-        """Whether erring turns of rollouts have a wrong hint beside their own."""
-        return self.gate is not None or (self._weighting is not None and self._weighting.contrast is not None)
-
     def alpha(self, clock: Clock) -> float:
         return self.settings.alpha_at(clock.step, clock.total_steps)
 
     def rollout_alpha(self, clock: Clock) -> float:
-        """Channel 2's weight on rollouts, where a gate may let it rest."""
-        return self.alpha(clock) if self.gate is None or self.gate.is_open else 0.0
+        """Channel 2's weight on rollouts, where a gate may let it rest; an evaluation is not about that."""
+        rests = self.watch is not None and not self.watch.is_open and clock.is_training
+        return 0.0 if rests else self.alpha(clock)
 
     def after_step(self, model: nn.Module, step: int) -> str | None:
         """After an optimiser step: the teacher moves, and TAID's t where channel 2 ran; what a gate has to say."""
@@ -153,14 +149,14 @@ class ComposerChannels:
         if self.taid is not None and items:
             self.taid.update_t(sum(mean * count for mean, count in self._taid_losses) / items, step)
         self._taid_losses.clear()
-        return None if self.gate is None else self.gate.after_step()
+        return None if self.watch is None else self.watch.after_step()
 
     def state(self) -> dict[str, Any]:
         return {
             "teacher": local_state(self.teacher),
             "taid": None if self.taid is None else self.taid.state_dict(),
             "logged": None if self.logged is None else self.logged.sampler.state(),
-            "gate": None if self.gate is None else self.gate.state(),
+            "hints": None if self.watch is None else self.watch.state(),
         }
 
     def load_state(self, tree: Mapping[str, Any], total_steps: int) -> None:
@@ -170,8 +166,8 @@ class ComposerChannels:
             self.taid.load_state_dict(tree["taid"])
         if tree["logged"] is not None and self.logged is not None:
             self.logged.sampler.load_state(tree["logged"])
-        if self.gate is not None and tree.get("gate") is not None:  # an earlier version has none
-            self.gate.load_state(tree["gate"])
+        if self.watch is not None and tree.get("hints") is not None:  # an earlier version has none
+            self.watch.load_state(tree["hints"])
 
     def _options(self, model: nn.Module, clock: Clock, denominators: Mapping[str, float]) -> Options:
         return channel_options(
@@ -203,15 +199,23 @@ class ComposerChannels:
         total, count = self._sum_over(torch.tensor([local, float(items)], device=loss.device)).tolist()
         return Term(loss, total / count if count else 0.0, count)
 
-    def _heeding(self, sums: Tensor | None, device: torch.device) -> Heeding:
-        """Over all processes; one without sites has zeros."""
-        own = torch.zeros(len(Heeding._fields), device=device) if sums is None else sums
-        return Heeding(*self._sum_over(own).tolist())
-
     def _mean(self, value: Tensor, share: float, total: float) -> float:
         if not total:
             return 0.0
         return float(self._sum_over(value.detach().float() * share)) / total
+
+
+def _comparisons(
+    turns: Sequence[Sequence[TaughtTurn]], prompt: Tensor, prompt_mask: Tensor, drops_T2: Tensor
+) -> list[Comparison]:
+    """What was read after two hints; rollouts of one prompt have one number."""
+    compared = [(sample, turn) for sample, each in enumerate(turns) for turn in each if turn.wrong_ids is not None]
+    ids = {sample: prompt[sample][prompt_mask[sample].bool()].tolist() for sample, _ in compared}
+    number = {sample: zlib.crc32(repr(each).encode()) for sample, each in ids.items()}
+    return [
+        Comparison(number[sample], turn.about, turn.wrong_kind, own, other)
+        for (sample, turn), (own, other) in zip(compared, drops_T2.tolist(), strict=True)
+    ]
 
 
 def counts_of(batch: LoggedBatch) -> dict[str, int]:

@@ -31,6 +31,7 @@ from composer_replication.rollouts.sites import ITEMS, SITES, FoundSites, Rollou
 from composer_replication.rollouts.worlds.verifiers import REWARD as WORLD_REWARD
 
 if TYPE_CHECKING:
+    from composer_replication.trainer.composer.heed_gate import HeedWatch
     from composer_replication.trainer.composer.loss import ComposerFigures
 
 Batch = dict[str, Any]
@@ -49,11 +50,13 @@ class Generation:
         figures: ComposerFigures,
         *,
         wants_sites: bool,
-        wants_contrast: bool,
+        watch: HeedWatch | None,
         start_model: nn.Module | None = None,
     ) -> None:
         self._trainer, self.options, self._figures, self.start_model = trainer, options, figures, start_model
-        self._wants_contrast = wants_contrast
+        self._watch = watch
+        self.known_hints: dict[str, str] = {}
+        """The last hint about each kind of error: for turns that have none of another kind beside them."""
         self._finder = self._make_finder() if wants_sites else None
         self.site_counts: Counter[str] = Counter()
         self.num_rollouts = 0
@@ -152,10 +155,12 @@ class Generation:
         if self.options.only_failed_rollouts:
             _drop_where(found, batch["advantages"] > 0, "better_than_its_group")
         luck = f"{self._trainer.args.seed}:{self._trainer.state.global_step}"
+        own = {turn.kind: turn.hint for each in found for turn in each.taught}
         if self.options.hints == "other_kind":
             exchange_hints(self._finder, found, luck)
-        if self._wants_contrast:
-            add_wrong_hints(self._finder, found, luck)
+        if self._watch is not None and self._watch.wants_comparisons(self._trainer.state.global_step):
+            add_wrong_hints(self._finder, found, luck, self.known_hints)
+        self.known_hints |= own
         batch[SITES] = [[turn._asdict() for turn in each.taught] for each in found]
         self._count_sites(found)
         return batch

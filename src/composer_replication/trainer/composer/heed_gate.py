@@ -2,52 +2,75 @@
 
 What it would be taught there is what any text in that place does to it: hints of another kind moved Qwen2.5-Coder-0.5B
 as much as right ones, and both cost success (docs/evidence.md). So the turns of a batch are read after another kind's
-hint as well, and the sums over all finished steps decide about the next one: the same, however a step is cut. Until
-enough turns were compared the channel runs.
+hint as well, and all finished steps decide about the next one: the same, however a step is cut. Until enough turns were
+compared the channel runs, and where it cannot be told it does what it did before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from composer_replication.rollouts.heeding import Heeding
+from composer_replication.rollouts.heeding import ENOUGH_COMPARED, Comparison, Heeding
+
+Gather = Callable[[list[Comparison]], list[Comparison]]
+_EVERY = 10
+"""Steps between comparisons once there are enough: another context a turn is not free."""
 
 
-class HeedGate:
-    """Open where own hints win by more than luck and, without a contrast, are at least half of what a hint does."""
+class HeedWatch:
+    """What a run's rollouts say about hints, and whether channel 2 counts in them.
 
-    def __init__(self, *, has_contrast: bool) -> None:
-        self._has_contrast = has_contrast
-        self._all, self._in_step = Heeding(), Heeding()
-        self.is_open = True
+    `gates`: without, it counts always. Where the teacher has the effect of a wrong hint taken off (`has_contrast`) own
+    hints have to do more than others; else they also have to do twice as much, as the rest would be taught with it.
+    """
 
-    def add(self, heeding: Heeding) -> None:
-        """The sums of a micro-step, over all processes."""
-        self._in_step = self._in_step.plus(heeding)
+    def __init__(self, *, gates: bool, has_contrast: bool, gather: Gather = list) -> None:
+        self.gates, self._has_contrast, self._gather = gates, has_contrast, gather
+        self.heeding = Heeding()
+        self._in_step: list[Comparison] = []
+        self.is_open, self._was_open = True, True
+
+    def wants_comparisons(self, step: int) -> bool:
+        """Whether the rollouts of a step get another kind's hint beside their own."""
+        return self._has_contrast or self.heeding.compared < ENOUGH_COMPARED or step % _EVERY == 0
+
+    def add(self, comparisons: Sequence[Comparison]) -> None:
+        """Those of a micro-step on this process."""
+        self._in_step.extend(comparisons)
 
     def after_step(self) -> str | None:
-        """Decide about the next step; what there is to say where that changes."""
-        self._all, self._in_step = self._all.plus(self._in_step), Heeding()
-        was_open, self.is_open = self.is_open, self._decided()
-        if self.is_open == was_open:
+        """Decide about the next step; what there is to say where that changes. All processes call it."""
+        self.heeding.add(self._gather(self._in_step))
+        self._in_step = []
+        self._was_open, self.is_open = self.is_open, not self.gates or self._decided()
+        if self.is_open == self._was_open:
             return None
         if self.is_open:
-            return f"channel 2 goes on with rollouts: {self._all.in_words()}"
-        why = "by more than chance" if not self._all.wins_by_more_than_luck else "more than any text in that place"
+            return f"channel 2 goes on with rollouts: {self.heeding.in_words()}"
         return (
-            f"channel 2 rests on rollouts: this model does not heed hints there {why}: {self._all.in_words()}. It goes "
-            "on if that changes; train.grpo.heed_gate = false teaches all the same"
+            f"channel 2 rests on rollouts: this model does not heed hints there: {self.heeding.in_words()}. It goes on "
+            "if that changes; train.grpo.heed_gate = false teaches all the same"
         )
 
     def _decided(self) -> bool:
-        wins = self._all.wins_by_more_than_luck
-        if wins is None:
-            return True
-        return wins and (self._has_contrast or self._all.is_mostly_its_own)
+        answers = [self.heeding.is_shown]
+        if not self._has_contrast and answers[0] is not None:
+            answers.append(self.heeding.is_mostly_its_own)
+        if False in answers:
+            return False
+        return self.is_open if None in answers else True
 
-    def state(self) -> list[list[float]]:
-        return [list(self._all), list(self._in_step)]
+    def metrics(self) -> dict[str, float]:
+        """After a step: over all so far, and whether the channel counted in that one."""
+        heeding = self.heeding
+        found = {"hints/compared": float(heeding.compared), "hints/own_drop": heeding.own_drop}
+        found |= {"hints/other_drop": heeding.other_drop, "hints/deviations": heeding.deviations}
+        return found | ({"hints/gate": float(self._was_open)} if self.gates else {})
 
-    def load_state(self, saved: Sequence[Sequence[float]]) -> None:
-        self._all, self._in_step = (Heeding(*each) for each in saved)
-        self.is_open = self._decided()
+    def state(self) -> dict[str, Any]:
+        return {"heeding": self.heeding.state(), "is_open": self.is_open}
+
+    def load_state(self, tree: Mapping[str, Any]) -> None:
+        self.heeding.load_state(tree["heeding"])
+        self.is_open = bool(tree["is_open"])

@@ -12,12 +12,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from composer_replication.rollouts.heeding import Heeding
 from composer_replication.trainer.composer.channels import Clock, ComposerChannels, Term
 
 ROLLOUT_SITES, LOGGED_SITES, LOGGED_PAIRS = "sdpo_kl", "sdpo_kl_logged", "trace_replay_dpo"
 """The channels as metrics call them."""
-HINTS_COMPARED = "hints/compared"
 
 
 class Weights(NamedTuple):
@@ -61,14 +59,6 @@ class ComposerFigures:
                 metrics[f"ran/{name}"].append(float(ran))
             if term is not None and items:
                 self.add(mode, f"loss/{name}", term.mean * items, items)
-
-    def add_heeding(self, metrics: Any, heeding: Heeding, clock: Clock) -> None:
-        """Own hints against wrong ones in a micro-step: turns that were compared, and means over them."""
-        metrics[HINTS_COMPARED].append(heeding.turns * clock.accumulation)  # as the items of a channel
-        if heeding.turns:
-            mode = "train" if clock.is_training else "eval"
-            for name in ("own_wins", "own_drop", "other_drop"):
-                self.add(mode, f"hints/{name}", getattr(heeding, name), heeding.turns)
 
     def end_step(self, metrics: Any) -> None:
         """After an optimiser step: which channels ran in it, in any of its micro-steps."""
@@ -119,15 +109,16 @@ class ChannelLoss:
 
     def clock(self) -> Clock:
         trainer = self._trainer
-        is_training = trainer.model.training
+        is_training, per_generation = trainer.model.training, trainer.args.steps_per_generation or 1
         return Clock(
             step=trainer.state.global_step,
             total_steps=trainer.state.max_steps,
             accumulation=trainer.current_gradient_accumulation_steps if is_training else 1,
             num_processes=trainer.accelerator.num_processes,
-            steps_per_generation=trainer.args.steps_per_generation or 1,
+            steps_per_generation=per_generation,
             is_training=is_training,
             temperature=trainer.temperature,
+            is_first_pass=trainer._step % (per_generation * trainer.num_iterations) < per_generation,
         )
 
     def _log(self, policy: Tensor, total: Tensor, hints: Term | None, logged: dict[str, Term], clock: Clock) -> None:
@@ -142,7 +133,3 @@ class ChannelLoss:
         channels = self._channels
         weights = Weights(channels.alpha(clock), channels.settings.beta_replay, channels.rollout_alpha(clock))
         self._figures.add_terms(metrics, terms, weights, clock)
-        if self._wants_sites and self._channels.compares_hints:
-            self._figures.add_heeding(metrics, hints.heeding if hints else Heeding(), clock)
-        if self._wants_sites and channels.gate is not None:
-            metrics["hints/gate"].append(float(channels.gate.is_open))

@@ -39,6 +39,7 @@ def run_state(trainer: Any) -> dict[str, Any]:
         "figures": trainer.figures.state(),
         "site_counts": dict(sampling.site_counts),
         "num_rollouts": sampling.num_rollouts,
+        "known_hints": dict(sampling.known_hints),
         "alarm": trainer.alarm.state(),
         "start_digest": None if start is None else weights_digest(start),
         "environments": _environment_states(trainer),
@@ -58,6 +59,7 @@ def load_run_state(trainer: Any, tree: dict[str, Any]) -> None:
         trainer._metrics[mode].update({name: list(each) for name, each in values.items()})
     trainer.figures.load_state(tree["figures"])
     sampling.site_counts, sampling.num_rollouts = Counter(tree["site_counts"]), tree["num_rollouts"]
+    sampling.known_hints = dict(tree.get("known_hints", {}))  # an earlier version has none
     trainer.alarm.load_state(tree["alarm"])
     # An earlier version kept a digest of some values, under another name: it is not compared.
     if start is not None and "start_digest" in tree and tree["start_digest"] != weights_digest(start):

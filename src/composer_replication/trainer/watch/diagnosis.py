@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from composer_replication.rollouts.heeding import Heeding
+from composer_replication.rollouts.heeding import ENOUGH_COMPARED, FEWEST_COMPARED, in_words
 
 History = Sequence[Mapping[str, Any]]
 # Metrics of ours that the rules read; the others are those of TRL and transformers.
@@ -186,15 +186,25 @@ def _no_taught_sites(history: History) -> str:
 
 
 def _hints_not_heeded(history: History) -> str:
-    names = (HINTS_COMPARED, OWN_WINS, OWN_DROP, OTHER_DROP)
-    lines = [line for line in history if line.get(HINTS_COMPARED) and all(_values([line], name) for name in names)]
-    turns = math.fsum(float(line[HINTS_COMPARED]) for line in lines)
-    heeding = Heeding(turns, *(math.fsum(line[HINTS_COMPARED] * line[name] for line in lines) for name in names[1:]))
-    if heeding.wins_by_more_than_luck is not False:
+    names = ("hints/compared", "hints/own_drop", "hints/other_drop", "hints/deviations")
+    last = [_last(history, name) for name in names]
+    if any(each is None for each in last):
+        return ""
+    compared, own, other, deviations = (each or 0.0 for each in last)
+    if compared < FEWEST_COMPARED or deviations >= (2 if compared >= ENOUGH_COMPARED else 0.5):
         return ""
     return (
-        f"This model does not heed hints in its rollouts by more than chance: {heeding.in_words()}. Channel 2 has "
+        f"This model does not heed hints in its rollouts: {in_words(compared, own, other, deviations)}. Channel 2 has "
         "little to teach with: set loss.alpha_sdpo to 0, or teach the model to use hints first."
+    )
+
+
+def _hints_not_compared(history: History) -> str:
+    if _last(history, "hints/compared") != 0 or not any(_values(history, SDPO_LOSSES[0])):
+        return ""
+    return (
+        "Whether this model heeds hints was never seen: no erring turn had a hint about another kind of error to "
+        "compare its own with, and the gate stayed open."
     )
 
 
@@ -256,6 +266,7 @@ _RULES: Mapping[str, Callable[[History], str]] = {
     "no_sites": _no_sites,
     "no_taught_sites": _no_taught_sites,
     "hints_not_heeded": _hints_not_heeded,
+    "hints_not_compared": _hints_not_compared,
     "no_pairs": _no_pairs,
     "no_calls": _no_calls,
     "all_calls_fail": _all_calls_fail,
