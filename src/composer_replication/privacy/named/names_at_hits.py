@@ -6,8 +6,8 @@ import re
 from functools import lru_cache
 
 from composer_replication.privacy.named.declarations import handed, typed
+from composer_replication.privacy.named.name_and_value import names_handle
 from composer_replication.privacy.named.names import Strength, name_strength
-from composer_replication.privacy.named.plausible import names_handle
 from composer_replication.privacy.named.values import is_called, stands_as_name
 from composer_replication.privacy.rules import PLACEHOLDER
 
