@@ -4,6 +4,7 @@ records      what a run holds, and what it lacks
 count_words  what the counts of a training mean
 plots        figures as inline SVG
 figures      the evaluation: verdict, intervals, sampled actions
+decisions    what training did to single decisions
 training     curves of the channels, and what was paid
 findings     sites in tables, the hint proof, and those to look at first
 sessions     the list of sessions, and their conversations one after the other

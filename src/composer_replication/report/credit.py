@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 from composer_replication.actions.parse import parse_action_text
 from composer_replication.canonical_json import encode_as_written
-from composer_replication.report.figures import Means, decision_of, signed
+from composer_replication.report.decisions import Means, decision_of
+from composer_replication.report.figures import signed
 from composer_replication.report.findings import failures
 from composer_replication.report.records import Row, RunRecords
 from composer_replication.types import Conversation, ErrorSite, Hint, ToolCall, Turn
