@@ -8,6 +8,7 @@ decisions    what training did to single decisions
 training     curves of the channels, and what was paid
 findings     sites in tables, the hint proof, and those to look at first
 sessions     the list of sessions, and their conversations one after the other
+shown_texts  what a turn or a pair says, cut where it is long
 credit       a session turn by turn, with what became of each failure
 account      pairs, drops, files and config
 pages        templates to bytes
