@@ -96,14 +96,14 @@ def layers(texts: list[str]) -> dict[str, Callable[[], object]]:
     scanner = scan.Scanner({}, (), use_entropy=True)
     flat = [text.encode("latin-1", "replace") for text in texts]
     active = [scanner.words.active(line) for line in flat]
-    runs = [run for text, line in zip(texts, flat, strict=True) for _, run in scanner.new_runs(text, line)]
+    runs = [run for text, line in zip(texts, flat, strict=True) for _, run in scanner.clean_runs.others(text, line)]
     odd = [run for run in dict.fromkeys(runs) if not entropy.is_wordy(run) and not entropy.is_public_id(run)]
     joined = "\n".join(odd)
     known = zip(texts, flat, active, strict=True)
     prepared = list(known)
     return {
         "words (prefilter)": lambda: [scan.Scanner({}, (), use_entropy=True).words.active(b"\n".join(flat))],
-        "runs (prefilter)": lambda: [scanner.new_runs(text, line) for text, line, _ in prepared],
+        "runs (prefilter)": lambda: [scanner.clean_runs.others(text, line) for text, line, _ in prepared],
         "vendor prefixes": lambda: [rule for rule in vendors.VENDOR_RULES if rule.triggered(joined)],
         "PEM, JWT, headers, URLs": lambda: [list(rules.structure_spans(text, words)) for text, _, words in prepared],
         "commands": lambda: [list(commands.command_spans(text, words)) for text, _, words in prepared],

@@ -66,6 +66,9 @@ _EDIT = word_set(
     "edit multiedit write notebookedit str_replace_editor str_replace_based_edit_tool write_file edit_file replace"
     " apply_patch applypatch create insert str_replace create_file write_to_file apply_diff edit_block"
 )
+LISTS = word_set("glob ls list list_directory list_dir list_files find_file directory_tree file_search")
+SEARCHES = word_set("grep search_file_content search_files grep_search codebase_search search_dir")
+"""Tools that find files, and those that find text in them; neither reads a file."""
 # Words for the reader of the log: the call does the same without them.
 _LABELS: dict[str, frozenset[str]] = {
     **dict.fromkeys(("bash", "task", "agent", "run_shell_command"), word_set("description")),

@@ -6,7 +6,9 @@ later_calls       what a session did after a call that failed
 likeness          whether two calls are about the same thing
 searches          which look should have come before a path that was not there
 needless_looks    states in which acting at once was right
-correction_rules  what should have been done in its place, by the kind of failure
+failed_call       a call that failed, what its session knew by then, and what it did afterwards
+edit_rules        what should have been done in place of an edit
+correction_rules  what should have been done in place of any call, by the kind of failure
 corrections       a session's own pairs
 normalise/        which pairs are worth training on
 replayed          from states to such pairs in one call

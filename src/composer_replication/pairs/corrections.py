@@ -14,7 +14,8 @@ from typing import Any, Literal, NamedTuple
 
 from composer_replication.actions.tools import is_edit, is_label
 from composer_replication.judge.walk import JudgedCall, judged_calls
-from composer_replication.pairs.correction_rules import Decision
+from composer_replication.pairs.correction_rules import decide
+from composer_replication.pairs.failed_call import FailedCall
 from composer_replication.pairs.later_calls import LaterCalls
 from composer_replication.pairs.needless_looks import needless_look
 from composer_replication.sites.find import NO_FAILURE, find_error_sites
@@ -68,7 +69,7 @@ def own_pairs(
         for place, call in enumerate(judged.turn.calls):
             site = found.get(call.id)
             if site is not None and site.is_kept and log.is_one(call) and (only is None or site.id in only):
-                decided = Decision(judged.judge, site, call, log, conversation.cwd).made()
+                decided = decide(FailedCall(judged.judge, site, call, log, conversation.cwd))
                 if decided is not None:
                     yield _correction(site, (log.turn_number(turn_id), place), call, *decided)
         if only is None and len(judged.turn.calls) == 1 and log.has_worked(judged.call):

@@ -13,6 +13,8 @@ from composer_replication.actions.shell.effects import only_reads
 from composer_replication.actions.shown.views import without_reminders
 from composer_replication.actions.tools import (
     LINE_NUMBER,
+    LISTS,
+    SEARCHES,
     channel_of,
     command_text,
     only_looks,
@@ -31,9 +33,6 @@ _FINDS_NOTHING = ("No files found", "No matches found", "No files matched")
 _LISTING_PROGRAMS = word_set("ls find fd tree")
 _LS_FILES = ("git", "ls-files")
 _SEARCHING_PROGRAMS = word_set("grep rg ag locate")
-LISTS = word_set("glob ls list list_directory list_dir list_files find_file directory_tree file_search")
-SEARCHES = word_set("grep search_file_content search_files grep_search codebase_search search_dir")
-"""Tools that find files, and those that find text in them; neither reads a file."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 
 from composer_replication.actions.session_state import SessionState
 from composer_replication.actions.tools import (
+    LISTS,
     PATH,
+    SEARCHES,
     channel_of,
     command_parameter,
     is_edit,
@@ -21,7 +23,6 @@ from composer_replication.actions.tools import (
     path_argument,
     plain_name,
 )
-from composer_replication.pairs.later_calls import LISTS, SEARCHES
 from composer_replication.types import ToolCall
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from composer_replication.actions.paths import normal_path
 from composer_replication.actions.session_state import SessionState
 from composer_replication.actions.shell.command import Command, is_path
 from composer_replication.actions.shown.views import without_reminders
-from composer_replication.actions.tools import plain_name
-from composer_replication.pairs.later_calls import SEARCHES, LaterCall
+from composer_replication.actions.tools import SEARCHES, plain_name
+from composer_replication.pairs.later_calls import LaterCall
 from composer_replication.types import ToolCall
 
 _NEXT, _NEXT_USE, _MAX_NAMES, _MIN_WORD = 3, 2, 20, 3

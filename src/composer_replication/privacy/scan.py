@@ -30,42 +30,21 @@ from composer_replication.privacy.rules import Rule, Span, has_digit, is_strong,
 from composer_replication.privacy.shapes import entropy
 from composer_replication.privacy.shapes.exact import ExactValues
 from composer_replication.privacy.shapes.human import human_spans, is_shaped, is_unfamiliar
+from composer_replication.privacy.shapes.runs import CleanRuns, Runs, is_suspect, is_words
 from composer_replication.privacy.shapes.surroundings import Surroundings
 from composer_replication.privacy.shapes.vendors import RUN_RULES, VENDOR_RULES
 from composer_replication.privacy.spoken import lists, speech
 from composer_replication.privacy.spoken.nearby import WHOLE_WORDS as NEARBY_WORDS
 from composer_replication.privacy.spoken.nearby import nearby_spans
 
-_Runs = list[tuple[int, str]]
 _Triggers = list[tuple[str, Rule]]
-_MIN_RUN = 16
-_FEWEST = 5  # different characters: a rule under a heading has fewer, and no key and no encoding does
 _MAX_DEPTH = 3
-_CACHE_SIZE = 1 << 16
-_CACHED_LENGTH = 160
 _REMEMBERED = 1 << 12
-# One byte a character: key characters become `a`, everything else a space, so a run is found without a regex on text.
-_RUN_TABLE = bytes(97 if chr(code) in "+/=_-.~$" or (code < 128 and chr(code).isalnum()) else 32 for code in range(256))
-_RUN = re.compile(b"a" * _MIN_RUN + b"a*")
 _TRIGGERS = tuple((trigger, rule) for rule in VENDOR_RULES for trigger in rule.triggers)
 _ANY_TRIGGER = re.compile(any_of(trigger for trigger, _ in _TRIGGERS))
 _RUN_TRIGGERS = tuple((trigger, rule) for rule in RUN_RULES for trigger in rule.triggers)
-_ESCAPE_HEAD = re.compile(r"u[0-9a-fA-F]{4}|[nrt]")
-# Words and small numbers between separators: most paths and names. A random key has no such cut.
-_WORDY = re.compile(
-    r"(?:[./_=~$+-]*+(?:[A-Z]?[a-z]{2,20}+(?:[A-Z][a-z]{2,20}+)*+|[a-z]|[A-Z]{1,10}+|[0-9]{1,6}+)(?=[./_=~$+-]|$))++[./_=~$+-]*+"
-)
-_NUMBERS = re.compile(r"(?:\d{6}-){7}\d{6}")  # a key that a disk is unlocked with
 _PLAIN_WORD = re.compile(r"[!-~]{8,40}")
 _USER_PASSWORD = re.compile(r"[\w.@+-]{1,64}:([^\0\s:]{6,100})")
-
-
-def _is_words(run: str) -> bool:
-    return _WORDY.fullmatch(run) is not None and not _NUMBERS.fullmatch(run)
-
-
-def _is_suspect(run: str) -> bool:
-    return len(set(run)) >= _FEWEST and not entropy.is_wordy(run) and not entropy.is_public_id(run)
 
 
 class Scanner:
@@ -75,10 +54,10 @@ class Scanner:
         self._exact = ExactValues(values.values())
         self._extra = tuple(extra_rules)
         self._entropy = use_entropy
-        self._clean_runs: set[str] = set()
+        self.clean_runs = CleanRuns()
         # A session repeats its ids and hashes: what is a question of the run alone is answered once.
-        self._is_words = lru_cache(maxsize=_REMEMBERED)(_is_words)
-        self._is_suspect = lru_cache(maxsize=_REMEMBERED)(_is_suspect)
+        self._is_words = lru_cache(maxsize=_REMEMBERED)(is_words)
+        self._is_suspect = lru_cache(maxsize=_REMEMBERED)(is_suspect)
         self._random_in = lru_cache(maxsize=_REMEMBERED)(entropy.run_spans)
         self._decoded_in = lru_cache(maxsize=_REMEMBERED)(decoded_in_run)
         keywords = [word for word in KEYWORDS if word not in KEYWORDS_ALONE]
@@ -115,7 +94,7 @@ class Scanner:
         `words`: trigger words around the text; those that occur in it are added, for those who look for more there.
         """
         flat = text.encode("latin-1", "replace")
-        runs = self.new_runs(text, flat)
+        runs = self.clean_runs.others(text, flat)
         odd = [(start, run) for start, run in runs if not self._is_words(run)] if runs else runs
         suspects = [(start, run) for start, run in odd if self._is_suspect(run)] if odd else odd
         active = self.words.active(flat)
@@ -142,7 +121,7 @@ class Scanner:
         if depth == 0:
             if runs:
                 depends.update([run for start, run in suspects if touches_end(text, start + len(run))])
-                self._remember(runs, found, triggers, depends)
+                self.clean_runs.remember(runs, found, triggers, depends)
             found += self._over_lines(text, lower, active, suspects, unfinished, key)
             if (joined := literals.put_together(text, flat, active)) is not None:
                 found += joined.touching(self.spans(joined.view.text, key, 1))
@@ -155,7 +134,7 @@ class Scanner:
         text: str,
         lower: bytes,
         active: Set[bytes],
-        suspects: _Runs,
+        suspects: Runs,
         unfinished: tuple[list[int], list[int]],
         key: str,
     ) -> list[Span]:
@@ -172,7 +151,7 @@ class Scanner:
             found += view.led_back(self.spans(view.text, key, 1))
         return found
 
-    def _suspects(self, text: str, suspects: _Runs, key: str, depth: int, found: list[Span]) -> set[str]:
+    def _suspects(self, text: str, suspects: Runs, key: str, depth: int, found: list[Span]) -> set[str]:
         """Look into every run that is no word; returns those that are clean only because of what stands around them."""
         around, depends = Surroundings(text, key), set()
         known = found[:64]
@@ -188,7 +167,7 @@ class Scanner:
         return depends
 
     def _encoded(
-        self, text: str, key: str, depth: int, suspects: _Runs, found: list[Span], active: Set[bytes]
+        self, text: str, key: str, depth: int, suspects: Runs, found: list[Span], active: Set[bytes]
     ) -> list[Span]:
         behind: list[Span] = []
         if "%" in text:
@@ -201,31 +180,6 @@ class Scanner:
         if ("\\" in text or "&#" in text) and (view := views.unescaped(text)) is not None:
             behind += view.led_back(self.spans(view.text, key, depth + 1))
         return behind
-
-    def new_runs(self, text: str, flat: bytes) -> _Runs:
-        """Runs of key characters that are not known to be clean, with where they start."""
-        clean, runs = self._clean_runs, []
-        for match in _RUN.finditer(flat.translate(_RUN_TABLE)):
-            start, end = match.span()
-            run = text[start:end]
-            if run in clean:
-                continue
-            if text[start - 1 : start] == "\\" and (head := _ESCAPE_HEAD.match(run)):
-                start, run = start + head.end(), run[head.end() :]
-            runs.append((start, run))
-        return runs
-
-    def _remember(self, runs: _Runs, found: list[Span], triggers: _Triggers, depends: set[str]) -> None:
-        """Keep the runs that are clean whatever stands around them."""
-        if len(found) > 64:  # a dump full of secrets: not worth the comparisons
-            return
-        if len(self._clean_runs) >= _CACHE_SIZE:
-            self._clean_runs.clear()
-        for start, run in runs:
-            if len(run) > _CACHED_LENGTH or run in depends or any(trigger in f"\n{run}" for trigger, _ in triggers):
-                continue
-            if not found or not any(span.start < start + len(run) and start < span.end for span in found):
-                self._clean_runs.add(run)
 
     def _in_run(self, around: Surroundings, start: int, run: str, depth: int) -> list[Span] | None:
         """Secrets inside one run; None when it is clean only because of what stands around it."""
@@ -297,7 +251,7 @@ def _settled(text: str, found: list[Span], depth: int) -> list[Span]:
     return spread(text, spans)
 
 
-def _vendor_triggers(runs: _Runs) -> _Triggers:
+def _vendor_triggers(runs: Runs) -> _Triggers:
     joined = "\n" + "\n".join([run for _, run in runs])
     if _ANY_TRIGGER.search(joined) is None:
         return []

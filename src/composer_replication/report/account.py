@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from composer_replication.errors import ComposerError
-from composer_replication.report.credit import PairView, pair_view
 from composer_replication.report.records import RunRecords
+from composer_replication.report.shown_texts import PairView, pair_view
 from composer_replication.runs import ARTEFACTS
 
 _SOURCES = {

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from composer_replication.atomic import atomic_write_bytes
-from composer_replication.report import account, figures, findings, plots, sessions, training
+from composer_replication.report import account, decisions, figures, findings, plots, sessions, training
 from composer_replication.report.count_words import MEANINGS
 from composer_replication.report.credit import Credit
 from composer_replication.report.pages import page
@@ -146,7 +146,7 @@ def _of_training(records: RunRecords) -> dict[str, Any]:
 
 def _changes_plot(records: RunRecords) -> str:
     """How single decisions of held-out sessions moved, by role, with the control's below them."""
-    moved = figures.changes(records.evaluated.values())
+    moved = decisions.changes(records.evaluated.values())
     groups: dict[str, tuple[list[float], str]] = {}
     for role, (label, colour) in _ROLES.items():
         if len(moved.after.get(role, ())) >= _FEWEST_FOR_A_PLOT:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from composer_replication.actions.parse import parse_action_text
-from composer_replication.canonical_json import encode_as_written
-from composer_replication.report.figures import Means, decision_of, signed
+from composer_replication.report.decisions import Means, decision_of
+from composer_replication.report.figures import signed
 from composer_replication.report.findings import failures
 from composer_replication.report.records import Row, RunRecords
-from composer_replication.types import Conversation, ErrorSite, Hint, ToolCall, Turn
+from composer_replication.report.shown_texts import MAX_NEAR_SITE, Cut, PairView, arguments_of, cut, pair_view
+from composer_replication.types import Conversation, ErrorSite, Hint, Turn
 
-_MAX_TEXT, _MAX_NEAR_SITE = 700, 4000
+_MAX_TEXT = 700
 _STEPS = (0.05, 0.3, 1.0, 3.0)
 """Nats from which a token's gap is drawn in the next deeper colour."""
 _MAX_TOKENS, _MOST_TOLD, _MOST_SAMPLES = 600, 5, 2
@@ -30,13 +30,6 @@ _DECISIONS = {
     "good": ("good calls of the session", "should not become rarer", 1),
 }
 _OUT, _HELD, _TAUGHT = "out", "held", "taught"
-
-
-class Cut(NamedTuple):
-    """A text, and how many of its characters are not shown."""
-
-    text: str
-    num_left_out: int
 
 
 class Token(NamedTuple):
@@ -57,14 +50,6 @@ class Gaps(NamedTuple):
     mean_before: str
     mean_after: str
     told: list[Token]
-
-
-class PairView(NamedTuple):
-    source: str
-    chosen_by: str
-    how: str
-    chosen: Cut
-    rejected: Cut
 
 
 class DecisionView(NamedTuple):
@@ -135,14 +120,14 @@ class Credit:
             asked += turn.role == "assistant"
             pairs = self._records.pairs_at.get((conversation.id, asked), []) if turn.role == "assistant" else []
             sites = [self._site(*each, pairs) for each in at_turn.get(turn.id, ())]
-            most = _MAX_NEAR_SITE if sites or turn.id in shown_by else _MAX_TEXT
+            most = MAX_NEAR_SITE if sites or turn.id in shown_by else _MAX_TEXT
             yield TurnView(
                 number=number,
                 role=turn.role,
                 who=_who(turn),
                 text=cut(turn.text, most),
                 thinking=len(turn.thinking),
-                calls=[(call.name, cut(_arguments(call), most)) for call in turn.calls],
+                calls=[(call.name, cut(arguments_of(call), most)) for call in turn.calls],
                 results=[(bool(each.is_error), cut(each.text, most)) for each in turn.results],
                 sites=sites,
                 pairs=[] if sites else [pair_view(row) for row in pairs],
@@ -188,29 +173,6 @@ class Credit:
         return [(arm, by_arm[arm]) for arm in ("before", "after", "control") if by_arm[arm]]
 
 
-def pair_view(row: Row) -> PairView:
-    metadata = row.get("metadata") or {}
-    return PairView(
-        source=str(row.get("source") or "teachers"),
-        chosen_by=str(row.get("chosen_by") or ""),
-        how=str(metadata.get("how") or "").replace("_", " "),
-        chosen=cut(_readable(str(row["chosen"])), _MAX_NEAR_SITE),
-        rejected=cut(_readable(str(row["rejected"])), _MAX_NEAR_SITE),
-    )
-
-
-def _readable(text: str) -> str:
-    """An action as a turn shows it: its words, then each call by its name with an argument a line."""
-    action = parse_action_text(text).action
-    calls = [f"{call.name}\n{_arguments(call)}" for call in action.calls]
-    return "\n\n".join(filter(None, [action.text, *calls])) if calls else text
-
-
-def cut(text: str, most: int) -> Cut:
-    text = text.strip("\n")
-    return Cut(text[:most], max(len(text) - most, 0))
-
-
 def _stretches(turns: Iterator[TurnView]) -> Iterator[tuple[bool, list[TurnView]]]:
     """Turns with something to say (failures, their results, pairs, the user's words) open; the rest folded together."""
     folded: list[TurnView] = []
@@ -240,17 +202,6 @@ def _what(conversation: Conversation) -> str:
 def _who(turn: Turn) -> str:
     named = {"human": "user", "model": "model", "tool": "result", "meta": "harness", "summary": "summary"}
     return named.get(turn.origin, turn.origin)
-
-
-def _arguments(call: ToolCall) -> str:
-    """Texts of arguments as they are, below their names; other values as JSON."""
-    if call.raw_arguments is not None:
-        return call.raw_arguments
-    return "\n".join(f"{name}: {_value(value)}" for name, value in call.arguments.items())
-
-
-def _value(value: Any) -> str:
-    return value if isinstance(value, str) else encode_as_written(value, where="argument").decode()
 
 
 def _proof_lines(row: Row | None) -> list[tuple[str, str]]:

@@ -6,7 +6,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from composer_replication.report.figures import decision_of, signed
+from composer_replication.report.decisions import decision_of
+from composer_replication.report.figures import signed
 from composer_replication.report.plots import ONE, QUIET, scatter
 from composer_replication.report.records import Row, RunRecords
 from composer_replication.sites.find import NO_FAILURE

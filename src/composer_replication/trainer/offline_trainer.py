@@ -30,20 +30,19 @@ from composer_replication.trainer.channel_settings import ChannelSettings
 from composer_replication.trainer.metrics_file import MetricsFile, TellSteps
 from composer_replication.trainer.offline.checks import (
     WARM_UP,
-    channels_that_cannot_run,
     channels_that_never_ran,
     check_arguments,
     plan_run,
     ready_sessions,
     take_warmed_up,
+    what_cannot_work,
 )
 from composer_replication.trainer.offline.figures import NAMES, ChannelLog, EvaluationSums, weighted_sum, weighted_total
 from composer_replication.trainer.overrides import WithTeacher
-from composer_replication.trainer.start_model import Quantization, check_router_loss, prepare_model
+from composer_replication.trainer.start_model import Quantization, prepare_model
 from composer_replication.trainer.teacher_keeper import (
     TeacherKeeper,
     attach_teacher,
-    live_teacher_warning,
     load_local_state,
     local_state,
     reshard,
@@ -127,7 +126,8 @@ class OfflineTrainer(WithTeacher, Trainer):
             self.train_dataset = ready_sessions(sessions, model, reference_path, **proof, **asked)
             if eval_sessions is not None:
                 self.eval_dataset = ready_sessions(eval_sessions, model, reference_path, **asked)
-        self._say_what_cannot_work()
+        for sentence in what_cannot_work(self, model, self._train_sessions):
+            self._say(sentence)
         attach_teacher(self.teacher, model, with_adapter=bool(self.phase))
         self._num_weights = sum(each.numel() for each in model.parameters())
 
@@ -280,14 +280,6 @@ class OfflineTrainer(WithTeacher, Trainer):
     def _start_model(self) -> nn.Module:
         assert self.model is not None
         return self.model
-
-    def _say_what_cannot_work(self) -> None:
-        cannot_run = channels_that_cannot_run(self._train_sessions.channels, self.weights())
-        live = live_teacher_warning(self.teacher.kind, self.settings.alpha_sdpo, self)
-        plan = self.plan()
-        too_large = None if plan.fits else f"the largest step may not fit into memory:\n{plan}"
-        for sentence in filter(None, (*cannot_run, live, check_router_loss(self._start_model), too_large)):
-            self._say(sentence)
 
     def _say_what_never_ran(self) -> None:
         never_ran = channels_that_never_ran(self.channel_log, self._train_sessions.channels)

@@ -20,8 +20,8 @@ from composer_replication.errors import NotEnoughMemoryError
 from composer_replication.runs import RunDir
 from composer_replication.trainer.checkpoints import weights_digest
 from composer_replication.trainer.from_config import requirements as run_arguments
+from composer_replication.trainer.from_config.offline import check_memory
 from composer_replication.trainer.from_config.output_folder import TrainingFolder
-from composer_replication.trainer.from_config.training import _check_memory
 from composer_replication.trainer.offline.checks import NO_PAIR
 from composer_replication.trainer.watch import memory_plan as planner
 
@@ -138,7 +138,7 @@ def test_what_does_not_fit_is_refused_with_advice_unless_forced(train, monkeypat
 def test_memory_that_is_not_free_is_an_error_of_its_own_as_it_may_be_later():
     plan = planner.MemoryPlan(parts={"weights": 2 << 30}, available=1 << 30, advice=("Wait.",))
     with pytest.raises(NotEnoughMemoryError, match=r"memory of a step: got 2\.00 GiB"):
-        _check_memory(plan, print, must_fit=True)
+        check_memory(plan, print, must_fit=True)
 
 
 def test_a_channel_without_items_is_said_never_to_have_run_and_figures_come_as_json(train):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from composer_replication.report.decisions import changes
 from composer_replication.report.figures import (
     Verdict,
     call_mix,
-    changes,
     figures,
     got_worse,
     of_shuffles,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from composer_replication.actions.paths import normal_path
 from composer_replication.actions.shell.effects import may_change
 from composer_replication.actions.shell.tree import lone_command
+from composer_replication.actions.shown.named_paths import MAX_PATH, MAX_TEXT, PATH_WORD, NamedPaths
 from composer_replication.actions.shown.views import may_change_anything, without_reminders
 from composer_replication.actions.tools import channel_of, command_text, path_argument, plain_name, word_set
 from composer_replication.types import ToolCall
@@ -16,10 +17,6 @@ from composer_replication.types import ToolCall
 if TYPE_CHECKING:
     from composer_replication.actions.shown.folder import ShellFolder
 
-_MAX_TEXT = 300_000
-_MAX_PATH = 300
-_MAX_ENDS = 100_000  # of paths that a session names; deep ones have many
-_WORD = re.compile(r"/?[\w.@+\-]+(?:/[\w.@+\-]+)*")
 _HOME = re.compile(r"/(?:Users|home)/[^/]+")
 _GONE = re.compile(r"'?([^\s:']+)'?: (?:open: |stat: )?No such file or directory|no such file or directory: (\S+)")
 _IS_MISSING = re.compile(
@@ -65,10 +62,7 @@ class KnownPaths:
         self.too_large: set[str] = set()  # to be shown at once
         self._listed: dict[str, set[str]] = {}  # folders all of whose names are known
         self._globs: list[tuple[str, re.Pattern[str], frozenset[str]]] = []
-        self._unread: list[str] = []  # texts whose words nobody has asked for
-        self._words: set[str] = set()  # all that looks like a path, as it was named
-        self._names: set[str] = set()  # their last parts
-        self._ends: set[str] = set()  # and what paths from elsewhere end in
+        self._said = NamedPaths(self.root)
         self._missing_by_name: dict[str, list[str]] = {}
         if self.root:
             self._see_folder(self.root)
@@ -89,8 +83,7 @@ class KnownPaths:
     @property
     def named(self) -> Iterator[str]:
         """The last two parts of every path that any text has named."""
-        self._read_words()
-        return ("/".join(word.rsplit("/", 2)[-2:]) for word in self._words if "/" in word)
+        return self._said.last_two_parts()
 
     def standing(self, path: str) -> Standing:
         """What is known of an absolute path."""
@@ -105,20 +98,14 @@ class KnownPaths:
             if above in self._listed and last not in self._listed[above]:
                 return Standing(False, "not_listed")
         for base, pattern, found in self._globs:
-            inside = path[len(base) + 1 : _MAX_PATH] if path.startswith(f"{base}/") else "."
+            inside = path[len(base) + 1 : MAX_PATH] if path.startswith(f"{base}/") else "."
             if path not in found and not _HIDDEN.search(inside) and pattern.fullmatch(inside):
                 return Standing(False, "not_globbed")
-        spelled = self.relative(path) or path
-        self._read_words()
-        if path in self._words or spelled in self._words or spelled in self._ends:
-            return Standing(None, "named")
-        if any(end in self._words for end in _ends(spelled)):
-            return Standing(None, "its_end_named")
-        return Standing(None, "only_its_name" if spelled.rpartition("/")[2] in self._names else "unseen")
+        return Standing(None, self._said.how(path, self.relative(path) or path))
 
     def heard(self, text: str) -> None:
         """Words of somebody but the model, who may have made what they speak of."""
-        self._show(text)
+        self._said.hear(text)
         self._may_be_there(text)
 
     def take(self, call: ToolCall, text: str, *, failed: bool) -> None:
@@ -127,7 +114,7 @@ class KnownPaths:
             return
         shown, channel = without_reminders(text), channel_of(call.name)
         if channel == "shell":
-            self._show(shown)
+            self._said.hear(shown)
             self._ran(command_text(call.name, call.arguments), shown, failed)
             return
         given = path_argument(call.arguments)
@@ -135,7 +122,7 @@ class KnownPaths:
         if failed:
             self._refused(path, shown[:400])
             return
-        self._show(shown)
+        self._said.hear(shown)
         if may_change_anything(call):
             self._forget()
         elif plain_name(call.name) in _LISTERS:
@@ -162,23 +149,6 @@ class KnownPaths:
             self.folders.add(folder)
             self.missing.pop(folder, None)
 
-    def _show(self, text: str) -> None:
-        self._unread.append(text)
-
-    def _read_words(self) -> None:
-        inside = f"{self.root}/" if self.root else "/"
-        for text in self._unread:
-            for word in {word.rstrip(".") for word in _WORD.findall(text[:_MAX_TEXT])} - self._words:
-                if not 2 < len(word) < _MAX_PATH:
-                    continue
-                plain = word.removeprefix(inside)
-                self._words.update((word, plain))
-                self._names.add(plain.rpartition("/")[2])
-                is_elsewhere = plain.startswith("/") or "." in plain.partition("/")[0]
-                if is_elsewhere and len(self._ends) < _MAX_ENDS:
-                    self._ends.update(_ends(plain))  # of another place, or of what the project is called elsewhere
-        self._unread.clear()
-
     def _refused(self, path: str | None, message: str) -> None:
         if path is None:
             return
@@ -198,12 +168,12 @@ class KnownPaths:
 
     def _may_be_there(self, text: str) -> None:
         """Whatever a text names is not known to be missing any more."""
-        for word in _WORD.findall(text[:_MAX_TEXT]) if self._missing_by_name else ():
+        for word in PATH_WORD.findall(text[:MAX_TEXT]) if self._missing_by_name else ():
             for path in self._missing_by_name.pop(word.rpartition("/")[2].rstrip("."), ()):
                 self.missing.pop(path, None)
 
     def _globbed(self, base: str, pattern: object, text: str) -> None:
-        lines = [line for line in text.split("\n") if line and len(line) < _MAX_PATH and " " not in line]
+        lines = [line for line in text.split("\n") if line and len(line) < MAX_PATH and " " not in line]
         found = frozenset(self.absolute(line) for line in lines)
         for path in found:
             self.see_file(path)
@@ -217,7 +187,7 @@ class KnownPaths:
                 self.see_file(path)
             else:
                 self._see_folder(path)
-        for name in _FOUND_LINE.findall(text[:_MAX_TEXT]):
+        for name in _FOUND_LINE.findall(text[:MAX_TEXT]):
             self.see_file(self.absolute(name))
 
     def _ran(self, command: str, output: str, failed: bool) -> None:
@@ -248,7 +218,7 @@ class KnownPaths:
         if words[0] == "ls":
             self._listed_by_ls(words[1:], output, here)
         elif words[0] == "find" or words[:2] == ["git", "ls-files"]:
-            for name in _LISTED_LINE.findall(output[:_MAX_TEXT]):
+            for name in _LISTED_LINE.findall(output[:MAX_TEXT]):
                 path = self.absolute(name, here)
                 if _FILE_NAME.search(path) and path not in self.folders:
                     self.see_file(path)
@@ -290,17 +260,11 @@ def with_parents(path: str) -> Iterator[str]:
         path = path.rpartition("/")[0]
 
 
-def _ends(path: str) -> Iterator[str]:
-    """What a path ends in, of two parts and more."""
-    parts = path.strip("/").split("/")
-    return ("/".join(parts[start:]) for start in range(len(parts) - 1))
-
-
 def _glob_pattern(pattern: str) -> re.Pattern[str] | None:
     """The paths, from where the search began, that a glob takes; None for one that is not surely understood."""
     # More stars could be tried in too many ways.
     is_wild = pattern.count("**") > 1 or any(part.replace("**", "").count("*") > 2 for part in pattern.split("/"))
-    if re.search(r"^/|[{\[!]", pattern) or len(pattern) > _MAX_PATH or is_wild:
+    if re.search(r"^/|[{\[!]", pattern) or len(pattern) > MAX_PATH or is_wild:
         return None
     means = {"**/": r"(?:[^/]+/)*", "**": r".*", "*": r"[^/]*", "?": r"[^/]"}
     parts: Iterable[str] = re.split(r"(\*\*/|\*\*|\*|\?)", pattern)

@@ -4,6 +4,7 @@ jobs                what one replica is asked to do
 answers             what services say, in time and as harmless text
 handles             a replica that was launched, and what every executor can be asked
 executor            what every executor does
+masked_lines        a replica's log without its secrets
 replica_process     the program that a replica is, wherever it runs
 processes           whether a process of this machine is the one that was started
 local_process       replicas as processes of this machine

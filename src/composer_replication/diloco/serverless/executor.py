@@ -19,7 +19,7 @@ from typing import Any
 from composer_replication.diloco.serverless.answers import Answer, about_failure, harmless, in_brief, tried
 from composer_replication.diloco.serverless.handles import ENDED, ReplicaHandle, ReplicaStatus, ServerlessExecutor
 from composer_replication.diloco.serverless.jobs import ReplicaJob, check_variables, entrypoint_name, start_name
-from composer_replication.diloco.serverless.replica_process import masked, secret_masks
+from composer_replication.diloco.serverless.masked_lines import masked, secret_masks
 from composer_replication.errors import InputError, RunError, explain
 
 __all__ = ["ReplicaHandle", "ReplicaJob", "ReplicaStatus", "ServerlessExecutor"]

@@ -18,16 +18,17 @@ import ctypes
 import importlib
 import json
 import os
-import re
 import selectors
 import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any, BinaryIO, NoReturn
+
+from composer_replication.diloco.serverless.masked_lines import MaskedLines, secret_masks
 
 JOB_VARIABLE = "CRF_DILOCO_REPLICA"
 TIED_VARIABLE = "CRF_DILOCO_TIED"
@@ -37,8 +38,7 @@ SAYS_END_VARIABLE, END_MARK = "CRF_DILOCO_SAYS_END", "crf: the replica ended wit
 END_FILE, RESULT_FILE = "end.json", "result.json"
 TIMED_OUT, TERM_GRACE_S = 124, 10.0
 REFUSED = 78  # EX_CONFIG of sysexits.h: what was asked cannot be done, however often it is tried
-MOST_LINE_BYTES, MOST_LINE_CHARACTERS = 65_536, 8_000
-_SHORTEST_SECRET, _POLL_S = 4, 0.1
+_POLL_S = 0.1
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
@@ -175,7 +175,7 @@ class _Keeper:
 
     def watch(self, masks: Mapping[str, str]) -> tuple[int, str | None]:
         """The body's status, negative for a signal, and why it was ended if it was."""
-        lines, status = _Lines(masks), None
+        lines, status = MaskedLines(masks), None
         with selectors.DefaultSelector() as selector:
             selector.register(self._output, selectors.EVENT_READ)
             if self._is_tied:
@@ -195,7 +195,7 @@ class _Keeper:
         _say(lines.rest())
         return status, self._reason
 
-    def _copy(self, lines: _Lines) -> bool:
+    def _copy(self, lines: MaskedLines) -> bool:
         """Pass on what there is; False when nothing more will come, or nothing is there."""
         data = self._output.read(65_536)
         _say(lines.take(data or b""))
@@ -244,52 +244,6 @@ def _children() -> Iterator[int]:
 def _linux_process_control(option: int, value: int) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
-
-
-# ---- what it prints
-
-
-class _Lines:
-    """Bytes in, whole lines out: secrets masked, endless lines cut, what is no UTF-8 replaced."""
-
-    def __init__(self, masks: Mapping[str, str]) -> None:
-        self._masks, self._waiting, self._is_cut = masks, b"", False
-
-    def take(self, data: bytes) -> str:
-        *whole, self._waiting = re.split(rb"[\r\n]", self._waiting + data)
-        text = "".join(self._shown(line) for line in whole)
-        if len(self._waiting) > MOST_LINE_BYTES:
-            text += self._shown(self._waiting)
-            self._waiting, self._is_cut = b"", True
-        return text
-
-    def rest(self) -> str:
-        return self.take(b"\n") if self._waiting else ""
-
-    def _shown(self, line: bytes) -> str:
-        if self._is_cut:  # the rest of a line whose beginning was shown
-            self._is_cut = False
-            return ""
-        text = masked(line.decode("utf-8", "replace"), self._masks)
-        if len(text) > MOST_LINE_CHARACTERS:
-            text = f"{text[:MOST_LINE_CHARACTERS]} [cut: a line of {MOST_LINE_CHARACTERS:,} characters or more]"
-        return text + "\n"
-
-
-def masked(text: str, masks: Mapping[str, str]) -> str:
-    """The text with `[NAME]` where the value of a secret stood."""
-    for value, name in masks.items():
-        text = text.replace(value, f"[{name}]")
-    return text
-
-
-def secret_masks(names: Iterable[str], environment: Mapping[str, str]) -> dict[str, str]:
-    """Names by value, long values first: one may stand in another. A value of a few letters would mask half a log.
-
-    Logs are masked a line at a time, so a key of several lines is masked by its lines.
-    """
-    values = {line: name for name in names for line in environment.get(name, "").splitlines()}
-    return {value: values[value] for value in sorted(values, key=len, reverse=True) if len(value) >= _SHORTEST_SECRET}
 
 
 def _say(text: str) -> None:

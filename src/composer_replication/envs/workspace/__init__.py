@@ -8,7 +8,7 @@ edits       the edits that lead from wrong to right
 generate    a task from a seed
 files       the files in memory; a path never leaves the root
 words       what real harnesses say when a call fails
-regex       regular expressions in bounded time
+regex/      regular expressions in bounded time
 schemas     the tools' schemas, and arguments that do not fit them
 tools       what each tool does
 sandbox     runs tests in a process that can reach nothing

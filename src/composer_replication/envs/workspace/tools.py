@@ -8,7 +8,8 @@ from typing import Any
 
 from composer_replication.envs.workspace import words
 from composer_replication.envs.workspace.files import MAX_FILE, Files, absolute, below_root
-from composer_replication.envs.workspace.regex import BudgetError, PatternError, Regex
+from composer_replication.envs.workspace.regex.program import PatternError
+from composer_replication.envs.workspace.regex.search import BudgetError, Regex
 from composer_replication.envs.workspace.sandbox import TestRunner
 from composer_replication.envs.workspace.words import Outcome
 

@@ -55,12 +55,6 @@ _AT_PATH = re.compile(r"(?:[\w.-]++:(?=/))?+(?:/[\w.-]++){2,}+")  # a name and w
 _SPELLED = re.compile(r"[A-Za-z]+'[a-z]{1,10}")
 _LATIN = re.compile(r"[A-Za-zÀ-ɏͰ-ϿЀ-ӿ]")
 _BRACKET = re.compile(r"[(\[]")
-_DIRECTORY = re.compile(r"(?:~|\.{1,2})?(?:/[^\0/\s]*+)++|[A-Za-z]:[\\/][^\n\0]*|\.{1,2}|~")
-# What signs a request or holds a login is as good as a password, and often plain hex.
-_HANDLE = re.compile(r"(?i)(?:sess(?:ion)?[_-]?id|signature|\bsig|_sig|sid)$")
-# Whatever stands in this header is what logs in, also without a scheme and without looking random.
-_CREDENTIAL_HEADER = re.compile(r"(?i)(?:^|[_-])authorization$")
-_SCHEME = re.compile(r"(?i)(?:bearer|basic|token|digest|apikey|negotiate)[ \t]+")
 # Names of code: members, and words in camel case of which one may be numbered (`config.apiKey2`, `Type1Handler`).
 _IDENTIFIER = re.compile(
     r"[A-Za-z_$][\w$]*+(?:[?!]?\.[A-Za-z_$][\w$]*+)++|[A-Za-z][a-z]++\d{0,2}+(?:[A-Z][a-z]{2,20}+\d{0,2}+)++"
@@ -68,14 +62,10 @@ _IDENTIFIER = re.compile(
 _MODULE = re.compile(r"(?:[A-Za-z_]++\.){2,}+[A-Za-z_]++")  # `package.module.Name`
 _FOLDERS = re.compile(r"(?:[\w.-]++/)+[\w.-]*+|[a-z]++\[:[a-z]++\]")
 _LICENCE = re.compile(r"(?=[A-Z-]*\d)(?:[A-Z0-9]{4,8}-){3,7}[A-Z0-9]{4,8}")
-_LOGIN_NAME = re.compile(r"(?i)(?:^|[_.-]|(?<=[a-z]))(auth|creds?|credentials?|login)$")
-_LOGIN_ENDS = ("auth", "cred", "creds", "credential", "credentials", "login")
-_USER_AND_PASSWORD = re.compile(r"[\w.@+-]{1,60}[:/]([^\0\s:/@]{6,100})")
 _HASHED_NAME = re.compile(
     r"(?:[A-Za-z][A-Za-z0-9_.]{0,20}+-)++[0-9a-f]{32,64}"
 )  # of a cache, by the hash of what is in it
 _PAIRS_OF_HEX = re.compile(r"(?:[0-9A-Fa-f]{2}:){7,}[0-9A-Fa-f]{2}")  # a fingerprint
-_HEX_HANDLE = re.compile(r"[0-9a-fA-F]{20,}")
 # What stands beside a secret's name and is none: an algorithm, an address, a date, a version, a path, a pattern.
 _NO_SECRET = re.compile(
     r"(?i)pbkdf2[a-z0-9_-]*+|(?:rsa|hmac|ecdsa|scram|pbkdf2|hkdf|aes|sha|oauth|utf|base|curve|tls|http|ipv|bcrypt|argon|gpt|claude|qwen"
@@ -106,22 +96,6 @@ def is_random_value(value: str) -> bool:
     if _HASHED_NAME.fullmatch(core) or _PAIRS_OF_HEX.fullmatch(core):
         return False
     return 16 <= len(core) <= 2000 and " " not in core and has_digit(core) and "://" not in core and looks_random(core)
-
-
-def names_handle(name: str) -> bool:
-    """Whether a name is that of a session or of a signature."""
-    return _HANDLE.search(name) is not None
-
-
-def is_handle(name: str, value: str) -> bool:
-    """Plain hex under the name of a session or a signature, which looks less random than it is."""
-    return names_handle(name) and _HEX_HANDLE.fullmatch(value) is not None and len(set(value)) >= 8
-
-
-def is_credential(name: str, value: str) -> bool:
-    """What an `Authorization` header holds."""
-    bare = value[scheme.end() :] if (scheme := _SCHEME.match(value)) else value
-    return _CREDENTIAL_HEADER.search(name) is not None and len(bare) >= 8 and " " not in bare and is_strong(bare)
 
 
 def is_identifier(value: str) -> bool:
@@ -229,22 +203,6 @@ def is_path(value: str) -> bool:
     return _FOLDERS.fullmatch(value, 0, _JUDGED) is not None
 
 
-def is_login(name: str, value: str) -> bool:
-    """A password under a variable for logins (`REDISCLI_AUTH`, `LDAP_BIND_CRED`), or a user with one (`ada:...`)."""
-    words = _LOGIN_NAME.search(name) if name.lower().endswith(_LOGIN_ENDS) else None
-    if words is None:
-        return False
-    pair = _USER_AND_PASSWORD.fullmatch(value)
-    if pair is not None:
-        return is_said(pair[1])
-    return name.upper() == name and words[1].upper() != "LOGIN" and is_answer(value)
-
-
-def is_directory(name: str, value: str) -> bool:
-    """`pwd` is a password in a form and a working directory in a shell: the value tells."""
-    return name.lower() == "pwd" and _DIRECTORY.fullmatch(value.strip()) is not None
-
-
 @lru_cache(maxsize=1 << 12)
 def is_plausible(value: str, strength: Strength, literal: bool) -> bool:
     """Whether a value could be a secret; `literal` when it is known to be text, not code."""
@@ -286,16 +244,6 @@ def is_plausible(value: str, strength: Strength, literal: bool) -> bool:
         named = strength < Strength.PASSWORD and is_identifier(value)
         return has_digit(value) and not named and not _BRACKET.search(value) and len(value) >= 8 and _mixed(value)
     return True
-
-
-def is_phrase_of(name: str, value: str) -> bool:
-    """Several words that a variable in capitals or a passphrase holds: no label stands there."""
-    if not 1 < len(value.split()) <= _MOST_WORDS or not value.replace(" ", "").isalpha() or value != value.strip():
-        return False
-    return (name.isupper() and not speaks(value)) or (name.lower().endswith("phrase") and value.islower())
-
-
-_MOST_WORDS = 8
 
 
 def _is_phrase(value: str) -> bool:

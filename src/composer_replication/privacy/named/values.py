@@ -14,22 +14,24 @@ from composer_replication.privacy.named.extents import (
     quoted,
     skip_scheme,
 )
-from composer_replication.privacy.named.names import Strength, name_strength
-from composer_replication.privacy.named.plausible import (
+from composer_replication.privacy.named.name_and_value import (
     is_credential,
     is_directory,
-    is_given,
     is_handle,
-    is_identifier,
     is_login,
+    is_phrase_of,
+    names_handle,
+)
+from composer_replication.privacy.named.names import Strength, name_strength
+from composer_replication.privacy.named.plausible import (
+    is_given,
+    is_identifier,
     is_passphrase,
     is_path,
-    is_phrase_of,
     is_plausible,
     is_random_value,
     is_said,
     is_unknown,
-    names_handle,
 )
 from composer_replication.privacy.rules import Span, has_digit, is_strong
 from composer_replication.privacy.shapes.entropy import is_public_id

@@ -11,7 +11,7 @@ import torch
 
 from composer_replication.batch.render.renderer import Renderer
 from composer_replication.config import CrfConfig, SplitConfig, TrainConfig
-from composer_replication.errors import ConfigError, InputError, explain
+from composer_replication.errors import ConfigError, InputError, NotEnoughMemoryError, explain
 from composer_replication.objective.heeding import verdict
 from composer_replication.runs import ARTEFACTS, RunDir
 from composer_replication.runs.split import NAME as SPLIT
@@ -22,6 +22,7 @@ from composer_replication.sessions.phases import Say
 from composer_replication.sessions.rendering import RenderedSession, WindowSettings, render_session
 from composer_replication.trainer.from_config.inputs import Inputs, model_config, weighting_of
 from composer_replication.trainer.from_config.output_folder import TrainingFolder
+from composer_replication.trainer.from_config.renderer import thinking_in_words
 from composer_replication.trainer.presets import channel_settings, teacher_of
 from composer_replication.trainer.replica import Replica
 from composer_replication.trainer.start_model import weight_dtype
@@ -154,6 +155,19 @@ def offline_memory(inputs: Inputs, sessions: LoggedSessions) -> MemoryPlan:
     )
 
 
+def check_memory(plan: MemoryPlan, say: Say, must_fit: bool) -> None:
+    """Say what a step takes; one that does not fit is refused if it must."""
+    if plan.fits:
+        say(f"memory: {str(plan).splitlines()[-1]}")
+    elif not must_fit:
+        say(f"memory:\n{plan}")
+    else:
+        verdict = f"{plan.peak / 2**30:.2f} GiB"
+        expected = f"at most nine tenths of {plan.available / 2**30:.2f} GiB"
+        fix = " ".join(plan.advice)
+        raise NotEnoughMemoryError(explain("memory of a step", got=verdict, expected=expected, fix=fix))
+
+
 def offline_trainer(
     inputs: Inputs,
     data: OfflineData,
@@ -198,6 +212,20 @@ def _references(folder: TrainingFolder, warmed_up: Path | None, replica: Replica
 def shuffle_seed(train: TrainConfig) -> int:
     """Of which a control's hints and turned pairs are drawn; everything else is drawn as in the real training."""
     return train.optimiser.seed + _BETWEEN_SHUFFLES * (train.shuffle - 1)
+
+
+def tell_data(sessions: LoggedSessions, say: Say) -> None:
+    """What was done with thinking, and how many turns channel 1 has of how many."""
+    if words := thinking_in_words(sessions.counts):
+        say(words)
+    if "good_turns" in sessions.counts:
+        left_out = sorted((name, n) for name, n in sessions.drops.items() if name.startswith("lm_ce: "))
+        why = ", ".join(f"{name.removeprefix('lm_ce: ').replace('_', ' ')} {n}" for name, n in left_out)
+        good, every = sessions.counts["good_turns"], sessions.counts["model_turns"]
+        both = sum(n for _, n in left_out) - (every - good)
+        why += f" ({both} of these are good turns that no window holds)" if both > 0 else ""
+        said = f"good turns (channel 1): {good} of {every}"
+        say(f"{said}; left out: {why}" if why else said)
 
 
 def tell_proof(sessions: LoggedSessions, say: Say, *, can_warm_up: bool = True) -> None:

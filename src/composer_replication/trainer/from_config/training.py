@@ -17,16 +17,22 @@ from typing import Any
 from transformers import PrinterCallback, TrainerCallback
 
 from composer_replication.config import CrfConfig
-from composer_replication.errors import NotEnoughMemoryError, StaleArtefactError, explain
+from composer_replication.errors import StaleArtefactError
 from composer_replication.objective.fingerprint import weights_digest
 from composer_replication.objective.heeding import verdict
 from composer_replication.sessions.dataset import LoggedSessions
 from composer_replication.sessions.phases import OnPhase, PhaseTimes, Say, telling_phases
 from composer_replication.trainer.from_config.inputs import Inputs, read_inputs
-from composer_replication.trainer.from_config.offline import SOURCES, offline_data, offline_memory
+from composer_replication.trainer.from_config.offline import (
+    SOURCES,
+    check_memory,
+    offline_data,
+    offline_memory,
+    tell_data,
+)
 from composer_replication.trainer.from_config.output_folder import TrainingFolder
 from composer_replication.trainer.from_config.plan import remarks_on
-from composer_replication.trainer.from_config.renderer import thinking_in_words, unmatched_models
+from composer_replication.trainer.from_config.renderer import unmatched_models
 from composer_replication.trainer.from_config.requirements import check_extra, offline_arguments
 from composer_replication.trainer.from_config.results import (
     GRPO_CHANNELS,
@@ -41,7 +47,6 @@ from composer_replication.trainer.from_config.results import (
 from composer_replication.trainer.replica import Replica, ReplicaSteps
 from composer_replication.trainer.watch.collapse_alarm import CollapseAlarm
 from composer_replication.trainer.watch.diagnosis import diagnose
-from composer_replication.trainer.watch.memory_plan import MemoryPlan
 from composer_replication.trainer.watch.run_diagnosis import RunDiagnosis
 
 __all__ = ["Progress", "run_training"]
@@ -168,10 +173,10 @@ def _make_offline(
     for remark in unmatched_models(inputs.config.render, data.models):
         told.say(remark)
     data.train.require_items()
-    _tell_data(data.train, told.say)
+    tell_data(data.train, told.say)
     for remark in remarks_on(inputs, data.train):
         told.say(remark)
-    _check_memory(offline_memory(inputs, data.train), told.say, must_fit)
+    check_memory(offline_memory(inputs, data.train), told.say, must_fit)
     diagnosis = RunDiagnosis(every=inputs.config.train.diagnose_every, say=_while_it_runs(told.say))
     callbacks: list[TrainerCallback] = [diagnosis] if alarm is None else [diagnosis, alarm]
     parts = inputs, data, args, folder, callbacks, told.say
@@ -198,32 +203,6 @@ def _make_grpo(
         build=lambda: run_grpo.grpo_trainer(inputs, args, folder, alarm, diagnosis, told.say),
         before=lambda trainer: told.say(f"channels: {', '.join(trainer.channels_on())}"),
     )
-
-
-def _tell_data(sessions: LoggedSessions, say: Say) -> None:
-    """What was done with thinking, and how many turns channel 1 has of how many."""
-    if words := thinking_in_words(sessions.counts):
-        say(words)
-    if "good_turns" in sessions.counts:
-        left_out = sorted((name, n) for name, n in sessions.drops.items() if name.startswith("lm_ce: "))
-        why = ", ".join(f"{name.removeprefix('lm_ce: ').replace('_', ' ')} {n}" for name, n in left_out)
-        good, every = sessions.counts["good_turns"], sessions.counts["model_turns"]
-        both = sum(n for _, n in left_out) - (every - good)
-        why += f" ({both} of these are good turns that no window holds)" if both > 0 else ""
-        said = f"good turns (channel 1): {good} of {every}"
-        say(f"{said}; left out: {why}" if why else said)
-
-
-def _check_memory(plan: MemoryPlan, say: Say, must_fit: bool) -> None:
-    if plan.fits:
-        say(f"memory: {str(plan).splitlines()[-1]}")
-    elif not must_fit:
-        say(f"memory:\n{plan}")
-    else:
-        verdict = f"{plan.peak / 2**30:.2f} GiB"
-        expected = f"at most nine tenths of {plan.available / 2**30:.2f} GiB"
-        fix = " ".join(plan.advice)
-        raise NotEnoughMemoryError(explain("memory of a step", got=verdict, expected=expected, fix=fix))
 
 
 def _train(trainer: Any, goes_on: bool, changes: Sequence[str]) -> None:

@@ -20,6 +20,8 @@ from composer_replication.trainer.checkpoints.manifest import check_manifest
 from composer_replication.trainer.checkpoints.resume import check_identity, model_identity
 from composer_replication.trainer.checkpoints.weights import load_weights
 from composer_replication.trainer.offline.figures import ChannelLog
+from composer_replication.trainer.start_model import check_router_loss
+from composer_replication.trainer.teacher_keeper import live_teacher_warning
 from composer_replication.trainer.watch.memory_plan import MemoryPlan, free_memory, plan_memory
 
 NO_PAIR = (
@@ -88,7 +90,16 @@ def take_warmed_up(model: nn.Module, checkpoint: Path) -> dict[str, str]:
     }
 
 
-def channels_that_cannot_run(items: Mapping[str, int], weights: Mapping[str, float]) -> list[str]:
+def what_cannot_work(trainer: Any, model: nn.Module, sessions: LoggedSessions) -> list[str]:
+    """All that is to be said before the first step of an `OfflineTrainer`; what cannot go on at all is refused."""
+    cannot_run = _channels_that_cannot_run(sessions.channels, trainer.weights())
+    live = live_teacher_warning(trainer.teacher.kind, trainer.settings.alpha_sdpo, trainer)
+    plan: MemoryPlan = trainer.plan()
+    too_large = None if plan.fits else f"the largest step may not fit into memory:\n{plan}"
+    return [sentence for sentence in (*cannot_run, live, check_router_loss(model), too_large) if sentence]
+
+
+def _channels_that_cannot_run(items: Mapping[str, int], weights: Mapping[str, float]) -> list[str]:
     """A sentence for each channel with a weight and no items; a run without any channel is refused."""
     if not any(items[name] and weights[name] > 0 for name in CHANNELS):
         got = ", ".join(f"{_KNOBS[name]} {weights[name]:g} with {items[name]} items" for name in CHANNELS)

@@ -1,15 +1,11 @@
-"""Regular expressions for Grep in bounded time, as ripgrep has them: no look-around, no references to groups.
-
-Every state is visited at most once a character, so that no pattern can hang; a budget of visits bounds the whole
-search, and what it cuts off is the same on every machine.
-"""
+"""A pattern as a program of steps, or what is wrong with it: recursive descent, and a bound on all that may grow."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-MAX_PATTERN, MAX_PROGRAM, MAX_DEPTH, BUDGET = 1000, 3000, 50, 2_000_000
+MAX_PATTERN, MAX_PROGRAM, MAX_DEPTH = 1000, 3000, 50
 
 CharTest = Callable[[str], bool]
 
@@ -18,11 +14,7 @@ class PatternError(ValueError):
     """What is wrong with a pattern, in ripgrep's words."""
 
 
-class BudgetError(RuntimeError):
-    """The search visited more states than it may."""
-
-
-_CLASSES: dict[str, CharTest] = {"d": str.isdigit, "w": lambda each: each.isalnum() or each == "_", "s": str.isspace}
+CLASSES: dict[str, CharTest] = {"d": str.isdigit, "w": lambda each: each.isalnum() or each == "_", "s": str.isspace}
 _CONTROLS = {"t": "\t", "n": "\n", "r": "\r", "f": "\f", "v": "\v"}
 _EDGES = {"b": "edge", "B": "no edge", "A": "start", "z": "end"}
 
@@ -152,8 +144,8 @@ class _Parser:
             self.add(Step("char", self.escaped(char)))
 
     def escaped(self, char: str) -> CharTest:
-        if char.lower() in _CLASSES:
-            test = _CLASSES[char.lower()]
+        if char.lower() in CLASSES:
+            test = CLASSES[char.lower()]
             return test if char.islower() else lambda each: not test(each)
         if char.isalpha() and char not in _CONTROLS:
             raise self.error("unrecognized escape sequence")
@@ -187,7 +179,7 @@ class _Parser:
             return char
         char = self.peek()
         self.at += 1
-        if char.lower() in _CLASSES and char:
+        if char.lower() in CLASSES and char:
             tests.append(self.escaped(char))
             return None
         if not char:
@@ -244,57 +236,8 @@ class _Parser:
         return low, high
 
 
-class Regex:
-    """A compiled pattern with a budget of its own."""
-
-    def __init__(self, pattern: str) -> None:
-        if len(pattern) > MAX_PATTERN:
-            raise PatternError("regex parse error:\nerror: compiled regex exceeds size limit")
-        self._program = _Parser(pattern).whole()
-        self._left = BUDGET
-
-    def matches(self, line: str) -> bool:
-        """Whether the pattern matches anywhere in the line."""
-        states: set[int] = set()
-        for at in range(len(line) + 1):
-            if self._enter(0, line, at, states):
-                return True
-            following: set[int] = set()
-            if at < len(line):
-                char = line[at]
-                for place in states:
-                    test = self._program[place].test
-                    if test is not None and test(char) and self._enter(place + 1, line, at + 1, following):
-                        return True
-            states = following
-        return False
-
-    def _enter(self, place: int, line: str, at: int, states: set[int]) -> bool:
-        """Adds a place and all that can be reached from it without a character; whether the end is among them."""
-        waiting = [place]
-        while waiting:
-            place = waiting.pop()
-            if place in states:
-                continue
-            self._left -= 1
-            if self._left < 0:
-                raise BudgetError
-            states.add(place)
-            step = self._program[place]
-            if step.does == "match":
-                return True
-            if step.does == "jump":
-                waiting.append(step.first)
-            elif step.does == "split":
-                waiting += (step.first, step.second)
-            elif step.does != "char" and _holds(step.does, line, at):
-                waiting.append(place + 1)
-        return False
-
-
-def _holds(assertion: str, line: str, at: int) -> bool:
-    if assertion in ("start", "end"):
-        return at == (0 if assertion == "start" else len(line))
-    is_word = _CLASSES["w"]
-    before, after = at > 0 and is_word(line[at - 1]), at < len(line) and is_word(line[at])
-    return (before != after) == (assertion == "edge")
+def compiled(pattern: str) -> list[Step]:
+    """The steps that match a pattern."""
+    if len(pattern) > MAX_PATTERN:
+        raise PatternError("regex parse error:\nerror: compiled regex exceeds size limit")
+    return _Parser(pattern).whole()
