@@ -7,18 +7,20 @@ is weighed with those of B with A: what either text does wherever it stands canc
     difference(A, B) = mean over turns after a hint of kind A of  drop(own hint) - drop(a hint of kind B)
     advantage        = mean over pairs of kinds of  (difference(A, B) + difference(B, A)) / 2
 
-Rollouts of one prompt make the same error, so those of a step with the same two kinds count once, by their mean.
+Rollouts of one prompt make the same error, so those of a generation with the same two kinds count once, by their mean.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from statistics import fmean
 from typing import Any, NamedTuple
 
 FEWEST_COMPARED, ENOUGH_COMPARED = 20, 100
 """Of fewer nothing is said; of more, what has not shown by then is taken not to be there."""
+_FEWEST_OF_KINDS = 3
+"""Comparisons of two kinds, each way: of fewer nobody knows how much they differ by luck."""
 
 
 class Comparison(NamedTuple):
@@ -33,95 +35,125 @@ class Comparison(NamedTuple):
     other_drop: float
 
 
+class _Cell(NamedTuple):
+    """Sums over comparisons of hints of one kind with those of another; halved they stay what they are."""
+
+    number: float = 0.0
+    own: float = 0.0
+    other: float = 0.0
+    squares: float = 0.0
+    """Of the differences of both drops."""
+
+    @property
+    def difference(self) -> float:
+        return (self.own - self.other) / self.number
+
+    @property
+    def within(self) -> float:
+        return max(self.squares - self.number * self.difference**2, 0.0)
+
+
 class Heeding:
-    """Sums over all comparisons of a run."""
+    """What all comparisons of a run say, late ones more than early ones."""
 
     def __init__(self) -> None:
-        self._by_kinds: dict[tuple[str, str], tuple[float, float, float]] = {}
-        self._own, self._other, self._count = 0.0, 0.0, 0
+        self._cells: dict[tuple[str, str], _Cell] = {}
 
     def add(self, comparisons: Iterable[Comparison]) -> None:
-        """Those of one step."""
+        """Those of one generation."""
         alike: dict[tuple[int, str, str], list[Comparison]] = {}
-        for each in sorted(comparisons):  # in one order, however the step was cut
+        finite = (each for each in comparisons if math.isfinite(each.own_drop) and math.isfinite(each.other_drop))
+        for each in sorted(finite):  # in one order, however a step was cut
             alike.setdefault(each[:3], []).append(each)
-        for (_, *kinds), several in alike.items():
+        for (_, kind, other_kind), several in alike.items():
             own, other = (fmean(getattr(each, name) for each in several) for name in ("own_drop", "other_drop"))
-            number, total, squares = self._by_kinds.get((kinds[0], kinds[1]), (0, 0.0, 0.0))
-            difference = own - other
-            self._by_kinds[kinds[0], kinds[1]] = (number + 1, total + difference, squares + difference**2)
-            self._own, self._other, self._count = self._own + own, self._other + other, self._count + 1
+            cell = self._cells.get((kind, other_kind), _Cell())
+            added = (1.0, own, other, (own - other) ** 2)
+            self._cells[kind, other_kind] = _Cell(*(a + b for a, b in zip(cell, added, strict=True)))
+        if self.compared > 2 * ENOUGH_COMPARED:  # what a model did long ago fades
+            self._cells = {kinds: _Cell(*(each / 2 for each in cell)) for kinds, cell in self._cells.items()}
+
+    def _pairs(self) -> list[tuple[float, _Cell, _Cell]]:
+        """Kinds that were compared both ways, with their weight: what is known of both counts."""
+        both_ways = [(one, other) for one, other in self._cells if one < other and (other, one) in self._cells]
+        cells = [(self._cells[one, other], self._cells[other, one]) for one, other in sorted(both_ways)]
+        enough = [pair for pair in cells if min(each.number for each in pair) >= _FEWEST_OF_KINDS]
+        return [(1 / (1 / one.number + 1 / other.number), one, other) for one, other in enough]
 
     @property
     def compared(self) -> int:
-        """How many comparisons there are whose opposite exists."""
-        return round(sum(sums[0] for (one, other), sums in self._by_kinds.items() if (other, one) in self._by_kinds))
+        """How many comparisons, of which as many one way as the other, would say as much."""
+        return int(4 * math.fsum(weight for weight, _, _ in self._pairs()))
 
     @property
     def own_drop(self) -> float:
         """By how much own hints lower erring turns, in nats a token."""
-        return self._own / max(self._count, 1)
+        return self._mean("own")
 
     @property
     def other_drop(self) -> float:
-        return self._other / max(self._count, 1)
+        return self._mean("other")
 
-    @property
-    def advantage(self) -> tuple[float, float]:
-        """How much more own hints lower erring turns than others, and the standard error of that."""
-        both_ways = [(one, other) for one, other in self._by_kinds if one < other and (other, one) in self._by_kinds]
-        if not both_ways:
-            return 0.0, math.inf
-        pairs = [(self._by_kinds[one, other], self._by_kinds[other, one]) for one, other in both_ways]
-        weights = [1 / sum(1 / number for number, _, _ in pair) for pair in pairs]
-        means = [fmean(total / number for number, total, _ in pair) for pair in pairs]
-        mean = math.fsum(weight * each for weight, each in zip(weights, means, strict=True)) / math.fsum(weights)
-        return mean, math.sqrt(self._variance() / (4 * math.fsum(weights)))
-
-    def _variance(self) -> float:
-        """Of comparisons of the same kinds, over all kinds; unknown where none was made twice."""
-        cells = [each for each in self._by_kinds.values() if each[0] > 1]
-        spare = sum(number - 1 for number, _, _ in cells)
-        within = math.fsum(squares - total**2 / number for number, total, squares in cells)
-        return max(within, 0.0) / spare if spare else math.inf
+    def _mean(self, name: str) -> float:
+        pairs = self._pairs()
+        sums = [weight * fmean(getattr(each, name) / each.number for each in both) for weight, *both in pairs]
+        return math.fsum(sums) / math.fsum(weight for weight, _, _ in pairs) if pairs else 0.0
 
     @property
     def deviations(self) -> float:
-        """The advantage in standard errors."""
-        mean, error = self.advantage
-        return mean / error if error else math.copysign(math.inf, mean) if mean else 0.0
+        """How many standard errors own hints do more than others; 0 where that is not known."""
+        pairs, spread = self._pairs(), self._spread()
+        total = math.fsum(weight for weight, _, _ in pairs)
+        variance = math.fsum(
+            weight**2 * math.fsum(max(spread, each.within / (each.number - 1)) / each.number for each in both) / 4
+            for weight, *both in pairs
+        )
+        return (self.own_drop - self.other_drop) * total / math.sqrt(variance) if variance else 0.0
+
+    def _spread(self) -> float:
+        """The variance of comparisons of the same kinds, over all of them; no cell is taken to have less."""
+        cells = [each for each in self._cells.values() if each.number > 1]
+        spare = math.fsum(each.number - 1 for each in cells)
+        return math.fsum(each.within for each in cells) / spare if spare else 0.0
 
     @property
     def is_shown(self) -> bool | None:
-        """Whether own hints do more than others: by two standard errors; None where it cannot be told yet."""
-        if self.compared < FEWEST_COMPARED:
-            return None
-        if self.deviations >= 2:
-            return True
-        return False if self.deviations < 0.5 or self.compared >= ENOUGH_COMPARED else None
+        """Whether own hints do more than others: by two standard errors; None where it cannot be told."""
+        return shown(self.compared, self.deviations)
 
     @property
     def is_mostly_its_own(self) -> bool | None:
         """Whether a hint lowers the error, and by twice as much as another does; None where it is near to that."""
-        if self.own_drop <= 0 or self.own_drop < 1.5 * self.other_drop:
-            return False
-        return True if self.own_drop >= 2 * self.other_drop else None
+        return mostly_own(self.own_drop, self.other_drop)
 
     def in_words(self) -> str:
         """The figures: over how much, and how large the effects are."""
         return in_words(self.compared, self.own_drop, self.other_drop, self.deviations)
 
-    def state(self) -> dict[str, Any]:
-        by_kinds = [[*kinds, *sums] for kinds, sums in self._by_kinds.items()]
-        return {"by_kinds": by_kinds, "sums": [self._own, self._other, self._count]}
+    def state(self) -> list[list[Any]]:
+        return [[*kinds, *cell] for kinds, cell in self._cells.items()]
 
-    def load_state(self, tree: Mapping[str, Any]) -> None:
-        self._by_kinds = {(a, b): (number, total, squares) for a, b, number, total, squares in tree["by_kinds"]}
-        self._own, self._other, self._count = tree["sums"]
+    def load_state(self, rows: Iterable[Iterable[Any]]) -> None:
+        self._cells = {(kind, other): _Cell(*sums) for kind, other, *sums in rows}
+
+
+def shown(compared: float, deviations: float) -> bool | None:
+    """Two bounds, so that a model near one of them is not switched back and forth."""
+    if compared < FEWEST_COMPARED:
+        return None
+    if deviations >= 2:
+        return True
+    return False if deviations < (1.0 if compared >= ENOUGH_COMPARED else 0.5) else None
+
+
+def mostly_own(own_drop: float, other_drop: float) -> bool | None:
+    if own_drop <= 0 or own_drop < 1.5 * other_drop:
+        return False
+    return True if own_drop >= 2 * other_drop else None
 
 
 def in_words(compared: float, own_drop: float, other_drop: float, deviations: float) -> str:
     return (
         f"over {compared:,.0f} comparisons its own hint lowers an erring turn by {own_drop:+.3f} nats a token and "
-        f"another kind's by {other_drop:+.3f}; with like kinds weighed alike {deviations:+.1f} standard errors apart"
+        f"another kind's by {other_drop:+.3f}, {deviations:+.1f} standard errors apart"
     )

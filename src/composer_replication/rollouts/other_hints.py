@@ -37,17 +37,21 @@ def exchange_hints(finder: RolloutSites, found: Sequence[FoundSites], seed: str)
 def add_wrong_hints(
     finder: RolloutSites, found: Sequence[FoundSites], seed: str, known: Mapping[str, str] | None = None
 ) -> None:
-    """Each taught turn also after a hint about another kind of error, every kind as likely; `known` are hints of
-    earlier batches by kind, for those that have nothing else.
+    """Each taught turn also after a hint about another kind of error; `known` are hints of earlier batches by kind.
 
-    Where hints were exchanged, that is neither the kind of the turn nor that of the hint it has: against its own hint a
-    control would be taught to err.
+    The kinds of a batch are paired by lot, so that each is compared with another both ways. Where hints were exchanged,
+    it is neither the kind of the turn nor that of the hint it has: against its own a control would be taught to err.
     """
-    batch = [(turn.about, turn.hint) for each in found for turn in each.taught]
+    hints: dict[str, list[str]] = {kind: [hint] for kind, hint in (known or {}).items()}
+    in_batch: dict[str, list[str]] = {}
+    for turn in (turn for each in found for turn in each.taught):
+        in_batch.setdefault(turn.about, []).append(turn.hint)
+    hints |= in_batch
     draw = random.Random(seed)  # noqa: S311 (a choice, not a secret)
+    partners = _paired(sorted(in_batch), sorted(hints), draw)
     for each in found:
         for number, turn in enumerate(each.taught):
-            wrong = _drawn(turn, batch, draw) or _drawn(turn, list((known or {}).items()), draw)
+            wrong = _other_hint(turn, partners[turn.about], hints, draw)
             hinted = NO_HINT if wrong is None else finder.hinted(each.sequence, turn.turn_id, wrong[1])
             if wrong is None or isinstance(hinted, str):
                 each.counts["without_contrast"] += 1
@@ -56,13 +60,25 @@ def add_wrong_hints(
             each.taught[number] = turn._replace(wrong_ids=ids, wrong_start=hinted.teacher_start, wrong_kind=wrong[0])
 
 
-def _drawn(turn: TaughtTurn, hints: Sequence[tuple[str, str]], draw: random.Random) -> tuple[str, str] | None:
-    """A kind and a hint of it that says something else, or None."""
-    by_kind: dict[str, list[str]] = {}
-    for kind, hint in hints:
-        if kind not in (turn.kind, turn.about) and hint != turn.hint:
-            by_kind.setdefault(kind, []).append(hint)
-    if not by_kind:
+def _paired(kinds: list[str], all_kinds: Sequence[str], draw: random.Random) -> dict[str, str | None]:
+    """Each kind's partner, whose partner it is; one that is left over has any other."""
+    draw.shuffle(kinds)
+    partners: dict[str, str | None] = {}
+    for one, other in zip(kinds[::2], kinds[1::2], strict=False):
+        partners |= {one: other, other: one}
+    for kind in kinds[len(partners) :]:
+        others = [each for each in all_kinds if each != kind]
+        partners[kind] = draw.choice(others) if others else None
+    return partners
+
+
+def _other_hint(
+    turn: TaughtTurn, partner: str | None, hints: Mapping[str, Sequence[str]], draw: random.Random
+) -> tuple[str, str] | None:
+    """A kind and a hint of it that says something else: of the partner, else of any other kind; None without one."""
+    others = {kind: [hint for hint in each if hint != turn.hint] for kind, each in hints.items()}
+    kinds = sorted(kind for kind, each in others.items() if each and kind not in (turn.kind, turn.about))
+    if not kinds:
         return None
-    kind = draw.choice(sorted(by_kind))
-    return kind, draw.choice(by_kind[kind])
+    kind = partner if partner in kinds else draw.choice(kinds)
+    return kind, draw.choice(others[kind])

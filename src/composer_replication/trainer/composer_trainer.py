@@ -174,7 +174,10 @@ class ComposerReplicationTrainer(TaughtRollouts, _Trainer):
 
     def after_step(self) -> None:
         """After an optimiser step, before anything is logged or saved."""
-        told = self.channels.after_step(self.model, self.state.global_step)
+        per_generation = self.args.steps_per_generation or 1
+        place = self._step % (per_generation * self.num_iterations)  # of the micro-step that comes next
+        whole = place == 0 or place >= per_generation
+        told = self.channels.after_step(self.model, self.state.global_step, ends_generation=whole)
         if told and self.accelerator.is_main_process:
             logger.warning("step %d: %s", self.state.global_step, told)
         watch = self.channels.watch

@@ -80,8 +80,10 @@ def run(case: dict[str, Any], policy: Path, folder: Path, *, rank: int, num_proc
 def figures(trainer: Any) -> list[dict[str, Any]]:
     rows = [row for row in trainer.state.log_history if "loss/total" in row]
     names = ("loss/grpo", "loss/sdpo_kl", "loss/trace_replay_dpo", "loss/total", "sites/per_100_turns")
-    names += ("hints/compared", "hints/own_drop", "hints/other_drop")
-    return [{name: row.get(name) for name in names} for row in rows]
+    cells = [value for row in trainer.channels.watch.state()["heeding"] for value in row if not isinstance(value, str)]
+    return [{name: row.get(name) for name in names} for row in rows] + [
+        {f"heeding {n}": v for n, v in enumerate(cells)}
+    ]
 
 
 def whole(value: Any) -> Any:

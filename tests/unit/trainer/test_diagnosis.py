@@ -84,11 +84,11 @@ SPEAKS: dict[str, tuple[list[dict[str, Any]], str]] = {
         "9 error sites per 100 turns were found and none was taught",
     ),
     "hints_not_heeded": (
-        changed(hints__deviations=1.4, hints__own_drop=0.051, hints__other_drop=0.049),
-        "This model does not heed hints in its rollouts: over 320 comparisons its own hint lowers an erring turn by "
-        "+0.051 nats a token and another kind's by +0.049; with like kinds weighed alike +1.4 standard errors apart",
+        changed(hints__deviations=0.9, hints__own_drop=0.051, hints__other_drop=0.049),
+        "This model does not heed hints in its rollouts by more than chance: over 320 comparisons its own hint lowers "
+        "an erring turn by +0.051 nats a token and another kind's by +0.049, +0.9 standard errors apart",
     ),
-    "hints_not_compared": (changed(hints__compared=0.0), "Whether this model heeds hints was never seen"),
+    "hints_not_compared": (changed(hints__compared=0.0), "Whether this model heeds hints could not be seen"),
     "no_pairs": (changed(loss__trace_replay_dpo=ABSENT), "No preference pairs were used: channel 3 never ran."),
     "no_calls": (changed(tools__call_frequency=0.0), "No tool was called in any rollout"),
     "all_calls_fail": (changed(tools__failure_frequency=0.98), "98% of tool calls failed"),
@@ -142,10 +142,12 @@ def test_a_rule_is_silent_where_it_does_not_apply(rule: str) -> None:
 
 
 def test_few_comparisons_say_little_about_hints() -> None:
-    for compared, deviations, speaks in ((19, -3.0, False), (99, 0.4, True), (99, 0.6, False), (100, 1.9, True)):
+    for compared, deviations, speaks in ((19, -3.0, False), (99, 0.4, True), (99, 0.6, False), (100, 0.9, True)):
         history = changed(hints__compared=float(compared), hints__deviations=deviations)
         assert [each.rule for each in findings(history)] == ["hints_not_heeded"] * speaks
     assert not findings(changed(hints__deviations=ABSENT))
+    [told] = diagnose(changed(hints__own_drop=0.13))
+    assert told.startswith("This model does not heed hints in its rollouts more than any text in their place")
 
 
 def test_one_line_with_a_learning_rate_of_0_is_the_start_of_a_warm_up() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +9,15 @@ import pytest
 import torch
 from test_composer_channels import scripted
 from test_composer_figures import cut
+from test_heed_gate import compared
 
 from composer_replication.loss.linear import LinearHead
 from composer_replication.objective.row_weighting import Contrast, RowWeighting
 from composer_replication.objective.teacher_rows import Teacher
 from composer_replication.rollouts.channel import hint_drops
-from composer_replication.rollouts.heeding import Comparison, Heeding
+from composer_replication.rollouts.heeding import Comparison
 from composer_replication.rollouts.sites import SITES
 from composer_replication.trainer.composer import channels
-from composer_replication.trainer.composer.heed_gate import HeedWatch
 from rollouts.tiny_policy import save_policy
 from rollouts.watched_losses import spy
 
@@ -69,7 +68,9 @@ def mean_logprob(model: Any, ids: torch.Tensor, start: int) -> float:
 def test_what_is_logged_is_what_plain_passes_say(policy: Path, tmp_path: Path) -> None:
     still = {"learning_rate": 0.0}
     trainer = scripted(policy, tmp_path / "on", still, alpha_sdpo=1.0, sdpo_weighting=CONTRAST)
-    calls = spy(trainer, "_compute_loss")
+    calls, watch = spy(trainer, "_compute_loss"), trainer.channels.watch
+    seen: list[Comparison] = []
+    watch.heeding.add = lambda several: seen.extend(several)
     trainer.train()
     inputs, model = calls[0][0][1], trainer.model.eval()
     drops = []
@@ -81,10 +82,9 @@ def test_what_is_logged_is_what_plain_passes_say(policy: Path, tmp_path: Path) -
             plain = mean_logprob(model, ids[: turn["end"]], turn["start"])
             hinted = [(turn["teacher_ids"], turn["teacher_start"]), (turn["wrong_ids"], turn["wrong_start"])]
             drops.append([plain - mean_logprob(model, each[: start + size], start) for each, start in hinted])
-    watch = trainer.channels.watch
     assert len(drops) >= 2
-    assert watch.heeding.own_drop == pytest.approx(torch.tensor(drops).mean(0)[0].item(), rel=1e-3, abs=1e-5)
-    assert watch.heeding.other_drop == pytest.approx(torch.tensor(drops).mean(0)[1].item(), rel=1e-3, abs=1e-5)
+    found = torch.tensor([each[3:] for each in seen])
+    torch.testing.assert_close(found, torch.tensor(drops), rtol=1e-3, atol=1e-5)
     line = next(each for each in trainer.state.log_history if "loss/total" in each)
     assert line["hints/own_drop"] == watch.heeding.own_drop
     assert "hints/gate" not in line, "a contrast alone gates nothing"
@@ -94,154 +94,41 @@ def test_what_is_logged_is_what_plain_passes_say(policy: Path, tmp_path: Path) -
     assert not [name for each in without.state.log_history for name in each if name.startswith("hints/")]
 
 
-def test_a_step_in_pieces_counts_the_same(policy: Path, tmp_path: Path) -> None:
-    found = []
-    for size, accumulation in ((4, 1), (2, 2), (1, 4)):
-        more = {"alpha_sdpo": 1.0, "sdpo_weighting": CONTRAST}
-        trainer = scripted(policy, tmp_path / str(size), cut(size, accumulation), **more)
-        trainer.train()
-        state = trainer.channels.watch.state()["heeding"]
-        found.append([value for each in [*state["by_kinds"], state["sums"]] for value in each])
-    assert any(each for each in found[0] if each == 1), "something was compared"
-    for other in found[1:]:
-        assert [each for each in other if isinstance(each, str)] == [e for e in found[0] if isinstance(e, str)]
-        assert [e for e in other if not isinstance(e, str)] == pytest.approx(
-            [e for e in found[0] if not isinstance(e, str)], rel=1e-4, abs=1e-6
-        )
+def cells_of(trainer: Any) -> list[Any]:
+    return [value for row in trainer.channels.watch.state()["heeding"] for value in row]
+
+
+@pytest.mark.parametrize(("size", "accumulation", "steps"), [(2, 2, 1), (1, 4, 1), (2, 1, 2), (1, 1, 4)])
+def test_a_generation_counts_the_same_however_it_is_cut(
+    policy: Path, tmp_path: Path, size: int, accumulation: int, steps: int
+) -> None:
+    """In pieces of a step, or over several steps: rollouts of one prompt count once."""
+    more = {"alpha_sdpo": 1.0, "sdpo_weighting": CONTRAST}
+    still = {"learning_rate": 0.0}
+    whole = scripted(policy, tmp_path / "whole", cut(4, 1) | still, **more)
+    pieces = cut(size, accumulation, max_steps=steps, steps_per_generation=4 // size) | still
+    parts = scripted(policy, tmp_path / "parts", pieces | {"steps_per_generation": 4 // size}, **more)
+    whole.train()
+    parts.train()
+    one, other = cells_of(whole), cells_of(parts)
+    assert [each for each in one if isinstance(each, str)] == [each for each in other if isinstance(each, str)] != []
+    numbers = [[each for each in cells if not isinstance(each, str)] for cells in (one, other)]
+    assert numbers[1] == pytest.approx(numbers[0], rel=1e-3, abs=1e-6)
 
 
 def test_rollouts_that_are_trained_on_twice_are_compared_once(policy: Path, tmp_path: Path) -> None:
     counts = []
     for iterations in (1, 3):
-        settings = {"max_steps": iterations, "num_iterations": iterations}
+        settings = {"max_steps": iterations, "num_iterations": iterations, "learning_rate": 0.0}
         trainer = scripted(policy, tmp_path / str(iterations), settings, alpha_sdpo=1.0, sdpo_weighting=CONTRAST)
         trainer.train()
-        counts.append(trainer.channels.watch.state()["heeding"]["sums"][2])
-    assert counts[0] == counts[1] > 0
+        counts.append(cells_of(trainer))
+    numbers = [[each for each in cells if not isinstance(each, str)] for cells in counts]
+    assert numbers[1] == pytest.approx(numbers[0], rel=1e-3, abs=1e-6)
+    assert numbers[0]
 
 
 # The gate.
-
-
-def compared(
-    own: float, other: float, number: int, noise: float = 0.05, prompts: int | None = None
-) -> list[Comparison]:
-    """Two kinds, each against the other, with this effect and that luck."""
-    draw = random.Random(0)
-    return [
-        Comparison(
-            each if prompts is None else each % prompts,
-            *(("a", "b") if each % 2 else ("b", "a")),
-            own + draw.gauss(0, noise),
-            other + draw.gauss(0, noise),
-        )
-        for each in range(number)
-    ]
-
-
-@pytest.mark.parametrize(
-    ("own", "other", "number", "has_contrast", "is_open"),
-    [
-        (0.3, 0.3, 19, False, True),  # too few to tell
-        (0.3, 0.0, 40, False, True),
-        (0.3, 0.31, 40, False, False),
-        (0.3, 0.31, 40, True, False),
-        (0.3, 0.25, 40, False, False),  # it does more, and most of it is what any text does
-        (0.3, 0.25, 40, True, True),  # which a contrast takes off
-        (0.3, 0.16, 40, False, True),  # near twice as much: as before
-        (-0.1, -0.3, 40, False, False),  # both make the error likelier, and that would be taught
-        (0.3, -0.3, 40, False, True),
-    ],
-)
-def test_the_gate_is_open_where_own_hints_do_more_and_mean_something(
-    own: float, other: float, number: int, has_contrast: bool, is_open: bool
-) -> None:
-    gate = HeedWatch(gates=True, has_contrast=has_contrast)
-    gate.add(compared(own, other, number))
-    assert gate.is_open, "a step is decided before it begins"
-    told = gate.after_step()
-    assert gate.is_open is is_open
-    assert (told is None) is is_open
-    if told:
-        assert f"over {number} comparisons" in told
-        assert "train.grpo.heed_gate = false" in told
-    again = HeedWatch(gates=True, has_contrast=has_contrast)
-    again.load_state(gate.state())
-    assert again.is_open is is_open
-    assert gate.after_step() is again.after_step() is None, "said once"
-    assert again.metrics() == gate.metrics()
-    only_watched = HeedWatch(gates=False, has_contrast=has_contrast)
-    only_watched.add(compared(own, other, number))
-    assert only_watched.after_step() is None
-    assert only_watched.is_open
-
-
-def test_the_gate_opens_again_and_keeps_what_it_did_in_between() -> None:
-    gate = HeedWatch(gates=True, has_contrast=False)
-    gate.add(compared(0.1, 0.1, 30))
-    assert "rests" in str(gate.after_step())
-    for _ in range(20):
-        gate.add(compared(0.4, 0.0, 30))
-        if told := gate.after_step():
-            break
-    assert "goes on" in str(told)
-    doubtful = HeedWatch(gates=True, has_contrast=False)
-    doubtful.add(compared(0.03, 0.0, 30, noise=0.12))
-    doubtful.after_step()
-    assert 0.5 < doubtful.heeding.deviations < 2
-    assert doubtful.is_open, "it was before"
-    doubtful.is_open = False
-    doubtful.after_step()
-    assert not doubtful.is_open
-
-
-@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
-def test_what_a_text_does_wherever_it_stands_is_not_heeding(share: float) -> None:
-    """Hints about a lower any turn by 0.3, those about b by 0.1; nobody reads what they say."""
-    draw, effect = random.Random(1), {"a": 0.3, "b": 0.1}
-    kinds = ["a" if draw.random() < share else "b" for _ in range(2000)]
-    turns = [
-        Comparison(
-            number,
-            kind,
-            other := "b" if kind == "a" else "a",
-            effect[kind] + draw.gauss(0, 0.05),
-            effect[other] + draw.gauss(0, 0.05),
-        )
-        for number, kind in enumerate(kinds)
-    ]
-    heeding = Heeding()
-    heeding.add(turns)
-    assert heeding.is_shown is False
-    means = [each.own_drop - each.other_drop for each in turns]
-    assert share == 0.5 or abs(sum(means) / len(means)) > 0.1, "a plain mean would be fooled"
-    heeded = Heeding()
-    heeded.add([each._replace(own_drop=each.own_drop + 0.03) for each in turns])
-    assert heeded.is_shown is True
-    assert heeded.advantage[0] == pytest.approx(0.03, abs=0.015)
-
-
-def test_standard_errors_hold_what_chance_does() -> None:
-    """Without an effect two standard errors are passed upwards in about one run of forty."""
-    passed = 0
-    for seed in range(1000):
-        draw = random.Random(seed)
-        heeding = Heeding()
-        heeding.add(
-            Comparison(number, *draw.sample(["a", "b", "c"], 2), draw.gauss(0, 1), draw.gauss(0, 1))
-            for number in range(60)
-        )
-        passed += heeding.deviations >= 2
-    assert 10 <= passed <= 45
-
-
-def test_rollouts_of_one_prompt_that_err_alike_count_once() -> None:
-    heeding = Heeding()
-    heeding.add(compared(0.3, 0.1, 40, prompts=4))
-    assert heeding.compared == 4
-    one_way = Heeding()
-    one_way.add([Comparison(number, "a", "b", 1.0, 0.0) for number in range(50)])
-    assert (one_way.compared, one_way.is_shown) == (0, None), "nothing to weigh it with"
 
 
 def run_with_gate(policy: Path, folder: Path, heeded: bool, monkeypatch: pytest.MonkeyPatch, **named: Any) -> Any:

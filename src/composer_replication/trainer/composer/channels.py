@@ -141,7 +141,7 @@ class ComposerChannels:
         rests = self.watch is not None and not self.watch.is_open and clock.is_training
         return 0.0 if rests else self.alpha(clock)
 
-    def after_step(self, model: nn.Module, step: int) -> str | None:
+    def after_step(self, model: nn.Module, step: int, *, ends_generation: bool = True) -> str | None:
         """After an optimiser step: the teacher moves, and TAID's t where channel 2 ran; what a gate has to say."""
         reshard(self.teacher)
         self.teacher.after_step(model)
@@ -149,7 +149,7 @@ class ComposerChannels:
         if self.taid is not None and items:
             self.taid.update_t(sum(mean * count for mean, count in self._taid_losses) / items, step)
         self._taid_losses.clear()
-        return None if self.watch is None else self.watch.after_step()
+        return None if self.watch is None else self.watch.after_step(is_whole=ends_generation)
 
     def state(self) -> dict[str, Any]:
         return {

@@ -28,21 +28,30 @@ class HeedWatch:
     def __init__(self, *, gates: bool, has_contrast: bool, gather: Gather = list) -> None:
         self.gates, self._has_contrast, self._gather = gates, has_contrast, gather
         self.heeding = Heeding()
-        self._in_step: list[Comparison] = []
+        self._waiting: list[Comparison] = []
+        self._last_compared = -_EVERY
         self.is_open, self._was_open = True, True
 
     def wants_comparisons(self, step: int) -> bool:
         """Whether the rollouts of a step get another kind's hint beside their own."""
-        return self._has_contrast or self.heeding.compared < ENOUGH_COMPARED or step % _EVERY == 0
+        is_due = self.heeding.compared < ENOUGH_COMPARED or step - self._last_compared >= _EVERY
+        if is_due:
+            self._last_compared = step
+        return is_due or self._has_contrast
 
     def add(self, comparisons: Sequence[Comparison]) -> None:
         """Those of a micro-step on this process."""
-        self._in_step.extend(comparisons)
+        self._waiting.extend(comparisons)
 
-    def after_step(self) -> str | None:
-        """Decide about the next step; what there is to say where that changes. All processes call it."""
-        self.heeding.add(self._gather(self._in_step))
-        self._in_step = []
+    def after_step(self, *, is_whole: bool = True) -> str | None:
+        """Decide about the next step; what there is to say where that changes. All processes call it.
+
+        `is_whole`: all rollouts of a generation were seen. Until then nothing is decided: one prompt's are in several
+        steps then, and would count in each.
+        """
+        if is_whole:
+            self.heeding.add(self._gather(self._waiting))
+            self._waiting = []
         self._was_open, self.is_open = self.is_open, not self.gates or self._decided()
         if self.is_open == self._was_open:
             return None
@@ -69,8 +78,12 @@ class HeedWatch:
         return found | ({"hints/gate": float(self._was_open)} if self.gates else {})
 
     def state(self) -> dict[str, Any]:
-        return {"heeding": self.heeding.state(), "is_open": self.is_open}
+        waiting = [list(each) for each in self._waiting]
+        last = self._last_compared
+        return {"heeding": self.heeding.state(), "waiting": waiting, "last": last, "is_open": self.is_open}
 
     def load_state(self, tree: Mapping[str, Any]) -> None:
         self.heeding.load_state(tree["heeding"])
-        self.is_open = bool(tree["is_open"])
+        self._waiting = [Comparison(*each) for each in tree["waiting"]]
+        self._last_compared = int(tree["last"])
+        self.is_open = not self.gates or bool(tree["is_open"])

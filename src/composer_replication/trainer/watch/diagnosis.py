@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from composer_replication.rollouts.heeding import ENOUGH_COMPARED, FEWEST_COMPARED, in_words
+from composer_replication.rollouts.heeding import in_words, mostly_own, shown
 
 History = Sequence[Mapping[str, Any]]
 # Metrics of ours that the rules read; the others are those of TRL and transformers.
@@ -21,13 +21,6 @@ ADVANTAGE_SIZE = "advantages/mean_abs"
 SDPO_WEIGHT, REPLAY_WEIGHT = "loss/alpha_sdpo", "loss/beta_replay"
 # Logged only on steps on which the channel ran, of rollouts or of logged sessions.
 SDPO_LOSSES, REPLAY_LOSSES = ("loss/sdpo_kl", "loss/sdpo_kl_logged"), ("loss/trace_replay_dpo",)
-# Of rollouts, where each erring turn is read after another kind's hint as well.
-HINTS_COMPARED, OWN_WINS, OWN_DROP, OTHER_DROP = (
-    "hints/compared",
-    "hints/own_wins",
-    "hints/own_drop",
-    "hints/other_drop",
-)
 _UNJUDGED = re.compile(r"rewards/(.+)/unjudged")
 
 # Rules about a channel that never ran -> what it is counted in, in words, and its number.
@@ -187,15 +180,17 @@ def _no_taught_sites(history: History) -> str:
 
 def _hints_not_heeded(history: History) -> str:
     names = ("hints/compared", "hints/own_drop", "hints/other_drop", "hints/deviations")
-    last = [_last(history, name) for name in names]
-    if any(each is None for each in last):
+    with_them = [line for line in history if all(_values([line], name) for name in names)]
+    if not with_them:
         return ""
-    compared, own, other, deviations = (each or 0.0 for each in last)
-    if compared < FEWEST_COMPARED or deviations >= (2 if compared >= ENOUGH_COMPARED else 0.5):
+    compared, own, other, deviations = (float(with_them[-1][name]) for name in names)
+    does_more, is_its_own = shown(compared, deviations), mostly_own(own, other)
+    if does_more is None or (does_more and is_its_own is not False):
         return ""
+    why = "more than any text in their place" if does_more else "by more than chance"
     return (
-        f"This model does not heed hints in its rollouts: {in_words(compared, own, other, deviations)}. Channel 2 has "
-        "little to teach with: set loss.alpha_sdpo to 0, or teach the model to use hints first."
+        f"This model does not heed hints in its rollouts {why}: {in_words(compared, own, other, deviations)}. Channel "
+        "2 has little to teach with: set loss.alpha_sdpo to 0, or teach the model to use hints first."
     )
 
 
@@ -203,8 +198,8 @@ def _hints_not_compared(history: History) -> str:
     if _last(history, "hints/compared") != 0 or not any(_values(history, SDPO_LOSSES[0])):
         return ""
     return (
-        "Whether this model heeds hints was never seen: no erring turn had a hint about another kind of error to "
-        "compare its own with, and the gate stayed open."
+        "Whether this model heeds hints could not be seen: no two kinds of error were compared often enough, each "
+        "after the other's hint."
     )
 
 

@@ -1,0 +1,226 @@
+"""When the gate is open: own hints against others, by what was compared and by what chance does."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from composer_replication.rollouts.heeding import FEWEST_COMPARED, Comparison, Heeding
+from composer_replication.rollouts.other_hints import _paired
+from composer_replication.trainer.composer.heed_gate import HeedWatch
+
+
+def compared(
+    own: float, other: float, number: int, noise: float = 0.05, prompts: int | None = None
+) -> list[Comparison]:
+    """Two kinds, each against the other, with this effect and that luck."""
+    draw = random.Random(0)
+    return [
+        Comparison(
+            each if prompts is None else each % prompts,
+            *(("a", "b") if each % 2 else ("b", "a")),
+            own + draw.gauss(0, noise),
+            other + draw.gauss(0, noise),
+        )
+        for each in range(number)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "number", "has_contrast", "is_open"),
+    [
+        (0.3, 0.3, 19, False, True),  # too few to tell
+        (0.3, 0.0, 40, False, True),
+        (0.3, 0.31, 40, False, False),
+        (0.3, 0.31, 40, True, False),
+        (0.3, 0.25, 40, False, False),  # it does more, and most of it is what any text does
+        (0.3, 0.25, 40, True, True),  # which a contrast takes off
+        (0.3, 0.16, 40, False, True),  # near twice as much: as before
+        (-0.1, -0.3, 40, False, False),  # both make the error likelier, and that would be taught
+        (0.3, -0.3, 40, False, True),
+    ],
+)
+def test_the_gate_is_open_where_own_hints_do_more_and_mean_something(
+    own: float, other: float, number: int, has_contrast: bool, is_open: bool
+) -> None:
+    gate = HeedWatch(gates=True, has_contrast=has_contrast)
+    gate.add(compared(own, other, number))
+    assert gate.is_open, "a step is decided before it begins"
+    told = gate.after_step()
+    assert gate.is_open is is_open
+    assert (told is None) is is_open
+    if told:
+        assert f"over {number} comparisons" in told
+        assert "train.grpo.heed_gate = false" in told
+    again = HeedWatch(gates=True, has_contrast=has_contrast)
+    again.load_state(gate.state())
+    assert again.is_open is is_open
+    assert gate.after_step() is again.after_step() is None, "said once"
+    assert again.metrics() == gate.metrics()
+    only_watched = HeedWatch(gates=False, has_contrast=has_contrast)
+    only_watched.add(compared(own, other, number))
+    assert only_watched.after_step() is None
+    assert only_watched.is_open
+
+
+def test_the_gate_opens_again_and_keeps_what_it_did_in_between() -> None:
+    gate = HeedWatch(gates=True, has_contrast=False)
+    gate.add(compared(0.1, 0.1, 30))
+    assert "rests" in str(gate.after_step())
+    for _ in range(20):
+        gate.add(compared(0.4, 0.0, 30))
+        if told := gate.after_step():
+            break
+    assert "goes on" in str(told)
+    doubtful = HeedWatch(gates=True, has_contrast=False)
+    doubtful.add(compared(0.03, 0.0, 30, noise=0.12))
+    doubtful.after_step()
+    assert 0.5 < doubtful.heeding.deviations < 2
+    assert doubtful.is_open, "it was before"
+    doubtful.is_open = False
+    doubtful.after_step()
+    assert not doubtful.is_open
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+def test_what_a_text_does_wherever_it_stands_is_not_heeding(share: float) -> None:
+    """Hints about a lower any turn by 0.3, those about b by 0.1; nobody reads what they say."""
+    draw, effect = random.Random(1), {"a": 0.3, "b": 0.1}
+    kinds = ["a" if draw.random() < share else "b" for _ in range(2000)]
+    turns = [
+        Comparison(
+            number,
+            kind,
+            other := "b" if kind == "a" else "a",
+            effect[kind] + draw.gauss(0, 0.05),
+            effect[other] + draw.gauss(0, 0.05),
+        )
+        for number, kind in enumerate(kinds)
+    ]
+    heeding = Heeding()
+    heeding.add(turns)
+    assert heeding.is_shown is False
+    means = [each.own_drop - each.other_drop for each in turns]
+    assert share == 0.5 or abs(sum(means) / len(means)) > 0.1, "a plain mean would be fooled"
+    heeded = Heeding()
+    heeded.add([each._replace(own_drop=each.own_drop + 0.03) for each in turns])
+    assert heeded.is_shown is True
+    assert heeded.own_drop - heeded.other_drop == pytest.approx(0.03, abs=0.015)
+    assert heeded.is_mostly_its_own is heeding.is_mostly_its_own is False, "most of it is what any text does"
+
+
+@pytest.mark.parametrize(
+    ("shares", "luck"),
+    [((1, 1, 1), (1.0, 1.0, 1.0)), ((9, 1, 1), (1.0, 1.0, 1.0)), ((9, 1, 1), (0.2, 1.0, 1.0))],
+)
+def test_standard_errors_hold_what_chance_does(shares: tuple[int, ...], luck: tuple[float, ...]) -> None:
+    """Without an effect two of them are passed upwards in about one run of forty, also where rare kinds are wild."""
+    passed, told = 0, 0
+    for seed in range(1000):
+        draw = random.Random(seed)
+        spread = dict(zip("abc", luck, strict=True))
+        heeding = Heeding()
+        for generation in range(8):
+            kinds = draw.choices("abc", shares, k=12)
+            paired = dict(zip(order := draw.sample("abc", 3), [order[1], order[0], order[0]], strict=True))
+            heeding.add(
+                Comparison(12 * generation + number, kind, paired[kind], draw.gauss(0, spread[kind]), 0.0)
+                for number, kind in enumerate(kinds)
+            )
+        told += heeding.compared >= FEWEST_COMPARED
+        passed += heeding.compared >= FEWEST_COMPARED and heeding.deviations >= 2
+    assert told > 300
+    assert passed <= 0.06 * told
+
+
+def test_one_kind_that_is_nearly_alone_says_little() -> None:
+    heeding = Heeding()
+    heeding.add(
+        Comparison(number, *("ab" if number % 50 else "ba"), 0.3 + 0.01 * (number % 7), 0.0) for number in range(200)
+    )
+    assert heeding.compared < FEWEST_COMPARED, "four of the other kind are as good as sixteen in all"
+    assert heeding.is_shown is None
+
+
+def test_old_comparisons_fade_and_broken_ones_are_left_out() -> None:
+    gate = HeedWatch(gates=True, has_contrast=False)
+    for _ in range(10):
+        gate.add(compared(0.1, 0.1, 60))
+        gate.after_step()
+    assert not gate.is_open
+    assert 100 <= gate.heeding.compared <= 200
+    steps = 0
+    while not gate.is_open:
+        gate.add(compared(0.5, 0.1, 60))
+        gate.after_step()
+        steps += 1
+    assert steps <= 8
+    before = gate.heeding.state()
+    gate.add([Comparison(1, "a", "b", float("nan"), 0.0), Comparison(1, "b", "a", float("-inf"), 0.0)])
+    gate.after_step()
+    assert gate.heeding.state() == before
+
+
+def simulated(effect: float, text: float, seed: int) -> tuple[float, int, bool]:
+    """Sixty generations of eight errors of four kinds, of which one has twice the text: share of steps in which the
+    gate is open, how often it changes, and whether it is open at the end."""
+    draw, gate, changes, opened = random.Random(seed), HeedWatch(gates=True, has_contrast=False), 0, 0
+    does = {"a": 2 * text, "b": text, "c": text, "d": text}
+    for generation in range(60):
+        kinds = draw.choices("abcd", (4, 2, 1, 1), k=8)
+        partners = _paired(sorted(set(kinds)), "abcd", draw)
+        gate.add(
+            [
+                Comparison(
+                    8 * generation + number,
+                    kind,
+                    other := str(partners[kind]),
+                    does[kind] + effect + draw.gauss(0, 0.15),
+                    does[other] + draw.gauss(0, 0.15),
+                )
+                for number, kind in enumerate(kinds)
+            ]
+        )
+        opened += gate.is_open
+        changes += gate.after_step() is not None
+    return opened / 60, changes, gate.is_open
+
+
+@pytest.mark.parametrize(("effect", "text"), [(0.0, 0.05), (0.0, 0.0), (0.1, 0.02), (0.3, 0.05)])
+def test_the_gate_tells_models_apart_that_heed_and_that_do_not(effect: float, text: float) -> None:
+    runs = [simulated(effect, text, seed) for seed in range(100)]
+    share, changes, ends_open = (sum(each[at] for each in runs) / 100 for at in range(3))
+    if effect:
+        assert (share >= 0.95, changes <= 0.5, ends_open >= 0.97) == (True, True, True)
+    else:
+        assert (share <= 0.25, changes <= 1.5, ends_open <= 0.03) == (True, True, True)
+
+
+def test_a_gate_that_is_taken_away_is_open_at_once() -> None:
+    gate = HeedWatch(gates=True, has_contrast=True)
+    gate.add(compared(0.1, 0.2, 40))
+    gate.after_step()
+    assert not gate.is_open
+    without = HeedWatch(gates=False, has_contrast=True)
+    without.load_state(gate.state())
+    assert without.is_open
+
+
+def test_once_enough_is_known_every_tenth_step_is_compared() -> None:
+    gate = HeedWatch(gates=True, has_contrast=False)
+    assert gate.wants_comparisons(0)
+    gate.add(compared(0.3, 0.0, 120))
+    gate.after_step()
+    asked = [step for step in range(1, 60, 3) if gate.wants_comparisons(step)]
+    assert asked == [10, 22, 34, 46, 58]
+    assert HeedWatch(gates=False, has_contrast=True).wants_comparisons(7)
+
+
+def test_rollouts_of_one_prompt_that_err_alike_count_once() -> None:
+    heeding = Heeding()
+    heeding.add(compared(0.3, 0.1, 400, prompts=40))
+    assert heeding.compared == 40
+    one_way = Heeding()
+    one_way.add([Comparison(number, "a", "b", 1.0, 0.0) for number in range(50)])
+    assert (one_way.compared, one_way.is_shown) == (0, None), "nothing to weigh it with"
