@@ -89,6 +89,7 @@ def job(folder: Path, resume: bool, **_options: Any) -> dict[str, Any]:
         reward_funcs=by_first_token,
         train_dataset=questions(),
         environment_factory=Complaining,
+        heed_gate=True,
         alpha_sdpo=1.0,
         beta_replay=0.5,
         anneal="linear",
