@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from composer_replication.batch.render.renderer import Renderer
 from composer_replication.envs.workspace import TOOLS, Difficulty, Outcome, Task, TestRunner, Workspace, generate_task
 from composer_replication.rollouts.conversation import Rollout
+from composer_replication.rollouts.other_hints import add_wrong_hints
 from composer_replication.rollouts.sites import FoundSites, RolloutSites
 from composer_replication.types import Message
 
@@ -158,5 +159,5 @@ def hinted_sites(tokenizer: PreTrainedTokenizerBase, episodes: Sequence[Acting])
     """The sites of these episodes with their hints, and with hints of other kinds for contrast: as GRPO finds them."""
     finder = RolloutSites(Renderer(tokenizer, tools=list(TOOLS)))
     found = [finder.find(episode.rollout()) for episode in episodes]
-    finder.with_wrong_hints(found, "card")
+    add_wrong_hints(finder, found, "card")
     return found

@@ -149,7 +149,7 @@ def sampling() -> Generation:
     )
     figures: Any = SimpleNamespace(add=lambda *_given: None)
     options = RolloutOptions(fast_generation="off")
-    return Generation(trainer, options, figures, wants_sites=False, wants_contrast=False)
+    return Generation(trainer, options, figures, wants_sites=False, watch=None)
 
 
 def test_a_rollout_that_broke_gets_no_reward_of_a_penalty_alone() -> None:
