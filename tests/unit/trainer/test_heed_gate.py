@@ -47,7 +47,7 @@ def test_the_gate_is_open_where_own_hints_do_more_and_mean_something(
     gate = HeedWatch(gates=True, has_contrast=has_contrast)
     gate.add(compared(own, other, number))
     assert gate.is_open, "a step is decided before it begins"
-    told = gate.after_step()
+    told = gate.after_step(1)
     assert gate.is_open is is_open
     assert (told is None) is is_open
     if told:
@@ -56,30 +56,30 @@ def test_the_gate_is_open_where_own_hints_do_more_and_mean_something(
     again = HeedWatch(gates=True, has_contrast=has_contrast)
     again.load_state(gate.state())
     assert again.is_open is is_open
-    assert gate.after_step() is again.after_step() is None, "said once"
+    assert gate.after_step(1) is again.after_step(1) is None, "said once"
     assert again.metrics() == gate.metrics()
     only_watched = HeedWatch(gates=False, has_contrast=has_contrast)
     only_watched.add(compared(own, other, number))
-    assert only_watched.after_step() is None
+    assert only_watched.after_step(1) is None
     assert only_watched.is_open
 
 
 def test_the_gate_opens_again_and_keeps_what_it_did_in_between() -> None:
     gate = HeedWatch(gates=True, has_contrast=False)
     gate.add(compared(0.1, 0.1, 30))
-    assert "rests" in str(gate.after_step())
+    assert "rests" in str(gate.after_step(1))
     for _ in range(20):
         gate.add(compared(0.4, 0.0, 30))
-        if told := gate.after_step():
+        if told := gate.after_step(1):
             break
     assert "goes on" in str(told)
     doubtful = HeedWatch(gates=True, has_contrast=False)
     doubtful.add(compared(0.03, 0.0, 30, noise=0.12))
-    doubtful.after_step()
+    doubtful.after_step(1)
     assert 0.5 < doubtful.heeding.deviations < 2
     assert doubtful.is_open, "it was before"
     doubtful.is_open = False
-    doubtful.after_step()
+    doubtful.after_step(1)
     assert not doubtful.is_open
 
 
@@ -147,18 +147,18 @@ def test_old_comparisons_fade_and_broken_ones_are_left_out() -> None:
     gate = HeedWatch(gates=True, has_contrast=False)
     for _ in range(10):
         gate.add(compared(0.1, 0.1, 60))
-        gate.after_step()
+        gate.after_step(1)
     assert not gate.is_open
     assert 100 <= gate.heeding.compared <= 200
     steps = 0
     while not gate.is_open:
         gate.add(compared(0.5, 0.1, 60))
-        gate.after_step()
+        gate.after_step(1)
         steps += 1
     assert steps <= 8
     before = gate.heeding.state()
     gate.add([Comparison(1, "a", "b", float("nan"), 0.0), Comparison(1, "b", "a", float("-inf"), 0.0)])
-    gate.after_step()
+    gate.after_step(1)
     assert gate.heeding.state() == before
 
 
@@ -183,7 +183,7 @@ def simulated(effect: float, text: float, seed: int) -> tuple[float, int, bool]:
             ]
         )
         opened += gate.is_open
-        changes += gate.after_step() is not None
+        changes += gate.after_step(1) is not None
     return opened / 60, changes, gate.is_open
 
 
@@ -200,7 +200,7 @@ def test_the_gate_tells_models_apart_that_heed_and_that_do_not(effect: float, te
 def test_a_gate_that_is_taken_away_is_open_at_once() -> None:
     gate = HeedWatch(gates=True, has_contrast=True)
     gate.add(compared(0.1, 0.2, 40))
-    gate.after_step()
+    gate.after_step(1)
     assert not gate.is_open
     without = HeedWatch(gates=False, has_contrast=True)
     without.load_state(gate.state())
@@ -211,9 +211,17 @@ def test_once_enough_is_known_every_tenth_step_is_compared() -> None:
     gate = HeedWatch(gates=True, has_contrast=False)
     assert gate.wants_comparisons(0)
     gate.add(compared(0.3, 0.0, 120))
-    gate.after_step()
-    asked = [step for step in range(1, 60, 3) if gate.wants_comparisons(step)]
-    assert asked == [10, 22, 34, 46, 58]
+    gate.after_step(1)
+    asked = []
+    for step in range(1, 60, 3):  # a generation every third step
+        if gate.wants_comparisons(step):
+            asked.append(step)
+            gate.add(compared(0.3, 0.0, 4))
+        assert not gate.wants_comparisons(step, is_training=False)
+        gate.after_step(step + 1)
+    assert asked == [13, 25, 37, 49]
+    gate.after_step(100)
+    assert gate.wants_comparisons(100), "a step without errors does not count as one that was compared"
     assert HeedWatch(gates=False, has_contrast=True).wants_comparisons(7)
 
 

@@ -149,7 +149,7 @@ class ComposerChannels:
         if self.taid is not None and items:
             self.taid.update_t(sum(mean * count for mean, count in self._taid_losses) / items, step)
         self._taid_losses.clear()
-        return None if self.watch is None else self.watch.after_step(is_whole=ends_generation)
+        return None if self.watch is None else self.watch.after_step(step, is_whole=ends_generation)
 
     def state(self) -> dict[str, Any]:
         return {

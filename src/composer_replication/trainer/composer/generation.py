@@ -158,7 +158,8 @@ class Generation:
         own = {turn.kind: turn.hint for each in found for turn in each.taught}
         if self.options.hints == "other_kind":
             exchange_hints(self._finder, found, luck)
-        if self._watch is not None and self._watch.wants_comparisons(self._trainer.state.global_step):
+        step, is_training = self._trainer.state.global_step, self._trainer.model.training
+        if self._watch is not None and self._watch.wants_comparisons(step, is_training=is_training):
             add_wrong_hints(self._finder, found, luck, self.known_hints)
         self.known_hints |= own
         batch[SITES] = [[turn._asdict() for turn in each.taught] for each in found]

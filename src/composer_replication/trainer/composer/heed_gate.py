@@ -32,26 +32,25 @@ class HeedWatch:
         self._last_compared = -_EVERY
         self.is_open, self._was_open = True, True
 
-    def wants_comparisons(self, step: int) -> bool:
-        """Whether the rollouts of a step get another kind's hint beside their own."""
+    def wants_comparisons(self, step: int, *, is_training: bool = True) -> bool:
+        """Whether the rollouts of a step get another kind's hint beside their own; those of an evaluation need none."""
         is_due = self.heeding.compared < ENOUGH_COMPARED or step - self._last_compared >= _EVERY
-        if is_due:
-            self._last_compared = step
-        return is_due or self._has_contrast
+        return self._has_contrast or (is_due and is_training)
 
     def add(self, comparisons: Sequence[Comparison]) -> None:
         """Those of a micro-step on this process."""
         self._waiting.extend(comparisons)
 
-    def after_step(self, *, is_whole: bool = True) -> str | None:
-        """Decide about the next step; what there is to say where that changes. All processes call it.
+    def after_step(self, step: int, *, is_whole: bool = True) -> str | None:
+        """Decide what follows `step` finished ones; what there is to say where that changes. All processes call it.
 
         `is_whole`: all rollouts of a generation were seen. Until then nothing is decided: one prompt's are in several
         steps then, and would count in each.
         """
         if is_whole:
-            self.heeding.add(self._gather(self._waiting))
-            self._waiting = []
+            of_all = self._gather(self._waiting)
+            self.heeding.add(of_all)
+            self._waiting, self._last_compared = [], step if of_all else self._last_compared
         self._was_open, self.is_open = self.is_open, not self.gates or self._decided()
         if self.is_open == self._was_open:
             return None
