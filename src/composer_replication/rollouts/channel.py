@@ -156,7 +156,7 @@ class RolloutChannel:
         self._shape: tuple[int, ...] | None = None
         self._found: Channel | None = None
         self._is_busy = False
-        self.heeding: Tensor | None = None
+        self.drops: Tensor | None = None
         """(T, 2): by how much its own hint and the wrong one lower each turn that has both, in nats a token."""
 
     def teach(self, probe_ids: Tensor) -> bool:
@@ -178,7 +178,7 @@ class RolloutChannel:
             both = Contrast(sites.contrast_numbers_M, wrong, unhinted)
             contrast = both if self._options.contrasts else None
             self._targets = HintTargets(sites.targets_N, sites.turn_position_N, contrast, sites.without_contrast)
-            self.heeding = hint_drops(self._teachers, both, sites.targets_N, sites.turn_position_N)
+            self.drops = hint_drops(self._teachers, both, sites.targets_N, sites.turn_position_N)
         return True
 
     @contextmanager

@@ -18,7 +18,10 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 FEWEST_COMPARED, ENOUGH_COMPARED = 20, 100
-"""Of fewer nothing is said; of more, what has not shown by then is taken not to be there."""
+"""Of fewer nothing is said; from so many on more is asked of what has not shown by then."""
+COMPARED, DEVIATIONS = "hints/compared", "hints/deviations"
+OWN_DROP, OTHER_DROP = "hints/own_drop", "hints/other_drop"
+"""What the figures are called in metrics."""
 _FEWEST_OF_KINDS = 3
 """Comparisons of two kinds, each way: of fewer nobody knows how much they differ by luck."""
 

@@ -48,7 +48,7 @@ def add_wrong_hints(
         in_batch.setdefault(turn.about, []).append(turn.hint)
     hints |= in_batch
     draw = random.Random(seed)  # noqa: S311 (a choice, not a secret)
-    partners = _paired(sorted(in_batch), sorted(hints), draw)
+    partners = paired_kinds(sorted(in_batch), sorted(hints), draw)
     for each in found:
         for number, turn in enumerate(each.taught):
             wrong = _other_hint(turn, partners[turn.about], hints, draw)
@@ -60,7 +60,7 @@ def add_wrong_hints(
             each.taught[number] = turn._replace(wrong_ids=ids, wrong_start=hinted.teacher_start, wrong_kind=wrong[0])
 
 
-def _paired(kinds: list[str], all_kinds: Sequence[str], draw: random.Random) -> dict[str, str | None]:
+def paired_kinds(kinds: list[str], all_kinds: Sequence[str], draw: random.Random) -> dict[str, str | None]:
     """Each kind's partner, whose partner it is; one that is left over has any other."""
     draw.shuffle(kinds)
     partners: dict[str, str | None] = {}

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from composer_replication.rollouts.heeding import FEWEST_COMPARED, Comparison, Heeding
-from composer_replication.rollouts.other_hints import _paired
+from composer_replication.rollouts.other_hints import paired_kinds
 from composer_replication.trainer.composer.heed_gate import HeedWatch
 
 
@@ -169,7 +169,7 @@ def simulated(effect: float, text: float, seed: int) -> tuple[float, int, bool]:
     does = {"a": 2 * text, "b": text, "c": text, "d": text}
     for generation in range(60):
         kinds = draw.choices("abcd", (4, 2, 1, 1), k=8)
-        partners = _paired(sorted(set(kinds)), "abcd", draw)
+        partners = paired_kinds(sorted(set(kinds)), "abcd", draw)
         gate.add(
             [
                 Comparison(

@@ -98,8 +98,8 @@ class ComposerChannels:
         found = channel.result(*input_ids.shape)
         term = loss.new_zeros(()) if found is None else self.rollout_alpha(clock) * found.value
         measured = self._measured(term, found.value if found else None, found.items if found else 0, options)
-        if self.watch is not None and channel.heeding is not None and clock.is_training and clock.is_first_pass:
-            self.watch.add(_comparisons(turns, prompt, prompt_mask, channel.heeding))
+        if self.watch is not None and channel.drops is not None and clock.is_training and clock.is_first_pass:
+            self.watch.add(_comparisons(turns, prompt, prompt_mask, channel.drops))
         if clock.is_training and measured.items and self.rollout_alpha(clock) > 0:
             self._taid_losses.append((measured.mean, measured.items))
         return loss, measured

@@ -11,7 +11,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from composer_replication.rollouts.heeding import ENOUGH_COMPARED, Comparison, Heeding
+from composer_replication.rollouts.heeding import (
+    COMPARED,
+    DEVIATIONS,
+    ENOUGH_COMPARED,
+    OTHER_DROP,
+    OWN_DROP,
+    Comparison,
+    Heeding,
+)
 
 Gather = Callable[[list[Comparison]], list[Comparison]]
 _EVERY = 10
@@ -72,8 +80,8 @@ class HeedWatch:
     def metrics(self) -> dict[str, float]:
         """After a step: over all so far, and whether the channel counted in that one."""
         heeding = self.heeding
-        found = {"hints/compared": float(heeding.compared), "hints/own_drop": heeding.own_drop}
-        found |= {"hints/other_drop": heeding.other_drop, "hints/deviations": heeding.deviations}
+        found = {COMPARED: float(heeding.compared), DEVIATIONS: heeding.deviations}
+        found |= {OWN_DROP: heeding.own_drop, OTHER_DROP: heeding.other_drop}
         return found | ({"hints/gate": float(self._was_open)} if self.gates else {})
 
     def state(self) -> dict[str, Any]:

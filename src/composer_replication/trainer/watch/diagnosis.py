@@ -11,7 +11,15 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from composer_replication.rollouts.heeding import in_words, mostly_own, shown
+from composer_replication.rollouts.heeding import (
+    COMPARED,
+    DEVIATIONS,
+    OTHER_DROP,
+    OWN_DROP,
+    in_words,
+    mostly_own,
+    shown,
+)
 
 History = Sequence[Mapping[str, Any]]
 # Metrics of ours that the rules read; the others are those of TRL and transformers.
@@ -179,7 +187,7 @@ def _no_taught_sites(history: History) -> str:
 
 
 def _hints_not_heeded(history: History) -> str:
-    names = ("hints/compared", "hints/own_drop", "hints/other_drop", "hints/deviations")
+    names = (COMPARED, OWN_DROP, OTHER_DROP, DEVIATIONS)
     with_them = [line for line in history if all(_values([line], name) for name in names)]
     if not with_them:
         return ""
@@ -195,7 +203,7 @@ def _hints_not_heeded(history: History) -> str:
 
 
 def _hints_not_compared(history: History) -> str:
-    if _last(history, "hints/compared") != 0 or not any(_values(history, SDPO_LOSSES[0])):
+    if _last(history, COMPARED) != 0 or not any(_values(history, SDPO_LOSSES[0])):
         return ""
     return (
         "Whether this model heeds hints could not be seen: no two kinds of error were compared often enough, each "
