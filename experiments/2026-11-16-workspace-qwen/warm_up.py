@@ -1,11 +1,13 @@
 """A model that knows its harness: plain fine-tuning on scripted sessions of the workspace, errors and all.
 
     python warm_up.py rows TOKENIZER rows.json [--episodes 640]
-    python warm_up.py train MODEL rows.json OUT [--steps 80]
+    python warm_up.py train MODEL rows.json OUT [--steps 80] [--part 4] [--repeatable]
 
 The sessions are those of the careless agent on tasks 30,000 and up, which no arm trains on or is judged on. No hint is
 among them: whether the model heeds one is what the arms ask. Writes a folder that `from_pretrained` reads. After each
 round of steps 16 tasks are played; where too few of them hold a call, another round follows, three at the most.
+`--part`: sessions that are on the device at once. `--repeatable`: with deterministic kernels, for the same weights on
+another day (needs CUBLAS_WORKSPACE_CONFIG=:4096:8).
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from composer_replication.batch.model_folder import load_model, load_tokenizer
 from composer_replication.envs.policies import CARELESS, Episode, play
 from composer_replication.envs.workspace import TOOLS, generate_task
 
-FIRST, LONGEST, BATCH, PART, LR, WARM = 30_000, 3072, 16, 4, 3e-5, 5
+FIRST, LONGEST, BATCH, LR, WARM = 30_000, 3072, 16, 3e-5, 5
 PLAYED, FEWEST, ROUNDS = range(29_000, 29_016), 0.8, 3
 
 
@@ -74,8 +76,8 @@ def share_with_a_call(model: Any, tokenizer: Any) -> float:
 class Training:
     """AdamW over all weights, batches of sessions in parts that fit beside a large vocabulary."""
 
-    def __init__(self, model: Any, rows: list[tuple[list[int], list[int]]], *, pad: int) -> None:
-        self.model, self.rows, self.pad, self.step = model, rows, pad, 0
+    def __init__(self, model: Any, rows: list[tuple[list[int], list[int]]], *, pad: int, part: int) -> None:
+        self.model, self.rows, self.pad, self.part, self.step = model, rows, pad, part, 0
         self.draw = random.Random(0)  # noqa: S311 (the order of sessions)
         self.optimiser = torch.optim.AdamW(model.parameters(), lr=LR, weight_decay=0.0)
 
@@ -86,7 +88,7 @@ class Training:
             self.optimiser.param_groups[0]["lr"] = LR * min(1.0, self.step / WARM)
             batch = self.draw.sample(self.rows, BATCH)
             total = sum(label != -100 for _, row in batch for label in row)
-            parts = [batch[at : at + PART] for at in range(0, BATCH, PART)]
+            parts = [batch[at : at + self.part] for at in range(0, BATCH, self.part)]
             loss = sum(self._add_gradient(part, total) for part in parts)
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
             self.optimiser.step()
@@ -110,15 +112,17 @@ def write_rows(tokenizer_name: str, out: Path, episodes: int) -> None:
     out.write_text(json.dumps(rows), encoding="utf-8")
 
 
-def train(model_name: str, rows: Path, out: Path, steps: int) -> None:
+def train(model_name: str, rows: Path, out: Path, steps: int, part: int, is_repeatable: bool) -> None:
     torch.manual_seed(0)
     tokenizer = load_tokenizer(model_name)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = load_model(model_name, what="model", dtype=torch.float32).to(device)
     begin_unlearnt_rows(model, tokenizer)
-    training = Training(model, json.loads(rows.read_text(encoding="utf-8")), pad=tokenizer.pad_token_id)
+    training = Training(model, json.loads(rows.read_text(encoding="utf-8")), pad=tokenizer.pad_token_id, part=part)
     for _ in range(ROUNDS):
+        torch.use_deterministic_algorithms(is_repeatable, warn_only=True)
         training.run(steps)
+        torch.use_deterministic_algorithms(False)
         share = share_with_a_call(model, tokenizer)
         print(f"after {training.step} steps, tasks with a call: {share:.0%}", flush=True)
         if share >= FEWEST:
@@ -140,11 +144,13 @@ def main() -> None:
     training.add_argument("rows", type=Path)
     training.add_argument("out", type=Path)
     training.add_argument("--steps", type=int, default=80)
+    training.add_argument("--part", type=int, default=4)
+    training.add_argument("--repeatable", action="store_true")
     given = parser.parse_args()
     if given.verb == "rows":
         write_rows(given.tokenizer, given.out, given.episodes)
     else:
-        train(given.model, given.rows, given.out, given.steps)
+        train(given.model, given.rows, given.out, given.steps, given.part, given.repeatable)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ seed have the same luck in a task. The curve is that of the training's own rollo
 
 from __future__ import annotations
 
+import gc
 import shutil
 import sys
 import time
@@ -67,6 +68,7 @@ def run_job(job: Job) -> Result:
     trained, lines, steps = start, list[Mapping[str, Any]](), 0
     if job.options["is_trained"]:
         trained, lines, steps = _train(job, start)
+        _let_go_of_the_trainer()
     units, digests = _judged(job, start, trained)
     rollouts = job.config.train.optimiser.per_device * job.config.train.optimiser.accumulation
     result = Result(
@@ -106,6 +108,15 @@ def _train(job: Job, start: str) -> tuple[str, list[Mapping[str, Any]], int]:
         {**by_step[step], "world/alarms": float(sum(at <= step for at in raised))} for step in sorted(by_step)
     ]
     return str(done.saved), lines, done.steps
+
+
+def _let_go_of_the_trainer() -> None:
+    """It is part of cycles: its optimiser would stay on the GPU beside the two models that are compared next."""
+    import torch
+
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def _say(text: str) -> None:
