@@ -19,8 +19,10 @@ from typing import Any, NamedTuple
 
 FEWEST_COMPARED, ENOUGH_COMPARED = 20, 100
 """Of fewer nothing is said; from so many on more is asked of what has not shown by then."""
+_SHOWN = 2.5
+"""Standard errors. It is asked after every step: with two, one run of ten in which nobody heeds hints would pass."""
 COMPARED, DEVIATIONS = "hints/compared", "hints/deviations"
-OWN_DROP, OTHER_DROP = "hints/own_drop", "hints/other_drop"
+OWN_DROP, OTHER_DROP, GATE = "hints/own_drop", "hints/other_drop", "hints/gate"
 """What the figures are called in metrics."""
 _FEWEST_OF_KINDS = 3
 """Comparisons of two kinds, each way: of fewer nobody knows how much they differ by luck."""
@@ -121,7 +123,7 @@ class Heeding:
 
     @property
     def is_shown(self) -> bool | None:
-        """Whether own hints do more than others: by two standard errors; None where it cannot be told."""
+        """Whether own hints do more than others, by enough standard errors; None where it cannot be told."""
         return shown(self.compared, self.deviations)
 
     @property
@@ -144,7 +146,7 @@ def shown(compared: float, deviations: float) -> bool | None:
     """Two bounds, so that a model near one of them is not switched back and forth."""
     if compared < FEWEST_COMPARED:
         return None
-    if deviations >= 2:
+    if deviations >= _SHOWN:
         return True
     return False if deviations < (1.0 if compared >= ENOUGH_COMPARED else 0.5) else None
 

@@ -1,9 +1,9 @@
-"""Channel 2 rests on the rollouts of a model that does not heed hints.
+"""Channel 2 rests on the rollouts of a model until that model is seen to heed hints.
 
-What it would be taught there is what any text in that place does to it: hints of another kind moved Qwen2.5-Coder-0.5B
-as much as right ones, and both cost success (docs/evidence.md). So the turns of a batch are read after another kind's
-hint as well, and all finished steps decide about the next one: the same, however a step is cut. Until enough turns were
-compared the channel runs, and where it cannot be told it does what it did before.
+What it would be taught else is what any text in that place does to it: hints of another kind moved Qwen2.5-Coder-0.5B
+as much as right ones, and both cost success, most of it in the first steps (docs/evidence.md). So the turns of a batch
+are read after another kind's hint as well, and all finished steps decide about the next one: the same, however a step
+is cut. Until enough turns were compared the channel rests, and where it cannot be told it does what it did before.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from composer_replication.rollouts.heeding import (
     COMPARED,
     DEVIATIONS,
     ENOUGH_COMPARED,
+    GATE,
     OTHER_DROP,
     OWN_DROP,
     Comparison,
@@ -38,7 +39,9 @@ class HeedWatch:
         self.heeding = Heeding()
         self._waiting: list[Comparison] = []
         self._last_compared = -_EVERY
-        self.is_open, self._was_open = True, True
+        self.is_open = self._was_open = not gates
+        self._told: bool | None = None
+        """What was last said of it: that it is open, that it is closed."""
 
     def wants_comparisons(self, step: int, *, is_training: bool = True) -> bool:
         """Whether the rollouts of a step get another kind's hint beside their own; those of an evaluation need none."""
@@ -50,7 +53,7 @@ class HeedWatch:
         self._waiting.extend(comparisons)
 
     def after_step(self, step: int, *, is_whole: bool = True) -> str | None:
-        """Decide what follows `step` finished ones; what there is to say where that changes. All processes call it.
+        """Decide what follows `step` finished ones; what there is to say where that is new. All processes call it.
 
         `is_whole`: all rollouts of a generation were seen. Until then nothing is decided: one prompt's are in several
         steps then, and would count in each.
@@ -59,38 +62,42 @@ class HeedWatch:
             of_all = self._gather(self._waiting)
             self.heeding.add(of_all)
             self._waiting, self._last_compared = [], step if of_all else self._last_compared
-        self._was_open, self.is_open = self.is_open, not self.gates or self._decided()
-        if self.is_open == self._was_open:
+        decided = self._decided() if self.gates else None
+        self._was_open, self.is_open = self.is_open, self.is_open if decided is None else decided
+        if decided is None or decided == self._told:
             return None
-        if self.is_open:
-            return f"channel 2 goes on with rollouts: {self.heeding.in_words()}"
+        self._told = decided
+        if decided:
+            return f"channel 2 runs on rollouts from here on: {self.heeding.in_words()}"
         return (
-            f"channel 2 rests on rollouts: this model does not heed hints there: {self.heeding.in_words()}. It goes on "
-            "if that changes; train.grpo.heed_gate = false teaches all the same"
+            f"channel 2 rests on rollouts: this model does not heed hints there: {self.heeding.in_words()}. It runs "
+            "once that changes; train.grpo.heed_gate = false teaches all the same"
         )
 
-    def _decided(self) -> bool:
+    def _decided(self) -> bool | None:
+        """None: as before."""
         answers = [self.heeding.is_shown]
         if not self._has_contrast and answers[0] is not None:
             answers.append(self.heeding.is_mostly_its_own)
         if False in answers:
             return False
-        return self.is_open if None in answers else True
+        return None if None in answers else True
 
     def metrics(self) -> dict[str, float]:
         """After a step: over all so far, and whether the channel counted in that one."""
         heeding = self.heeding
         found = {COMPARED: float(heeding.compared), DEVIATIONS: heeding.deviations}
         found |= {OWN_DROP: heeding.own_drop, OTHER_DROP: heeding.other_drop}
-        return found | ({"hints/gate": float(self._was_open)} if self.gates else {})
+        return found | ({GATE: float(self._was_open)} if self.gates else {})
 
     def state(self) -> dict[str, Any]:
         waiting = [list(each) for each in self._waiting]
-        last = self._last_compared
-        return {"heeding": self.heeding.state(), "waiting": waiting, "last": last, "is_open": self.is_open}
+        known = {"heeding": self.heeding.state(), "waiting": waiting, "last": self._last_compared}
+        return known | {"is_open": self.is_open, "told": self._told}
 
     def load_state(self, tree: Mapping[str, Any]) -> None:
         self.heeding.load_state(tree["heeding"])
         self._waiting = [Comparison(*each) for each in tree["waiting"]]
         self._last_compared = int(tree["last"])
         self.is_open = not self.gates or bool(tree["is_open"])
+        self._told = tree.get("told")  # an earlier version has none

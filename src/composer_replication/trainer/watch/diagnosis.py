@@ -8,27 +8,25 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
-from composer_replication.rollouts.heeding import (
-    COMPARED,
-    DEVIATIONS,
-    OTHER_DROP,
-    OWN_DROP,
-    in_words,
-    mostly_own,
-    shown,
+from composer_replication.trainer.watch.hint_rules import hints_not_compared, hints_not_heeded
+from composer_replication.trainer.watch.logged_history import (
+    SDPO_LOSSES,
+    History,
+    last_of,
+    mean_of,
+    never_ran,
+    values_of,
 )
 
-History = Sequence[Mapping[str, Any]]
 # Metrics of ours that the rules read; the others are those of TRL and transformers.
 ROLLOUTS_TOTAL = "rollouts/total"
 ERROR_RATE = "sites/per_100_turns"
 ADVANTAGE_SIZE = "advantages/mean_abs"
 SDPO_WEIGHT, REPLAY_WEIGHT = "loss/alpha_sdpo", "loss/beta_replay"
-# Logged only on steps on which the channel ran, of rollouts or of logged sessions.
-SDPO_LOSSES, REPLAY_LOSSES = ("loss/sdpo_kl", "loss/sdpo_kl_logged"), ("loss/trace_replay_dpo",)
+REPLAY_LOSSES = ("loss/trace_replay_dpo",)
 _UNJUDGED = re.compile(r"rewards/(.+)/unjudged")
 
 # Rules about a channel that never ran -> what it is counted in, in words, and its number.
@@ -77,7 +75,7 @@ def _nothing_logged(history: History) -> str:
 
 
 def _learning_rate_zero(history: History) -> str:
-    rates = _values(history, "learning_rate")
+    rates = values_of(history, "learning_rate")
     if len(rates) < 2 or any(rates):  # the first line of a warm-up is 0 in healthy runs
         return ""
     return f"The learning rate is 0 in all {len(rates):,} lines of metrics: no weight was changed."
@@ -96,7 +94,7 @@ def _not_a_number(history: History) -> str:
 
 
 def _gradient_zero(history: History) -> str:
-    norms = _values(history, "grad_norm")
+    norms = values_of(history, "grad_norm")
     if not norms or any(norms):
         return ""
     return f"The gradient is 0 in all {len(norms):,} lines of metrics: no weight was changed."
@@ -104,9 +102,9 @@ def _gradient_zero(history: History) -> str:
 
 def _unjudged(history: History) -> str:
     keys = dict.fromkeys(key for line in history for key in line)
-    shares = {match[1]: _mean(history, key) or 0.0 for key in keys if (match := _UNJUDGED.fullmatch(key))}
+    shares = {match[1]: mean_of(history, key) or 0.0 for key in keys if (match := _UNJUDGED.fullmatch(key))}
     rewarded = [line for line in history if "reward" in line]
-    if rewarded and not _values(rewarded, "reward"):  # TRL logs None where no rollout of a batch has a reward
+    if rewarded and not values_of(rewarded, "reward"):  # TRL logs None where no rollout of a batch has a reward
         return "The reward function returned None or NaN for 100% of rollouts, which teach nothing."
     if len(shares) == 1:
         [(name, share)] = shares.items()
@@ -118,11 +116,11 @@ def _unjudged(history: History) -> str:
 
 
 def _equal_rewards(history: History) -> str:
-    shares = [_mean(history, key) for key in ("groups/equal_after", "frac_reward_zero_std")]
+    shares = [mean_of(history, key) for key in ("groups/equal_after", "frac_reward_zero_std")]
     share = next((each for each in shares if each is not None), None)
     if share is None or share < _MOST:
         return ""
-    reward = _mean(history, "reward")
+    reward = mean_of(history, "reward")
     level = "" if reward is None else f" The mean reward is {reward:.3g}."
     return (
         f"{share:.0%} of groups had equal reward: their advantages are 0 and they teach nothing.{level} Use tasks that "
@@ -131,14 +129,14 @@ def _equal_rewards(history: History) -> str:
 
 
 def _advantages_zero(history: History) -> str:
-    sizes = _values(history, ADVANTAGE_SIZE)
+    sizes = values_of(history, ADVANTAGE_SIZE)
     if not sizes or any(sizes):
         return ""
     return f"The advantages are 0 in all {len(sizes):,} lines of metrics: the policy gradient is 0."
 
 
 def _length_limit(history: History) -> str:
-    share = _mean(history, "completions/clipped_ratio")
+    share = mean_of(history, "completions/clipped_ratio")
     if share is None or share < _MOST:
         return ""
     which = "All" if share >= 1 else f"{share:.0%} of"
@@ -149,14 +147,14 @@ def _length_limit(history: History) -> str:
 
 
 def _empty_completions(history: History) -> str:
-    length = _mean(history, "completions/mean_length")
+    length = mean_of(history, "completions/mean_length")
     if length is None or length > 2:
         return ""
     return f"Completions are {length:.1f} tokens long on average: the model ends its turn at once."
 
 
 def _no_entropy(history: History) -> str:
-    entropy = _mean(history, "entropy")
+    entropy = mean_of(history, "entropy")
     if entropy is None or entropy > 0.01:
         return ""
     return (
@@ -166,17 +164,17 @@ def _no_entropy(history: History) -> str:
 
 
 def _no_sites(history: History) -> str:
-    rates = _values(history, ERROR_RATE)
-    if not rates or any(rates) or not _never_ran(history, SDPO_WEIGHT, SDPO_LOSSES):
+    rates = values_of(history, ERROR_RATE)
+    if not rates or any(rates) or not never_ran(history, SDPO_WEIGHT, SDPO_LOSSES):
         return ""
-    rollouts = _last(history, ROLLOUTS_TOTAL)
+    rollouts = last_of(history, ROLLOUTS_TOTAL)
     where = f"{len(rates):,} lines of metrics" if rollouts is None else f"{rollouts:,.0f} rollouts"
     return f"No error sites were found in {where}: channel 2 never ran."
 
 
 def _no_taught_sites(history: History) -> str:
-    rate = _mean(history, ERROR_RATE)
-    if rate == 0.0 or not _never_ran(history, SDPO_WEIGHT, SDPO_LOSSES):
+    rate = mean_of(history, ERROR_RATE)
+    if rate == 0.0 or not never_ran(history, SDPO_WEIGHT, SDPO_LOSSES):
         return ""
     if rate is None:
         return "No batch held an error site with a hint: channel 2 never ran."
@@ -186,39 +184,14 @@ def _no_taught_sites(history: History) -> str:
     )
 
 
-def _hints_not_heeded(history: History) -> str:
-    names = (COMPARED, OWN_DROP, OTHER_DROP, DEVIATIONS)
-    with_them = [line for line in history if all(_values([line], name) for name in names)]
-    if not with_them:
-        return ""
-    compared, own, other, deviations = (float(with_them[-1][name]) for name in names)
-    does_more, is_its_own = shown(compared, deviations), mostly_own(own, other)
-    if does_more is None or (does_more and is_its_own is not False):
-        return ""
-    why = "more than any text in their place" if does_more else "by more than chance"
-    return (
-        f"This model does not heed hints in its rollouts {why}: {in_words(compared, own, other, deviations)}. Channel "
-        "2 has little to teach with: set loss.alpha_sdpo to 0, or teach the model to use hints first."
-    )
-
-
-def _hints_not_compared(history: History) -> str:
-    if _last(history, COMPARED) != 0 or not any(_values(history, SDPO_LOSSES[0])):
-        return ""
-    return (
-        "Whether this model heeds hints could not be seen: no two kinds of error were compared often enough, each "
-        "after the other's hint."
-    )
-
-
 def _no_pairs(history: History) -> str:
-    is_silent = _never_ran(history, REPLAY_WEIGHT, REPLAY_LOSSES)
+    is_silent = never_ran(history, REPLAY_WEIGHT, REPLAY_LOSSES)
     return "No preference pairs were used: channel 3 never ran." if is_silent else ""
 
 
 def _not_met(rule: str, history: History, items: Mapping[str, int]) -> str:
     """What to say of a channel that never ran although there is something for it."""
-    is_of_rollouts = rule == "no_taught_sites" and bool(_values(history, ERROR_RATE))
+    is_of_rollouts = rule == "no_taught_sites" and bool(values_of(history, ERROR_RATE))
     if rule not in _ITEMS or is_of_rollouts:
         return ""
     name, words, channel = _ITEMS[rule]
@@ -232,21 +205,21 @@ def _not_met(rule: str, history: History, items: Mapping[str, int]) -> str:
 
 
 def _no_calls(history: History) -> str:
-    calls = _values(history, "tools/call_frequency")
+    calls = values_of(history, "tools/call_frequency")
     if not calls or any(calls):
         return ""
     return "No tool was called in any rollout: the model does not write calls that the parser of its template reads."
 
 
 def _all_calls_fail(history: History) -> str:
-    calls, failed = _mean(history, "tools/call_frequency"), _mean(history, "tools/failure_frequency")
+    calls, failed = mean_of(history, "tools/call_frequency"), mean_of(history, "tools/failure_frequency")
     if not calls or failed is None or failed < _ALL_BUT_FEW:
         return ""
     return f"{failed:.0%} of tool calls failed: look at the environment before the model."
 
 
 def _clipped_away(history: History) -> str:
-    share = _mean(history, "clip_ratio/region_mean")
+    share = mean_of(history, "clip_ratio/region_mean")
     if share is None or share < _MOST:
         return ""
     return (
@@ -268,31 +241,10 @@ _RULES: Mapping[str, Callable[[History], str]] = {
     "no_entropy": _no_entropy,
     "no_sites": _no_sites,
     "no_taught_sites": _no_taught_sites,
-    "hints_not_heeded": _hints_not_heeded,
-    "hints_not_compared": _hints_not_compared,
+    "hints_not_heeded": hints_not_heeded,
+    "hints_not_compared": hints_not_compared,
     "no_pairs": _no_pairs,
     "no_calls": _no_calls,
     "all_calls_fail": _all_calls_fail,
     "clipped_away": _clipped_away,
 }
-
-
-def _values(history: History, key: str) -> list[float]:
-    """The finite values of a metric, in order."""
-    found = [line.get(key) for line in history]
-    return [float(each) for each in found if isinstance(each, int | float) and math.isfinite(each)]
-
-
-def _mean(history: History, key: str) -> float | None:
-    values = _values(history, key)
-    return math.fsum(values) / len(values) if values else None
-
-
-def _last(history: History, key: str) -> float | None:
-    values = _values(history, key)
-    return values[-1] if values else None
-
-
-def _never_ran(history: History, weight: str, losses: Sequence[str]) -> bool:
-    """Whether a channel had a weight above 0 at some time and a loss at none."""
-    return any(_values(history, weight)) and not any(_values(history, key) for key in losses)
