@@ -98,6 +98,7 @@ def job(folder: Path, resume: bool, **_options: Any) -> dict[str, Any]:
         trace_dataset=TRACES,
         data_collator=collator,
     )
+    trainer.channels.watch.is_open = True  # as if hints were seen to be heeded; a checkpoint says what it was
     trainer.train(resume_from_checkpoint=resume)
     lines = [line for line in trainer.state.log_history if "loss/total" in line]
     return {

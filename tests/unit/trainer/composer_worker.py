@@ -70,6 +70,7 @@ def run(case: dict[str, Any], policy: Path, folder: Path, *, rank: int, num_proc
         data_collator=collator,
         logged_batch_size=2 // num_processes,
     )
+    trainer.channels.watch.is_open = True  # as if hints were seen to be heeded: channel 2 runs
     failing, fine = SCRIPTS["Look"][:2], [SCRIPTS["Look"][2], [*SCRIPTS["Look"][2][:1], "It is done now."]]
     mine = [*failing, *fine][rank * share : (rank + 1) * share]
     ScriptedGeneration(trainer, {"Look": mine})

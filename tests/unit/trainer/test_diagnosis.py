@@ -88,7 +88,10 @@ SPEAKS: dict[str, tuple[list[dict[str, Any]], str]] = {
         "This model does not heed hints in its rollouts by more than chance: over 320 comparisons its own hint lowers "
         "an erring turn by +0.051 nats a token and another kind's by +0.049, +0.9 standard errors apart",
     ),
-    "hints_not_compared": (changed(hints__compared=0.0), "Whether this model heeds hints could not be seen"),
+    "hints_not_compared": (
+        changed(hints__compared=0.0),
+        "Whether this model heeds hints cannot be told yet, of 0 comparisons",
+    ),
     "no_pairs": (changed(loss__trace_replay_dpo=ABSENT), "No preference pairs were used: channel 3 never ran."),
     "no_calls": (changed(tools__call_frequency=0.0), "No tool was called in any rollout"),
     "all_calls_fail": (changed(tools__failure_frequency=0.98), "98% of tool calls failed"),
@@ -108,7 +111,7 @@ SILENT: dict[str, list[dict[str, Any]]] = {
     "no_entropy": changed(entropy=0.02),
     "no_sites": changed(sites__per_100_turns=0.0, loss__sdpo_kl=ABSENT, loss__sdpo_kl_logged=0.2),
     "no_taught_sites": changed(loss__sdpo_kl=lambda step: 0.1 if step == 7 else ABSENT),
-    "hints_not_heeded": changed(hints__deviations=2.1),
+    "hints_not_heeded": changed(hints__deviations=2.6),
     "hints_not_compared": changed(hints__compared=0.0, loss__sdpo_kl=ABSENT, loss__sdpo_kl_logged=0.1),
     "no_pairs": changed(loss__trace_replay_dpo=lambda step: 0.6 if step == 7 else ABSENT),
     "no_calls": changed(tools__call_frequency=lambda step: 0.1 * (step == 9)),
@@ -148,6 +151,18 @@ def test_few_comparisons_say_little_about_hints() -> None:
     assert not findings(changed(hints__deviations=ABSENT))
     [told] = diagnose(changed(hints__own_drop=0.13))
     assert told.startswith("This model does not heed hints in its rollouts more than any text in their place")
+
+
+@pytest.mark.parametrize("gate", [0.0, ABSENT, lambda step: float(step == 7)])
+def test_a_gate_that_never_opened_is_said_to_be_why_channel_2_did_not_run(gate: Any) -> None:
+    is_closed = gate == 0.0
+    doubtful = diagnose(changed(hints__compared=50.0, hints__deviations=1.5, hints__gate=gate))
+    assert len(doubtful) == is_closed
+    assert all("So channel 2 never ran on rollouts; train.grpo.heed_gate = false" in each for each in doubtful)
+    [deaf] = diagnose(changed(hints__deviations=0.1, hints__gate=gate))
+    assert ("Channel 2 has little to teach with, and never ran on rollouts" in deaf) is is_closed
+    [unknown] = diagnose(changed(hints__compared=0.0, hints__gate=gate))
+    assert ("So channel 2 never ran" in unknown) is is_closed
 
 
 def test_one_line_with_a_learning_rate_of_0_is_the_start_of_a_warm_up() -> None:

@@ -149,28 +149,36 @@ def lines_of(trainer: Any) -> list[dict[str, Any]]:
     return [each for each in trainer.state.log_history if "loss/total" in each]
 
 
-def test_channel_2_rests_from_the_second_step_on_where_hints_are_not_heeded(
+def test_channel_2_rests_where_hints_are_not_heeded(
     policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     deaf = run_with_gate(policy, tmp_path / "deaf", False, monkeypatch, heed_gate=True)
     lines = lines_of(deaf)
-    assert [each["ran/sdpo_kl"] for each in lines] == [1.0, 0.0, 0.0]
-    assert [each["hints/gate"] for each in lines] == [1.0, 0.0, 0.0]
-    assert lines[2]["loss/total"] == pytest.approx(lines[2]["loss/grpo"])
-    assert lines[2]["loss/sdpo_kl"] > 0, "still measured"
+    assert [each["ran/sdpo_kl"] for each in lines] == [each["hints/gate"] for each in lines] == [0.0, 0.0, 0.0]
+    for line in lines:
+        assert line["loss/total"] == pytest.approx(line["loss/grpo"])
+        assert line["loss/sdpo_kl"] > 0, "still measured"
     said = [each.getMessage() for each in caplog.records if "rests on rollouts" in each.getMessage()]
     assert len(said) == 1
     assert said[0].startswith("step 1: ")
 
 
-def test_an_open_gate_changes_no_weight(policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_behind_a_closed_gate_a_run_is_grpo_and_behind_an_open_one_it_is_not(
+    policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plain = run_with_gate(policy, tmp_path / "plain", True, monkeypatch)
-    gated = run_with_gate(policy, tmp_path / "gated", True, monkeypatch, heed_gate=True)
-    assert [each["ran/sdpo_kl"] for each in lines_of(gated)] == [1.0] * 3
-    torch.testing.assert_close(weights_of(gated), weights_of(plain), rtol=1e-4, atol=1e-6)
-    closed = run_with_gate(policy, tmp_path / "closed", False, monkeypatch, heed_gate=True)
-    assert (weights_of(closed) - weights_of(plain)).abs().max() > 1e-3, "the comparison could have failed"
     assert "hints/gate" not in lines_of(plain)[0]
+    closed = run_with_gate(policy, tmp_path / "closed", False, monkeypatch, heed_gate=True)
+    still = {"max_steps": 3, "optim": "sgd", "learning_rate": 0.1}
+    grpo = scripted(policy, tmp_path / "grpo", still)
+    grpo.train()
+    torch.testing.assert_close(weights_of(closed), weights_of(grpo), rtol=1e-5, atol=1e-7)
+    assert (weights_of(closed) - weights_of(plain)).abs().max() > 1e-3, "the comparison could have failed"
+    gated = run_with_gate(policy, tmp_path / "gated", True, monkeypatch, heed_gate=True)
+    assert [each["ran/sdpo_kl"] for each in lines_of(gated)] == [0.0, 1.0, 1.0], "shown by the first step"
+    for a, b in zip(lines_of(gated)[1:], lines_of(plain)[1:], strict=True):
+        assert a["loss/alpha_sdpo"] == b["loss/alpha_sdpo"]
+    assert (weights_of(gated) - weights_of(grpo)).abs().max() > 1e-3
 
 
 def test_without_channel_2_there_is_no_gate(policy: Path, tmp_path: Path) -> None:
