@@ -28,7 +28,7 @@ from composer_replication.objective.attention.attend import own_masks_taken
 from composer_replication.rollouts.generation.choice import Choice, choice_of, why_not_chosen
 from composer_replication.rollouts.generation.key_values import KeyValueRows
 from composer_replication.rollouts.generation.loop import TokenLoop
-from composer_replication.rollouts.generation.passes import read_tokens
+from composer_replication.rollouts.generation.passes import casts_kept, read_tokens
 from composer_replication.rollouts.generation.suitability import why_not_kept
 from composer_replication.rollouts.generation.token_rows import (
     Origin,
@@ -158,7 +158,7 @@ class RolloutGenerator:
             raise _Left(reason)
         size = self.batch or len(rows)
         starts = range(0, len(rows), size)
-        with evaluating(model), own_masks_taken(model):
+        with evaluating(model), own_masks_taken(model), casts_kept(model):
             parts = [self._sample_rows(model, input_ids[at : at + size], rows[at : at + size], choice) for at in starts]
         width = max(part.shape[1] for part in parts)
         return torch.cat(

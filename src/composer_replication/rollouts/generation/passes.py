@@ -81,6 +81,7 @@ class NextTokens:
         self.is_recording = record and model not in _unrecordable
         self._recorded: dict[int, _Recorded] = {}
         self._pool: Any = None
+        self._aside: torch.cuda.Stream | None = None
 
     def logits(self, tokens_B: Tensor, slots_B: Tensor, reach: int) -> Tensor:
         """Logits (B, V); valid until the next call. Every slot of a running row is below `reach`."""
@@ -119,10 +120,14 @@ class NextTokens:
         return logits
 
     def _record(self, tokens_B: Tensor, slots_B: Tensor, reach: int) -> _Recorded:
-        """Not by torch.cuda.graph, which collects garbage: in a training process that takes longer than the pass."""
+        """Not by torch.cuda.graph, which collects garbage: in a training process that takes longer than the pass.
+
+        All on one stream: memory of a pool is used again by recordings of the same stream alone.
+        """
         tokens, slots = tokens_B.clone(), slots_B.clone()
         graph = torch.cuda.CUDAGraph()
-        here, aside = torch.cuda.current_stream(), torch.cuda.Stream()
+        aside = self._aside = self._aside or torch.cuda.Stream()
+        here = torch.cuda.current_stream()
         aside.wait_stream(here)
         with torch.cuda.stream(aside):
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
@@ -133,6 +138,22 @@ class NextTokens:
         here.wait_stream(aside)
         self._pool = self._pool or graph.pool()
         return _Recorded(graph, tokens, slots, logits)
+
+
+@contextmanager
+def casts_kept(model: Any) -> Iterator[None]:
+    """Inside, the copies in half precision that an autocast makes of a model's weights are made once.
+
+    A trainer with bf16 runs each pass in an autocast of its own, at whose end they go: each token's pass would make
+    all of them again, and each recording hold its own. The weights must not change inside.
+    """
+    kind = model.device.type
+    if not torch.amp.is_autocast_available(kind):
+        yield
+        return
+    # As it is already, so that nothing changes but how deep passes are nested: copies go at the outermost one's end.
+    with torch.autocast(kind, torch.get_autocast_dtype(kind), enabled=torch.is_autocast_enabled(kind)):
+        yield
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from composer_replication.errors import InputError, explain
 from composer_replication.objective.adapters import evaluating
 from composer_replication.objective.attention.attend import own_masks_taken
 from composer_replication.rollouts.generation.key_values import KeyValueRows
-from composer_replication.rollouts.generation.passes import NextTokens, read_tokens
+from composer_replication.rollouts.generation.passes import NextTokens, casts_kept, read_tokens
 from composer_replication.rollouts.generation.talks import MOST_TOKENS, Talk, drawn_tokens
 from composer_replication.rollouts.generation.token_rows import Tokens, shared_by_all, shared_length
 
@@ -79,7 +79,7 @@ class RecordedTalking:
     def _run(self, talks: Iterable[Talk]) -> None:
         coming = deque(_Row(talk, room=self._room, most_new=self._most_new) for talk in talks)
         self._check([len(row.tokens) for row in coming])
-        with evaluating(self._model), own_masks_taken(self._model):
+        with evaluating(self._model), own_masks_taken(self._model), casts_kept(self._model):
             cache = self._begun([row.tokens for row in coming])
             step = NextTokens(self._model, cache, record=self._is_on_gpu)
             rows: list[_Row | None] = [None] * cache.num_rows
