@@ -1,13 +1,12 @@
 """A model that knows its harness: plain fine-tuning on scripted sessions of the workspace, errors and all.
 
     python warm_up.py rows TOKENIZER rows.json [--episodes 640]
-    python warm_up.py train MODEL rows.json OUT [--steps 80] [--part 4] [--repeatable]
+    python warm_up.py train MODEL rows.json OUT [--steps 80] [--part 4]
 
 The sessions are those of the careless agent on tasks 30,000 and up, which no arm trains on or is judged on. No hint is
 among them: whether the model heeds one is what the arms ask. Writes a folder that `from_pretrained` reads. After each
 round of steps 16 tasks are played; where too few of them hold a call, another round follows, three at the most.
-`--part`: sessions that are on the device at once. `--repeatable`: with deterministic kernels, for the same weights on
-another day (needs CUBLAS_WORKSPACE_CONFIG=:4096:8).
+`--part`: sessions that are on the device at once.
 """
 
 from __future__ import annotations
@@ -112,7 +111,7 @@ def write_rows(tokenizer_name: str, out: Path, episodes: int) -> None:
     out.write_text(json.dumps(rows), encoding="utf-8")
 
 
-def train(model_name: str, rows: Path, out: Path, steps: int, part: int, is_repeatable: bool) -> None:
+def train(model_name: str, rows: Path, out: Path, steps: int, part: int) -> None:
     torch.manual_seed(0)
     tokenizer = load_tokenizer(model_name)
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -120,9 +119,7 @@ def train(model_name: str, rows: Path, out: Path, steps: int, part: int, is_repe
     begin_unlearnt_rows(model, tokenizer)
     training = Training(model, json.loads(rows.read_text(encoding="utf-8")), pad=tokenizer.pad_token_id, part=part)
     for _ in range(ROUNDS):
-        torch.use_deterministic_algorithms(is_repeatable, warn_only=True)
         training.run(steps)
-        torch.use_deterministic_algorithms(False)
         share = share_with_a_call(model, tokenizer)
         print(f"after {training.step} steps, tasks with a call: {share:.0%}", flush=True)
         if share >= FEWEST:
@@ -145,12 +142,11 @@ def main() -> None:
     training.add_argument("out", type=Path)
     training.add_argument("--steps", type=int, default=80)
     training.add_argument("--part", type=int, default=4)
-    training.add_argument("--repeatable", action="store_true")
     given = parser.parse_args()
     if given.verb == "rows":
         write_rows(given.tokenizer, given.out, given.episodes)
     else:
-        train(given.model, given.rows, given.out, given.steps, given.part, given.repeatable)
+        train(given.model, given.rows, given.out, given.steps, given.part)
 
 
 if __name__ == "__main__":
