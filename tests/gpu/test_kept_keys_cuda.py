@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -60,3 +61,33 @@ def test_conversations_of_recorded_passes_say_what_others_say_side_by_side(monke
         said.append([talk.heard for talk in talks])
     assert said[0] == said[1]
     assert recorded
+
+
+def test_recordings_of_a_training_in_bf16_read_the_weights_whatever_other_threads_do(monkeypatch):
+    """Several stretches up and down, and a thread that empties the copies which autocasts have in common."""
+    recorded, usual, said = [], NextTokens._record, []
+
+    def elsewhere():
+        with torch.autocast("cuda", torch.bfloat16):
+            pass
+
+    def recording(self, *given):
+        recorded.append(given[2])
+        made = usual(self, *given)
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        thread.join()
+        torch.full((1 << 24,), float("nan"), device="cuda")  # over what was given back
+        return made
+
+    monkeypatch.setattr(NextTokens, "_record", recording)
+    model = small_model().cuda()
+    model.forward = torch.autocast("cuda", torch.bfloat16)(model.forward)
+    for is_recorded in (True, False):
+        if not is_recorded:
+            monkeypatch.setattr(NextTokens, "is_recording", property(lambda _: False, lambda _, __: None))
+        talks = [Scripted(number, number % 5) for number in range(9)]
+        RecordedTalking(model, ends=[1000], places=3, room=900, temperature=0.0).run(talks)
+        said.append([talk.heard for talk in talks])
+    assert said[0] == said[1]
+    assert len(set(recorded)) >= 2

@@ -98,7 +98,8 @@ def job(folder: Path, resume: bool, **_options: Any) -> dict[str, Any]:
         trace_dataset=TRACES,
         data_collator=collator,
     )
-    trainer.channels.watch.is_open = True  # as if hints were seen to be heeded; a checkpoint says what it was
+    if not resume:  # a checkpoint says what it was
+        trainer.channels.watch.is_open = True  # as if hints were seen to be heeded
     trainer.train(resume_from_checkpoint=resume)
     lines = [line for line in trainer.state.log_history if "loss/total" in line]
     return {

@@ -70,7 +70,7 @@ class ComposerReplicationTrainer(TaughtRollouts, _Trainer):
         teacher: "live", "frozen", "ema", "trust_region", or a `TeacherKeeper` with settings of its own.
         rollouts: how sites of rollouts are found and taught.
         sdpo_weighting: which of the erring tokens count more (`RowWeighting`).
-        heed_gate: let channel 2 rest on rollouts of a model that does not heed hints, as is measured on them.
+        heed_gate: let channel 2 rest on rollouts until the model is seen to heed hints, as is measured on them.
         trace_dataset, data_collator: logged traces and what makes batches of them (`ComposerDataCollator`).
         logged_sessions: sessions of a run directory (`LoggedSessions`) instead of those two.
         logged_batch_size: logged items per process and micro-step.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from composer_replication.rollouts.generation import generator as generator_module
 from composer_replication.rollouts.generation import recorded_talks
 from composer_replication.rollouts.generation.generator import RolloutGenerator
+from composer_replication.rollouts.generation.passes import Casts as HeldCasts
 from composer_replication.rollouts.generation.passes import casts_kept
 from composer_replication.rollouts.generation.recorded_talks import RecordedTalking
 from scripted_talk import Scripted
@@ -68,6 +70,31 @@ def test_every_weight_is_cast_once_and_the_tokens_stay(sample: Any, monkeypatch:
         model(input_ids=torch.tensor([ROWS[0]])).logits.sum().backward()
     assert set(later.counts.values()) >= {1}, "no copy is left that a training would take for the weights"
     assert model.lm_head.weight.grad is not None
+
+
+def test_copies_are_held_though_another_thread_gives_them_back() -> None:
+    """An autocast that ends in any thread empties what all have in common."""
+    model = as_a_trainer_wraps_it()
+
+    def elsewhere() -> None:
+        with torch.autocast("cpu", torch.bfloat16):
+            pass
+
+    with torch.no_grad(), casts_kept(model):
+        with HeldCasts(model) as first:
+            model(input_ids=torch.tensor([ROWS[0]]))
+        with HeldCasts(model) as second:
+            model(input_ids=torch.tensor([ROWS[0]]))
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        thread.join()
+        with HeldCasts(model) as third:
+            model(input_ids=torch.tensor([ROWS[0]]))
+    assert len(first.held) == len(third.held) >= 14
+    assert not second.held
+    copied = {tuple(each.shape): each for each in first.held}
+    weight = model.lm_head.weight
+    assert torch.equal(copied[tuple(weight.shape)], weight.detach().bfloat16())
 
 
 @pytest.mark.parametrize("is_on", [True, False])

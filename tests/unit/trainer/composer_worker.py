@@ -21,8 +21,10 @@ def run(case: dict[str, Any], policy: Path, folder: Path, *, rank: int, num_proc
     """Two steps of four rollouts, and two logged traces a step, whatever the number of processes."""
     import torch
     from test_composer_channels import SCRIPTS, TRACE, Desk, by_length
+    from test_heed_gate import compared
     from transformers import AutoModelForCausalLM
 
+    from composer_replication.trainer.composer import channels
     from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
     from composer_replication.trainer.data_collator import CollatorConfig, ComposerDataCollator
     from composer_replication.trainer.teacher_keeper import TeacherKeeper
@@ -70,11 +72,18 @@ def run(case: dict[str, Any], policy: Path, folder: Path, *, rank: int, num_proc
         data_collator=collator,
         logged_batch_size=2 // num_processes,
     )
-    trainer.channels.watch.is_open = True  # as if hints were seen to be heeded: channel 2 runs
+    measured = channels._comparisons
+    # Seen to be heeded after the first step, by whoever has errors: all have to hear of it.
+    channels._comparisons = lambda *given: [*measured(*given), *compared(0.3, 0.0, 24)]
     failing, fine = SCRIPTS["Look"][:2], [SCRIPTS["Look"][2], [*SCRIPTS["Look"][2][:1], "It is done now."]]
     mine = [*failing, *fine][rank * share : (rank + 1) * share]
     ScriptedGeneration(trainer, {"Look": mine})
-    trainer.train()
+    try:
+        trainer.train()
+    finally:
+        channels._comparisons = measured
+    assert trainer.channels.watch.is_open
+    assert [row["ran/sdpo_kl"] for row in trainer.state.log_history if "loss/total" in row] == [0.0, 1.0]
     return {name: whole(value) for name, value in trainer.model.named_parameters()}, figures(trainer)
 
 

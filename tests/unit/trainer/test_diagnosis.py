@@ -153,16 +153,32 @@ def test_few_comparisons_say_little_about_hints() -> None:
     assert told.startswith("This model does not heed hints in its rollouts more than any text in their place")
 
 
-@pytest.mark.parametrize("gate", [0.0, ABSENT, lambda step: float(step == 7)])
-def test_a_gate_that_never_opened_is_said_to_be_why_channel_2_did_not_run(gate: Any) -> None:
-    is_closed = gate == 0.0
-    doubtful = diagnose(changed(hints__compared=50.0, hints__deviations=1.5, hints__gate=gate))
+@pytest.mark.parametrize(
+    ("gate", "ran", "is_closed"), [(0.0, 0.0, True), (ABSENT, 1.0, False), (0.0, lambda step: 0.3 * (step == 7), False)]
+)
+def test_a_gate_that_never_opened_is_said_to_be_why_channel_2_did_not_run(gate: Any, ran: Any, is_closed: bool) -> None:
+    """The last: lines of several steps each, of which one had it open for a while."""
+    run = {"hints__gate": gate, "ran__sdpo_kl": ran}
+    doubtful = diagnose(changed(hints__compared=50.0, hints__deviations=1.5, **run))
     assert len(doubtful) == is_closed
     assert all("So channel 2 never ran on rollouts; train.grpo.heed_gate = false" in each for each in doubtful)
-    [deaf] = diagnose(changed(hints__deviations=0.1, hints__gate=gate))
+    near = diagnose(changed(hints__deviations=20.0, hints__own_drop=0.3, hints__other_drop=0.16, **run))
+    assert [each.startswith("Hints do more than others here, and less than twice as much") for each in near] == [
+        True
+    ] * is_closed
+    [deaf] = diagnose(changed(hints__deviations=0.1, **run))
     assert ("Channel 2 has little to teach with, and never ran on rollouts" in deaf) is is_closed
-    [unknown] = diagnose(changed(hints__compared=0.0, hints__gate=gate))
+    [unknown] = diagnose(changed(hints__compared=0.0, **run))
     assert ("So channel 2 never ran" in unknown) is is_closed
+
+
+def test_a_gate_that_opens_or_was_open_is_no_riddle() -> None:
+    assert not diagnose(changed(hints__gate=0.0, ran__sdpo_kl=0.0)), "shown by the last step, and open in the next"
+    faded = changed(hints__compared=lambda step: 0.0 if step > 12 else 190.0, hints__gate=1.0, ran__sdpo_kl=1.0)
+    assert not diagnose(faded)
+    contrast = changed(hints__deviations=5.0, hints__own_drop=0.3, hints__other_drop=0.25, ran__sdpo_kl=1.0)
+    assert not diagnose([{**line, "hints/gate": 1.0} for line in contrast])
+    assert len(diagnose(contrast)) == 1
 
 
 def test_one_line_with_a_learning_rate_of_0_is_the_start_of_a_warm_up() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
@@ -84,11 +85,17 @@ def test_the_gate_closes_and_opens_again_and_keeps_what_it_did_in_between() -> N
         assert doubtful.is_open is before
 
 
-def test_a_checkpoint_of_the_gate_that_began_open_goes_on() -> None:
+@pytest.mark.parametrize("known", [{}, {"gates": False, "told": None}], ids=["began open", "no gate"])
+def test_a_checkpoint_that_was_open_without_evidence_begins_closed(known: dict[str, Any]) -> None:
     gate = HeedWatch(gates=True, has_contrast=False)
-    gate.load_state({"heeding": [], "waiting": [], "last": -10, "is_open": True})
-    assert gate.is_open
-    assert gate.after_step(1) is None
+    gate.load_state({"heeding": [], "waiting": [], "last": -10, "is_open": True, **known})
+    assert not gate.is_open
+    heeded = HeedWatch(gates=False, has_contrast=True)
+    heeded.add(compared(0.3, 0.0, 40))
+    heeded.after_step(1)
+    gate.load_state(heeded.state())
+    assert not gate.is_open
+    assert "runs on rollouts" in str(gate.after_step(1)), "what it knows is known"
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])

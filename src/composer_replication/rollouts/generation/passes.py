@@ -16,6 +16,7 @@ from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from composer_replication.rollouts.generation.key_values import KeyValueRows, RowMask
 from composer_replication.rollouts.generation.token_rows import Tokens
@@ -82,6 +83,7 @@ class NextTokens:
         self._recorded: dict[int, _Recorded] = {}
         self._pool: Any = None
         self._aside: torch.cuda.Stream | None = None
+        self._casts: Casts | None = None
 
     def logits(self, tokens_B: Tensor, slots_B: Tensor, reach: int) -> Tensor:
         """Logits (B, V); valid until the next call. Every slot of a running row is below `reach`."""
@@ -104,8 +106,11 @@ class NextTokens:
 
         If it asks the device for a number, no recording is begun: one that fails half-way breaks later random numbers.
         """
+        if self._casts is None:
+            self._casts = Casts(self._model)
+            torch.clear_autocast_cache()  # so that the copies of weights are made now, and held
         try:
-            with torch.cuda.device(tokens_B.device), _no_looks_at_the_device():
+            with torch.cuda.device(tokens_B.device), _no_looks_at_the_device(), self._casts:
                 logits = self._run(tokens_B, slots_B, reach)
             with torch.cuda.device(tokens_B.device):
                 self._recorded[reach] = self._record(tokens_B, slots_B, reach)
@@ -132,17 +137,38 @@ class NextTokens:
         with torch.cuda.stream(aside):
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
-                logits = self._run(tokens, slots, reach)
+                with Casts(self._model) as recorded:
+                    logits = self._run(tokens, slots, reach)
             finally:
                 graph.capture_end()
         here.wait_stream(aside)
+        if recorded.held:  # made anew with every replay, and holding nothing before: no other pass may take them
+            torch.clear_autocast_cache()
         self._pool = self._pool or graph.pool()
         return _Recorded(graph, tokens, slots, logits)
 
 
+class Casts(TorchDispatchMode):
+    """Holds the copies that are made of a model's weights inside.
+
+    A recording has their addresses, and an autocast that ends in any other thread gives back all that nobody holds.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self._weights = {each.data_ptr() for each in model.parameters()}
+        self.held: list[Tensor] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten._to_copy.default and args[0].data_ptr() in self._weights:
+            self.held.append(found)
+        return found
+
+
 @contextmanager
 def casts_kept(model: Any) -> Iterator[None]:
-    """Inside, the copies in half precision that an autocast makes of a model's weights are made once.
+    """Inside, the copies in half precision that an autocast makes of trained weights are made once.
 
     A trainer with bf16 runs each pass in an autocast of its own, at whose end they go: each token's pass would make
     all of them again, and each recording hold its own. The weights must not change inside.

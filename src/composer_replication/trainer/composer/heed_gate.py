@@ -93,11 +93,12 @@ class HeedWatch:
     def state(self) -> dict[str, Any]:
         waiting = [list(each) for each in self._waiting]
         known = {"heeding": self.heeding.state(), "waiting": waiting, "last": self._last_compared}
-        return known | {"is_open": self.is_open, "told": self._told}
+        return known | {"gates": self.gates, "is_open": self.is_open, "told": self._told}
 
     def load_state(self, tree: Mapping[str, Any]) -> None:
         self.heeding.load_state(tree["heeding"])
         self._waiting = [Comparison(*each) for each in tree["waiting"]]
         self._last_compared = int(tree["last"])
-        self.is_open = not self.gates or bool(tree["is_open"])
-        self._told = tree.get("told")  # an earlier version has none
+        # Open for want of a gate, or of one that began open, shows nothing: this one looks at the figures first.
+        self.is_open = not self.gates or (bool(tree.get("gates")) and bool(tree["is_open"]))
+        self._told = tree["told"] if self.gates and tree.get("gates") else None
