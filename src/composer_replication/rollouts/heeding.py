@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 FEWEST_COMPARED, ENOUGH_COMPARED = 20, 100
 """Of fewer nothing is said; from so many on more is asked of what has not shown by then."""
-_SHOWN = 2.5
+_SHOWN, _STILL_SHOWN = 2.5, 1.5
 """Standard errors. It is asked after every step: with two, one run of ten in which nobody heeds hints would pass."""
 COMPARED, DEVIATIONS = "hints/compared", "hints/deviations"
 OWN_DROP, OTHER_DROP, GATE = "hints/own_drop", "hints/other_drop", "hints/gate"
@@ -125,6 +125,11 @@ class Heeding:
     def is_shown(self) -> bool | None:
         """Whether own hints do more than others, by enough standard errors; None where it cannot be told."""
         return shown(self.compared, self.deviations)
+
+    @property
+    def is_still_shown(self) -> bool:
+        """Of what was shown before; also where there is too little to tell."""
+        return self.compared < FEWEST_COMPARED or self.deviations >= _STILL_SHOWN
 
     @property
     def is_mostly_its_own(self) -> bool | None:

@@ -76,13 +76,17 @@ def test_the_gate_closes_and_opens_again_and_keeps_what_it_did_in_between() -> N
             if told := gate.after_step(1):
                 break
         assert said in str(told)
-    doubtful = HeedWatch(gates=True, has_contrast=False)
-    doubtful.add(compared(0.03, 0.0, 30, noise=0.12))
+
+
+@pytest.mark.parametrize(("own", "low", "high"), [(0.07, 1.5, 2.5), (0.045, 0.5, 1.5)])
+def test_in_doubt_the_gate_stays_as_it_is_until_too_little_is_left(own: float, low: float, high: float) -> None:
     for before in (False, True):
-        doubtful.is_open = before
-        doubtful.after_step(1)
-        assert 0.5 < doubtful.heeding.deviations < 2.5
-        assert doubtful.is_open is before
+        gate = HeedWatch(gates=True, has_contrast=False)
+        gate.add(compared(own, 0.0, 30, noise=0.12))
+        gate.is_open = before
+        gate.after_step(1)
+        assert low < gate.heeding.deviations < high
+        assert gate.is_open is (before and low == 1.5)
 
 
 @pytest.mark.parametrize("known", [{}, {"gates": False, "told": None}], ids=["began open", "no gate"])

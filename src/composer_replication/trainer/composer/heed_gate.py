@@ -70,8 +70,8 @@ class HeedWatch:
         if decided:
             return f"channel 2 runs on rollouts from here on: {self.heeding.in_words()}"
         return (
-            f"channel 2 rests on rollouts: this model does not heed hints there: {self.heeding.in_words()}. It runs "
-            "once that changes; train.grpo.heed_gate = false teaches all the same"
+            f"channel 2 rests on rollouts: this model is not seen to heed hints there: {self.heeding.in_words()}. It "
+            "runs once that changes; train.grpo.heed_gate = false teaches all the same"
         )
 
     def _decided(self) -> bool | None:
@@ -79,7 +79,7 @@ class HeedWatch:
         answers = [self.heeding.is_shown]
         if not self._has_contrast and answers[0] is not None:
             answers.append(self.heeding.is_mostly_its_own)
-        if False in answers:
+        if False in answers or (self.is_open and not self.heeding.is_still_shown):
             return False
         return None if None in answers else True
 
