@@ -241,6 +241,7 @@ def test_a_job_trains_on_rollouts_and_plays_held_out_tasks(tmp_path: Path, monke
             f"train.grpo.rewards=['{world}:files_worth']",
             "train.grpo.dataset=composer_replication.envs.trl_environment:easy_tasks",
             "train.grpo.error_penalty=0.1",
+            "train.grpo.heed_gate=false",
             "loss.beta_replay=0",
         ]
     )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +23,8 @@ def run(case: dict[str, Any], policy: Path, folder: Path, *, rank: int, num_proc
     """Two steps of four rollouts, and two logged traces a step, whatever the number of processes."""
     import torch
     from test_composer_channels import SCRIPTS, TRACE, Desk, by_length
-    from test_heed_gate import compared
     from transformers import AutoModelForCausalLM
 
-    from composer_replication.trainer.composer import channels
     from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
     from composer_replication.trainer.data_collator import CollatorConfig, ComposerDataCollator
     from composer_replication.trainer.teacher_keeper import TeacherKeeper
@@ -51,12 +51,8 @@ def run(case: dict[str, Any], policy: Path, folder: Path, *, rank: int, num_proc
     traces = [TRACE, {**TRACE, "trace_id": "u", "turns": TRACE["turns"][:1], "dpo_pairs": []}]
     collator.reference = precompute_ref_logprobs(model, collator.renderer, collator.pairs(traces))
     if case["wrapper"] == "fsdp2" and num_processes > 1:
-        from torch.distributed.fsdp import fully_shard
-
         keeper.attach(model)
-        for layer in model.model.layers:
-            fully_shard(layer)
-        fully_shard(model)
+        shard(model)
     trainer: Any = ComposerReplicationTrainer(
         model=model,
         reward_funcs=by_length,
@@ -72,19 +68,37 @@ def run(case: dict[str, Any], policy: Path, folder: Path, *, rank: int, num_proc
         data_collator=collator,
         logged_batch_size=2 // num_processes,
     )
-    measured = channels._comparisons
-    # Seen to be heeded after the first step, by whoever has errors: all have to hear of it.
-    channels._comparisons = lambda *given: [*measured(*given), *compared(0.3, 0.0, 24)]
     failing, fine = SCRIPTS["Look"][:2], [SCRIPTS["Look"][2], [*SCRIPTS["Look"][2][:1], "It is done now."]]
     mine = [*failing, *fine][rank * share : (rank + 1) * share]
     ScriptedGeneration(trainer, {"Look": mine})
-    try:
+    with hints_seen_to_be_heeded():
         trainer.train()
-    finally:
-        channels._comparisons = measured
     assert trainer.channels.watch.is_open
     assert [row["ran/sdpo_kl"] for row in trainer.state.log_history if "loss/total" in row] == [0.0, 1.0]
     return {name: whole(value) for name, value in trainer.model.named_parameters()}, figures(trainer)
+
+
+def shard(model: Any) -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    for layer in model.model.layers:
+        fully_shard(layer)
+    fully_shard(model)
+
+
+@contextmanager
+def hints_seen_to_be_heeded() -> Iterator[None]:
+    """After the first step, by whoever has errors: all have to hear of it."""
+    from test_heed_gate import compared
+
+    from composer_replication.trainer.composer import channels
+
+    measured = channels._comparisons
+    channels._comparisons = lambda *given: [*measured(*given), *compared(0.3, 0.0, 24)]
+    try:
+        yield
+    finally:
+        channels._comparisons = measured
 
 
 def figures(trainer: Any) -> list[dict[str, Any]]:
