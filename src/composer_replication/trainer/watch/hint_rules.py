@@ -54,11 +54,9 @@ def hints_not_compared(history: History) -> str:
     never_ran = _never_ran(history)
     rests = " So channel 2 never ran on rollouts; train.grpo.heed_gate = false teaches all the same."
     if shown(known.compared, known.deviations):
-        is_clear = mostly_own(known.own_drop, known.other_drop)
-        is_opening = not never_ran or is_clear
-        return (
-            "" if is_opening else f"Hints do more than others here, and less than twice as much: {known.words}.{rests}"
-        )
+        if not never_ran or mostly_own(known.own_drop, known.other_drop):  # it ran, or the next step will
+            return ""
+        return f"Hints do more than others here, and less than twice as much: {known.words}.{rests}"
     if most and not never_ran:
         return ""
     return (
