@@ -71,7 +71,7 @@ def test_recordings_of_a_training_in_bf16_read_the_weights_whatever_other_thread
         with torch.autocast("cuda", torch.bfloat16):
             pass
 
-    def recording(self, *given):
+    def disturbed(self, *given):
         recorded.append(given[2])
         made = usual(self, *given)
         thread = threading.Thread(target=elsewhere)
@@ -80,12 +80,10 @@ def test_recordings_of_a_training_in_bf16_read_the_weights_whatever_other_thread
         torch.full((1 << 24,), float("nan"), device="cuda")  # over what was given back
         return made
 
-    monkeypatch.setattr(NextTokens, "_record", recording)
     model = small_model().cuda()
     model.forward = torch.autocast("cuda", torch.bfloat16)(model.forward)
-    for is_recorded in (True, False):
-        if not is_recorded:
-            monkeypatch.setattr(NextTokens, "is_recording", property(lambda _: False, lambda _, __: None))
+    for record in (usual, disturbed):
+        monkeypatch.setattr(NextTokens, "_record", record)
         talks = [Scripted(number, number % 5) for number in range(9)]
         RecordedTalking(model, ends=[1000], places=3, room=900, temperature=0.0).run(talks)
         said.append([talk.heard for talk in talks])

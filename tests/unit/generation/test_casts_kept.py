@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from kept_rows import new_tokens, padded, random_rows, small_model
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from composer_replication.rollouts.generation import generator as generator_module
-from composer_replication.rollouts.generation import recorded_talks
+from composer_replication.rollouts.generation import passes, recorded_talks
 from composer_replication.rollouts.generation.generator import RolloutGenerator
-from composer_replication.rollouts.generation.passes import Casts, casts_kept
+from composer_replication.rollouts.generation.passes import Casts, NextTokens, _Recorded
 from composer_replication.rollouts.generation.recorded_talks import RecordedTalking
 from scripted_talk import Scripted
 
@@ -41,52 +46,111 @@ def test_every_weight_is_cast_once_and_the_tokens_stay(sample: Any, monkeypatch:
     model = as_a_trainer_wraps_it()
     with Casts(model) as a_pass:
         model(input_ids=torch.tensor([ROWS[0]]))
-    assert len(a_pass.held) >= 14
+    assert a_pass.asked >= 14
     sample(model)  # whether rows can be kept is tried once a model
     with Casts(model) as kept:
         tokens = sample(model)
-    assert len(kept.held) == len(a_pass.held)
+    assert kept.asked == a_pass.asked
     for module in (generator_module, recorded_talks):
         monkeypatch.setattr(module, "casts_kept", lambda _model: torch.no_grad())
     with Casts(model) as made_again:
         assert sample(model) == tokens
-    assert len(made_again.held) >= 10 * len(a_pass.held), "the count could have failed"
+    assert made_again.asked >= 10 * a_pass.asked, "the count could have failed"
     with Casts(model) as later:
         model(input_ids=torch.tensor([ROWS[0]])).logits.sum().backward()
-    assert len(later.held) == len(a_pass.held), "no copy is left that a training would take for the weights"
+    assert later.asked == a_pass.asked, "no copy is left that a training would take for the weights"
     assert model.lm_head.weight.grad.abs().sum() > 0
 
 
-def test_copies_are_held_though_another_thread_gives_them_back() -> None:
-    """An autocast that ends in any thread empties what all have in common."""
-    model = as_a_trainer_wraps_it()
+class ReadWeights(TorchDispatchMode):
+    """The storages that products inside have read, other than the weights' own."""
 
-    def elsewhere() -> None:
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self._own = {each.untyped_storage().data_ptr() for each in model.parameters()}
+        self.read: list[StorageWeakRef] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default):
+            storage = args[-1].untyped_storage()
+            assert storage.data_ptr() not in self._own, "a product in full precision"
+            self.read.append(StorageWeakRef(storage))
+        return func(*args, **(kwargs or {}))
+
+
+def elsewhere() -> None:
+    """An autocast that ends in any thread empties what all have in common."""
+
+    def autocast() -> None:
         with torch.autocast("cpu", torch.bfloat16):
             pass
 
-    with torch.no_grad(), casts_kept(model):
-        with Casts(model) as first:
-            model(input_ids=torch.tensor([ROWS[0]]))
-        with Casts(model) as second:
-            model(input_ids=torch.tensor([ROWS[0]]))
-        thread = threading.Thread(target=elsewhere)
-        thread.start()
-        thread.join()
-        with Casts(model) as third:
-            model(input_ids=torch.tensor([ROWS[0]]))
-    assert len(first.held) == len(third.held) >= 14
-    assert not second.held
-    copied = {tuple(each.shape): each for each in first.held}
-    weight = model.lm_head.weight
-    assert torch.equal(copied[tuple(weight.shape)], weight.detach().bfloat16())
+    thread = threading.Thread(target=autocast)
+    thread.start()
+    thread.join()
+
+
+class Replayed(NamedTuple):
+    replay: Callable[[], object]
+
+
+def test_what_a_recording_reads_is_held_whatever_other_threads_and_passes_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No CUDA here: a recording is stood in for by its pass, run again, and by what it had read at first."""
+    model, recordings = as_a_trainer_wraps_it(), []
+
+    def record(self: NextTokens, tokens_B: Tensor, slots_B: Tensor, reach: int) -> Any:
+        if len(recordings) % 2:
+            elsewhere()  # between the pass before a recording and the recording
+        with ReadWeights(model) as reads, self._casts:
+            logits = self._run(tokens_B, slots_B, reach)
+        recordings.append(reads.read)
+        elsewhere()
+        tokens, slots = tokens_B.clone(), slots_B.clone()
+        return _Recorded(Replayed(lambda: logits.copy_(self._run(tokens, slots, reach))), tokens, slots, logits)
+
+    alive: list[bool] = []
+    usual = NextTokens.logits
+
+    def logits(self: NextTokens, *given: Any) -> Tensor:
+        found = usual(self, *given)
+        alive.extend(not each.expired() for read in recordings for each in read)
+        return found
+
+    monkeypatch.setattr(NextTokens, "_record", record)
+    monkeypatch.setattr(NextTokens, "logits", logits)
+    monkeypatch.setattr(passes, "_no_looks_at_the_device", nullcontext)
+    monkeypatch.setattr(torch.cuda, "device", lambda _device: nullcontext())
+    monkeypatch.setattr(recorded_talks, "_STRETCH", 32)
+    expected = talked(model)
+    talks = [Scripted(number, number % 3) for number in range(5)]
+    talking = RecordedTalking(model, ends=[2], places=3, room=120, temperature=0.0)
+    talking._is_on_gpu = True
+    talking.run(talks)
+    assert len(recordings) >= 3
+    assert all(len(read) >= 14 for read in recordings)
+    assert alive
+    assert all(alive)
+    assert len({each.cdata for read in recordings for each in read}) == len(recordings[0]), "one copy of each weight"
+    assert [talk.heard for talk in talks] == expected
+
+
+def test_gradients_reach_the_weights_through_a_copy_that_is_given_twice() -> None:
+    model = as_a_trainer_wraps_it()
+    with Casts(model) as casts:
+        for _ in range(2):
+            model(input_ids=torch.tensor([ROWS[0]])).logits.sum().backward()
+    assert casts.asked == 2 * len(casts._held)
+    twice = model.lm_head.weight.grad.clone()
+    model.zero_grad()
+    model(input_ids=torch.tensor([ROWS[0]])).logits.sum().backward()
+    assert torch.equal(twice, 2 * model.lm_head.weight.grad)
 
 
 @pytest.mark.parametrize("is_on", [True, False])
 def test_an_autocast_around_it_stays_as_it_is(is_on: bool) -> None:
     model = small_model()
     with torch.autocast("cpu", torch.float16, enabled=is_on):
-        with casts_kept(model):
+        with passes.casts_kept(model):
             assert torch.is_autocast_enabled("cpu") is is_on
             assert not is_on or torch.get_autocast_dtype("cpu") == torch.float16
         assert torch.is_autocast_enabled("cpu") is is_on

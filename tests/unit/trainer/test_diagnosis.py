@@ -92,6 +92,10 @@ SPEAKS: dict[str, tuple[list[dict[str, Any]], str]] = {
         changed(hints__compared=0.0),
         "Whether this model heeds hints cannot be told yet, of 0 comparisons",
     ),
+    "errors_rise": (
+        changed(sites__per_100_turns=lambda step: 20.0 + step + step % 3),
+        "Erring turns became more frequent while channel 2 ran: from 22 to 37 of 100 turns",
+    ),
     "no_pairs": (changed(loss__trace_replay_dpo=ABSENT), "No preference pairs were used: channel 3 never ran."),
     "no_calls": (changed(tools__call_frequency=0.0), "No tool was called in any rollout"),
     "all_calls_fail": (changed(tools__failure_frequency=0.98), "98% of tool calls failed"),
@@ -113,6 +117,7 @@ SILENT: dict[str, list[dict[str, Any]]] = {
     "no_taught_sites": changed(loss__sdpo_kl=lambda step: 0.1 if step == 7 else ABSENT),
     "hints_not_heeded": changed(hints__deviations=2.6),
     "hints_not_compared": changed(hints__compared=0.0, loss__sdpo_kl=ABSENT, loss__sdpo_kl_logged=0.1),
+    "errors_rise": changed(sites__per_100_turns=lambda step: 20.0 + 0.3 * step + step % 3),
     "no_pairs": changed(loss__trace_replay_dpo=lambda step: 0.6 if step == 7 else ABSENT),
     "no_calls": changed(tools__call_frequency=lambda step: 0.1 * (step == 9)),
     "all_calls_fail": changed(tools__failure_frequency=0.8),
@@ -179,6 +184,24 @@ def test_a_gate_that_opens_or_was_open_is_no_riddle() -> None:
     contrast = changed(hints__deviations=5.0, hints__own_drop=0.3, hints__other_drop=0.25, ran__sdpo_kl=1.0)
     assert not diagnose([{**line, "hints/gate": 1.0} for line in contrast])
     assert len(diagnose(contrast)) == 1
+
+
+@pytest.mark.parametrize(
+    ("rates", "speaks"),
+    [
+        ([36, 30, 38, 48, 49, 59, 63, 72, 62, 53], True),
+        ([28, 39, 39, 31, 43, 37, 50, 56, 46, 46], True),
+        ([36, 32, 31, 33, 35, 38, 34, 56, 42, 42], False),  # a rise of 12, at 2.2 standard errors
+        ([37, 28, 31, 25, 27, 40, 22, 23, 27, 15], False),
+    ],
+)
+def test_errors_that_rise_as_they_did_with_real_weights(rates: list[int], speaks: bool) -> None:
+    """Hints of another kind, right hints (two), right hints behind the gate: Qwen2.5-Coder-1.5B in the workspace."""
+    history = [{**line, "sites/per_100_turns": float(rate)} for line, rate in zip(HEALTHY, rates, strict=False)]
+    assert [each.rule for each in findings(history)] == ["errors_rise"] * speaks
+    assert not findings([{**line, "ran/sdpo_kl": 0.0, "hints/gate": 0.0} for line in history]), "it never ran"
+    opened = [{**line, "ran/sdpo_kl": float(line["step"] > 4)} for line in history]
+    assert not findings(opened), "six lines since it ran"
 
 
 def test_one_line_with_a_learning_rate_of_0_is_the_start_of_a_warm_up() -> None:

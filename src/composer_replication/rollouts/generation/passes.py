@@ -83,7 +83,7 @@ class NextTokens:
         self._recorded: dict[int, _Recorded] = {}
         self._pool: Any = None
         self._aside: torch.cuda.Stream | None = None
-        self._casts: Casts | None = None
+        self._casts = Casts(model)
 
     def logits(self, tokens_B: Tensor, slots_B: Tensor, reach: int) -> Tensor:
         """Logits (B, V); valid until the next call. Every slot of a running row is below `reach`."""
@@ -106,11 +106,9 @@ class NextTokens:
 
         If it asks the device for a number, no recording is begun: one that fails half-way breaks later random numbers.
         """
-        if self._casts is None:
-            self._casts = Casts(self._model)
-            torch.clear_autocast_cache()  # so that the copies of weights are made now, and held
         try:
             with torch.cuda.device(tokens_B.device), _no_looks_at_the_device(), self._casts:
+                torch.clear_autocast_cache()  # what other passes left there is held by nobody
                 logits = self._run(tokens_B, slots_B, reach)
             with torch.cuda.device(tokens_B.device):
                 self._recorded[reach] = self._record(tokens_B, slots_B, reach)
@@ -137,33 +135,44 @@ class NextTokens:
         with torch.cuda.stream(aside):
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
-                with Casts(self._model) as recorded:
+                with self._casts:
                     logits = self._run(tokens, slots, reach)
             finally:
                 graph.capture_end()
         here.wait_stream(aside)
-        if recorded.held:  # made anew with every replay, and holding nothing before: no other pass may take them
+        if self._casts.were_recorded:  # made anew with every replay, and holding nothing before: not for other passes
             torch.clear_autocast_cache()
         self._pool = self._pool or graph.pool()
         return _Recorded(graph, tokens, slots, logits)
 
 
 class Casts(TorchDispatchMode):
-    """Holds the copies that are made of a model's weights inside.
+    """Inside, a weight is copied to another type once, and whoever asks again gets that copy: weights must not change.
 
-    A recording has their addresses, and an autocast that ends in any other thread gives back all that nobody holds.
+    A recording has the copies' addresses. The ones that autocasts have in common are given back when an autocast ends
+    in any other thread, and made again by the next pass: so a recording takes those that are held here, and no others.
     """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self._weights = {each.data_ptr() for each in model.parameters()}
-        self.held: list[Tensor] = []
+        self._weights = {each.data_ptr() for each in model.parameters()} - {0}
+        self._held: dict[Any, Tensor] = {}
+        self.asked, self.were_recorded = 0, False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
-        if func is torch.ops.aten._to_copy.default and args[0].data_ptr() in self._weights:
-            self.held.append(found)
-        return found
+        kwargs = kwargs or {}
+        if func is not torch.ops.aten._to_copy.default or args[0].data_ptr() not in self._weights:
+            return func(*args, **kwargs)
+        self.asked += 1
+        weight: Tensor = args[0]
+        key = weight.data_ptr(), weight.dtype, weight.shape, weight.stride(), *map(str, sorted(kwargs.items()))
+        if key not in self._held:
+            copy = func(*args, **kwargs)
+            if weight.is_cuda and torch.cuda.is_current_stream_capturing():
+                self.were_recorded = True
+                return copy
+            self._held[key] = copy
+        return self._held[key].detach()  # the same memory; autograd writes on what it is given
 
 
 @contextmanager

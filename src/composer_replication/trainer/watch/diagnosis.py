@@ -11,8 +11,9 @@ import re
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from composer_replication.trainer.watch.hint_rules import hints_not_compared, hints_not_heeded
+from composer_replication.trainer.watch.hint_rules import errors_rise, hints_not_compared, hints_not_heeded
 from composer_replication.trainer.watch.logged_history import (
+    ERROR_RATE,
     SDPO_LOSSES,
     History,
     last_of,
@@ -23,7 +24,6 @@ from composer_replication.trainer.watch.logged_history import (
 
 # Metrics of ours that the rules read; the others are those of TRL and transformers.
 ROLLOUTS_TOTAL = "rollouts/total"
-ERROR_RATE = "sites/per_100_turns"
 ADVANTAGE_SIZE = "advantages/mean_abs"
 SDPO_WEIGHT, REPLAY_WEIGHT = "loss/alpha_sdpo", "loss/beta_replay"
 REPLAY_LOSSES = ("loss/trace_replay_dpo",)
@@ -243,6 +243,7 @@ _RULES: Mapping[str, Callable[[History], str]] = {
     "no_taught_sites": _no_taught_sites,
     "hints_not_heeded": hints_not_heeded,
     "hints_not_compared": hints_not_compared,
+    "errors_rise": errors_rise,
     "no_pairs": _no_pairs,
     "no_calls": _no_calls,
     "all_calls_fail": _all_calls_fail,

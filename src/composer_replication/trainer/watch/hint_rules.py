@@ -1,7 +1,10 @@
-"""Rules of the diagnosis about hints on rollouts: whether the model heeds them, and whether channel 2 ran at all."""
+"""Rules of the diagnosis about hints on rollouts: whether the model heeds them, whether channel 2 ran, and whether the
+errors that it is about became more."""
 
 from __future__ import annotations
 
+import math
+import statistics
 from typing import NamedTuple
 
 from composer_replication.rollouts.heeding import (
@@ -14,7 +17,13 @@ from composer_replication.rollouts.heeding import (
     mostly_own,
     shown,
 )
-from composer_replication.trainer.watch.logged_history import SDPO_LOSSES, History, last_of, values_of
+from composer_replication.trainer.watch.logged_history import ERROR_RATE, SDPO_LOSSES, History, last_of, values_of
+
+_RAN = "ran/sdpo_kl"
+# A straight line through the rates: over how many, how far up from end to end, and how sure. Of our tables' trainings
+# with channel 2, judged by the failing calls of their rollouts, it speaks of four of 24 with real weights (all of the
+# 1.5B model's with hints of another kind, and one with right ones) and of none of 56 with the embedded student.
+_FEWEST_RATES, _LEAST_RISE, _SURE = 8, 5.0, 3.0
 
 
 class _Known(NamedTuple):
@@ -65,6 +74,26 @@ def hints_not_compared(history: History) -> str:
     )
 
 
+def errors_rise(history: History) -> str:
+    """Hints may prime what they warn of: the errors that channel 2 is about, more of them the longer it runs."""
+    ran = [at for at, line in enumerate(history) if values_of([line], SDPO_LOSSES[0]) and last_of([line], _RAN) != 0]
+    rates = values_of(history[ran[0] :], ERROR_RATE) if ran else []
+    if len(rates) < _FEWEST_RATES or min(rates) == max(rates):
+        return ""
+    line = statistics.linear_regression(range(len(rates)), rates)
+    likeness = statistics.correlation(range(len(rates)), rates)
+    deviations = likeness * math.sqrt((len(rates) - 2) / max(1 - likeness**2, 1e-9))
+    rise = line.slope * (len(rates) - 1)
+    if rise < _LEAST_RISE or deviations < _SURE:
+        return ""
+    end = line.intercept + rise
+    return (
+        f"Erring turns became more frequent while channel 2 ran: from {line.intercept:.0f} to {end:.0f} of 100 turns, "
+        f"by a line through {len(rates):,} lines of metrics; its rise is {deviations:.1f} standard errors. Hints may "
+        "teach this model to repeat its errors: compare a run with loss.alpha_sdpo = 0."
+    )
+
+
 def _known(history: History) -> _Known | None:
     names = (COMPARED, OWN_DROP, OTHER_DROP, DEVIATIONS)
     with_them = [line for line in history if all(values_of([line], name) for name in names)]
@@ -73,4 +102,4 @@ def _known(history: History) -> _Known | None:
 
 def _never_ran(history: History) -> bool:
     """For its gate; without one it ran. A line's share of steps speaks for all of them, its gate for the last."""
-    return bool(values_of(history, GATE)) and not any(values_of(history, "ran/sdpo_kl"))
+    return bool(values_of(history, GATE)) and not any(values_of(history, _RAN))

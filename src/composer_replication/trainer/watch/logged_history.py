@@ -9,6 +9,7 @@ from typing import Any
 History = Sequence[Mapping[str, Any]]
 # Logged only on steps on which the channel was computed, of rollouts or of logged sessions.
 SDPO_LOSSES = ("loss/sdpo_kl", "loss/sdpo_kl_logged")
+ERROR_RATE = "sites/per_100_turns"
 
 
 def values_of(history: History, key: str) -> list[float]:
