@@ -33,7 +33,7 @@ class GRPOSection:
     )
     unhinted_kinds: tuple[str, ...] = option((), "Kinds of errors that rollouts give no hint about.")
     heed_gate: bool = option(
-        False, "Let channel 2 rest on rollouts until own hints are seen to do more to erring turns than another kind's."
+        False, "Let channel 2 rest on rollouts until own hints are seen to do far more to erring turns than others."
     )
     num_generations: int = option(8, "Rollouts of one prompt, which form a group.", at_least=2)
     max_completion_length: int = option(512, "Where a rollout is cut off.", at_least=1)

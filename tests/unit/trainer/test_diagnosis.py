@@ -35,7 +35,7 @@ HEALTHY = [
         "clip_ratio/region_mean": 0.01,
         "hints/compared": 20.0 * step,
         "hints/own_drop": 0.3,
-        "hints/other_drop": 0.1,
+        "hints/other_drop": 0.03,
         "hints/deviations": 6.0,
     }
     for step in range(1, 17)
@@ -154,8 +154,12 @@ def test_few_comparisons_say_little_about_hints() -> None:
         history = changed(hints__compared=float(compared), hints__deviations=deviations)
         assert [each.rule for each in findings(history)] == ["hints_not_heeded"] * speaks
     assert not findings(changed(hints__deviations=ABSENT))
-    [told] = diagnose(changed(hints__own_drop=0.13))
-    assert told.startswith("This model does not heed hints in its rollouts more than any text in their place")
+    for own, other in ((0.07, 0.03), (0.04, 0.0)):
+        [told] = diagnose(changed(hints__own_drop=own, hints__other_drop=other))
+        assert told.startswith(
+            "This model does not heed hints in its rollouts enough to learn from them (5 times what another kind's "
+            f"hint does, and 0.1 nats a token): over 320 comparisons its own hint lowers an erring turn by +{own:.3f}"
+        )
 
 
 @pytest.mark.parametrize(
@@ -167,8 +171,8 @@ def test_a_gate_that_never_opened_is_said_to_be_why_channel_2_did_not_run(gate: 
     doubtful = diagnose(changed(hints__compared=50.0, hints__deviations=1.5, **run))
     assert len(doubtful) == is_closed
     assert all("So channel 2 never ran on rollouts; train.grpo.heed_gate = false" in each for each in doubtful)
-    near = diagnose(changed(hints__deviations=20.0, hints__own_drop=0.3, hints__other_drop=0.16, **run))
-    assert [each.startswith("Hints do more than others here, and less than twice as much") for each in near] == [
+    near = diagnose(changed(hints__deviations=20.0, hints__own_drop=0.3, hints__other_drop=0.08, **run))
+    assert [each.startswith("Hints do more than others here, and not enough (5 times what") for each in near] == [
         True
     ] * is_closed
     [deaf] = diagnose(changed(hints__deviations=0.1, **run))

@@ -37,7 +37,11 @@ def compared(
         (0.3, 0.31, 40, True, False),
         (0.3, 0.25, 40, False, False),  # it does more, and most of it is what any text does
         (0.3, 0.25, 40, True, True),  # which a contrast takes off
-        (0.3, 0.17, 40, False, None),  # near twice as much: as before
+        (0.3, 0.08, 40, False, None),  # near five times as much: as before
+        (0.3, 0.04, 40, False, True),
+        (0.061, 0.028, 160, False, False),  # as Qwen2.5-Coder-1.5B, which lost by it
+        (0.08, 0.0, 40, False, None),  # near enough to 0.1 nats a token: as before
+        (0.04, 0.0, 40, False, False),
         (-0.1, -0.3, 40, False, False),  # both make the error likelier, and that would be taught
         (0.3, -0.3, 40, False, True),
     ],
@@ -181,7 +185,7 @@ def test_old_comparisons_fade_and_broken_ones_are_left_out() -> None:
     assert gate.heeding.state() == before
 
 
-def simulated(effect: float, text: float, seed: int) -> tuple[float, int, bool, bool]:
+def simulated(effect: float, text: float, luck: float, seed: int) -> tuple[float, int, bool, bool]:
     """Sixty generations of eight errors of four kinds, of which one has twice the text: share of steps in which the
     gate is open, how often something is said of it, whether it is open at the end, and whether it ever is."""
     draw, gate, changes, opened = random.Random(seed), HeedWatch(gates=True, has_contrast=False), 0, 0
@@ -195,8 +199,8 @@ def simulated(effect: float, text: float, seed: int) -> tuple[float, int, bool, 
                     8 * generation + number,
                     kind,
                     other := str(partners[kind]),
-                    does[kind] + effect + draw.gauss(0, 0.15),
-                    does[other] + draw.gauss(0, 0.15),
+                    does[kind] + effect + draw.gauss(0, luck),
+                    does[other] + draw.gauss(0, luck),
                 )
                 for number, kind in enumerate(kinds)
             ]
@@ -206,14 +210,25 @@ def simulated(effect: float, text: float, seed: int) -> tuple[float, int, bool, 
     return opened / 60, changes, gate.is_open, opened > 0
 
 
-@pytest.mark.parametrize(("effect", "text"), [(0.0, 0.05), (0.0, 0.0), (0.1, 0.02), (0.3, 0.05)])
-def test_the_gate_tells_models_apart_that_heed_and_that_do_not(effect: float, text: float) -> None:
-    runs = [simulated(effect, text, seed) for seed in range(100)]
+@pytest.mark.parametrize(
+    ("effect", "text", "luck", "opens"),
+    [
+        (0.0, 0.05, 0.15, False),
+        (0.0, 0.0, 0.15, False),
+        (0.03, 0.02, 0.05, False),  # as real models that lost by channel 2: it is heeded, and little of it
+        (0.1, 0.005, 0.15, True),
+        (0.3, 0.02, 0.15, True),
+    ],
+)
+def test_the_gate_tells_models_apart_that_heed_and_that_do_not(
+    effect: float, text: float, luck: float, opens: bool
+) -> None:
+    runs = [simulated(effect, text, luck, seed) for seed in range(100)]
     share, changes, ends_open, ever = (sum(each[at] for each in runs) / 100 for at in range(4))
-    if effect:
-        assert (share >= 0.8, changes <= 1.5, ends_open >= 0.97) == (True, True, True)
+    if opens:
+        assert (share >= 0.75, changes <= 1.5, ends_open >= 0.97) == (True, True, True)
     else:
-        assert (share <= 0.02, ever <= 0.06, changes <= 1.5, ends_open <= 0.03) == (True, True, True, True)
+        assert (share <= 0.005, ever <= 0.01, changes <= 1.5, ends_open <= 0.01) == (True, True, True, True)
 
 
 def test_a_gate_that_is_taken_away_is_open_at_once() -> None:

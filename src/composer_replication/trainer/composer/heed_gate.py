@@ -31,7 +31,7 @@ class HeedWatch:
     """What a run's rollouts say about hints, and whether channel 2 counts in them.
 
     `gates`: without, it counts always. Where the teacher has the effect of a wrong hint taken off (`has_contrast`) own
-    hints have to do more than others; else they also have to do twice as much, as the rest would be taught with it.
+    hints have to do more than others; else five times as much and not a little, as the rest would be taught with it.
     """
 
     def __init__(self, *, gates: bool, has_contrast: bool, gather: Gather = list) -> None:
@@ -70,8 +70,8 @@ class HeedWatch:
         if decided:
             return f"channel 2 runs on rollouts from here on: {self.heeding.in_words()}"
         return (
-            f"channel 2 rests on rollouts: this model is not seen to heed hints there: {self.heeding.in_words()}. It "
-            "runs once that changes; train.grpo.heed_gate = false teaches all the same"
+            "channel 2 rests on rollouts: this model is not seen to heed hints enough there: "
+            f"{self.heeding.in_words()}. It runs once that changes; train.grpo.heed_gate = false teaches all the same"
         )
 
     def _decided(self) -> bool | None:

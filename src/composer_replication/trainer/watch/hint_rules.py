@@ -13,6 +13,7 @@ from composer_replication.rollouts.heeding import (
     GATE,
     OTHER_DROP,
     OWN_DROP,
+    enough_in_words,
     in_words,
     mostly_own,
     shown,
@@ -47,7 +48,7 @@ def hints_not_heeded(history: History) -> str:
     is_open = last_of(history, GATE) == 1  # with a contrast the rest is taken off, and more is enough
     if does_more is None or (does_more and (is_its_own is not False or is_open)):
         return ""
-    why = "more than any text in their place" if does_more else "by more than chance"
+    why = f"enough to learn from them ({enough_in_words()})" if does_more else "by more than chance"
     rests = ", and never ran on rollouts" if _never_ran(history) else ""
     return (
         f"This model does not heed hints in its rollouts {why}: {known.words}. Channel 2 has little to teach with"
@@ -65,7 +66,7 @@ def hints_not_compared(history: History) -> str:
     if shown(known.compared, known.deviations):
         if not never_ran or mostly_own(known.own_drop, known.other_drop):  # it ran, or the next step will
             return ""
-        return f"Hints do more than others here, and less than twice as much: {known.words}.{rests}"
+        return f"Hints do more than others here, and not enough ({enough_in_words()}): {known.words}.{rests}"
     if most and not never_ran:
         return ""
     return (
