@@ -64,26 +64,39 @@ def test_conversations_of_recorded_passes_say_what_others_say_side_by_side(monke
 
 
 def test_recordings_of_a_training_in_bf16_read_the_weights_whatever_other_threads_do(monkeypatch):
-    """Several stretches up and down, and a thread that empties the copies which autocasts have in common."""
-    recorded, usual, said = [], NextTokens._record, []
+    """Several stretches up and down, and a thread that empties the copies which autocasts have in common, before a
+    recording and after it. Each replay's logits are those of the same pass, not recorded."""
+    recorded, record, logits, over, said = [], NextTokens._record, NextTokens.logits, [], []
 
     def elsewhere():
-        with torch.autocast("cuda", torch.bfloat16):
-            pass
+        def autocast():
+            with torch.autocast("cuda", torch.bfloat16):
+                pass
 
-    def disturbed(self, *given):
-        recorded.append(given[2])
-        made = usual(self, *given)
-        thread = threading.Thread(target=elsewhere)
+        thread = threading.Thread(target=autocast)
         thread.start()
         thread.join()
-        torch.full((1 << 24,), float("nan"), device="cuda")  # over what was given back
+
+    def disturbed(self, *given):
+        if len(recorded) % 2:
+            elsewhere()
+        recorded.append(given[2])
+        made = record(self, *given)
+        elsewhere()
+        for weight in model.parameters():  # over what was given back
+            over.extend(torch.full_like(weight, float("nan"), dtype=torch.bfloat16) for _ in range(4))
         return made
+
+    def compared(self, *given):
+        found, expected = logits(self, *given).clone(), self._run(*given)
+        torch.testing.assert_close(found, expected, atol=0.3, rtol=0.05, equal_nan=True)
+        return found
 
     model = small_model().cuda()
     model.forward = torch.autocast("cuda", torch.bfloat16)(model.forward)
-    for record in (usual, disturbed):
-        monkeypatch.setattr(NextTokens, "_record", record)
+    monkeypatch.setattr(NextTokens, "logits", compared)
+    for recording in (record, disturbed):
+        monkeypatch.setattr(NextTokens, "_record", recording)
         talks = [Scripted(number, number % 5) for number in range(9)]
         RecordedTalking(model, ends=[1000], places=3, room=900, temperature=0.0).run(talks)
         said.append([talk.heard for talk in talks])

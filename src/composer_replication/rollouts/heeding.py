@@ -26,7 +26,7 @@ LEAST_DROP, _STILL_LEAST_DROP = 0.1, 0.05
 """What an own hint has to do: times another kind's, and nats a token. The model that learns from channel 2 has 7 times
 and 0.27 or more, those that lost by it had up to 3.2 times and 0.084 (decision 0025)."""
 COMPARED, DEVIATIONS = "hints/compared", "hints/deviations"
-OWN_DROP, OTHER_DROP, GATE = "hints/own_drop", "hints/other_drop", "hints/gate"
+OWN_DROP, OTHER_DROP, GATE, CONTRAST = "hints/own_drop", "hints/other_drop", "hints/gate", "hints/contrast"
 """What the figures are called in metrics."""
 _FEWEST_OF_KINDS = 3
 """Comparisons of two kinds, each way: of fewer nobody knows how much they differ by luck."""

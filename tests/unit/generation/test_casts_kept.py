@@ -101,8 +101,8 @@ def test_what_a_recording_reads_is_held_whatever_other_threads_and_passes_do(mon
     def record(self: NextTokens, tokens_B: Tensor, slots_B: Tensor, reach: int) -> Any:
         if len(recordings) % 2:
             elsewhere()  # between the pass before a recording and the recording
-        with ReadWeights(model) as reads, self._casts:
-            logits = self._run(tokens_B, slots_B, reach)
+        with ReadWeights(model) as reads:
+            logits = self._run_with_held(tokens_B, slots_B, reach)
         recordings.append(reads.read)
         elsewhere()
         tokens, slots = tokens_B.clone(), slots_B.clone()
@@ -144,6 +144,22 @@ def test_gradients_reach_the_weights_through_a_copy_that_is_given_twice() -> Non
     model.zero_grad()
     model(input_ids=torch.tensor([ROWS[0]])).logits.sum().backward()
     assert torch.equal(twice, 2 * model.lm_head.weight.grad)
+
+
+def test_views_and_other_types_have_copies_of_their_own_and_a_models_own_are_its_own() -> None:
+    layer = torch.nn.Linear(4, 4)
+    weight = layer.weight
+    with torch.no_grad(), Casts(layer) as casts:
+        half = weight.to(torch.bfloat16)
+        assert weight.to(torch.bfloat16).data_ptr() == half.data_ptr()
+        assert torch.equal(weight.t().to(torch.bfloat16), half.t())
+        assert torch.equal(weight[:2].to(torch.bfloat16), half[:2])
+        for _ in range(2):
+            assert torch.equal(weight.to(torch.float64).exp_(), weight.double().exp())
+        free = torch.ones(3, requires_grad=True)  # which an autocast keeps, too
+        assert free.to(torch.bfloat16).data_ptr() == free.to(torch.bfloat16).data_ptr()
+        assert (weight + 1).to(torch.bfloat16).data_ptr() != (weight + 1).to(torch.bfloat16).data_ptr()
+    assert casts.asked == 6
 
 
 @pytest.mark.parametrize("is_on", [True, False])

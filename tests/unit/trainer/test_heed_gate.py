@@ -93,6 +93,15 @@ def test_in_doubt_the_gate_stays_as_it_is_until_too_little_is_left(own: float, l
         assert gate.is_open is (before and low == 1.5)
 
 
+def test_an_open_gate_closes_where_what_is_left_is_what_any_text_does() -> None:
+    gate = HeedWatch(gates=True, has_contrast=False)
+    gate.add(compared(0.3, 0.27, 60, noise=0.13))
+    gate.is_open = True
+    gate.after_step(1)
+    assert 1.5 < gate.heeding.deviations < 2.5, "which alone would leave it open"
+    assert not gate.is_open
+
+
 @pytest.mark.parametrize("known", [{}, {"gates": False, "told": None}], ids=["began open", "no gate"])
 def test_a_checkpoint_that_was_open_without_evidence_begins_closed(known: dict[str, Any]) -> None:
     gate = HeedWatch(gates=True, has_contrast=False)

@@ -101,15 +101,19 @@ class NextTokens:
         mask = self._mask.aimed(self._rows, slots_B[:, None], reach, is_whole=True)
         return _pass(self._model, tokens_B[:, None], mask)
 
+    def _run_with_held(self, tokens_B: Tensor, slots_B: Tensor, reach: int) -> Tensor:
+        with self._casts:
+            return self._run(tokens_B, slots_B, reach)
+
     def _run_and_record(self, tokens_B: Tensor, slots_B: Tensor, reach: int) -> Tensor:
         """The first pass runs as it is, which makes the workspaces that a recording cannot make.
 
         If it asks the device for a number, no recording is begun: one that fails half-way breaks later random numbers.
         """
         try:
-            with torch.cuda.device(tokens_B.device), _no_looks_at_the_device(), self._casts:
+            with torch.cuda.device(tokens_B.device), _no_looks_at_the_device():
                 torch.clear_autocast_cache()  # what other passes left there is held by nobody
-                logits = self._run(tokens_B, slots_B, reach)
+                logits = self._run_with_held(tokens_B, slots_B, reach)
             with torch.cuda.device(tokens_B.device):
                 self._recorded[reach] = self._record(tokens_B, slots_B, reach)
         except torch.OutOfMemoryError:
@@ -135,22 +139,22 @@ class NextTokens:
         with torch.cuda.stream(aside):
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
-                with self._casts:
-                    logits = self._run(tokens, slots, reach)
+                logits = self._run_with_held(tokens, slots, reach)
             finally:
+                if self._casts.were_recorded:  # made anew by every replay, holding nothing before: not for other passes
+                    torch.clear_autocast_cache()
                 graph.capture_end()
         here.wait_stream(aside)
-        if self._casts.were_recorded:  # made anew with every replay, and holding nothing before: not for other passes
-            torch.clear_autocast_cache()
         self._pool = self._pool or graph.pool()
         return _Recorded(graph, tokens, slots, logits)
 
 
 class Casts(TorchDispatchMode):
-    """Inside, a weight is copied to another type once, and whoever asks again gets that copy: weights must not change.
+    """Inside, an autocast's copy of a weight is made once, and whoever asks again gets that: weights must not change.
 
     A recording has the copies' addresses. The ones that autocasts have in common are given back when an autocast ends
-    in any other thread, and made again by the next pass: so a recording takes those that are held here, and no others.
+    in any other thread, and made again by the next pass: so a recording takes those that are held here. The model must
+    not run in another thread meanwhile.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -161,7 +165,7 @@ class Casts(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is not torch.ops.aten._to_copy.default or args[0].data_ptr() not in self._weights:
+        if func is not torch.ops.aten._to_copy.default or not self._is_cast(args[0], kwargs):
             return func(*args, **kwargs)
         self.asked += 1
         weight: Tensor = args[0]
@@ -173,6 +177,14 @@ class Casts(TorchDispatchMode):
                 return copy
             self._held[key] = copy
         return self._held[key].detach()  # the same memory; autograd writes on what it is given
+
+    def _is_cast(self, source: Tensor, kwargs: dict[str, Any]) -> bool:
+        """Of a weight, or of what an autocast takes for one, and to an autocast's type.
+
+        Copies that a model makes by itself may be written to.
+        """
+        is_weight = source.data_ptr() in self._weights or (source.is_leaf and source.requires_grad)
+        return is_weight and kwargs.get("dtype") == torch.get_autocast_dtype(source.device.type)
 
 
 @contextmanager

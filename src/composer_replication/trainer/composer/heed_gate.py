@@ -13,8 +13,10 @@ from typing import Any
 
 from composer_replication.rollouts.heeding import (
     COMPARED,
+    CONTRAST,
     DEVIATIONS,
     ENOUGH_COMPARED,
+    FEWEST_COMPARED,
     GATE,
     OTHER_DROP,
     OWN_DROP,
@@ -76,18 +78,25 @@ class HeedWatch:
 
     def _decided(self) -> bool | None:
         """None: as before."""
-        answers = [self.heeding.is_shown]
-        if not self._has_contrast and answers[0] is not None:
-            answers.append(self.heeding.is_mostly_its_own)
-        if False in answers or (self.is_open and not self.heeding.is_still_shown):
+        is_shown = self.heeding.is_shown
+        is_its_own = True if self._has_contrast else self.heeding.is_mostly_its_own
+        if is_shown is False or (is_its_own is False and (is_shown or self._has_gone_on)):
             return False
-        return None if None in answers else True
+        if self.is_open and not self.heeding.is_still_shown:
+            return False
+        return True if is_shown and is_its_own else None
+
+    @property
+    def _has_gone_on(self) -> bool:
+        """It is open, and enough is known to ask again what opened it."""
+        return self.is_open and self.heeding.compared >= FEWEST_COMPARED
 
     def metrics(self) -> dict[str, float]:
         """After a step: over all so far, and whether the channel counted in that one."""
         heeding = self.heeding
         found = {COMPARED: float(heeding.compared), DEVIATIONS: heeding.deviations}
         found |= {OWN_DROP: heeding.own_drop, OTHER_DROP: heeding.other_drop}
+        found |= {CONTRAST: 1.0} if self._has_contrast else {}
         return found | ({GATE: float(self._was_open)} if self.gates else {})
 
     def state(self) -> dict[str, Any]:
