@@ -95,7 +95,7 @@ def test_in_doubt_the_gate_stays_as_it_is_until_too_little_is_left(own: float, l
 
 def test_an_open_gate_closes_where_what_is_left_is_what_any_text_does() -> None:
     gate = HeedWatch(gates=True, has_contrast=False)
-    gate.add(compared(0.3, 0.27, 60, noise=0.13))
+    gate.add(compared(0.3, 0.27, 40, noise=0.1))
     gate.is_open = True
     gate.after_step(1)
     assert 1.5 < gate.heeding.deviations < 2.5, "which alone would leave it open"
