@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from composer_replication.rollouts.generation.talks import Talking
 from scripted_talk import Scripted
 
 sys.path.append(str(Path(__file__).parents[1] / "unit" / "generation"))
-from kept_rows import new_tokens, padded, random_rows, small_model
+from kept_rows import end_an_autocast_elsewhere, new_tokens, padded, random_rows, small_model
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
@@ -68,21 +67,12 @@ def test_recordings_of_a_training_in_bf16_read_the_weights_whatever_other_thread
     recording and after it. Each replay's logits are those of the same pass, not recorded."""
     recorded, record, logits, over, said = [], NextTokens._record, NextTokens.logits, [], []
 
-    def elsewhere():
-        def autocast():
-            with torch.autocast("cuda", torch.bfloat16):
-                pass
-
-        thread = threading.Thread(target=autocast)
-        thread.start()
-        thread.join()
-
     def disturbed(self, *given):
         if len(recorded) % 2:
-            elsewhere()
+            end_an_autocast_elsewhere("cuda")
         recorded.append(given[2])
         made = record(self, *given)
-        elsewhere()
+        end_an_autocast_elsewhere("cuda")
         for weight in model.parameters():  # over what was given back
             over.extend(torch.full_like(weight, float("nan"), dtype=torch.bfloat16) for _ in range(4))
         return made

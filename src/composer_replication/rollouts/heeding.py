@@ -132,8 +132,8 @@ class Heeding:
 
     @property
     def is_still_shown(self) -> bool:
-        """Of what was shown before; also where there is too little to tell."""
-        return self.compared < FEWEST_COMPARED or self.deviations >= _STILL_SHOWN
+        """Of what was shown before: less is enough."""
+        return self.deviations >= _STILL_SHOWN
 
     @property
     def is_mostly_its_own(self) -> bool | None:

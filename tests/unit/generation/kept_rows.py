@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import torch
@@ -47,3 +48,15 @@ def new_tokens(found: Tensor, rows: list[list[int]]) -> list[list[int]]:
     """What was generated behind each row, up to its end."""
     width = max(map(len, rows))
     return [ids[: ids.index(EOS) + 1] if EOS in ids else ids for ids in found[:, width:].tolist()]
+
+
+def end_an_autocast_elsewhere(kind: str) -> None:
+    """One that ends in any thread gives back the copies of weights that all autocasts have in common."""
+
+    def autocast() -> None:
+        with torch.autocast(kind, torch.bfloat16):
+            pass
+
+    thread = threading.Thread(target=autocast)
+    thread.start()
+    thread.join()

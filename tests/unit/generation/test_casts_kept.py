@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import pytest
 import torch
-from kept_rows import new_tokens, padded, random_rows, small_model
+from kept_rows import end_an_autocast_elsewhere, new_tokens, padded, random_rows, small_model
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from composer_replication.rollouts.generation import generator as generator_module
 from composer_replication.rollouts.generation import passes, recorded_talks
+from composer_replication.rollouts.generation.casts import Casts, casts_kept
 from composer_replication.rollouts.generation.generator import RolloutGenerator
-from composer_replication.rollouts.generation.passes import Casts, NextTokens, _Recorded
+from composer_replication.rollouts.generation.passes import NextTokens, _Recorded
 from composer_replication.rollouts.generation.recorded_talks import RecordedTalking
 from scripted_talk import Scripted
 
 ROWS = random_rows((18, 15, 11))
+
+
+class CountedCasts(Casts):
+    """How often copies are asked for."""
+
+    asked = 0
+
+    def _is_cast(self, source: Tensor, kwargs: dict[str, Any]) -> bool:
+        is_cast = super()._is_cast(source, kwargs)
+        self.asked += is_cast
+        return is_cast
 
 
 def as_a_trainer_wraps_it() -> Any:
@@ -44,19 +55,19 @@ def talked(model: Any) -> Any:
 @pytest.mark.parametrize("sample", [generated, talked])
 def test_every_weight_is_cast_once_and_the_tokens_stay(sample: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     model = as_a_trainer_wraps_it()
-    with Casts(model) as a_pass:
+    with CountedCasts(model) as a_pass:
         model(input_ids=torch.tensor([ROWS[0]]))
     assert a_pass.asked >= 14
     sample(model)  # whether rows can be kept is tried once a model
-    with Casts(model) as kept:
+    with CountedCasts(model) as kept:
         tokens = sample(model)
     assert kept.asked == a_pass.asked
     for module in (generator_module, recorded_talks):
         monkeypatch.setattr(module, "casts_kept", lambda _model: torch.no_grad())
-    with Casts(model) as made_again:
+    with CountedCasts(model) as made_again:
         assert sample(model) == tokens
     assert made_again.asked >= 10 * a_pass.asked, "the count could have failed"
-    with Casts(model) as later:
+    with CountedCasts(model) as later:
         model(input_ids=torch.tensor([ROWS[0]])).logits.sum().backward()
     assert later.asked == a_pass.asked, "no copy is left that a training would take for the weights"
     assert model.lm_head.weight.grad.abs().sum() > 0
@@ -78,18 +89,6 @@ class ReadWeights(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def elsewhere() -> None:
-    """An autocast that ends in any thread empties what all have in common."""
-
-    def autocast() -> None:
-        with torch.autocast("cpu", torch.bfloat16):
-            pass
-
-    thread = threading.Thread(target=autocast)
-    thread.start()
-    thread.join()
-
-
 class Replayed(NamedTuple):
     replay: Callable[[], object]
 
@@ -100,11 +99,11 @@ def test_what_a_recording_reads_is_held_whatever_other_threads_and_passes_do(mon
 
     def record(self: NextTokens, tokens_B: Tensor, slots_B: Tensor, reach: int) -> Any:
         if len(recordings) % 2:
-            elsewhere()  # between the pass before a recording and the recording
+            end_an_autocast_elsewhere("cpu")  # between the pass before a recording and the recording
         with ReadWeights(model) as reads:
             logits = self._run_with_held(tokens_B, slots_B, reach)
         recordings.append(reads.read)
-        elsewhere()
+        end_an_autocast_elsewhere("cpu")
         tokens, slots = tokens_B.clone(), slots_B.clone()
         return _Recorded(Replayed(lambda: logits.copy_(self._run(tokens, slots, reach))), tokens, slots, logits)
 
@@ -136,7 +135,7 @@ def test_what_a_recording_reads_is_held_whatever_other_threads_and_passes_do(mon
 
 def test_gradients_reach_the_weights_through_a_copy_that_is_given_twice() -> None:
     model = as_a_trainer_wraps_it()
-    with Casts(model) as casts:
+    with CountedCasts(model) as casts:
         for _ in range(2):
             model(input_ids=torch.tensor([ROWS[0]])).logits.sum().backward()
     assert casts.asked == 2 * len(casts._held)
@@ -149,7 +148,7 @@ def test_gradients_reach_the_weights_through_a_copy_that_is_given_twice() -> Non
 def test_views_and_other_types_have_copies_of_their_own_and_a_models_own_are_its_own() -> None:
     layer = torch.nn.Linear(4, 4)
     weight = layer.weight
-    with torch.no_grad(), Casts(layer) as casts:
+    with torch.no_grad(), CountedCasts(layer) as casts:
         half = weight.to(torch.bfloat16)
         assert weight.to(torch.bfloat16).data_ptr() == half.data_ptr()
         assert torch.equal(weight.t().to(torch.bfloat16), half.t())
@@ -166,7 +165,7 @@ def test_views_and_other_types_have_copies_of_their_own_and_a_models_own_are_its
 def test_an_autocast_around_it_stays_as_it_is(is_on: bool) -> None:
     model = small_model()
     with torch.autocast("cpu", torch.float16, enabled=is_on):
-        with passes.casts_kept(model):
+        with casts_kept(model):
             assert torch.is_autocast_enabled("cpu") is is_on
             assert not is_on or torch.get_autocast_dtype("cpu") == torch.float16
         assert torch.is_autocast_enabled("cpu") is is_on

@@ -187,7 +187,9 @@ def test_a_gate_that_opens_or_was_open_is_no_riddle() -> None:
     faded = changed(hints__compared=lambda step: 0.0 if step > 12 else 190.0, hints__gate=1.0, ran__sdpo_kl=1.0)
     assert not diagnose(faded)
     contrast = changed(hints__deviations=5.0, hints__own_drop=0.3, hints__other_drop=0.25, ran__sdpo_kl=1.0)
-    assert not diagnose([{**line, "hints/contrast": 1.0} for line in contrast]), "with a gate or without"
+    contrasted = [{**line, "hints/contrast": 1.0} for line in contrast]
+    assert not diagnose(contrasted), "with a gate or without"
+    assert not diagnose([{**line, "hints/gate": 0.0, "ran/sdpo_kl": 0.0} for line in contrasted]), "open in the next"
     assert len(diagnose(contrast)) == 1
 
 

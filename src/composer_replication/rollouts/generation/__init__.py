@@ -2,6 +2,7 @@
 
 token_rows      which rows are equal, what they share, which go on where another ended
 key_values      keys and values row by row, and attention by them
+casts           copies of weights in half precision, made once and held
 passes          new tokens of some rows, or the next token of every row; recorded as CUDA graphs
 choice          which token comes next
 suitability     whether a model may, by its config and an experiment

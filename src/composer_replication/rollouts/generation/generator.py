@@ -25,10 +25,11 @@ from torch import Tensor
 
 from composer_replication.objective.adapters import evaluating, rows_in_place
 from composer_replication.objective.attention.attend import own_masks_taken
+from composer_replication.rollouts.generation.casts import casts_kept
 from composer_replication.rollouts.generation.choice import Choice, choice_of, why_not_chosen
 from composer_replication.rollouts.generation.key_values import KeyValueRows
 from composer_replication.rollouts.generation.loop import TokenLoop
-from composer_replication.rollouts.generation.passes import casts_kept, read_tokens
+from composer_replication.rollouts.generation.passes import read_tokens
 from composer_replication.rollouts.generation.suitability import why_not_kept
 from composer_replication.rollouts.generation.token_rows import (
     Origin,

@@ -17,8 +17,9 @@ from torch import Tensor
 from composer_replication.errors import InputError, explain
 from composer_replication.objective.adapters import evaluating
 from composer_replication.objective.attention.attend import own_masks_taken
+from composer_replication.rollouts.generation.casts import casts_kept
 from composer_replication.rollouts.generation.key_values import KeyValueRows
-from composer_replication.rollouts.generation.passes import NextTokens, casts_kept, read_tokens
+from composer_replication.rollouts.generation.passes import NextTokens, read_tokens
 from composer_replication.rollouts.generation.talks import MOST_TOKENS, Talk, drawn_tokens
 from composer_replication.rollouts.generation.token_rows import Tokens, shared_by_all, shared_length
 

@@ -78,18 +78,13 @@ class HeedWatch:
 
     def _decided(self) -> bool | None:
         """None: as before."""
-        is_shown = self.heeding.is_shown
+        if self.heeding.compared < FEWEST_COMPARED:
+            return None
+        is_shown = self.heeding.is_still_shown if self.is_open else self.heeding.is_shown
         is_its_own = True if self._has_contrast else self.heeding.is_mostly_its_own
-        if is_shown is False or (is_its_own is False and (is_shown or self._has_gone_on)):
+        if is_shown is False or is_its_own is False:
             return False
-        if self.is_open and not self.heeding.is_still_shown:
-            return False
-        return True if is_shown and is_its_own else None
-
-    @property
-    def _has_gone_on(self) -> bool:
-        """It is open, and enough is known to ask again what opened it."""
-        return self.is_open and self.heeding.compared >= FEWEST_COMPARED
+        return True if self.heeding.is_shown and is_its_own else None
 
     def metrics(self) -> dict[str, float]:
         """After a step: over all so far, and whether the channel counted in that one."""

@@ -48,9 +48,8 @@ def hints_not_heeded(history: History) -> str:
     known = _known(history)
     if known is None:
         return ""
-    does_more, is_its_own = shown(known.compared, known.deviations), mostly_own(known.own_drop, known.other_drop)
-    has_contrast = last_of(history, CONTRAST) == 1  # which takes the rest off: more is enough
-    if does_more is None or (does_more and (is_its_own is not False or has_contrast)):
+    does_more = shown(known.compared, known.deviations)
+    if does_more is None or (does_more and _is_enough(history, known) is not False):
         return ""
     why = f"enough to learn from them ({enough_in_words()})" if does_more else "by more than chance"
     rests = ", and never ran on rollouts" if _never_ran(history) else ""
@@ -68,7 +67,7 @@ def hints_not_compared(history: History) -> str:
     never_ran = _never_ran(history)
     rests = " So channel 2 never ran on rollouts; train.grpo.heed_gate = false teaches all the same."
     if shown(known.compared, known.deviations):
-        if not never_ran or mostly_own(known.own_drop, known.other_drop):  # it ran, or the next step will
+        if not never_ran or _is_enough(history, known):  # it ran, or the next step will
             return ""
         return f"Hints do more than others here, and not enough ({enough_in_words()}): {known.words}.{rests}"
     if most and not never_ran:
@@ -109,6 +108,11 @@ def _known(history: History) -> _Known | None:
     names = (COMPARED, OWN_DROP, OTHER_DROP, DEVIATIONS)
     with_them = [line for line in history if all(values_of([line], name) for name in names)]
     return _Known(*(float(with_them[-1][name]) for name in names)) if with_them else None
+
+
+def _is_enough(history: History, known: _Known) -> bool | None:
+    """Of hints that do more than others; where a contrast takes off what others do, all of it is."""
+    return True if last_of(history, CONTRAST) == 1 else mostly_own(known.own_drop, known.other_drop)
 
 
 def _never_ran(history: History) -> bool:
