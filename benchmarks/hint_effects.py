@@ -58,7 +58,7 @@ def score(
     for number, item in enumerate(islice(rows, limit), start=1):
         with torch.inference_mode():
             sums = _score_item(model, item, device, temperatures)
-        kept = {key: item[key] for key in ("id", "session", "kind", "tool", "role")}
+        kept = {key: item[key] for key in ("id", "session", "kind", "tool", "role", "is_held_out")}
         scored.append({**kept, "num_tokens": _sizes(item), "log_probs": sums})
         if number % _EVERY == 0:
             print(f"{number} items, {time.monotonic() - started:.0f} s", flush=True)
@@ -116,12 +116,18 @@ def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
 # ---- the tables
 
 
-def print_tables(path: Path, *, rounds: int = 2000) -> None:
-    """Effects of each hint on calls that erred and on good ones, and of the sites' own hints by kind."""
+def print_tables(path: Path, *, rounds: int = 2000, held_out: bool = False) -> None:
+    """Effects of each hint on calls that erred and on good ones, and of the sites' own hints by kind.
+
+    `held_out`: of the test sessions alone, from which a warm-up has learnt nothing.
+    """
     result = json.loads(path.read_text(encoding="utf-8"))
-    effects = Effects(result["items"])
+    if held_out and not all("is_held_out" in item for item in result["items"]):
+        raise SystemExit(f"{path}: got scores of items that do not say who is held out, expected newer ones")
+    items = [item for item in result["items"] if not held_out or item["is_held_out"]]
+    effects = Effects(items)
     names = [name for name in result["hints"] if name.partition("@")[0] != NO_HINT and effects.of("site", name, "name")]
-    sessions = {item["session"] for item in result["items"]}
+    sessions = {item["session"] for item in items}
     print(f"## {result['model']}: {effects.count('site')} sites, {effects.count('good')} good calls", end="")
     print(f", {len(sessions)} sessions, {result['dtype']} on {result['device']}, {result['seconds']} s\n")
     print("Change of log-prob in nats, mean over calls [95% interval over sessions]. Below 0: less likely.\n")

@@ -22,6 +22,7 @@ from composer_replication.batch.render.renderer import RenderedSequence, Rendere
 from composer_replication.batch.taught_turns import makes_tokens, why_no_target, wrong_hints
 from composer_replication.errors import InputError
 from composer_replication.runs import RunDir
+from composer_replication.runs.split import held_out_of
 from composer_replication.runs.tools import read_tools
 from composer_replication.sessions.good_turns import good_turns
 from composer_replication.sessions.read_run import LoggedSession, read_sessions
@@ -72,8 +73,10 @@ def prepare(
         names = ["none", "template", "raw_error", "other_kind", *hints]
         head = {"schema": SCHEMA, "hints": names, "max_tokens": max_tokens, "placement": placement}
         file.write(json.dumps(head) + "\n")
+        held_out = held_out_of(directory)
         for session in read_sessions(directory, with_sites=True, with_pairs=False):
-            for item in _items(renderer, session, chosen.get(session.conversation.id, []), max_tokens, placement):
+            mine, is_held_out = chosen.get(session.conversation.id, []), session.conversation.id in held_out
+            for item in _items(renderer, session, mine, max_tokens, placement, is_held_out=is_held_out):
                 num_sites, num_good = num_sites + (item["role"] == "site"), num_good + (item["role"] == "good")
                 file.write(json.dumps(item, separators=(",", ":")) + "\n")
     print(f"{out}: {num_sites} sites and {num_good} good calls, of {sum(map(len, chosen.values()))} sites chosen")
@@ -123,12 +126,23 @@ def _error_of(session: LoggedSession, site: ErrorSite) -> str:
     return " ".join(text.split())[:_MAX_ERROR] or site.evidence_text or "error"
 
 
+def _digest(session: str) -> str:
+    """Scores are published, and sessions are not."""
+    return hashlib.sha256(session.encode()).hexdigest()[:16]
+
+
 def _order(identity: str) -> str:
     return hashlib.sha256(f"hints:{identity}".encode()).hexdigest()
 
 
 def _items(
-    renderer: Renderer, session: LoggedSession, chosen: Sequence[_Chosen], max_tokens: int, placement: Placement
+    renderer: Renderer,
+    session: LoggedSession,
+    chosen: Sequence[_Chosen],
+    max_tokens: int,
+    placement: Placement,
+    *,
+    is_held_out: bool,
 ) -> Iterator[dict[str, Any]]:
     if not chosen:
         return
@@ -143,8 +157,8 @@ def _items(
         if erring is None:
             continue
         corrected, good = calls.corrected(site), calls.good(site)
-        session_id = session.conversation.session_id or session.conversation.id
-        about = {"id": site.id, "session": session_id, "kind": site.kind, "tool": site.tool}
+        session_id = _digest(session.conversation.session_id or session.conversation.id)
+        about = {"id": site.id, "session": session_id, "kind": site.kind, "tool": site.tool, "is_held_out": is_held_out}
         for role, place, against in (("site", erring, corrected), ("good", good, erring)):
             item = place and _item(renderer, place, against, hints, max_tokens, placement)
             if item:

@@ -34,7 +34,7 @@ def main() -> None:
         from hint_effects import print_tables
 
         for result in args.results:
-            print_tables(result, rounds=args.rounds)
+            print_tables(result, rounds=args.rounds, held_out=args.held_out)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -60,6 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     score.add_argument("--limit", type=int, help="only the first so many items")
     table = verbs.add_parser("table", help="effects in nats, with intervals over sessions")
     table.add_argument("results", type=Path, nargs="+")
+    table.add_argument("--held-out", action="store_true", help="of the test side of `crf split` alone")
     table.add_argument("--rounds", type=int, default=2000, help="of the bootstrap")
     return parser
 

@@ -24,7 +24,7 @@ def item(role="site", **values):
     spans = {"name": [2, 4], "arguments": [4, 9], "first": [6, 7]}
     hints = {"none": [], "template": [20, 21, 22], "other_kind": [30, 31, 32, 33, 34]}
     ids = {"prefix": list(range(40, 52)), "tail": list(range(60, 69))}
-    about = {"id": "s1", "session": "a", "kind": "edit_noop", "tool": "Edit", "role": role}
+    about = {"id": "s1", "session": "a", "kind": "edit_noop", "tool": "Edit", "role": role, "is_held_out": False}
     return {**about, **ids, "hints": hints, "spans": spans, **values}
 
 
@@ -136,6 +136,39 @@ def test_prepared_items_are_the_sessions_own_tokens(tmp_path, capsys):
         longest = max(map(len, each["hints"].values()))
         assert len(each["prefix"]) + longest + len(each["tail"]) <= 3000
     assert "sites and" in capsys.readouterr().out
+
+
+def test_items_say_who_is_held_out_and_name_no_session(tmp_path, capsys):
+    run = str(tmp_path / "run")
+    assert main(["ingest", str(EXAMPLES), "-o", run]) == 0
+    assert main(["split", run, "--set", "split.test=0.4", "--set", "split.validation=0"]) == 0
+    assert main(["sites", run]) == 0
+    out = tmp_path / "items.jsonl"
+    prepare(run, str(save_student(FAMILY, tmp_path)), out, {}, max_sites=50, max_tokens=3000)
+    _, *items = map(json.loads, out.read_text().splitlines())
+    sides = {row["conversation_id"]: row["side"] for row in _rows(run, "split")}
+    of_site = {row["id"]: sides[row["conversation_id"]] for row in _rows(run, "sites")}
+    assert {each["is_held_out"] for each in items} == {True, False}
+    assert all(each["is_held_out"] == (of_site[each["id"]] == "test") for each in items)
+    names = {row["session"] for row in _rows(run, "split")}
+    assert names and not any(name in out.read_text() for name in names)
+
+
+def test_a_table_of_the_held_out_leaves_the_others_out(scored, tmp_path, capsys):
+    result = json.loads(scored[2].read_text())
+    result["items"].append({**result["items"][0], "id": "s2", "session": "b", "is_held_out": True})
+    path = tmp_path / "both.json"
+    path.write_text(json.dumps(result))
+    print_tables(path, rounds=50, held_out=True)
+    assert "1 sites, 0 good calls, 1 sessions" in capsys.readouterr().out
+    del result["items"][0]["is_held_out"]
+    path.write_text(json.dumps(result))
+    with pytest.raises(SystemExit, match="who is held out"):
+        print_tables(path, held_out=True)
+
+
+def _rows(run, name):
+    return [json.loads(line) for line in (Path(run) / f"{name}.jsonl").read_text().splitlines()]
 
 
 @pytest.mark.parametrize("placement", ["in_last_message", "head"])

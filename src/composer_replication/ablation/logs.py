@@ -2,7 +2,8 @@
 
 A job has a run directory of its own, in which the records of the shared one are links. Arms whose warm-up is the same
 share it: one job of each seed makes it, the others take its checkpoint, and all of them count its steps as spent.
-A unit is a held-out session: sums over its sites of how far log-probs moved from the start weights.
+A unit is a held-out session: sums over its sites of how far log-probs moved from the start weights. Its name is a
+digest, since results are published and sessions are not.
 """
 
 from __future__ import annotations
@@ -212,7 +213,12 @@ def session_units(run: RunDir) -> list[Unit]:
                 sums[value.session][name + suffix] += value.change["after"]
                 if number is not None:
                     sums[value.session][number + suffix] += 1
-    return [Unit(session, dict(sorted(sums[session].items()))) for session in sorted(sums)]
+    units = [Unit(_digest(session), dict(sorted(named.items()))) for session, named in sums.items()]
+    return sorted(units, key=lambda each: each.unit)
+
+
+def _digest(session: str) -> str:
+    return hashlib.sha256(session.encode()).hexdigest()[:16]
 
 
 def _lines(path: Path) -> list[Mapping[str, Any]]:
