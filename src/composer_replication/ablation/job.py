@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from composer_replication.ablation.plan import Budget, world_of
+from composer_replication.ablation.record_files import check_schema, read_record
 from composer_replication.atomic import atomic_write_json, lock
-from composer_replication.canonical_json import decode_object
 from composer_replication.config import CrfConfig, config_hash, to_toml
 from composer_replication.config.loader import from_tables
-from composer_replication.errors import ArtefactCorruptError, ComposerError, explain
+from composer_replication.errors import ComposerError
 
 JOB, RESULT, LOG = "job.json", "result.json", "log.txt"
 _SCHEMA, _VERSION = "composer_replication.ablation_job", 1
@@ -89,15 +89,11 @@ class Result:
         return named
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any], where: str) -> Result:
-        """The result that `as_json` wrote; ArtefactCorruptError where it is none."""
-        try:
-            units = [Unit(str(each["unit"]), dict(each["metrics"])) for each in value["units"]]
-            known = {name: value[name] for name in ("arm", "seed", "world", "curve", "digests", "config_sha256")}
-            return cls(spent=Spent(**value["spent"]), units=units, **known)
-        except (KeyError, TypeError) as error:
-            got = f"{type(error).__name__}: {error}"
-            raise ArtefactCorruptError(explain(where, got=got, expected="a job's result")) from error
+    def from_json(cls, value: Mapping[str, Any]) -> Result:
+        """The result that `as_json` wrote."""
+        units = [Unit(str(each["unit"]), dict(each["metrics"])) for each in value["units"]]
+        known = {name: value[name] for name in ("arm", "seed", "world", "curve", "digests", "config_sha256")}
+        return cls(spent=Spent(**value["spent"]), units=units, **known)
 
 
 def write_job(job: Job) -> None:
@@ -121,18 +117,19 @@ def write_job(job: Job) -> None:
 def read_job(folder: Path) -> Job:
     """The job of a folder."""
     path = folder / JOB
-    record: dict[str, Any] = decode_object(path.read_bytes())
-    if (record.get("schema"), record.get("version")) != (_SCHEMA, _VERSION):
-        got = f"{record.get('schema')} {record.get('version')}"
-        raise ArtefactCorruptError(explain(str(path), got=got, expected=f"{_SCHEMA} {_VERSION}"))
-    return Job(
-        folder=folder,
-        config=from_tables(CrfConfig, [(record["config"], f"{path}, config")]),
-        options=record["options"],
-        budget=from_tables(Budget, [(_set(record["budget"]), f"{path}, budget")]),
-        run=None if record["run"] is None else Path(record["run"]),
-        **{name: record[name] for name in ("arm", "seed", "world")},
-    )
+
+    def make(record: Mapping[str, Any]) -> Job:
+        check_schema(record, _SCHEMA, _VERSION)
+        return Job(
+            folder=folder,
+            config=from_tables(CrfConfig, [(record["config"], f"{path}, config")]),
+            options=record["options"],
+            budget=from_tables(Budget, [(_set(record["budget"]), f"{path}, budget")]),
+            run=None if record["run"] is None else Path(record["run"]),
+            **{name: record[name] for name in ("arm", "seed", "world")},
+        )
+
+    return read_record(path, make, expected="a job", fix="`crf ablate --config arms.toml` writes it anew.")
 
 
 def _set(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -144,7 +141,7 @@ def read_result(folder: Path) -> Result | None:
     path = folder / RESULT
     if not path.is_file():
         return None
-    return Result.from_json(decode_object(path.read_bytes()), str(path))
+    return read_record(path, Result.from_json, expected="a job's result", fix="Remove it, and the job is done again.")
 
 
 def run_in(folder: Path) -> Result:

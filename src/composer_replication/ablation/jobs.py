@@ -14,22 +14,29 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from composer_replication.ablation.job import LOG, RESULT, Job, Result, read_result, write_job
-from composer_replication.ablation.plan import Plan
-from composer_replication.ablation.predictions import Frozen, freeze
+from composer_replication.ablation.plan import Plan, world_of
+from composer_replication.ablation.predictions import Frozen, freeze, held_against
+from composer_replication.ablation.record_files import read_record
 from composer_replication.atomic import atomic_write_json, atomic_write_text, try_lock
-from composer_replication.canonical_json import decode_object
-from composer_replication.errors import ArtefactNotFoundError, InputError, RunError, explain
+from composer_replication.errors import (
+    ArtefactCorruptError,
+    ArtefactNotFoundError,
+    InputError,
+    RunError,
+    explain,
+)
 
 RESULTS = "results.json"
 _POLL_S = 0.05
 _LAST_LINES = 12
+_NAMED = 3
 
 
 class Place(NamedTuple):
@@ -100,7 +107,8 @@ def run_jobs(
     told, jobs = listener or Listener(), folder / "jobs"
     folder.mkdir(parents=True, exist_ok=True)
     with _held(folder):
-        frozen = freeze(plan, folder, has_begun=any(jobs.glob("*/*/job.json")))
+        check_ready(plan, folder)
+        frozen = freeze(plan, folder, has_begun=_has_begun(folder))
         jobs.mkdir(exist_ok=True)
         atomic_write_text(jobs / ".gitignore", "*\n")  # weights and logs are no part of what is committed
         failures: dict[Place, Failure] = {}
@@ -110,6 +118,37 @@ def run_jobs(
                 told.failed(failure)
             write_results(folder, frozen, failures)
         return write_results(folder, frozen, failures)
+
+
+def check_ready(plan: Plan, folder: Path) -> None:
+    """Raise where a plan cannot be run in a folder: what is there is another's, or the world lacks something."""
+    _check_nothing_is_lost(folder)
+    held_against(plan, folder, has_begun=_has_begun(folder))
+    check = getattr(world_of(plan.experiment.world), "check_plan", None)
+    if check is not None:
+        check(plan)
+
+
+def _has_begun(folder: Path) -> bool:
+    return any((folder / "jobs").glob("*/*/job.json"))
+
+
+def _check_nothing_is_lost(folder: Path) -> None:
+    """results.json is made of the jobs in the folder: without them, as in a clone, it would be emptied."""
+    try:
+        places = [Place(each.arm, each.seed) for each in read_results(folder).results]
+    except ArtefactNotFoundError:
+        return
+    except ArtefactCorruptError:
+        if _has_begun(folder):
+            return  # its jobs make it anew
+        raise
+    lost = [each for each in places if not (_folder(folder / "jobs", each) / RESULT).is_file()]
+    if lost:
+        named = ", ".join(f"{place.arm} {place.seed}" for place in lost[:_NAMED]) + (", ..." if lost[_NAMED:] else "")
+        fix = "Run the plan in another folder: `-o FOLDER`. The table alone: `crf ablate --table -o FOLDER`."
+        got = f"results of {len(lost)} jobs that are not in jobs/ ({named})"
+        raise RunError(explain(str(folder / RESULTS), got=got, expected="results of jobs that are here", fix=fix))
 
 
 def _run_all(
@@ -222,9 +261,13 @@ def read_results(folder: Path) -> Results:
     if not path.is_file():
         fix = "Run `crf ablate --config arms.toml`, or name the folder: `-o FOLDER`."
         raise ArtefactNotFoundError(explain(str(path), got="no such file", expected="results of jobs", fix=fix))
-    value: dict[str, Any] = decode_object(path.read_bytes())
-    return Results(
-        frozen=Frozen.from_json(value, str(path)),
-        results=[Result.from_json(each, str(path)) for each in value["results"]],
-        failed=[Failure(**each) for each in value["failed"]],
-    )
+
+    def make(value: Mapping[str, Any]) -> Results:
+        return Results(
+            frozen=Frozen.from_json(value, str(path)),
+            results=[Result.from_json(each) for each in value["results"]],
+            failed=[Failure(**each) for each in value["failed"]],
+        )
+
+    fix = "Where its jobs are, `crf ablate --config arms.toml` makes it anew; else put the file back as it was."
+    return read_record(path, make, expected="results of `crf ablate`", fix=fix)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from composer_replication.ablation.job import Job, Result, Spent, Unit
-from composer_replication.ablation.plan import Metric
+from composer_replication.ablation.plan import Metric, Plan
 from composer_replication.atomic import atomic_write_bytes, lock
 from composer_replication.canonical_json import encode
 from composer_replication.config import CrfConfig
@@ -52,6 +52,15 @@ class Options:
     share_warmup: bool = option(True, "Make the warm-up of a seed once, for all arms that have the same one.")
 
 
+def check_plan(plan: Plan) -> None:
+    """Raise before the first job where the run is not named, not there, or not ready."""
+    run = _opened(plan.experiment.run)
+    for name in ("split", "sites"):
+        if not run.path(name).is_file():
+            fix = f"Make them first: `{ARTEFACTS[name].command} {run.root}`."
+            raise RunError(explain(str(run.root), got=f"a run without {name}", expected="one that has them", fix=fix))
+
+
 def run_job(job: Job) -> Result:
     """Train, evaluate, and sum up by session; what an earlier process left is gone on with."""
     from composer_replication.steps.train import train
@@ -59,7 +68,7 @@ def run_job(job: Job) -> Result:
     from composer_replication.trainer.from_config.training import Progress
 
     began = time.monotonic()
-    run = _run_of(job)
+    run = own_run(_opened(job.run), job.folder / "run")
     config = replace(job.config, train=replace(job.config.train, run=str(run.root), output=None))
     folder = TrainingFolder.of(config)
     with _SharedWarmup(job, config, folder) as shared:
@@ -68,7 +77,7 @@ def run_job(job: Job) -> Result:
     if trained.saved is None:
         got = f"a training that {trained.stopped_by} ended"
         raise RunError(explain(str(job.folder), got=got, expected="all steps"))
-    digests = _evaluated(job, config, run, trained.saved, told)
+    evaluated = _evaluated(job, config, run, trained.saved, told)
     warmup = _lines(folder.warmup / "metrics.jsonl") if trained.warmup_steps else []
     lines = [line for line in _lines(folder.metrics) if "loss/total" in line]
     result = Result(
@@ -80,16 +89,16 @@ def run_job(job: Job) -> Result:
             steps=trained.steps + trained.warmup_steps,
             seconds=round(time.monotonic() - began, 1),
         ),
-        units=session_units(run),
+        units=_some_units(run, evaluated["drops"]),
         curve=[_point(line, trained.warmup_steps) for line in lines],
-        digests=digests,
+        digests={"start": _digest_of(evaluated, "before"), "trained": _digest_of(evaluated, "after")},
         config_sha256=job.config_sha256,
     )
     shutil.rmtree(folder.checkpoints)  # what is asked afterwards is asked of the weights and the rows
     return result
 
 
-def _evaluated(job: Job, config: CrfConfig, run: RunDir, trained: Path, told: Progress) -> dict[str, str]:
+def _evaluated(job: Job, config: CrfConfig, run: RunDir, trained: Path, told: Progress) -> dict[str, Any]:
     """The run evaluated; what the start weights say is scored by one job, and taken over by the others."""
     from composer_replication.steps.evaluate import evaluate
 
@@ -101,24 +110,26 @@ def _evaluated(job: Job, config: CrfConfig, run: RunDir, trained: Path, told: Pr
         shared.parent.mkdir(parents=True, exist_ok=True)
         atomic_write_bytes(shared, own.read_bytes())
     own.unlink()
-    models: dict[str, Any] = record["models"]
-    return {"start": models["before"]["digest"], "trained": models["after"]["digest"]}
+    return record
+
+
+def _digest_of(evaluated: Mapping[str, Any], model: str) -> str:
+    return evaluated["models"][model]["digest"]
 
 
 def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _run_of(job: Job) -> RunDir:
-    if job.run is None:
+def _opened(path: str | Path | None) -> RunDir:
+    if path is None:
         fix = "Name a run: `crf ablate --run RUN`, or ablate.run in the file."
         raise ConfigError(explain("ablate.run", got="none", expected="a run that is split and has sites", fix=fix))
-    return own_run(job.run, job.folder / "run")
+    return RunDir.open(path)
 
 
-def own_run(path: Path, own: Path) -> RunDir:
+def own_run(shared: RunDir, own: Path) -> RunDir:
     """A run directory for one job alone: links to the records of a shared one, which no job writes into."""
-    shared = RunDir.open(path)
     own.mkdir(exist_ok=True)
     for artefact in (ARTEFACTS[name] for name in _RECORDS):
         for name in (artefact.file_name, artefact.sidecar_name):
@@ -197,6 +208,16 @@ def _copy(source: Path, target: Path) -> None:
 
 
 # ---- what came of it
+
+
+def _some_units(run: RunDir, drops: Mapping[str, int]) -> list[Unit]:
+    units = session_units(run)
+    if not units:
+        left_out = ", ".join(f"{reason} {number}" for reason, number in drops.items()) or "nothing: it has none"
+        fix = "Hold out more sessions (`crf split RUN --set split.test=0.4`), or give evaluation.context more tokens."
+        got = f"no error of a held-out session that can be scored (left out: {left_out})"
+        raise RunError(explain(str(run.root), got=got, expected="one at least", fix=fix))
+    return units
 
 
 def session_units(run: RunDir) -> list[Unit]:

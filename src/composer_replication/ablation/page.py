@@ -136,7 +136,7 @@ def _outcome(expected: str, verdict: str) -> str:
     if came not in ("better", "worse", "same"):
         return "open"
     if came == expected:
-        return "as predicted"
+        return "not contradicted" if came == "same" else "as predicted"  # an interval that holds 0 shows nothing equal
     return "not shown" if came == "same" else "**otherwise**"
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
@@ -125,7 +126,7 @@ class Plan:
 def world_of(name: str) -> Any:
     """The module of a world: `Options`, a table of what it can be told; `METRICS`; `run_job(job) -> Result`.
 
-    It loads nothing heavy before a job is run.
+    It may have `check_plan(plan)`, which raises where no job could be run. It loads nothing heavy before a job is run.
     """
     expected = f"{', '.join(WORLDS)}, or a module with Options, METRICS and run_job"
     try:
@@ -150,6 +151,7 @@ def read_plan(path: Path, overrides: Sequence[str] = (), *, run: str | None = No
         for name, text in file.metrics.items()
     }
     primary = experiment.primary
+    _check_primary(primary, metrics, f"{where}: ablate.primary")
     metrics[primary] = replace(metrics.get(primary, Metric()), better=experiment.primary_direction)
     plan = Plan(experiment=experiment, metrics=metrics, arms=arms)
     _check(plan, where)
@@ -204,6 +206,14 @@ def _check(plan: Plan, where: str) -> None:
             _check_arm(
                 arm.control_of, [each for each in plan.arms if each != arm.name], f"{where}: arms.{arm.name}.control_of"
             )
+
+
+def _check_primary(name: str, metrics: Mapping[str, Metric], where: str) -> None:
+    """A figure of the world or of [metrics], or of one kind of it (`failing_calls:edit_noop`)."""
+    if name.strip() and name.partition(":")[0] not in metrics:
+        near = get_close_matches(name, metrics, n=1)
+        fix = f"Did you mean {near[0]}?" if near else "A figure of your own has a table [metrics.NAME]."
+        raise ConfigError(explain(where, got=repr(name), expected=f"one of {', '.join(metrics)}", fix=fix))
 
 
 def _check_arm(name: str, arms: Iterable[str], where: str) -> None:

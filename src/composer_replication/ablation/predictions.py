@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from composer_replication.ablation.plan import Arm, Experiment, Metric, Plan
+from composer_replication.ablation.record_files import check_schema, read_record
 from composer_replication.atomic import atomic_write_json
-from composer_replication.canonical_json import decode_object, encode
+from composer_replication.canonical_json import encode
 from composer_replication.config.loader import from_tables
 from composer_replication.config.writer import to_toml
-from composer_replication.errors import ArtefactCorruptError, StaleArtefactError, explain
+from composer_replication.errors import StaleArtefactError, explain
 from composer_replication.runs.sidecar import now
 
 PREDICTIONS = "predictions.json"
@@ -67,9 +68,7 @@ class Frozen:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any], where: str) -> Frozen:
-        if (value.get("schema"), value.get("version")) != (_SCHEMA, _VERSION):
-            got = f"{value.get('schema')} {value.get('version')}"
-            raise ArtefactCorruptError(explain(where, got=got, expected=f"{_SCHEMA} {_VERSION}"))
+        check_schema(value, _SCHEMA, _VERSION)
         return cls(
             experiment=from_tables(Experiment, [(value["experiment"], where)]),
             metrics={name: from_tables(Metric, [(each, where)]) for name, each in value["metrics"].items()},
@@ -79,23 +78,33 @@ class Frozen:
 
 def freeze(plan: Plan, folder: Path, *, has_begun: bool) -> Frozen:
     """Write the predictions of a plan, or hold it against those that are there once jobs have begun."""
+    frozen = held_against(plan, folder, has_begun=has_begun)
+    atomic_write_json(folder / PREDICTIONS, frozen.as_json())
+    return frozen
+
+
+def held_against(plan: Plan, folder: Path, *, has_begun: bool) -> Frozen:
+    """What `freeze` would write: StaleArtefactError where jobs have begun with other predictions, or with none."""
     path, stamp = folder / PREDICTIONS, now()
     frozen = Frozen(
         experiment=plan.experiment,
         metrics=plan.metrics,
         arms={name: replace(_prediction(arm), frozen=stamp) for name, arm in plan.arms.items()},
     )
-    if path.is_file():
-        before = Frozen.from_json(decode_object(path.read_bytes()), str(path))
-        changes = list(_changes(before, frozen))
-        if has_begun and changes:
-            fix = "What has begun keeps its predictions. Ask something else in another folder: `-o FOLDER`."
-            got, expected = "; ".join(changes), "what was written before the first job"
-            raise StaleArtefactError(explain(str(path), got=got, expected=expected, fix=fix))
-        kept = {name: arm for name, arm in before.arms.items() if _same(arm, frozen.arms.get(name))}
-        frozen = replace(frozen, arms={**frozen.arms, **kept})
-    atomic_write_json(path, frozen.as_json())
-    return frozen
+    expected = "what was written before the first job"
+    if not path.is_file():
+        if has_begun:
+            fix = "Put the file back; predictions that are written now would be of jobs that are done."
+            raise StaleArtefactError(explain(str(path), got="no file, and jobs", expected=expected, fix=fix))
+        return frozen
+    mend = "Put the file back as it was, or begin anew in another folder: `-o FOLDER`."
+    before = read_record(path, lambda value: Frozen.from_json(value, str(path)), expected="predictions", fix=mend)
+    changes = list(_changes(before, frozen))
+    if has_begun and changes:
+        fix = "What has begun keeps its predictions. Ask something else in another folder: `-o FOLDER`."
+        raise StaleArtefactError(explain(str(path), got="; ".join(changes), expected=expected, fix=fix))
+    kept = {name: arm for name, arm in before.arms.items() if _same(arm, frozen.arms.get(name))}
+    return replace(frozen, arms={**frozen.arms, **kept})
 
 
 def _changes(before: Frozen, after: Frozen) -> Iterator[str]:

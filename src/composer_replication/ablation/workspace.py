@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from composer_replication.ablation.episodes import Episode, play_all
@@ -24,6 +23,7 @@ from composer_replication.config.schema import option, table
 from composer_replication.envs.policies import MISTAKES
 from composer_replication.envs.student import student_folder
 from composer_replication.errors import RunError, explain
+from composer_replication.runs import RunDir
 from composer_replication.runs.journal import read_journal
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def _train(job: Job, start: str) -> tuple[str, list[Mapping[str, Any]], int]:
 
     train = replace(job.config.train, model=start, output=str(job.folder / "training"))
     if train.run is not None:  # its pairs
-        train = replace(train, run=str(own_run(Path(train.run), job.folder / "run").root))
+        train = replace(train, run=str(own_run(RunDir.open(train.run), job.folder / "run").root))
     config = replace(job.config, train=train)
     done = run_training(config, progress=Progress(say=_say))
     if done.saved is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,10 +15,10 @@ import pytest
 from ablation_plans import TOY, write_arms
 
 from composer_replication.ablation.budgets import breaches_of
-from composer_replication.ablation.jobs import Place, places_of, read_results, run_jobs
+from composer_replication.ablation.jobs import Place, check_ready, places_of, read_results, run_jobs
 from composer_replication.ablation.plan import read_plan
 from composer_replication.cli.main import main
-from composer_replication.errors import InputError, StaleArtefactError
+from composer_replication.errors import InputError, RunError, StaleArtefactError
 
 HERE = Path(__file__).parent
 SLOW = ("[arms.plain]", "[world]\nseconds = 0.15\n[arms.plain]")
@@ -119,7 +120,8 @@ def test_a_killed_command_goes_on_and_ends_with_the_same_results(toy_results, tm
     assert 1 <= len(was_there) < 3  # in the middle of a job
     assert not (steps.parent / "result.json").exists()
     done = (tmp_path / "jobs" / "plain" / "1" / "result.json").stat().st_mtime_ns
-    assert subprocess.run(command, capture_output=True, check=True).returncode == 0
+    again = subprocess.run(command, capture_output=True, check=True, text=True)
+    assert "helped, seed 1: goes on (" in again.stderr
     assert (tmp_path / "jobs" / "plain" / "1" / "result.json").stat().st_mtime_ns == done
     assert steps.read_text().splitlines() == ["0", "1", "2"]  # its process was gone, and nothing was made twice
     never_killed = [each for each in results_of(toy_results) if each["seed"] == 1]
@@ -148,6 +150,83 @@ def test_another_budget_is_said_beside_the_arm_and_ends_with_1(tmp_path, capfd):
     assert "| helped | 1 | 40 | 4 | 1,000 |" in page
     assert "**not equal** |" in page
     assert main(["ablate", "--table", "-o", str(tmp_path)]) == 1
+
+
+def copied(folder: Path, target: Path) -> Path:
+    shutil.copytree(folder, target)
+    return target
+
+
+def test_a_clone_s_results_are_not_emptied(toy_results, tmp_path):
+    """jobs/ is not in a repository: what results.json holds could not be made again from nothing."""
+    folder = copied(toy_results, tmp_path / "clone")
+    shutil.rmtree(folder / "jobs")
+    before = {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix == ".json"}
+    plan = read_plan(write_arms(tmp_path, ('predict = "As plain."', 'predict = "Better."'), text=TOY))
+    with pytest.raises(RunError, match=r"results of 6 jobs that are not in jobs/ \(plain 1, plain 2, helped 1, \.\.\."):
+        run_jobs(plan, folder, places_of(plan, seeds=[1]))
+    assert {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix == ".json"} == before
+
+
+def test_predictions_that_are_gone_are_not_written_after_the_jobs(toy_results, tmp_path):
+    folder = copied(toy_results, tmp_path / "gone")
+    (folder / "predictions.json").unlink()
+    with pytest.raises(
+        StaleArtefactError, match=r"predictions\.json: got no file, and jobs, expected what was written"
+    ):
+        run_jobs(read_plan(write_arms(tmp_path, text=TOY)), folder, [])
+    assert not (folder / "predictions.json").exists()
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"schema"', "{}", '{"schema": "composer_replication.predictions"}'])
+@pytest.mark.parametrize("name", ["results.json", "predictions.json", "jobs/plain/1/result.json"])
+def test_a_damaged_file_is_named(toy_results, tmp_path, capfd, name, text):
+    folder = copied(toy_results, tmp_path / "damaged")
+    (folder / name).write_text(text)
+    path = write_arms(tmp_path, text=TOY)
+    command = ["ablate", "--config", str(path), "-o", str(folder)]
+    is_made_anew = name == "results.json"
+    for asked in [["ablate", "--table", "-o", str(folder)]] if is_made_anew else [command]:
+        assert main(asked) == 1
+        said = capfd.readouterr().err
+        assert f"{folder / name}: got a file that cannot be read" in said
+        assert "not foreseen" not in said
+    if is_made_anew:  # its jobs are there
+        assert main(command) == 0
+        assert results_of(folder) == results_of(toy_results)
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        (('predict = "As plain."', 'predict = "Better."'), StaleArtefactError),
+        (('primary = "failing"', 'primary = "solved"'), StaleArtefactError),
+    ],
+)
+def test_a_dry_run_refuses_what_the_run_would(toy_results, tmp_path, change, error):
+    path = write_arms(tmp_path, change, text=TOY)
+    with pytest.raises(error):
+        check_ready(read_plan(path), toy_results)
+    assert main(["ablate", "--config", str(path), "-o", str(toy_results), "--dry-run"]) == 1
+
+
+def test_what_a_world_lacks_is_said_once_and_before_any_job(tmp_path, capfd):
+    path = write_arms(tmp_path)  # the world of logs
+    for more, said in (([], "ablate.run: got none"), (["--run", str(tmp_path / "no")], "is not a run directory")):
+        for dry in ([], ["--dry-run"]):
+            assert main(["ablate", "--config", str(path), "-o", str(tmp_path / "out"), *more, *dry]) == 1
+            assert capfd.readouterr().err.count(said) == 1
+    assert not (tmp_path / "out" / "jobs").exists()
+
+
+def test_other_options_beside_a_table_and_words_for_numbers_are_refused(toy_results, capfd):
+    assert main(["ablate", "--table", "-o", str(toy_results), "--only", "plain"]) == 1
+    assert "--table: got other options beside it" in capfd.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["ablate", "--table", "-o", str(toy_results), "--seeds", "x"])
+    assert "got 'x', expected whole numbers, such as 1,2" in capfd.readouterr().err
+    assert main(["ablate", "--config", str(toy_results / "nope.toml")]) == 1
+    assert "nope.toml, which is no file, expected arms.toml" in capfd.readouterr().err
 
 
 def test_what_is_asked_for_has_to_be_in_the_plan(tmp_path):

@@ -8,12 +8,14 @@ import sys
 from dataclasses import replace
 
 import pytest
+from ablation_plans import write_arms
 
 from composer_replication.ablation.job import Job, Unit, read_result, run_in, write_job
-from composer_replication.ablation.logs import session_units
-from composer_replication.ablation.plan import Budget
+from composer_replication.ablation.logs import check_plan, session_units
+from composer_replication.ablation.plan import Budget, read_plan
 from composer_replication.config import CrfConfig, loads
-from composer_replication.errors import ConfigError
+from composer_replication.errors import ConfigError, RunError
+from composer_replication.runs.split import held_out_of
 
 SETTINGS = """
 [loss]
@@ -96,6 +98,28 @@ def test_a_job_s_own_process_needs_no_trl(tmp_path, folder, shared_run):
     done = subprocess.run([sys.executable, "-c", code, str(job.folder)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert read_result(job.folder).spent.steps == 3
+
+
+def test_a_job_with_nothing_to_judge_by_fails_and_says_why(tmp_path, folder, shared_run):
+    rows = [
+        row | {"is_kept": row["is_kept"] and row["conversation_id"] not in held_out_of(shared_run)}
+        for row in shared_run.read_jsonl("sites", schema="error_site", version=1)
+    ]
+    shared_run.write_jsonl("sites", rows, schema="error_site", version=1, sources=["conversations", "split"])
+    job = job_of(tmp_path, folder, shared_run, "plain")
+    write_job(job)
+    with pytest.raises(RunError, match=r"no error of a held-out session that can be scored \(left out: "):
+        run_in(job.folder)
+    assert read_result(job.folder) is None
+
+
+@pytest.mark.parametrize("name", ["split", "sites"])
+def test_a_run_that_is_not_ready_is_refused_before_any_job(tmp_path, run, name):
+    plan = read_plan(write_arms(tmp_path), run=str(run.root))
+    check_plan(plan)
+    run.path(name).unlink()
+    with pytest.raises(RunError, match=f"a run without {name}.*`crf {name} "):
+        check_plan(plan)
 
 
 def test_a_unit_is_a_session_with_sums_over_its_sites(run):

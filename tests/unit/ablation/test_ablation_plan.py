@@ -44,6 +44,10 @@ def test_an_arm_is_compared_with_the_baseline_and_with_its_control(tmp_path):
 REFUSED = {
     "no prediction": (('predict = "As plain."', ""), r"arms\.shuffled\]: predict: got nothing"),
     "unknown baseline": (('baseline = "plain"', 'baseline = "plan"'), r"baseline: got 'plan', expected one of plain"),
+    "misspelt primary": (
+        ('primary = "forced_gap"', 'primary = "forced_gp"'),
+        r"ablate\.primary: got 'forced_gp', expected one of forced_gap.*Did you mean forced_gap\?",
+    ),
     "unknown control": (('control_of = "hints"', 'control_of = "hint"'), r"shuffled\.control_of: got 'hint'"),
     "itself": (('control_of = "hints"', 'control_of = "shuffled"'), r"got 'shuffled', expected one of plain, hints"),
     "misspelt setting": (("set.loss.alpha_sdpo", "set.loss.alpha_spdo"), r"arms\.hints\.set\].*alpha_sdpo"),
@@ -65,6 +69,11 @@ def test_what_is_wrong_is_named_with_its_place(tmp_path, case):
     change, message = REFUSED[case]
     with pytest.raises(ConfigError, match=message):
         read_plan(write_arms(tmp_path, change))
+
+
+def test_the_primary_figure_may_be_of_one_kind(tmp_path):
+    plan = read_plan(write_arms(tmp_path, ('primary = "forced_gap"', 'primary = "forced_gap:edit_no_match"')))
+    assert plan.metrics["forced_gap:edit_no_match"].better == "up"
 
 
 def test_a_job_comes_back_from_its_folder_as_it_was(tmp_path):
@@ -96,4 +105,4 @@ def test_a_result_comes_back_from_json_as_it_was():
         digests={"start": "ab"},
         config_sha256="cd",
     )
-    assert Result.from_json(result.as_json(), "x") == result
+    assert Result.from_json(result.as_json()) == result

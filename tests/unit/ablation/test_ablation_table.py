@@ -194,6 +194,10 @@ def test_the_page_says_what_was_predicted_and_whether_it_came(frozen):
     page = page_of(found)
     [row] = [line for line in page.splitlines() if line.startswith("| helped | plain | failing |")]
     assert row.endswith("| better | better | as predicted |")
+    expecting = replace(frozen, arms=frozen.arms | {"helped": replace(frozen.arms["helped"], expect="same")})
+    alike = page_of(two_arms(expecting, (plain, calls), (draw.permuted(plain, axis=1), calls)))
+    [row] = [line for line in alike.splitlines() if line.startswith("| helped | plain | failing |")]
+    assert row.endswith("| no difference | same | not contradicted |")
     assert "Not run yet: plain 1" not in page.replace("placebo", "")
     assert "placebo 1" in page
     assert as_json(found)["figures"][0]["value"]["estimate"] == pytest.approx(100 * plain.sum() / calls.sum())

@@ -40,11 +40,14 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(each) for each in _names(text))
+    try:
+        return tuple(int(each) for each in _names(text))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected whole numbers, such as 1,2") from None
 
 
 def run(args: argparse.Namespace) -> int:
-    from composer_replication.ablation.jobs import places_of, read_results, run_jobs
+    from composer_replication.ablation.jobs import check_ready, places_of, read_results, run_jobs
     from composer_replication.ablation.plan import read_plan
     from composer_replication.cli.options import refuse_unread
     from composer_replication.errors import InputError, explain
@@ -57,18 +60,25 @@ def run(args: argparse.Namespace) -> int:
     if args.workers < 1:
         raise InputError(explain("--workers", got=args.workers, expected="1 or more"))
     if args.table or config is None:
+        if args.only or args.seeds or args.run or args.set:
+            expected = "no --only, --seeds, --run or --set: the table is of all that results.json holds"
+            raise InputError(explain("--table", got="other options beside it", expected=expected))
         return _finish(read_results(folder), folder, as_json=args.json)
+    if not config.is_file():
+        fix = "docs/guides/ablate.md has one to begin with."
+        raise InputError(explain("--config", got=f"{config}, which is no file", expected="arms.toml", fix=fix))
     refuse_unread(args)
     plan = read_plan(config, args.set, run=args.run)
     places = places_of(plan, only=args.only, seeds=args.seeds)
     if args.dry_run:
+        check_ready(plan, folder)
         return _say_what_would_run(plan, folder, places)
-    return _finish(
-        run_jobs(plan, folder, places, workers=args.workers, listener=_listener()), folder, as_json=args.json
-    )
+    listener = _listener(folder)
+    return _finish(run_jobs(plan, folder, places, workers=args.workers, listener=listener), folder, as_json=args.json)
 
 
-def _listener() -> Listener:
+def _listener(folder: Path) -> Listener:
+    from composer_replication.ablation.job import JOB
     from composer_replication.ablation.jobs import Listener
     from composer_replication.cli.console import say
     from composer_replication.cli.pages.progress import duration
@@ -78,8 +88,12 @@ def _listener() -> Listener:
         for line in failure.last_lines:
             say(f"    {line}")
 
+    def begins(place: Place, done: int, total: int) -> None:
+        how = "goes on" if (_folder(folder, place) / JOB).is_file() else "begins"
+        say(f"{place.arm}, seed {place.seed}: {how} ({done} of {total} done)")
+
     return Listener(
-        begins=lambda place, done, total: say(f"{place.arm}, seed {place.seed}: begins ({done} of {total} done)"),
+        begins=begins,
         done=lambda place, result: say(
             f"{place.arm}, seed {place.seed}: done in {duration(result.spent.seconds)},"
             f" {result.spent.steps:,} steps, {result.spent.rollouts:,} rollouts"
