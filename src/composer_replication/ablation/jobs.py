@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from composer_replication.ablation.job import LOG, RESULT, Job, Result, read_result, write_job
+from composer_replication.ablation.job import JOB, LOG, RESULT, Job, Result, read_result, write_job
 from composer_replication.ablation.plan import Plan, world_of
 from composer_replication.ablation.predictions import Frozen, freeze, held_against
 from composer_replication.ablation.record_files import read_record
@@ -130,7 +130,7 @@ def check_ready(plan: Plan, folder: Path) -> None:
 
 
 def _has_begun(folder: Path) -> bool:
-    return any((folder / "jobs").glob("*/*/job.json"))
+    return any((folder / "jobs").glob(f"*/*/{JOB}"))
 
 
 def _check_nothing_is_lost(folder: Path) -> None:
@@ -143,7 +143,7 @@ def _check_nothing_is_lost(folder: Path) -> None:
         if _has_begun(folder):
             return  # its jobs make it anew
         raise
-    lost = [each for each in places if not (_folder(folder / "jobs", each) / RESULT).is_file()]
+    lost = [each for each in places if not (_folder(folder / "jobs", each) / JOB).is_file()]
     if lost:
         named = ", ".join(f"{place.arm} {place.seed}" for place in lost[:_NAMED]) + (", ..." if lost[_NAMED:] else "")
         fix = "Run the plan in another folder: `-o FOLDER`. The table alone: `crf ablate --table -o FOLDER`."
