@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 NO_HINT = "none"
+ITEMS_SCHEMA = "hint_items 2"
+"""As `hint_items.SCHEMA`, which cannot be imported where this package is not."""
 MEASURES = {"name": "tool's name", "first": "first differing argument token", "arguments": "arguments"}
 _EVERY = 25
 Effect = tuple[str, float]
@@ -40,6 +42,10 @@ def score(
     import torch
     from transformers import AutoModelForCausalLM
 
+    rows = _read_lines(items)
+    head = next(rows)
+    if head.get("schema") != ITEMS_SCHEMA:
+        raise SystemExit(f"{items}: got {head.get('schema')!r}, expected {ITEMS_SCHEMA!r}: prepare it again")
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     precision = getattr(torch, dtype or ("bfloat16" if device == "cuda" else "float32"))
     loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -52,8 +58,6 @@ def score(
             raise SystemExit(f"{adapter}: got no adapter_model.safetensors, expected one")
         loaded = PeftModel.from_pretrained(loaded, adapter)
     model = loaded.to(device).eval()
-    rows = _read_lines(items)
-    head = next(rows)
     started, scored = time.monotonic(), list[dict[str, Any]]()
     for number, item in enumerate(islice(rows, limit), start=1):
         with torch.inference_mode():
@@ -122,8 +126,8 @@ def print_tables(path: Path, *, rounds: int = 2000, held_out: bool = False) -> N
     `held_out`: of the test sessions alone, from which a warm-up has learnt nothing.
     """
     result = json.loads(path.read_text(encoding="utf-8"))
-    if held_out and not all("is_held_out" in item for item in result["items"]):
-        raise SystemExit(f"{path}: got scores of items that do not say who is held out, expected newer ones")
+    if held_out and any(item.get("is_held_out") is None for item in result["items"]):
+        raise SystemExit(f"{path}: got items that do not say who is held out, expected those of a run that is split")
     items = [item for item in result["items"] if not held_out or item["is_held_out"]]
     effects = Effects(items)
     names = [name for name in result["hints"] if name.partition("@")[0] != NO_HINT and effects.of("site", name, "name")]

@@ -22,13 +22,13 @@ from composer_replication.batch.render.renderer import RenderedSequence, Rendere
 from composer_replication.batch.taught_turns import makes_tokens, why_no_target, wrong_hints
 from composer_replication.errors import InputError
 from composer_replication.runs import RunDir
-from composer_replication.runs.split import held_out_of
+from composer_replication.runs.split import sides_of
 from composer_replication.runs.tools import read_tools
 from composer_replication.sessions.good_turns import good_turns
 from composer_replication.sessions.read_run import LoggedSession, read_sessions
 from composer_replication.types import ErrorSite, Turn
 
-SCHEMA = "hint_items 1"
+SCHEMA = "hint_items 2"
 _MAX_ARGUMENTS = 512  # tokens of a call's arguments that are scored
 _MAX_ERROR = 400  # characters of an error's text
 _MAX_PER_SESSION = 8
@@ -73,9 +73,10 @@ def prepare(
         names = ["none", "template", "raw_error", "other_kind", *hints]
         head = {"schema": SCHEMA, "hints": names, "max_tokens": max_tokens, "placement": placement}
         file.write(json.dumps(head) + "\n")
-        held_out = held_out_of(directory)
+        sides = sides_of(directory)
         for session in read_sessions(directory, with_sites=True, with_pairs=False):
-            mine, is_held_out = chosen.get(session.conversation.id, []), session.conversation.id in held_out
+            mine = chosen.get(session.conversation.id, [])
+            is_held_out = None if sides is None else session.conversation.id in sides.test
             for item in _items(renderer, session, mine, max_tokens, placement, is_held_out=is_held_out):
                 num_sites, num_good = num_sites + (item["role"] == "site"), num_good + (item["role"] == "good")
                 file.write(json.dumps(item, separators=(",", ":")) + "\n")
@@ -142,7 +143,7 @@ def _items(
     max_tokens: int,
     placement: Placement,
     *,
-    is_held_out: bool,
+    is_held_out: bool | None,
 ) -> Iterator[dict[str, Any]]:
     if not chosen:
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
 from itertools import product
@@ -10,9 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
+import hints
 from composer_replication.cli.main import main
-from hint_effects import Effects, mean_with_interval, print_tables, score
-from hint_items import prepare
+from hint_effects import ITEMS_SCHEMA, Effects, mean_with_interval, print_tables, score
+from hint_items import SCHEMA, prepare
 from student_templates import save_student, tokenizer_of
 from tiny_models import VOCAB, build
 
@@ -33,7 +35,8 @@ def scored(tmp_path_factory):
     folder = tmp_path_factory.mktemp("scored")
     model = build("qwen2-tied")
     model.save_pretrained(folder / "model")
-    rows = [{"hints": ["none", "template", "other_kind"]}, item(), item("good", prefix=[3, 4, 5])]
+    head = {"schema": SCHEMA, "hints": ["none", "template", "other_kind"]}
+    rows = [head, item(), item("good", prefix=[3, 4, 5])]
     (folder / "items.jsonl").write_text("\n".join(map(json.dumps, rows)))
     score(folder / "items.jsonl", str(folder / "model"), folder / "result.json", device="cpu", temperatures=[2.0])
     return model, rows[1:], folder / "result.json"
@@ -150,18 +153,42 @@ def test_items_say_who_is_held_out_and_name_no_session(tmp_path, capsys):
     of_site = {row["id"]: sides[row["conversation_id"]] for row in _rows(run, "sites")}
     assert {each["is_held_out"] for each in items} == {True, False}
     assert all(each["is_held_out"] == (of_site[each["id"]] == "test") for each in items)
-    names = {row["session"] for row in _rows(run, "split")}
-    assert names
-    assert not any(name in out.read_text() for name in names)
+    sessions = {row["conversation_id"]: row["session"] for row in _rows(run, "split")}
+    assert not any(name in out.read_text() for name in sessions.values())
+    digests = {name: hashlib.sha256(name.encode()).hexdigest()[:16] for name in sessions.values()}
+    of_conversation = {row["id"]: row["conversation_id"] for row in _rows(run, "sites")}
+    assert {each["id"]: each["session"] for each in items} == {
+        each["id"]: digests[sessions[of_conversation[each["id"]]]] for each in items
+    }
+    assert len({each["session"] for each in items}) > 1
 
 
-def test_a_table_of_the_held_out_leaves_the_others_out(scored, tmp_path, capsys):
+def test_of_a_run_that_was_never_split_nobody_says_who_is_held_out(scored, tmp_path):
+    run, out = str(tmp_path / "run"), tmp_path / "items.jsonl"
+    assert main(["ingest", str(EXAMPLES), "-o", run]) == 0
+    assert main(["sites", run]) == 0
+    prepare(run, str(save_student(FAMILY, tmp_path)), out, {}, max_sites=50, max_tokens=3000)
+    _, *items = map(json.loads, out.read_text().splitlines())
+    assert {each["is_held_out"] for each in items} == {None}
+
+
+def test_items_of_another_version_are_refused_before_a_model_is_loaded(tmp_path):
+    assert ITEMS_SCHEMA == SCHEMA
+    path = tmp_path / "items.jsonl"
+    path.write_text(json.dumps({"schema": "hint_items 1", "hints": []}))
+    with pytest.raises(SystemExit, match="got 'hint_items 1', expected 'hint_items 2': prepare it again"):
+        score(path, "no such model", tmp_path / "out.json")
+
+
+def test_a_table_of_the_held_out_leaves_the_others_out(scored, tmp_path, capsys, monkeypatch):
     result = json.loads(scored[2].read_text())
     result["items"].append({**result["items"][0], "id": "s2", "session": "b", "is_held_out": True})
     path = tmp_path / "both.json"
     path.write_text(json.dumps(result))
-    print_tables(path, rounds=50, held_out=True)
-    assert "1 sites, 0 good calls, 1 sessions" in capsys.readouterr().out
+    for asked, expected in ((["--held-out"], "1 sites, 0 good calls, 1 sessions"), ([], "2 sites, 1 good calls, 2")):
+        monkeypatch.setattr(sys, "argv", ["hints.py", "table", str(path), "--rounds", "50", *asked])
+        hints.main()
+        assert expected in capsys.readouterr().out
     del result["items"][0]["is_held_out"]
     path.write_text(json.dumps(result))
     with pytest.raises(SystemExit, match="who is held out"):

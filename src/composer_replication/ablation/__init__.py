@@ -3,6 +3,7 @@
 In reading order:
 
     plan         arms.toml: question, arms, predictions, budget
+    record_files JSON files that are named where they are damaged
     predictions  frozen before the first job
     job          one (arm, seed) in a folder and a process of its own; its result
     jobs         all of them, killed and gone on with; results.json

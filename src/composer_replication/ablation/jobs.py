@@ -10,6 +10,7 @@ FOLDER/
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -37,6 +38,7 @@ RESULTS = "results.json"
 _POLL_S = 0.05
 _LAST_LINES = 12
 _NAMED = 3
+_FOLDERS = re.compile(r"(?<![\w.])~?/(?:[^\s/:'\"]+/)+")
 
 
 class Place(NamedTuple):
@@ -252,7 +254,9 @@ def write_results(folder: Path, frozen: Frozen, failures: dict[Place, Failure]) 
 
 
 def _short(failures: dict[Place, Failure]) -> list[Failure]:
-    return [failures[place]._replace(last_lines=failures[place].last_lines[-1:]) for place in sorted(failures)]
+    """The last line of each, without the folders that a path in it names: results are published."""
+    lines = {place: [_FOLDERS.sub("", line) for line in failures[place].last_lines[-1:]] for place in sorted(failures)}
+    return [failures[place]._replace(last_lines=lines[place]) for place in lines]
 
 
 def read_results(folder: Path) -> Results:

@@ -9,7 +9,10 @@ put in the same place, and what both hints do to the teacher cancels.
 
     teacher logits = without a hint + strength * (with the hint - with a wrong hint)
 
-A site without a wrong hint keeps its plain teacher, and is counted.
+A site without a wrong hint keeps its plain teacher, and is counted. In rollouts all three are read by the teachers, in
+passes without dropout; of a live teacher the student's own logits are then those of such a pass as well. With a live
+teacher this asks for a difference that stays while the student heeds hints: loss and gradient are 0 only where both
+hints say the same, or where the student is sure of one token (`experiments/2026-11-18-live-contrast`).
 """
 
 from __future__ import annotations

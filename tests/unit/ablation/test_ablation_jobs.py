@@ -133,12 +133,13 @@ def test_a_job_that_fails_is_named_and_the_rest_goes_on(tmp_path, capfd):
     assert main(["ablate", "--config", str(path), "--seeds", "2", "--workers", "3"]) == 1
     said = capfd.readouterr().err
     assert "helped, seed 2: failed" in said
-    assert "RuntimeError: the toy broke" in said
+    assert f"RuntimeError: the toy broke in {tmp_path}" in said
     found = read_results(tmp_path)
     assert [each.arm for each in found.results] == ["plain", "placebo"]
-    assert found.failed[0].last_lines == ["RuntimeError: the toy broke"]
+    assert found.failed[0].last_lines == ["RuntimeError: the toy broke in 2"]  # results are published, folders not
+    assert str(tmp_path) not in (tmp_path / "results.json").read_text()
     assert Place("helped", 1) in found.missing
-    assert "**Failed: helped, seed 2**: RuntimeError: the toy broke" in (tmp_path / "table.md").read_text()
+    assert "**Failed: helped, seed 2**: RuntimeError: the toy broke in 2" in (tmp_path / "table.md").read_text()
 
 
 def test_another_budget_is_said_beside_the_arm_and_ends_with_1(tmp_path, capfd):

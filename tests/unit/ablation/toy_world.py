@@ -40,7 +40,7 @@ def run_job(job: Job) -> Result:
             file.write(f"{number}\n")
     if options.fail:
         print("so it goes", file=sys.stderr)
-        raise RuntimeError("the toy broke")
+        raise RuntimeError(f"the toy broke in {job.folder}")
     units = [_unit(job.seed, number, options.effect) for number in range(options.units)]
     return Result(
         arm=job.arm,

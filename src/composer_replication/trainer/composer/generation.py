@@ -186,12 +186,14 @@ class Generation:
         trainer = self._trainer
         counts = sum((each.counts for each in found), Counter[str]())
         self.site_counts.update(counts)
-        taught = sum(len(each.taught) for each in found)
-        numbers = [float(counts["turns"]), float(counts["sites"]), float(taught), float(len(found))]
-        summed = trainer.sum_over(torch.tensor(numbers, device=trainer.accelerator.device))
-        turns, sites, taught_all, rollouts = summed.tolist()
+        own = [counts[name] for name in ("turns", "sites", "without_contrast")]
+        numbers = [*own, sum(len(each.taught) for each in found), len(found)]
+        every = torch.tensor(numbers, dtype=torch.float32, device=trainer.accelerator.device)
+        turns, sites, plain, taught, rollouts = trainer.sum_over(every).tolist()
         self._add("sites/per_100_turns", 100.0 * sites, turns)
-        self._add("sites/taught_per_rollout", taught_all, rollouts)
+        self._add("sites/taught_per_rollout", taught, rollouts)
+        if taught and self._watch is not None and self._watch.has_contrast:
+            self._add("sites/without_contrast", plain, taught)
         self.num_rollouts += int(rollouts)
         trainer._metrics[trainer.mode()]["rollouts/total"] = [float(self.num_rollouts)]
 
@@ -265,10 +267,8 @@ class Generation:
     def _make_finder(self) -> RolloutSites:
         trainer = self._trainer
         template = trainer.chat_template or trainer._tokenizer.chat_template
-        options = trainer.chat_template_kwargs
-        return RolloutSites(
-            Renderer(trainer._tokenizer, chat_template=template, template_options=options), self.options
-        )
+        renderer = Renderer(trainer._tokenizer, chat_template=template, template_options=trainer.chat_template_kwargs)
+        return RolloutSites(renderer, self.options)
 
     def _add(self, name: str, total: float, items: float) -> None:
         self._figures.add(self._trainer.mode(), name, total, items)

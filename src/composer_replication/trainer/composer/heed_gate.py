@@ -37,7 +37,7 @@ class HeedWatch:
     """
 
     def __init__(self, *, gates: bool, has_contrast: bool, gather: Gather = list) -> None:
-        self.gates, self._has_contrast, self._gather = gates, has_contrast, gather
+        self.gates, self.has_contrast, self._gather = gates, has_contrast, gather
         self.heeding = Heeding()
         self._waiting: list[Comparison] = []
         self._last_compared = -_EVERY
@@ -48,7 +48,7 @@ class HeedWatch:
     def wants_comparisons(self, step: int, *, is_training: bool = True) -> bool:
         """Whether the rollouts of a step get another kind's hint beside their own; those of an evaluation need none."""
         is_due = self.heeding.compared < ENOUGH_COMPARED or step - self._last_compared >= _EVERY
-        return self._has_contrast or (is_due and is_training)
+        return self.has_contrast or (is_due and is_training)
 
     def add(self, comparisons: Sequence[Comparison]) -> None:
         """Those of a micro-step on this process."""
@@ -81,7 +81,7 @@ class HeedWatch:
         if self.heeding.compared < FEWEST_COMPARED:
             return None
         is_shown = self.heeding.is_still_shown if self.is_open else self.heeding.is_shown
-        is_its_own = True if self._has_contrast else self.heeding.is_mostly_its_own
+        is_its_own = True if self.has_contrast else self.heeding.is_mostly_its_own
         if is_shown is False or is_its_own is False:
             return False
         return True if self.heeding.is_shown and is_its_own else None
@@ -91,7 +91,7 @@ class HeedWatch:
         heeding = self.heeding
         found = {COMPARED: float(heeding.compared), DEVIATIONS: heeding.deviations}
         found |= {OWN_DROP: heeding.own_drop, OTHER_DROP: heeding.other_drop}
-        found |= {CONTRAST: 1.0} if self._has_contrast else {}
+        found |= {CONTRAST: 1.0} if self.has_contrast else {}
         return found | ({GATE: float(self._was_open)} if self.gates else {})
 
     def state(self) -> dict[str, Any]:
