@@ -18,7 +18,7 @@ from warm_crf import share_servers
 # by spinning, and where processes share the cores that is several times the work (a suite of 20 s took 100 s of CPU).
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-NUM_EXAMPLES = {"ci": 25, "full": 1000}
+NUM_EXAMPLES = {"ci": 15, "full": 1000}
 PROFILE = os.environ.get("CRF_TEST_PROFILE", "ci")
 SEED = 0
 SHARED = Path(__file__).resolve().parents[1].parent / "shared"

@@ -51,7 +51,7 @@ KNOWN: dict[str, Student] = {}
 """What was read of each tokenizer."""
 pytestmark = pytest.mark.timeout(1800)
 # Each session is batched, and every turn of it rendered by the judge: a tenth of a second.
-NUM_EXAMPLES = 300 if os.environ.get("CRF_TEST_PROFILE") == "full" else 15
+NUM_EXAMPLES = 300 if os.environ.get("CRF_TEST_PROFILE") == "full" else 10
 quick = settings(
     max_examples=NUM_EXAMPLES, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 )

@@ -21,7 +21,7 @@ from composer_replication.ingestion.formats import claude_code
 from composer_replication.ingestion.reading.source import IngestReport, SourceFile
 from composer_replication.ingestion.states import action_text, states
 
-NUM_MUTATIONS = 20_000 if os.environ.get("CRF_TEST_PROFILE") == "full" else 2_000
+NUM_MUTATIONS = 20_000 if os.environ.get("CRF_TEST_PROFILE") == "full" else 1_000
 FIXTURES = Path(__file__).parents[4] / "shared" / "fixtures" / "sessions" / "claude_code"
 WINDOW = 24
 MAX_SHOWN = 8

@@ -19,7 +19,7 @@ from composer_replication.ingestion.reading.source import IngestReport, SourceFi
 from composer_replication.ingestion.states import action_text, states
 from composer_replication.runs import conversations as rows
 
-NUM_MUTATIONS = 2_000 if os.environ.get("CRF_TEST_PROFILE") == "full" else 200
+NUM_MUTATIONS = 2_000 if os.environ.get("CRF_TEST_PROFILE") == "full" else 100
 ARGUMENT = "an argument of the call"
 ARGUMENTS = b'{"path": "%b", "more": [1, {"deep": null}]}' % ARGUMENT.encode()
 # Each stands in one record, and says where it comes out whether the record was read.

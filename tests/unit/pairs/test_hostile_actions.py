@@ -16,8 +16,8 @@ from composer_replication.teacher_replay.votes.context import ContextAlong
 from cpu_time import least_cpu_seconds
 
 IS_FULL = os.environ.get("CRF_TEST_PROFILE") == "full"
-SIZE = 2**20 if IS_FULL else 2**18
-LIMIT_S = 6.0 if IS_FULL else 1.5  # a megabyte takes about one; quadratic work takes minutes, of a quarter too
+SIZE = 2**20 if IS_FULL else 2**16
+LIMIT_S = 6.0 if IS_FULL else 0.5  # a megabyte takes about one; quadratic work takes minutes, a sixteenth of it seconds
 
 
 def repeated(unit: str) -> str:

@@ -23,7 +23,7 @@ from composer_replication.trainer.watch.best_checkpoint import Best, keep_best, 
 from composer_replication.trainer.watch.collapse_alarm import CollapseAlarm, default_watches
 from composer_replication.trainer.watch.watched_metric import Alarm, Watch, WatchedMetric
 
-NUM_RUNS = {"ci": 40, "full": 1000}[os.environ.get("CRF_TEST_PROFILE", "ci")]
+NUM_RUNS = {"ci": 20, "full": 1000}[os.environ.get("CRF_TEST_PROFILE", "ci")]
 
 
 def alarms_of(lines: Iterable[Line], watches: Iterable[Watch] | None = None) -> list[Alarm]:
