@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
@@ -132,3 +133,101 @@ def write_json(text: str) -> None:
     if sys.stdout is None:  # pyright: ignore[reportUnnecessaryComparison] (closed by whoever started us)
         return
     sys.stdout.write("".join(each if each.isprintable() else json.dumps(each)[1:-1] for each in text) + "\n")
+
+
+def rank_of_process() -> int:
+    """Return this process's number among those that a launcher such as torchrun has started; 0 without one."""
+    return int(os.environ.get("RANK", "0")) if "LOCAL_RANK" in os.environ else 0
+
+
+@contextlib.contextmanager
+def only_rank_0_prints() -> Generator[None]:
+    """Drop what the other ranks print, what compiled libraries write to their streams included.
+
+    An error of another rank is printed with its number, unless rank 0 has failed with the same one. CRF_DEBUG=1 lets
+    every rank print.
+    """
+    if "LOCAL_RANK" not in os.environ or os.environ.get("CRF_DEBUG"):
+        yield
+        return
+    rank = rank_of_process()
+    try:
+        with contextlib.nullcontext() if rank == 0 else _streams_dropped():
+            yield
+    except Exception as error:
+        shown = _error_of_rank(error, rank, _errors_of_ranks(error, rank))
+        if shown is error:
+            raise
+        raise shown from error
+
+
+@contextlib.contextmanager
+def _streams_dropped() -> Generator[None]:
+    """Point stdout and stderr of the process, file descriptors 1 and 2, nowhere."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    before = [os.dup(number) for number in (1, 2)]
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        for number in (1, 2):
+            os.dup2(nowhere, number)
+        yield
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        for number, descriptor in zip((1, 2), before, strict=True):
+            os.dup2(descriptor, number)
+            os.close(descriptor)
+        os.close(nowhere)
+
+
+def _error_of_rank(error: Exception, rank: int, others: dict[int, str]) -> Exception:
+    """Return what this rank raises: its own error, or SilentError where another rank prints the reason."""
+    from composer_replication.errors import ComposerError
+
+    if rank == 0:
+        # What a rank sees of another one's end is a broken connection.
+        return error if isinstance(error, ComposerError) or not others else SilentError()
+    if others.get(0) == str(error) or (0 in others and not isinstance(error, ComposerError)):
+        return SilentError()
+    if isinstance(error, ComposerError):
+        error.args = (f"rank {rank}: {error}",)
+    return error
+
+
+class SilentError(Exception):
+    """The command failed, and another of its processes says why."""
+
+
+_SECONDS_FOR_OTHERS = 3.0
+
+
+def _errors_of_ranks(error: Exception, rank: int) -> dict[int, str]:
+    """Tell the other ranks of this error, through the launcher's store, and return theirs by rank.
+
+    A rank other than 0 waits a moment for rank 0; rank 0 waits where its own error may only be another one's echo.
+    """
+    from datetime import timedelta
+
+    from composer_replication.errors import ComposerError
+
+    found: dict[int, str] = {}
+    is_own = isinstance(error, ComposerError)
+    try:
+        from torch.distributed import TCPStore
+
+        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        wait = timedelta(seconds=_SECONDS_FOR_OTHERS)
+        store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=wait)
+        prefix = f"composer_replication/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/error/"
+        if is_own:
+            store.set(f"{prefix}{rank}", str(error))
+        awaited = [0] if rank else [] if is_own else range(1, int(os.environ["WORLD_SIZE"]))
+        for other in awaited:
+            with contextlib.suppress(RuntimeError):  # it did not fail, or not by an error of ours
+                store.wait([f"{prefix}{other}"], wait)
+                found[other] = store.get(f"{prefix}{other}").decode()
+                break
+    except (KeyError, ValueError, RuntimeError, OSError, ImportError):  # no store: every rank speaks for itself
+        return {}
+    return found

@@ -71,7 +71,7 @@ _UNFORESEEN = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `crf` with these arguments; the exit status is returned, not raised."""
-    from composer_replication.cli.console import say
+    from composer_replication.cli.console import SilentError, rank_of_process, say
     from composer_replication.errors import ComposerError
 
     try:
@@ -85,11 +85,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         _flush()  # here, where a reader that is gone or a disk that is full can be noticed
         return status
     except KeyboardInterrupt:
-        say(f"crf {args.verb}: interrupted; {getattr(verb, 'WHEN_INTERRUPTED', _WHEN_INTERRUPTED)}")
+        if rank_of_process() == 0:
+            say(f"crf {args.verb}: interrupted; {getattr(verb, 'WHEN_INTERRUPTED', _WHEN_INTERRUPTED)}")
         return INTERRUPTED
     except BrokenPipeError:  # the reader of our stdout has seen enough
         _drop_output()
         return DONE
+    except SilentError:
+        pass
     except ComposerError as error:
         say(f"crf {args.verb}: {error}")
     except Exception as error:

@@ -100,7 +100,7 @@ def weights_digest(model: nn.Module, *, with_adapter: bool = False) -> str:
     for name, tensor in tuple(tensors.items()):
         tensors |= {f"{name}.{key}": value for key, value in _quantisation(tensor).items()}
     config = _digest_of(_config_of(module))
-    if with_adapter and (own := _adapter_tensors(module)):
+    if with_adapter and (own := adapter_tensors(module)):
         return _hashed(weights_digest(model), own)
     if sharded:  # all processes gather together, so none may know more than another
         return _hashed(config, tensors)
@@ -111,9 +111,23 @@ def weights_digest(model: nn.Module, *, with_adapter: bool = False) -> str:
     return known[1]
 
 
+def has_no_weights(model: nn.Module) -> bool:
+    """Whether all parameters below an adapter are zeros or on the meta device; of a sharded model, this rank's part.
+
+    Such a model was made and never loaded: under FSDP's `cpu_ram_efficient_loading` all ranks but 0 begin with one.
+    """
+    below = _below_adapters(model)
+    own = {id(tensor) for tensor in adapter_tensors(below).values()}
+    for tensor in below.parameters():
+        local: Tensor = tensor.detach().to_local() if hasattr(tensor, "to_local") else tensor.detach()
+        if id(tensor) not in own and not local.is_meta and bool(local.any()):
+            return False
+    return True
+
+
 def trained_adapter_digest(model: nn.Module) -> str | None:
     """Of an adapter's own weights; None without one, or with a fresh one: a LoRA that adds nothing, its Bs all zero."""
-    own = _adapter_tensors(_below_adapters(model))
+    own = adapter_tensors(_below_adapters(model))
     second = [each for name, each in own.items() if _LORA_B.search(name)]
     if not own or (second and not any(not each.is_meta and bool(_whole(each).any()) for each in second)):
         return None
@@ -179,10 +193,11 @@ def _start_tensors(causal_lm: nn.Module) -> dict[str, Tensor]:
     return {bare_name(name): tensor for name, tensor in named if name is not None}
 
 
-def _adapter_tensors(causal_lm: nn.Module) -> dict[str, Tensor]:
-    """What `_start_tensors` leaves out: the weights of an adapter."""
-    below = {id(each) for each in _start_tensors(causal_lm).values()}
-    return {bare_name(name): each for name, each in causal_lm.named_parameters() if id(each) not in below}
+def adapter_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Return an adapter's own weights by name: the parameters that are not those of the model below it."""
+    causal_lm = _below_adapters(model)
+    below = {id(tensor) for tensor in _start_tensors(causal_lm).values()}
+    return {bare_name(name): tensor for name, tensor in causal_lm.named_parameters() if id(tensor) not in below}
 
 
 def _config_of(causal_lm: Any) -> dict[str, Any]:

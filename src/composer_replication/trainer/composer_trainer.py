@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from composer_replication.errors import InputError, explain
 from composer_replication.objective.adapters import has_adapter
 from composer_replication.objective.distributed import is_sharded
+from composer_replication.objective.fingerprint import tokenizer_digest
 from composer_replication.objective.model_head import causal_lm_of
 from composer_replication.objective.row_weighting import RowWeighting
 from composer_replication.optional import available, require
@@ -35,6 +36,12 @@ from composer_replication.trainer.composer.loss import ChannelLoss, ComposerFigu
 from composer_replication.trainer.composer.resume_state import load_run_state, run_geometry, run_state
 from composer_replication.trainer.metrics_file import MetricsFile, TellSteps
 from composer_replication.trainer.overrides import TaughtRollouts
+from composer_replication.trainer.same_start import (
+    check_is_in_group,
+    refuse_differences,
+    refuse_missing_weights,
+    share_start_weights,
+)
 from composer_replication.trainer.teacher_keeper import TeacherKeeper, TeacherKind, attach_teacher, live_teacher_warning
 from composer_replication.trainer.token_rows import settle_token_rows
 from composer_replication.trainer.watch.collapse_alarm import CollapseAlarm
@@ -110,6 +117,7 @@ class ComposerReplicationTrainer(TaughtRollouts, _Trainer):
         self.settings, self.figures = _settings_of(knobs, settings), ComposerFigures()
         self.wants_sites = self.settings.alpha_sdpo > 0 or measure_channels
         super().__init__(*args, **kwargs)
+        self._check_all_processes(logged_sessions)
         settle_token_rows(self.model)
         options = rollouts or RolloutOptions()
         self._check_arguments(options)
@@ -141,6 +149,20 @@ class ComposerReplicationTrainer(TaughtRollouts, _Trainer):
         logger.warning("channels on: %s", ", ".join(self.channels_on()))
         if warning := live_teacher_warning(self.teacher.kind, self.settings.alpha_sdpo, self):
             logger.warning(warning)
+
+    def _check_all_processes(self, sessions: Any) -> None:
+        """Every process is one of the group, and all begin with the same tokenizer, sessions, weights and reference."""
+        check_is_in_group(self.args.world_size)
+        tokenizer = getattr(self.processing_class, "tokenizer", self.processing_class)
+        same = {"tokenizer": tokenizer_digest(tokenizer)}
+        refuse_differences(same | ({} if sessions is None else {"logged sessions": sessions.digest}))
+        share_start_weights(self.model)
+        if self.ref_model is not None:
+            share_start_weights(self.ref_model, what="weights of TRL's reference model")
+            fix = (
+                "Set fsdp_cpu_ram_efficient_loading: false, or train an adapter, whose base weights are the reference."
+            )
+            refuse_missing_weights(self.ref_model, what="weights of TRL's reference model", fix=fix)
 
     def _check_arguments(self, options: RolloutOptions) -> None:
         if is_sharded(self.model):  # by hand: tells the base class to leave the wrapping to whoever did it

@@ -23,6 +23,7 @@ from composer_replication.loss.taid import TAIDScheduler
 from composer_replication.objective.components import LossComponents
 from composer_replication.objective.compose import compose_loss
 from composer_replication.objective.distributed import is_sharded
+from composer_replication.objective.fingerprint import tokenizer_digest
 from composer_replication.objective.row_weighting import RowWeighting
 from composer_replication.sessions.dataset import LoggedSessions
 from composer_replication.sessions.stored_windows import KEY, TOKENS, SessionBatch, collate, items_of, moved
@@ -39,6 +40,7 @@ from composer_replication.trainer.offline.checks import (
 )
 from composer_replication.trainer.offline.figures import NAMES, ChannelLog, EvaluationSums, weighted_sum, weighted_total
 from composer_replication.trainer.overrides import WithTeacher
+from composer_replication.trainer.same_start import refuse_differences
 from composer_replication.trainer.start_model import Quantization, prepare_model
 from composer_replication.trainer.teacher_keeper import (
     TeacherKeeper,
@@ -101,6 +103,8 @@ class OfflineTrainer(WithTeacher, Trainer):
         if not lm_weight >= 0:
             raise InputError(explain("lm_weight", got=lm_weight, expected="0 or more"))
         check_arguments(args)
+        same = {"tokenizer": tokenizer_digest(sessions.renderer.tokenizer), "logged sessions": sessions.digest}
+        refuse_differences(same)
         self.settings, self.lm_weight = settings or ChannelSettings(), lm_weight
         # A copy of the start weights is of use to channel 2 alone.
         self.teacher = teacher or TeacherKeeper("trust_region" if self.settings.alpha_sdpo > 0 else "live")

@@ -14,6 +14,7 @@ from composer_replication.errors import ConfigError, InputError, MissingExtraErr
 from composer_replication.objective.distributed import is_sharded
 from composer_replication.objective.model_head import causal_lm_of
 from composer_replication.optional import available, require
+from composer_replication.trainer.same_start import share_start_weights
 from composer_replication.trainer.token_rows import settle_token_rows, with_token_rows
 
 Quantization = Literal["none", "4bit"]
@@ -52,10 +53,12 @@ def prepare_model(
     has_adapter = adapter_follows or peft_config is not None
     dtype = weight_dtype(bf16=args.bf16, has_adapter=has_adapter)
     found = _load(model, quantization, dtype) if isinstance(model, str) else model
+    share_start_weights(found)  # before anything is copied or computed from them
     if peft_config is not None:
         if token_rows is not None:
             peft_config = with_token_rows(peft_config, found, token_rows(found))
         found = _adapted(found, args, peft_config, quantization)
+        share_start_weights(found)
     if not adapter_follows:
         check_weights_to_train(found)
     return found

@@ -24,6 +24,7 @@ from composer_replication.objective.distributed import is_sharded, unwrapped
 from composer_replication.objective.fingerprint import weights_digest
 from composer_replication.objective.model_head import causal_lm_of
 from composer_replication.objective.teacher_rows import WeightedTeacher
+from composer_replication.trainer.same_start import share_start_weights
 
 _HALVES = (torch.bfloat16, torch.float16)
 TeacherKind = Literal["live", "frozen", "ema", "trust_region"]
@@ -51,7 +52,8 @@ class TeacherKeeper:
 
     def attach(self, model: nn.Module, *, with_adapter: bool = False) -> None:
         """Take the model as it is now for the start, below its adapter or `with_adapter`; before it is wrapped or
-        trained, and once."""
+        trained, and once. Of several processes all attach together, and each has rank 0's weights afterwards."""
+        share_start_weights(model)
         start = unwrapped(model)
         stays_as_it_began = self.kind in ("frozen", "trust_region")
         if stays_as_it_began:
@@ -174,6 +176,7 @@ def _copy_of(model: nn.Module) -> nn.Module:
 def attach_teacher(teacher: TeacherKeeper, model: nn.Module, *, with_adapter: bool = False) -> None:
     """Attach it if nobody has; weights that are spread already cannot be copied."""
     if teacher.model is not None:
+        share_start_weights(teacher.model, what="weights of the teacher")
         return
     is_whole = with_adapter or not has_adapter(unwrapped(model))
     needs_copy = teacher.kind == "ema" or (teacher.kind != "live" and is_whole)

@@ -50,6 +50,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from composer_replication.cli.console import only_rank_0_prints
+
+    with only_rank_0_prints():
+        return _run(args)
+
+
+def _run(args: argparse.Namespace) -> int:
     import sys
     from dataclasses import replace
     from pathlib import Path

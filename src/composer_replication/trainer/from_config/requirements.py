@@ -10,6 +10,7 @@ from composer_replication.config import TrainConfig
 from composer_replication.errors import ComposerError, ConfigError, MissingExtraError, explain
 from composer_replication.optional import available
 from composer_replication.trainer.presets import training_arguments
+from composer_replication.trainer.same_start import launched_processes
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
@@ -34,9 +35,13 @@ def offline_arguments(train: TrainConfig, output: Path, **changes: Any) -> Train
 
 def make_arguments(make: Callable[..., Any], train: TrainConfig, **arguments: Any) -> Any:
     """`make(**arguments)`, a constructor of TrainingArguments or one of its kind; a refusal names the option."""
+    import torch
+
     _check_installed(train)
+    # Where there is no accelerator, accelerate makes a process group (by gloo) only if it is asked for the CPU.
+    on_cpu = {"use_cpu": True} if launched_processes() > 1 and not torch.accelerator.is_available() else {}
     try:
-        return make(**arguments)
+        return make(**on_cpu, **arguments)
     except (ValueError, ImportError, RuntimeError) as error:
         raise refused(error, train) from error
 

@@ -17,6 +17,7 @@ from typing import Any
 from transformers import PrinterCallback, TrainerCallback
 
 from composer_replication.config import CrfConfig
+from composer_replication.config.writer import to_toml
 from composer_replication.errors import StaleArtefactError
 from composer_replication.objective.fingerprint import weights_digest
 from composer_replication.objective.heeding import verdict
@@ -45,6 +46,7 @@ from composer_replication.trainer.from_config.results import (
     write_record,
 )
 from composer_replication.trainer.replica import Replica, ReplicaSteps
+from composer_replication.trainer.same_start import refuse_differences
 from composer_replication.trainer.watch.collapse_alarm import CollapseAlarm
 from composer_replication.trainer.watch.diagnosis import diagnose
 from composer_replication.trainer.watch.run_diagnosis import RunDiagnosis
@@ -88,6 +90,7 @@ def run_training(
     make = _make_offline if config.train.mode == "offline" else _make_grpo
     alarm = CollapseAlarm.from_config(config.train.alarm, say=told.say) if config.train.alarm.on else None
     made = make(inputs, folder, alarm, told, must_fit)
+    refuse_differences({"the config": to_toml(_without_places(config))})
     used = contextlib.nullcontext() if inputs.run is None else inputs.run.used_for("training")
     with used, folder.held(is_main=made.args.process_index == 0):
         changes = folder.changed_options(config) if goes_on else []
@@ -113,6 +116,11 @@ def run_training(
         if result.stopped_by:
             return result
         return _save(config, folder, trainer, result, [*sources, *named_sources(config)], start_digest)
+
+
+def _without_places(config: CrfConfig) -> CrfConfig:
+    """Return the config without paths: they may differ between machines, and what they hold is compared elsewhere."""
+    return replace(config, train=replace(config.train, model=None, run=None, output=None))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,6 +20,7 @@ from composer_replication.trainer.checkpoints.manifest import check_manifest
 from composer_replication.trainer.checkpoints.resume import check_identity, model_identity
 from composer_replication.trainer.checkpoints.weights import load_weights
 from composer_replication.trainer.offline.figures import ChannelLog
+from composer_replication.trainer.same_start import check_is_in_group
 from composer_replication.trainer.start_model import check_router_loss
 from composer_replication.trainer.teacher_keeper import live_teacher_warning
 from composer_replication.trainer.watch.memory_plan import MemoryPlan, free_memory, plan_memory
@@ -33,7 +34,8 @@ _KNOBS = dict(zip(CHANNELS, ("lm_weight", "alpha_sdpo", "beta_replay"), strict=T
 
 
 def check_arguments(args: Any) -> None:
-    """One device a process, and as many micro-batches on each."""
+    """One device a process, all processes in one group, and as many micro-batches on each."""
+    check_is_in_group(args.world_size)
     if args.n_gpu > 1:
         fix = "Start one process a GPU: `torchrun --nproc-per-node N` or `accelerate launch`."
         raise ConfigError(explain("GPUs of this process", got=args.n_gpu, expected=1, fix=fix))

@@ -1,0 +1,159 @@
+"""What all processes of one training must begin with: the same weights, tokenizer, sessions and settings.
+
+Under FSDP's `cpu_ram_efficient_loading` only rank 0 reads the weights, and the other ranks hold zeros until the model
+is sharded. Whatever is copied or computed from them before that is garbage, so those ranks get rank 0's weights here.
+A rank that loaded other weights is refused by name. Every function here is called by all ranks together.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, distributed, nn
+
+from composer_replication.errors import ConfigError, InputError, explain
+from composer_replication.objective.distributed import is_sharded, unwrapped
+from composer_replication.objective.fingerprint import (
+    adapter_tensors,
+    has_no_weights,
+    trained_adapter_digest,
+    weights_digest,
+)
+
+_FIX = "Name the same model, adapter and options on every rank, and seed weights that are drawn at random."
+_NO_WEIGHTS = "no weights"
+
+
+def num_processes() -> int:
+    """Return the number of processes that train together; 1 without a process group."""
+    return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
+
+
+def launched_processes() -> int:
+    """Return the number of processes that a launcher such as torchrun says that it has started."""
+    return int(os.environ.get("WORLD_SIZE", "1")) if "LOCAL_RANK" in os.environ else 1
+
+
+def check_is_in_group(world_size: int) -> None:
+    """Raise ConfigError where a launcher has started several processes and each would train alone."""
+    launched = launched_processes()
+    if launched > 1 and world_size == 1:
+        fix = "Give TrainingArguments(use_cpu=True) on a machine without an accelerator, as `crf train` does."
+        got = "1: transformers sees no accelerator, and makes no process group"
+        raise ConfigError(explain("processes of this training", got=got, expected=launched, fix=fix))
+
+
+def share_start_weights(model: nn.Module, *, what: str = "start weights") -> None:
+    """Give ranks without weights those of rank 0, and check that all ranks have the same weights and adapter.
+
+    An adapter that adds nothing yet is drawn at random and comes from rank 0, too. Raise InputError, on every rank,
+    that names the ranks with other weights. A model that is sharded already has one set of weights and is left alone.
+    """
+    if num_processes() == 1 or is_sharded(model):
+        return
+    module = unwrapped(model)
+    refuse_differences({f"shapes and dtypes of the {what}": _layout(module)}, fix=_FIX)
+    is_empty = has_no_weights(module)
+    digests = _gather(_NO_WEIGHTS if is_empty else weights_digest(module))
+    if digests[0] == _NO_WEIGHTS:
+        fix = "Load the weights on rank 0 at least."
+        raise InputError(explain(f"{what} of rank 0", got="zeros alone", expected="the weights themselves", fix=fix))
+    _refuse(what, [digests[0] if digest == _NO_WEIGHTS else digest for digest in digests], _FIX)
+    if _NO_WEIGHTS in digests:
+        _materialise(module)
+        _broadcast([*module.parameters(), *module.buffers()], receives=is_empty)
+        refuse_differences({what: weights_digest(module)}, fix=_FIX)
+    adapters = _gather(trained_adapter_digest(module) or "")
+    if not any(adapters):
+        _broadcast(list(adapter_tensors(module).values()), receives=distributed.get_rank() != 0)
+        return
+    _refuse(f"adapter on the {what}", [digest or "an untrained one" for digest in adapters], _FIX)
+
+
+def refuse_missing_weights(model: nn.Module, *, what: str, fix: str) -> None:
+    """Raise InputError, on every rank, that names the ranks whose part of a model is all zeros."""
+    if num_processes() == 1:
+        return
+    empty = [rank for rank, text in enumerate(_gather(str(has_no_weights(unwrapped(model))))) if text == "True"]
+    if empty:
+        got = f"zeros alone on {_ranks(empty)}"
+        raise InputError(explain(what, got=got, expected="the weights themselves", fix=fix))
+
+
+def refuse_differences(about: Mapping[str, str], *, fix: str = "Start every rank with the same command.") -> None:
+    """Raise InputError, on every rank, that names the ranks where one of these texts differs from that of rank 0."""
+    if num_processes() == 1:
+        return
+    for what, text in about.items():
+        _refuse(what, _gather(text), fix)
+
+
+def _refuse(what: str, texts: Sequence[str], fix: str) -> None:
+    others = [rank for rank, text in enumerate(texts) if text != texts[0]]
+    if others:
+        got = "; ".join(f"{_shown(texts[rank], texts[0])} on rank {rank}" for rank in others)
+        expected = f"{_shown(texts[0], texts[others[0]])}, as on rank 0"
+        raise InputError(explain(what, got=got, expected=expected, fix=fix))
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+
+
+def _shown(text: str, other: str) -> str:
+    """Return the lines that the other text does not have, and a digest by its first characters."""
+    lines = sorted(set(text.splitlines()) - set(other.splitlines()))
+    return ", ".join(line[:12] if len(line) == 64 else line for line in lines) or "less"
+
+
+def _layout(module: nn.Module) -> str:
+    """Count, dtypes and a digest of names and shapes: what has to be equal before a weight can be sent."""
+    import hashlib
+
+    named = [*module.named_parameters(), *module.named_buffers()]
+    dtypes = sorted({str(tensor.dtype).removeprefix("torch.") for _, tensor in named if tensor.is_floating_point()})
+    rows = [f"{name} {tensor.dtype} {tuple(tensor.shape)}" for name, tensor in named]
+    digest = hashlib.sha256("\n".join(sorted(rows)).encode()).hexdigest()
+    return f"{len(named)} tensors in {' and '.join(dtypes)} ({digest[:12]})"
+
+
+def _materialise(module: nn.Module) -> None:
+    """Put weights that are on the meta device into memory, without values."""
+    if any(tensor.is_meta for tensor in (*module.parameters(), *module.buffers())):
+        module.to_empty(device="cpu")
+        if hasattr(module, "tie_weights"):
+            module.tie_weights()  # pyright: ignore[reportCallIssue]
+
+
+@torch.no_grad()
+def _broadcast(tensors: Sequence[Tensor], *, receives: bool) -> None:
+    """Send these tensors of rank 0 as bytes, one at a time; ranks that do not receive keep their own."""
+    device = _device()
+    for tensor in tensors:
+        sent = tensor.detach().contiguous().to(device).reshape(-1).view(torch.uint8)
+        sent = sent.clone() if sent.data_ptr() == tensor.data_ptr() else sent
+        distributed.broadcast(sent, src=0)
+        if receives:
+            tensor.detach().copy_(sent.view(tensor.dtype).reshape(tensor.shape))
+
+
+def _gather(text: str) -> list[str]:
+    """The texts of all ranks, in order: as bytes, since objects would be pickled."""
+    device = _device()
+    own = text.encode()
+    lengths = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(num_processes())]
+    distributed.all_gather(lengths, torch.tensor([len(own)], device=device))
+    longest = max(int(length) for length in lengths)
+    rows = [torch.zeros(longest, dtype=torch.uint8, device=device) for _ in lengths]
+    distributed.all_gather(rows, torch.tensor(list(own.ljust(longest, b"\0")), dtype=torch.uint8, device=device))
+    return [bytes(row[: int(length)].tolist()).decode() for row, length in zip(rows, lengths, strict=True)]
+
+
+def _device() -> torch.device:
+    """Where the process group can send tensors from: the CPU where gloo serves it, else this rank's accelerator."""
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if accelerator is None or "cpu:" in distributed.get_backend_config():
+        return torch.device("cpu")
+    return torch.device(accelerator.type, torch.accelerator.current_device_index())
