@@ -214,7 +214,7 @@ def _errors_of_ranks(error: Exception, rank: int) -> dict[int, str]:
     found: dict[int, str] = {}
     is_own = isinstance(error, ComposerError)
     try:
-        from torch.distributed import TCPStore
+        from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         wait = timedelta(seconds=_SECONDS_FOR_OTHERS)

@@ -41,7 +41,7 @@ from composer_replication.trainer.offline.checks import (
 from composer_replication.trainer.offline.figures import NAMES, ChannelLog, EvaluationSums, weighted_sum, weighted_total
 from composer_replication.trainer.overrides import WithTeacher
 from composer_replication.trainer.same_start import refuse_differences
-from composer_replication.trainer.start_model import Quantization, prepare_model
+from composer_replication.trainer.start_model import Quantization, prepare_model, shard_model
 from composer_replication.trainer.teacher_keeper import (
     TeacherKeeper,
     attach_teacher,
@@ -65,9 +65,9 @@ class OfflineTrainer(WithTeacher, Trainer):
     loads the weights below it in four bits. Weights that are trained are whole: without an adapter a name is loaded in
     fp32, and `bf16` is what autocast computes in. Figures go to `metrics.jsonl` in `output_dir`, besides `report_to`.
     `warmed_up` is the checkpoint that a warm-up ended with (`trainer.warmup`): its weights are taken, and proof,
-    references and teacher begin with them. `shuffle_seed` makes it a control: at the same sites the hints of other
-    kinds, and half of the pairs turned round. `options` are those of `transformers.Trainer`: optimizers,
-    processing_class and the like.
+    references and teacher begin with them. With `fsdp` the weights are spread over the processes (FSDP2).
+    `shuffle_seed` makes it a control: at the same sites the hints of other kinds, and half of the pairs turned round.
+    `options` are those of `transformers.Trainer`: optimizers, processing_class and the like.
     """
 
     loss_is_scaled_for_ga = True  # every channel is divided by the items of the whole optimiser step
@@ -92,6 +92,7 @@ class OfflineTrainer(WithTeacher, Trainer):
         eval_sessions: LoggedSessions | None = None,
         peft_config: Any | None = None,
         quantization: Quantization = "none",
+        fsdp: bool = False,
         warmed_up: str | Path | None = None,
         hint_margin: float | None = None,
         shuffle_seed: int | None = None,
@@ -110,8 +111,13 @@ class OfflineTrainer(WithTeacher, Trainer):
         self.teacher = teacher or TeacherKeeper("trust_region" if self.settings.alpha_sdpo > 0 else "live")
         self.weighting, self.channel_log = weighting, ChannelLog()
         metrics = MetricsFile(metrics_path or Path(args.output_dir or "", "metrics.jsonl"))
+        start = prepare_model(model, args, peft_config=peft_config, quantization=quantization)
+        if spreads := fsdp and args.world_size > 1 and not is_sharded(start):
+            self._begin_with(start, warmed_up)
+            shard_model(start, args)
+            shard_teacher(self.teacher, start)
         super().__init__(
-            model=prepare_model(model, args, peft_config=peft_config, quantization=quantization),
+            model=start,
             args=args,
             data_collator=collate,
             train_dataset=sessions,
@@ -122,7 +128,7 @@ class OfflineTrainer(WithTeacher, Trainer):
         model = self._start_model
         if is_sharded(model):  # tells the base class to leave the wrapping to whoever did it
             self.is_distributed_loading_by_transformers = True
-        if warmed_up is not None:
+        if not spreads and warmed_up is not None:
             self.phase = take_warmed_up(model, Path(warmed_up))
         with self.accelerator.autocast():  # as the steps compute: what is compared has to be rounded alike
             asked = {"settings": self.settings, "lm_weight": lm_weight, "with_adapter": bool(self.phase)}
@@ -132,8 +138,15 @@ class OfflineTrainer(WithTeacher, Trainer):
                 self.eval_dataset = ready_sessions(eval_sessions, model, reference_path, **asked)
         for sentence in what_cannot_work(self, model, self._train_sessions):
             self._say(sentence)
-        attach_teacher(self.teacher, model, with_adapter=bool(self.phase))
+        if not spreads:
+            attach_teacher(self.teacher, model, with_adapter=bool(self.phase))
         self._num_weights = sum(each.numel() for each in model.parameters())
+
+    def _begin_with(self, model: nn.Module, warmed_up: str | Path | None) -> None:
+        """Take a warm-up's weights, and copy what the teacher keeps, while the model is whole."""
+        if warmed_up is not None:
+            self.phase = take_warmed_up(model, Path(warmed_up))
+        attach_teacher(self.teacher, model, with_adapter=bool(self.phase))
 
     def plan(self) -> MemoryPlan:
         """Whether the largest step fits into the memory at hand, and what to change if not; an estimate."""

@@ -64,6 +64,32 @@ def prepare_model(
     return found
 
 
+def shard_model(model: nn.Module, args: Any) -> None:
+    """Spread the weights over all processes, a layer at a time (FSDP2), on the devices that they train on.
+
+    Half precision is what a layer's weights are cast to as they are gathered: autocast would keep a copy of every layer
+    until the backward pass. Raise ConfigError for weights in 4 bits and for a model whose layers nobody names.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    causal_lm = causal_lm_of(model)
+    if any(parameter.dtype == torch.uint8 for parameter in model.parameters()):
+        fix = 'Set train.adapter.kind = "lora", or train.fsdp.on = false.'
+        raise ConfigError(explain("train.fsdp.on", got="true, with weights in 4 bits", expected="false", fix=fix))
+    names = set(getattr(causal_lm, "_no_split_modules", None) or ())
+    layers = [module for module in causal_lm.modules() if type(module).__name__ in names]
+    if not layers:
+        fix = "Set train.fsdp.on = false, or shard the model with torch.distributed.fsdp.fully_shard before."
+        got = f"{type(causal_lm).__name__}, whose layers transformers does not name (_no_split_modules)"
+        raise ConfigError(explain("train.fsdp.on", got=got, expected="a model of layers", fix=fix))
+    half = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None
+    policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=None if half is None else torch.float32)
+    mesh = init_device_mesh(args.device.type, (args.world_size,))
+    for module in (*layers, causal_lm):
+        fully_shard(module, mesh=mesh, mp_policy=policy)
+
+
 def check_weights_to_train(model: nn.Module) -> None:
     """Those that an optimiser changes are in fp32 or better: none here keeps whole copies of halves."""
     trained = [(name, each.dtype) for name, each in model.named_parameters() if each.requires_grad]

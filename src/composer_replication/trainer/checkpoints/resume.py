@@ -151,7 +151,7 @@ def model_identity(model: nn.Module) -> dict[str, Any]:
     base: Any = bare.get_base_model() if adapters and hasattr(bare, "get_base_model") else bare
     config: Any = getattr(base, "config", None)
     return {
-        "class": type(base).__name__,
+        "class": _class_name(type(base).__name__),
         "config": _plain(config.to_dict(), _VOLATILE) if hasattr(config, "to_dict") else {},
         "adapters": {name: _plain(each.to_dict(), _ADAPTER_VOLATILE) for name, each in adapters.items()},
         "parameters": {
@@ -160,6 +160,11 @@ def model_identity(model: nn.Module) -> dict[str, Any]:
         },
         "base_weights": weights_digest(bare) if adapters else None,
     }
+
+
+def _class_name(name: str) -> str:
+    """Return a model's class without the prefix that `fully_shard` puts before it: FSDPQwen2ForCausalLM."""
+    return name.removeprefix("FSDP")
 
 
 def check_identity(saved: Mapping[str, Any], now: Mapping[str, Any], folder: Path) -> None:
@@ -173,7 +178,7 @@ def check_identity(saved: Mapping[str, Any], now: Mapping[str, Any], folder: Pat
 
 
 def _differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
-    if saved["class"] != now["class"]:
+    if _class_name(saved["class"]) != now["class"]:
         yield f"class {saved['class']} in the checkpoint, {now['class']} in use"
     if saved["adapters"].keys() != now["adapters"].keys():
         old, new = (", ".join(sorted(each["adapters"])) or "none" for each in (saved, now))

@@ -210,6 +210,10 @@ def _refuse_what_is_not_read(config: CrfConfig) -> None:
     if config.train.mode == "grpo" and config.train.control != "none":
         expected = "none: a control is made of logged sessions alone"
         raise ConfigError(explain("train.control", got=config.train.control, expected=expected))
+    if config.train.mode == "grpo" and config.train.fsdp.on:
+        fix = "Train an adapter on every process (DDP): the weights below it have no gradients and no optimiser states."
+        expected = "false: rollouts are drawn from whole weights"
+        raise ConfigError(explain("train.fsdp.on with train.mode grpo", got="true", expected=expected, fix=fix))
     if config.train.mode == "grpo" and config.train.warmup.mode in ("steps", "until"):
         expected = "auto or off: a training with rollouts has no warm-up"
         raise ConfigError(explain("train.warmup.mode", got=config.train.warmup.mode, expected=expected))

@@ -12,6 +12,7 @@ import torch
 from composer_replication.batch.render.renderer import Renderer
 from composer_replication.config import CrfConfig, SplitConfig, TrainConfig
 from composer_replication.errors import ConfigError, InputError, NotEnoughMemoryError, explain
+from composer_replication.objective.distributed import is_sharded
 from composer_replication.objective.heeding import verdict
 from composer_replication.runs import ARTEFACTS, RunDir
 from composer_replication.runs.split import NAME as SPLIT
@@ -25,6 +26,7 @@ from composer_replication.trainer.from_config.output_folder import TrainingFolde
 from composer_replication.trainer.from_config.renderer import thinking_in_words
 from composer_replication.trainer.presets import channel_settings, teacher_of
 from composer_replication.trainer.replica import Replica
+from composer_replication.trainer.same_start import launched_processes
 from composer_replication.trainer.start_model import weight_dtype
 from composer_replication.trainer.watch.memory_plan import MemoryPlan, plan_memory
 from composer_replication.types import Conversation
@@ -152,6 +154,7 @@ def offline_memory(inputs: Inputs, sessions: LoggedSessions) -> MemoryPlan:
         teacher=train.teacher.kind,
         warmed_up=train.warmup.mode != "off",
         accumulation=train.optimiser.accumulation,
+        num_shards=launched_processes() if train.fsdp.on else 1,
     )
 
 
@@ -184,7 +187,7 @@ def offline_trainer(
     model, warmed_up = start_model(inputs, data, args, folder, say)
     channels = config.train.channels
     has_good_turns = channels.good_turns and (warmed_up is None or channels.good_turns_after_warmup)
-    return OfflineTrainer(
+    trainer = OfflineTrainer(
         model,
         args,
         data.train,
@@ -193,6 +196,7 @@ def offline_trainer(
         weighting=weighting_of(config),
         lm_weight=1.0 if has_good_turns else 0.0,
         eval_sessions=data.held_out if config.train.eval_every else None,
+        fsdp=config.train.fsdp.on,
         warmed_up=warmed_up,
         reference_path=_references(folder, warmed_up, inputs.replica),
         hint_margin=config.train.proof.margin if _has_proof(inputs) else None,
@@ -201,6 +205,17 @@ def offline_trainer(
         callbacks=callbacks,
         processing_class=inputs.tokenizer,
     )
+    if args.world_size > 1:
+        say(_where_weights_are(trainer.model, args.world_size))
+    return trainer
+
+
+def _where_weights_are(model: Any, num_processes: int) -> str:
+    """Say how many weights this process holds of how many, so that nobody takes DDP for FSDP2."""
+    own = [each.to_local() if hasattr(each, "to_local") else each for each in model.parameters()]
+    here, total = (sum(each.numel() for each in tensors) for tensors in (own, model.parameters()))
+    kind = "FSDP2" if is_sharded(model) else "DDP"
+    return f"{kind} on {num_processes} processes: {here:,} of {total:,} weights on this one"
 
 
 def _references(folder: TrainingFolder, warmed_up: Path | None, replica: Replica | None) -> Path | None:

@@ -26,6 +26,7 @@ from composer_replication.trainer.from_config.offline import offline_data, offli
 from composer_replication.trainer.from_config.output_folder import TrainingFolder
 from composer_replication.trainer.from_config.renderer import unmatched_models
 from composer_replication.trainer.from_config.results import metric_names
+from composer_replication.trainer.same_start import launched_processes
 from composer_replication.trainer.watch.memory_plan import MemoryPlan
 from composer_replication.trainer.watch.step_memory import shape_of
 
@@ -106,7 +107,7 @@ def remarks_on(inputs: Inputs, sessions: LoggedSessions) -> list[str]:
     """How often the steps see each window, whether most of them see no error at all, whether windows are too long."""
     config = inputs.config
     optimiser, channels = config.train.optimiser, config.train.channels
-    a_step = optimiser.per_device * optimiser.accumulation
+    a_step = optimiser.per_device * optimiser.accumulation * launched_processes()
     taught = sum(any(each.site_ids or each.state_ids for each in item.windows) for item in sessions.items)
     is_taught_alone = config.train.warmup.mode in ("steps", "until") and not channels.good_turns_after_warmup
     windows = taught if is_taught_alone and taught else len(sessions)

@@ -17,13 +17,14 @@ from transformers import set_seed
 from composer_replication.batch.tree_batch import CHANNELS
 from composer_replication.config import TrainConfig
 from composer_replication.errors import ConfigError, explain
+from composer_replication.objective.distributed import is_sharded
 from composer_replication.sessions.phases import Say
 from composer_replication.sessions.rendering import ids_said
 from composer_replication.trainer.checkpoints.save_attempt import most_anywhere
 from composer_replication.trainer.from_config.inputs import Inputs, lora_config, token_rows
 from composer_replication.trainer.from_config.output_folder import TrainingFolder
 from composer_replication.trainer.from_config.requirements import offline_arguments
-from composer_replication.trainer.start_model import prepare_model
+from composer_replication.trainer.start_model import prepare_model, shard_model
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
@@ -46,7 +47,11 @@ def start_model(
         if finished_warm_up(real.warmup) is not None:
             folder.take_warmup(real)
     model = _load(inputs, data, args, say)
-    if not _is_wanted(inputs, data, args, folder, model, say):
+    is_wanted = _is_wanted(inputs, data, args, folder, model, say)
+    if is_sharded(model):  # to be scored; what begins is whole
+        del model
+        model = _load(inputs, data, args, lambda _again: None)
+    if not is_wanted:
         return model, None
     is_new = finished_warm_up(folder.warmup) is None
     if is_new and not folder.has_warmup and args.should_save:
@@ -60,6 +65,7 @@ def start_model(
         on_held_out=lambda step, loss: say(f"warm-up step {step}: held-out loss of good turns {loss:.4f}"),
         hinted_corrections=train.warmup.hinted_corrections,
         processing_class=inputs.tokenizer,
+        fsdp=train.fsdp.on,
     )
     say(done.in_words())
     if is_new:  # the steps were made in it
@@ -74,13 +80,14 @@ def _load(inputs: Inputs, data: OfflineData, args: TrainingArguments, say: Say) 
     train, said = inputs.config.train, ids_said(data.train.rendered)
     assert train.model is not None
     set_seed(train.optimiser.seed)  # the adapter's first values are drawn before the trainer sets it
+    why_not = "with FSDP" if args.fsdp or train.fsdp.on else ""
     quantization = "4bit" if train.adapter.kind == "qlora" else "none"
     return prepare_model(
         train.model,
         args,
         peft_config=lora_config(train.adapter),
         quantization=quantization,
-        token_rows=lambda model: token_rows(inputs, model, said, say, why_not="with FSDP" if args.fsdp else ""),
+        token_rows=lambda model: token_rows(inputs, model, said, say, why_not=why_not),
     )
 
 
@@ -101,7 +108,9 @@ def _is_wanted(
     # Without good turns it has nothing to learn from, without the other channels nothing to come before.
     if not items[CHANNELS[0]] or not any(items[name] for name in CHANNELS[1:]) or args.fsdp:
         return False
-    if not getattr(model, "is_quantized", False):
+    if inputs.config.train.fsdp.on and args.world_size > 1:
+        shard_model(model, args)
+    elif not getattr(model, "is_quantized", False):
         model.to(args.device)
     known = name_logprob(model, data.train)
     is_low = bool(most_anywhere(int(known is not None and known < warmup.below), args.device))

@@ -137,7 +137,8 @@ def plan_run(
     adapters: Mapping[str, Any] = getattr(bare, "peft_config", None) or {}
     sizes = sorted((item.num_tokens for item in sessions.items), reverse=True)
     weight_bytes = next((each.element_size() for each in bare.parameters() if each.is_floating_point()), 4)
-    held = sum(each.numel() * each.element_size() for each in bare.parameters())
+    own = (each.to_local() if hasattr(each, "to_local") else each for each in bare.parameters())
+    held = sum(each.numel() * each.element_size() for each in own)
     optim = str(getattr(args.optim, "value", args.optim))
     return plan_memory(
         causal_lm_of(model).config,
