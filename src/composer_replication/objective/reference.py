@@ -69,6 +69,21 @@ def token_logprobs(model: nn.Module, responses: Sequence[Response]) -> list[Tens
     return list(_of_responses(model, responses, owner, sum(lengths)).split(lengths))
 
 
+def pair_logprobs(model: nn.Module, batch: TreeBatch | Mapping[str, Tensor]) -> list[tuple[float, float]]:
+    """Return the summed log-probs of both sides of each pair of a batch, from the pass that a step makes of it.
+
+    In half precision a pass over other tokens beside these rounds differently, by about 0.001 to 0.01 nats an answer.
+    """
+    if isinstance(batch, TreeBatch):
+        tokens, pairs = batch.tree, batch.pairs
+    else:
+        tokens, pairs = read_pairs(checked_keys(batch, embedding_count(model)), needs_reference=False)
+    if tokens is None or pairs is None:
+        return []
+    chosen, rejected = _pair_logprobs(model, tokens, pairs).chunk(2)
+    return list(zip(chosen.tolist(), rejected.tolist(), strict=True))
+
+
 def _device(model: nn.Module) -> torch.device:
     return next(causal_lm_of(model).parameters()).device
 

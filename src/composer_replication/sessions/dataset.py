@@ -7,6 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from composer_replication.sessions.cutting import cut_sessions
 from composer_replication.sessions.hinted_corrections import with_hinted_corrections
 from composer_replication.sessions.proof import ProofSettings, prove_sites
 from composer_replication.sessions.read_run import LoggedSession, read_sessions
-from composer_replication.sessions.reference import precompute_ref_logprobs
+from composer_replication.sessions.reference import reference_logprobs_of_batches
 from composer_replication.sessions.rendering import RenderedSession, WindowSettings, render_session
 from composer_replication.sessions.shuffled import shuffle_sessions
 from composer_replication.sessions.stored_windows import SessionItem, StoredWindow
@@ -207,9 +208,13 @@ class LoggedSessions(torch.utils.data.Dataset[TreeBatch]):
         """
         where = self.run.path("ref_logprobs") if path is None and self.run is not None else path
         pairs = [window.pair_ids() for window in self.windows]
-        flat = (pair for each in pairs for pair in each)
-        options: dict[str, Any] = {"path": where, "with_adapter": with_adapter, "max_tree_tokens": self.settings.budget}
-        store = precompute_ref_logprobs(model, self.renderer, flat, **options)
+        device = next(model.parameters()).device
+        batches = (
+            ([pair for window in item.windows for pair in window.pair_ids()], partial(item.batch, device))
+            for item in self._items
+        )
+        options: dict[str, Any] = {"path": where, "with_adapter": with_adapter}
+        store = reference_logprobs_of_batches(model, self.renderer, batches, **options)
         looked_up = [[store.lookup(*pair.chosen, *pair.rejected) for pair in each] for each in pairs]
         made = self._with_windows([w.with_references(r) for w, r in zip(self.windows, looked_up, strict=True)])
         made.reference_precision = store.fingerprint.precision

@@ -10,22 +10,25 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from composer_replication.atomic import atomic_write_bytes, directory_lock
 from composer_replication.batch.pair_tokens import PairIds, ResponseIds
 from composer_replication.batch.prefixes import SharedPrefixes
 from composer_replication.batch.render.renderer import Renderer
+from composer_replication.batch.tree_batch import TreeBatch
 from composer_replication.errors import ArtefactCorruptError, InputError, StaleArtefactError, explain
 from composer_replication.objective.adapters import start_weights
 from composer_replication.objective.distributed import agreed_most
-from composer_replication.objective.fingerprint import Fingerprint, fingerprint_of
-from composer_replication.objective.reference import response_logprobs
+from composer_replication.objective.fingerprint import Fingerprint, fingerprint_of, has_no_weights
+from composer_replication.objective.reference import pair_logprobs, response_logprobs
 from composer_replication.sessions.phases import Phase, tell_phase
 
 __all__ = ["ReferenceLogprobs", "precompute_ref_logprobs"]
@@ -79,6 +82,9 @@ class ReferenceLogprobs:
         found = Fingerprint(*(about.get(name, "") for name in Fingerprint._fields))
         if different := found.differences(expected):
             fix = "They are numbers of something else: delete the file, or go back to what it was made with."
+            if torch.distributed.is_available() and torch.distributed.is_initialized():
+                rank = torch.distributed.get_rank()
+                fix = f"Rank {rank} uses other ones than the process that wrote it: start all with the same, or {fix}"
             got = f"other {' and '.join(different)} than those in use"
             raise StaleArtefactError(explain(f"reference log-probs in {path}", got=got, expected="the same", fix=fix))
         keys, values = (tensors[name].tolist() for name in ("keys", "logprobs"))
@@ -113,38 +119,101 @@ def precompute_ref_logprobs(
     """
     if max_tree_tokens < 1:
         raise InputError(explain("max_tree_tokens", got=max_tree_tokens, expected="1 or more"))
+    wanted = {_key(*response): response for pair in pairs for response in pair}
+
+    def groups_of(store: ReferenceLogprobs) -> list[_Pass]:
+        missing = [response for response in wanted.values() if response not in store]
+        groups = _groups(missing, max_tree_tokens)
+        return [_Pass(group, partial(_tree_logprobs, model, group)) for group in groups]
+
+    return _completed(model, renderer, groups_of, len(wanted), path=path, with_adapter=with_adapter)
+
+
+def reference_logprobs_of_batches(
+    model: nn.Module,
+    renderer: Renderer,
+    batches: Iterable[tuple[Sequence[PairIds], Callable[[], TreeBatch | Mapping[str, Tensor]]]],
+    *,
+    path: str | Path | None = None,
+    with_adapter: bool = False,
+) -> ReferenceLogprobs:
+    """Return the same from the passes that steps make, for batches given as their pairs and what makes the batch.
+
+    In half precision a log-prob depends on the other tokens of its pass. A step on one of these batches, made with the
+    start weights, gives exactly these numbers, so that its DPO loss is ln 2.
+    """
+    listed = [([response for pair in pairs for response in pair], make) for pairs, make in batches]
+
+    def batches_of(store: ReferenceLogprobs) -> list[_Pass]:
+        return [
+            _Pass(responses, partial(_batch_logprobs, model, make))
+            for responses, make in listed
+            if any(response not in store for response in responses)
+        ]
+
+    total = sum(len(responses) for responses, _ in listed)
+    return _completed(model, renderer, batches_of, total, path=path, with_adapter=with_adapter)
+
+
+class _Pass(NamedTuple):
+    """Responses, and the function that computes their log-probs in the same order."""
+
+    responses: list[ResponseIds]
+    compute: Callable[[], list[float]]
+
+
+def _tree_logprobs(model: nn.Module, group: list[ResponseIds]) -> list[float]:
+    return response_logprobs(model, group).tolist()
+
+
+def _batch_logprobs(model: nn.Module, make: Callable[[], TreeBatch | Mapping[str, Tensor]]) -> list[float]:
+    return [value for pair in pair_logprobs(model, make()) for value in pair]
+
+
+def _completed(
+    model: nn.Module,
+    renderer: Renderer,
+    passes_of: Callable[[ReferenceLogprobs], list[_Pass]],
+    total: int,
+    *,
+    path: str | Path | None,
+    with_adapter: bool,
+) -> ReferenceLogprobs:
+    """Return the store at `path`, or an empty one, with what the passes that it still needs compute."""
+    if has_no_weights(model):
+        fix = (
+            "FSDP's cpu_ram_efficient_loading leaves all ranks but 0 without weights until the model is sharded: give"
+            " the pairs to the trainer, which computes these once every rank has them, or switch it off."
+        )
+        got = "a model whose weights are all zeros"
+        raise InputError(explain("reference log-probs", got=got, expected="the start weights", fix=fix))
     fingerprint = fingerprint_of(model, renderer, with_adapter=with_adapter)
-    known = path is not None and Path(path).exists()
-    store = ReferenceLogprobs.load(Path(path), fingerprint) if path and known else ReferenceLogprobs(fingerprint)
-    wanted = {_key(*each): each for pair in pairs for each in pair}
-    missing = [each for each in wanted.values() if each not in store]
-    groups = list(_groups(missing, max_tree_tokens))
     where = None if path is None else Path(path)
+    known = where is not None and where.exists()
+    store = ReferenceLogprobs.load(where, fingerprint) if where and known else ReferenceLogprobs(fingerprint)
+    passes = passes_of(store)
     with nullcontext() if with_adapter else start_weights(model):
-        _compute(model, store, groups, len(wanted), where)
-    if where is not None and not missing and not known:
+        _compute(model, store, passes, total, where)
+    if where is not None and not passes and not known:
         _save_with_others(store, where)
     return store
 
 
-def _compute(
-    model: nn.Module, store: ReferenceLogprobs, groups: list[list[ResponseIds]], total: int, path: Path | None
-) -> None:
-    """A pass a group, each stored before the next: an interrupt loses one."""
+def _compute(model: nn.Module, store: ReferenceLogprobs, groups: list[_Pass], total: int, path: Path | None) -> None:
+    """Run the passes, each stored before the next: an interrupt loses one."""
 
     def tell(left: int) -> None:
         tell_phase(Phase(name="reference log-probs", done=total - left, total=total, items="responses", kept_in=path))
 
     (passes,) = agreed_most([model], [len(groups)])
-    left = sum(map(len, groups))
+    left = sum(len(group.responses) for group in groups)
     for group in groups:
         tell(left)
-        found = response_logprobs(model, group).tolist()
-        for response, value in zip(group, found, strict=True):
+        for response, value in zip(group.responses, group.compute(), strict=True):
             store.add(response, value)
         if path is not None:
             _save_with_others(store, path)
-        left -= len(group)
+        left -= len(group.responses)
     for _ in range(passes - len(groups)):  # another process has more, and its passes take all of us
         response_logprobs(model, [([0, 0], 1)])
     if groups:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,7 +17,8 @@ from torch import Tensor, nn
 from composer_replication.batch.packed_batch import pack_batches
 from composer_replication.batch.tree_batch import TreeBatch
 from composer_replication.errors import InputError, StaleArtefactError, explain
-from composer_replication.sessions.reference import precompute_ref_logprobs
+from composer_replication.objective.fingerprint import fingerprint_of
+from composer_replication.sessions.reference import ReferenceLogprobs, reference_logprobs_of_batches
 from composer_replication.trainer.channel_settings import ChannelSettings
 
 if TYPE_CHECKING:
@@ -84,9 +86,30 @@ def with_what_is_needed(
         if needs_reference and not sessions.has_references:
             sessions = sessions.with_references(model)
         sessions.check_references(model)
-    elif needs_reference and traces is not None and collator is not None and collator.reference is None:
-        collator.reference = precompute_ref_logprobs(model, collator.renderer, collator.pairs(traces))
+    elif needs_reference and traces is not None and collator is not None and _needs_references(collator, model):
+        device = next(model.parameters()).device
+        collator.reference = None
+        batches = [(list(collator.pairs([trace])), partial(_batch_of, collator, trace, device)) for trace in traces]
+        collator.reference = reference_logprobs_of_batches(model, collator.renderer, batches)
     return sessions
+
+
+def _needs_references(collator: Any, model: nn.Module) -> bool:
+    """Whether there are none, or those of these weights in another precision than the steps compute in."""
+    known = collator.reference
+    if not isinstance(known, ReferenceLogprobs):
+        return known is None
+    used = fingerprint_of(model, collator.renderer)
+    return known.fingerprint.differences(used) == ["precision"]
+
+
+def _batch_of(collator: Any, trace: Any, device: torch.device) -> dict[str, Tensor]:
+    """The batch of one trace, which is not counted."""
+    before = collator.counts.copy()
+    batch = collator([trace])
+    collator.counts.clear()
+    collator.counts.update(before)
+    return {name: value.to(device) for name, value in batch.items()}
 
 
 def digest_of(rows: Iterable[Any]) -> str:
