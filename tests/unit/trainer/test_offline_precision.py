@@ -134,18 +134,21 @@ def test_references_are_computed_as_the_steps_compute(tmp_path):
     assert trainer.train_dataset.reference_precision == "bfloat16"
 
 
-def test_before_a_step_the_loss_on_pairs_is_near_ln_2_in_half_precision_too(tmp_path):
-    """What is left is the rounding of another tree: a pair's reference need not share one with its window."""
-    foreign = sessions_of(*range(8)).with_references(tiny())
-    foreign.reference_precision = None  # as if nobody knew
-    changes = BF16 | {"per_device_train_batch_size": 1, "learning_rate": 0.0, "max_steps": 8}
-    gaps = []
-    for sessions in (sessions_of(*range(8)), foreign):
-        trainer = trainer_of(tmp_path, sessions, settings=PAIRS, arguments_changes=changes)
+@pytest.mark.parametrize("with_lora", [False, True])
+def test_the_first_loss_on_pairs_is_ln_2_in_half_precision_too(tmp_path, with_lora):
+    """References are computed in the passes that steps make: beside other tokens, bf16 rounds the same ones otherwise.
+
+    Where a micro-batch packs several windows they are not those of its pass, and differ by 0.004 at most here.
+    """
+    more = {"peft_config": lora(init_lora_weights=True)} if with_lora else {}
+    for size, most in {1: 1e-6, 4: 5e-3}.items():
+        changes = BF16 | {"per_device_train_batch_size": size, "learning_rate": 0.0, "max_steps": 8 // size}
+        made = [logged(number) for number in range(8)]
+        trainer = trainer_of(tmp_path, sessions_of(made=made), settings=PAIRS, arguments_changes=changes, **more)
         trainer.train()
         losses = [row["loss/trace_replay_dpo"] for row in trainer.state.log_history if "loss/trace_replay_dpo" in row]
-        gaps.append(sum(abs(each - math.log(2)) for each in losses) / len(losses))
-    assert gaps[0] < gaps[1] / 3
+        assert len(losses) == 8 // size
+        assert max(abs(loss - math.log(2)) for loss in losses) < most
 
 
 def test_a_store_of_another_precision_is_stale(tmp_path):
