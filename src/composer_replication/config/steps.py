@@ -40,7 +40,7 @@ class ReplayConfig:
     teachers: str | None = option(None, "File of teachers with prices, as `crf teachers -o FILE` writes it.")
     max_usd: float = option(5.0, "Hard cap in US dollars over all restarts.", at_least=0)
     states: Literal["all", "failed", "sites"] = option(
-        "all", "Ask about all turns, those that failed or were refused (failed), or those that may be taught (sites)."
+        "sites", "Ask about turns that erred and may be taught (sites), that failed or were refused (failed), or all."
     )
     limit: int | None = option(None, "Ask about the first so many of these states alone.", at_least=1)
     gate: Literal["exact", "agree", "none"] = option(

@@ -34,10 +34,12 @@ class KindAgreement:
 class PairReport:
     """`drops` are states without a pair by reason, `failed_replies` answers without a vote by reason.
 
-    `num_rejected_worked` are states where the teachers agree on another action than the student's, which worked.
+    `num_asked` are states that at least one teacher was really asked about. `num_rejected_worked` are states where the
+    teachers agree on another action than the student's, which worked.
     """
 
     num_states: int = 0
+    num_asked: int = 0
     num_pairs: int = 0
     num_unknown_states: int = 0  # ids that were answered and are none of the states'
     num_rejected_worked: int = 0
@@ -75,6 +77,7 @@ class PairReport:
         }
         return {
             "num_states": self.num_states,
+            "num_asked": self.num_asked,
             "num_pairs": self.num_pairs,
             "num_unknown_states": self.num_unknown_states,
             "rejected_action_worked": self.num_rejected_worked,

@@ -15,7 +15,7 @@ from composer_replication.canonical_json import encode_as_written
 from composer_replication.errors import InputError, explain
 from composer_replication.pairs.agreement import PairReport
 from composer_replication.runs.pairs import TEACHERS
-from composer_replication.teacher_replay.votes.consensus import Vote, count_votes, reply_text, voter_of
+from composer_replication.teacher_replay.votes.consensus import Vote, count_votes, is_unsent, reply_text, voter_of
 from composer_replication.teacher_replay.votes.context import StateContexts
 from composer_replication.types import Action, DPOPair, TeacherCallResult, TraceState
 
@@ -114,7 +114,10 @@ class _Extraction:
     report: PairReport = field(default_factory=PairReport)
     seen: set[str] = field(default_factory=set[str])
 
-    def take(self, state: TraceState, answers: Mapping[str, TeacherCallResult]) -> None:
+    def take(self, state: TraceState, results: Mapping[str, TeacherCallResult]) -> None:
+        """Take the pair of a state. A call that was not sent (the cap, a stop) is no answer, not even a failed one."""
+        answers = {name: result for name, result in results.items() if not is_unsent(result)}
+        self.report.num_asked += bool(answers)
         try:
             student = parse_reply(state["student_action"])
         except InputError:
@@ -125,7 +128,8 @@ class _Extraction:
         keys = {name: None if action is None else action_key(action, context) for name, action in actions.items()}
         student_key, kind = action_key(student, context), action_kind(student)
         result = count_votes(keys, self.threshold)
-        self.report.count(kind, result, student_key)
+        if answers:
+            self.report.count(kind, result, student_key)
         if result.winner is None:
             self.report.drop(result.reason if answers else "not_asked")
         elif result.winner.key == student_key:

@@ -9,6 +9,8 @@ from typing import Any
 from composer_replication import teacher_replay
 from composer_replication.errors import InputError
 from composer_replication.pairs.normalise.normalizer import DJNormalizer, NormalizedDPOPair
+from composer_replication.teacher_replay.replay import check_threshold
+from composer_replication.teacher_replay.teachers import DEFAULT_TEACHERS
 from composer_replication.types import TeacherCallResult, TeacherSpec, TraceState
 
 
@@ -27,6 +29,7 @@ async def replay_and_normalize_trace(
     """
     normalizer = normalizer or DJNormalizer()  # before a cent is spent: its recipe may be wrong
     asked: dict[str, Any] = {} if teachers is None else {"teachers": teachers}
+    check_threshold(len(DEFAULT_TEACHERS if teachers is None else teachers), agreement_threshold)
     actions = await teacher_replay.replay_trace(states, max_total_usd=max_total_usd, **asked, **replay_kwargs)
     pairs = teacher_replay.extract_dpo_pairs(states, actions, agreement_threshold=agreement_threshold)
     return actions, normalizer.normalize(pairs)

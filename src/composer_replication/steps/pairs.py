@@ -111,7 +111,9 @@ def _asked(section: PairsConfig, run: RunDir, own: OwnPairs | None) -> _Asked:
     asked_how = _settings(run)
     threshold = _threshold(asked_how, section.threshold)
     states = RunStates(asked_how.section, run, knows_failures=True)
-    asked = {each.state["state_id"]: each for each in states.read(along=own.take if own else None)}
+    called = {call["state_id"] for call in read_calls(run)}
+    every = states.read(along=own.take if own else None)
+    asked = {each.state["state_id"]: each for each in every if each.state["state_id"] in called}
     extraction = extract_pairs(
         (each.state for each in asked.values()), read_calls(run), threshold, teachers=asked_how.teachers
     )
@@ -202,7 +204,7 @@ def _settings(run: RunDir) -> _AskedHow:
             "max_history_tokens": int(history) if history else None,
         }
     names = ("gate", "threshold", "send_tools", "max_history_tokens")
-    return _AskedHow(ReplayConfig(**{name: said[name] for name in names}), said["teachers"])
+    return _AskedHow(ReplayConfig(states="all", **{name: said[name] for name in names}), said["teachers"])
 
 
 def _normalizer(section: PairsConfig) -> DJNormalizer:

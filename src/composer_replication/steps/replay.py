@@ -27,6 +27,8 @@ from composer_replication.teacher_replay.replay import (
     OnMeter,
     ReplayOptions,
     ReplayReport,
+    check_cap_fits_a_call,
+    check_threshold,
     environment_of,
     teachers_of,
 )
@@ -34,6 +36,7 @@ from composer_replication.teacher_replay.replay import replay as ask_teachers
 from composer_replication.teacher_replay.requests import Settings
 from composer_replication.teacher_replay.store.ledger import TeacherStore
 from composer_replication.teacher_replay.teachers import Teacher, read_specs
+from composer_replication.teacher_replay.votes.consensus import is_unsent
 from composer_replication.types import TeacherCallResult, TraceState
 
 SCHEMA, VERSION = "teacher_call", 2
@@ -102,6 +105,8 @@ def plan_replay(
     cap_nano = check_cap(section.max_usd)
     options = options or _options(section, run)
     teachers = teachers or teachers_of(read_specs(section.teachers, "replay.teachers"), None, options)
+    if options.gate is not None:
+        check_threshold(len(teachers), options.agreement_threshold)
     gate = gate_of(run, environment_of(options), no_scrub=no_scrub, allowed=allowed, given=options.last_gate)
     states = RunStates(section, run)
     sources = [run.source(name) for name in (*states.sources, *(["tools"] if section.send_tools else []))]
@@ -117,9 +122,16 @@ def plan_replay(
         states=states,
         sources=sources,
         asked=asked,
-        price=survey.price(meter.spent + meter.unknown, cap_nano - meter.committed),
+        price=survey.price(meter.spent + meter.unknown, cap_nano - meter.spent - meter.unknown),
         finds=tuple(survey.finds.values()),
     )
+
+
+def refuse_small_cap(plan: ReplayPlan) -> None:
+    """Raise InputError where the cap leaves no room for any call, and no answer is in the store."""
+    price = plan.price
+    if price.cheapest_nano is not None and not price.num_cached:
+        check_cap_fits_a_call(price.left_nano, price.cheapest_nano, plan.section.max_usd)
 
 
 def refuse_finds(plan: ReplayPlan) -> None:
@@ -142,6 +154,7 @@ async def ask(
     was not scrubbed nothing is sent, unless the gate is the open one. `goes_on`: a person has looked at the teacher
     that took more than its bound, and requests go out again.
     """
+    refuse_small_cap(plan)
     run, outcomes = plan.run, _Outcomes()
 
     def keep(_state: int, teacher: int, result: TeacherCallResult) -> None:
@@ -252,8 +265,11 @@ def _rows(
             answer = answer_of(known or {}, is_cached=True) if failed is None else None
             result = failed if answer is None else call_result(planned.state_id, planned.flags, teacher.slug, answer)
             assert result is not None
-            counts["calls"] += 1
-            counts["calls with an error"] += result["error"] is not None
+            if is_unsent(result):
+                counts["calls not sent"] += 1
+            else:
+                counts["calls"] += 1
+                counts["calls with an error"] += result["error"] is not None
             counts["flagged"] += bool(result.get("flags"))
             kept = {name: value for name, value in result.items() if name not in _RUN_DEPENDENT}
             yield {**kept, "conversation_id": planned.session}

@@ -51,20 +51,20 @@ class RunStates:
     Sessions that are held out have none here: nobody is asked, or paid, for what nothing may be learnt from.
 
     `knows_failures`: `failures` of a state are looked up, kept as a site or not, whoever's doing it was. They are those
-    of `sites.jsonl`, or found in the conversations where that is not there or older than they are.
+    of `sites.jsonl`, or found in the conversations where that is not there or older than they are. Error sites are
+    found there too if `crf sites` was not run.
     """
 
     def __init__(self, section: ReplayConfig, run: RunDir, *, knows_failures: bool = False) -> None:
         self._section, self._run, self._held_out = section, run, held_out_of(run)
         knows_failures = knows_failures or section.states == "failed"
-        self.reads_sites = section.states == "sites" or (knows_failures and run.is_current("sites"))
-        self._finds = knows_failures and not self.reads_sites
+        wants_sites = section.states == "sites"
+        self.reads_sites = (wants_sites and run.path("sites").exists()) or (knows_failures and run.is_current("sites"))
+        self._finds = (wants_sites or knows_failures) and not self.reads_sites
         self._taught: set[tuple[str, str]] = set()
         self._failures: dict[str, _Failures] = defaultdict(dict)
         for site in (site for site, _ in read_sites(run)) if self.reads_sites else ():
-            if site.is_kept:
-                self._taught.add((site.conversation_id, site.turn_id))
-            _add_failure(self._failures[site.conversation_id], site)
+            self._take(site, self._failures[site.conversation_id])
 
     @property
     def sources(self) -> list[str]:
@@ -119,15 +119,16 @@ class RunStates:
             return self._failures.get(conversation.id, {})
         found: _Failures = {}
         for site in find_error_sites(conversation):
-            _add_failure(found, site)
+            self._take(site, found)
         return found
+
+    def _take(self, site: ErrorSite, failures: _Failures) -> None:
+        if site.is_kept:
+            self._taught.add((site.conversation_id, site.turn_id))
+        if site.kind != NO_FAILURE:
+            failures[site.turn_id] = (*failures.get(site.turn_id, ()), site.kind)
 
     def _is_wanted(self, each: StateOfTurn) -> bool:
         if self._section.states == "sites":
             return (each.conversation_id, each.turn.id) in self._taught
         return self._section.states == "all" or each.has_failed
-
-
-def _add_failure(failures: _Failures, site: ErrorSite) -> None:
-    if site.kind != NO_FAILURE:
-        failures[site.turn_id] = (*failures.get(site.turn_id, ()), site.kind)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import time
@@ -20,7 +21,7 @@ from composer_replication.teacher_replay.endpoint.outcome import Failure, Reply
 from composer_replication.teacher_replay.nano_dollars import to_dollars
 from composer_replication.teacher_replay.requests import Request
 from composer_replication.teacher_replay.store.ledger import TeacherStore
-from composer_replication.teacher_replay.store.tables import Elsewhere, Refused
+from composer_replication.teacher_replay.store.tables import Elsewhere, NoRoom, Refused
 from composer_replication.types import Action, TeacherCallResult
 
 _log = logging.getLogger(__name__)
@@ -31,12 +32,13 @@ _SAID_AFTER_S = 10.0
 
 HELD_BACK = "held back by the last gate"
 NOT_SENT = "not sent: it looks as if it held a secret"
+KEPT_BACK = "kept back by the cap"
 
 
 class Patience(NamedTuple):
     """How often to try, and how long to wait in between: a random part of a time that doubles.
 
-    `longest_claim_s`: how long to wait in all for another process that is asking the same.
+    `longest_claim_s`: how long to wait in all for another process that is asking the same, or holds the room.
     """
 
     max_attempts: int = 6
@@ -84,7 +86,11 @@ class _Claimed(NamedTuple):
 
 
 class Asker:
-    """Asks within one cap. `counts` adds up over questions: asked, cached, attempts, failures by name, refused."""
+    """Ask within one cap. `counts` adds up over questions: asked, cached, attempts, failures by name, kept back.
+
+    "asked" are questions that were sent. One that finds no room in the cap waits until requests under way are settled,
+    and is kept back only where it would not fit even then.
+    """
 
     def __init__(
         self,
@@ -101,6 +107,8 @@ class Asker:
         self._patience.check()
         self._draw = random.Random(seed)  # noqa: S311 (jitter, not a secret)
         self._asking: dict[bytes, asyncio.Future[None]] = {}
+        # Who waits for room in the cap waits in a row, so that small requests do not overtake a large one for ever.
+        self._row, self._settled, self._num_reserved = asyncio.Lock(), asyncio.Event(), 0
         self._named = set[str]()
         self._endpoints = Endpoints()
         self.counts: Counter[str] = Counter()
@@ -185,22 +193,53 @@ class Asker:
                 self.counts["not sent after the stop"] += 1
                 await asyncio.sleep(0)
                 return Refused(f"stopped: {self._endpoints.given_up}")
-            intent = self._store.reserve(request.key, request.teacher.slug, request.bound_nano, self._cap_nano)
+            intent = await self._reserve(request)
             if isinstance(intent, Elsewhere):
                 return intent
-            self.counts["asked"] += is_first
             if isinstance(intent, Refused):
                 is_stop = intent.reason.startswith("stopped: ")  # a teacher took too much: the cap has room
-                self.counts["not sent after the stop" if is_stop else "refused"] += 1
+                self.counts["not sent after the stop" if is_stop else KEPT_BACK] += 1
                 await asyncio.sleep(0)
                 return intent
+            self.counts["asked"] += is_first
             self.counts["attempts"] += 1
             outcome = await self._send(request, intent)
             if isinstance(outcome, Failure):
-                self._store.settle(intent, _cost_of(outcome), reply=None)
+                self._settle(intent, _cost_of(outcome))
                 is_last = is_last or not outcome.is_retried
             self._endpoints.note(request.teacher, outcome, is_last_attempt=is_last)
             return outcome if isinstance(outcome, Failure) else _Sent(intent, outcome)
+
+    async def _reserve(self, request: Request) -> int | Refused | Elsewhere:
+        """Reserve the bound of a request, once requests that are under way leave room for it in the cap."""
+        waited_s = 0.0
+        async with self._row:
+            while self._endpoints.given_up is None:
+                intent = self._store.reserve(request.key, request.teacher.slug, request.bound_nano, self._cap_nano)
+                if not isinstance(intent, NoRoom):
+                    self._num_reserved += isinstance(intent, int)
+                    return intent
+                if not self._num_reserved:  # other processes alone hold the room
+                    self._store.take_over_the_dead()
+                    if waited_s >= self._patience.longest_claim_s:
+                        return Refused(f"{intent.reason}, held by other processes for {waited_s:.0f} s")
+                    waited_s += _LONGEST_LOOK_S
+                self._settled.clear()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._settled.wait(), _LONGEST_LOOK_S)
+        return Refused(f"stopped: {self._endpoints.given_up}")
+
+    def _settle(
+        self,
+        intent: int,
+        cost_nano: int | None,
+        reply: tuple[bytes, str, dict[str, Any]] | None = None,
+        session: str = "",
+    ) -> None:
+        """Settle a reservation, and wake whoever waits for room."""
+        self._store.settle(intent, cost_nano, reply=reply, session=session)
+        self._num_reserved -= 1
+        self._settled.set()
 
     async def _send(self, request: Request, intent: int) -> Reply | Failure:
         is_back = False
@@ -210,7 +249,7 @@ class Asker:
             return outcome
         finally:
             if not is_back:  # cancelled, or the program ends: the request may have arrived
-                self._store.settle(intent, None, reply=None)
+                self._settle(intent, None)
 
     def _keep(self, request: Request, sent: _Sent, latency_s: float, attempt: int) -> Answer:
         """A reply without a cost costs what was reserved: nobody said it was less."""
@@ -218,7 +257,7 @@ class Asker:
         cost = request.bound_nano if reply.cost_nano is None else reply.cost_nano
         data = {**reply._asdict(), "cost_nano": cost, "latency_s": round(latency_s, 4), "attempts": attempt}
         kept = (request.key, request.teacher.slug, data)
-        self._store.settle(intent, cost, reply=kept, session=request.session)
+        self._settle(intent, cost, kept, request.session)
         return answer_of(data, is_cached=False)
 
 

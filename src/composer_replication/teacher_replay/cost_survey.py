@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -34,13 +35,15 @@ class PlannedState(NamedTuple):
 class PriceRange:
     """Before a cent is spent: calls to send, calls in the store, the price range of those to send.
 
-    `spent_usd` is of earlier replays. `num_fitting` is about how many calls the cap leaves room for: a call holds the
-    most it can cost until it is answered, and one that finds no room is not sent.
+    `spent_usd` is of earlier replays, `left_nano` what is left of the cap. The cap leaves room for about `num_fitting`
+    calls; `cheapest_nano` is the most that the cheapest of them can cost, None where there is none to send.
     """
 
     num_calls: int = 0
     num_cached: int = 0
     num_fitting: int = 0
+    cheapest_nano: int | None = None
+    left_nano: int = 0
     low_usd: float = 0.0
     high_usd: float = 0.0
     spent_usd: float = 0.0
@@ -57,8 +60,8 @@ class Survey:
     ) -> None:
         self._builders = [RequestBuilder(teacher, options.settings) for teacher in teachers]
         self._teachers, self._store, self._gate = teachers, store, gate
-        self._concurrency = options.max_concurrency
-        self._low = self._high = self._num_calls = self._num_cached = 0
+        self._bounds, self._usual = array("q"), array("q")  # of calls to send
+        self._num_cached = 0
         self.finds: dict[bytes, Find] = {}
 
     def look_at(self, state: TraceState) -> PlannedState:
@@ -73,30 +76,29 @@ class Survey:
             if self._store.reply(request.key) is not None:
                 self._num_cached += 1
                 continue
-            self._num_calls += 1
             for find in self._gate.in_request(request.body, request.place):
                 self.finds.setdefault(find.digest, find)
-            self._high += request.bound_nano
-            self._low += teacher.price.bound(len(request.body) // _BYTES_PER_TOKEN, _USUAL_ANSWER)
+            self._bounds.append(request.bound_nano)
+            self._usual.append(teacher.price.bound(len(request.body) // _BYTES_PER_TOKEN, _USUAL_ANSWER))
         return PlannedState(state["state_id"], session_of(state), flags(state["messages"]), tuple(keys))
 
     def price(self, spent: int, left: int) -> PriceRange:
         """What asking everyone once would cost at least and at most, cached replies aside."""
         return PriceRange(
-            num_calls=self._num_calls,
+            num_calls=len(self._bounds),
             num_cached=self._num_cached,
             num_fitting=self._fitting(left),
-            low_usd=to_dollars(self._low),
-            high_usd=to_dollars(self._high),
+            cheapest_nano=min(self._bounds, default=None),
+            left_nano=left,
+            low_usd=to_dollars(sum(self._usual)),
+            high_usd=to_dollars(sum(self._bounds)),
             spent_usd=to_dollars(spent),
         )
 
     def _fitting(self, left: int) -> int:
-        """Calls under way hold their bounds; where these alone fill the cap, whoever comes next is turned away."""
-        if not self._high:
-            return self._num_calls
-        bound, usual = self._high / self._num_calls, self._low / self._num_calls
-        num_at_once = min(self._concurrency, self._num_calls)
-        if left < num_at_once * bound:
-            return max(0, int(left / bound))
-        return min(self._num_calls, num_at_once + int((left - num_at_once * bound) / max(usual, 1)))
+        """Return about how many calls fit in order: each needs its bound, and then costs what is usual."""
+        number = 0
+        for bound, usual in zip(self._bounds, self._usual, strict=True):
+            if bound <= left:
+                left, number = left - usual, number + 1
+        return number

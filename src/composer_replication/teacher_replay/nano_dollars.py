@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 from composer_replication.errors import InputError, explain
 
 NANO = 10**9
-_MOST = 2**61
+# SQLite holds sums below 2**63: a thousand amounts that are none of this world still fit.
+_MOST = 2**53
 
 
 def to_nano(dollars: float | str | Decimal) -> int:

@@ -107,7 +107,8 @@ async def replay_trace(
     """Every teacher's answer at every state, state by state; fewer where the cap or a gate cut calls.
 
     After an endpoint was given up, or a teacher took more than its bound, a call has an `error` "stopped: …", unsent.
-    The cap is hard: before a request is sent, the most it can cost is reserved, and none is sent that could pass it.
+    The cap is hard: before a request is sent, the most it can cost is reserved, and none is sent that could pass it; it
+    waits until requests under way leave room. A cap below the price of every single call is an InputError.
     With a `cache`, what was answered before is not asked again, and the cap is over everything that store ever spent.
     `resume=False` refuses a store that holds replies already. `options` has the rest.
     """
@@ -117,17 +118,21 @@ async def replay_trace(
         fix = "Put them into ReplayOptions."
         raise InputError(explain("replay_trace", got=f"options and {sorted(changed)}", expected="one", fix=fix))
     given = options or ReplayOptions(**changed)  # pyright: ignore[reportArgumentType]
+    known = teachers_of(teachers, api_key, given)
+    if given.gate is not None:
+        check_threshold(len(known), given.agreement_threshold)
     _check_all(states)
     if not resume and given.cache is not None and Path(given.cache).exists():
         fix = "Leave resume=True, or name another file."
         raise InputError(explain("cache", got=f"{given.cache}, which exists", expected="a new file", fix=fix))
+    _check_affordable(states, known, max_total_usd, given)
     found: dict[tuple[int, int], TeacherCallResult] = {}
 
     def keep(state: int, teacher: int, result: TeacherCallResult) -> None:
         if not (result["error"] or "").startswith("budget: "):
             found[state, teacher] = result
 
-    report = await replay(states, teachers_of(teachers, api_key, given), max_total_usd, options=given, on_result=keep)
+    report = await replay(states, known, max_total_usd, options=given, on_result=keep)
     if why := report.given_up or report.stopped:
         _warn_of_stop(why, found.values())
     return [found[place] for place in sorted(found)]
@@ -259,6 +264,47 @@ def request_of(builder: RequestBuilder, state: TraceState) -> Request:
     """The request that asks about a state."""
     place = f"state {state['state_id']}"
     return builder.build(state["messages"], state.get("tools"), session_of(state), place=place)
+
+
+def check_threshold(num_teachers: int, threshold: int) -> None:
+    """Raise InputError where that many teachers can never agree: none of their answers would make a pair."""
+    if num_teachers < threshold:
+        some = f"{num_teachers} teacher{'s' * (num_teachers != 1)}"
+        fix = f"Name {threshold - num_teachers} more, or lower the threshold (replay.threshold, agreement_threshold)."
+        expected = "a teacher for each vote of a consensus"
+        raise InputError(explain("threshold", got=f"{threshold} with {some}", expected=expected, fix=fix))
+
+
+def check_cap_fits_a_call(left_nano: int, cheapest_nano: int, max_total_usd: float) -> None:
+    """Raise InputError where the rest of a cap is below the bound of the cheapest call."""
+    if left_nano < cheapest_nano:
+        got = f"${max_total_usd:g}, of which ${to_dollars(max(0, left_nano)):.6f} is left"
+        expected = f"${to_dollars(cheapest_nano):.6f} or more: the most that the cheapest call can cost"
+        fix = "Raise the cap (--max-usd, max_total_usd), or allow shorter answers (replay.max_tokens, Settings)."
+        raise InputError(explain("cap", got=got, expected=expected, fix=fix))
+
+
+def _check_affordable(
+    states: Sequence[TraceState], teachers: Sequence[Teacher], max_total_usd: float, options: ReplayOptions
+) -> None:
+    """Raise InputError where no call fits into the cap and none is answered already."""
+    cap_nano, cheapest = check_cap(max_total_usd), None
+    builders = [RequestBuilder(teacher, options.settings) for teacher in teachers]
+    is_new = options.cache is None or not Path(options.cache).exists()
+    with TeacherStore(None if is_new else options.cache) as store:
+        meter = store.meter()
+        left = cap_nano - meter.spent - meter.unknown
+        for state in states:
+            for builder in builders:
+                try:
+                    request = request_of(builder, state)
+                except InputError:  # it is reported as that state's result, and costs nothing
+                    continue
+                if request.bound_nano <= left or store.reply(request.key) is not None:
+                    return
+                cheapest = min(request.bound_nano, request.bound_nano if cheapest is None else cheapest)
+    if cheapest is not None:
+        check_cap_fits_a_call(left, cheapest, max_total_usd)
 
 
 def _check_all(states: Sequence[TraceState]) -> None:

@@ -80,7 +80,7 @@ class RequestBuilder:
         if teacher.is_openrouter:
             prices = {"prompt": float(teacher.price.input_per_mtok), "completion": float(teacher.price.output_per_mtok)}
             theirs: Any = extra.pop("provider", {})
-            parameters["provider"] = {**_OPENROUTER_PROVIDER, "max_price": prices, **theirs}
+            parameters["provider"] = {**_OPENROUTER_PROVIDER, **theirs, "max_price": prices}
         return parameters | extra
 
     def _key(self, parameters: Mapping[str, Any], messages: Sequence[Message]) -> bytes:

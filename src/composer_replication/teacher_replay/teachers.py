@@ -15,11 +15,16 @@ from composer_replication.types import TeacherSpec
 OPENROUTER = "https://openrouter.ai/api/v1"
 OPENROUTER_KEY = "OPENROUTER_API_KEY"
 
-# Prices of the first and the third are not guessed: `crf teachers` looks them up, and under a cap they are needed.
+# Published prices; `crf teachers` looks up those of today. Every request to OpenRouter names its price as the highest
+# (`provider.max_price`), so a price that has risen since leads to a refusal and not to a higher bill.
+# Claude Opus 4.7 and GPT-5: OpenRouter's list of 2026-06-12, as models.dev keeps it
+# (github.com/anomalyco/models.dev, providers/openrouter/models).
+# DeepSeek V4 Pro: its price at peak hours, twice that of other hours, as api-docs.deepseek.com/quick_start/pricing
+# had it on 2026-10-27; other providers on OpenRouter asked for less.
 DEFAULT_TEACHERS: list[TeacherSpec] = [
-    TeacherSpec(slug="anthropic/claude-opus-4.7"),
+    TeacherSpec(slug="anthropic/claude-opus-4.7", input_per_mtok=5.0, output_per_mtok=25.0),
     TeacherSpec(slug="openai/gpt-5", input_per_mtok=1.25, output_per_mtok=10.0),
-    TeacherSpec(slug="deepseek/deepseek-v4-pro"),
+    TeacherSpec(slug="deepseek/deepseek-v4-pro", input_per_mtok=1.32, output_per_mtok=3.96),
 ]
 _OURS = {
     "model",
@@ -30,9 +35,15 @@ _OURS = {
     "stream",
     "max_tokens",
     "max_completion_tokens",
+    "max_output_tokens",
     "prompt",
     "transforms",
     "models",
+    # Each of these is billed besides the tokens of the prompt and the answer, or at another price.
+    "plugins",
+    "web_search_options",
+    "service_tier",
+    "prediction",
 }
 _KNOWN = {"slug", "input_per_mtok", "output_per_mtok", "per_request_usd", "base_url", "api_key_env", "extra"}
 
@@ -108,10 +119,6 @@ def _read(
     slug = str(given["slug"])
     if unknown := sorted(set(given) - _KNOWN):
         raise InputError(explain(f"teacher {slug}", got=f"keys {unknown}", expected=f"among {sorted(_KNOWN)}"))
-    price = price_of(given) or prices.get(slug)
-    if price is None:
-        fix = "`crf teachers` looks prices up; or give input_per_mtok and output_per_mtok."
-        raise InputError(explain(f"price of {slug}", got="none", expected="one: a cap needs it", fix=fix))
     address = str(given.get("base_url") or base_url or OPENROUTER).rstrip("/")
     if "@" in address.partition("://")[2].partition("/")[0]:
         fix = "Put the key into an environment variable and name it with api_key_env."
@@ -122,6 +129,10 @@ def _read(
     key = environment.get(str(key_name)) if key_name else api_key or environment.get(OPENROUTER_KEY)
     if key is None and (key_name or address == OPENROUTER):
         raise MissingKeyError(str(key_name or OPENROUTER_KEY), slug)
+    price = price_of(given) or prices.get(slug)
+    if price is None:
+        fix = "`crf teachers` looks prices up; or give input_per_mtok and output_per_mtok."
+        raise InputError(explain(f"price of {slug}", got="none", expected="one: a cap needs it", fix=fix))
     # A key for one endpoint is nobody else's: it goes to another address only where that was asked for by name.
     default = (base_url or OPENROUTER).rstrip("/")
     is_meant = bool(key_name) or address == OPENROUTER or (api_key is not None and address == default)

@@ -41,7 +41,7 @@ def made(tmp_path_factory, server):
     (folder / "teachers.json").write_text(json.dumps(specs))
     must("ingest", "chats.jsonl", "-o", "run", cwd=folder)
     must("sites", "run", "--min-confidence", "0.2", cwd=folder)
-    must("replay", "run", "--teachers", "teachers.json", cwd=folder)
+    must("replay", "run", "--teachers", "teachers.json", "--set=replay.states=all", cwd=folder)
     must("pairs", "run", cwd=folder)
     return folder
 
@@ -70,7 +70,7 @@ def is_a_sentence(done, verb):
 WRITING = [
     ["ingest", "chats.jsonl", "-o", "run", "--reread"],
     ["sites", "run"],
-    ["replay", "run", "--teachers", "teachers.json", "--max-tokens", "9"],
+    ["replay", "run", "--teachers", "teachers.json", "--set=replay.states=all", "--max-tokens", "9"],
     ["pairs", "run", "--export", "p.jsonl", "--where-it-worked"],
     ["export", "run", "--atif", "atif"],
     ["forget", "chats:0", "--run", "run", "--yes"],
@@ -135,7 +135,7 @@ def damage(path):
 
 def test_a_damaged_store_is_named(folder):
     damage(folder / "run" / "teacher_cache.sqlite")
-    done = crf("replay", "run", "--teachers", "teachers.json", cwd=folder)
+    done = crf("replay", "run", "--teachers", "teachers.json", "--set=replay.states=all", cwd=folder)
     is_a_sentence(done, "replay")
     assert "teacher_cache.sqlite" in done.stderr
     forgotten = crf("forget", "chats:0", "--run", "run", "--yes", cwd=folder)

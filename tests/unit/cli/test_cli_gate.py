@@ -65,7 +65,9 @@ def ready(tmp_path, server):
 
 
 def replay(folder, *options, **environment):
-    return crf("replay", "run", "--teachers", "teachers.json", *options, cwd=folder, **environment)
+    return crf(
+        "replay", "run", "--teachers", "teachers.json", "--set=replay.states=all", *options, cwd=folder, **environment
+    )
 
 
 def test_a_secret_that_is_known_by_now_is_not_sent_and_can_be_taken_out(ready, server):

@@ -33,7 +33,7 @@ def asked(tmp_path_factory):
     for name, options in (("full", ["--full"]), ("exact", []), ("agree", ["--gate", "agree"])):
         with FaultServer(agreement=0.6, seed=2) as server:
             folder = prepared(tmp_path_factory.mktemp("runs") / name, server)
-            done = crf("replay", "run", "--teachers", "teachers.json", *options, cwd=folder)
+            done = crf("replay", "run", "--teachers", "teachers.json", "--set=replay.states=all", *options, cwd=folder)
             assert done.returncode == 0, done.stderr
             must("pairs", "run", "--no-filter", "--where-it-worked", cwd=folder)
             found[name] = (folder, server.requests()["num_chat"], done.stdout)
@@ -111,7 +111,7 @@ def forgettable(folder, server):
     """A folder with replies of 30 sessions and pairs of them; the id of the first session."""
     prepared(folder, server)
     must("sites", "run", cwd=folder)
-    must("replay", "run", "--teachers", "teachers.json", "--full", cwd=folder)
+    must("replay", "run", "--teachers", "teachers.json", "--set=replay.states=all", "--full", cwd=folder)
     must("pairs", "run", "--no-filter", "--where-it-worked", cwd=folder)
     rows = [json.loads(line) for line in (folder / "run" / "conversations.jsonl").read_text().splitlines()]
     return rows[0]["id"]
@@ -128,7 +128,7 @@ def test_forgetting_a_session_takes_its_calls_pairs_and_answers_and_nobody_else_
             text = (folder / "run" / f"{name}.jsonl").read_text()
             assert gone not in text
             assert text
-        done = crf("replay", "run", "--teachers", "teachers.json", "--full", cwd=folder)
+        done = crf("replay", "run", "--teachers", "teachers.json", "--set=replay.states=all", "--full", cwd=folder)
         assert "0 calls to send, 174 answered before" in done.stderr
         assert "$0.0000 of the cap" not in done.stderr
         assert server.requests()["num_chat"] == num_chat
@@ -147,7 +147,7 @@ def test_answers_of_an_old_store_are_not_thrown_away_unasked(tmp_path):
         assert "180 answers of which it does not say for whom they were asked" in refused.stderr
         assert "--discard-answers" in refused.stderr
         assert gone in (folder / "run" / "conversations.jsonl").read_text()
-        must("replay", "run", "--teachers", "teachers.json", "--full", cwd=folder)
+        must("replay", "run", "--teachers", "teachers.json", "--set=replay.states=all", "--full", cwd=folder)
         assert server.requests()["num_chat"] == 180
         said = must("forget", gone, "--run", "run", "--yes", cwd=folder)
         assert "174 of other sessions stay" in said
@@ -162,7 +162,9 @@ def test_answers_of_nobody_known_go_when_that_is_asked_for(tmp_path):
         connection.close()
         said = must("forget", gone, "--run", "run", "--yes", "--discard-answers", cwd=folder)
         assert "180 of nobody known" in said
-        done = crf("replay", "run", "--teachers", "teachers.json", "--full", "--dry-run", cwd=folder)
+        done = crf(
+            "replay", "run", "--teachers", "teachers.json", "--set=replay.states=all", "--full", "--dry-run", cwd=folder
+        )
         assert "0 answered before" in done.stderr
         assert "$0.0000 of the cap" not in done.stderr
 
@@ -176,6 +178,8 @@ def test_a_threshold_that_was_not_gated_for_is_refused(asked):
 def test_when_every_call_fails_the_status_says_so(tmp_path):
     with FaultServer(faults={"key_limit": 1.0}) as server:
         folder = prepared(tmp_path / "x", server)
-        done = crf("replay", "run", "--teachers", "teachers.json", "--limit", "2", cwd=folder)
+        done = crf(
+            "replay", "run", "--teachers", "teachers.json", "--set=replay.states=all", "--limit", "2", cwd=folder
+        )
     assert done.returncode == 1
     assert "Traceback" not in done.stderr

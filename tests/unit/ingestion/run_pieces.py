@@ -68,4 +68,4 @@ def bytes_of(run):
 
 def run_states(run, **options):
     """The states that a replay with these options asks about."""
-    return [each.state for each in RunStates(ReplayConfig(**options), run).read()]
+    return [each.state for each in RunStates(ReplayConfig(**({"states": "all"} | options)), run).read()]

@@ -136,6 +136,7 @@ def test_the_report_counts_states_failures_and_agreement_per_kind():
     found = extract_pairs(states, answers)
     assert found.report.to_dict() == {
         "num_states": 3,
+        "num_asked": 3,
         "num_pairs": 1,
         "num_unknown_states": 1,
         "drops": {"below_threshold": 1, "no_votes": 1},

@@ -55,7 +55,7 @@ def test_actions_and_the_pairs_that_the_recipe_keeps(asked):
 
 def test_every_setting_reaches_the_part_it_is_for(asked):
     normalizer = DJNormalizer(skip_dj=True)
-    teachers: Any = [{"slug": "t", "input_per_mtok": 1.0, "output_per_mtok": 1.0}]
+    teachers: Any = [{"slug": slug, "input_per_mtok": 1.0, "output_per_mtok": 1.0} for slug in "tuv"]
     work = replay_and_normalize_trace(
         states=STATES,
         teachers=teachers,
@@ -72,6 +72,13 @@ def test_every_setting_reaches_the_part_it_is_for(asked):
     ]
     assert len(pairs) == 3
     assert normalizer.counts == {"kept": 3}
+
+
+@pytest.mark.parametrize("teachers", [[{"slug": "t", "input_per_mtok": 1.0, "output_per_mtok": 1.0}], []])
+def test_fewer_teachers_than_votes_of_a_consensus_are_refused_before_anybody_is_asked(asked, teachers):
+    with pytest.raises(InputError, match="threshold"):
+        replay_and_normalize_trace_sync(states=STATES, teachers=teachers)
+    assert asked == []
 
 
 def test_a_recipe_that_is_missing_costs_nothing(asked, monkeypatch, tmp_path):

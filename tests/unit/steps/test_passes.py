@@ -57,7 +57,7 @@ def built(monkeypatch):
 def replayed(run, server, **section):
     options = options_for(server, cache=run.path("teacher_cache"))
     teachers = teachers_of(TEACHERS, KEY, options)
-    plan = plan_replay(ReplayConfig(**section), run, teachers=teachers, options=options)
+    plan = plan_replay(ReplayConfig(**({"states": "all"} | section)), run, teachers=teachers, options=options)
     return asyncio.run(ask(plan))
 
 

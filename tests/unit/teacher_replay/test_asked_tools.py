@@ -37,7 +37,8 @@ def write(folder, name, *tools):
 def ask(run, server):
     options = options_for(server, cache=run.path("teacher_cache"))
     before = server.requests()["num_chat"]
-    plan = plan_replay(ReplayConfig(max_usd=10), run, teachers=teachers_of(TEACHERS, KEY, options), options=options)
+    section = ReplayConfig(max_usd=10, states="all")
+    plan = plan_replay(section, run, teachers=teachers_of(TEACHERS, KEY, options), options=options)
     asyncio.run(ask_all(plan))
     return server.requests()["num_chat"] - before
 

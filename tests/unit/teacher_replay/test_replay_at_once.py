@@ -43,7 +43,17 @@ def prepare(folder, server, num_sessions):
 
 def start(run):
     options = ["--full", "--max-usd", "40", "--max-tokens", "32", "--concurrency", str(CONCURRENCY)]
-    command = [sys.executable, "-m", "composer_replication", "replay", str(run), "--teachers", "t.json", *options]
+    command = [
+        sys.executable,
+        "-m",
+        "composer_replication",
+        "replay",
+        str(run),
+        "--teachers",
+        "t.json",
+        "--set=replay.states=all",
+        *options,
+    ]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     return subprocess.Popen(command, cwd=run.parent, env=environment(run.parent), text=True, **pipes)
 

@@ -38,7 +38,17 @@ def write_chats(path, num_sessions=40, num_each=3):
 
 def command(run, folder):
     options = ["--full", "--max-usd", str(CAP), "--max-tokens", "32", "--concurrency", "16", "--timeout", "5"]
-    return [sys.executable, "-m", "composer_replication", "replay", str(run), "--teachers", "t.json", *options]
+    return [
+        sys.executable,
+        "-m",
+        "composer_replication",
+        "replay",
+        str(run),
+        "--teachers",
+        "t.json",
+        "--set=replay.states=all",
+        *options,
+    ]
 
 
 def environment(folder):

@@ -20,7 +20,9 @@ from composer_replication.teacher_replay.teachers import read_teachers
 from fault_server import FaultServer, Reply
 
 ONE = TEACHERS[1:2]
-PRICE = read_teachers(ONE, environment={}, api_key=KEY)[0].price
+SENT = RequestBuilder(read_teachers(ONE, environment={}, api_key=KEY)[0], Settings()).build(
+    [{"role": "user", "content": "Go on."}], None
+)
 
 
 def message(**fields):
@@ -82,7 +84,7 @@ ODD_BODIES = [
 
 @pytest.mark.parametrize("body", ODD_BODIES, ids=range(len(ODD_BODIES)))
 def test_an_odd_body_is_the_outcome_of_one_call_and_no_more(body):
-    read_response(200, {}, json.dumps(body).encode(), PRICE)
+    read_response(200, {}, json.dumps(body).encode(), SENT)
     with FaultServer() as server:
         server.script([Reply(status=200, headers={}, body=body)] * 2)
         options = options_for(server, patience=Patience(max_attempts=2, first_wait_s=0.01), max_concurrency=1)
@@ -95,12 +97,12 @@ def test_an_odd_body_is_the_outcome_of_one_call_and_no_more(body):
 def test_a_cost_is_a_cost_whatever_the_status():
     body = json.dumps({"error": {"message": "no"}, "usage": {"cost": 0.5}}).encode()
     for status in (403, 500, 201):
-        outcome = read_response(status, {}, body, PRICE)
+        outcome = read_response(status, {}, body, SENT)
         assert outcome.cost_nano == 500_000_000
-    refused = read_response(403, {}, b'{"error": {"message": "no"}}', PRICE)
+    refused = read_response(403, {}, b'{"error": {"message": "no"}}', SENT)
     assert isinstance(refused, Failure)
     assert (refused.billing, refused.cost_nano) == ("none", None)
-    late = read_response(429, {"retry-after": "Mon, 01 Jan 99999999 00:00:00 +99999999"}, b"", PRICE)
+    late = read_response(429, {"retry-after": "Mon, 01 Jan 99999999 00:00:00 +99999999"}, b"", SENT)
     assert late.retry_after_s is None
 
 

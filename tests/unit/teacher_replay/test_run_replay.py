@@ -42,7 +42,7 @@ def run(tmp_path):
 def replayed(run, server, on_call=lambda _: None, goes_on=False, **changes):
     specs = [{**TEACHERS[1], "base_url": server.base_url}]
     options = options_for(None, **({"cache": run.path("teacher_cache"), "max_concurrency": 1} | changes))
-    plan = step.plan_replay(ReplayConfig(), run, teachers=teachers_of(specs, KEY, options), options=options)
+    plan = step.plan_replay(ReplayConfig(states="all"), run, teachers=teachers_of(specs, KEY, options), options=options)
     return asyncio.run(step.ask(plan, on_call=on_call, goes_on=goes_on)).report
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from composer_replication.errors import ArtefactCorruptError
 from composer_replication.teacher_replay.store.ledger import TeacherStore
-from composer_replication.teacher_replay.store.tables import Refused
+from composer_replication.teacher_replay.store.tables import NoRoom, Refused
 
 SRC = Path(__file__).parents[3] / "src"
 REPLY = (b"k", "t", {"message": {"content": "yes"}})
@@ -39,12 +39,13 @@ def test_a_reply_is_kept_with_its_cost(tmp_path):
 def test_what_could_pass_the_cap_is_refused_and_says_by_how_much():
     with TeacherStore() as store:
         first = store.reserve(b"a", "t", 600, 1000)
-        refused = store.reserve(b"b", "t", 401, 1000)
+        refused = store.reserve(b"b", "t", 1001, 1000)
         assert isinstance(refused, Refused)
-        assert refused.reason == "budget: up to $0.000000 needed, $0.000000 left of the cap"
-        assert not isinstance(store.reserve(b"c", "t", 400, 1000), Refused)
+        assert refused.reason == "budget: up to $0.000001 needed, $0.000001 left of the cap"
+        assert isinstance(store.reserve(b"c", "t", 401, 1000), NoRoom)  # it fits where the first one costs less
+        assert isinstance(store.reserve(b"c", "t", 400, 1000), int)
         store.settle(first, 0, reply=None)
-        assert not isinstance(store.reserve(b"d", "t", 600, 1000), Refused)
+        assert isinstance(store.reserve(b"d", "t", 600, 1000), int)
 
 
 def test_nobody_knows_means_all_of_it():

@@ -254,7 +254,7 @@ def test_a_damaged_store_ends_a_replay_with_one_sentence(path, tmp_path):
     assert crf("ingest", "chats.jsonl", "-o", "run", cwd=tmp_path).returncode == 0
     change(path, "UPDATE meter SET spent = 0")
     (tmp_path / "run" / "teacher_cache.sqlite").write_bytes(path.read_bytes())
-    done = crf("replay", "run", "--teachers", "t.json", cwd=tmp_path)
+    done = crf("replay", "run", "--teachers", "t.json", "--full", "--set=replay.states=all", cwd=tmp_path)
     assert done.returncode == 1
     assert "a total of spent of $0.000000" in done.stderr
     assert "Traceback" not in done.stderr

@@ -44,7 +44,7 @@ def test_words_of_the_harness_in_the_models_place_are_context_and_nobodys_action
     run, (conversation,) = ingested(tmp_path, {"s.jsonl": "".join(json.dumps(each) + "\n" for each in records)})
     assert [turn.origin for turn in conversation.turns] == ["human", "model", "meta"]
     assert good_turns(LoggedSession(conversation=conversation)).good == {"m1"}
-    assert [each.state["state_id"] for each in RunStates(ReplayConfig(), run).read()] == ["s::0000"]
+    assert [each.state["state_id"] for each in RunStates(ReplayConfig(states="all"), run).read()] == ["s::0000"]
 
 
 def test_two_answers_to_one_question_are_two_sessions(tmp_path: Path) -> None:

@@ -140,7 +140,7 @@ def _shares(pairs: PairsOfRun) -> str:
         return ""
     from_teachers = pairs.by_source.get("teachers", 0)
     own = sum(number for name, number in pairs.by_source.items() if name != "teachers")
-    asked = f"{pairs.report.num_states} states that teachers were asked about"
+    asked = f"{pairs.report.num_asked} states that teachers were asked about"
     return f": {from_teachers} from the {asked}, {own} from the sessions alone"
 
 

@@ -51,13 +51,14 @@ def run(args: argparse.Namespace) -> int:
     from composer_replication.cli.console import say
     from composer_replication.cli.pages.progress import call_progress
     from composer_replication.runs import RunDir
-    from composer_replication.steps.replay import ask, plan_replay, refuse_finds
+    from composer_replication.steps.replay import ask, plan_replay, refuse_finds, refuse_small_cap
 
     section, run_dir = config_of(args).replay, RunDir.open(args.run)
     if args.no_scrub:
         say("crf replay: --no-scrub: nothing is looked at, and teachers see whatever the run holds")
     plan = plan_replay(section, run_dir, no_scrub=args.no_scrub, allowed=args.allow)
     _say_price(plan)
+    refuse_small_cap(plan)
     refuse_finds(plan)
     if args.dry_run:
         if args.json:
@@ -67,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     with call_progress(price.num_calls + price.num_cached, section.max_usd, quiet=args.json) as bar:
         done = asyncio.run(ask(plan, on_call=bar.on_call, on_meter=bar.on_meter, goes_on=args.go_on))
     _show(plan, done, as_json=args.json)
-    has_failed = bool(done.counts.get("calls")) and not done.num_answers
+    has_failed = not done.num_answers and any(done.counts.get(name) for name in ("calls", "calls not sent"))
     return 1 if done.report.stopped or done.report.given_up or has_failed else 0
 
 
@@ -80,12 +81,7 @@ def _say_price(plan: ReplayPlan) -> None:
         f"${price.low_usd:.4f} and at most ${price.high_usd:.4f}; ${price.spent_usd:.4f} of the cap of {cap} is spent"
     )
     if price.num_fitting < price.num_calls:
-        each = price.high_usd / price.num_calls
-        say(
-            f"the cap leaves room for about {price.num_fitting:,} of them: a call holds the most it can cost, "
-            f"${each:.4f} on average, until it is answered, and one that finds no room is not sent. --max-usd raises "
-            f"the cap; --set replay.concurrency=N, now {plan.options.max_concurrency}, lets fewer hold it at a time"
-        )
+        say(f"the cap leaves room for about {price.num_fitting:,} of them; --max-usd raises it")
 
 
 def _print_plan(plan: ReplayPlan) -> None:
@@ -99,19 +95,20 @@ def _print_plan(plan: ReplayPlan) -> None:
 
 def _show(plan: ReplayPlan, done: Replayed, *, as_json: bool) -> None:
     from composer_replication.cli.console import print_json, say, show, table
+    from composer_replication.teacher_replay.ask_and_retry import KEPT_BACK
 
     run_dir, report, counts = plan.run, done.report, dict(done.counts)
     if as_json:
         print_json({"run": str(run_dir.root), "calls": counts, "report": report})
         return
-    num_calls = counts.get("calls", 0)
+    num_calls = counts.get("calls", 0) + counts.get("calls not sent", 0)
     why = report.stopped or report.given_up
     rows = sorted({**counts, **report.counts, **({"answers": done.num_answers} if why else {})}.items())
     show(table("Teacher calls, stopped early" if why else "Teacher calls", ("what", "number"), rows))
     unknown = f" and ${report.unknown_billed_usd:.4f} held for {report.num_unknown_billed} attempts that may be billed"
     say(f"spent ${report.spent_usd:.4f}{unknown if report.num_unknown_billed else ''}; cap ${plan.section.max_usd:g}")
-    if refused := report.counts.get("refused"):
-        say(f"the cap kept {refused:,} calls from being sent; --max-usd raises it, and only they are asked then")
+    if kept_back := report.counts.get(KEPT_BACK):
+        say(f"the cap kept {kept_back:,} calls from being sent; --max-usd raises it, and only they are asked then")
     if report.stopped:
         say(f"stopped: {report.stopped}. Look at it, then go on with --go-on")
     if report.given_up:

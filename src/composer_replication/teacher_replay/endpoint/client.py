@@ -103,7 +103,7 @@ class TeacherClient:
             return body if response is None else with_status(response.status_code, response.headers, body)
         if request.teacher.api_key:  # before anything is cut: half a key is still most of it
             body = body.replace(request.teacher.api_key.encode(), b"<key>")
-        return read_response(response.status_code, response.headers, body, request.teacher.price)
+        return read_response(response.status_code, response.headers, body, request)
 
 
 def _headers(api_key: str | None) -> dict[str, str]:

@@ -1,9 +1,10 @@
 """Whether an endpoint is any use: one that refuses the key, or cannot be reached, ends a replay after a few requests.
 
-Until an endpoint has given a first answer, only a few requests are under way to it: a wrong key is found out by three
-calls and not by all of them. Faults that pass (busy, broken, slow) prove that an endpoint is there; they are the
-asker's, and change nothing here. Once an endpoint has proved itself, only many refusals or failures to connect in a
-row, with no answer between them, end the replay: credit that ran out, a network that is gone.
+Until an endpoint has given a first answer, one request at a time is under way to it: a wrong key is found out by three
+calls and not by all of them, and an answer far longer than `max_tokens` allows is paid for once. Faults that pass
+(busy, broken, slow) prove that an endpoint is there; they are the asker's, and change nothing here. Once an endpoint
+has proved itself, only many refusals or failures to connect in a row, with no answer between them, end the replay:
+credit that ran out, a network that is gone.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class _Endpoint:
 
     @property
     def has_room(self) -> bool:
-        return self.is_proven or self.num_in_flight + self.num_refused < _FIRST_FEW
+        return self.is_proven or (self.num_in_flight == 0 and self.num_refused < _FIRST_FEW)
 
     def answered(self) -> None:
         self.is_proven = True

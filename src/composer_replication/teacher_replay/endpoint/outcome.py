@@ -1,18 +1,25 @@
-"""What came back from an endpoint, told apart: a reply, or a failure with what it means for retrying and for money."""
+"""What came back from an endpoint, told apart: a reply, or a failure with what it means for retrying and for money.
+
+What an answer counts for under the cap is never taken from the endpoint's word alone. Its token counts are credited at
+the teacher's price where they are plausible for the characters that were sent and received; a `cost` can only raise
+that (a stated discount cannot be told from a lie, and with the user's own provider key the `cost` leaves out what the
+provider bills). In every other case the answer counts for the reserved bound.
+"""
 
 from __future__ import annotations
 
 import email.utils
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
 from typing import Any, Literal, NamedTuple, cast
 
 import orjson
 
 from composer_replication.actions.messages import call_entry, content_text, written_calls
-from composer_replication.teacher_replay.nano_dollars import Price, to_nano
+from composer_replication.teacher_replay.nano_dollars import to_nano
+from composer_replication.teacher_replay.requests import Request
 
 Billing = Literal["none", "unknown"]
 Concerns = Literal["call", "account", "connection"]
@@ -22,10 +29,17 @@ _RETRIED = {408, 409, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524, 529
 _IN_FLIGHT = "openrouter_in_flight_budget"
 _MODERATED = frozenset({"reasons", "flagged_input"})
 _MAX_ERROR = 300
+# Fewest tokens that a usual tokenizer makes of a text: text and code have 3 to 5 characters per token, and a token
+# never holds two words. A count below nine tenths of the second rule, or below the first, is not a count of this text.
+_MOST_CHARS_PER_TOKEN, _USUAL_CHARS_PER_TOKEN, _SLACK = 7, 4, 0.9
+_WORD = re.compile(r"[^\W\d_]+")  # "src/a_b2.py" -> src, a, b, py
 
 
 class Reply(NamedTuple):
-    """An assistant message. `error` where it is no answer all the same: it was cut off, or filtered."""
+    """An assistant message. `error` where it is no answer all the same: it was cut off, or filtered.
+
+    `cost_nano` is what it counts for under the cap; None is the reserved bound.
+    """
 
     message: dict[str, Any]
     finish_reason: str
@@ -36,7 +50,7 @@ class Reply(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """No message. `cost_nano` where the endpoint said what it took; else `billing` says what is known.
+    """No message. `cost_nano` where more was billed than was reserved; else `billing` says what is known.
 
     `concerns`: this call alone, whoever asks (a key, credit), or the way there. The last two are every call's.
     """
@@ -49,30 +63,35 @@ class Failure(NamedTuple):
     concerns: Concerns = "call"
 
 
-def read_response(status: int, headers: Mapping[str, str], body: bytes, price: Price) -> Reply | Failure:
-    """The outcome of a request that got an answer of some kind. What cannot be read is a failure too."""
+def read_response(status: int, headers: Mapping[str, str], body: bytes, request: Request) -> Reply | Failure:
+    """Return the outcome of a request that got an answer of some kind. What cannot be read is a failure too."""
     try:
-        return _read(status, headers, body, price)
+        return _read(status, headers, body, request)
     except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError) as error:
         return Failure(f"an answer that cannot be read: {type(error).__name__}", True, "unknown")
 
 
-def _read(status: int, headers: Mapping[str, str], body: bytes, price: Price) -> Reply | Failure:
+def _read(status: int, headers: Mapping[str, str], body: bytes, request: Request) -> Reply | Failure:
     data = _object(body)
-    if not 200 <= status < 300:
-        refusal = _refusal(status, headers, data, body)
-        said = None if data is None else _cost(data, price)
-        return refusal if said is None else refusal._replace(cost_nano=said)
-    if data is None:
+    if data is None and 200 <= status < 300:
         what = "an empty body" if not body.strip() else "a body that is no JSON object"
         return Failure(f"HTTP 200 with {what}", True, "unknown")
-    cost = _cost(data, price)
+    cost = None if data is None else _counted_cost(data, request)
+    was_answered = data is not None and 200 <= status < 300
+    outcome = _answer(data, cost) if was_answered else _refusal(status, headers, data, body)
+    # What a failure was worth cannot be seen, so it counts for its bound, or for nothing if it was a refusal. Only a
+    # bill above the bound counts for more.
+    is_overrun = cost is not None and cost > request.bound_nano
+    return outcome._replace(cost_nano=cost) if isinstance(outcome, Failure) and is_overrun else outcome
+
+
+def _answer(data: dict[str, Any], cost: int | None) -> Reply | Failure:
     choice = _first_choice(data)
     inner = choice.get("error") if choice else None
     if data.get("error") or inner:
-        return _error_inside(data.get("error") or inner, cost)
+        return _error_inside(data.get("error") or inner)
     if choice is None or not isinstance(choice.get("message"), dict):
-        return Failure("HTTP 200 without a message", True, "unknown", cost_nano=cost)
+        return Failure("HTTP 200 without a message", True, "unknown")
     return _reply(choice, data, cost)
 
 
@@ -90,15 +109,13 @@ def _reply(choice: dict[str, Any], data: dict[str, Any], cost: int | None) -> Re
     reason = str(choice.get("finish_reason") or "")
     message = _clean_message(choice["message"])
     if reason == "error":
-        return Failure("finish_reason error", True, "unknown", cost_nano=cost)
+        return Failure("finish_reason error", True, "unknown")
     error = None
     if reason in ("length", "content_filter"):
         error = f"finish_reason {reason}"
     elif not message.get("content") and not message.get("tool_calls"):
-        return Failure("HTTP 200 with an empty message", True, "unknown", cost_nano=cost)
-    usage = _usage(data)
-    tokens = [usage.get(name) for name in ("prompt_tokens", "completion_tokens")]
-    prompt, completion = (each if isinstance(each, int) and each >= 0 else 0 for each in tokens)
+        return Failure("HTTP 200 with an empty message", True, "unknown")
+    prompt, completion = _claimed_tokens(_usage(data)) or (0, 0)
     return Reply(message, reason, prompt, completion, cost, error)
 
 
@@ -119,13 +136,13 @@ def _as_text(arguments: object) -> str:
     )
 
 
-def _error_inside(error: Any, cost: int | None) -> Failure:
+def _error_inside(error: Any) -> Failure:
     """HTTP 200 with an error: generation had begun. Its code says whether asking again can help."""
     about: dict[str, Any] = error if isinstance(error, dict) else {"message": str(error)}
     code = about.get("code")
     known = int(code) if isinstance(code, int) or (isinstance(code, str) and re.fullmatch("[0-9]{3}", code)) else 502
     is_retried = known in _RETRIED or known >= 500
-    return Failure(f"error in HTTP 200: {_told(about)}", is_retried, "unknown", cost_nano=cost)
+    return Failure(f"error in HTTP 200: {_told(about)}", is_retried, "unknown")
 
 
 def _refusal(status: int, headers: Mapping[str, str], data: dict[str, Any] | None, body: bytes) -> Failure:
@@ -160,21 +177,87 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
         return None
 
 
-def _cost(data: dict[str, Any], price: Price) -> int | None:
-    """What the endpoint says it took, or the tokens it counted at the teacher's price; None where it says neither."""
-    usage = _usage(data)
-    said = usage.get("cost")
-    if isinstance(said, int | float | str) and not isinstance(said, bool):
-        try:
-            amount = Decimal(str(said))
-        except InvalidOperation:
-            amount = Decimal(-1)
-        if amount.is_finite() and amount >= 0:
-            return to_nano(amount)
-    tokens = [usage.get(name) for name in ("prompt_tokens", "completion_tokens")]
-    if all(isinstance(each, int) and not isinstance(each, bool) and each >= 0 for each in tokens):
-        return price.bound(*cast("list[int]", tokens))
-    return None
+def _counted_cost(data: dict[str, Any], request: Request) -> int | None:
+    """Return what an answer counts for under the cap, in nano-dollars; None is the reserved bound.
+
+    No tokenizer is known here, so a count that is too low, but not below `_fewest_tokens`, is not noticed.
+    """
+    sent, price = _object(request.body) or {}, request.teacher.price
+    usage, max_tokens = _usage(data), sent.get("max_tokens") or 0
+    read = [text for message in sent.get("messages") or () for text in _texts(message)]
+    written = [text for message in _messages_of(data) for text in _texts(message)]
+    cost, tokens = _claimed_cost(usage), _claimed_tokens(usage)
+    is_plausible = tokens is not None and tokens[0] >= _fewest_tokens(read) and tokens[1] >= _fewest_tokens(written)
+    if tokens is not None and cost is not None and is_plausible:
+        was_cut = (_first_choice(data) or {}).get("finish_reason") == "length"
+        completion = max(tokens[1], max_tokens) if was_cut else tokens[1]
+        return max(cost, price.bound(tokens[0], completion))
+    counted = cost or 0
+    if sum(map(len, written)) > _MOST_CHARS_PER_TOKEN * max_tokens > 0:  # it ignores max_tokens: count bytes as tokens
+        counted = max(counted, price.bound(len(request.body), sum(len(text.encode()) for text in written)))
+    return counted if counted > request.bound_nano else None
+
+
+def _fewest_tokens(texts: Sequence[str]) -> float:
+    num_chars, num_words = sum(map(len, texts)), sum(len(_WORD.findall(text)) for text in texts)
+    return max(num_chars / _MOST_CHARS_PER_TOKEN, _SLACK * min(num_words, num_chars / _USUAL_CHARS_PER_TOKEN) - 1)
+
+
+def _claimed_cost(usage: Mapping[str, Any]) -> int | None:
+    """Return what the endpoint says that all parties billed, 0 where it says nothing; None if that is not an amount."""
+    details = usage.get("cost_details")
+    upstream = cast("dict[str, Any]", details).get("upstream_inference_cost") if isinstance(details, dict) else None
+    billed, by_provider = _amount(usage.get("cost")), _amount(upstream)
+    if billed is None or by_provider is None:
+        return None
+    # With the user's own key OpenRouter bills a fee and the provider bills the rest; otherwise its price holds both.
+    return to_nano(billed + by_provider if usage.get("is_byok") else max(billed, by_provider))
+
+
+def _amount(value: object) -> Decimal | None:
+    """Return dollars, 0 for none; None where the value is not an amount: text, negative, not finite, a boolean."""
+    if value is None:
+        return Decimal(0)
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        amount = Decimal(str(value))
+    except InvalidOperation:
+        return None
+    return amount if amount.is_finite() and amount >= 0 else None
+
+
+def _claimed_tokens(usage: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Return the tokens read and written, thinking that is not shown included; None where they are not two counts."""
+    prompt, completion = (_count(usage.get(name)) for name in ("prompt_tokens", "completion_tokens"))
+    if prompt is None or completion is None:
+        return None
+    details = usage.get("completion_tokens_details")
+    thought = _count(cast("dict[str, Any]", details).get("reasoning_tokens")) if isinstance(details, dict) else None
+    thought, total = thought or 0, _count(usage.get("total_tokens")) or 0
+    # Most endpoints count thinking as completion; some beside it, and then the total or the larger count shows that.
+    return prompt, max(completion if thought <= completion else completion + thought, total - prompt)
+
+
+def _count(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def _messages_of(data: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield the message of every choice."""
+    choices = data.get("choices")
+    for choice in cast("list[Any]", choices) if isinstance(choices, list) else ():
+        if isinstance(choice, dict) and isinstance(message := cast("dict[str, Any]", choice).get("message"), dict):
+            yield cast("dict[str, Any]", message)
+
+
+def _texts(message: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the texts of a message that a tokenizer saw for certain: words, thinking that is shown, arguments."""
+    yield content_text(message.get("content"), separator="")
+    thinking = [each for name in ("reasoning", "reasoning_content") if isinstance(each := message.get(name), str)]
+    yield max(thinking, key=len, default="")
+    yield refusal if isinstance(refusal := message.get("refusal"), str) else ""
+    yield from (_as_text(call.arguments) for call in written_calls(message))
 
 
 def _usage(data: dict[str, Any]) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from composer_replication.teacher_replay.store.lock_files import (
     lock_path,
     said_of_holder,
 )
-from composer_replication.teacher_replay.store.tables import Elsewhere, Meter, Refused
+from composer_replication.teacher_replay.store.tables import Elsewhere, Meter, NoRoom, Refused
 
 
 class TeacherStore:
@@ -54,7 +54,7 @@ class TeacherStore:
                 self._prepare()
             self._owner = self._new_owner()
             self._owner_name = self._owner.name if self._owner else "memory"
-            self._take_over_the_dead()
+            self.take_over_the_dead()
             unless_all_is_well.pop_all()
 
     def __enter__(self) -> TeacherStore:
@@ -104,8 +104,11 @@ class TeacherStore:
         row = self._execute("SELECT spent, reserved, unknown, num_unknown, halted FROM meter").fetchone()
         return Meter(*row)
 
-    def reserve(self, key: bytes, teacher: str, bound_nano: int, cap_nano: int) -> int | Refused | Elsewhere:
-        """The number of an intent to send, or why not. What is reserved, spent and unknown never passes the cap."""
+    def reserve(self, key: bytes, teacher: str, bound_nano: int, cap_nano: int) -> int | NoRoom | Refused | Elsewhere:
+        """Return the number of an intent to send, or why not. What is reserved, spent and unknown never passes the cap.
+
+        NoRoom may change when other requests are settled; Refused is final.
+        """
         _check_amount("bound of a request", bound_nano)
         _check_amount("cap", cap_nano)
         with self._transaction():
@@ -115,9 +118,11 @@ class TeacherStore:
             meter = self.meter()
             if meter.halted is not None:
                 return Refused(f"stopped: {meter.halted}")
-            if meter.committed + bound_nano > cap_nano:
-                left = to_dollars(max(0, cap_nano - meter.committed))
-                return Refused(f"budget: up to ${to_dollars(bound_nano):.6f} needed, ${left:.6f} left of the cap")
+            left = cap_nano - meter.spent - meter.unknown
+            if bound_nano > left - meter.reserved:
+                shown = f"${to_dollars(max(0, left)):.6f}"
+                reason = f"budget: up to ${to_dollars(bound_nano):.6f} needed, {shown} left of the cap"
+                return Refused(reason) if bound_nano > left else NoRoom(reason)
             self._execute("UPDATE meter SET reserved = reserved + ?", (bound_nano,))
             made = self._execute(
                 "INSERT INTO intents (key, teacher, owner, started, reserved) VALUES (?, ?, ?, ?, ?)",
@@ -196,8 +201,8 @@ class TeacherStore:
         except OSError as error:
             raise RunError(explain(str(self._path), got=str(error), expected="a folder that can be written")) from error
 
-    def _take_over_the_dead(self) -> None:
-        """Reservations of processes that are gone stay spent."""
+    def take_over_the_dead(self) -> None:
+        """Count reservations of processes that are gone as spent."""
         rows = self._execute("SELECT DISTINCT owner FROM intents").fetchall()
         for owner in dead_owners(self._path, [row[0] for row in rows], self._owner_name):
             with self._transaction():

@@ -85,6 +85,12 @@ class Refused(NamedTuple):
     reason: str
 
 
+class NoRoom(NamedTuple):
+    """Why a request may not be sent yet: it fits into the cap if requests under way cost less than they hold."""
+
+    reason: str
+
+
 class Elsewhere(NamedTuple):
     """Not sent, because another process is asking this very thing (who), or just has (None: its reply is here).
 

@@ -26,6 +26,11 @@ class Voter(NamedTuple):
     reason: str = ""
 
 
+def is_unsent(result: TeacherCallResult) -> bool:
+    """Return whether a call was kept back (the cap, a stop, a secret in it), so that nobody was asked."""
+    return result["error"] is not None and result.get("attempts") == 0
+
+
 def voter_of(result: TeacherCallResult) -> Voter:
     """What a teacher did: by the structured message where there is one, else by its text."""
     if result["error"] is not None:

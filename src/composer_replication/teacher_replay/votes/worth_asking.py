@@ -68,7 +68,10 @@ class StateVotes:
 
 
 class Gate:
-    """Counts what it saved, and for a rule of thumb the pairs it may have lost."""
+    """Count what it saved, and for a rule of thumb the pairs it may have lost.
+
+    A call is saved where the answers so far decide the pair, not where an earlier teacher could not be asked.
+    """
 
     def __init__(self, kind: Literal["exact", "agree"], threshold: int, num_teachers: int, votes: StateVotes) -> None:
         self._kind, self._threshold, self._num_teachers, self._votes = kind, threshold, num_teachers, votes
@@ -88,7 +91,8 @@ class Gate:
             worth = not self._votes.agrees_with_student(state, answers[0])
             self.counts["pairs that may be lost"] += not worth
         if not worth:
-            self.counts["calls saved"] += self._num_teachers - len(answers)
+            was_answered = all(answer["error"] is None for answer in answers)
+            self.counts["calls saved"] += was_answered * (self._num_teachers - len(answers))
         return worth
 
 
