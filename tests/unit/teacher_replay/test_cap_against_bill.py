@@ -17,7 +17,7 @@ from composer_replication.teacher_replay.ask_and_retry import KEPT_BACK, Patienc
 from composer_replication.teacher_replay.replay import request_of, teachers_of
 from composer_replication.teacher_replay.requests import RequestBuilder, Settings
 
-NUM_RUNS = 100 if os.environ.get("CRF_TEST_PROFILE") == "full" else 8
+NUM_RUNS = 100 if os.environ.get("CRF_TEST_PROFILE") == "full" else 5
 PRICES = {
     "anthropic/claude-opus-4.7": (5.0, 25.0),
     "openai/gpt-5": (1.25, 10.0),
@@ -39,21 +39,22 @@ def bounds(asked, teachers, options):
 
 async def replayed(server, asked, cap, **options):
     async with server.running():
-        given = options_for(server, patience=QUICK, timeout_s=0.3, **options)
+        # Only a fault of ours may be slow: a busy machine must not add calls whose bill nobody knows.
+        given = options_for(server, patience=QUICK, timeout_s=0.3 if server.fault_share else 20.0, **options)
         return await collect(asked, given, cap=cap, teachers=TEACHERS)
 
 
-def a_run(number, tokenizers, usage_of, fault_share):
+def a_run(number, tokenizers, usage_of, fault_share, concurrency=None):
     """A replay of random size, with more work than the cap pays for; the server, the cap and the report."""
     draw = random.Random(number)
     server = BillingServer(
         PRICES, draw.choice(tokenizers), usage_of, draw, fault_share=fault_share, latency_s=draw.choice([0.0, 0.005])
     )
-    asked = list(states(draw.randint(4, 8), tools=draw.random() < 0.5, size=draw.randint(100, 2000)))
+    asked = list(states(draw.randint(8, 14), tools=draw.random() < 0.5, size=draw.randint(100, 2000)))
     settings = Settings(max_tokens=draw.randint(48, 256))
     most = bounds(asked, TEACHERS, options_for(None, base_url=ANY_URL, settings=settings))
-    cap = float(max(most)) + draw.uniform(0.02, 0.15) * float(sum(most))
-    concurrency = draw.choice([1, 4, 16, 64])
+    cap = float(max(most)) * draw.uniform(1.05, 3)
+    concurrency = concurrency or draw.choice([1, 1, 4, 16, 64])
     found, report = asyncio.run(replayed(server, asked, cap, settings=settings, max_concurrency=concurrency))
     return server, Decimal(str(cap)), most, found, report
 
@@ -79,7 +80,7 @@ def test_the_ledger_stays_within_the_cap_whatever_the_usage_says(note):
 @pytest.mark.parametrize("name", [*LIES, *FEWER, *HUGE])
 def test_no_lie_makes_a_ledger_pass_the_cap(name):
     lies = {**LIES, **FEWER, **HUGE}
-    server, cap, *_ = a_run(1, USUAL, lies[name], fault_share=0.0)
+    server, cap, *_ = a_run(1, USUAL, lies[name], fault_share=0.0, concurrency=1)
     assert 0 < server.total_usd <= cap
 
 

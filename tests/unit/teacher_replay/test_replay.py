@@ -11,10 +11,11 @@ import pytest
 from replay_pieces import KEY, TEACHERS, collect, options_for, states
 
 from composer_replication.errors import InputError
+from composer_replication.pairs.replayed import replay_and_normalize_trace
 from composer_replication.teacher_replay import replay_trace
 from composer_replication.teacher_replay.replay import ReplayOptions
 from composer_replication.teacher_replay.store.ledger import TeacherStore
-from composer_replication.teacher_replay.teachers import Teacher, read_teachers
+from composer_replication.teacher_replay.teachers import DEFAULT_TEACHERS, MissingKeyError, Teacher, read_teachers
 from fault_server import FAULTS, FaultServer, Reply, evenly, group
 
 EVERY_FAULT = evenly(0.2, [fault.name for fault in FAULTS if fault.name != "overcharge"])
@@ -253,6 +254,29 @@ def test_a_key_goes_only_where_it_was_meant_to(monkeypatch):
 def test_without_a_key_for_openrouter_nothing_is_sent():
     with pytest.raises(RuntimeError, match="OPENROUTER_API_KEY"):
         run(replay_trace(list(states(1)), TEACHERS, options=ReplayOptions(environment={})))
+
+
+def test_without_a_key_the_key_s_error_comes_before_that_of_a_price():
+    for teachers in (DEFAULT_TEACHERS, [{"slug": "a/b"}]):
+        with pytest.raises(MissingKeyError, match="OPENROUTER_API_KEY"):
+            run(replay_trace(list(states(1)), teachers, options=ReplayOptions(environment={})))
+
+
+def test_the_default_teachers_can_be_asked_as_the_guide_shows():
+    with FaultServer() as server:
+        options = options_for(server)
+        found = run(replay_trace(list(states(2, 1)), max_total_usd=10.0, api_key=KEY, options=options))
+        given = {"states": list(states(2, 1)), "api_key": KEY, "options": options}
+        actions, _ = run(replay_and_normalize_trace(**given))
+    for results in (found, actions):
+        assert [result["teacher_slug"] for result in results] == [each["slug"] for each in DEFAULT_TEACHERS] * 2
+        assert all(result["error"] is None and result["cost_usd"] > 0 for result in results)
+
+
+def test_fewer_teachers_than_a_gate_needs_are_refused():
+    options = ReplayOptions(gate="exact", agreement_threshold=3, environment={})
+    with pytest.raises(InputError, match="threshold"):
+        run(replay_trace(list(states(1)), TEACHERS[:2], api_key=KEY, options=options))
 
 
 def test_a_teacher_without_a_price_cannot_be_asked_under_a_cap():

@@ -130,3 +130,17 @@ def test_text_that_talks_to_the_teacher_is_flagged(text, is_flagged):
 def test_wrong_teachers_are_named(wrong, said):
     with pytest.raises(InputError, match=said):
         read_teachers(wrong, environment={"OPENROUTER_API_KEY": "k"})
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "plugins", "web_search_options", "service_tier", "prediction"])
+def test_no_further_field_of_a_request_changes_what_it_may_cost(name):
+    with pytest.raises(InputError, match=name):
+        read_teachers([{**TEACHERS[1], "extra": {name: 1}}], environment={}, api_key=KEY)
+
+
+def test_the_highest_price_that_a_router_may_take_is_the_teacher_s():
+    provider = {"max_price": {"prompt": 99, "completion": 99}, "only": ["azure"]}
+    (teacher,) = read_teachers([{**TEACHERS[1], "extra": {"provider": provider}}], environment={}, api_key=KEY)
+    sent = json.loads(RequestBuilder(teacher, Settings()).build([{"role": "user", "content": "hi"}], None).body)
+    assert sent["provider"]["max_price"] == {"prompt": 1.25, "completion": 10.0}
+    assert sent["provider"]["only"] == ["azure"]

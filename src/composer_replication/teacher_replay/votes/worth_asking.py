@@ -91,8 +91,8 @@ class Gate:
             worth = not self._votes.agrees_with_student(state, answers[0])
             self.counts["pairs that may be lost"] += not worth
         if not worth:
-            was_answered = all(answer["error"] is None for answer in answers)
-            self.counts["calls saved"] += was_answered * (self._num_teachers - len(answers))
+            if all(answer["error"] is None for answer in answers):
+                self.counts["calls saved"] += self._num_teachers - len(answers)
         return worth
 
 
