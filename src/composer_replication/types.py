@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import Any, Literal, TypedDict
 
 Message = dict[str, object]
 """One chat message in the OpenAI shape: role, content, and what else the role carries."""
@@ -150,43 +150,44 @@ class Hint:
     facts: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
-class TeacherSpec(TypedDict):
+class _TeacherSpecRequired(TypedDict):
+    slug: str
+
+
+class TeacherSpec(_TeacherSpecRequired, total=False):
     """A teacher behind an OpenAI-compatible endpoint, with its price in US dollars per million tokens.
 
     Without a price it cannot be asked under a cap. `base_url` and `api_key_env` (the name of an environment variable)
     say where else than OpenRouter it is; `extra` goes into the request as it is.
     """
 
-    slug: str
-    input_per_mtok: NotRequired[float]
-    output_per_mtok: NotRequired[float]
-    per_request_usd: NotRequired[float]
-    base_url: NotRequired[str]
-    api_key_env: NotRequired[str]
-    extra: NotRequired[dict[str, Any]]
+    input_per_mtok: float
+    output_per_mtok: float
+    per_request_usd: float
+    base_url: str
+    api_key_env: str
+    extra: dict[str, Any]
 
 
-class TraceState(TypedDict):
+class _TraceStateRequired(TypedDict):
+    state_id: str
+    messages: list[Message]
+    student_action: str
+
+
+class TraceState(_TraceStateRequired, total=False):
     """A moment in a logged session: the messages so far, and what the student did next.
 
     `session_id` (else what stands before `::` in the state's id) says which states are one session; `tools` are the
     schemas a teacher is given; `cwd` is what relative paths are relative to.
     """
 
-    state_id: str
-    messages: list[Message]
-    student_action: str
-    session_id: NotRequired[str]
-    tools: NotRequired[list[dict[str, Any]]]
-    cwd: NotRequired[str | None]
+    session_id: str
+    tools: list[dict[str, Any]]
+    cwd: str | None
 
 
-class TeacherCallResult(TypedDict):
-    """One teacher's answer at one state; a failed call has an `error` and no text.
-
-    `response_text` is the whole answer in the form of `student_action`; `message` is the same as the endpoint sent it.
-    """
-
+class _TeacherCallResultRequired(TypedDict):
     state_id: str
     teacher_slug: str
     response_text: str | None
@@ -195,11 +196,19 @@ class TeacherCallResult(TypedDict):
     completion_tokens: int
     cost_usd: float
     error: str | None
-    message: NotRequired[Message | None]
-    finish_reason: NotRequired[str | None]
-    is_cached: NotRequired[bool]
-    attempts: NotRequired[int]
-    flags: NotRequired[list[str]]
+
+
+class TeacherCallResult(_TeacherCallResultRequired, total=False):
+    """One teacher's answer at one state; a failed call has an `error` and no text.
+
+    `response_text` is the whole answer in the form of `student_action`; `message` is the same as the endpoint sent it.
+    """
+
+    message: Message | None
+    finish_reason: str | None
+    is_cached: bool
+    attempts: int
+    flags: list[str]
 
 
 class DPOPair(TypedDict):

@@ -22,6 +22,7 @@ NEW_SERVERLESS = {
     "diloco.serverless": {**_LOCAL, **_PROTOCOL, **_STORE},
     "diloco.serverless.executor": {
         **_PROTOCOL,
+        **_LOCAL,
         "ReplicaJob": (
             "(*, entrypoint, args, rank, launch, attempt=0, rank_env='REPLICA_RANK', gpu=None, timeout_s=None, "
             "secrets=(), path=())"

@@ -40,7 +40,7 @@ from composer_replication.hint_generator.shell_templates import (
 
 Template = Callable[[HintContext], str]
 # Of all built-in templates together: a hint says by which version it was written.
-VERSION = 5
+VERSION = 6
 
 
 def hint_tool_not_found(ctx: HintContext | None = None) -> str:
@@ -54,10 +54,12 @@ def hint_tool_not_found(ctx: HintContext | None = None) -> str:
 
 
 def hint_json_decode(ctx: HintContext | None = None) -> str:
-    """Arguments that are no JSON at all."""
+    """Say what JSON arguments have to be; where the tool's schema is known, also what the tool takes."""
     name, takes = text_fact(ctx, "tool_name"), _takes(ctx)
-    rule = "Tool arguments must be one complete JSON object, with quotes, backslashes and newlines in strings escaped."
-    return f"{rule} {name} takes {takes}." if name and takes else rule
+    form = "one complete JSON object, with quotes, backslashes and newlines in strings escaped."
+    if name and takes:  # the words that the embedded student was trained with
+        return f"Tool arguments must be {form} {name} takes {takes}."
+    return f"Reminder: tool arguments must be valid JSON: {form}"
 
 
 def hint_type_error(ctx: HintContext | None = None) -> str:

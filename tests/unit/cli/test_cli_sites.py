@@ -76,7 +76,7 @@ def test_one_site_is_shown_with_turn_result_evidence_and_hint(run):
     shown = must("sites", run, "--show", identity[:6], cwd=run.parent)
     assert '[TOOL_USE] name=Edit input={"file_path":"/repo/a.py"' in shown
     assert ">>>File has not been read yet. Read it first before writing to it.<<<" in shown
-    assert "--- the hint (template: edit_not_read, version 5)" in shown
+    assert "--- the hint (template: edit_not_read, version 6)" in shown
     data = json.loads(must("sites", run, "--show", identity, "--json", cwd=run.parent))
     assert (data["site"]["id"], data["hint"]["template"]) == (identity, "edit_not_read")
     assert crf("sites", run, "--show", "zzzz", cwd=run.parent).returncode == 1

@@ -35,7 +35,7 @@ def hint_of(session, **options):
     assert site.is_kept, site
     hint = write_hint(site, conversation, tool_schemas=SCHEMAS, **options)
     assert count_sentences(hint.text) <= 2
-    assert (hint.version, hint.facts["error_kind"]) == (5, site.kind)
+    assert (hint.version, hint.facts["error_kind"]) == (6, site.kind)
     return hint
 
 
@@ -57,6 +57,11 @@ def test_arguments_that_are_no_json_are_told_how_to_be():
     assert hint.template == "json_decode"
     assert "one complete JSON object" in hint.text
     assert "`Read` takes `file_path` (required)" in hint.text
+
+
+@pytest.mark.parametrize("context", [None, {}, {"error_message": "Expecting value"}, {"tool_name": "Read"}])
+def test_a_hint_about_json_without_a_schema_begins_with_the_published_words(context):
+    assert dispatch("json_decode", context).startswith("Reminder: tool arguments must be valid JSON")
 
 
 def test_missing_and_unexpected_parameters_are_named():

@@ -14,7 +14,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from composer_replication.diloco.serverless.answers import Answer, about_failure, harmless, in_brief, tried
 from composer_replication.diloco.serverless.handles import ENDED, ReplicaHandle, ReplicaStatus, ServerlessExecutor
@@ -22,7 +23,10 @@ from composer_replication.diloco.serverless.jobs import ReplicaJob, check_variab
 from composer_replication.diloco.serverless.masked_lines import masked, secret_masks
 from composer_replication.errors import InputError, RunError, explain
 
-__all__ = ["ReplicaHandle", "ReplicaJob", "ReplicaStatus", "ServerlessExecutor"]
+if TYPE_CHECKING:
+    from composer_replication.diloco.serverless.local_process import LocalProcessExecutor
+
+__all__ = ["LocalProcessExecutor", "ReplicaHandle", "ReplicaJob", "ReplicaStatus", "ServerlessExecutor"]
 
 _LINES_OF_A_FAILURE = 200
 MODULE = "composer_replication.diloco.serverless.replica_process"
@@ -272,3 +276,14 @@ class Executor(ABC):
         if handle.backend_name != self.backend_name:
             got, expected = f"one of {handle.backend_name}", f"one of {self.backend_name}"
             raise InputError(explain("handle", got=got, expected=expected))
+
+
+def __getattr__(name: str) -> Any:
+    """Return `LocalProcessExecutor`, which users import from here too; its module builds on this one."""
+    if name != "LocalProcessExecutor":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return import_module("composer_replication.diloco.serverless.local_process").LocalProcessExecutor
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

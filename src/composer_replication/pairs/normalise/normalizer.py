@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from composer_replication.errors import InputError, explain
 from composer_replication.pairs.normalise.data_juicer_backend import data_juicer_judge
@@ -38,8 +38,11 @@ class NormalizedDPOPair:
 class DJNormalizer:
     """Runs the operators of a data-juicer recipe over pairs, in order; `skip_dj` passes every pair through.
 
-    `counts` is about the last call of `normalize`: "kept", and under each operator what it dropped.
+    `counts` is about the last call of `normalize`: "kept", and under each operator what it dropped. `DEFAULT_RECIPE` is
+    the recipe that runs without a `recipe_path`.
     """
+
+    DEFAULT_RECIPE: ClassVar[Path] = DEFAULT_RECIPE
 
     def __init__(
         self,
@@ -53,7 +56,7 @@ class DJNormalizer:
         self.counts: dict[str, int] = {}
         self._judge_of = _BACKENDS[backend]
         self._recipe = (
-            Recipe((), "") if skip_dj else read_recipe(DEFAULT_RECIPE if recipe_path is None else recipe_path)
+            Recipe((), "") if skip_dj else read_recipe(self.DEFAULT_RECIPE if recipe_path is None else recipe_path)
         )
         self._judges()  # what is wrong in the recipe is said now, and not after the teachers were paid
         said = {"backend": backend, "recipe_sha256": self._recipe.sha256}
