@@ -17,7 +17,14 @@ from datetime import timedelta
 from functools import cache, partial
 from typing import Any, Literal, TypeVar
 
-from composer_replication.diloco.store.denials import Operation, denied, is_of_bucket, without_credentials
+from composer_replication.diloco.store.denials import (
+    Operation,
+    denied,
+    is_of_bucket,
+    other_region,
+    refused_settings,
+    without_credentials,
+)
 from composer_replication.diloco.store.objects import (
     MissingObject,
     StoreCannotCreate,
@@ -32,8 +39,8 @@ from composer_replication.diloco.store.objects import (
     missing,
     too_large,
 )
-from composer_replication.diloco.store.retries import REQUESTS_IN_DEADLINE, Pace, TryAgain, persist
-from composer_replication.errors import InputError, MissingExtraError, explain
+from composer_replication.diloco.store.retries import Pace, TryAgain, persist
+from composer_replication.errors import MissingExtraError
 from composer_replication.optional import require
 
 CLASSES = {"s3": "S3Store", "gs": "GCSStore", "az": "AzureStore"}
@@ -71,11 +78,11 @@ class BucketStore:
         by_http = config.pop("allow_http", os.environ.get(_BY_HTTP[scheme], "false"))
 
         @cache
-        def opened(way: Way, doublings: int) -> Any:
-            seconds = pace.request_s * 2**doublings
+        def opened(way: Way, request_s: float, doublings: int) -> Any:
+            seconds = request_s * 2**doublings
             client: dict[str, Any] = {"timeout": timedelta(seconds=seconds), "allow_http": by_http.lower() == "true"}
             if way == "in":  # an answer that does not move for as long as a request without bytes may take is dead
-                client["read_timeout"] = timedelta(seconds=pace.request_s)
+                client["read_timeout"] = timedelta(seconds=request_s)
             retries = _PART_RETRIES if way == "out by parts" else 0
             again = {"max_retries": retries, "retry_timeout": timedelta(seconds=pace.deadline_s + retries * seconds)}
             store = getattr(self._obstore.store, CLASSES[scheme])
@@ -83,11 +90,9 @@ class BucketStore:
 
         self._opened = opened
         try:
-            opened("out", 0)
+            opened("out", pace.request_s, 0)
         except (self._obstore.exceptions.BaseError, ValueError, TypeError) as error:
-            # The text may repeat an option's value.
-            got = f"{type(error).__name__} for options {sorted(config)}"
-            raise InputError(explain(f"settings of {self.uri}", got=got, expected="options of obstore")) from None
+            raise refused_settings(scheme, str(error), uri=self.uri, options=config) from None
         if probes:
             self._refuse_without_create()
 
@@ -226,16 +231,22 @@ class BucketStore:
     ) -> Answer:
         """What `call` answers with a client whose patience is right for so many bytes."""
         with self._pace.carrying(num_bytes) as more_s:
-            bucket = self._opened(way, math.ceil(math.log2(1 + more_s / self._pace.request_s)))
-            deadline_s = self._pace.deadline_s + REQUESTS_IN_DEADLINE * more_s
-            attempt = partial(self._attempt, operation, key, bucket, call)
-            return persist(attempt, deadline_s=deadline_s, uri=self.uri, key=key)
+            attempt = partial(self._attempt, operation, key, way, more_s, call)
+            return persist(attempt, pace=self._pace, more_s=more_s, uri=self.uri, key=key)
 
-    def _attempt(self, operation: Operation, key: str, bucket: Any, call: Callable[[Any], Answer]) -> Answer:
+    def _attempt(
+        self, operation: Operation, key: str, way: Way, more_s: float, call: Callable[[Any], Answer]
+    ) -> Answer:
+        request_s = self._pace.request_s
+        doublings = math.ceil(math.log2(1 + more_s / request_s)) if more_s > request_s / 100 else 0
+        bucket = self._opened(way, request_s, doublings)
         try:
-            return call(bucket)
+            answer = call(bucket)
         except (self._obstore.exceptions.BaseError, FileNotFoundError) as error:
             named = self._named(error, operation, key)
+        else:
+            self._pace.has_answered = True
+            return answer
         # Not inside of the handler: the provider's text would hang on it.
         raise named
 
@@ -243,8 +254,12 @@ class BucketStore:
         """Our error for one of obstore's; TryAgain where that may help."""
         known, text = self._obstore.exceptions, str(error)
         if isinstance(error, FileNotFoundError):
+            self._pace.has_answered = True
             return missing(self.uri, key, cause_kind="404")
+        if "incorrectly configured region" in text:  # obstore's word for a redirect that it does not follow
+            return other_region(uri=self.uri, key=key)
         status = _status(error)
+        self._pace.has_answered = self._pace.has_answered or bool(status)
         code = match[1] if (match := _CODE.search(text)) else ""
         kind = f"{status} {code}".strip()
         if status == "507" or code in _FULL_CODES:

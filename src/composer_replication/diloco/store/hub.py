@@ -7,6 +7,7 @@ many minutes, not a fast one.
 
 from __future__ import annotations
 
+import logging
 import secrets
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +28,7 @@ from composer_replication.diloco.store.objects import (
     missing,
     too_large,
 )
-from composer_replication.diloco.store.retries import REQUESTS_IN_DEADLINE, Pace, TryAgain, persist
+from composer_replication.diloco.store.retries import Pace, TryAgain, persist
 from composer_replication.errors import InputError, MissingExtraError, explain
 from composer_replication.optional import require
 
@@ -35,6 +36,7 @@ _TYPES = {"datasets": "dataset", "spaces": "space", "models": "model"}
 _MOVED = (409, 412)
 _PASSING = (408, 429)
 _NO_COMMIT = "0" * 40
+_THREAD = "crf-asks-hub"
 
 Answer = TypeVar("Answer")
 
@@ -177,23 +179,31 @@ class HubStore:
             raise StoreCannotCreate(what, uri=self.uri, cause_kind="not_atomic")
 
     def _call(self, operation: Operation, key: str, call: Callable[[], Answer], *, num_bytes: int = 0) -> Answer:
+        if not self._pace.has_answered:  # by one plain request: the client repeats a commit by itself, for a minute
+            first = partial(self._attempt, "get", "", 0.0, self._head)
+            persist(first, pace=self._pace, more_s=0.0, uri=self.uri, key="")
         with self._pace.carrying(num_bytes) as more_s:
-            deadline_s = self._pace.deadline_s + REQUESTS_IN_DEADLINE * more_s
-            seconds = self._pace.request_s + more_s
-            attempt = partial(self._attempt, operation, key, seconds, call)
-            return persist(attempt, deadline_s=deadline_s, uri=self.uri, key=key)
+            attempt = partial(self._attempt, operation, key, more_s, call)
+            return persist(attempt, pace=self._pace, more_s=more_s, uri=self.uri, key=key)
 
-    def _attempt(self, operation: Operation, key: str, seconds: float, call: Callable[[], Answer]) -> Answer:
+    def _attempt(self, operation: Operation, key: str, more_s: float, call: Callable[[], Answer]) -> Answer:
         unusable = (self._hub.errors.HTTPError, OSError)
         try:
-            return _within(seconds, call, (*unusable, StoreError, TryAgain))
+            answer = _within(self._pace.request_s + more_s, call, (*unusable, StoreError, TryAgain))
         except unusable as error:
             named = self._named(error, operation, key)
+        else:
+            self._pace.has_answered = True
+            return answer
         raise named  # outside of the handler: the client's text has addresses in it
 
     def _named(self, error: Exception, operation: Operation, key: str) -> Exception:
         status = getattr(getattr(error, "response", None), "status_code", 0)
         kind = str(status or type(error).__name__)
+        if isinstance(error, self._hub.errors.OfflineModeIsEnabled):
+            what = "the Hub's client is set to work offline. Unset HF_HUB_OFFLINE"
+            return StoreUnavailable(what, uri=self.uri, key=key, cause_kind=kind)
+        self._pace.has_answered = self._pace.has_answered or bool(status)
         if self._is_missing_repository(error):
             return StoreDenied("no such repository, or no right to it", uri=self.uri, key=key, cause_kind=kind)
         if isinstance(error, self._hub.errors.EntryNotFoundError):
@@ -220,7 +230,7 @@ def _within(seconds: float, call: Callable[[], Answer], expected: tuple[type[Exc
         except expected as error:  # raised where it is waited for
             errors.append(error)
 
-    thread = threading.Thread(target=run, daemon=True)
+    thread = threading.Thread(target=run, daemon=True, name=_THREAD)
     thread.start()
     thread.join(seconds)
     if errors:
@@ -230,7 +240,13 @@ def _within(seconds: float, call: Callable[[], Answer], expected: tuple[type[Exc
     return answers[0]
 
 
+def _is_not_ours(record: logging.LogRecord) -> bool:
+    """Return False for a line that the client writes on each of its own retries of our requests: we report the end."""
+    return record.threadName != _THREAD
+
+
 def _client() -> Any:
+    logging.getLogger("huggingface_hub.utils._http").addFilter(_is_not_ours)
     try:
         for module in ("huggingface_hub.utils", "huggingface_hub.errors", "huggingface_hub.hf_api"):
             require(module, extra="serverless")
