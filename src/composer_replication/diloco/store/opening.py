@@ -32,10 +32,10 @@ def open_store(
 
     Credentials come from the environment or `options`, never from the URI. `options` are obstore's, by its names
     (`endpoint`, `region`), and `allow_http` for a server on loopback; the Hub's are `endpoint` and `token`. A call
-    that gets no usable answer is tried again, with growing pauses, until `deadline_s` are over; a place that has never answered gets eight seconds. On top of that come the
-    seconds that its bytes need on a line of `slowest_mb_s`, which all that is under way shares. Opening tries out
-    whether the place can create an object once, which makes a folder and writes a probe; with `probes=False`, for those
-    who only look, it writes nothing.
+    that gets no usable answer is tried again, with growing pauses, until `deadline_s` are over; a place that has never
+    answered gets eight seconds. On top of that come the seconds that its bytes need on a line of `slowest_mb_s`, which
+    all that is under way shares. Opening tries out whether the place can create an object once, which makes a folder
+    and writes a probe; with `probes=False`, for those who only look, it writes nothing.
     """
     scheme = scheme_of(uri)
     pace = Pace(deadline_s, slowest_mb_s)
