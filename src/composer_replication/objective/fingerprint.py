@@ -239,6 +239,8 @@ def _name_below_adapters(name: str, wrapped: Mapping[str, list[str]]) -> str | N
 def tokenizer_digest(tokenizer: Any) -> str:
     """The whole tokenizer as it turns text into ids; how it would pad or cut a batch does not matter."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None and not hasattr(tokenizer, "get_vocab"):  # it only promises ids: a renderer's settings have some
+        return _digest_of({"type": type(tokenizer).__qualname__})
     if backend is None:
         return _digest_of({"vocabulary": tokenizer.get_vocab(), "added": sorted(tokenizer.get_added_vocab().items())})
     settings = json.loads(backend.to_str())

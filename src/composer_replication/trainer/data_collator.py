@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
@@ -28,6 +29,7 @@ from composer_replication.trainer.traces.rows import (
     StudentRow,
     TraceRows,
 )
+from composer_replication.trainer.traces.segments import SegmentRenderer
 from composer_replication.trainer.traces.sites import marked_errors
 from composer_replication.trainer.traces.tensors import (
     ReferenceLookup,
@@ -70,7 +72,11 @@ class TraceExample(TypedDict, total=False):
 
 
 class TokenizerLike(Protocol):
-    """A fast Hugging Face tokenizer; a template may come from it or from `CollatorConfig.chat_template`."""
+    """What the collator needs of a tokenizer: ids for a text.
+
+    With a fast Hugging Face tokenizer and a chat template (its own, or `CollatorConfig.chat_template`) conversations
+    are rendered by the template. With any other, the content of each turn is tokenised on its own.
+    """
 
     @property
     def pad_token_id(self) -> int | None: ...
@@ -130,6 +136,9 @@ class ComposerDataCollator:
     attention mask, one row a site; sdpo_student_index, sdpo_teacher_index and sdpo_loss_mask. With `enable_replay_dpo`
     and a pair: dpo_{chosen,rejected}_{input_ids,attention_mask,response_mask}, and with a `reference` its log-probs.
 
+    With a tokenizer that has no fast backend or no chat template, each turn's content is tokenised on its own and masks
+    go by these segments; making the collator then warns, and a turn's mask has no end-of-turn token to cover.
+
     A trace is one row; where a template rewrites history it is one row a sequence, each with the trace's reward. A
     trace without a reward has NaN there, counted as `no_reward`. Rows longer than `max_seq_len` keep their end, from
     the start of a message on if one starts in time. Nothing that is scored is cut: a turn, site or pair that is not
@@ -144,23 +153,17 @@ class ComposerDataCollator:
     _: KW_ONLY
     reference: ReferenceLookup | None = None
     counts: Counter[str] = field(init=False, default_factory=Counter[str], repr=False)
-    renderer: Renderer = field(init=False, repr=False)
+    renderer: Renderer | SegmentRenderer = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if not hasattr(self.tokenizer, "backend_tokenizer"):
-            got = f"{type(self.tokenizer).__name__}, without a backend_tokenizer"
-            raise InputError(explain("tokenizer", got=got, expected="a fast one", fix="Load it with AutoTokenizer."))
         config = self.config
-        tokenizer: Any = self.tokenizer
-        self.renderer = Renderer(
-            tokenizer, tools=config.tools, chat_template=config.chat_template, thinking=config.thinking
-        )
+        self.renderer = _renderer_of(self.tokenizer, config)
         cut = LeftCut(self.renderer)
         self._rows = RowMaker(
             self.renderer, cut, self.counts, max_seq_len=config.max_seq_len, placement=config.placement
         )
         self._pairs = PairMaker(self.renderer, cut, self.counts, max_dpo_seq_len=config.max_dpo_seq_len)
-        self._num_ids = max(len(tokenizer), config.pad_token_id + 1)
+        self._num_ids = _vocabulary_size(self.tokenizer)
 
     def __call__(self, batch: Sequence[TraceExample]) -> dict[str, Tensor]:
         """The batch, checked as `compose_loss` will check it."""
@@ -254,8 +257,40 @@ class ComposerDataCollator:
             batch |= pair_tensors(pairs, pad)
         if pairs and self.reference is not None:
             batch |= reference_tensors(pairs, self.reference)
-        read_flat_batch(batch, self._num_ids, Wanted(reference=self.reference is not None))
+        ids = (value for name, value in batch.items() if name.endswith("input_ids"))
+        num_ids = self._num_ids or 1 + max(int(value.max()) for value in ids)  # a stub may not say how many it has
+        read_flat_batch(batch, max(num_ids, pad + 1), Wanted(reference=self.reference is not None))
         return batch
+
+
+def _renderer_of(tokenizer: Any, config: CollatorConfig) -> Renderer | SegmentRenderer:
+    """Return what renders conversations: the chat template, or turn by turn with a warning where that cannot be."""
+    is_fast = hasattr(tokenizer, "backend_tokenizer")
+    if is_fast and (config.chat_template is not None or getattr(tokenizer, "chat_template", None)):
+        return Renderer(tokenizer, tools=config.tools, chat_template=config.chat_template, thinking=config.thinking)
+    name = type(tokenizer).__name__
+    if config.chat_template is not None:
+        fix = "Load a fast one with AutoTokenizer, or leave chat_template out: turns are then tokenised one by one."
+        got = f"a text, and a tokenizer without a fast backend ({name})"
+        raise InputError(explain("chat_template", got=got, expected="a fast tokenizer beside it", fix=fix))
+    renderer = SegmentRenderer(tokenizer, tools=config.tools, thinking=config.thinking)
+    lacks = "no chat template" if is_fast else "no fast backend"
+    warnings.warn(
+        f"tokenizer {name} has {lacks}: the content of each turn is tokenised on its own, and masks are aligned by "
+        "these segments. The ids hold no role headers and no end-of-turn tokens, so they differ from what a chat model "
+        "sees. For a chat model, load a fast tokenizer with a template, or pass CollatorConfig(chat_template=...).",
+        UserWarning,
+        stacklevel=4,  # where the collator is made
+    )
+    return renderer
+
+
+def _vocabulary_size(tokenizer: Any) -> int | None:
+    """Return how many ids there are; None where the tokenizer does not say."""
+    if hasattr(tokenizer, "__len__"):
+        return len(tokenizer)
+    size = getattr(tokenizer, "vocab_size", None)
+    return size if isinstance(size, int) else None
 
 
 def _name(example: TraceExample, number: int) -> str:

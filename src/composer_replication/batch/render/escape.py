@@ -58,7 +58,7 @@ class ProtectedTokens:
     def escape(self, text: str) -> str:
         """The text with sentinels; a lone surrogate, which no tokenizer takes, becomes U+FFFD."""
         if not text.isascii():
-            text = self._normalized_if_forged(_without_surrogates(text))
+            text = self._normalized_if_forged(without_surrogates(text))
         is_private = not text.isascii() and _PRIVATE_CHARACTER.search(text)
         return self._edged((self._to_escape if is_private else self.pattern).sub(self._sentinel, text))
 
@@ -128,7 +128,8 @@ def _any_of(texts: Iterable[str]) -> str:
     return "|".join(map(re.escape, texts)) or r"(?!)"
 
 
-def _without_surrogates(text: str) -> str:
+def without_surrogates(text: str) -> str:
+    """Return the text with U+FFFD for each lone surrogate, which no tokenizer takes."""
     try:
         text.encode()
     except UnicodeEncodeError:

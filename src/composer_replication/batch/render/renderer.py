@@ -58,12 +58,16 @@ class TurnSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RenderedSequence:
-    """Token ids that end with the last turn of `spans`; `notes` counts what the template could not say as it was."""
+    """Token ids that end with the last turn of `spans`; `notes` counts what the template could not say as it was.
+
+    `message_starts` are the positions at which messages start, where no token of a template shows it.
+    """
 
     conversation_id: str
     ids: list[int]
     spans: list[TurnSpan]
     notes: Mapping[str, int]
+    message_starts: tuple[int, ...] | None = None
 
 
 class Renderer:

@@ -7,7 +7,7 @@ alike. A target is never cut: a turn, site or pair that does not fit whole is le
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from composer_replication.actions.parse import answer_turn
@@ -18,6 +18,7 @@ from composer_replication.batch.render.renderer import RenderedSequence, Rendere
 from composer_replication.batch.taught_turns import NOTHING_BEFORE_IT, HintedTurn, hinted_turn
 from composer_replication.batch.trace_messages import to_conversation
 from composer_replication.errors import InputError, explain
+from composer_replication.trainer.traces.segments import SegmentRenderer
 from composer_replication.types import Conversation, Turn
 
 # Why a turn, or the site at it, is no target.
@@ -67,7 +68,13 @@ class RowMaker:
     """Renders with one template and fits into one length; what is left out is added to `counts`."""
 
     def __init__(
-        self, renderer: Renderer, cut: LeftCut, counts: Counter[str], *, max_seq_len: int, placement: Placement
+        self,
+        renderer: Renderer | SegmentRenderer,
+        cut: LeftCut,
+        counts: Counter[str],
+        *,
+        max_seq_len: int,
+        placement: Placement,
     ) -> None:
         self._renderer, self._cut, self._counts = renderer, cut, counts
         self._max_seq_len = max_seq_len
@@ -120,7 +127,8 @@ class RowMaker:
     def _first(self, sequence: RenderedSequence, span: TurnSpan, limit: int) -> int | None:
         if span.start == 0:
             return None if span.end > limit else 0
-        return self._cut.first(sequence.ids, end=span.end, limit=limit, latest=_latest(span))
+        starts = sequence.message_starts
+        return self._cut.first(sequence.ids, end=span.end, limit=limit, latest=_latest(span), starts=starts)
 
     def _site_rows(self, fitted: _Fitted, span: TurnSpan, hint: str, student_row: int) -> list[SiteRow]:
         turn = self._hinted(fitted, span, hint)
@@ -136,7 +144,10 @@ class RowMaker:
         """The student's own context with the hint; only where both do not fit does the teacher begin later."""
         first: int | None = fitted.first
         while first is not None:
-            turn = hinted_turn(self._renderer, fitted.sequence, span, hint, placement=self._placement, first=first)
+            if isinstance(self._renderer, SegmentRenderer):
+                turn = self._renderer.hinted_turn(fitted.sequence, span, hint, first=first)
+            else:
+                turn = hinted_turn(self._renderer, fitted.sequence, span, hint, placement=self._placement, first=first)
             over = 0 if isinstance(turn, str) else len(turn.context.ids) - self._max_seq_len
             if over <= 0:
                 if first > fitted.first and not isinstance(turn, str):
@@ -154,7 +165,9 @@ def _latest(span: TurnSpan) -> int:
 class PairMaker:
     """Renders with one template and fits into one length; a pair that is left out is added to `counts`."""
 
-    def __init__(self, renderer: Renderer, cut: LeftCut, counts: Counter[str], *, max_dpo_seq_len: int) -> None:
+    def __init__(
+        self, renderer: Renderer | SegmentRenderer, cut: LeftCut, counts: Counter[str], *, max_dpo_seq_len: int
+    ) -> None:
         self._renderer, self._cut, self._counts = renderer, cut, counts
         self._max_length = max_dpo_seq_len
 
@@ -165,21 +178,26 @@ class PairMaker:
         identity = str(given.get("state_id") or where)
         answers = [_answer(given, side, where) for side in ("chosen", "rejected")]
         state = to_conversation(_field(given, "state_messages", where), conversation_id=identity)
-        found: PairIds | str | None = "pair_without_state"
-        if state.turns:
+        found: PairIds | str = "pair_without_state"
+        starts: list[int] | None = None
+        if state.turns and isinstance(self._renderer, SegmentRenderer):
+            compared = self._renderer.compared_ids(state, *answers)
+            found, starts = (compared, None) if isinstance(compared, str) else compared
+        elif state.turns:
             named = {"conversation_id": identity, "format_name": state.format}
             found = compared_ids(self._renderer, state.turns, *answers, **named)
         if not isinstance(found, str):
-            found = self._cut_alike(found) or "pair_longer_than_max_dpo_seq_len"
+            found = self._cut_alike(found, starts) or "pair_longer_than_max_dpo_seq_len"
         if isinstance(found, str):
             self._counts[f"pair_{found.removeprefix('pair_')}"] += 1
             return None
         return found
 
-    def _cut_alike(self, pair: PairIds) -> PairIds | None:
+    def _cut_alike(self, pair: PairIds, starts: Collection[int] | None) -> PairIds | None:
         longest = max(pair, key=lambda side: len(side.ids))
-        latest = longest.start - max(1, self._cut.header_tokens)
-        first = self._cut.first(longest.ids, end=len(longest.ids), limit=self._max_length, latest=max(0, latest))
+        latest = max(0, longest.start - max(1, self._cut.header_tokens))
+        end = len(longest.ids)
+        first = self._cut.first(longest.ids, end=end, limit=self._max_length, latest=latest, starts=starts)
         if first is None or any(side.start <= first for side in pair):
             return None
         if first:
@@ -204,14 +222,22 @@ _WORD = "Zqword"
 
 
 class LeftCut:
-    """The tokens a template opens messages with, which no text can forge; found by asking it once."""
+    """The tokens a template opens messages with, which no text can forge; found by asking it once.
 
-    def __init__(self, renderer: Renderer) -> None:
+    Without a template a sequence says itself where its messages start.
+    """
+
+    def __init__(self, renderer: Renderer | SegmentRenderer) -> None:
+        self._openings, self._stops, self.header_tokens = frozenset[int](), frozenset[int](), 0
+        if isinstance(renderer, SegmentRenderer):
+            return
         self._openings = frozenset(_opening_ids(renderer))
         self._stops = frozenset(renderer.protected.ids[stop] for stop in renderer.dialect.stops)
         self.header_tokens = max(map(len, renderer.encoder.encode(renderer.dialect.headers)))
 
-    def first(self, ids: Sequence[int], *, end: int, limit: int, latest: int) -> int | None:
+    def first(
+        self, ids: Sequence[int], *, end: int, limit: int, latest: int, starts: Collection[int] | None = None
+    ) -> int | None:
         """The first token of at most `limit` that stop before `end`; None where that would be later than `latest`.
 
         A sequence that fits is not cut. Where no message starts in time, the cut is inside one.
@@ -221,7 +247,10 @@ class LeftCut:
             return None
         if lowest == 0:
             return 0
-        return next((at for at in range(lowest, latest + 1) if self._starts_message(ids, at)), lowest)
+        possible = range(lowest, latest + 1)
+        if starts is not None:
+            return next((at for at in possible if at in starts), lowest)
+        return next((at for at in possible if self._starts_message(ids, at)), lowest)
 
     def _starts_message(self, ids: Sequence[int], at: int) -> bool:
         return ids[at] in self._openings if self._openings else ids[at - 1] in self._stops
