@@ -31,7 +31,11 @@ from composer_replication.trainer.channel_settings import ChannelSettings
 from composer_replication.trainer.composer.channels import ComposerChannels
 from composer_replication.trainer.composer.generation import Generation, answering
 from composer_replication.trainer.composer.heed_gate import HeedWatch
-from composer_replication.trainer.composer.logged_batches import LoggedStore, with_what_is_needed
+from composer_replication.trainer.composer.logged_batches import (
+    LoggedStore,
+    prompts_of_traces,
+    with_what_is_needed,
+)
 from composer_replication.trainer.composer.loss import ChannelLoss, ComposerFigures
 from composer_replication.trainer.composer.resume_state import load_run_state, run_geometry, run_state
 from composer_replication.trainer.metrics_file import MetricsFile, TellSteps
@@ -78,7 +82,9 @@ class ComposerReplicationTrainer(TaughtRollouts, _Trainer):
         rollouts: how sites of rollouts are found and taught.
         sdpo_weighting: which of the erring tokens count more (`RowWeighting`).
         heed_gate: let channel 2 rest on rollouts until the model is seen to heed hints, as is measured on them.
-        trace_dataset, data_collator: logged traces and what makes batches of them (`ComposerDataCollator`).
+        trace_dataset, data_collator: logged traces and what makes batches of them (`ComposerDataCollator`). Without a
+            `trace_dataset` the rows of `train_dataset` have to be TraceExamples: they are the logged traces, and those
+            without a `prompt` get one, the messages before the agent's first turn.
         logged_sessions: sessions of a run directory (`LoggedSessions`) instead of those two.
         logged_batch_size: logged items per process and micro-step.
         measure_channels: compute channel 2 even where its weight is 0, to look at it.
@@ -116,6 +122,12 @@ class ComposerReplicationTrainer(TaughtRollouts, _Trainer):
         knobs |= {name: kwargs.pop(name) for name in sorted(_KNOBS & kwargs.keys())}
         self.settings, self.figures = _settings_of(knobs, settings), ComposerFigures()
         self.wants_sites = self.settings.alpha_sdpo > 0 or measure_channels
+        if data_collator is not None and trace_dataset is None and logged_sessions is None and available("trl"):
+            kwargs, args = _by_name(args, kwargs), ()
+            trace_dataset = kwargs.get("train_dataset")
+            kwargs["train_dataset"] = prompts_of_traces(trace_dataset)
+            if not (self.settings.alpha_sdpo > 0 or self.settings.beta_replay > 0):
+                trace_dataset = data_collator = None  # GRPO alone: the channels that read traces are off
         super().__init__(*args, **kwargs)
         self._check_all_processes(logged_sessions)
         settle_token_rows(self.model)
@@ -280,6 +292,12 @@ class ComposerReplicationTrainer(TaughtRollouts, _Trainer):
         attach_teacher(keeper, self.model)
         if keeper.model is not None and not is_sharded(keeper.model):
             keeper.replace_model(keeper.model.to(self.accelerator.device))
+
+
+def _by_name(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return all arguments of TRL's trainer by name; TypeError where they do not fit."""
+    bound = inspect.signature(_Trainer.__init__).bind_partial(None, *args, **kwargs).arguments
+    return {name: value for name, value in bound.items() if name != "self"}
 
 
 def _settings_of(knobs: dict[str, Any], settings: ChannelSettings | None) -> ChannelSettings:

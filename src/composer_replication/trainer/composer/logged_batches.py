@@ -6,8 +6,9 @@ The order is new each time round, the same in every run, and known after a resta
 from __future__ import annotations
 
 import hashlib
+import itertools
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from composer_replication.batch.packed_batch import pack_batches
 from composer_replication.batch.tree_batch import TreeBatch
 from composer_replication.errors import InputError, StaleArtefactError, explain
 from composer_replication.objective.fingerprint import fingerprint_of
+from composer_replication.optional import require
 from composer_replication.sessions.reference import ReferenceLogprobs, reference_logprobs_of_batches
 from composer_replication.trainer.channel_settings import ChannelSettings
 
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
 Collator = Callable[[Sequence[Any]], dict[str, Tensor]]
 LoggedBatch = dict[str, Tensor] | TreeBatch
+_HAS_OWN = object()  # a user's collator brings reference log-probs in its batches
 
 
 class LoggedStore:
@@ -73,6 +76,48 @@ class LoggedStore:
         return {name: value.to(device) for name, value in batch.items()}
 
 
+def prompts_of_traces(rows: Any) -> Any:
+    """Return what GRPO trains on where the rows of `train_dataset` are TraceExamples.
+
+    A row's prompt is its own, or the messages before the agent's first turn. A `Dataset` keeps its columns; of a list,
+    which TRL does not take, the other keys become columns without `turns` and `dpo_pairs`. InputError where a row has
+    no `turns`, or neither a prompt nor a turn before the agent's.
+    """
+    if rows is None or not hasattr(rows, "__len__") or not hasattr(rows, "__getitem__"):
+        raise _no_traces(f"a train_dataset of {type(rows).__name__}")
+    prompts = list[Any]()
+    for number in range(len(rows)):
+        row = rows[number]
+        if not isinstance(row, Mapping) or row.get("turns") is None:
+            keys = sorted(map(str, row)) if isinstance(row, Mapping) else type(row).__name__
+            raise _no_traces(f"row {number} of train_dataset with {keys}")
+        prompts.append(row["prompt"] if row.get("prompt") is not None else _prompt_of(row))
+        if not prompts[-1]:
+            raise _no_traces(f"row {number} of train_dataset with neither a prompt nor a turn before the agent's")
+    if hasattr(rows, "add_column"):
+        if "prompt" in rows.column_names and None not in rows["prompt"]:
+            return rows
+        return rows.remove_columns([name for name in rows.column_names if name == "prompt"]).add_column(
+            "prompt", prompts
+        )
+    columns = [{key: value for key, value in row.items() if key not in ("turns", "dpo_pairs")} for row in rows]
+    pairs = zip(columns, prompts, strict=True)
+    return require("datasets", extra="train").Dataset.from_list([{**row, "prompt": prompt} for row, prompt in pairs])
+
+
+def _prompt_of(row: Mapping[str, Any]) -> list[dict[str, str]]:
+    before = itertools.takewhile(lambda turn: turn.get("role") != "assistant", row["turns"])
+    return [{"role": turn["role"], "content": turn.get("content") or ""} for turn in before]
+
+
+def _no_traces(got: str) -> InputError:
+    fix = (
+        "GRPO makes its batches from prompts and never calls a data_collator on them; this one makes batches of logged "
+        "traces. Pass the traces as trace_dataset, or rows that are TraceExamples as train_dataset."
+    )
+    return InputError(explain("traces for data_collator", got=got, expected="rows with turns", fix=fix))
+
+
 def with_what_is_needed(
     model: nn.Module, settings: ChannelSettings, traces: Any, collator: Any, sessions: LoggedSessions | None
 ) -> LoggedSessions | None:
@@ -86,7 +131,7 @@ def with_what_is_needed(
         if needs_reference and not sessions.has_references:
             sessions = sessions.with_references(model)
         sessions.check_references(model)
-    elif needs_reference and traces is not None and collator is not None and _needs_references(collator, model):
+    elif needs_reference and traces is not None and _needs_references(collator, model):
         device = next(model.parameters()).device
         collator.reference = None
         batches = [(list(collator.pairs([trace])), partial(_batch_of, collator, trace, device)) for trace in traces]
@@ -96,7 +141,7 @@ def with_what_is_needed(
 
 def _needs_references(collator: Any, model: nn.Module) -> bool:
     """Whether there are none, or those of these weights in another precision than the steps compute in."""
-    known = collator.reference
+    known = getattr(collator, "reference", _HAS_OWN)
     if not isinstance(known, ReferenceLogprobs):
         return known is None
     used = fingerprint_of(model, collator.renderer)
