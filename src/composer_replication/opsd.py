@@ -1,5 +1,6 @@
-"""Known import path of the OPSD divergence; the code lives in `loss/jsd.py`."""
+"""Known import path of the self-distillation losses; the code lives in `loss/`."""
 
 from composer_replication.loss.jsd import generalized_jsd_loss
+from composer_replication.loss.sdpo import sdpo_loss
 
-__all__ = ["generalized_jsd_loss"]
+__all__ = ["generalized_jsd_loss", "sdpo_loss"]

@@ -112,7 +112,7 @@ PATHS = {
     "loss": ("LossComponents", "compose_loss"),
     "objective.components": ("LossComponents",),
     "objective.compose": ("compose_loss",),
-    "opsd": ("generalized_jsd_loss",),
+    "opsd": ("generalized_jsd_loss", "sdpo_loss"),
     "recipes.prime_rl.composer_loss": ("loss_fn",),
     "replaysim": ("DJNormalizer", "DPOPair", "TeacherCallResult", "extract_dpo_pairs", "replay_and_normalize_trace"),
     "replaysim.normalize": ("DJNormalizer", "replay_and_normalize_trace"),

@@ -87,7 +87,10 @@ class ClaudeCodeIngester:
             raise InputError(explain(str(path), got="no such file", expected="a Claude Code session log"))
         self.last_report, self.last_stats = IngestReport(), IngestionStats()
         contexts = list(read(SourceFile(path, path.name), self.last_report))
-        kept = [each for each in contexts if not self._skip_sidechain or each.parent is None or _continues(each)]
+        kept = contexts
+        if self._skip_sidechain:  # a sub-agent's file may not say in its records whose it is
+            is_agents_own = path.match("agent-*.jsonl")
+            kept = [each for each in contexts if not is_agents_own and (each.parent is None or _continues(each))]
         if self._scrubber is not None:
             scope = self._scrubber.scope()
             kept = [scrub_conversation(each, scope) for each in kept]
