@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 Role = Literal["erring", "correction", "good"]
 NO_GOOD_CALL, NOT_RENDERED = "no_good_call_in_the_session", "correction_not_rendered"
-NEAR_DUPLICATE = "near_duplicate"
+NEAR_DUPLICATE, NO_CORRECTION = "near_duplicate", "no_correction"
 _MOST_LOOKED_AT = 64
 
 

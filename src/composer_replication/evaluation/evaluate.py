@@ -6,18 +6,21 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from composer_replication.batch.model_folder import load_tokenizer
 from composer_replication.batch.render.renderer import Renderer
 from composer_replication.config import CrfConfig
 from composer_replication.errors import NonFiniteError
 from composer_replication.evaluation.arms import Arm, arms_of, digest_of_arm, each_model, tokenizers_of
-from composer_replication.evaluation.decisions import NEAR_DUPLICATE
+from composer_replication.evaluation.decisions import NEAR_DUPLICATE, NO_CORRECTION
+from composer_replication.evaluation.figures import Over
 from composer_replication.evaluation.forced import Kept
 from composer_replication.evaluation.held_out import HeldOut, read_held_out
 from composer_replication.evaluation.questions import Answers, Questions, add_answers, ask, questions_on
-from composer_replication.evaluation.record import record_of, results_of, say_when_named
+from composer_replication.evaluation.record import over_of, record_of, results_of, say_when_named, units_of
 from composer_replication.evaluation.vllm_sampling import engine_of
 from composer_replication.runs import RunDir
 from composer_replication.runs.evaluation import ROWS_VERSION, write_evaluation
@@ -36,6 +39,42 @@ class _View(NamedTuple):
     held: HeldOut
     asked: Questions
     drops: Counter[str]
+
+
+class Measurable(NamedTuple):
+    """What the primary figure of an evaluation is a mean over, known before any model is trained.
+
+    `values` counts its errors (or the states to draw actions at), `units` the held-out sessions or projects that these
+    are in, `held_out` all held-out sessions or projects. `left_out` says why other errors have no value.
+    """
+
+    values: int
+    units: int
+    held_out: int
+    sessions: int
+    over: Over = "session"
+    left_out: Mapping[str, int] = {}
+
+
+def measurable(config: CrfConfig, run: RunDir, sides: Sequence[PlacedConversation], model: str) -> Measurable:
+    """Return what an evaluation of `run` with these settings will use, by the selection that the evaluation makes.
+
+    `model` names the start weights, of which the tokenizer alone is read.
+    """
+    section = replace(config.evaluation, token_gaps=0)  # they are no part of the primary figure
+    view = _view(replace(config, evaluation=section), run, sides, load_tokenizer(model), section.states)
+    names, places = units_of(run, sides), view.asked.places_of(section.primary)
+    left_out = view.held.drops + view.drops
+    if missing := len(view.asked.sites) - len(places) if section.primary == "forced_correction" else 0:
+        left_out[NO_CORRECTION] = missing
+    return Measurable(
+        values=len(places),
+        units=len({names[session] for session in places}),
+        held_out=len({names[row.session] for row in sides if row.side == "test"}),
+        sessions=view.held.num_sessions["test"],
+        over=over_of(run),
+        left_out=dict(sorted(left_out.items())),
+    )
 
 
 def evaluate_run(
@@ -85,18 +124,24 @@ def _views(
     have_same_tokens: bool,
 ) -> dict[str, _View]:
     """By the weights they belong to; of models with the same tokens, that of the first."""
-    from composer_replication.trainer.from_config.renderer import make_renderer, tools_of
-
-    views: dict[str, _View] = {}
     most = config.evaluation.states if have_same_tokens else sys.maxsize  # those that are common come later
-    for base, tokenizer in list(tokenizers.items())[: 1 if have_same_tokens else None]:
-        renderer, drops = make_renderer(config.render, tokenizer, tools_of(run)), Counter[str]()
-        most_gaps = config.evaluation.token_gaps
-        held = read_held_out(run, sides, renderer, _window_settings(config), num_learnt_sites=most_gaps)
-        views[base] = _View(renderer, held, questions_on(config, renderer, held, drops, most), drops)
+    bases = list(tokenizers)[: 1 if have_same_tokens else None]
+    views = {base: _view(config, run, sides, tokenizers[base], most) for base in bases}
     if not have_same_tokens:
         _keep_common_states(list(views.values()), config.evaluation.states)
     return views
+
+
+def _view(
+    config: CrfConfig, run: RunDir, sides: Sequence[PlacedConversation], tokenizer: Any, most_states: int
+) -> _View:
+    """Return the held-out sessions in a tokenizer's tokens, and everything that models will be asked about them."""
+    from composer_replication.trainer.from_config.renderer import make_renderer, tools_of
+
+    renderer, drops = make_renderer(config.render, tokenizer, tools_of(run)), Counter[str]()
+    most_gaps = config.evaluation.token_gaps
+    held = read_held_out(run, sides, renderer, _window_settings(config), num_learnt_sites=most_gaps)
+    return _View(renderer, held, questions_on(config, renderer, held, drops, most_states), drops)
 
 
 def _window_settings(config: CrfConfig) -> WindowSettings:

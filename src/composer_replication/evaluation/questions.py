@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from composer_replication.batch.render.renderer import Renderer
 from composer_replication.config import CrfConfig
-from composer_replication.config.evaluation import EvaluationConfig
+from composer_replication.config.evaluation import EvaluationConfig, Primary
 from composer_replication.evaluation import damage
 from composer_replication.evaluation.damage import GoodTurn, Question, good_turns_of, is_right, questions_of
 from composer_replication.evaluation.decisions import SiteDecisions, site_decisions
@@ -40,6 +40,13 @@ class Questions:
         drawn = [len(each.prompt) + new_tokens for each in self.states]
         sums = [len(each.prompt) + max(new_tokens, _SUM_TOKENS) for each in self.sums]
         return max([*drawn, *sums], default=0)
+
+    def places_of(self, primary: Primary) -> list[str]:
+        """Return the session of every site or state of which the primary figure will have a value."""
+        if primary == "sampled_failures":
+            return [state.session for state in self.states]
+        role = "correction" if primary == "forced_correction" else "good"
+        return [site.session for site in self.sites if any(each.role == role for each in site.decided)]
 
     @property
     def are_any(self) -> bool:

@@ -48,6 +48,12 @@ def over_of(run: RunDir) -> Over:
     return "project" if run.meta("split").settings.get("by") == "project" else "session"
 
 
+def units_of(run: RunDir, sides: Sequence[PlacedConversation]) -> dict[str, str]:
+    """Return what each session is counted as in an interval: itself, or its project where projects are held out."""
+    is_by_project = over_of(run) == "project"
+    return {row.session: row.project if is_by_project else row.session for row in sides}
+
+
 def results_of(
     config: CrfConfig,
     run: RunDir,
@@ -73,10 +79,9 @@ def results_of(
     if GOOD_TURNS in answers.losses:
         found.values[GOOD_TURNS] = loss_values(asked.turns, answers.losses[GOOD_TURNS])
     found.damage = [damage_row(name, UNITS[name], by_arm) for name, by_arm in answers.losses.items()]
-    if over_of(run) == "project":
-        projects = {row.session: row.project for row in sides}
-        for name, values in found.values.items():
-            found.values[name] = [each._replace(session=projects[each.session]) for each in values]
+    units = units_of(run, sides)
+    for name, values in found.values.items():
+        found.values[name] = [each._replace(session=units[each.session]) for each in values]
     return found
 
 

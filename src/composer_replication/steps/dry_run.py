@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from composer_replication.config import CrfConfig
 from composer_replication.runs import ARTEFACTS, RunDir
 from composer_replication.steps.run import RECORDS, arms_of, as_made
-from composer_replication.steps.running.learnable import check_learnable, learnable
+from composer_replication.steps.running.learnable import check_judgeable, check_learnable, learnable, to_judge_by
 from composer_replication.steps.stale import NOT_THERE, why_records
 from composer_replication.steps.table import step_named
 
@@ -61,8 +61,10 @@ def plan_run(config: CrfConfig, output: Path) -> RunPlan:
         steps, price = _light_steps(config, run)
         is_asked = any(each.why for each in steps if each.name == "sites")
         there = learnable(run)
-        check_learnable(config, there, remarks.append)
+        check_learnable(config, there)
         config = as_made(config)
+        judged = to_judge_by(config, run)
+        check_judgeable(config, there, judged, remarks.append)
         steps += _heavy_steps(config, run, output)
         training = plan(replace(config, train=replace(config.train, output=None)), run)
     made = [each.name for each in steps if each.why]
@@ -71,7 +73,7 @@ def plan_run(config: CrfConfig, output: Path) -> RunPlan:
         training=training,
         price=price,
         writer_usd=config.sites.max_usd if config.sites.writer and is_asked else None,
-        time=time_of_run(config, there, training, made),
+        time=time_of_run(config, judged, training, made),
         remarks=[f"to learn from: {there.in_words()}", *remarks, *training.remarks],
     )
 

@@ -17,7 +17,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from composer_replication.config import CrfConfig
 from composer_replication.runs import RunDir
 from composer_replication.runs.evaluation import control_name
-from composer_replication.steps.running.learnable import check_learnable, learnable
+from composer_replication.steps.running.learnable import (
+    Learnable,
+    check_judgeable,
+    check_learnable,
+    learnable,
+    to_judge_by,
+)
 from composer_replication.steps.running.options import remember, settled
 from composer_replication.steps.stale import evaluated_of, hashes, note_files, trained_of, why_files, why_records
 from composer_replication.steps.table import step_named
@@ -108,14 +114,17 @@ def _steps(config: CrfConfig, run: RunDir, told: Listener) -> Iterator[_Step]:
                 why_records(written, config, run),
                 partial(step_named(name).function, getattr(config, name), run),
             )
-    check_learnable(config, learnable(run), told.say)
-    yield from _of_training(as_made(config), run, told)
+    there = learnable(run)
+    check_learnable(config, there)
+    yield from _of_training(as_made(config), run, there, told)
 
 
-def _of_training(config: CrfConfig, run: RunDir, told: Listener) -> Iterator[_Step]:
+def _of_training(config: CrfConfig, run: RunDir, there: Learnable, told: Listener) -> Iterator[_Step]:
     from composer_replication.steps.train import set_aside, trained_in, why_train
 
     arms = arms_of(config)
+    if any(why_train(arm, run).why for arm in arms.values()):
+        check_judgeable(config, there, to_judge_by(config, run), told.say)
     for name, arm in arms.items():
         why, is_other = why_train(arm, run)
         if is_other:

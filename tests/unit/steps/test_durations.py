@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from types import SimpleNamespace
 
 import pytest
 
 from composer_replication.config import CrfConfig, load
+from composer_replication.evaluation.evaluate import Measurable
 from composer_replication.steps.running.durations import time_of_run
-from composer_replication.steps.running.learnable import Learnable, Side
 from composer_replication.trainer.from_config.plan import Pace
 
 PACE = Pace(speed=1e10, weights=3_000_000, tokens=1000, windows_a_step=2)  # 1 ms for each operation a weight and token
-THERE = Learnable(Side(30, 20, 40), 10, Counter(model=45), Side(8, 6, 10), "session", 6)
+JUDGED = Measurable(values=10, units=6, held_out=8, sessions=8)
 ALL = ("train", "control", "evaluate", "report")
 
 
@@ -21,7 +20,7 @@ def parts(*overrides, made=ALL, counts=None, seconds=80.0):
     training = SimpleNamespace(
         pace=PACE, seconds=seconds, counts={"lm_ce": 9, "sites": 40} if counts is None else counts
     )
-    found = time_of_run(load(CrfConfig, None, overrides), THERE, training, made)
+    found = time_of_run(load(CrfConfig, None, overrides), JUDGED, training, made)
     return {each.name: (round(each.seconds, 3), each.basis) for each in found}
 
 
@@ -62,4 +61,4 @@ def test_drawn_calls_take_a_token_at_a_time_and_a_control_is_a_third_model():
 
 
 def test_where_nobody_can_say_nothing_is_said():
-    assert time_of_run(CrfConfig(), THERE, SimpleNamespace(pace=None, seconds=None, counts={}), ALL) is None
+    assert time_of_run(CrfConfig(), JUDGED, SimpleNamespace(pace=None, seconds=None, counts={}), ALL) is None

@@ -7,12 +7,14 @@ them, 6 to learn from them, 8 with a teacher beside it. Drawing is slower than r
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from composer_replication.config import CrfConfig
 from composer_replication.runs.evaluation import controls_among
-from composer_replication.steps.running.learnable import Learnable
 from composer_replication.trainer.from_config.plan import Pace, TrainingPlan
+
+if TYPE_CHECKING:
+    from composer_replication.evaluation.evaluate import Measurable
 
 _READ, _LEARN = 2, 6
 _READINGS_OF_A_PROOF = 2  # with and without hints; what contexts share is read once
@@ -31,7 +33,7 @@ class TimeOfPart(NamedTuple):
 
 
 def time_of_run(
-    config: CrfConfig, there: Learnable, training: TrainingPlan, made: Collection[str]
+    config: CrfConfig, judged: Measurable, training: TrainingPlan, made: Collection[str]
 ) -> list[TimeOfPart] | None:
     """The parts of the steps that are `made`; None where nobody can say, as with rollouts."""
     if training.pace is None or training.seconds is None:
@@ -43,7 +45,7 @@ def time_of_run(
     parts += [TimeOfPart("training", training.seconds, steps)] if "train" in made else []
     again = "the same again, with shuffled hints and pairs"
     parts += [TimeOfPart(name, training.seconds, again) for name in controls_among(made)]
-    return [*parts, *([_evaluation(config, there, training, pace)] if "evaluate" in made else [])]
+    return [*parts, *([_evaluation(config, judged, training, pace)] if "evaluate" in made else [])]
 
 
 def _warm_up(config: CrfConfig, training: TrainingPlan, pace: Pace) -> list[TimeOfPart]:
@@ -67,14 +69,14 @@ def _proof(config: CrfConfig, training: TrainingPlan, pace: Pace) -> list[TimeOf
     return [TimeOfPart("hint proof", pace.seconds(_READ * pace.tokens * sites * _READINGS_OF_A_PROOF), basis)]
 
 
-def _evaluation(config: CrfConfig, there: Learnable, training: TrainingPlan, pace: Pace) -> TimeOfPart:
+def _evaluation(config: CrfConfig, judged: Measurable, training: TrainingPlan, pace: Pace) -> TimeOfPart:
     """Each model reads mistakes, corrections and good turns and draws calls; two of them read sites for token gaps."""
     section, models = config.evaluation, 2 + (config.run.shuffles if config.run.control else 0)
     context = min(section.context, pace.tokens)
-    good = min(section.good_turns, _GOOD_TURNS_A_SESSION * there.test.sessions)
-    gaps = min(section.token_gaps, there.test.mistakes + training.counts.get("sites", 0))
-    turns = models * (there.test.mistakes * (2 + section.good_calls) + good) + 2 * 2 * gaps
-    states = 2 * min(section.states, max(there.test.mistakes, 1)) if section.samples else 0
+    good = min(section.good_turns, _GOOD_TURNS_A_SESSION * judged.sessions)
+    gaps = min(section.token_gaps, judged.values + training.counts.get("sites", 0))
+    turns = models * (judged.values * (2 + section.good_calls) + good) + 2 * 2 * gaps
+    states = 2 * min(section.states, max(judged.values, 1)) if section.samples else 0
     token = max(_SECONDS_A_DRAWN_TOKEN, pace.seconds(_DRAWS_SLOWER * _READ * section.samples))
     drawing = models * states * section.new_tokens * _SHARE_DRAWN * token
     basis = f"{models} models read {turns:,} turns"

@@ -1,11 +1,11 @@
-"""Whether there is anything to learn from, and enough to judge by: asked of sites, pairs and split, before training."""
+"""Whether there is enough to learn from, and enough errors to judge by: both are checked before any training."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from composer_replication.config import CrfConfig
 from composer_replication.errors import InputError, explain
@@ -13,13 +13,24 @@ from composer_replication.runs import RunDir
 from composer_replication.runs.pairs import read_pairs
 from composer_replication.runs.sites import read_sites
 from composer_replication.runs.split import PlacedConversation, read_split
+from composer_replication.steps.evaluate import sides_to_compare
+
+if TYPE_CHECKING:
+    from composer_replication.evaluation.evaluate import Measurable
 
 _SEEN_FROM = 1.96 + 0.84
 """Standard errors that an effect must have to be seen, at 5%, four times of five."""
+_WHY_LEFT_OUT = {
+    "near_duplicate": "also in a training session",
+    "no_good_call_in_the_session": "in a session without a good call",
+    "no_correction": "without a right call in its session",
+    "without_hint": "without a hint",
+}
+"""Reasons of the evaluation in words; those of a template or of a window are shown by their names."""
 
 
 class Side(NamedTuple):
-    """One side of the split: its sessions, those with a mistake that may be taught or judged by, and the mistakes."""
+    """The sessions that are learnt from, those of them with a mistake that may be taught, and these mistakes."""
 
     sessions: int = 0
     erring: int = 0
@@ -27,20 +38,14 @@ class Side(NamedTuple):
 
 
 class Learnable(NamedTuple):
-    """What there is to learn from, and to judge by. `failures` are all of the run's, by whose doing they were.
+    """What there is to learn from. `failures` are all of the run's, by who caused them.
 
-    A mistake is a failure of the model that is kept with a hint. `units` are what the evaluation's interval is over:
-    held-out sessions with a mistake, or their projects where whole projects are held out.
+    A mistake is a failure of the model that is kept with a hint.
     """
 
     learnt: Side
     pairs: int
     failures: Counter[str]
-    test: Side
-    over: str
-    units: int
-    repeated: int = 0
-    """Held-out mistakes that are not judged by, as learnt sessions hold their states, too."""
 
     def in_words(self) -> str:
         blamed = ", ".join(f"{number} {blame}" for blame, number in self.failures.most_common())
@@ -50,43 +55,20 @@ class Learnable(NamedTuple):
             f" sessions, and {_many(self.pairs, 'pair')}; in the whole run {failed}"
         )
 
-    def to_judge_by(self) -> str:
-        """What the evaluation will have, and how large an effect must be for it to show."""
-        said = f"{_many(self.test.mistakes, 'mistake')} in {self.test.erring} of {self.test.sessions} held-out sessions"
-        if self.repeated:
-            said += f" ({self.repeated:,} more stand in learnt sessions as well)"
-        if self.units < 2:
-            return said
-        return (
-            f"{said}; an effect shows from about {_SEEN_FROM / math.sqrt(self.units):.1f} times as much as {self.over}s"
-            " differ among themselves"
-        )
-
 
 def learnable(run: RunDir) -> Learnable:
-    """What the sites and pairs of a run have to teach with, and to judge by."""
+    """Count what the sites and pairs of a run have to teach with, outside of its test sessions."""
     rows = {row.conversation_id: row for row in read_split(run) or ()}
     test = {identity for identity, row in rows.items() if row.side == "test"}
-    twice = {(identity, turn) for identity, row in rows.items() for turn in row.near_duplicates}
-    failures, mistakes, repeated = Counter[str](), list[str](), 0
+    failures, mistakes = Counter[str](), list[str]()
     for site, hint in read_sites(run):
         failures.update([site.blame] if site.kind != "no_failure" else [])
-        is_mistake, is_repeated = site.is_kept and hint is not None, (site.conversation_id, site.turn_id) in twice
-        mistakes += [site.conversation_id] if is_mistake and not is_repeated else []
-        repeated += is_mistake and is_repeated
-    held_out = [each for each in mistakes if each in test]
-    judged = _side([row for row in rows.values() if row.side == "test"], held_out)
-    is_by_project = bool(rows) and run.meta("split").settings.get("by") == "project"
+        is_taught = site.is_kept and hint is not None and site.conversation_id not in test
+        mistakes += [site.conversation_id] if is_taught else []
     return Learnable(
-        learnt=_side(
-            [row for row in rows.values() if row.side != "test"], [each for each in mistakes if each not in test]
-        ),
+        learnt=_side([row for row in rows.values() if row.side != "test"], mistakes),
         pairs=sum(identity not in test for identity, _ in read_pairs(run)),
         failures=failures,
-        test=judged,
-        over="project" if is_by_project else "session",
-        units=len({rows[each].project for each in held_out}) if is_by_project else judged.erring,
-        repeated=repeated,
     )
 
 
@@ -97,19 +79,8 @@ def _side(rows: list[PlacedConversation], mistakes: list[str]) -> Side:
     return Side(len({*session_of.values(), *erring}), len(erring), len(mistakes))
 
 
-def check_learnable(config: CrfConfig, there: Learnable, say: Callable[[str], None]) -> None:
-    """Raise where there is too little to learn from, or to judge by, with what would change that; say what there is."""
-    _check_learnt(config, there)
-    needed, is_forced = config.evaluation.fewest_sessions, config.evaluation.primary != "sampled_failures"
-    if is_forced and there.units < needed:
-        if not config.run.without_verdict:
-            raise InputError(_no_verdict(there, needed))
-        say(f"no verdict will be possible: {there.to_judge_by()}, and {needed} {there.over}s are needed")
-    else:
-        say(f"to judge by: {there.to_judge_by()}")
-
-
-def _check_learnt(config: CrfConfig, there: Learnable) -> None:
+def check_learnable(config: CrfConfig, there: Learnable) -> None:
+    """Raise InputError, with what would change it, where there is too little to learn from."""
     to_learn, fewest = there.learnt.mistakes + there.pairs, max(config.run.fewest, 1)
     if to_learn < fewest:
         fix = (
@@ -123,18 +94,61 @@ def _check_learnt(config: CrfConfig, there: Learnable) -> None:
         )
 
 
-def _no_verdict(there: Learnable, needed: int) -> str:
+def to_judge_by(config: CrfConfig, run: RunDir) -> Measurable:
+    """Return what the evaluation of this run will measure, by its own selection; loads the model's tokenizer.
+
+    `config` is the one that the training and the evaluation get: its windows fit the model.
+    """
+    from composer_replication.evaluation.evaluate import measurable
+
+    return measurable(config, run, sides_to_compare(run), config.train.required_model())
+
+
+def check_judgeable(config: CrfConfig, there: Learnable, judged: Measurable, say: Callable[[str], None]) -> None:
+    """Say what the evaluation will measure; raise InputError where it is too little for a verdict."""
+    needed = config.evaluation.fewest_sessions
+    if judged.units >= needed:
+        say(f"to judge by: {_judged_in_words(config, judged)}")
+    elif config.run.without_verdict:
+        words = _judged_in_words(config, judged)
+        say(f"no verdict will be possible: {words}, and {needed} {judged.over}s are needed")
+    else:
+        raise InputError(_no_verdict(config, there, judged))
+
+
+def _judged_in_words(config: CrfConfig, judged: Measurable) -> str:
+    """What is measured, why other errors are left out, and how large an effect must be to show."""
+    noun = "state" if config.evaluation.primary == "sampled_failures" else "mistake"
+    words = f"{_many(judged.values, noun)} in {judged.units} of {judged.held_out} held-out {judged.over}s"
+    if judged.left_out:
+        reasons = ", ".join(f"{number:,} {_why_left_out(name)}" for name, number in judged.left_out.items())
+        words += f" (left out: {reasons})"
+    if judged.units < 2:
+        return words
+    return (
+        f"{words}; an effect shows from about {_SEEN_FROM / math.sqrt(judged.units):.1f} times as much as"
+        f" {judged.over}s differ among themselves"
+    )
+
+
+def _why_left_out(name: str) -> str:
+    reason = name.partition(": ")[2] or name  # as `sdpo_jsd: without_hint`
+    return _WHY_LEFT_OUT.get(reason, reason.replace("_", " "))
+
+
+def _no_verdict(config: CrfConfig, there: Learnable, judged: Measurable) -> str:
     """Training would take its time, and at its end nobody could say whether it helped."""
-    sessions, erring = there.learnt.sessions + there.test.sessions, there.learnt.erring + there.test.erring
+    needed, erring = config.evaluation.fewest_sessions, there.learnt.erring + judged.units
     more = "More sessions would change that"
-    if there.over == "session" and there.test.sessions and erring:
-        share = there.test.sessions / sessions
+    if judged.over == "session" and judged.held_out and erring:
+        sessions = there.learnt.sessions + judged.held_out
+        share = judged.held_out / sessions
         more += f", about {math.ceil(needed * sessions / (erring * share)):,} like these in all"
         if (larger := math.ceil(20 * needed / erring) / 20) <= 0.5:
             more += f"; or a larger held-out share, `--set split.test={larger:g}`"
     fix = f"{more}. To train all the same, without an answer to whether it helped: `--set run.without_verdict=true`."
-    expected = f"mistakes in at least {needed} held-out {there.over}s (evaluation.fewest_sessions)"
-    return explain("too little to judge by", got=there.to_judge_by(), expected=expected, fix=fix)
+    expected = f"mistakes in at least {needed} held-out {judged.over}s (evaluation.fewest_sessions)"
+    return explain("too little to judge by", got=_judged_in_words(config, judged), expected=expected, fix=fix)
 
 
 def _many(number: int, noun: str) -> str:

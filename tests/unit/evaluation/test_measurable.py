@@ -1,0 +1,98 @@
+"""The check before training counts the errors that the evaluation then measures, whatever it leaves out."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from evaluation_runs import config, write_sites
+
+from composer_replication.config import CrfConfig, RunConfig, SplitConfig
+from composer_replication.errors import InputError
+from composer_replication.evaluation.evaluate import Measurable
+from composer_replication.runs.conversations import read_conversations
+from composer_replication.runs.evaluation import read_rows
+from composer_replication.runs.split import read_split
+from composer_replication.steps.evaluate import evaluate
+from composer_replication.steps.running.learnable import Learnable, Side, check_judgeable, to_judge_by
+from composer_replication.steps.split import write_split
+
+PRIMARIES = ("forced_gap", "forced_correction", "forced_erring", "sampled_failures")
+
+
+def damage(run, seed):
+    """Hold out a random share; mark near-duplicates, take hints and good calls from some of the sessions."""
+    draw = random.Random(seed)
+    sites = list(run.read_jsonl("sites", schema="error_site"))
+    write_split(SplitConfig(test=draw.choice((0.4, 0.6, 0.9)), validation=0.0), run)
+    rows = [{**row._asdict(), "near_duplicates": []} for row in read_split(run)]
+    turns = {each.id: [turn.id for turn in each.turns if turn.calls] for each in read_conversations(run)}
+    for row in rows:
+        row["project"] = draw.choice(("/a", "/b", "/c"))
+        fate = draw.choice(("whole", "whole", "erring", "good", "no_hint", "not_kept")) if row["side"] == "test" else ""
+        erring = {site["turn_id"] for site in sites if site["conversation_id"] == row["conversation_id"]}
+        row["near_duplicates"] = [
+            turn
+            for turn in turns[row["conversation_id"]]
+            if {"erring": turn in erring, "good": turn not in erring}.get(fate)
+        ]
+        for site in (each for each in sites if each["conversation_id"] == row["conversation_id"]):
+            site |= {"no_hint": {"hint": None}, "not_kept": {"is_kept": False}}.get(fate, {})
+    settings = {**run.meta("split").settings, "by": draw.choice(("time", "project"))}
+    run.write_jsonl("split", rows, schema="split", version=1, sources=["conversations"], settings=settings)
+    write_sites(run, sites)
+    return draw
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_what_is_counted_before_is_what_the_evaluation_has_a_value_of(run, folder, other, seed):
+    draw = damage(run, seed)
+    primary, budget = PRIMARIES[seed % 4], draw.choice((300, 32_768))
+    samples = int(primary == "sampled_failures")
+    lines = {"context": draw.choice((16, 8192)), "states": draw.choice((1, 40)), "samples": samples, "new_tokens": 2}
+    told = config(f'primary = "{primary}"\n' + "".join(f"{name} = {value}\n" for name, value in lines.items()))
+    batch = replace(told.train.batch, budget=budget)
+    told = replace(told, train=replace(told.train, model=str(folder / "model"), batch=batch))
+    before = to_judge_by(told, run)
+    record = evaluate(told, run, before=str(folder / "model"), after=str(other))
+    assert (before.values, before.units) == (record["power"]["sites"], record["power"]["sessions"])
+    assert before.over == record["split"]["over"]
+    measured = {row["site_id"] for row in read_rows(run, "evaluated")}
+    kept = [row for row in run.read_jsonl("sites", schema="error_site") if row["is_kept"]]
+    held_out = {row.conversation_id for row in read_split(run) if row.side == "test"}
+    lost = [row for row in kept if row["conversation_id"] in held_out and row["id"] not in measured]
+    assert len(lost) <= sum(before.left_out.values()), "each error that is not measured is named before"
+
+
+def gate(judged, learnt, **options):
+    told, said = CrfConfig(run=RunConfig(**options)), []
+    check_judgeable(told, Learnable(learnt, 4, Counter()), judged, said.append)
+    return said
+
+
+def test_a_training_that_nobody_could_judge_does_not_begin_unless_that_is_asked_for():
+    judged, learnt = Measurable(values=1, units=1, held_out=1, sessions=1), Side(4, 4, 4)
+    with pytest.raises(InputError) as caught:
+        gate(judged, learnt)
+    assert str(caught.value) == (
+        "too little to judge by: got 1 mistake in 1 of 1 held-out sessions, expected mistakes in at least 5 held-out "
+        "sessions (evaluation.fewest_sessions). More sessions would change that, about 25 like these in all. To train "
+        "all the same, without an answer to whether it helped: `--set run.without_verdict=true`."
+    )
+    assert gate(judged, learnt, without_verdict=True) == [
+        "no verdict will be possible: 1 mistake in 1 of 1 held-out sessions, and 5 sessions are needed",
+    ]
+
+
+def test_what_there_is_to_judge_by_is_said_with_what_is_left_out_and_how_large_an_effect_must_be():
+    with pytest.raises(InputError, match=r"or a larger held-out share, `--set split.test=0.25`"):
+        gate(Measurable(values=4, units=4, held_out=4, sessions=4), Side(16, 16, 16))
+    left_out = {"near_duplicate": 1, "sdpo_jsd: without_hint": 2, "no_good_call_in_the_session": 1}
+    judged = Measurable(values=6, units=5, held_out=9, sessions=9, over="project", left_out=left_out)
+    assert gate(judged, Side(16, 16, 16)) == [
+        "to judge by: 6 mistakes in 5 of 9 held-out projects (left out: 1 also in a training session, 2 without a hint,"
+        " 1 in a session without a good call); an effect shows from about 1.3 times as much as projects differ among"
+        " themselves"
+    ]
