@@ -26,7 +26,10 @@ _FEWEST_FOR_A_PLOT = 3
 
 
 class Report(NamedTuple):
-    """What was written: `folder` holds a page a session, where there are too many for one file."""
+    """What was written, and what `crf report` says of it.
+
+    `folder` holds a page a session, where there are too many for one file.
+    """
 
     html: Path
     markdown: Path
@@ -34,6 +37,7 @@ class Report(NamedTuple):
     verdict: figures.Verdict
     num_sessions: int
     absent: list[Absent]
+    hint_tests: findings.HintTests
 
 
 def folder_of(html: Path) -> Path:
@@ -70,7 +74,9 @@ def build_report(run: RunDir, html: Path, *, trained_in: Path) -> Report:
     markdown = html.with_suffix(".md")
     atomic_write_bytes(markdown, page("report.md.jinja", **values, page_name=html.name))
     atomic_write_bytes(html, page("report.html.jinja", **values, is_lazy=folder is not None))
-    return Report(html, markdown, folder, values["verdict"], len(listed.sessions), values["absent"])
+    return Report(
+        html, markdown, folder, values["verdict"], len(listed.sessions), values["absent"], values["hint_tests"]
+    )
 
 
 def _values(records: RunRecords, listed: sessions.SessionList) -> dict[str, Any]:
@@ -126,6 +132,7 @@ def _of_sites(records: RunRecords, listed: sessions.SessionList) -> dict[str, An
         "num_taught": sum(session.num_taught for session in listed.sessions),
         "misfires": findings.worst_misfires(records),
         "proof": findings.proof_of(records),
+        "hint_tests": findings.hint_tests(records),
         "meanings": MEANINGS,
     }
 

@@ -69,6 +69,49 @@ def failures(records: RunRecords) -> Iterator[tuple[ErrorSite, Hint | None]]:
     return (each for each in records.sites if each[0].kind != NO_FAILURE)
 
 
+class HintTests(NamedTuple):
+    """The hints of mistakes by what became of their test: `proved` may teach, `not_proved` were tested and dropped.
+
+    `not_tested` counts the others by the reason.
+    """
+
+    proved: int
+    not_proved: int
+    not_tested: Mapping[str, int]
+
+    @property
+    def num_not_tested(self) -> int:
+        return sum(self.not_tested.values())
+
+
+def hint_tests(records: RunRecords) -> HintTests:
+    """Return what became of the hint of every mistake, by the proof and the settings of the training."""
+    proved, untested = Counter[bool](), Counter[str]()
+    why = _why_not_tested(records)
+    for site, hint in failures(records):
+        if not site.is_kept or hint is None:
+            continue
+        if (row := records.proofs.get(site.id)) is not None:
+            proved[bool(row["is_kept"])] += 1
+            continue
+        side = records.sides.get(site.conversation_id, {}).get("side", "train")
+        untested[why or ("its session is held out" if side != "train" else "it reached no training batch")] += 1
+    return HintTests(proved[True], proved[False], dict(untested.most_common()))
+
+
+def _why_not_tested(records: RunRecords) -> str:
+    """What holds for all hints of this run; empty where the proof was made."""
+    if records.why_no_proof or records.proofs:
+        return records.why_no_proof
+    if records.training_record is not None:
+        return "the training made no proof"
+    if (records.run.root / "hint_proof.partial.jsonl").exists():
+        return "the proof was begun, and not ended"
+    if records.metrics.rows or records.path("checkpoints").exists():
+        return "the training has not reached the proof"
+    return "no training has begun"
+
+
 class Proof(NamedTuple):
     """What the proof said of all sites: how many by reason, and the median effects of hints in nats a token."""
 

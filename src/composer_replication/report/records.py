@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -135,8 +136,30 @@ class RunRecords:
         return found
 
     @cached_property
+    def settings(self) -> Row | None:
+        """The settings that the training wrote before it began; None without any, or where somebody broke them."""
+        try:
+            return tomllib.loads((self.training / ARTEFACTS["config"].file_name).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+
+    @cached_property
+    def why_no_proof(self) -> str:
+        """Why this training tests no hints; empty where its settings ask for the proof. An earlier training's proof may
+        lie here all the same."""
+        settings: Row = self.settings or {}
+        train: Row = settings.get("train", {})
+        if train.get("proof", {}).get("on") is False:
+            return "the proof was switched off (train.proof.on = false)"
+        if settings.get("loss", {}).get("alpha_sdpo") == 0:
+            return "channel 2 was switched off (loss.alpha_sdpo = 0)"
+        return ""
+
+    @cached_property
     def proofs(self) -> Mapping[str, Row]:
-        """Proofs by site; none of a version that measured something else."""
+        """Proofs by site; none of a version that measured something else, or that this training did without."""
+        if self.why_no_proof:
+            return {}
         is_read = self.has("hint_proof") and self._version("hint_proof") == _SCHEMAS["hint_proof"][1]
         return {row["site_id"]: row for row in self.rows("hint_proof")} if is_read else {}
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from composer_replication.report.plots import ONE, QUIET, THREE, TWO, Line, curves
 from composer_replication.report.records import Row, RunRecords
+from composer_replication.runs.channel_record import channel_in_words, channel_results, has_figure
 
 _CHANNELS = {
     "lm_ce": ("Channel 1: good turns", "cross-entropy in nats a token", ONE),
@@ -20,11 +21,13 @@ _MOST_POINTS = 400
 
 
 class Channel(NamedTuple):
+    """`steps` says in words in which steps the channel was taught, or why in none."""
+
     name: str
     label: str
     unit: str
     weight: float | None
-    steps: int
+    steps: str
     first: float | None
     last: float | None
     svg: str
@@ -51,11 +54,16 @@ def training_of(records: RunRecords) -> Training:
     rows, control = records.metrics.rows, records.control_metrics.rows
     said = {each["name"]: each for each in record.get("channels", ())}
     counts: Mapping[str, int] = record.get("counts") or {}
-    names = [name for name in _CHANNELS if name in said or any(f"loss/{name}" in row for row in rows)]
+    names = [name for name in _CHANNELS if name in said or has_figure(rows, name)]
+    steps = record.get("steps") or _last(rows, "step")
+    read = {each.name: vars(each) for each in channel_results(names, rows, {})}  # of a training that has not ended
     return Training(
-        channels=[_channel(name, rows, control, said.get(name)) for name in names],
+        channels=[
+            _channel(name, rows, control, said.get(name), channel_in_words(said.get(name, read[name]), steps))
+            for name in names
+        ],
         svg_held_out=_held_out(rows, control),
-        steps=record.get("steps") or _last(rows, "step"),
+        steps=steps,
         warmup_steps=record.get("warmup_steps") or 0,
         windows_seen=counts.get("windows_seen", 0),
         windows=counts.get("windows", 0),
@@ -66,7 +74,7 @@ def training_of(records: RunRecords) -> Training:
     )
 
 
-def _channel(name: str, rows: list[Row], control: list[Row], said: Row | None) -> Channel:
+def _channel(name: str, rows: list[Row], control: list[Row], said: Row | None, steps: str) -> Channel:
     label, unit, colour = _CHANNELS[name]
     points, beside = _points(rows, f"loss/{name}"), _points(control, f"loss/{name}")
     svg = ""
@@ -79,7 +87,7 @@ def _channel(name: str, rows: list[Row], control: list[Row], said: Row | None) -
         label=label,
         unit=unit,
         weight=None if said is None else said["weight"],
-        steps=len(points) if said is None else said["steps"],
+        steps=steps,
         first=points[0][1] if points else None,
         last=points[-1][1] if points else None,
         svg=svg,

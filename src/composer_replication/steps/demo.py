@@ -20,6 +20,7 @@ from composer_replication.envs.student import student_folder
 from composer_replication.envs.workspace.sandbox import TestRunner
 from composer_replication.errors import SandboxError
 from composer_replication.runs.artefacts import control_folders
+from composer_replication.runs.channel_record import channel_in_words
 from composer_replication.steps.around.world import agent_named, write_logs
 
 SEED, SESSIONS = 50_000, 96
@@ -91,9 +92,13 @@ def use_one_thread() -> None:
 
 
 def channels_that_did_not_run(run: Path) -> list[str]:
-    """Channels with a weight that ran in no step of a training or its controls, named by both."""
+    """Return what became of each channel with a weight that no step of a training, or of a control, has taught."""
     found: list[str] = []
     for folder in (run, *control_folders(run)):
         record: dict[str, Any] = decode_object((folder / "adapter" / "training.json").read_bytes())
-        found += [f"{each['name']} of {folder}" for each in record["channels"] if each["weight"] and not each["steps"]]
+        found += [
+            f"{each['name']} of {folder}: {channel_in_words(each, record['steps'])}"
+            for each in record["channels"]
+            if each["weight"] and not each["steps"]
+        ]
     return found

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from composer_replication.errors import ComposerError
 from composer_replication.runs import RunDir
+from composer_replication.runs.channel_record import channel_in_words
 from composer_replication.runs.evaluation import read_evaluation, weight_files_digest
 from composer_replication.use.trained import UNKNOWN_LICENCE, Trained, is_folder, licence_of
 from composer_replication.version import __version__
@@ -189,14 +190,15 @@ def _training(record: Mapping[str, Any]) -> str:
     if not record:
         return "No record of a training lies beside these weights."
     channels = [each for each in record.get("channels", ()) if isinstance(each, Mapping)]
-    ran = [
-        f"{each.get('name')} (weight {each.get('weight'):g}, {each.get('steps')} steps)"
-        for each in channels
-        if each.get("steps")
-    ]
+    by_state: dict[bool, list[Mapping[str, Any]]] = {True: [], False: []}
+    for each in channels:
+        by_state[bool(each.get("steps"))].append(each)
+    ran = [f"{each.get('name')} (weight {each.get('weight'):g}, {each.get('steps')} steps)" for each in by_state[True]]
+    others = [f"{each.get('name')} ({channel_in_words(each, None)})" for each in by_state[False]]
     warmed = f" after a warm-up of {record['warmup_steps']}" if record.get("warmup_steps") else ""
     lines = [
         f"{record.get('steps', 0)} steps{warmed}; channels that ran: {', '.join(ran) or 'none'}.",
+        *([f"Channels that were not taught: {', '.join(others)}."] if others else []),
         f"Digests: config {str(record.get('config_hash'))[:12]}, start weights {str(record.get('start_digest'))[:12]}.",
         *(f"Alarm: {each}." for each in record.get("alarms", ())),
         *(f"Diagnosis: {each}" for each in record.get("diagnosis", ())),

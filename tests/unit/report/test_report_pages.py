@@ -9,10 +9,13 @@ from html.parser import HTMLParser
 
 import pytest
 
+from composer_replication.cli.main import main
 from composer_replication.errors import InputError
 from composer_replication.report import build
 from composer_replication.runs import RunDir
 from composer_replication.runs.elsewhere import made_elsewhere
+from composer_replication.runs.sites import read_sites
+from composer_replication.runs.split import read_split
 from composer_replication.steps.report import write_report
 from report_runs import SCRIPT, make_run
 
@@ -136,6 +139,48 @@ def test_what_the_proof_dropped_is_left_out_once_and_by_what_it_was_for(run):
     told = [(each.stage, each.reason) for each in drops(records, {})]
     assert ("train", "good turns: failed call") in told
     assert [each for each in told if "hint does nothing" in each[1]] == [("hint proof", "hint does nothing")]
+
+
+PROOF_OFF = "[train.proof]\non = false\n"
+
+
+@pytest.mark.parametrize(
+    ("upto", "settings", "reasons"),
+    [
+        ("pairs", None, {"no training has begun"}),
+        ("train", "[train]\n", {"its session is held out", "it reached no training batch"}),
+        ("train", PROOF_OFF, {"the proof was switched off (train.proof.on = false)"}),
+        ("train", "[loss]\nalpha_sdpo = 0.0\n", {"channel 2 was switched off (loss.alpha_sdpo = 0)"}),
+        ("begun", "[train]\n", {"the training has not reached the proof"}),
+        ("partial", "[train]\n", {"the proof was begun, and not ended"}),
+    ],
+)
+def test_a_hint_is_proved_or_not_proved_or_not_tested_with_the_reason(tmp_path, capsys, upto, settings, reasons):
+    made = make_run(tmp_path / "run", 8, upto="train" if upto == "train" else "pairs")
+    sites = [site for site, hint in read_sites(made) if site.is_kept and hint is not None]
+    rows = {}
+    if settings is not None:
+        made.path("config").write_text(settings)
+        (made.root / "checkpoints").mkdir(exist_ok=True)
+    if upto == "partial":
+        (made.root / "hint_proof.partial.jsonl").write_text("")
+    if upto == "train":  # a proof of some of the sites; it lies there as well where an earlier training made it
+        held_out = {row.conversation_id for row in read_split(made) if row.side == "test"}
+        all_rows = list(made.read_jsonl("hint_proof", schema="hint_proof", version=3))
+        some = [row for row in all_rows if row["conversation_id"] not in held_out][1:]
+        made.write_jsonl("hint_proof", some, schema="hint_proof", version=3, sources=["conversations", "sites"])
+        rows = {row["site_id"]: row["is_kept"] for row in some} if len(reasons) == 2 else {}
+    assert main(["report", str(made.root), "--json"]) == 0
+    hints = json.loads(capsys.readouterr().out)["hints"]
+    assert hints["proved"] == sum(rows.values())
+    assert hints["not_proved"] == len(rows) - sum(rows.values())
+    assert sum(hints["not_tested"].values()) == len(sites) - len(rows)
+    assert set(hints["not_tested"]) == reasons
+    page, text = ((made.root / name).read_text(encoding="utf-8") for name in ("report.html", "report.md"))
+    for why, number in hints["not_tested"].items():
+        assert f"{number}: {why}" in page
+        assert f"| not tested, as {why} | {number} |" in text.replace(chr(92), "")
+    assert ("hints were tested on the start weights" in text) == bool(rows)
 
 
 def test_all_that_took_time_is_in_the_cost(run, tmp_path):

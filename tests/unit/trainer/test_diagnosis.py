@@ -171,15 +171,15 @@ def test_a_gate_that_never_opened_is_said_to_be_why_channel_2_did_not_run(gate: 
     run = {"hints__gate": gate, "ran__sdpo_kl": ran}
     doubtful = diagnose(changed(hints__compared=50.0, hints__deviations=1.5, **run))
     assert len(doubtful) == is_closed
-    assert all("So channel 2 never ran on rollouts; train.grpo.heed_gate = false" in each for each in doubtful)
+    assert all("So channel 2 was never taught on rollouts; train.grpo.heed_gate = false" in each for each in doubtful)
     near = diagnose(changed(hints__deviations=20.0, hints__own_drop=0.3, hints__other_drop=0.08, **run))
     assert [each.startswith("Hints do more than others here, and not enough (5 times what") for each in near] == [
         True
     ] * is_closed
     [deaf] = diagnose(changed(hints__deviations=0.1, **run))
-    assert ("Channel 2 has little to teach with, and never ran on rollouts" in deaf) is is_closed
+    assert ("Channel 2 has little to teach with, and was never taught on rollouts" in deaf) is is_closed
     [unknown] = diagnose(changed(hints__compared=0.0, **run))
-    assert ("So channel 2 never ran" in unknown) is is_closed
+    assert ("So channel 2 was never taught" in unknown) is is_closed
 
 
 def test_a_gate_that_opens_or_was_open_is_no_riddle() -> None:

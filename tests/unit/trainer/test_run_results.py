@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
+import pytest
+
+from composer_replication.runs.channel_record import channel_in_words, channel_results
 from composer_replication.trainer.from_config.inputs import held_out_rows
-from composer_replication.trainer.from_config.results import channel_results, metric_names
+from composer_replication.trainer.from_config.results import metric_names
+from composer_replication.trainer.watch.logged_history import never_ran
 
 
 def test_a_channels_steps_are_those_since_the_line_before():
@@ -17,6 +23,32 @@ def test_a_channels_steps_are_those_since_the_line_before():
     assert (grpo.steps, grpo.first_loss, grpo.last_loss, grpo.weight) == (5, 0.5, 0.2, 1.0)
     assert (sdpo.steps, sdpo.first_loss, sdpo.last_loss, sdpo.weight) == (2, 0.3, 0.1, 0.1)
     assert (pairs.never_ran, pairs.first_loss) == (True, None)
+
+
+@pytest.mark.parametrize(
+    ("lines", "alpha", "state", "words"),
+    [
+        (
+            [{"loss/sdpo_kl": 0.2, "ran/sdpo_kl": 1.0}, {"loss/sdpo_kl": 0.1, "ran/sdpo_kl": 0.0}],
+            0.1,
+            "taught",
+            "1 of 2",
+        ),
+        ([{"loss/sdpo_kl": 0.18, "ran/sdpo_kl": 0.0, "hints/gate": 0.0}] * 2, 0.1, "measured", "gate closed"),
+        ([{"loss/sdpo_kl": 0.0, "ran/sdpo_kl": 0.0}] * 2, 0.1, "measured", "weight 0 at these steps"),
+        ([{"loss/sdpo_kl": 0.18, "ran/sdpo_kl": 0.0}] * 2, 0.0, "measured", "weight 0"),
+        ([{"eval_sdpo_kl": 0.3}, {}], 0.1, "measured", "only on held-out data"),
+        ([{"loss/sdpo_kl": None}, {"ran/sdpo_kl": 0.0}], 0.1, "never_ran", "no data"),
+        ([{"ran/sdpo_kl": 0.0}, {}], 0.0, "off", "weight 0"),
+    ],
+)
+def test_a_channel_is_taught_or_measured_or_off_or_never_ran(lines, alpha, state, words):
+    history = [{"step": at, "loss": 1.0, **line} for at, line in enumerate(lines, start=1)]
+    [channel] = channel_results(("sdpo_kl",), history, {"alpha_sdpo": alpha})
+    assert (channel.state, channel.never_ran) == (state, state == "never_ran")
+    assert channel.in_words(2).endswith(words)
+    assert channel_in_words(asdict(channel), 2) == channel.in_words(2), "training.json says the same"
+    assert never_ran([{**line, "w": alpha} for line in history], "w", ["loss/sdpo_kl"]) == (state == "never_ran")
 
 
 def test_counts_and_drops_call_channels_as_metrics_do():

@@ -175,10 +175,16 @@ def as_shown(name: str) -> str:
 
 
 def figures_text(figures: Mapping[str, Any]) -> str:
-    """The figures that somebody watches, in a fixed order."""
+    """The figures that somebody watches, in a fixed order; a loss that no step taught is marked."""
     return "  ".join(
-        f"{name} {float(figures[key]):.4g}" for key, name in _SHOWN if isinstance(figures.get(key), int | float)
+        f"{name} {float(figures[key]):.4g}{_if_not_taught(key, figures)}"
+        for key, name in _SHOWN
+        if isinstance(figures.get(key), int | float)
     )
+
+
+def _if_not_taught(key: str, figures: Mapping[str, Any]) -> str:
+    return " (not taught)" if figures.get(key.replace("loss/", "ran/")) == 0 else ""
 
 
 def _beside_bar(figures: Mapping[str, Any]) -> dict[str, Any]:

@@ -71,7 +71,7 @@ def _pairs(made: Any) -> str:
 
 def _train(made: Any) -> str:
     channels = ", ".join(
-        f"{each.name} {'never ran' if each.never_ran else f'in {each.steps}'}" for each in made.channels if each.weight
+        f"{each.name} {'in ' if each.steps else ''}{each.in_words(None)}" for each in made.channels if each.weight
     )
     return f"{made.steps:,} of {made.total_steps:,} steps; {channels}"
 

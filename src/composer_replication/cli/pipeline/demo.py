@@ -34,6 +34,6 @@ def run(args: argparse.Namespace) -> int:
         return status
     dead = channels_that_did_not_run(args.output / "run")
     for name in dead:
-        say(f"crf demo: channel {name} never ran")
+        say(f"crf demo: channel {name}")
     say(f"took {duration(time.monotonic() - began)}; the same command again makes only what is missing")
     return 1 if dead else 0

@@ -35,6 +35,7 @@ def run(args: argparse.Namespace) -> int:
                 "sessions": done.num_sessions,
                 "session_pages": None if done.folder is None else str(done.folder),
                 "verdict": done.verdict.word,
+                "hints": done.hint_tests._asdict(),
                 "sentences": list(done.verdict.sentences),
                 "missing": [each.file_name for each in done.absent],
             }

@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from composer_replication.config import CrfConfig
+    from composer_replication.runs.channel_record import ChannelResult
     from composer_replication.trainer.from_config.plan import TrainingPlan
-    from composer_replication.trainer.from_config.results import ChannelResult, TrainingResult
+    from composer_replication.trainer.from_config.results import TrainingResult
 
 HELP = "train on a run's sessions, or on rollouts, and write an adapter"
 WHEN_INTERRUPTED = "what was computed is kept, and the same command goes on from there"
@@ -185,7 +186,7 @@ def _show_result(result: TrainingResult, *, as_json: bool) -> None:
     if as_json:
         print_json(result.as_json())
         return
-    columns = ("channel", "weight", "ran in steps", "first loss", "last loss")
+    columns = ("channel", "weight", "taught in steps", "first loss", "last loss")
     caption = "Losses are means since the line of metrics before."
     rows = [_channel_row(each, result.steps) for each in result.channels]
     show(table(f"Channels, {result.steps} of {result.total_steps} steps", columns, rows, caption=caption))
@@ -205,9 +206,8 @@ def _show_result(result: TrainingResult, *, as_json: bool) -> None:
 
 
 def _channel_row(each: ChannelResult, steps: int) -> tuple[object, ...]:
-    ran = "never ran" if each.never_ran else f"{each.steps} of {steps}"
     losses = ("" if loss is None else f"{loss:.4g}" for loss in (each.first_loss, each.last_loss))
-    return as_shown(each.name), f"{each.weight:g}", ran, *losses
+    return as_shown(each.name), f"{each.weight:g}", each.in_words(steps), *losses
 
 
 def _dropped_rows(drops: Mapping[str, int]) -> list[tuple[str, int]]:

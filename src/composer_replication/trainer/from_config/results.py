@@ -14,6 +14,7 @@ from composer_replication.config.writer import config_hash
 from composer_replication.rollouts.worlds.openenv import is_address, shown_address
 from composer_replication.rollouts.worlds.verifiers import is_verifiers
 from composer_replication.runs import RunDir
+from composer_replication.runs.channel_record import ChannelResult
 from composer_replication.runs.lineage import RECORD, hash_source
 from composer_replication.runs.sidecar import Source, now, sha256_of_file
 from composer_replication.trainer.from_config.inputs import is_dotted
@@ -24,7 +25,6 @@ _SCHEMA, _VERSION = "composer_replication.training", 2
 # By the names of the metrics; which of them a run has depends on its mode.
 OFFLINE_CHANNELS = ("lm_ce", "sdpo_kl", "trace_replay_dpo")
 GRPO_CHANNELS = ("grpo", "sdpo_kl", "sdpo_kl_logged", "trace_replay_dpo")
-_WEIGHTS = {"sdpo_kl": "alpha_sdpo", "sdpo_kl_logged": "alpha_sdpo", "trace_replay_dpo": "beta_replay"}
 
 
 class NamedSource(NamedTuple):
@@ -33,21 +33,6 @@ class NamedSource(NamedTuple):
     kind: str
     name: str
     sha256: str | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class ChannelResult:
-    """One channel over a run; losses are those of the first and the last line of metrics on which it ran."""
-
-    name: str
-    weight: float
-    steps: int
-    first_loss: float | None
-    last_loss: float | None
-
-    @property
-    def never_ran(self) -> bool:
-        return self.steps == 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,29 +58,6 @@ class TrainingResult:
     def as_json(self) -> dict[str, Any]:
         plain = asdict(self)
         return {name: str(value) if isinstance(value, Path) else value for name, value in plain.items()}
-
-
-def channel_results(
-    names: Sequence[str], history: Sequence[Mapping[str, Any]], weights: Mapping[str, float]
-) -> tuple[ChannelResult, ...]:
-    """From the lines of metrics, each of which speaks for the steps since the one before.
-
-    `ran/NAME` is the share of those on which a channel ran; where it is not logged, a loss speaks for all of them.
-    """
-    found: list[ChannelResult] = []
-    for name in names:
-        lines = [(at, line) for at, line in enumerate(history) if f"loss/{name}" in line]
-        losses = [line[f"loss/{name}"] for _, line in lines]
-        found.append(
-            ChannelResult(
-                name=name,
-                weight=weights.get(_WEIGHTS.get(name, name), 1.0),
-                steps=sum(round(line.get(f"ran/{name}", 1.0) * _steps_of(history, at)) for at, line in lines),
-                first_loss=losses[0] if losses else None,
-                last_loss=losses[-1] if losses else None,
-            )
-        )
-    return tuple(found)
 
 
 def sources_of(run: RunDir | None, names: Iterable[str]) -> list[Source]:
@@ -167,8 +129,3 @@ def _hash_of_named(name: str) -> str | None:
         module = sys.modules.get(name.partition(":")[0])
         path = Path(getattr(module, "__file__", None) or "")
     return sha256_of_file(path) if path.is_file() else None
-
-
-def _steps_of(history: Sequence[Mapping[str, Any]], at: int) -> int:
-    before = [line["step"] for line in history[:at] if "loss" in line and "step" in line]
-    return int(history[at].get("step", 0)) - int(before[-1] if before else 0)

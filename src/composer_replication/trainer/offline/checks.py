@@ -121,9 +121,8 @@ def channels_that_never_ran(log: ChannelLog, items: Mapping[str, int]) -> Iterat
     for name in CHANNELS:
         if not log.ran_steps.get(name, 0):
             seen = f"{log.seen_items[name]:,} of its {items[name]:,} items in them"
-            yield (
-                f"channel {name} never ran in {log.num_steps} steps: {seen}, {_KNOBS[name]} {log.top_weights[name]:g}"
-            )
+            did = "was not taught" if log.seen_items[name] else "never ran"
+            yield f"channel {name} {did} in {log.num_steps} steps: {seen}, {_KNOBS[name]} {log.top_weights[name]:g}"
 
 
 def plan_run(

@@ -52,7 +52,7 @@ def hints_not_heeded(history: History) -> str:
     if does_more is None or (does_more and _is_enough(history, known) is not False):
         return ""
     why = f"enough to learn from them ({enough_in_words()})" if does_more else "by more than chance"
-    rests = ", and never ran on rollouts" if _never_ran(history) else ""
+    rests = ", and was never taught on rollouts" if _never_taught(history) else ""
     return (
         f"This model does not heed hints in its rollouts {why}: {known.words}. Channel 2 has little to teach with"
         f"{rests}: set loss.alpha_sdpo to 0, or teach the model to use hints first."
@@ -64,17 +64,17 @@ def hints_not_compared(history: History) -> str:
     known, most = _known(history), max(values_of(history, COMPARED), default=0)
     if known is None or not values_of(history, SDPO_LOSSES[0]) or hints_not_heeded(history):
         return ""
-    never_ran = _never_ran(history)
-    rests = " So channel 2 never ran on rollouts; train.grpo.heed_gate = false teaches all the same."
+    never_taught = _never_taught(history)
+    rests = " So channel 2 was never taught on rollouts; train.grpo.heed_gate = false teaches all the same."
     if shown(known.compared, known.deviations):
-        if not never_ran or _is_enough(history, known):  # it ran, or the next step will
+        if not never_taught or _is_enough(history, known):  # it ran, or the next step will
             return ""
         return f"Hints do more than others here, and not enough ({enough_in_words()}): {known.words}.{rests}"
-    if most and not never_ran:
+    if most and not never_taught:
         return ""
     return (
         f"Whether this model heeds hints cannot be told yet, of {known.compared:,.0f} comparisons of two kinds of "
-        f"error, each after the other's hint.{rests if never_ran else ''}"
+        f"error, each after the other's hint.{rests if never_taught else ''}"
     )
 
 
@@ -115,6 +115,6 @@ def _is_enough(history: History, known: _Known) -> bool | None:
     return True if last_of(history, CONTRAST) == 1 else mostly_own(known.own_drop, known.other_drop)
 
 
-def _never_ran(history: History) -> bool:
+def _never_taught(history: History) -> bool:
     """For its gate; without one it ran. A line's share of steps speaks for all of them, its gate for the last."""
     return bool(values_of(history, GATE)) and not any(values_of(history, _RAN))

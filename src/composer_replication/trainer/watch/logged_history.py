@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from composer_replication.runs.channel_record import has_figure
+
 History = Sequence[Mapping[str, Any]]
 # Logged only on steps on which the channel was computed, of rollouts or of logged sessions.
 SDPO_LOSSES = ("loss/sdpo_kl", "loss/sdpo_kl_logged")
@@ -29,5 +31,5 @@ def last_of(history: History, key: str) -> float | None:
 
 
 def never_ran(history: History, weight: str, losses: Sequence[str]) -> bool:
-    """Whether a channel had a weight above 0 at some time and a loss at none."""
-    return any(values_of(history, weight)) and not any(values_of(history, key) for key in losses)
+    """Whether a channel had a weight above 0 at some time, and no loss was ever measured of it."""
+    return any(values_of(history, weight)) and not any(has_figure(history, key.removeprefix("loss/")) for key in losses)
