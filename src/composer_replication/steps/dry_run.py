@@ -120,13 +120,15 @@ def _light_steps(config: CrfConfig, run: RunDir) -> tuple[list[PlannedStep], Pri
 
 def _heavy_steps(config: CrfConfig, run: RunDir, output: Path) -> list[PlannedStep]:
     """Trainings, evaluation and report: made again as soon as anything before them is."""
-    from composer_replication.steps.train import why_train
+    from composer_replication.steps.train import what_training_does, why_train
 
     has_run = (output / "run.json").exists()
     steps = list[PlannedStep]()
     for name, arm in arms_of(config).items():
-        told = why_train(replace(arm, train=replace(arm.train, output=arm.train.output or str(output))), run)
-        steps.append(PlannedStep(name, told.why if has_run else NOT_THERE))
+        arm = replace(arm, train=replace(arm.train, output=arm.train.output or str(output)))
+        why = why_train(arm, run)
+        words = what_training_does(arm, run, why) if why.why else ""
+        steps.append(PlannedStep(name, words if has_run else NOT_THERE))
     why = next((f"{each.name} is made" for each in steps if each.why), "")
     for name, file in (("evaluate", "evaluation"), ("report", "report_html")):
         is_there = has_run and RunDir.open(output).path(file).exists()

@@ -96,6 +96,8 @@ def run_steps(
             if getattr(made, "stopped_by", ""):
                 result.stopped_by = made.stopped_by
                 return result
+    if not any(each.was_made for each in result.outcomes if each.name != "ingest"):
+        told.say("nothing to do: the training, the evaluation and the report are up to date")
     _take_results(run, result)
     return result
 
@@ -120,16 +122,18 @@ def _steps(config: CrfConfig, run: RunDir, told: Listener) -> Iterator[_Step]:
 
 
 def _of_training(config: CrfConfig, run: RunDir, there: Learnable, told: Listener) -> Iterator[_Step]:
-    from composer_replication.steps.train import set_aside, trained_in, why_train
+    from composer_replication.evaluation.evaluate import PARTIAL
+    from composer_replication.steps.train import set_aside, trained_in, what_training_does, why_train
 
     arms = arms_of(config)
     if any(why_train(arm, run).why for arm in arms.values()):
         check_judgeable(config, there, to_judge_by(config, run), told.say)
     for name, arm in arms.items():
-        why, is_other = why_train(arm, run)
-        if is_other:
-            told.say(f"the training that is there is another ({why}): it is kept in {set_aside(arm, run)}")
-        yield name, why, lambda arm=arm: _train(arm, run, told)
+        why = why_train(arm, run)
+        words = what_training_does(arm, run, why) if why.why and not why.is_other else ""
+        if why.is_other:
+            words = what_training_does(arm, run, why, str(set_aside(arm, run)))
+        yield name, words, lambda arm=arm: _train(arm, run, told)
     folders = {name: trained_in(arm, run) for name, arm in arms.items()}
     weights: dict[str, Any] = {"control": None, "after": folders.pop("train"), **folders}
     made_of = evaluated_of(config, run, weights)
@@ -141,7 +145,10 @@ def _of_training(config: CrfConfig, run: RunDir, there: Learnable, told: Listene
         note_files("evaluate", run, made_of)
         return record
 
-    yield "evaluate", why_files("evaluate", run, made_of), compare
+    why_evaluate = why_files("evaluate", run, made_of)
+    if why_evaluate and (run.root / PARTIAL).exists():
+        why_evaluate += "; scores that an interrupted evaluation kept are used where they still hold"
+    yield "evaluate", why_evaluate, compare
     records = ("evaluation", "conversations", "split", "sites", "pairs", "teacher_calls", "hint_proof")
     shown = {**hashes(run, records), **trained_of(weights)}
 

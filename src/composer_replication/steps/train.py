@@ -106,9 +106,28 @@ def why_train(config: CrfConfig, run: RunDir) -> WhyTrain:
     steps = f"train.optimiser.steps: {made} -> {wanted}"
     if made is not None and made > wanted:  # one of so many steps cannot be made of it
         return WhyTrain(steps, is_other=True)
-    if record is None:
-        return WhyTrain("goes on from its last checkpoint" if folder.has_begun else "is not there yet")
-    return WhyTrain(steps if made != wanted else "")
+    if record is not None:
+        return WhyTrain(steps if made != wanted else "")
+    if not folder.has_begun:
+        return WhyTrain("is not there yet")
+    free = [each for each in folder.changed_options(config) if each.partition(":")[0] in _MAY_CHANGE]
+    return WhyTrain("; ".join([folder.resumption(wanted), *free]))
+
+
+def what_training_does(config: CrfConfig, run: RunDir, why: WhyTrain, kept_in: str | None = None) -> str:
+    """Return what a training that `why_train` asks for does: from where it starts, and because of which changes.
+
+    `kept_in` is where a training of other options was moved to.
+    """
+    from composer_replication.trainer.from_config.output_folder import TrainingFolder
+
+    if why.is_other:
+        kept = f"; the earlier training is kept in {kept_in}" if kept_in else "; the earlier training would be kept"
+        return f"starts from the beginning, because of changes ({why.why}){kept}"
+    folder = TrainingFolder.of(_with_run(config, run))
+    if folder.record(is_adapter=config.train.adapter.kind != "none") is None:
+        return why.why
+    return f"{folder.resumption(config.train.optimiser.steps)} ({why.why})"
 
 
 def set_aside(config: CrfConfig, run: RunDir) -> Path:

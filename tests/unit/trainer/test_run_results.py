@@ -38,7 +38,7 @@ def test_a_channels_steps_are_those_since_the_line_before():
         ([{"loss/sdpo_kl": 0.0, "ran/sdpo_kl": 0.0}] * 2, 0.1, "measured", "weight 0 at these steps"),
         ([{"loss/sdpo_kl": 0.18, "ran/sdpo_kl": 0.0}] * 2, 0.0, "measured", "weight 0"),
         ([{"eval_sdpo_kl": 0.3}, {}], 0.1, "measured", "only on held-out data"),
-        ([{"loss/sdpo_kl": None}, {"ran/sdpo_kl": 0.0}], 0.1, "never_ran", "no data"),
+        ([{"loss/sdpo_kl": None}, {"ran/sdpo_kl": 0.0}], 0.1, "never_ran", "no data in any step"),
         ([{"ran/sdpo_kl": 0.0}, {}], 0.0, "off", "weight 0"),
     ],
 )

@@ -158,6 +158,19 @@ class TrainingFolder:
         """The folder that a run goes on from: the newest whose files are all as they were saved, which are read."""
         return newest_complete(self.checkpoints)
 
+    def resumption(self, steps: int) -> str:
+        """Return what a training of so many steps that has begun here does next, with the options it began with."""
+        newest = self.newest_step()
+        warm_up = [step for (step, _), folder in checkpoints_in(self.warmup) if _has_manifest(folder)]
+        if newest is None and not warm_up:
+            return f"starts from the beginning: none of its {steps:,} steps was saved"
+        if newest is None:
+            done = f"resumes from step {max(warm_up):,} of its warm-up: none of its {steps:,} steps was made"
+        else:
+            done = f"resumes from step {newest:,} of {steps:,}"
+        unknown = f"; with which options it began is not known, as {self.config.name} is not there"
+        return done if self.config.exists() else done + unknown
+
     def resumes(self, *, asked: bool, wanted: bool) -> bool:
         """Whether to go on from a checkpoint: `asked` insists on one, `wanted` takes one that is there."""
         newest = self.newest_step()

@@ -78,13 +78,13 @@ def plan_training(config: CrfConfig) -> TrainingPlan:
     config = inputs.config
     known = _offline_plan(inputs) if config.train.mode == "offline" else _grpo_plan(inputs)
     newest, changed = folder.newest_checkpoint(), folder.changed_options(config)
-    if newest is None:
+    if not folder.has_begun:  # the options of a training that has begun are kept, for it to be compared with
         folder.write_config(config)
     return TrainingPlan(
         folder=folder,
         mode=config.train.mode,
         newest_checkpoint=None if newest is None else newest.name,
-        changed=changed if newest is not None else (),
+        changed=changed if folder.has_begun else (),
         **known,
     )
 

@@ -93,9 +93,14 @@ def run_training(
     refuse_differences({"the config": to_toml(_without_places(config))})
     used = contextlib.nullcontext() if inputs.run is None else inputs.run.used_for("training")
     with used, folder.held(is_main=made.args.process_index == 0):
-        changes = folder.changed_options(config) if goes_on else []
+        has_state = goes_on or folder.has_warmup
+        changes = folder.changed_options(config) if folder.has_begun else []
+        if folder.has_begun and not has_state:
+            told.say(folder.resumption(config.train.optimiser.steps))
         for change in changes:  # before anything is compared
             told.say(f"set otherwise than when the run began: {change}")
+        if not has_state and made.args.process_index == 0:
+            folder.write_config(config)  # whoever comes after a kill before the first checkpoint compares with it
         sources = sources_of(inputs.run, SOURCES)
         if made.sessions is not None and made.args.process_index == 0:
             folder.check_made_of(made.sessions.digest, {each.name: each.sha256 for each in sources}, changes)
