@@ -96,3 +96,9 @@ def test_what_there_is_to_judge_by_is_said_with_what_is_left_out_and_how_large_a
         " 1 in a session without a good call); an effect shows from about 1.3 times as much as projects differ among"
         " themselves"
     ]
+
+
+def test_the_advice_is_by_what_can_be_measured_and_not_by_what_could_be_taught():
+    judged = Measurable(values=2, units=2, held_out=6, sessions=6, left_out={"no_good_call_in_the_session": 4})
+    with pytest.raises(InputError, match=r"about 75 like these in all; or .*, `--set split.test=0.5`"):
+        gate(judged, Side(24, 24, 24))

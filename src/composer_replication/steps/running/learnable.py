@@ -138,13 +138,11 @@ def _why_left_out(name: str) -> str:
 
 def _no_verdict(config: CrfConfig, there: Learnable, judged: Measurable) -> str:
     """Training would take its time, and at its end nobody could say whether it helped."""
-    needed, erring = config.evaluation.fewest_sessions, there.learnt.erring + judged.units
-    more = "More sessions would change that"
-    if judged.over == "session" and judged.held_out and erring:
-        sessions = there.learnt.sessions + judged.held_out
-        share = judged.held_out / sessions
-        more += f", about {math.ceil(needed * sessions / (erring * share)):,} like these in all"
-        if (larger := math.ceil(20 * needed / erring) / 20) <= 0.5:
+    needed, more = config.evaluation.fewest_sessions, "More sessions would change that"
+    if judged.over == "session" and judged.units:
+        sessions, measured = there.learnt.sessions + judged.held_out, judged.units / judged.held_out
+        more += f", about {math.ceil(needed * sessions / judged.units):,} like these in all"
+        if judged.held_out / sessions < (larger := math.ceil(20 * needed / (measured * sessions)) / 20) <= 0.5:
             more += f"; or a larger held-out share, `--set split.test={larger:g}`"
     fix = f"{more}. To train all the same, without an answer to whether it helped: `--set run.without_verdict=true`."
     expected = f"mistakes in at least {needed} held-out {judged.over}s (evaluation.fewest_sessions)"
