@@ -25,23 +25,35 @@ _OPTIONS = orjson.OPT_SORT_KEYS
 class RowFacts(NamedTuple):
     """So much of a row that it need not be read back: its id without suffix, the mark of the whole, and the rest.
 
-    `beginning` is the id of its first turn, where a log gave it one.
+    `beginning` and `last_turn` are the ids of its first and last turn, where a log gave them one; `mark_before_last` is
+    the mark of all turns but the last, empty where there is no other.
     """
 
     id: str
     mark: str
+    num_turns: int
     beginning: str
+    mark_before_last: str
+    last_turn: str
     is_forgotten: bool
     tools: ToolSchemas
 
 
 def facts_of(row: Row, forgotten: frozenset[str]) -> RowFacts:
     marks = list(marks_along(row))
-    beginning = row["turns"][0]["id"] if row["turns"] else ""
-    whole = marks[-1] if marks else "whole:"
+    turns, whole = row["turns"], marks[-1] if marks else "whole:"
     tools = ToolSchemas()
     tools.add_row(row)
-    return RowFacts(row["id"], whole, beginning, is_forgotten(row, marks, forgotten), tools)
+    return RowFacts(
+        id=row["id"],
+        mark=whole,
+        num_turns=len(turns),
+        beginning=turns[0]["id"] if turns else "",
+        mark_before_last=marks[-2] if len(marks) > 1 else "",
+        last_turn=turns[-1]["id"] if turns else "",
+        is_forgotten=is_forgotten(row, marks, forgotten),
+        tools=tools,
+    )
 
 
 def marks_along(row: Row) -> Iterator[str]:

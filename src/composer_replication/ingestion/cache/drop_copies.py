@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
+
+import orjson
 
 from composer_replication.canonical_json import encode_as_written
 from composer_replication.ingestion.cache.content_marks import RowFacts, id_mark, marks_along
@@ -53,108 +56,190 @@ def settle(gathered: Sequence[GatheredFamily]) -> Iterator[SettledFamily]:
 
 # Shorter ids of turns are numbers that many logs have.
 _SHORTEST_NAME = 16
-_Place = tuple[int, int]
-"""The number of a family, and of a conversation in it."""
-
-
-class _Along(NamedTuple):
-    """A conversation that may be a copy: its marks turn by turn, and the turns themselves."""
-
-    marks: list[str]
-    turns: list[Row]
-
-    def goes_on_from(self, other: _Along) -> bool:
-        """Whether the other is its beginning; of a live log's last message only a part may have been there yet."""
-        if not other.marks or len(self.marks) < len(other.marks) or self.marks[-1] == other.marks[-1]:
-            return False
-        if other.marks[-1] in self.marks:
-            return True
-        at = len(other.marks) - 1
-        return at > 0 and self.marks[at - 1] == other.marks[at - 1] and _is_part(other.turns[at], self.turns[at])
-
-
-def _is_part(turn: Row, whole: Row) -> bool:
-    """Whether a message was not finished yet; another answer to the same question is another session."""
-    return (
-        turn["id"] == whole["id"]
-        and whole["text"].startswith(turn["text"])
-        and whole["thinking"].startswith(turn["thinking"])
-        and whole["calls"][: len(turn["calls"])] == turn["calls"]
-        and whole["results"][: len(turn["results"])] == turn["results"]
-    )
 
 
 def _copies(gathered: Sequence[GatheredFamily]) -> dict[int, str]:
-    """Families, by number, all of whose conversations are in other families too, whole or gone on."""
-    by_mark: dict[str, list[int]] = {}
-    by_key: dict[str, list[_Place]] = {}
-    for number, family in enumerate(gathered):
-        for mark in {each.mark for each in family.facts}:
-            by_mark.setdefault(mark, []).append(number)
-        for index, each in enumerate(family.facts):
-            for key in _keys(each):
-                by_key.setdefault(key, []).append((number, index))
-    shared = {key: places for key, places in by_key.items() if len({number for number, _ in places}) > 1}
-    along = _along_shared(gathered, shared)
+    """Return, by number of the family, why it is a copy: all its conversations are in other families, whole or longer.
+
+    Of two equal families the later one is the copy, unless the later one holds the continuation of the other's end.
+    Each family is looked up in indexes of the others, so the work grows with the logs and not with the pairs of them.
+    """
+    others = _SharedConversations(gathered)
+    earlier_marks: set[str] = set()
     reasons: dict[int, str] = {}
     for number, family in enumerate(gathered):
-        reason = _why_copy(number, family, by_mark, shared, along, reasons)
-        if reason is not None:
+        others.remove(number)
+        reason = _why_copy(family, others, earlier_marks)
+        if reason is None:
+            others.restore(number, family)
+            earlier_marks.update(facts.mark for facts in family.facts)
+        else:
             reasons[number] = reason
     return reasons
 
 
+def _why_copy(family: GatheredFamily, others: _SharedConversations, earlier_marks: set[str]) -> str | None:
+    """Return the reason, or None for a family with a conversation of its own; `earlier_marks` are those before it."""
+    verdicts, equal_only = set[str](), list[RowFacts]()
+    for facts in family.facts:
+        # A greeting may well be said twice; a long conversation, word for word, is not.
+        is_repeated = facts.mark.startswith("begins:") and facts.mark in earlier_marks
+        if is_repeated or others.has_earlier_equal(facts):
+            verdicts.add(COPY)
+        elif any(others.with_continuation(facts)):
+            verdicts.add(OLDER)
+        elif any(others.with_equal(facts)):
+            equal_only.append(facts)
+        else:
+            return None
+    if equal_only:
+        continued = [numbers for facts in family.facts for numbers in others.with_continuation(facts) if numbers]
+        for facts in equal_only:
+            if not any(not equal.isdisjoint(each) for equal in others.with_equal(facts) for each in continued):
+                return None
+    return (OLDER if OLDER in verdicts else COPY) if family.facts else None
+
+
 def _keys(facts: RowFacts) -> Iterator[str]:
-    """What a conversation has in common with its copies: its id, or the record it begins with under another name."""
+    """Yield what a conversation has in common with its copies: its id, or its first record under another name."""
+    if not facts.num_turns:
+        return
     yield f"id {facts.id}"
     if len(facts.beginning) >= _SHORTEST_NAME:
         yield f"first {facts.beginning}"
 
 
-def _along_shared(gathered: Sequence[GatheredFamily], shared: dict[str, list[_Place]]) -> dict[_Place, _Along]:
-    """Every conversation that has a key in common with one of another family."""
-    wanted: dict[int, set[int]] = {}
-    for number, index in (place for places in shared.values() for place in places):
-        wanted.setdefault(number, set()).add(index)
+class _SharedConversations:
+    """Families by the beginnings of those conversations that share a key with a conversation of another family.
+
+    Only beginnings at which some conversation ends are indexed: no others are asked for.
+    """
+
+    def __init__(self, gathered: Sequence[GatheredFamily]) -> None:
+        self._shared = _shared_keys(gathered)
+        self._ends: dict[tuple[str, str], set[int]] = {}
+        self._continued: dict[tuple[str, str], set[int]] = {}
+        self._versions: dict[tuple[str, str, str], _TurnVersions] = {}
+        self._sets_of: dict[int, list[set[int]]] = {}
+        self._earlier_ends: set[tuple[str, str]] = set()
+        for family in gathered:
+            for facts in family.facts:
+                for key in self._keys(facts):
+                    self._ends[key, facts.mark] = set()
+                    self._continued[key, facts.mark] = set()
+                    if facts.num_turns > 1:  # a half-written first message says too little
+                        self._versions[key, facts.mark_before_last, facts.last_turn] = _TurnVersions()
+        for number, family in enumerate(gathered):
+            self._add(number, family)
+
+    def remove(self, number: int) -> None:
+        """Take a family out of the indexes: those that are left are the others."""
+        for numbers in self._sets_of.get(number, ()):
+            numbers.discard(number)
+
+    def restore(self, number: int, family: GatheredFamily) -> None:
+        """Add a family that stays again; it is an earlier one for all that follow."""
+        for numbers in self._sets_of.get(number, ()):
+            numbers.add(number)
+        self._earlier_ends.update((key, facts.mark) for facts in family.facts for key in self._keys(facts))
+
+    def has_earlier_equal(self, facts: RowFacts) -> bool:
+        """Return whether an earlier family that stays has the same conversation."""
+        return any((key, facts.mark) in self._earlier_ends for key in self._keys(facts))
+
+    def with_equal(self, facts: RowFacts) -> Iterator[set[int]]:
+        """Yield sets of families that have the same conversation; some may be empty."""
+        for key in self._keys(facts):
+            yield self._ends[key, facts.mark]
+
+    def with_continuation(self, facts: RowFacts) -> Iterator[set[int]]:
+        """Yield sets of families with a longer conversation that begins with this one; some may be empty.
+
+        The last message of a live log may have been only half written.
+        """
+        for key in self._keys(facts):
+            yield self._continued[key, facts.mark]
+            if facts.num_turns > 1:
+                yield from self._versions[key, facts.mark_before_last, facts.last_turn].longer_than(facts.mark)
+
+    def _keys(self, facts: RowFacts) -> list[str]:
+        return [key for key in _keys(facts) if key in self._shared]
+
+    def _add(self, number: int, family: GatheredFamily) -> None:
+        keys_of = [self._keys(facts) for facts in family.facts]
+        for keys, line in zip(keys_of, family.lines() if any(keys_of) else (), strict=False):
+            if not keys:
+                continue
+            row: Row = orjson.loads(line)
+            marks = list(marks_along(row))
+            for key in keys:
+                sets = [self._ends[key, marks[-1]]]
+                sets += [self._continued[key, mark] for mark in marks[:-1] if (key, mark) in self._continued]
+                for before, mark, turn in zip(marks, marks[1:], row["turns"][1:], strict=False):
+                    if versions := self._versions.get((key, before, turn["id"])):
+                        sets.append(versions.families(mark, turn))
+                for numbers in sets:
+                    numbers.add(number)
+                self._sets_of.setdefault(number, []).extend(sets)
+
+
+def _shared_keys(gathered: Sequence[GatheredFamily]) -> set[str]:
+    """Return the keys that conversations of two families or more have."""
+    first_family: dict[str, int] = {}
     return {
-        (number, index): _Along(list(marks_along(row)), row["turns"])
-        for number in sorted(wanted)
-        for index, row in enumerate(gathered[number].rows())
-        if index in wanted[number]
+        key
+        for number, family in enumerate(gathered)
+        for facts in family.facts
+        for key in _keys(facts)
+        if first_family.setdefault(key, number) != number
     }
 
 
-def _why_copy(
-    number: int,
-    family: GatheredFamily,
-    by_mark: dict[str, list[int]],
-    shared: dict[str, list[_Place]],
-    along: dict[_Place, _Along],
-    gone: dict[int, str],
-) -> str | None:
-    if not family.facts:
-        return None
-    # Of two that are equal the later one is the copy, unless the later family went on where this one ended.
-    went_on, waiting, verdicts = set[int](), list[set[int]](), set[str]()
-    for index, facts in enumerate(family.facts):
-        mark, places = facts.mark, {place for key in _keys(facts) for place in shared.get(key, ())}
-        others = [place for place in places if place[0] != number and place[0] not in gone]
-        longer = {place[0] for place in others if along[place].goes_on_from(along[number, index])}
-        same = {place[0] for place in others if along[place].marks[-1:] == [mark]}
-        # A greeting may well be said twice; a long conversation, word for word, is not.
-        elsewhere = mark.startswith("begins:") and any(each < number and each not in gone for each in by_mark[mark])
-        went_on |= longer
-        if elsewhere or any(each < number for each in same):
-            verdicts.add(COPY)
-        elif longer:
-            verdicts.add(OLDER)
-        elif same:
-            waiting.append(same)
-        else:
-            return None
-    if not all(same & went_on for same in waiting):
-        return None
-    return OLDER if OLDER in verdicts else COPY
+class _TurnVersions:
+    """What different families have as the turn of one id after one beginning, by the mark of its content."""
+
+    def __init__(self) -> None:
+        self._parts: dict[str, tuple[str, ...]] = {}
+        self._families: dict[str, set[int]] = {}
+        self._orders: list[list[tuple[str, str]]] = []
+
+    def families(self, mark: str, turn: Row) -> set[int]:
+        """Return the set of the families that have the turn with this content."""
+        if mark not in self._parts:
+            self._parts[mark], self._families[mark] = _parts(turn), set()
+        return self._families[mark]
+
+    def longer_than(self, mark: str) -> Iterator[set[int]]:
+        """Yield the families of every version that this one is a part of."""
+        mine = self._parts[mark]
+        if len(self._parts) == 1:
+            return
+        if not self._orders:
+            self._orders = [sorted((parts[at], name) for name, parts in self._parts.items()) for at in range(len(mine))]
+        # Of each part, the versions that begin with this one's lie next to each other: the fewest are compared.
+        ranges = [_beginning_with(part, order) for part, order in zip(mine, self._orders, strict=True)]
+        first, last, order = min(
+            ((*ends, order) for ends, order in zip(ranges, self._orders, strict=True)),
+            key=lambda candidate: candidate[1] - candidate[0],
+        )
+        for _, other in reversed(order[first:last]):  # the longest first: shorter ones may have been dropped
+            if other != mark and all(map(str.startswith, self._parts[other], mine)):
+                yield self._families[other]
+
+
+def _parts(turn: Row) -> tuple[str, ...]:
+    """Return four texts of a turn, each of which only grows at its end while the turn is written."""
+    calls, results = (
+        b"".join(orjson.dumps(part, option=orjson.OPT_SORT_KEYS) + b"\n" for part in turn[name]).decode()
+        for name in ("calls", "results")
+    )
+    return turn["text"], turn["thinking"], calls, results
+
+
+def _beginning_with(text: str, order: list[tuple[str, str]]) -> tuple[int, int]:
+    """Return where, in a sorted list, those that begin with a text begin and end."""
+    first = bisect_left(order, text, key=lambda entry: entry[0])
+    return first, bisect_right(order, text, lo=first, key=lambda entry: entry[0][: len(text)])
 
 
 def _as_copy(source: SessionSource, reason: str) -> SessionSource:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -77,6 +78,7 @@ class _Planning:
         self._found: dict[str, tuple[SessionSource, Family]] = {}
         self._seen: dict[frozenset[str], str] = {}
         self._paths: set[str] = set()
+        self._num_alike: Counter[str] = Counter()
         self._ignored: list[str] = []
         self._ignored_inodes: set[int] = set()
         self._plan = Plan()
@@ -161,9 +163,10 @@ class _Planning:
 
     def _unique(self, path: str) -> str:
         """Two people's folders may look the same scrubbed: the second gets a number."""
-        number, unique = 2, path
+        unique = path
         while unique in self._paths:
-            unique, number = f"{path}~{number}", number + 1
+            self._num_alike[path] += 1  # the numbers up to here are taken: many may look the same
+            unique = f"{path}~{self._num_alike[path] + 1}"
         self._paths.add(unique)
         return unique
 
