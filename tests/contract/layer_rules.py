@@ -59,8 +59,9 @@ LAYERS = {
         on_use={"data_juicer", "yaml"},
     ),
     "loss": Layer(ours={"types", "errors"}, at_import={"torch"}, on_use={"triton"}),
+    # A model's name may be that of the embedded student, which lies in `envs`.
     "batch": Layer(
-        ours={"types", "errors", "optional", "actions", "hint_generator"},
+        ours={"types", "errors", "optional", "actions", "hint_generator", "envs"},
         at_import={"torch"},
         on_use={"huggingface_hub", "peft", "transformers"},
     ),

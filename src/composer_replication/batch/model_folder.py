@@ -19,10 +19,23 @@ from composer_replication.optional import require
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+STUDENT = "student"
 _FIX = "Pass a folder with tokenizer.json in it, or the name of a model that is in the Hugging Face cache"
 _SECONDS_FOR_HUB = 5.0
 _ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _LARGEST_INDEX = 64 << 20  # bytes; the index of the largest published models has 10 MB
+
+
+def resolve_model(name: str) -> str:
+    """Return what `from_pretrained` takes for a model's name: a folder that is here, or a name on the hub, as it is.
+
+    `student`, where no folder here has that name, is the folder of the tiny model that comes with the package.
+    """
+    if name != STUDENT or Path(name).is_dir():
+        return name
+    from composer_replication.envs.student import student_folder
+
+    return str(student_folder())
 
 
 def hide_progress_bars() -> None:
@@ -40,6 +53,7 @@ def check_model_name(name: str, *, what: str, expected: str = "a model's folder,
     """Refuse a name that stands for no model, before the libraries that would load one are: they take seconds."""
     from huggingface_hub import try_to_load_from_cache
 
+    name = resolve_model(name)
     if name and Path(name).is_dir():
         if not (Path(name) / "config.json").is_file():
             raise InputError(explain(what, got="a folder without config.json", expected=expected))
@@ -60,6 +74,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     """
     from transformers import AutoTokenizer
 
+    name = resolve_model(name)
     what, is_folder = f"tokenizer {name!r}", bool(name) and Path(name).is_dir()
     reason: Exception | None = None
     absent = ""
@@ -88,6 +103,7 @@ def load_config(name: str, *, what: str) -> Any:
     """The config of a model, without its weights; `what` says where the name was given."""
     from transformers import AutoConfig
 
+    name = resolve_model(name)
     with reading(name, what):
         return _loaded(AutoConfig.from_pretrained, name, what, trust_remote_code=False)
 
@@ -96,6 +112,7 @@ def load_model(name: str, *, what: str, **options: Any) -> Any:
     """A causal language model; `options` as `from_pretrained` takes them."""
     from transformers import AutoModelForCausalLM
 
+    name = resolve_model(name)
     with reading(name, what):
         load = AutoModelForCausalLM.from_pretrained
         return _loaded(load, name, what, trust_remote_code=False, use_safetensors=True, **options)

@@ -239,7 +239,9 @@ class AlarmConfig:
 class TrainConfig:
     """One training run."""
 
-    model: str | None = option(None, "Folder or hub name of the start weights; training needs it.")
+    model: str | None = option(
+        None, "Start weights: a folder, a hub name, or `student` (the tiny model of the package)."
+    )
     run: str | None = option(None, "Run directory with the sessions, sites and pairs to learn from.")
     output: str | None = option(
         None, "Folder of checkpoints, metrics and what was trained; unset is the run directory."

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from composer_replication.batch.model_folder import load_adapter, load_model, load_tokenizer
+from composer_replication.batch.model_folder import load_adapter, load_model, load_tokenizer, resolve_model
 from composer_replication.errors import InputError, explain
 from composer_replication.objective.fingerprint import tokenizer_digest, weights_digest
 from composer_replication.runs.evaluation import ADAPTER_SETTINGS, adapter_settings, control_name
@@ -49,7 +49,7 @@ def _arm(name: str, given: str, default: str | None) -> Arm:
             got = f"{given!r}, which holds neither config.json nor {_ADAPTER}"
             fix = "Name the folder that `crf train` wrote (RUN/adapter or RUN/model), or a model."
             raise InputError(explain(f"--{name}", got=got, expected="weights or an adapter", fix=fix))
-        return Arm(name, given, given, None)
+        return Arm(name, given, resolve_model(given), None)
     if not (folder / _ADAPTER_WEIGHTS).is_file():
         got = f"{given!r} without {_ADAPTER_WEIGHTS}"
         fix = "Weights in other files would have to be unpickled, which is not done."
@@ -73,7 +73,7 @@ def adapter_facts(folder: Path) -> dict[str, Any]:
 
 def _own_base(folder: Path) -> str | None:
     base = adapter_facts(folder).get("base_model_name_or_path")
-    return base if isinstance(base, str) and base else None
+    return resolve_model(base) if isinstance(base, str) and base else None
 
 
 def _base_of(own: str | None, default: str | None) -> str | None:

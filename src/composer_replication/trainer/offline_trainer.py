@@ -58,6 +58,7 @@ _log = logging.getLogger(__name__)
 class OfflineTrainer(WithTeacher, Trainer):
     """Trains a model on `LoggedSessions`.
 
+    `model` is one that is loaded, a folder, a hub name, or `student`, the tiny model that comes with the package.
     A micro-batch is `per_device_train_batch_size` items of `sessions`, side by side in one tree batch. Pairs without
     reference log-probs get them here, from the model as it is given and in the precision of its steps
     (`reference_path`, or the run directory, keeps them). With `hint_margin` sites have to pass the hint proof first.

@@ -40,7 +40,7 @@ def prepare_model(
     adapter_follows: bool = False,
     token_rows: Callable[[nn.Module], Sequence[int]] | None = None,
 ) -> nn.Module:
-    """What `OfflineTrainer` trains. A name is loaded from disk or the hub, without running anybody's code.
+    """What `OfflineTrainer` trains. A name is loaded as `load_model` does it, without running anybody's code.
 
     With `adapter_follows` the caller puts an adapter on later, and the weights are loaded as those below one. Weights
     to train in half precision are refused. `token_rows` says of the loaded model which rows of embedding and head the

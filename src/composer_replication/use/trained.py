@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from composer_replication.atomic import atomic_write_json
+from composer_replication.batch.model_folder import resolve_model
 from composer_replication.envs.student import student_folder
 from composer_replication.errors import ArtefactNotFoundError, InputError, explain
 from composer_replication.runs import ARTEFACTS, RunDir
@@ -21,7 +22,7 @@ from composer_replication.runs.elsewhere import made_elsewhere
 from composer_replication.runs.lineage import half_trained, read_object, read_training
 from composer_replication.runs.source_paths import find_source
 
-ADAPTER_CONFIG, STUDENT = "adapter_config.json", "student"
+ADAPTER_CONFIG = "adapter_config.json"
 UNKNOWN_LICENCE = "unknown: look it up"
 _BASE = "base_model_name_or_path"
 _MAX_CARD = 1 << 20
@@ -104,7 +105,7 @@ def absolute_base(name: str, *, near: Iterable[Path] = ()) -> str:
     for place in (path, *((folder / path) for folder in near)):
         if name and place.is_dir():
             return str(place.resolve())
-    return str(student_folder()) if name == STUDENT else name
+    return resolve_model(name)
 
 
 def is_folder(base: str) -> bool:

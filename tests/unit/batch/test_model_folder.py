@@ -13,7 +13,15 @@ from typing import Any
 import pytest
 import torch
 
-from composer_replication.batch.model_folder import load_adapter, load_config, load_model, load_tokenizer
+from composer_replication.batch.model_folder import (
+    check_model_name,
+    load_adapter,
+    load_config,
+    load_model,
+    load_tokenizer,
+    resolve_model,
+)
+from composer_replication.envs.student import student_folder
 from composer_replication.errors import InputError
 from tiny_models import build
 from tokenizer_assets import load
@@ -190,3 +198,27 @@ def test_an_adapter_is_read_from_safetensors_and_never_from_a_pickle(sound: Path
     ):
         load_adapter(load_model(str(sound), what="model"), folder, what="--after")
     assert not mark.exists()
+
+
+def test_the_student_is_a_name_for_every_loader(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = str(student_folder())
+    assert resolve_model("student") == folder
+    check_model_name("student", what="model")
+    assert load_tokenizer("student").name_or_path == folder
+    assert load_config("student", what="model")._name_or_path == folder
+    assert load_model("student", what="model").config._name_or_path == folder
+    assert [resolve_model(name) for name in ("owner/student", "./student", folder)] == [
+        "owner/student",
+        "./student",
+        folder,
+    ]
+
+
+def test_a_folder_here_that_is_called_student_comes_before_the_packages(
+    sound: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    shutil.copytree(sound, tmp_path / "student")
+    monkeypatch.chdir(tmp_path)
+    assert resolve_model("student") == "student"
+    assert load_config("student", what="model").model_type == "llama"

@@ -9,9 +9,10 @@ import pytest
 import torch
 from evaluation_runs import TIMES, config, hold_out, write_sites
 
+from composer_replication.envs.student import student_folder
 from composer_replication.errors import InputError
 from composer_replication.evaluation import forced
-from composer_replication.evaluation.arms import arms_of, digest_of_arm, each_model
+from composer_replication.evaluation.arms import arms_of, digest_of_arm, each_model, tokenizers_of
 from composer_replication.evaluation.evaluate import PARTIAL
 from composer_replication.runs import RunDir
 from composer_replication.runs.evaluation import read_evaluation, read_rows
@@ -298,3 +299,11 @@ def test_one_adapter_with_two_scales_is_two_sets_of_weights(folder, adapter, tmp
         for arm, model in each_model(arms_of(str(folder / "model"), str(place))[1:], "float32")
     ]
     assert digests[0] == digests[2] != digests[1]
+
+
+def test_the_student_is_weights_to_compare_and_the_base_of_an_adapter_by_its_name(tmp_path):
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "student"}))
+    (tmp_path / "adapter_model.safetensors").touch()
+    before, after = arms_of("student", str(tmp_path))
+    assert before.base == after.base == str(student_folder())
+    assert tokenizers_of([before, after])[1]

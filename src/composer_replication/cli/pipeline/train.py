@@ -59,7 +59,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _run(args: argparse.Namespace) -> int:
     import sys
-    from dataclasses import replace
     from pathlib import Path
 
     if args.options:
@@ -68,15 +67,12 @@ def _run(args: argparse.Namespace) -> int:
 
     from composer_replication.config.presets import load_with_preset
     from composer_replication.runs import RunDir
-    from composer_replication.use.trained import STUDENT, absolute_base
 
     config = load_with_preset(args.config, overrides_of(args))
     refuse_unread(args)
     config.train.required_model()  # before the libraries are loaded that would not get far without it
     if config.train.run is not None:
         RunDir.open(config.train.run)
-    if config.train.model == STUDENT:
-        config = replace(config, train=replace(config.train, model=absolute_base(STUDENT)))
     if str(Path.cwd()) not in sys.path:  # where rewards and environments are looked for
         sys.path.insert(0, str(Path.cwd()))
     if args.dry_run:

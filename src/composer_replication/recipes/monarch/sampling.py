@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from composer_replication.batch.model_folder import load_config, load_model
+from composer_replication.batch.model_folder import load_config, load_model, resolve_model
 from composer_replication.errors import InputError, explain
 from composer_replication.optional import available
 from composer_replication.recipes.monarch.shared_weights import SharedWeights
@@ -92,7 +92,11 @@ class VllmSampler:
 
         self._vllm, self._end = vllm, tokenizer.eos_token_id
         self._llm = vllm.LLM(
-            model=model, dtype=dtype, seed=seed, gpu_memory_utilization=memory_share, trust_remote_code=False
+            model=resolve_model(model),
+            dtype=dtype,
+            seed=seed,
+            gpu_memory_utilization=memory_share,
+            trust_remote_code=False,
         )
         self._shapes = _like(model)
 

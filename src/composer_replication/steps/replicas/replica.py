@@ -74,9 +74,9 @@ def _trainer(module: str, function: str, given: Mapping[str, Any]) -> Callable[.
 
 def _overrides(folder: str) -> list[str]:
     """Where this machine has the run, and the model that comes with the package."""
+    from composer_replication.batch.model_folder import STUDENT, resolve_model
     from composer_replication.config.presets import load_with_preset
-    from composer_replication.use.trained import STUDENT, absolute_base
 
     places = [f"train.run={folder}", f"train.output={folder}"]
     is_student = load_with_preset(Path(folder) / CONFIG).train.model == STUDENT
-    return [*places, f"train.model={absolute_base(STUDENT)}"] if is_student else places
+    return [*places, f"train.model={resolve_model(STUDENT)}"] if is_student else places

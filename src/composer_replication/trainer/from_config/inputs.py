@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from composer_replication.batch.model_folder import load_config, load_tokenizer
+from composer_replication.batch.model_folder import load_config, load_tokenizer, resolve_model
 from composer_replication.batch.render.renderer import Renderer
 from composer_replication.config import CrfConfig
 from composer_replication.config.rollouts import GRPOSection
@@ -41,7 +41,8 @@ class Inputs(NamedTuple):
 
 def read_inputs(config: CrfConfig, replica: Replica | None = None) -> Inputs:
     """The run directory and the tokenizer; whatever the config says that nothing here would listen to is refused."""
-    name = config.train.required_model()
+    name = resolve_model(config.train.required_model())
+    config = replace(config, train=replace(config.train, model=name))
     _refuse_what_is_not_read(config)
     run = None if config.train.run is None else RunDir.open(config.train.run)
     tokenizer = load_tokenizer(name)
