@@ -9,6 +9,11 @@ from composer_replication.errors import InputError, explain
 from composer_replication.loss.taid import TAIDScheduler
 from composer_replication.objective.knobs import Anneal, LossKnobs, annealed, check_anneal
 
+NO_PAIR = (
+    "channel trace_replay_dpo cannot run: beta_replay is {:g}, and there is no preference pair to learn from;"
+    " `crf replay` and `crf pairs` make some in a run, loss.beta_replay = 0 says that none are wanted"
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class ChannelSettings(LossKnobs):

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from composer_replication.batch.model_folder import resolve_model
 from composer_replication.errors import InputError, explain
 from composer_replication.objective.adapters import has_adapter
 from composer_replication.objective.distributed import is_sharded
@@ -32,11 +33,14 @@ from composer_replication.trainer.composer.channels import ComposerChannels
 from composer_replication.trainer.composer.generation import Generation, answering
 from composer_replication.trainer.composer.heed_gate import HeedWatch
 from composer_replication.trainer.composer.logged_batches import (
+    REPLAY,
+    SDPO,
     LoggedStore,
     prompts_of_traces,
+    usable_channels,
     with_what_is_needed,
 )
-from composer_replication.trainer.composer.loss import ChannelLoss, ComposerFigures
+from composer_replication.trainer.composer.loss import LOGGED_PAIRS, LOGGED_SITES, ChannelLoss, ComposerFigures
 from composer_replication.trainer.composer.resume_state import load_run_state, run_geometry, run_state
 from composer_replication.trainer.metrics_file import MetricsFile, TellSteps
 from composer_replication.trainer.overrides import TaughtRollouts
@@ -69,13 +73,16 @@ __all__ = ["ComposerReplicationTrainer", "RolloutOptions"]
 logger = logging.getLogger(__name__)
 _KNOBS = {each.name for each in fields(ChannelSettings)}
 _NOT_GIVEN = object()
+_LOGGED_METRIC = {SDPO: LOGGED_SITES, REPLAY: LOGGED_PAIRS}
 
 
 class ComposerReplicationTrainer(TaughtRollouts, _Trainer):
     """`trl.GRPOTrainer` with channels 2 and 3. All of its arguments are passed on; those below are new.
 
     Args:
-        alpha_sdpo, beta_replay: weights of channels 2 and 3; 0 turns a channel off.
+        model: as TRL takes it; `student` is the tiny model that comes with the package, as on the command line.
+        alpha_sdpo, beta_replay: weights of channels 2 and 3; 0 turns a channel off. A channel with a weight and no data
+            is skipped, and one message says so.
         sdpo_jsd_beta, sdpo_temperature, sdpo_token_clip, replay_dpo_beta: as in `compose_loss`; the other knobs of
             `ChannelSettings` (sdpo_wrapper, dpo_variant, anneal, ...) are taken too, or all of them as `settings`.
         teacher: "live", "frozen", "ema", "trust_region", or a `TeacherKeeper` with settings of its own.
@@ -122,15 +129,20 @@ class ComposerReplicationTrainer(TaughtRollouts, _Trainer):
         knobs |= {name: kwargs.pop(name) for name in sorted(_KNOBS & kwargs.keys())}
         self.settings, self.figures = _settings_of(knobs, settings), ComposerFigures()
         self.wants_sites = self.settings.alpha_sdpo > 0 or measure_channels
-        if data_collator is not None and trace_dataset is None and logged_sessions is None and available("trl"):
+        if available("trl"):  # else the base class raises
             kwargs, args = _by_name(args, kwargs), ()
-            trace_dataset = kwargs.get("train_dataset")
-            kwargs["train_dataset"] = prompts_of_traces(trace_dataset)
-            if not (self.settings.alpha_sdpo > 0 or self.settings.beta_replay > 0):
-                trace_dataset = data_collator = None  # GRPO alone: the channels that read traces are off
+            if isinstance(name := kwargs.get("model"), str):
+                kwargs["model"] = resolve_model(name)
+            if data_collator is not None and trace_dataset is None and logged_sessions is None:
+                trace_dataset = kwargs.get("train_dataset")
+                kwargs["train_dataset"] = prompts_of_traces(trace_dataset)
+                if not (self.settings.alpha_sdpo > 0 or self.settings.beta_replay > 0):
+                    trace_dataset = data_collator = None  # GRPO alone: the channels that read traces are off
         super().__init__(*args, **kwargs)
         self._check_all_processes(logged_sessions)
         settle_token_rows(self.model)
+        self.usable = usable_channels(self.settings, trace_dataset, data_collator, logged_sessions)
+        self.settings = self.usable.settings
         options = rollouts or RolloutOptions()
         self._check_arguments(options)
         self.reward_funcs = list(map(answering, self.reward_func_names, self.reward_funcs))
@@ -158,6 +170,8 @@ class ComposerReplicationTrainer(TaughtRollouts, _Trainer):
         """At a level that a plain script shows."""
         if not self.accelerator.is_main_process:
             return
+        for remark in self.usable.skipped.values():
+            logger.warning(remark)
         logger.warning("channels on: %s", ", ".join(self.channels_on()))
         if warning := live_teacher_warning(self.teacher.kind, self.settings.alpha_sdpo, self):
             logger.warning(warning)
@@ -196,9 +210,8 @@ class ComposerReplicationTrainer(TaughtRollouts, _Trainer):
         names = ["grpo"]
         if self.wants_sites:
             names.append("sdpo on rollouts" if self.settings.alpha_sdpo > 0 else "sdpo on rollouts, measured only")
-        if self.channels.logged is not None:
-            names += ["sdpo on logged traces"] * (self.settings.alpha_sdpo > 0)
-            names += ["trace_replay_dpo"] * (self.settings.beta_replay > 0)
+        names += ["sdpo on logged traces"] * (SDPO in self.usable.logged)
+        names += [REPLAY] * (REPLAY in self.usable.logged)
         return names
 
     # A step
@@ -229,6 +242,7 @@ class ComposerReplicationTrainer(TaughtRollouts, _Trainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         mode = self.mode()
         self._metrics[mode].update({name: [mean] for name, mean in self.figures.take(mode).items()})
+        self._metrics[mode].update({f"ran/{_LOGGED_METRIC[name]}": [0.0] for name in self.usable.skipped})
         super().log(logs, start_time)
 
     def resume_geometry(self) -> dict[str, Any]:
@@ -274,7 +288,7 @@ class ComposerReplicationTrainer(TaughtRollouts, _Trainer):
         return keeper.model
 
     def _make_store(self, traces: Any, collator: Any, sessions: Any, batch_size: int) -> LoggedStore | None:
-        if traces is None and collator is None and sessions is None:
+        if self.usable.is_empty or (traces is None and collator is None and sessions is None):
             return None
         with self.accelerator.autocast():  # references are compared with what is computed under it
             sessions = with_what_is_needed(self.model, self.settings, traces, collator, sessions)

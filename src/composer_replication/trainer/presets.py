@@ -11,6 +11,9 @@ import os
 from collections.abc import Callable
 from typing import Any, Literal
 
+import torch
+from transformers.utils.import_utils import is_torch_bf16_gpu_available, is_torch_xla_available
+
 from composer_replication.config import CrfConfig, TrainConfig, load
 from composer_replication.config.presets import load_with_preset, preset_path
 from composer_replication.optional import require
@@ -96,9 +99,16 @@ def training_arguments(config: TrainConfig) -> dict[str, Any]:
 def composer_grpo_config(
     output_dir: str | os.PathLike[str], *, preset: Literal["composer", "dapo"] = "composer", **overrides: Any
 ) -> Any:
-    """A `trl.GRPOConfig` with the preset's settings; `overrides` are GRPOConfig's own arguments and win."""
+    """Return a `trl.GRPOConfig` with the preset's settings; `overrides` are GRPOConfig's own arguments and win.
+
+    TRL computes in bf16 by default; where no GPU can, and nothing else is asked for, this is 32 bits.
+    """
     trl = require("trl", extra="train")
     arguments = grpo_arguments(load(CrfConfig, preset_path(preset)).train)
+    if not (overrides.get("use_cpu") or is_torch_bf16_gpu_available() or is_torch_xla_available()):
+        arguments["bf16"] = False  # TRL's own default would be refused
+    if not torch.cuda.is_available():
+        arguments["dataloader_pin_memory"] = False  # torch warns of the default
     return trl.GRPOConfig(output_dir=os.fspath(output_dir), **{**arguments, **overrides})
 
 
@@ -106,7 +116,7 @@ def trainer_arguments(preset: PresetName = "composer") -> dict[str, Any]:
     """What a preset says beside TRL's own config, as arguments of ComposerReplicationTrainer.
 
     `ComposerReplicationTrainer(..., args=composer_grpo_config("out"), **trainer_arguments())` is the whole recipe, but
-    for rewards that a preset adds (`preset_rewards`).
+    for rewards that a preset adds (`preset_rewards`). Without logged data channel 3 is skipped, and a message says so.
     """
     config = preset_config(preset)
     return {

@@ -18,11 +18,11 @@ from composer_replication.cli.pages import progress as train_progress
 from composer_replication.config import CrfConfig, describe, load
 from composer_replication.errors import NotEnoughMemoryError
 from composer_replication.runs import RunDir
+from composer_replication.trainer.channel_settings import NO_PAIR
 from composer_replication.trainer.checkpoints import weights_digest
 from composer_replication.trainer.from_config import requirements as run_arguments
 from composer_replication.trainer.from_config.offline import check_memory
 from composer_replication.trainer.from_config.output_folder import TrainingFolder
-from composer_replication.trainer.offline.checks import NO_PAIR
 from composer_replication.trainer.watch import memory_plan as planner
 
 

@@ -372,11 +372,6 @@ def test_logged_pairs_raise_their_margin_beside_the_rollouts(policy: Path, tmp_p
     assert trainer.channels_on() == ["grpo", "sdpo on rollouts", "sdpo on logged traces", "trace_replay_dpo"]
 
 
-def test_a_weight_for_pairs_without_pairs_is_an_error(policy: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no logged pairs"):
-        scripted(policy, tmp_path, beta_replay=1.0)
-
-
 def test_half_of_what_logged_traces_need_is_an_error(policy: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="data_collator"):
         scripted(policy, tmp_path, beta_replay=1.0, trace_dataset=[TRACE])

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from composer_replication.batch.tree_batch import TreeBatch
-from composer_replication.errors import InputError, explain
 from composer_replication.loss.taid import TAIDScheduler
 from composer_replication.objective.channels import Options
 from composer_replication.objective.compose import channel_options, compose_loss
@@ -70,11 +69,6 @@ class ComposerChannels:
         self._weighting, self._sum_over, self._autocast = weighting, sum_over, autocast
         self.taid: TAIDScheduler | None = None
         self._taid_losses: list[tuple[float, float]] = []
-        if settings.beta_replay > 0 and logged is None:
-            fix = "Give trace_dataset and data_collator, or logged_sessions; or set beta_replay to 0."
-            raise InputError(
-                explain("beta_replay", got=f"{settings.beta_replay}, no logged pairs", expected="pairs", fix=fix)
-            )
 
     def rollout_term(
         self, model: nn.Module, inputs: Mapping[str, Any], clock: Clock, policy_loss: Callable[[], Tensor]

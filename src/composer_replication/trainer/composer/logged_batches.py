@@ -8,20 +8,22 @@ from __future__ import annotations
 import hashlib
 import itertools
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from composer_replication.batch.packed_batch import pack_batches
-from composer_replication.batch.tree_batch import TreeBatch
+from composer_replication.batch.tree_batch import CHANNELS, TreeBatch
 from composer_replication.errors import InputError, StaleArtefactError, explain
 from composer_replication.objective.fingerprint import fingerprint_of
 from composer_replication.optional import require
 from composer_replication.sessions.reference import ReferenceLogprobs, reference_logprobs_of_batches
-from composer_replication.trainer.channel_settings import ChannelSettings
+from composer_replication.trainer.channel_settings import NO_PAIR, ChannelSettings
 
 if TYPE_CHECKING:
     from composer_replication.sessions.dataset import LoggedSessions
@@ -29,6 +31,12 @@ if TYPE_CHECKING:
 Collator = Callable[[Sequence[Any]], dict[str, Tensor]]
 LoggedBatch = dict[str, Tensor] | TreeBatch
 _HAS_OWN = object()  # a user's collator brings reference log-probs in its batches
+_, SDPO, REPLAY = CHANNELS
+NO_SITE = (
+    "channel sdpo_jsd cannot run on logged traces: alpha_sdpo is {:g}, and there is no error site with a hint in them;"
+    " on rollouts it runs as before"
+)
+_FIRST_KEY = {SDPO: "sdpo_student_index", REPLAY: "dpo_chosen_input_ids"}
 
 
 class LoggedStore:
@@ -116,6 +124,60 @@ def _no_traces(got: str) -> InputError:
         "traces. Pass the traces as trace_dataset, or rows that are TraceExamples as train_dataset."
     )
     return InputError(explain("traces for data_collator", got=got, expected="rows with turns", fix=fix))
+
+
+class UsableChannels(NamedTuple):
+    """The settings with weights for channels that have data, and the names of those that the logged data feed.
+
+    `skipped` has a sentence for every channel with a weight and no data; `is_empty` says that there are logged data,
+    and that no channel has a use for them.
+    """
+
+    settings: ChannelSettings
+    logged: frozenset[str]
+    skipped: Mapping[str, str]
+    is_empty: bool
+
+
+def usable_channels(
+    settings: ChannelSettings, traces: Sequence[Any] | None, collator: Collator | None, sessions: LoggedSessions | None
+) -> UsableChannels:
+    """Return what the logged data are enough for: channel 3 rests where there is no pair.
+
+    Channel 2 has the rollouts besides, so its weight stays. Malformed traces raise what their collator raises.
+    """
+    asked = {SDPO: settings.alpha_sdpo, REPLAY: settings.beta_replay}
+    wanted = {name for name, weight in asked.items() if weight > 0}
+    if traces is None and collator is None and sessions is None:
+        logged, wanted = frozenset[str](), wanted - {SDPO}
+    elif traces is None and collator is None and sessions is not None:
+        logged = frozenset(name for name in wanted if sessions.channels[name])
+    elif traces is not None and collator is not None and sessions is None:
+        logged = _channels_in(traces, collator, wanted)
+    else:  # half of what is needed, or twice: `LoggedStore` refuses it
+        logged = frozenset(wanted)
+    has_data = not (traces is None and sessions is None)
+    skipped = {SDPO: NO_SITE.format(asked[SDPO])} if SDPO in wanted - logged else {}
+    if REPLAY in wanted - logged:
+        skipped[REPLAY] = NO_PAIR.format(asked[REPLAY])
+        settings = replace(settings, beta_replay=0.0)
+    return UsableChannels(settings, logged, skipped, is_empty=has_data and bool(wanted) and not logged)
+
+
+def _channels_in(traces: Sequence[Any], collator: Collator, wanted: Set[str]) -> frozenset[str]:
+    """Return which of the channels some trace has an item of. What the collator counts is not counted here."""
+    owners: tuple[Any, ...] = (collator, getattr(collator, "renderer", None))
+    counters: list[Counter[str]] = [owner.counts for owner in owners if hasattr(owner, "counts")]
+    before, present = [dict(each) for each in counters], set[str]()
+    for trace in traces:
+        if wanted <= present:
+            break
+        batch = collator([trace])
+        present.update(name for name in wanted if len(batch.get(_FIRST_KEY[name], ())))
+    for counter, counts in zip(counters, before, strict=True):
+        counter.clear()
+        counter.update(counts)
+    return frozenset(present)
 
 
 def with_what_is_needed(

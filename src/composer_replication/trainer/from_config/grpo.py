@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
 from transformers import set_seed
 
-from composer_replication.batch.tree_batch import CHANNELS
 from composer_replication.config.rollouts import GRPOSection
 from composer_replication.errors import ComposerError, ConfigError, explain
 from composer_replication.optional import require
@@ -17,7 +15,6 @@ from composer_replication.rollouts.worlds.verifiers import VerifiersWorld, is_ve
 from composer_replication.runs.split import held_out_of
 from composer_replication.sessions.dataset import LoggedSessions
 from composer_replication.sessions.phases import Say
-from composer_replication.trainer.channel_settings import ChannelSettings
 from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
 from composer_replication.trainer.from_config.inputs import (
     Inputs,
@@ -31,7 +28,6 @@ from composer_replication.trainer.from_config.offline import tell_proof
 from composer_replication.trainer.from_config.output_folder import TrainingFolder
 from composer_replication.trainer.from_config.renderer import unmatched_models
 from composer_replication.trainer.from_config.requirements import make_arguments, refused
-from composer_replication.trainer.offline.checks import NO_PAIR
 from composer_replication.trainer.presets import (
     channel_settings,
     grpo_arguments,
@@ -84,7 +80,7 @@ def grpo_trainer(
             peft_config=adapter,
             environment_factory=environment,
             rollout_func=rollouts,
-            settings=_settings(inputs, logged, say),
+            settings=channel_settings(config),
             teacher=teacher_of(config),
             sdpo_weighting=weighting_of(config),
             rollouts=rollout_options(config),
@@ -143,15 +139,6 @@ def _model(inputs: Inputs, args: Any, say: Say) -> tuple[Any, Any | None]:
         return prepare_model(name, args, peft_config=adapter, quantization="4bit", token_rows=rows), None
     model = prepare_model(name, args, peft_config=None, quantization="none", adapter_follows=adapter is not None)
     return model, None if adapter is None else with_token_rows(adapter, model, rows(model))
-
-
-def _settings(inputs: Inputs, logged: LoggedSessions | None, say: Say) -> ChannelSettings:
-    """As the config says; channel 3 is off, and said to be, where there is no pair to learn from."""
-    settings = channel_settings(inputs.config)
-    if settings.beta_replay == 0 or (logged is not None and logged.channels[CHANNELS[2]]):
-        return settings
-    say(NO_PAIR.format(settings.beta_replay))
-    return replace(settings, beta_replay=0.0)
 
 
 def _logged(inputs: Inputs, model: Any, say: Say) -> LoggedSessions | None:

@@ -15,7 +15,7 @@ from composer_replication.objective.distributed import is_sharded, unwrapped
 from composer_replication.objective.fingerprint import trained_adapter_digest, weights_digest
 from composer_replication.objective.model_head import causal_lm_of
 from composer_replication.sessions.dataset import LoggedSessions
-from composer_replication.trainer.channel_settings import ChannelSettings
+from composer_replication.trainer.channel_settings import NO_PAIR, ChannelSettings
 from composer_replication.trainer.checkpoints.manifest import check_manifest
 from composer_replication.trainer.checkpoints.resume import check_identity, model_identity
 from composer_replication.trainer.checkpoints.weights import load_weights
@@ -25,10 +25,6 @@ from composer_replication.trainer.start_model import check_router_loss
 from composer_replication.trainer.teacher_keeper import live_teacher_warning
 from composer_replication.trainer.watch.memory_plan import MemoryPlan, free_memory, plan_memory
 
-NO_PAIR = (
-    "channel trace_replay_dpo cannot run: beta_replay is {:g}, and there is no preference pair in the run;"
-    " `crf replay` and `crf pairs` make some, loss.beta_replay = 0 says that none are wanted"
-)
 WARM_UP = "warm-up"
 _KNOBS = dict(zip(CHANNELS, ("lm_weight", "alpha_sdpo", "beta_replay"), strict=True))
 
