@@ -9,8 +9,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from typing import Any
 
-Turn = Sequence[tuple[str, str]]
-"""The calls of one turn: names, and arguments as the text that a model writes."""
+Turn = Sequence[tuple[str, str]] | None
+"""The calls of one turn: names, and arguments as the text that a model writes. None: the context has no room for it."""
+OVERFLOW = "This model's maximum context length is 4096 tokens. However, your messages resulted in 4100 tokens."
 
 
 @contextmanager
@@ -22,8 +23,10 @@ def serving(models: Mapping[str, Sequence[Turn]]) -> Iterator[str]:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             turns = models[body["model"]]
             number = sum(message["role"] == "assistant" for message in body["messages"])
-            answer = json.dumps(_completion(body["model"], number, turns[number] if number < len(turns) else ()))
-            self.send_response(200)
+            turn = turns[number] if number < len(turns) else ()
+            refusal = {"error": {"message": OVERFLOW, "code": "context_length_exceeded"}}
+            answer = json.dumps(refusal if turn is None else _completion(body["model"], number, turn))
+            self.send_response(400 if turn is None else 200)
             self.send_header("Content-Type", "application/json")
             self.end_headers()
             self.wfile.write(answer.encode())
@@ -42,7 +45,7 @@ def serving(models: Mapping[str, Sequence[Turn]]) -> Iterator[str]:
         server.server_close()
 
 
-def _completion(model: str, number: int, turn: Turn) -> dict[str, Any]:
+def _completion(model: str, number: int, turn: Sequence[tuple[str, str]]) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": None if turn else "I am done."}
     if turn:
         message["tool_calls"] = [

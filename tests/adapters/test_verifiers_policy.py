@@ -11,6 +11,7 @@ from composer_replication.rollouts.worlds import policy_endpoint
 from composer_replication.rollouts.worlds.policy_endpoint import SpokenEpisode, speak
 
 vf = pytest.importorskip("verifiers.v1")
+from composer_replication.envs import verifiers_environment  # noqa: E402
 from composer_replication.rollouts.worlds.verifiers import VerifiersWorld, is_verifiers, world_reward  # noqa: E402
 
 pytestmark = [pytest.mark.envs, pytest.mark.filterwarnings("ignore")]
@@ -56,11 +57,11 @@ def lines(*calls: tuple[str, dict]) -> list[str]:
     return [CALL % (name, json.dumps(arguments)) for name, arguments in calls]
 
 
-def played(world, tokenizer, turns: dict[int, list[str]], budget=4000):
+def played(world, tokenizer, turns: dict[int, list[str]], budget=4000, context=None):
     rows = world.rows()
     generate = Scripted(tokenizer, {number: list(each) for number, each in turns.items()})
     generate.marks = {number: rows[number]["prompt"][-1]["content"] for number in turns}
-    episodes = [SpokenEpisode(tokenizer, {}, budget) for _ in turns]
+    episodes = [SpokenEpisode(tokenizer, {}, budget, context=context) for _ in turns]
     traces = world.play(list(turns), episodes, generate)
     return episodes, traces, generate
 
@@ -111,13 +112,46 @@ def test_rewards_and_sites_are_the_environments_own(world, tokenizer):
     assert episodes[0].messages[0]["tool_calls"][0]["function"] == {"name": "Reed", "arguments": "{}"}
 
 
-def test_an_episode_without_room_for_a_turn_ends(world, tokenizer):
-    turns = {0: lines(("Glob", {"pattern": "*"}), ("Glob", {"pattern": "*"}), ("Finish", {}))}
-    episodes, traces, generate = played(world, tokenizer, turns, budget=20)
-    assert len(generate.rounds) == 1
-    assert traces[0].info["reward"] == 0.0
-    assert not traces[0].has_error, "no room is no breakdown: the episode is judged"
-    assert sum(episodes[0].sampled) > 0
+ONE_CALL = lines(("Glob", {"pattern": "*"}), ("Glob", {"pattern": "*"}), ("Finish", {}))
+
+
+@pytest.mark.parametrize("harness", ["ours", "one that fails when it is refused"])
+@pytest.mark.parametrize("budget", [20, 0], ids=["after a tool call", "before the first turn"])
+def test_an_episode_without_room_for_a_turn_ends_and_is_judged(world, tokenizer, monkeypatch, budget, harness):
+    if harness != "ours":
+        monkeypatch.setattr(verifiers_environment, "_is_context_overflow", lambda _reply: False)
+    (episode,), (trace,), generate = played(world, tokenizer, {0: ONE_CALL}, budget=budget)
+    assert len(generate.rounds) == (budget > 0)
+    assert episode.is_full
+    assert (trace.has_error, trace.is_truncated, trace.stop_condition) == (False, True, "max_total_tokens")
+    assert trace.reward == trace.info["reward"] == 0.0
+    assert trace.rewards["workspace"] is not None, "scoring ran"
+    assert sum(episode.sampled) == (11 if budget else 0)
+
+
+def test_a_turn_that_reaches_the_limit_is_cut_there_and_judged(world, tokenizer):
+    whole = played(world, tokenizer, {0: ONE_CALL})[0][0]
+    second = whole.sampled.index(1, whole.sampled.index(0))
+    for budget in (5, second + 3):
+        (episode,), (trace,), _ = played(world, tokenizer, {0: ONE_CALL}, budget=budget)
+        assert episode.ids == whole.ids[:budget]
+        assert episode.messages[-1]["content"] == tokenizer.decode(runs(episode)[-1], skip_special_tokens=True)
+        assert (trace.has_error, trace.is_truncated, trace.reward) == (False, True, 0.0)
+        assert trace.calls[-1].finish_reason == "length"
+
+
+def test_the_model_s_context_limits_prompt_and_turns_together(world, tokenizer):
+    whole = played(world, tokenizer, {0: ONE_CALL})[0][0]
+    context = len(whole.prompt_ids) + 5
+    (episode,), (trace,), _ = played(world, tokenizer, {0: ONE_CALL}, context=context)
+    assert episode.ids == whole.ids[:5]
+    assert (trace.has_error, trace.is_truncated) == (False, True)
+
+
+def test_an_engine_counts_each_token_once(world, tokenizer):
+    (episode,), (trace,), _ = played(world, tokenizer, {0: ONE_CALL})
+    assert trace.num_output_tokens == sum(episode.sampled)
+    assert trace.num_total_tokens == len(episode.prompt_ids) + len(episode.ids)
 
 
 def test_a_generation_that_fails_ends_the_episodes_and_is_told(world, tokenizer):

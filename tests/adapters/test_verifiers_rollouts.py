@@ -106,6 +106,16 @@ def test_an_episode_that_verifiers_stops_is_worth_what_its_files_are():
     assert (trace.ok, trace.reward, trace.metrics["calls"]) == (True, 1.0, len(solved))
 
 
+@pytest.mark.parametrize("is_solved", [True, False])
+def test_an_episode_that_fills_a_server_s_context_is_worth_what_its_files_are(is_solved):
+    script = next(each for each in SCRIPTS if each.style == "expert" and each.difficulty == "easy")
+    turns = [[each] for turn in turns_of(script) for each in turn][:-1] if is_solved else []
+    (episode,) = play({"full": [*turns, None]}, first_seed=script.seed)
+    (trace,) = episode.traces
+    assert (trace.ok, trace.is_truncated, trace.reward) == (True, True, float(is_solved))
+    assert trace.metrics["calls"] == len(turns)
+
+
 def test_a_model_server_that_fails_is_an_error_and_no_reward():
     async def unreachable():
         env = adapter.load_environment()

@@ -20,6 +20,10 @@ from composer_replication.optional import require
 
 vf = require("verifiers.v1", extra="verifiers")
 httpx = require("httpx", extra="verifiers")
+try:
+    from verifiers.v1.harnesses.utils.compaction import CONTEXT_OVERFLOW_MARKERS
+except ImportError:  # before 0.4, verifiers itself stops a rollout whose context is full
+    CONTEXT_OVERFLOW_MARKERS = ()
 ID = "composer-workspace"
 """What verifiers knows this environment by. It imports top-level modules only: `composer_workspace` holds the names."""
 
@@ -109,6 +113,8 @@ class WorkspaceHarness(vf.Harness[WorkspaceHarnessConfig]):
                 while not workspace.finished:
                     body = {"model": ctx.model, "messages": messages, "tools": list(TOOLS)}
                     reply = await model.post("/chat/completions", json=body)
+                    if _is_context_overflow(reply):
+                        trace.stop("max_total_tokens")  # what verifiers counts as truncated, and scores
                     if reply.is_error:  # a limit was reached, or the model's server failed: the rollout knows which
                         return vf.ProgramResult(exit_code=1, stdout="", stderr=reply.text)
                     messages.append(reply.json()["choices"][0]["message"])
@@ -141,6 +147,12 @@ def load_environment(
     taskset = {"id": ID, "difficulty": difficulty, "first_seed": first_seed}
     agent = {"harness": {"id": ID, "max_calls": max_calls}}
     return vf.load_environment(vf.resolve_env_config({"taskset": taskset, "agent": agent}))
+
+
+def _is_context_overflow(reply: Any) -> bool:
+    """Return whether a model's server refused a request because the conversation fills the model's context."""
+    text = reply.text.casefold() if reply.status_code in (400, 413) else ""
+    return any(marker in text for marker in CONTEXT_OVERFLOW_MARKERS)
 
 
 def _act(workspace: Workspace, info: dict[str, Any], message: dict[str, Any], turn: int) -> list[dict[str, Any]]:

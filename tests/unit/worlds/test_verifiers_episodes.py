@@ -38,7 +38,7 @@ class Environment:
     async def serving(self) -> AsyncIterator[None]:
         yield
 
-    async def run_episode(self, task: Any, context: Any) -> Any:
+    async def run_episode(self, task: Any, context: Any, **_callbacks: Any) -> Any:
         self.models.append(context.model)
         for _ in range(self.turns):
             body = {"model": context.model, "messages": [{"role": "user", "content": PROMPT}]}

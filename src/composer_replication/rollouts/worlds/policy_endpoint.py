@@ -4,6 +4,10 @@ An engine with a loop of its own asks a model over HTTP, each episode under a na
 every episode that is not over has one; then all of them are answered by one call of the trainer's own generation. The
 ids are the record: a later request of an episode continues the ids of the earlier ones verbatim, and only what stands
 between two turns is rendered anew.
+
+An episode has room for a number of tokens after its prompt. A turn that reaches it is cut there (`finish_reason`
+"length"). A request without room for a single token is refused, and `on_full` is called before the engine gets the
+refusal: engines differ in what they make of it, and the episode has ended, not failed.
 """
 
 from __future__ import annotations
@@ -27,10 +31,16 @@ MOST_BYTES, READ_SECONDS = 64 * 2**20, 60.0
 
 
 class SpokenEpisode:
-    """What one episode asked and heard, as token ids; `sampled` is 1 on the policy's own."""
+    """What one episode asked and heard, as token ids; `sampled` is 1 on the policy's own.
 
-    def __init__(self, tokenizer: Any, template: dict[str, Any], budget: int) -> None:
-        self._tokenizer, self._template, self._budget = tokenizer, template, budget
+    `budget` limits the tokens after the prompt, `context` the prompt and these tokens together.
+    """
+
+    def __init__(self, tokenizer: Any, template: dict[str, Any], budget: int, *, context: int | None = None) -> None:
+        self._tokenizer, self._template, self._budget, self._context = tokenizer, template, budget, context
+        self.is_full, self.finish_reason = False, "stop"
+        self.on_full: Callable[[], None] = lambda: None
+        self.usage: dict[str, int] = {}
         self.prompt_ids: list[int] = []
         self.ids: list[int] = []
         self.sampled: list[int] = []
@@ -42,7 +52,7 @@ class SpokenEpisode:
         self.answers: queue.Queue[dict[str, Any] | None] = queue.Queue()
 
     def take(self, request: dict[str, Any]) -> bool:
-        """Extend the ids by a request; whether there is room for a turn."""
+        """Extend the ids by a request. Returns whether there is room for a turn."""
         messages: list[dict[str, Any]] = request["messages"]
         if not self.prompt_ids:
             self.tools = request.get("tools") or []
@@ -55,10 +65,27 @@ class SpokenEpisode:
             self._add(self._encode(self._between(new)), 0, None)
             self.messages += new
         self._num_heard = len(messages) + 1
-        return len(self.ids) < self._budget
+        return self.room() > 0
+
+    @property
+    def limit(self) -> int:
+        """The number of tokens after the prompt at which the episode is full."""
+        return self._budget if self._context is None else min(self._budget, self._context - len(self.prompt_ids))
+
+    def room(self) -> int:
+        """Return how many more tokens fit into the episode; 0 or less where it is full."""
+        return self.limit - len(self.ids)
 
     def hear(self, said: list[int], logprobs: list[float] | None) -> dict[str, Any]:
-        """The turn's ids into the record; its message as the endpoint answers it."""
+        """Record a turn's ids, cut to the room that is left. Returns the message that the endpoint answers."""
+        room = self.room()
+        said, logprobs = said[:room], None if logprobs is None else logprobs[:room]
+        before = len(self.prompt_ids) + len(self.ids)
+        self.usage = {
+            "prompt_tokens": before,
+            "completion_tokens": len(said),
+            "total_tokens": before + len(said),
+        }
         self._add(said, 1, logprobs)
         text = self._tokenizer.decode(said, skip_special_tokens=True)
         action = parse_reply(text)
@@ -73,6 +100,8 @@ class SpokenEpisode:
             }
             for number, call in enumerate(action.calls)
         ]
+        is_cut = not said or said[-1] != self._tokenizer.eos_token_id
+        self.finish_reason = "length" if is_cut else "tool_calls" if calls else "stop"
         message: dict[str, Any] = {"role": "assistant", "content": action.text if calls else text}
         self.messages.append({**message, "tool_calls": calls} if calls else message)
         return self.messages[-1]
@@ -129,10 +158,12 @@ def speak(episodes: Sequence[SpokenEpisode], generate: Generate) -> None:
             request = episode.asked.get(timeout=SECONDS)
             if request is None:
                 live.remove(episode)
-            elif episode.take(request):
+            elif not episode.is_full and episode.take(request):
                 waiting.append(episode)
             else:
-                episode.answers.put(None)  # no room: the engine is told, and ends the episode
+                episode.is_full = True
+                episode.on_full()  # before the answer: the engine acts on it at once
+                episode.answers.put(None)
         if not waiting:
             continue
         said, logprobs = generate([[*each.prompt_ids, *each.ids] for each in waiting])
@@ -178,14 +209,12 @@ class _ChatHandler(BaseHTTPRequestHandler):
         episode.asked.put(request)
         message = episode.answers.get(timeout=SECONDS)
         if message is None:
-            self._refuse(400, "maximum context length: no room for another turn")
+            why = "maximum context length: no room for another turn" if episode.is_full else "no turn was generated"
+            self._refuse(400, why)
             return
-        reason = "tool_calls" if message.get("tool_calls") else "stop"
-        choice = {"index": 0, "message": message, "finish_reason": reason}
-        tokens = {"prompt_tokens": len(episode.prompt_ids), "completion_tokens": sum(episode.sampled)}
-        usage = {**tokens, "total_tokens": len(episode.prompt_ids) + len(episode.ids)}
+        choice = {"index": 0, "message": message, "finish_reason": episode.finish_reason}
         about = {"id": "-", "object": "chat.completion", "created": 0, "model": request["model"]}
-        self._send(200, {**about, "choices": [choice], "usage": usage})
+        self._send(200, {**about, "choices": [choice], "usage": episode.usage})
 
     def _read(self) -> dict[str, Any] | None:
         """The request; None where it is refused already."""

@@ -2,8 +2,9 @@
 
 verifiers plays its own loop and asks a model over HTTP; here that model is the policy in training
 (`policy_endpoint`). Rewards are the environment's; an episode that broke has none (NaN), as that was not the policy's
-doing. What the environment says about erring turns (`trace.info["sites"]`) goes to the rollouts as their signals; other
-errors are found by their words, as everywhere.
+doing. An episode that filled its context did not break: its trace is stopped as at any of verifiers' own limits, so it
+is judged and trained like every rollout that was cut by its length. What the environment says about erring turns
+(`trace.info["sites"]`) goes to the rollouts as their signals; other errors are found by their words, as everywhere.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ PREFIX = "verifiers:"
 MOST_TASKS = 1000
 """Of a taskset without end, so many are prompts."""
 REWARD = "world_reward"
+OUT_OF_ROOM = "max_total_tokens"
+"""The stop condition of an episode that filled its context: one of those that verifiers counts as truncated."""
 
 
 def is_verifiers(name: str) -> bool:
@@ -74,15 +77,15 @@ class VerifiersWorld:
         def generate(ids: list[list[int]]) -> tuple[list[list[int]], list[list[float]] | None]:
             return trainer._generate_single_turn(ids, None, {}, 1)
 
-        longest = trainer.max_completion_length
-        episodes = [SpokenEpisode(trainer.processing_class, template, longest) for _ in prompts]
+        longest, context = trainer.max_completion_length, _context_length(trainer)
+        episodes = [SpokenEpisode(trainer.processing_class, template, longest, context=context) for _ in prompts]
         traces = self.play(numbers, episodes, generate)
         has_logprobs = trainer.use_vllm
         return {
             "prompt_ids": [each.prompt_ids for each in episodes],
-            "completion_ids": [each.ids[:longest] for each in episodes],
-            "env_mask": [each.sampled[:longest] for each in episodes],
-            "logprobs": [each.logprobs[:longest] for each in episodes] if has_logprobs else None,
+            "completion_ids": [each.ids[: each.limit] for each in episodes],
+            "env_mask": [each.sampled[: each.limit] for each in episodes],
+            "logprobs": [each.logprobs[: each.limit] for each in episodes] if has_logprobs else None,
             "messages": [each.messages for each in episodes],
             "tools": [[_function(tool) for tool in each.tools] for each in episodes],
             "signals": [list(each.info.get("sites") or ()) for each in traces],
@@ -102,6 +105,11 @@ class VerifiersWorld:
     def _reward(self, trace: Any, episode: SpokenEpisode) -> float:
         """What the environment says; NaN, which is "not judged", of an episode that broke after some turn."""
         if not any(episode.sampled):
+            if episode.is_full:
+                got = f"a prompt of {len(episode.prompt_ids):,} tokens, which leaves no room for a turn"
+                fix = "Use a model with a longer context, or an environment with shorter prompts."
+                expected = "a prompt that is shorter than the model's context"
+                raise RunError(explain(f"environment {self.id}", got=got, expected=expected, fix=fix))
             got = f"an episode that ended before its first turn, {_last_error(trace)}"
             raise RunError(explain(f"environment {self.id}", got=got, expected="one in which the policy speaks"))
         return math.nan if trace.has_error else float(trace.reward)
@@ -130,8 +138,12 @@ class VerifiersWorld:
 
     async def _run(self, tasks: Sequence[int], names: Sequence[tuple[str, SpokenEpisode]], client: Any) -> list[Any]:
         async def one(task: int, name: str, episode: SpokenEpisode) -> Any:
+            def stop_when_full(trace: Any) -> None:
+                episode.on_full = lambda: trace.stop(OUT_OF_ROOM)
+
+            context = self._vf.ModelContext(model=name, client=client)
             try:
-                return await self._env.run_episode(self._tasks[task], self._vf.ModelContext(model=name, client=client))
+                return await self._env.run_episode(self._tasks[task], context, on_trace=stop_when_full)
             finally:
                 episode.asked.put(None)
 
@@ -149,6 +161,16 @@ class VerifiersWorld:
 def verifiers_world(name: str) -> VerifiersWorld:
     """The environment of that name, made once: it is asked for its tasks and then for its rollouts."""
     return VerifiersWorld(name)
+
+
+def _context_length(trainer: Any) -> int | None:
+    """Return how many tokens the generation takes in all, as TRL's own tool loop reads it; None if that is unknown."""
+    if trainer.use_vllm and trainer.vllm_mode == "colocate":
+        return trainer.vllm_generation.llm.llm_engine.model_config.max_model_len
+    config: Any = getattr(getattr(trainer, "model", None), "config", None)
+    if hasattr(config, "get_text_config"):  # a model that also sees has its text model's config inside
+        config = config.get_text_config()
+    return getattr(config, "max_position_embeddings", None)
 
 
 def _chat(data: Any) -> list[dict[str, Any]]:
