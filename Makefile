@@ -42,6 +42,9 @@ audit: setup ## known holes in the pinned packages; ADVISORIES=FOLDER where ther
 demo: setup ## all of it on generated sessions and a tiny model: training, control, evaluation, report
 	$(BIN)/crf demo
 
+# For a target of several commands: `run` prints and runs each, and `status` is not 0 at the end where one of them failed.
+RUN_ALL := status=0; run() { echo "$$*"; "$$@" || status=1; }
+
 # Much of the time is spent waiting for processes that tests start, so three workers keep two cores busy. A file stays
 # with one worker, so that its fixtures are made once; the longest files come first (tests/conftest.py).
 WORKERS ?= 3
@@ -79,11 +82,14 @@ $(ENGINES:%=.venv-%/.installed): .venv-%/.installed: pyproject.toml constraints/
 	touch $@
 
 test-envs: $(ENGINES:%=.venv-%/.installed) ## the workspace in verifiers and OpenEnv, through their own clients
-	.venv-verifiers/bin/python -m pytest -q -m envs tests/adapters/test_verifiers_*.py
-	.venv-openenv/bin/python -m pytest -q -m envs tests/adapters/test_openenv_*.py
+	@$(RUN_ALL); \
+	run .venv-verifiers/bin/python -m pytest -q -m envs tests/adapters/test_verifiers_*.py; \
+	run .venv-openenv/bin/python -m pytest -q -m envs tests/adapters/test_openenv_*.py; \
+	exit $$status
 
 # PRIME-RL is not on PyPI and runs on CUDA alone: what is tested is our side of its contract, on verifiers' own records and by
 # our records of its fields and formulas. PRIME_RL_SOURCE=FOLDER names a checkout of it, whose own classes are then asked.
+PRIME_COMMIT := 559b447
 PRIME_VENV ?= .venv-prime
 PRIME := $(PRIME_VENV)/bin/python
 $(PRIME_VENV)/.installed: pyproject.toml constraints/prime.txt
@@ -95,7 +101,10 @@ $(PRIME_VENV)/.installed: pyproject.toml constraints/prime.txt
 	touch $@
 
 test-prime: $(PRIME_VENV)/.installed ## the recipe for PRIME-RL: its algorithm, loss and configs against records of its contract
-	PRIME_RL_SOURCE='$(PRIME_RL_SOURCE)' $(PRIME) -m pytest -q -p no:cacheprovider tests/recipes/prime_rl tests/adapters/test_verifiers_sites.py
+	@$(RUN_ALL); \
+	run env PRIME_RL_SOURCE='$(PRIME_RL_SOURCE)' $(PRIME) -m pytest -q -p no:cacheprovider tests/recipes/prime_rl tests/adapters/test_verifiers_sites.py; \
+	test -n '$(PRIME_RL_SOURCE)' || echo "The tests against PRIME-RL's own classes were skipped. To run them: git clone https://github.com/PrimeIntellect-ai/prime-rl FOLDER && git -C FOLDER checkout $(PRIME_COMMIT) && make test-prime PRIME_RL_SOURCE=FOLDER"; \
+	exit $$status
 
 # Playwright drives the Chromium that the machine has; the reports are built in the same environment, without torch.
 BROWSER_VENV ?= .venv-browser
@@ -127,8 +136,10 @@ $(AZURITE):
 	npm install --silent --no-fund --no-audit --prefix .azurite azurite@3.37.0
 
 test-diloco: $(DILOCO_VENV)/.installed $(AZURITE) ## replicas by Modal, the Hub's Jobs and Ray through their own clients; S3 and Azure
-	$(DILOCO) -m pytest -q -p no:cacheprovider -m diloco --ignore tests/executors/test_ray.py tests/executors tests/bucket_servers
-	RAY_AUTH_MODE=disabled $(DILOCO) -m pytest -q -p no:cacheprovider -p no:unraisableexception -m diloco tests/executors/test_ray.py
+	@$(RUN_ALL); \
+	run $(DILOCO) -m pytest -q -p no:cacheprovider -m diloco --ignore tests/executors/test_ray.py tests/executors tests/bucket_servers; \
+	run env RAY_AUTH_MODE=disabled $(DILOCO) -m pytest -q -p no:cacheprovider -p no:unraisableexception -m diloco tests/executors/test_ray.py; \
+	exit $$status
 
 # Monarch beside the tested set: 0.4 GB more, 1.8 in all; the tests take four minutes. A process that was killed
 # is found within a second instead of ten.
@@ -161,9 +172,11 @@ test-verl: $(VERL_VENV)/.installed ## verl's engine on the CPU, its hooks and ag
 	$(VERL) -m pytest -q -p no:cacheprovider -m verl --timeout 900 tests/recipes/verl
 
 check: setup ## format, lint, types
-	$(BIN)/ruff format --check .
-	$(BIN)/ruff check .
-	$(BIN)/pyright
+	@$(RUN_ALL); \
+	run $(BIN)/ruff format --check .; \
+	run $(BIN)/ruff check .; \
+	run $(BIN)/pyright; \
+	exit $$status
 
 format: setup ## write the format and the safe lint fixes
 	$(BIN)/ruff format .
