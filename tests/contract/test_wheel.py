@@ -88,7 +88,16 @@ def test_the_metadata_says_what_the_package_says(metadata):
 def test_installing_it_brings_the_core_dependencies_and_no_extra(metadata):
     needed = [line for line in metadata.get_all("Requires-Dist", []) if "extra ==" not in line]
     names = {line.partition(">")[0].strip() for line in needed}
-    assert names == {"torch", "transformers", "safetensors", "orjson", "rich"}
+    assert names == {
+        "huggingface-hub",
+        "numpy",
+        "orjson",
+        "packaging",
+        "rich",
+        "safetensors",
+        "torch",
+        "transformers",
+    }
 
 
 def test_the_installed_wheel_imports_with_nothing_but_the_standard_library(target, tmp_path):

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from composer_replication.atomic import atomic_write_text
 from composer_replication.errors import InputError
+from composer_replication.optional import require
 
 CONVERTER = "convert_hf_to_gguf.py"
 _PLACES = ("LLAMA_CPP", "LLAMA_CPP_DIR")
@@ -171,9 +172,8 @@ def _read_parts(tokenizer: Any) -> OllamaTemplate | None:
 
 
 def _render(tokenizer: Any, messages: Sequence[Mapping[str, str]], *, prompt: bool) -> str:
-    from jinja2 import TemplateError
-
+    template_error = require("jinja2", extra="report").TemplateError
     try:
         return tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=prompt)
-    except TemplateError as error:
+    except template_error as error:
         raise ValueError(str(error)) from error

@@ -16,6 +16,7 @@ from composer_replication.atomic import atomic_write_json, staged
 from composer_replication.canonical_json import decode_object
 from composer_replication.errors import ArtefactCorruptError, ArtefactNotFoundError, StaleArtefactError, explain
 from composer_replication.objective.distributed import is_sharded, unwrapped
+from composer_replication.optional import require
 from composer_replication.trainer.checkpoints.contents import WEIGHTS, adapter_file, plain_file, weight_files
 from composer_replication.trainer.checkpoints.manifest import read_manifest
 from composer_replication.trainer.checkpoints.tree_file import write_tensors
@@ -128,11 +129,12 @@ def _adapter_parts(
 
 def _saved_names(model: Any, adapter: str) -> dict[str, str]:
     """From a weight's name in an adapter's file to its name in the model."""
-    from peft import get_peft_model_state_dict
-
+    peft = require("peft", extra="train")
     # The names themselves stand for the tensors: what comes back says how each was renamed.
     named: Any = {name: name for name in model.state_dict()}
-    names: Any = get_peft_model_state_dict(model, state_dict=named, adapter_name=adapter, save_embedding_layers=False)
+    names: Any = peft.get_peft_model_state_dict(
+        model, state_dict=named, adapter_name=adapter, save_embedding_layers=False
+    )
     return names
 
 
