@@ -82,9 +82,14 @@ def cli_page() -> str:
 
 
 def _verb(name: str, parser: argparse.ArgumentParser) -> str:
-    given = [each for each in parser._actions if not isinstance(each, argparse._HelpAction)]
-    words = [_called(each)[-1] for each in given if each.required]
-    has_options = any(not each.required for each in given)
+    shown = [each for each in parser._actions if each.help != argparse.SUPPRESS]
+    given = [each for each in shown if not isinstance(each, argparse._HelpAction)]
+    words = [
+        _called(each)[-1] if each.required else f"[{_called(each)[-1]}]"
+        for each in given
+        if each.required or not each.option_strings
+    ]
+    has_options = any(each.option_strings and not each.required for each in given)
     usage = " ".join(["crf", name, *words, *(["[options]"] if has_options else [])])
     rows = [
         (
@@ -101,12 +106,12 @@ def _verb(name: str, parser: argparse.ArgumentParser) -> str:
         f"Guide: [{name}](../guides/{name}.md)." if guide.exists() else "",
     ]
     said = f"{_sentence(parser.description or '')} {' '.join(filter(None, more))}".strip()
-    shown = [f"{'#' * (1 + len(name.split()))} crf {name}", said, f"```text\n{usage}\n```"]
+    head = [f"{'#' * (1 + len(name.split()))} crf {name}", said, f"```text\n{usage}\n```"]
     inner = [each for each in given if isinstance(each, argparse._SubParsersAction)]
     if inner:
-        return "\n\n".join([*shown, *(_verb(f"{name} {sub}", each) for sub, each in inner[0].choices.items())])
+        return "\n\n".join([*head, *(_verb(f"{name} {sub}", each) for sub, each in inner[0].choices.items())])
     tables = [table(("argument", "default", "does"), rows)]
-    return "\n\n".join([*shown, *tables, *([_round_keys()] if name == "diloco launch" else [])])
+    return "\n\n".join([*head, *tables, *([_round_keys()] if name == "diloco launch" else [])])
 
 
 def _round_keys() -> str:
@@ -128,7 +133,8 @@ def _called(action: argparse.Action) -> list[str]:
 
 
 def _default(value: object) -> str:
-    return "" if value is None or isinstance(value, bool) or value == [] else code(str(value))
+    has_none = value is None or value == argparse.SUPPRESS or isinstance(value, bool) or value == []
+    return "" if has_none else code(str(value))
 
 
 def _sentence(text: str) -> str:

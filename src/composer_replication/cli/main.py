@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib import import_module
 from types import ModuleType
+from typing import Any, NoReturn
 
 # Each verb is a module with HELP, add_arguments(parser) and run(args) -> exit status; in the order of the pipeline.
 PIPELINE = (
@@ -108,11 +109,36 @@ def _understood(argv: Sequence[str] | None) -> argparse.Namespace:
     parser, verbs = _parsers()
     args, unknown = parser.parse_known_args(argv)
     if unknown:
-        verb = _innermost(verbs[args.verb], args)
-        # What `add_argument` took is kept in a table of options.
-        near = get_close_matches(unknown[0].partition("=")[0], list(verb._option_string_actions), n=1)  # pyright: ignore
-        verb.error(f"unrecognized arguments: {' '.join(unknown)}" + (f" (did you mean {near[0]}?)" if near else ""))
+        is_before_verb = unknown[0] in parser.words[: parser.words.index(args.verb)]  # crf --verison train
+        blamed = parser if is_before_verb else _innermost(verbs[args.verb], args)
+        blamed.error(f"unrecognized arguments: {' '.join(unknown)}")
     return args
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors name the nearest verb, choice or option to a word that it does not know."""
+
+    words: Sequence[str] = ()
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        self.words = list(sys.argv[1:] if args is None else args)
+        return super().parse_known_args(args, namespace)
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with the usage and the message. An unknown option may be why something else seems to be missing."""
+        options = list(self._option_string_actions)
+        typed = [word.partition("=")[0] for word in self.words if word.startswith("-") and word != "--"]
+        near = [match for word in typed if word not in options for match in get_close_matches(word, options, n=1)]
+        super().error(message + (f" (did you mean {' and '.join(near)}?)" if near else ""))
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError as error:
+            near = get_close_matches(str(value), [str(choice) for choice in action.choices or ()], n=1)
+            if not near:
+                raise
+            raise argparse.ArgumentError(action, f"{error.message} (did you mean {near[0]}?)") from None
 
 
 def _innermost(parser: argparse.ArgumentParser, args: argparse.Namespace) -> argparse.ArgumentParser:
@@ -141,11 +167,11 @@ def build_parser() -> argparse.ArgumentParser:
     return _parsers()[0]
 
 
-def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
+def _parsers() -> tuple[_Parser, dict[str, _Parser]]:
     """That of `crf`, and that of each verb."""
     from composer_replication.version import __version__
 
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="crf",
         description="From the session logs of coding agents to a better model.",
         epilog="exit status: " + "; ".join(f"{code} {what.partition(',')[0]}" for code, what in EXIT_CODES.items()),

@@ -97,6 +97,35 @@ def test_an_option_that_a_verb_does_not_have_ends_with_its_usage_and_the_nearest
     assert meant is None or f"(did you mean {meant}?)" in said
 
 
+MISTYPED = [
+    (["trian", "run"], "crf", "train"),
+    (["evalute", "--help"], "crf", "evaluate"),
+    (["world", "lgos"], "crf world", "logs"),
+    (["--verison"], "crf", "--version"),
+    (["--verison", "train"], "crf", "--version"),
+    (["ingest", "--no-scru"], "crf ingest", "--no-scrub"),  # which also lacks its logs
+    (["sites", "run", "--josn=1", "extra"], "crf sites", "--json"),
+]
+
+
+@pytest.mark.parametrize(
+    ("words", "program", "meant"), MISTYPED, ids=lambda each: " ".join(each) if isinstance(each, list) else each
+)
+def test_a_mistyped_word_ends_with_the_nearest(words, program, meant, capsys):
+    with pytest.raises(SystemExit) as ended:
+        command.main(words)
+    assert ended.value.code == command.NOT_UNDERSTOOD
+    *_, error = capsys.readouterr().err.strip().splitlines()
+    assert error.startswith(f"{program}: error: ")
+    assert error.endswith(f"(did you mean {meant}?)")
+
+
+def test_a_verb_that_is_like_no_other_gets_no_suggestion(capsys):
+    with pytest.raises(SystemExit):
+        command.main(["xyzzy"])
+    assert "did you mean" not in capsys.readouterr().err
+
+
 def test_streams_that_were_closed_are_no_terminals_and_stop_nothing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

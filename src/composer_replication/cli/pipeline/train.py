@@ -1,4 +1,4 @@
-"""`crf train`: from a run directory, or rollouts in an environment, to trained weights."""
+"""`crf train RUN`: from a run directory, or rollouts in an environment, to trained weights."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from composer_replication.cli.main import INTERRUPTED
-from composer_replication.cli.options import add_config_arguments, overrides_of, refuse_unread
+from composer_replication.cli.options import add_config_arguments, add_short, overrides_of, refuse_unread
 from composer_replication.cli.pages.progress import as_shown
 
 if TYPE_CHECKING:
@@ -42,6 +42,8 @@ _COUNTS = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    text = "a run directory; without --config, with the options of its `crf run`, or else of its last training"
+    add_short(parser, "run", key="train.run", nargs="?", metavar="RUN", help=text)
     add_config_arguments(parser, "train", "loss", "render", "split")
     parser.add_argument("--resume", action="store_true", help="go on from the newest complete checkpoint, or fail")
     parser.add_argument("--dry-run", action="store_true", help="say what would be trained on and whether it fits")
@@ -65,14 +67,8 @@ def _run(args: argparse.Namespace) -> int:
         _show_options(as_json=args.json)
         return 0
 
-    from composer_replication.config.presets import load_with_preset
-    from composer_replication.runs import RunDir
-
-    config = load_with_preset(args.config, overrides_of(args))
-    refuse_unread(args)
+    config = _config(args)
     config.train.required_model()  # before the libraries are loaded that would not get far without it
-    if config.train.run is not None:
-        RunDir.open(config.train.run)
     if str(Path.cwd()) not in sys.path:  # where rewards and environments are looked for
         sys.path.insert(0, str(Path.cwd()))
     if args.dry_run:
@@ -84,6 +80,35 @@ def _run(args: argparse.Namespace) -> int:
         _say_how_to_resume(result, args)
         return INTERRUPTED
     return 0
+
+
+def _config(args: argparse.Namespace) -> CrfConfig:
+    """Return the config that the arguments describe, with what RUN remembers where no file is named.
+
+    Raises InputError or ConfigError where the run directory is none, or an option is not one of this verb.
+    """
+    from pathlib import Path
+
+    from composer_replication.cli.console import say
+    from composer_replication.config.presets import load_with_preset
+    from composer_replication.errors import InputError, explain
+    from composer_replication.runs import RunDir
+    from composer_replication.steps.running.options import remembered_options
+
+    refuse_unread(args)
+    path, run = args.config, args.short.get("train.run")
+    if run is not None:
+        if Path(run).is_file():
+            fix = f"If it is a config, type: crf train --config {run}"
+            raise InputError(explain("RUN", got=f"the file {run}", expected="a run directory", fix=fix))
+        RunDir.open(run)
+        path = path or remembered_options(Path(run))
+    config = load_with_preset(path, overrides_of(args))
+    if config.train.run is not None:
+        RunDir.open(config.train.run)
+    if path is not None and args.config is None:
+        say(f"options as in {path}; --set changes one, --config takes others")
+    return config
 
 
 def _show_options(*, as_json: bool) -> None:
@@ -225,7 +250,7 @@ def _say_how_to_resume(result: TrainingResult, args: argparse.Namespace) -> None
 
     from composer_replication.cli.console import say
 
-    words = ["crf", "train"]
+    words = ["crf", "train", *([args.short["train.run"]] if "train.run" in args.short else [])]
     words += ["--config", args.config] if args.config else []
     for each in args.set:
         words += ["--set", each]

@@ -17,7 +17,7 @@ from composer_replication.batch.model_folder import check_model_name
 from composer_replication.canonical_json import nested_items
 from composer_replication.config import CrfConfig, to_toml
 from composer_replication.config.presets import load_with_preset
-from composer_replication.config.writer import value_text
+from composer_replication.config.writer import RESOLVED_NAME, value_text
 from composer_replication.errors import InputError, explain
 from composer_replication.ingestion.cache.session_sources import read_accounts
 from composer_replication.runs import RunDir
@@ -63,6 +63,11 @@ def told_before(output: Path) -> Path | None:
     """The file with what a run was told; None where there is no run, or one that `crf run` did not make."""
     path = output / OPTIONS
     return path if (output / MARKER).is_file() and path.is_file() else None
+
+
+def remembered_options(root: Path) -> Path | None:
+    """Return the file with a run's options: those of `crf run`, else those of the last training in it; None without."""
+    return next((path for name in (OPTIONS, RESOLVED_NAME) if (path := root / name).is_file()), None)
 
 
 def remember(config: CrfConfig, run: RunDir) -> None:

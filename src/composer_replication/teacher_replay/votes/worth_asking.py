@@ -90,9 +90,8 @@ class Gate:
         if worth and self._kind == "agree" and len(answers) == 1:
             worth = not self._votes.agrees_with_student(state, answers[0])
             self.counts["pairs that may be lost"] += not worth
-        if not worth:
-            if all(answer["error"] is None for answer in answers):
-                self.counts["calls saved"] += self._num_teachers - len(answers)
+        if not worth and all(answer["error"] is None for answer in answers):
+            self.counts["calls saved"] += self._num_teachers - len(answers)
         return worth
 
 
