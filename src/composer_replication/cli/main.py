@@ -120,7 +120,9 @@ class _Parser(argparse.ArgumentParser):
 
     words: Sequence[str] = ()
 
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+    def parse_known_args(  # pyright: ignore[reportIncompatibleMethodOverride] (its overloads name the same two)
+        self, args: Any = None, namespace: Any = None
+    ) -> Any:
         self.words = list(sys.argv[1:] if args is None else args)
         return super().parse_known_args(args, namespace)
 
