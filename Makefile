@@ -164,6 +164,7 @@ $(VERL_VENV)/.installed: pyproject.toml constraints/main.txt constraints/verl.tx
 	test -x $(VERL) || $(PYTHON) -m venv $(VERL_VENV)
 	$(VERL) -m pip install --quiet --no-compile $(TORCH)
 	$(VERL) -m pip install --quiet --no-compile --no-deps -r constraints/verl.txt
+	$(VERL) -m pip uninstall --quiet --yes composer-replication # of an earlier make: it declares a newer transformers
 	$(VERL) -m pip check
 	$(VERL) -m pip install --quiet --no-compile --no-deps --no-build-isolation -e .
 	touch $@
