@@ -239,7 +239,7 @@ NEW: dict[str, dict[str, str]] = {
             'filters="native"|"data_juicer"|"none")'
         ),
         "ReplayConfig": (
-            '(*, teachers=None, max_usd=5.0, states="all"|"failed"|"sites", limit=None, gate="exact"|"agree"|"none", '
+            '(*, teachers=None, max_usd=5.0, states="sites"|"all"|"failed", limit=None, gate="exact"|"agree"|"none", '
             'threshold=2, order="longest_first"|"in_order", concurrency=64, max_tokens=1024, max_history_tokens=None, '
             "timeout_s=120.0, send_tools=True)"
         ),

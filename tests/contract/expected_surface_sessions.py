@@ -20,9 +20,9 @@ _KNOWN = {
 }
 
 _TEACHERS = (
-    '[{"slug": "anthropic/claude-opus-4.7"}, '
+    '[{"slug": "anthropic/claude-opus-4.7", "input_per_mtok": 5.0, "output_per_mtok": 25.0}, '
     '{"slug": "openai/gpt-5", "input_per_mtok": 1.25, "output_per_mtok": 10.0}, '
-    '{"slug": "deepseek/deepseek-v4-pro"}]'
+    '{"slug": "deepseek/deepseek-v4-pro", "input_per_mtok": 1.32, "output_per_mtok": 3.96}]'
 )
 REPLAY_TRACE = (
     f"(states, teachers={_TEACHERS}, max_total_usd=5.0, api_key=None, *, base_url=None, cache=None, resume=True, "
@@ -30,8 +30,9 @@ REPLAY_TRACE = (
 )
 
 _REPLAY_TRACE = (
-    "(states, teachers=[{'slug': 'anthropic/claude-opus-4.7'}, {'slug': 'openai/gpt-5', 'input_per_mtok': "
-    "1.25, 'output_per_mtok': 10.0}, {'slug': 'deepseek/deepseek-v4-pro'}], max_total_usd=5.0, api_key=None, "
+    "(states, teachers=[{'slug': 'anthropic/claude-opus-4.7', 'input_per_mtok': 5.0, 'output_per_mtok': 25.0}, "
+    "{'slug': 'openai/gpt-5', 'input_per_mtok': 1.25, 'output_per_mtok': 10.0}, {'slug': 'deepseek/deepseek-v4-pro', "
+    "'input_per_mtok': 1.32, 'output_per_mtok': 3.96}], max_total_usd=5.0, api_key=None, "
     "*, base_url=None, cache=None, resume=True, max_concurrency=64, gate=None, options=None)"
 )
 # The page writes its fields out; here they are a signature.

@@ -32,7 +32,7 @@ def erring():
 def message(text):
     body = {
         "choices": [{"message": {"role": "assistant", "content": text}, "finish_reason": "stop"}],
-        "usage": {"prompt_tokens": 10, "completion_tokens": 5, "cost": 0.0001},
+        "usage": {"prompt_tokens": 600, "completion_tokens": 20, "cost": 0.0001},
     }
     return Reply(status=200, headers={}, body=body)
 

@@ -28,7 +28,8 @@ def run(coroutine):
 
 
 def test_every_teacher_answers_at_every_state_in_order():
-    with FaultServer() as server:
+    prices = {each["slug"]: (each["input_per_mtok"], each["output_per_mtok"]) for each in TEACHERS}
+    with FaultServer(prices=prices) as server:
         asked = list(states(4))
         options = options_for(server, order="in_order")
         found = run(replay_trace(asked, TEACHERS, 50.0, KEY, options=options))
