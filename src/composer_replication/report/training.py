@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from composer_replication.report.plots import ONE, QUIET, THREE, TWO, Line, curves
 from composer_replication.report.records import Row, RunRecords
-from composer_replication.runs.channel_record import channel_in_words, channel_results, has_figure
+from composer_replication.runs.lineage import channel_in_words, channel_results, has_figure
 
 _CHANNELS = {
     "lm_ce": ("Channel 1: good turns", "cross-entropy in nats a token", ONE),

@@ -5,8 +5,7 @@ sidecar        what a file of records is, what it came from, and its checksum
 source_paths   how a sidecar names a file outside of the run
 records        JSONL beside its sidecar, written whole and checked before it is read
 journal        JSONL that grows while a run goes on
-channel_record what each channel of a training did, and the words for it
-lineage        what an artefact or trained weights were made from, and whether that has changed
+lineage        what an artefact or trained weights were made from, whether that has changed, what channels did
 directory      the run itself
 conversations  the reader of conversations.jsonl
 sites          the reader of sites.jsonl

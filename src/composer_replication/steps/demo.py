@@ -20,7 +20,7 @@ from composer_replication.envs.student import student_folder
 from composer_replication.envs.workspace.sandbox import TestRunner
 from composer_replication.errors import SandboxError
 from composer_replication.runs.artefacts import control_folders
-from composer_replication.runs.channel_record import channel_in_words
+from composer_replication.runs.lineage import channel_in_words
 from composer_replication.steps.around.world import agent_named, write_logs
 
 SEED, SESSIONS = 50_000, 96

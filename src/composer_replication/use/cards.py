@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 from composer_replication.errors import ComposerError
 from composer_replication.runs import RunDir
-from composer_replication.runs.channel_record import channel_in_words
 from composer_replication.runs.evaluation import read_evaluation, weight_files_digest
+from composer_replication.runs.lineage import channel_in_words
 from composer_replication.use.trained import UNKNOWN_LICENCE, Trained, is_folder, licence_of
 from composer_replication.version import __version__
 

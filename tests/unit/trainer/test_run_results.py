@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 import pytest
 
-from composer_replication.runs.channel_record import channel_in_words, channel_results
+from composer_replication.runs.lineage import channel_in_words, channel_results
 from composer_replication.trainer.from_config.inputs import held_out_rows
 from composer_replication.trainer.from_config.results import metric_names
 from composer_replication.trainer.watch.logged_history import never_ran

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from composer_replication.config import CrfConfig
-    from composer_replication.runs.channel_record import ChannelResult
+    from composer_replication.runs.lineage import ChannelResult
     from composer_replication.trainer.from_config.plan import TrainingPlan
     from composer_replication.trainer.from_config.results import TrainingResult
 

@@ -14,8 +14,7 @@ from composer_replication.config.writer import config_hash
 from composer_replication.rollouts.worlds.openenv import is_address, shown_address
 from composer_replication.rollouts.worlds.verifiers import is_verifiers
 from composer_replication.runs import RunDir
-from composer_replication.runs.channel_record import ChannelResult
-from composer_replication.runs.lineage import RECORD, hash_source
+from composer_replication.runs.lineage import RECORD, ChannelResult, hash_source
 from composer_replication.runs.sidecar import Source, now, sha256_of_file
 from composer_replication.trainer.from_config.inputs import is_dotted
 from composer_replication.trainer.offline.figures import NAMES

@@ -21,7 +21,7 @@ from composer_replication.config.writer import to_toml
 from composer_replication.errors import StaleArtefactError
 from composer_replication.objective.fingerprint import weights_digest
 from composer_replication.objective.heeding import verdict
-from composer_replication.runs.channel_record import channel_results
+from composer_replication.runs.lineage import channel_results
 from composer_replication.sessions.dataset import LoggedSessions
 from composer_replication.sessions.phases import OnPhase, PhaseTimes, Say, telling_phases
 from composer_replication.trainer.from_config.inputs import Inputs, read_inputs

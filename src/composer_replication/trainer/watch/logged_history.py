@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from composer_replication.runs.channel_record import has_figure
+from composer_replication.runs.lineage import has_figure
 
 History = Sequence[Mapping[str, Any]]
 # Logged only on steps on which the channel was computed, of rollouts or of logged sessions.
