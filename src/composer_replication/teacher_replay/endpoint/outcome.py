@@ -77,8 +77,8 @@ def _read(status: int, headers: Mapping[str, str], body: bytes, request: Request
         what = "an empty body" if not body.strip() else "a body that is no JSON object"
         return Failure(f"HTTP 200 with {what}", True, "unknown")
     cost = None if data is None else _counted_cost(data, request)
-    was_answered = data is not None and 200 <= status < 300
-    outcome = _answer(data, cost) if was_answered else _refusal(status, headers, data, body)
+    was_answered = 200 <= status < 300
+    outcome = _answer(data, cost) if data is not None and was_answered else _refusal(status, headers, data, body)
     # What a failure was worth cannot be seen, so it counts for its bound, or for nothing if it was a refusal. Only a
     # bill above the bound counts for more.
     is_overrun = cost is not None and cost > request.bound_nano

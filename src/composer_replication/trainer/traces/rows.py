@@ -180,12 +180,13 @@ class PairMaker:
         state = to_conversation(_field(given, "state_messages", where), conversation_id=identity)
         found: PairIds | str = "pair_without_state"
         starts: list[int] | None = None
-        if state.turns and isinstance(self._renderer, SegmentRenderer):
-            compared = self._renderer.compared_ids(state, *answers)
+        renderer = self._renderer
+        if state.turns and isinstance(renderer, SegmentRenderer):
+            compared = renderer.compared_ids(state, *answers)
             found, starts = (compared, None) if isinstance(compared, str) else compared
-        elif state.turns:
+        elif state.turns and not isinstance(renderer, SegmentRenderer):
             named = {"conversation_id": identity, "format_name": state.format}
-            found = compared_ids(self._renderer, state.turns, *answers, **named)
+            found = compared_ids(renderer, state.turns, *answers, **named)
         if not isinstance(found, str):
             found = self._cut_alike(found, starts) or "pair_longer_than_max_dpo_seq_len"
         if isinstance(found, str):

@@ -232,7 +232,7 @@ def _common(rows: Sequence[Sequence[int]], *, most: int) -> list[int]:
 
 def _flat_ids(encoded: Any) -> list[int]:
     """Return the ids of one text from what a tokenizer returned: ids, a tensor, one row of them, or a mapping."""
-    ids = encoded.get("input_ids") if isinstance(encoded, Mapping) else getattr(encoded, "input_ids", encoded)
+    ids: Any = encoded.get("input_ids") if isinstance(encoded, Mapping) else getattr(encoded, "input_ids", encoded)
     ids = ids.tolist() if hasattr(ids, "tolist") else ids
     if isinstance(ids, list | tuple) and len(ids) == 1 and isinstance(ids[0], list | tuple):
         ids = ids[0]
