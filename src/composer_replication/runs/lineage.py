@@ -191,6 +191,8 @@ def channel_results(names: Sequence[str], history: History, weights: Mapping[str
         losses = [line[f"loss/{name}"] for _, line in lines]
         weight = weights.get(_WEIGHTS.get(name, name), 1.0)
         steps = sum(_taught_steps(line.get(f"ran/{name}"), _steps_of(history, at)) for at, line in lines)
+        # The last line counts steps that came after the last line of losses, too.
+        steps = max([steps, *(int(line[key]) for line in history if line.get(key := f"ran_steps/{name}") is not None)])
         reason = "" if steps or not has_figure(history, name) else _why_not_taught(history, name, weight, bool(losses))
         first, last = (losses[0], losses[-1]) if losses else (None, None)
         results.append(

@@ -62,10 +62,7 @@ class Steps(Protocol):
 
 
 class TellSteps(TrainerCallback):
-    """Tells that a run begins, and that the optimiser has made a step, before anything is logged or saved.
-
-    The last step has a line of metrics however far the line before is: what channels did is read from these lines.
-    """
+    """Tells that a run begins, and that the optimiser has made a step, before anything is logged or saved."""
 
     def __init__(self, trainer: Steps) -> None:
         self._trainer = trainer
@@ -73,8 +70,5 @@ class TellSteps(TrainerCallback):
     def on_train_begin(self, *_: Any, **__: Any) -> None:
         self._trainer.before_steps()
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        del args
+    def on_step_end(self, *_: Any, **__: Any) -> None:
         self._trainer.after_step()
-        if state.global_step >= state.max_steps:
-            control.should_log = True
