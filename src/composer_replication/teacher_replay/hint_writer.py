@@ -23,7 +23,7 @@ from composer_replication.hint_generator.facts import collect_facts
 from composer_replication.hint_generator.write import HintWriter
 from composer_replication.ingestion.last_gate import Find, LastGate
 from composer_replication.privacy import Scrubber
-from composer_replication.teacher_replay.ask_and_retry import NOT_SENT, Answer, Asker
+from composer_replication.teacher_replay.ask_and_retry import KEPT_BACK, NOT_SENT, Answer, Asker
 from composer_replication.teacher_replay.concurrency import work_off
 from composer_replication.teacher_replay.endpoint.client import TeacherClient
 from composer_replication.teacher_replay.injection_fence import as_data
@@ -81,11 +81,12 @@ async def write_hints(
 ) -> WrittenHints:
     """Ask one model for the hint of every site that may be taught; same client, cap and store as a replay.
 
-    A request that looks as if it held a secret is not sent.
+    A request that looks as if it held a secret is not sent. Raises InputError where the cap has no room for any call.
     """
     (known,) = teachers_of([teacher], api_key, replace(options, environment=environment))
     texts, held_back, counts = dict[str, str](), dict[str, str](), Counter[str]()
     nano: list[int] = []
+    kept_back: list[str] = []  # why the cap had no room
     gate = options.last_gate or LastGate(environment)
     builder = RequestBuilder(known, options.settings._replace(fence=False))  # the prompt has its own marks
     client = TeacherClient(max_concurrency=options.max_concurrency, timeout_s=options.timeout_s)
@@ -99,6 +100,10 @@ async def write_hints(
             nano.append((answer.reply or {}).get("cost_nano") or 0)
             if answer.error and answer.error.startswith(NOT_SENT):
                 held_back[site.id] = answer.error
+            if answer.error and answer.error.startswith("budget: "):
+                kept_back.append(answer.error)
+                counts[KEPT_BACK] += 1
+                return
             reason = (answer.error and "no answer") or why_refused(text, site, conversation)
             counts[f"refused: {reason}" if reason else "written"] += 1
             if not reason:
@@ -106,6 +111,10 @@ async def write_hints(
 
         async with client:
             await work_off((item for item in sites if item[0].is_kept), one, num_workers=options.max_concurrency)
+    if kept_back and len(kept_back) == len(nano):
+        fix = "Raise it (--max-usd, sites.max_usd), or leave the writer out."
+        got = f"${max_total_usd:g}; {kept_back[0].removeprefix('budget: ')}"
+        raise InputError(explain("cap of hints by a model", got=got, expected="room for one call", fix=fix))
     return WrittenHints(texts, counts, held_back, to_dollars(sum(nano)))
 
 

@@ -8,6 +8,7 @@ import json
 import pytest
 from replay_pieces import KEY, TEACHERS, options_for
 
+from composer_replication.errors import InputError
 from composer_replication.hint_generator import write_hint
 from composer_replication.sites import find_error_sites
 from composer_replication.teacher_replay.hint_writer import prompt_of, why_refused, write_hints
@@ -105,3 +106,14 @@ def test_words_known_before_are_no_knowledge_of_what_comes():
     site, conversation = erring()
     assert why_refused("List the folder with the `Read` tool's help first.", site, conversation) is None
     assert why_refused("Search for the class first.", site, conversation) is None
+
+
+def test_a_cap_without_room_for_one_call_is_an_error_and_nothing_is_sent():
+    with FaultServer() as server:
+        server.script([message(RULE)])
+        call = write_hints(
+            [erring()], TEACHERS[1], max_total_usd=1e-6, api_key=KEY, options=options_for(server), environment={}
+        )
+        with pytest.raises(InputError, match="^cap"):
+            asyncio.run(call)
+        assert server.requests()["num_chat"] == 0
