@@ -172,6 +172,7 @@ NEW: dict[str, dict[str, str]] = {
         "linear_token_logprobs": '(hidden_NH, head, token_ids_N, *, tile_rows=None, backend="auto")',
     },
     "objective.reference": {
+        "pair_logprobs": "(model, batch)",
         "reference_logprobs": "(model, inputs)",
         "response_logprobs": "(model, responses)",
         "token_logprobs": "(model, responses)",

@@ -55,7 +55,7 @@ NEW_TRAINING: dict[str, dict[str, str]] = {
         "LoggedSessions.require_items": "()",
         "OfflineTrainer": (
             "(model, args, sessions, *, settings=None, teacher=None, weighting=None, lm_weight=1.0, "
-            'eval_sessions=None, peft_config=None, quantization="none", warmed_up=None, hint_margin=None, '
+            'eval_sessions=None, peft_config=None, quantization="none", fsdp=False, warmed_up=None, hint_margin=None, '
             "shuffle_seed=None, reference_path=None, metrics_path=None, callbacks=(), **options)"
         ),
         "OfflineTrainer.plan": "()",
@@ -166,5 +166,6 @@ TRAIN_CONFIG = (
     '(*, model=None, run=None, output=None, mode="offline", control="none", shuffle=1, preset="composer", resume=True, '
     'report_to="none", log_every=1, eval_every=0, diagnose_every=50, adapter=<factory>, '
     "teacher=<factory>, channels=<factory>, switches=<factory>, batch=<factory>, warmup=<factory>, "
-    "proof=<factory>, optimiser=<factory>, save=<factory>, alarm=<factory>, grpo=<factory>, effort=<factory>)"
+    "proof=<factory>, optimiser=<factory>, fsdp=<factory>, save=<factory>, alarm=<factory>, "
+    "grpo=<factory>, effort=<factory>)"
 )

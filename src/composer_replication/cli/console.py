@@ -144,28 +144,12 @@ def rank_of_process() -> int:
 def only_rank_0_prints() -> Generator[None]:
     """Drop what the other ranks print, what compiled libraries write to their streams included.
 
-    An error of another rank is printed with its number, unless rank 0 has failed with the same one. CRF_DEBUG=1 lets
-    every rank print.
+    CRF_DEBUG=1 lets every rank print.
     """
-    if "LOCAL_RANK" not in os.environ or os.environ.get("CRF_DEBUG"):
+    if rank_of_process() == 0 or os.environ.get("CRF_DEBUG"):
         yield
         return
-    rank = rank_of_process()
-    try:
-        with contextlib.nullcontext() if rank == 0 else _streams_dropped():
-            yield
-    except Exception as error:
-        shown = _error_of_rank(error, rank, _errors_of_ranks(error, rank))
-        if shown is error:
-            raise
-        raise shown from error
-
-
-@contextlib.contextmanager
-def _streams_dropped() -> Generator[None]:
-    """Point stdout and stderr of the process, file descriptors 1 and 2, nowhere."""
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
+    _flush_streams()
     before = [os.dup(number) for number in (1, 2)]
     nowhere = os.open(os.devnull, os.O_WRONLY)
     try:
@@ -173,61 +157,32 @@ def _streams_dropped() -> Generator[None]:
             os.dup2(nowhere, number)
         yield
     finally:
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
+        _flush_streams()
         for number, descriptor in zip((1, 2), before, strict=True):
             os.dup2(descriptor, number)
             os.close(descriptor)
         os.close(nowhere)
 
 
-def _error_of_rank(error: Exception, rank: int, others: dict[int, str]) -> Exception:
-    """Return what this rank raises: its own error, or SilentError where another rank prints the reason."""
-    from composer_replication.errors import ComposerError
-
-    if rank == 0:
-        # What a rank sees of another one's end is a broken connection.
-        return error if isinstance(error, ComposerError) or not others else SilentError()
-    if others.get(0) == str(error) or (0 in others and not isinstance(error, ComposerError)):
-        return SilentError()
-    if isinstance(error, ComposerError):
-        error.args = (f"rank {rank}: {error}",)
-    return error
+def _flush_streams() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:  # pyright: ignore[reportUnnecessaryComparison] (closed by whoever started us)
+            stream.flush()
 
 
-class SilentError(Exception):
-    """The command failed, and another of its processes says why."""
+def say_error(verb: str, text: str, *, is_own: bool) -> None:
+    """Print why a command failed: once where all ranks of a launcher fail alike, with its number for another rank.
 
-
-_SECONDS_FOR_OTHERS = 3.0
-
-
-def _errors_of_ranks(error: Exception, rank: int) -> dict[int, str]:
-    """Tell the other ranks of this error, through the launcher's store, and return theirs by rank.
-
-    A rank other than 0 waits a moment for rank 0; rank 0 waits where its own error may only be another one's echo.
+    `is_own` is False for an error that nobody raised on purpose. On rank 0 that may be only the echo of another rank's
+    end, such as a broken connection, and on another rank that of rank 0's: then the rank that knows the reason prints.
     """
-    from datetime import timedelta
+    if "LOCAL_RANK" not in os.environ or os.environ.get("CRF_DEBUG"):
+        say(f"crf {verb}: {text}")
+        return
+    from composer_replication.trainer.same_start import errors_of_ranks
 
-    from composer_replication.errors import ComposerError
-
-    found: dict[int, str] = {}
-    is_own = isinstance(error, ComposerError)
-    try:
-        from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
-
-        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        wait = timedelta(seconds=_SECONDS_FOR_OTHERS)
-        store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=wait)
-        prefix = f"composer_replication/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/error/"
-        if is_own:
-            store.set(f"{prefix}{rank}", str(error))
-        awaited = [0] if rank else [] if is_own else range(1, int(os.environ["WORLD_SIZE"]))
-        for other in awaited:
-            with contextlib.suppress(RuntimeError):  # it did not fail, or not by an error of ours
-                store.wait([f"{prefix}{other}"], wait)
-                found[other] = store.get(f"{prefix}{other}").decode()
-                break
-    except (KeyError, ValueError, RuntimeError, OSError, ImportError):  # no store: every rank speaks for itself
-        return {}
-    return found
+    rank, errors = rank_of_process(), errors_of_ranks(text, is_own=is_own)
+    if rank == 0 and (is_own or not errors):
+        say(f"crf {verb}: {text}")
+    elif rank and errors.get(0) != text and (is_own or 0 not in errors):
+        say(f"crf {verb}: rank {rank}: {text}")

@@ -72,7 +72,7 @@ _UNFORESEEN = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `crf` with these arguments; the exit status is returned, not raised."""
-    from composer_replication.cli.console import SilentError, rank_of_process, say
+    from composer_replication.cli.console import rank_of_process, say, say_error
     from composer_replication.errors import ComposerError
 
     try:
@@ -92,14 +92,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our stdout has seen enough
         _drop_output()
         return DONE
-    except SilentError:
-        pass
     except ComposerError as error:
-        say(f"crf {args.verb}: {error}")
+        say_error(args.verb, str(error), is_own=True)
     except Exception as error:
         if os.environ.get("CRF_DEBUG") and not isinstance(error, OSError):
             raise
-        say(f"crf {args.verb}: {in_words(error)}")
+        say_error(args.verb, in_words(error), is_own=False)
     _drop_output()
     return FAILED
 

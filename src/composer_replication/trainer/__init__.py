@@ -2,6 +2,7 @@
 
 channel_settings  the knobs of channels 2 and 3, and how a weight changes over a run
 presets           what a preset says, as arguments
+same_start        what all processes of one training must begin with
 teacher_keeper    who teaches channel 2 over a run
 start_model       the start weights, as a trainer takes them
 token_rows        tokens of the template that the weights never learnt, and how an adapter learns them

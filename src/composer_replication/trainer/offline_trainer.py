@@ -105,8 +105,7 @@ class OfflineTrainer(WithTeacher, Trainer):
         if not lm_weight >= 0:
             raise InputError(explain("lm_weight", got=lm_weight, expected="0 or more"))
         check_arguments(args)
-        same = {"tokenizer": tokenizer_digest(sessions.renderer.tokenizer), "logged sessions": sessions.digest}
-        refuse_differences(same)
+        refuse_differences({"tokenizer": tokenizer_digest(sessions.renderer.tokenizer), "sessions": sessions.digest})
         self.settings, self.lm_weight = settings or ChannelSettings(), lm_weight
         # A copy of the start weights is of use to channel 2 alone.
         self.teacher = teacher or TeacherKeeper("trust_region" if self.settings.alpha_sdpo > 0 else "live")
@@ -114,9 +113,7 @@ class OfflineTrainer(WithTeacher, Trainer):
         metrics = MetricsFile(metrics_path or Path(args.output_dir or "", "metrics.jsonl"))
         start = prepare_model(model, args, peft_config=peft_config, quantization=quantization)
         if spreads := fsdp and args.world_size > 1 and not is_sharded(start):
-            self._begin_with(start, warmed_up)
-            shard_model(start, args)
-            shard_teacher(self.teacher, start)
+            self._spread(start, args, warmed_up)
         super().__init__(
             model=start,
             args=args,
@@ -143,11 +140,13 @@ class OfflineTrainer(WithTeacher, Trainer):
             attach_teacher(self.teacher, model, with_adapter=bool(self.phase))
         self._num_weights = sum(each.numel() for each in model.parameters())
 
-    def _begin_with(self, model: nn.Module, warmed_up: str | Path | None) -> None:
-        """Take a warm-up's weights, and copy what the teacher keeps, while the model is whole."""
+    def _spread(self, model: nn.Module, args: TrainingArguments, warmed_up: str | Path | None) -> None:
+        """Spread model and teacher over all processes, once a warm-up's weights are taken and the teacher's copied."""
         if warmed_up is not None:
             self.phase = take_warmed_up(model, Path(warmed_up))
         attach_teacher(self.teacher, model, with_adapter=bool(self.phase))
+        shard_model(model, args)
+        shard_teacher(self.teacher, model)
 
     def plan(self) -> MemoryPlan:
         """Whether the largest step fits into the memory at hand, and what to change if not; an estimate."""

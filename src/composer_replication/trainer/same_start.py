@@ -7,8 +7,10 @@ A rank that loaded other weights is refused by name. Every function here is call
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 
 import torch
 from torch import Tensor, distributed, nn
@@ -24,6 +26,7 @@ from composer_replication.objective.fingerprint import (
 
 _FIX = "Name the same model, adapter and options on every rank, and seed weights that are drawn at random."
 _NO_WEIGHTS = "no weights"
+_SECONDS_FOR_OTHERS = 3.0
 
 
 def num_processes() -> int:
@@ -88,6 +91,31 @@ def refuse_differences(about: Mapping[str, str], *, fix: str = "Start every rank
         return
     for what, text in about.items():
         _refuse(what, _gather(text), fix)
+
+
+def errors_of_ranks(text: str, *, is_own: bool) -> dict[int, str]:
+    """Tell the other ranks of this rank's error, through the launcher's store, and return theirs by rank.
+
+    A rank other than 0 waits a moment for rank 0. Rank 0 waits where its error is not its own (`is_own`): it may be the
+    echo of another rank's. Without a store nobody hears of anybody.
+    """
+    rank, wait = int(os.environ["RANK"]), timedelta(seconds=_SECONDS_FOR_OTHERS)
+    prefix = f"composer_replication/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/error/"
+    errors: dict[int, str] = {}
+    try:
+        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        store = distributed.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=wait)  # pyright: ignore[reportPrivateImportUsage]
+        if is_own:
+            store.set(f"{prefix}{rank}", text)
+        awaited = [0] if rank else [] if is_own else range(1, launched_processes())
+        for other in awaited:
+            with contextlib.suppress(RuntimeError):  # it did not fail, or by no error of its own
+                store.wait([f"{prefix}{other}"], wait)
+                errors[other] = store.get(f"{prefix}{other}").decode()
+                break
+    except (KeyError, ValueError, RuntimeError):
+        return {}
+    return errors
 
 
 def _refuse(what: str, texts: Sequence[str], fix: str) -> None:
