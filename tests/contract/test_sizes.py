@@ -1,4 +1,4 @@
-"""Files stay under ~300 lines and functions under ~40; 400 and 60 fail. There is no `utils`."""
+"""A file has at most 700 lines and a function at most 80. There is no `utils`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import NamedTuple
 import pytest
 from repository import CODE_FOLDERS, ROOT, python_files, relative, repository_files
 
-MAX_FILE, MAX_FUNCTION = 400, 60
-LONG_FILE, LONG_FUNCTION = 300, 40
+MAX_FILE, MAX_FUNCTION = 700, 80
 CATCH_ALL_NAMES = {"utils", "util", "helpers", "misc", "common"}
 
 
@@ -37,14 +36,11 @@ def too_long(sizes: Iterator[Size]) -> list[str]:
 
 
 @pytest.mark.parametrize("folder", CODE_FOLDERS)
-def test_no_file_and_no_function_is_over_the_limit(folder, note):
+def test_no_file_and_no_function_is_over_the_limit(folder):
     files = python_files(folder)
     assert files, f"{folder}/ holds no Python file"
-    sizes = [size for path in files for size in sizes_of(path.read_text(encoding="utf-8"), relative(path))]
-    for size in sizes:
-        if size.is_over(LONG_FILE, LONG_FUNCTION):
-            note(f"long: {size.what}: {size.lines} lines")
-    assert too_long(iter(sizes)) == []
+    sizes = (size for path in files for size in sizes_of(path.read_text(encoding="utf-8"), relative(path)))
+    assert too_long(sizes) == []
 
 
 def test_there_is_no_utils_module():
@@ -61,14 +57,14 @@ def function_of(lines: int, head: str = "def f():") -> str:
 def test_a_planted_long_function_is_flagged_and_one_at_the_limit_is_not(head):
     longer = len(head.splitlines()) - 1
     assert too_long(sizes_of(function_of(MAX_FUNCTION, head), "a.py")) == []
-    assert too_long(sizes_of(function_of(MAX_FUNCTION + 1, head), "a.py")) == [f"a.py:{1 + longer} f: 61 lines"]
+    assert too_long(sizes_of(function_of(MAX_FUNCTION + 1, head), "a.py")) == [f"a.py:{1 + longer} f: 81 lines"]
 
 
 def test_a_planted_long_method_is_flagged():
-    body = function_of(61).replace("\n", "\n    ")
-    assert too_long(sizes_of(f"class A:\n    {body}", "a.py")) == ["a.py:2 f: 61 lines"]
+    body = function_of(MAX_FUNCTION + 1).replace("\n", "\n    ")
+    assert too_long(sizes_of(f"class A:\n    {body}", "a.py")) == ["a.py:2 f: 81 lines"]
 
 
 def test_a_planted_long_file_is_flagged_and_one_at_the_limit_is_not():
     assert too_long(sizes_of("x = 1\n" * MAX_FILE, "a.py")) == []
-    assert too_long(sizes_of("x = 1\n" * (MAX_FILE + 1), "a.py")) == ["a.py: 401 lines"]
+    assert too_long(sizes_of("x = 1\n" * (MAX_FILE + 1), "a.py")) == ["a.py: 701 lines"]
