@@ -36,7 +36,7 @@ def train(
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
     points = torch.linspace(-1, 1, 64)[rank::world_size].unsqueeze(1)
     outer = OuterLoop(outer_lr=outer_lr, outer_momentum=0.0, nesterov=False, sync_every=sync_every)
-    with train_replica(manager, model, optimizer, outer):
+    with train_replica(manager, model, optimizer, outer, commits=exchanges):
         while manager.current_step() < exchanges:
             loss = (model(points) - (3 * points + 1)).square().mean()
             optimizer.zero_grad()

@@ -65,12 +65,15 @@ def train_replica(
     """Steps of `inner_optimizer` in this block are those of one replica; after it the model has the global weights.
 
     Steps since the last exchange, and with a delay or several fragments what is on its way, count for nothing. So do
-    all steps once the run has its `commits`: a replica that is started again after the end adds nothing to it.
+    all steps once the run has its `commits`: a replica that wakes or is started again after the end adds nothing to it,
+    and waits for nobody.
     """
     with (settings or OuterLoop()).around(manager, model, inner_optimizer) as loop:
         if hasattr(manager, "follow"):  # over a store: join now, and begin where the run is
             manager.follow(TorchftFollower(loop))
         if commits is not None:
+            if hasattr(manager, "end_after"):  # a round that is under way may learn that the run has ended
+                manager.end_after(commits)
             _end_with(loop, manager, inner_optimizer, commits)
         yield loop
     if hasattr(manager, "agree_on_weights"):

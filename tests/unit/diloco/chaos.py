@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from faulty_stores import Faults, FaultyStore, Killed
-from toy_replicas import ToyLoop, check_run
+from toy_replicas import ToyLoop, check_run, layout_of
 
 from composer_replication.diloco.rounds.failures import RoundError
 from composer_replication.diloco.rounds.manager import ObjectStoreManager
@@ -140,4 +140,7 @@ class Run:
 
     def _starter(self) -> int:
         """Whose weights the run began with: rank 0, unless it died before."""
-        return int(unpack("genesis", self.store.get("g000000/genesis", most_bytes=10_000))["name"].split(".")[1])
+        layout = layout_of(self.store)
+        key = layout.genesis()
+        genesis = unpack("genesis", layout.address(key), self.store.get(key, most_bytes=10_000))
+        return int(genesis["name"].split(".")[1])

@@ -217,7 +217,7 @@ def test_an_earlier_comparison_does_not_undo_a_later_one(is_said, caplog):
 def test_other_weights_that_nobody_published_are_an_error_at_the_end(caplog):
     store, first, second = both_at(3)
     first.manager._membership._heart.stop()
-    store.put(SUM, pack("sum", {"numbers": "f" * 64}))
+    store.put(SUM, pack("sum", first.manager._membership.layout.address(SUM), {"numbers": "f" * 64}))
     with pytest.raises(StateUnreadable, match=r"weights of rank 1 at step 3.*others, expected those of rank 0"):
         second.manager.agree_on_weights()
     assert f"{OTHERS}those cannot be loaded" in caplog.text

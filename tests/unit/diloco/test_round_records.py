@@ -10,7 +10,7 @@ import pytest
 import torch
 from toy_replicas import QUICK, ToyLoop, check_run, in_threads, run_replica
 
-from composer_replication.diloco.rounds.failures import GenerationRefused, OutcomeUnreadable
+from composer_replication.diloco.rounds.failures import GenerationRefused
 from composer_replication.diloco.rounds.manager import ObjectStoreManager
 from composer_replication.diloco.rounds.patience import PatientStore, Traffic
 from composer_replication.diloco.rounds.progress import read_progress
@@ -19,6 +19,7 @@ from composer_replication.diloco.rounds.records import (
     MOST_MAGNITUDE,
     MOST_RANKS,
     MOST_SHARDS,
+    Layout,
     Manifest,
     Member,
     OfferId,
@@ -26,6 +27,7 @@ from composer_replication.diloco.rounds.records import (
     RecordError,
     Seal,
     Shard,
+    digest,
     pack,
     pack_manifest,
     pack_outcome,
@@ -39,7 +41,7 @@ from composer_replication.diloco.rounds.vectors import RoundVector
 from composer_replication.diloco.store import MemoryStore
 from composer_replication.errors import InputError
 
-SHA = "0" * 64
+SHA, AT = "0" * 64, "run:key"
 MEMBER = [[0, 0, 0], SHA, 1.0]
 MANIFEST = {"id": [0, 0, 0], "base": "b", "spec": "s", "weight": 1.0, "shards": [{"bytes": 9, "sha256": SHA}]}
 MANIFEST |= {"largest": 0.5}
@@ -57,7 +59,7 @@ def line_of(text: bytes) -> bytes:
 @pytest.mark.parametrize("kind", READERS)
 def test_a_record_is_read_back(kind):
     reader, content = READERS[kind]
-    assert reader(pack(kind, content)) is not None
+    assert reader(AT, pack(kind, AT, content)) is not None
 
 
 @pytest.mark.parametrize("text", [b"no json", b"[1]", b'"text"', b"{", b"[" * 5000, b"\xff\xfe", b"null"], ids=str)
@@ -65,7 +67,7 @@ def test_a_record_is_read_back(kind):
 def test_a_line_with_a_right_checksum_that_is_no_json_object_is_refused_by_name(kind, text):
     reader = READERS[kind][0] if kind in READERS else functools.partial(unpack, kind)
     with pytest.raises(RecordError, match=rf"record of a {kind}"):
-        reader(line_of(text))
+        reader(AT, line_of(text))
 
 
 LONG, LAST = "\x01" * 500, 10**9 - 1  # the text and the numbers with the most bytes
@@ -87,8 +89,10 @@ LARGEST = {
 def test_a_record_with_every_field_at_its_bound_can_be_read(kind):
     writes, reads, record = LARGEST[kind]
     store = PatientStore(MemoryStore(), Traffic(), patience_s=5)
-    store.put("record", writes(record))
-    assert read_record(store, "record", reads) == record
+    layout = Layout(0, run="f" * 32)
+    key = layout.mean(10**8 - 1, 10**9 - 1, MOST_SHARDS - 1, SHA, "")  # the longest of all
+    store.put(key, writes(layout.address(key), record))
+    assert read_record(store, layout, key, reads) == record
 
 
 def test_a_vector_has_as_many_shards_as_its_records_may_list_and_no_more():
@@ -102,7 +106,7 @@ def test_a_vector_has_as_many_shards_as_its_records_may_list_and_no_more():
 
 def test_a_record_that_nobody_could_read_is_not_written():
     with pytest.raises(InputError, match=r"record of a state: got 1\d,\d{3},\d{3} bytes, expected at most 16,777,216"):
-        pack("state", {"spec": ["f" * 64] * 90_000})
+        pack("state", AT, {"spec": ["f" * 64] * 90_000})
 
 
 def test_a_world_whose_members_no_record_can_list_is_refused():
@@ -156,8 +160,16 @@ BAD_FIELDS = [
 def test_a_field_outside_of_its_bounds_is_refused_by_name(kind, wrong):
     reader, content = READERS[kind]
     with pytest.raises(RecordError, match=rf"record of a {kind}") as caught:
-        reader(pack(kind, {**content, **wrong}))
+        reader(AT, pack(kind, AT, {**content, **wrong}))
     assert len(str(caught.value)) < 400
+
+
+ABOUT = {"world_size": 1, "payload": "fp32", "mean_payload": "fp32", "shard_bytes": 64 * 2**20}
+
+
+def tensors_of_a_toy():
+    loop = ToyLoop(manager(MemoryStore()))
+    return digest(loop.manager._membership._state.saved().outline().spec)
 
 
 def manager(store, rank=0, world=1, **options):
@@ -172,18 +184,21 @@ def test_a_seal_with_a_number_of_shards_that_the_vectors_do_not_have_is_passed_o
     spec = loop.manager._membership.running(loop.manager._membership.store, loop.manager._membership.vector(
         loop.blanks(0)), weight=1.0).spec  # fmt: skip
     seal = {"base": place.base, "spec": spec, "num_shards": num_shards, "members": [MEMBER]}
-    store.put("g000000/r/00000000/seal/0", pack("seal", seal))
+    key = "g000000/r/00000000/seal/0"
+    store.put(key, pack("seal", loop.manager._membership.layout.address(key), seal))
     assert loop.round()
     check_run(store, [loop])
 
 
-@pytest.mark.parametrize("text", [b"no json", pack("outcome", {**OUTCOME, "result": "won"})], ids=["text", "result"])
-def test_an_outcome_that_is_none_ends_the_round_by_name(text):
+@pytest.mark.parametrize("wrong", [None, {"result": "won"}], ids=["text", "result"])
+def test_an_outcome_that_is_none_is_passed_over(wrong):
     store = MemoryStore()
-    loop = ToyLoop(manager(store, timeout_s=0.5))
-    store.put("g000000/r/00000000/out/0", line_of(text) if text == b"no json" else text)
-    with pytest.raises(OutcomeUnreadable, match="cannot be read"):
-        loop.round()
+    loop = ToyLoop(manager(store))
+    key = "g000000/r/00000000/out/0"
+    at = loop.manager._membership.layout.address(key)
+    store.put(key, line_of(b"no json") if wrong is None else pack("outcome", at, {**OUTCOME, **wrong}))
+    assert loop.round()
+    check_run(store, [loop])
 
 
 @pytest.mark.parametrize("key", ["offer/00001.0.0", "seal/0", "here/99999999999999999999", "mean/0/x", "offer/x"])
@@ -198,27 +213,46 @@ def test_a_claim_and_a_beat_that_are_none_do_not_keep_a_rank():
     store = MemoryStore()
     store.put(f"g000000/claims/00000/{'9' * 300}", b"foreign")
     store.put("g000000/claims/00000/4", b"dead")
-    store.put("g000000/beats/00000.4", line_of(b'{"kind":"beat","format":2,"count":"many"}'))
+    store.put("g000000/beats/00000.4", line_of(b'{"kind":"beat","format":3,"count":"many"}'))
     began = time.monotonic()
     assert run_replica(store, 0, 1, 1).manager._membership.place.claim == 5
     assert time.monotonic() - began < 10
 
 
-@pytest.mark.parametrize("about", [line_of(b"no json"), pack("about", {"world_size": 10**15}), pack("about", {})])
-def test_a_run_whose_settings_are_none_is_refused_by_name(about):
-    store = MemoryStore()
-    store.put("g000000/about", about)
-    with pytest.raises(GenerationRefused):
-        ToyLoop(manager(store))
+@pytest.mark.parametrize("world", [10**15, "2", True, None])
+@pytest.mark.parametrize("copies", [1, 3])
+def test_settings_that_are_none_are_passed_over_while_a_copy_is_left(world, copies):
+    store, layout = MemoryStore(), Layout(0)
+    for key in map(layout.about, range(copies)):
+        content = {"run": "0" * 32, **({} if world is None else {"world_size": world})}
+        store.put(key, pack("about", layout.address(key), content))
     with pytest.raises(GenerationRefused):
         read_progress(store)
+    if copies == 1:
+        assert ToyLoop(manager(store)).round()
+        return
+    with pytest.raises(GenerationRefused):
+        ToyLoop(manager(store))
+
+
+def test_a_run_of_an_earlier_version_is_refused_and_nothing_is_written_there():
+    store = MemoryStore()
+    old = b'{"format":2,"kind":"about","mean_payload":"fp32","payload":"fp32","shard_bytes":4096,"world_size":1}'
+    store.put("g000000/about", 3 * line_of(old))
+    with pytest.raises(GenerationRefused, match="earlier version"):
+        ToyLoop(manager(store))
+    with pytest.raises(GenerationRefused, match="earlier version"):
+        read_progress(store)
+    assert store.keys("g000000") == ["g000000/about"]
 
 
 @pytest.mark.parametrize("name", ["../x", "x" * 400, 7, "00000000.00000.0"])
-def test_a_first_state_that_is_none_is_a_timeout_by_name(name):
-    from composer_replication.diloco.rounds.failures import RoundTimeout
-
-    store = MemoryStore()
-    store.put("g000000/genesis", pack("genesis", {"name": name}))
-    with pytest.raises(RoundTimeout, match="first state"):
-        ToyLoop(manager(store, timeout_s=0.4))
+def test_a_first_state_that_is_none_is_passed_over(name):
+    store, layout, run = MemoryStore(), Layout(0), "0" * 32
+    settings = {**ABOUT, "run": run, "tensors": tensors_of_a_toy()}
+    for key in map(layout.about, range(3)):
+        store.put(key, pack("about", layout.address(key), settings))
+    store.put(layout.genesis(), pack("genesis", Layout(0, run=run).address(layout.genesis()), {"name": name}))
+    loop = ToyLoop(manager(store))
+    assert loop.round()
+    check_run(store, [loop])

@@ -134,19 +134,21 @@ def member(rank):
 
 
 SEEN = Seen(expected=frozenset({0, 1}), offers=frozenset({offer(0), offer(1)}))
+SEAL_AT, OUTCOME_AT = (Layout(0).address(key) for key in (Layout(0).seal(0, 0), Layout(0).outcome(0, 0)))
 BOTH = Seal("base", "spec", 1, (member(0), member(1)))
 
 
 def reader(records):
     store, layout = MemoryStore(), Layout(0)
-    for key, record in records.items():
-        store.put(getattr(layout, key)(0, 0), record)
+    for name, record in records.items():
+        store.put(getattr(layout, name)(0, 0), record)
     return RoundReader(PatientStore(store, Traffic(), patience_s=1.0), layout, 0, 2, None, "spec", 1)
 
 
 def test_who_left_is_asked_again_after_an_answer_that_failed(monkeypatch):
     """A reader without threads kept a promise that nobody was left to keep, and the next look waited for ever."""
-    answers = iter([StoreUnavailable("no answer", uri="memory:"), {1}])
+    left = reading.Departures(frozenset({1}))
+    answers = iter([StoreUnavailable("no answer", uri="memory:"), left])
 
     def who_left(*_asked):
         answer = next(answers)
@@ -158,18 +160,18 @@ def test_who_left_is_asked_again_after_an_answer_that_failed(monkeypatch):
     one = reader({})
     with pytest.raises(StoreUnavailable):
         one.read()
-    assert one._ask_who_left().result(timeout=1) == {1}
+    assert one._ask_who_left().result(timeout=1) == left
 
 
 def test_who_lost_a_seal_goes_on_with_the_one_that_is_there():
-    seen = reader({"seal": pack_seal(BOTH)}).sealed(SEEN, mine=None)
+    seen = reader({"seal": pack_seal(SEAL_AT, BOTH)}).sealed(SEEN, mine=None)
     assert seen == replace(SEEN, seal=BOTH)
 
 
 def test_a_seal_with_a_member_that_was_not_seen_has_to_be_looked_at_anew():
     """Its manifest was not read: the offer would count as unreadable, and a good attempt would be aborted."""
     alone = replace(SEEN, offers=frozenset({offer(0)}))
-    assert reader({"seal": pack_seal(BOTH)}).sealed(alone, mine=None) is None
+    assert reader({"seal": pack_seal(SEAL_AT, BOTH)}).sealed(alone, mine=None) is None
 
 
 @pytest.mark.parametrize("records", [{}, {"seal": b"damaged", "outcome": b"damaged"}], ids=["gone", "damaged"])
@@ -180,12 +182,12 @@ def test_a_record_that_cannot_be_read_has_to_be_looked_at_anew(records):
 
 def test_a_seal_of_mine_that_does_not_fit_is_not_taken():
     """Its mean would have more shards than my vector: whoever reads it from the store refuses it, too."""
-    assert reader({}).sealed(SEEN, mine=pack_seal(replace(BOTH, num_shards=2))) is None
+    assert reader({}).sealed(SEEN, mine=pack_seal(SEAL_AT, replace(BOTH, num_shards=2))) is None
 
 
 def test_after_a_commit_its_members_follow_and_after_an_abort_the_next_attempt_is_read():
     seen = replace(SEEN, seal=BOTH)
     commit = Outcome("commit", "base", "spec", BOTH.members, ("b" * 64,))
     abort = Outcome("abort", "base", "spec", BOTH.members, bad=(BOTH.members[0].id,), reason="unreadable")
-    assert reader({"outcome": pack_outcome(commit)}).ended(seen, mine=None) == replace(seen, outcome=commit)
-    assert reader({"outcome": pack_outcome(abort)}).ended(seen, mine=None) is None
+    assert reader({"outcome": pack_outcome(OUTCOME_AT, commit)}).ended(seen, mine=None) == replace(seen, outcome=commit)
+    assert reader({"outcome": pack_outcome(OUTCOME_AT, abort)}).ended(seen, mine=None) is None

@@ -15,7 +15,7 @@ import safetensors.torch
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from toy_replicas import QUICK, ToyLoop, check_run, in_threads, run_replica
+from toy_replicas import QUICK, ToyLoop, check_run, in_threads, layout_of, run_replica
 
 from composer_replication.diloco.rounds.manager import ObjectStoreManager
 from composer_replication.diloco.rounds.patience import PatientStore, Traffic
@@ -93,19 +93,19 @@ RECORDS = {
 @pytest.mark.parametrize("lie", RECORDS)
 def test_a_record_that_lies_is_not_read(published, lie):
     objects, store, outline = published
-    content = unpack("state", objects.get(RECORD, most_bytes=10**6))
+    content = unpack("state", LAYOUT.address(RECORD), objects.get(RECORD, most_bytes=10**6))
     RECORDS[lie](content)
-    objects.put(RECORD, pack("state", content))
+    objects.put(RECORD, pack("state", LAYOUT.address(RECORD), content))
     assert read(store, outline) is None
     assert store.traffic.refused
 
 
 def rewritten(objects, index, chunk: bytes) -> None:
     """A chunk in the place of another, with a record that says so."""
-    content = unpack("state", objects.get(RECORD, most_bytes=10**6))
+    content = unpack("state", LAYOUT.address(RECORD), objects.get(RECORD, most_bytes=10**6))
     content["chunks"][index] = [len(chunk), hashlib.sha256(chunk).hexdigest()]
     objects.put(LAYOUT.key("statedata", NAME, f"{index:05d}"), chunk)
-    objects.put(RECORD, pack("state", content))
+    objects.put(RECORD, pack("state", LAYOUT.address(RECORD), content))
 
 
 CHUNKS = {
@@ -260,9 +260,10 @@ def test_a_newest_state_that_lies_is_passed_over_for_the_one_before():
     store = MemoryStore()
     in_threads([functools.partial(run_replica, store, rank, 2, 5, state_every=2) for rank in range(2)])
     newest = max(store.keys("g000000/states"))
-    content = unpack("state", store.get(newest, most_bytes=10**6))
+    at = layout_of(store).address(newest)
+    content = unpack("state", at, store.get(newest, most_bytes=10**6))
     content["chunks"][0][0] = random.Random(0).randrange(2**40, 2**45)
-    store.put(newest, pack("state", content))
+    store.put(newest, pack("state", at, content))
     manager = ObjectStoreManager(store, rank=0, world_size=2, **{**QUICK, "min_replicas": 1})
     late = ToyLoop(manager)
     assert manager.current_step() == 5

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from composer_replication.diloco.rounds.identity import find_run
 from composer_replication.diloco.rounds.manager import ObjectStoreManager
 from composer_replication.diloco.rounds.patience import PatientStore, Traffic
 from composer_replication.diloco.rounds.reading import read_commit
@@ -137,9 +138,16 @@ def in_threads(calls: Sequence[Callable[[], Any]], *, timeout_s: float = 60.0) -
     return results
 
 
+def layout_of(store: Any, generation: int = 0) -> Layout:
+    """Return where the records of the run in a store are, with the id of the run."""
+    run = find_run(PatientStore(store, Traffic(), patience_s=5), Layout(generation))
+    assert run is not None
+    return run.layout
+
+
 def commits(store: Any, generation: int = 0) -> Iterator[Outcome]:
     """The commits of a run in their order, as the store has them."""
-    layout, patient, step = Layout(generation), PatientStore(store, Traffic(), patience_s=5), 0
+    layout, patient, step = layout_of(store, generation), PatientStore(store, Traffic(), patience_s=5), 0
     while (commit := read_commit(patient, layout, step)) is not None:
         yield commit[1]
         step += 1

@@ -209,13 +209,14 @@ def test_one_that_comes_after_its_rank_was_started_again_is_ended(launched, monk
     ids=["huge", "text", "true", "none"],
 )
 def test_rounds_that_somebody_spoilt_are_said_and_cost_nothing(launched, about):
-    launched.store.put(Layout(0).key("about"), pack("about", about))
+    key = Layout(0).about(0)
+    launched.store.put(key, pack("about", Layout(0).address(key), {"run": "0" * 32, **about}))
     tracemalloc.start()
     sight = look(launched.store, launched.file, launched.executor)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert sight.progress is None
-    assert sight.trouble == "the bucket has rounds of another world"
+    assert sight.trouble == "what the rounds in the bucket are cannot be read"
     assert peak < 50e6
     assert [each.status for each in sight.replicas] == ["running", "running"]
     cancel(launched.file, launched.executor, pause_s=0)
@@ -223,7 +224,7 @@ def test_rounds_that_somebody_spoilt_are_said_and_cost_nothing(launched, about):
 
 
 def test_a_bucket_that_cannot_be_read_starts_nothing_and_ends_no_watch(launched):
-    launched.store.put(Layout(0).key("about"), b"\x1b[2J no record")
+    launched.store.put(Layout(0).about(0), b"\x1b[2J no record")
     launched.store.put("launch/000000/launch.json", json.dumps({"number": 0, "id": "\x1b[2J"}).encode())
     for rank in (0, 1):
         launched.executor.says(rank, "failed")

@@ -18,14 +18,13 @@ from typing import Any
 
 from composer_replication.diloco.rounds.failures import RankTaken, Replaced, RoundTimeout
 from composer_replication.diloco.rounds.patience import PatientStore
-from composer_replication.diloco.rounds.reading import read_record
+from composer_replication.diloco.rounds.reading import claim_numbers, has_left, newest_claim, read_record
 from composer_replication.diloco.rounds.records import MOST_TRIALS, Layout, fields_of, pack, refusing, unpack, whole
 from composer_replication.diloco.store import ObjectStore, StoreError
 from composer_replication.errors import explain
 
 _BEATS_IN_A_LEASE = 4
 _PAUSE_S = 0.05
-_CLAIM = re.compile(r"\d{1,9}")
 _HOST, _MOST_PID = re.compile(r"[A-Za-z0-9._-]{1,255}"), 2**32
 
 
@@ -46,13 +45,15 @@ def take_rank(
     nonce = uuid.uuid4().hex
     holder = {"nonce": nonce, "host": socket.gethostname(), "pid": os.getpid()}
     while True:
-        number = newest_claim(store, layout, rank)
-        if number is not None and not takeover and store.size(layout.left(rank, number)) is None:
+        numbers = sorted(claim_numbers(store, layout, rank), reverse=True)
+        number = next((each for each in numbers if _was_made(store, layout, rank, each)), None)
+        if number is not None and not takeover and has_left(store, layout, rank, number) is None:
             _refuse_a_living_holder(store, layout, rank, number, lease_s, sleep)
-        mine = 0 if number is None else number + 1
-        store.create(layout.claim(rank, mine), pack("claim", holder))
+        mine = 1 + max(numbers, default=-1)  # past what is there and cannot be read
+        key = layout.claim(rank, mine)
+        store.create(key, pack("claim", layout.address(key), holder))
         # The answer of a create may be lost: what is there says who won.
-        won = read_record(store, layout.claim(rank, mine), lambda data: unpack("claim", data))
+        won = read_record(store, layout, key, functools.partial(unpack, "claim"))
         if won is not None and won.get("nonce") == nonce:
             return mine
         if store.time_is_up:
@@ -62,15 +63,16 @@ def take_rank(
         sleep(_PAUSE_S)
 
 
-def newest_claim(store: PatientStore, layout: Layout, rank: int) -> int | None:
-    names = [key.rpartition("/")[2] for key in store.keys(layout.claim(rank))]
-    return max((int(name) for name in names if _CLAIM.fullmatch(name)), default=None)
+def _was_made(store: PatientStore, layout: Layout, rank: int, number: int) -> bool:
+    """Return whether some process made this claim: one of its two records can be read."""
+    is_claim = read_record(store, layout, layout.claim(rank, number), functools.partial(unpack, "claim")) is not None
+    return is_claim or _beat(store, layout, rank, number) is not None
 
 
 def refuse_if_replaced(store: PatientStore, layout: Layout, rank: int, claim: int) -> None:
     """A process that was away for longer than a lease may have been replaced: then it must not go on."""
-    newest = newest_claim(store, layout, rank)
-    if newest is not None and newest > claim:
+    newest = newest_claim(store, layout, rank, after=claim)
+    if newest is not None:
         fix = "This process was away for longer than its lease; end it."
         what = f"rank {rank} at {store.uri}"
         raise Replaced(explain(what, got=f"claim {newest} of another process", expected=f"claim {claim}", fix=fix))
@@ -85,8 +87,9 @@ def _refuse_a_living_holder(
         sleep(lease_s / (2 * _BEATS_IN_A_LEASE))
         now = _beat(store, layout, rank, number)
         first = now if first is None else first
-        if newest_claim(store, layout, rank) != number or (first is not None and now is not None and now > first):
-            holder = read_record(store, layout.claim(rank, number), lambda data: unpack("claim", data)) or {}
+        is_alive = first is not None and now is not None and now > first
+        if is_alive or newest_claim(store, layout, rank, after=number) is not None:
+            holder = read_record(store, layout, layout.claim(rank, number), functools.partial(unpack, "claim")) or {}
             fix = "Give each replica a rank of its own, or end that process."
             raise RankTaken(explain(f"rank {rank} at {store.uri}", got=_named(holder), expected="nobody", fix=fix))
 
@@ -102,12 +105,12 @@ def _named(holder: Mapping[str, Any]) -> str:
 def _beat(store: PatientStore, layout: Layout, rank: int, number: int) -> int | None:
     """The counter of a claim's holder; None where it cannot be read, which says nothing about its holder."""
 
-    def count(data: bytes) -> int:
-        content = fields_of("beat", data, "count")
+    def count(at: str, data: bytes) -> int:
+        content = fields_of("beat", at, data, "count")
         with refusing("beat"):
             return whole(content["count"], below=MOST_TRIALS)
 
-    return read_record(store, layout.beat(rank, number), count)
+    return read_record(store, layout, layout.beat(rank, number), count)
 
 
 class Pulse:
@@ -127,8 +130,10 @@ class Pulse:
 class Heart:
     """A thread that says that its process lives. What it cannot write, it writes the next time."""
 
-    def __init__(self, store: ObjectStore, key: str, lease_s: float) -> None:
-        self._store, self._key, self._every_s = store, key, lease_s / _BEATS_IN_A_LEASE
+    def __init__(self, store: ObjectStore, layout: Layout, rank: int, claim: int, lease_s: float) -> None:
+        self._store, self._every_s = store, lease_s / _BEATS_IN_A_LEASE
+        self._key = layout.beat(rank, claim)
+        self._address = layout.address(self._key)
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="diloco-heart", daemon=True)
         self._thread.start()
@@ -140,7 +145,7 @@ class Heart:
         count = 1
         while not self._stopped.wait(self._every_s):
             try:
-                self._store.put(self._key, pack("beat", {"count": count}))
+                self._store.put(self._key, pack("beat", self._address, {"count": count}))
             except StoreError:
                 continue
             count += 1

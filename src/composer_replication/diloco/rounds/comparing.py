@@ -19,7 +19,7 @@ from composer_replication.diloco.rounds.claims import Pulse
 from composer_replication.diloco.rounds.failures import StateUnreadable
 from composer_replication.diloco.rounds.heal import GlobalState
 from composer_replication.diloco.rounds.patience import PatientStore
-from composer_replication.diloco.rounds.reading import published_states, read_record, step_of
+from composer_replication.diloco.rounds.reading import has_left, newest_claim, read_record
 from composer_replication.diloco.rounds.records import fields_of, pack, parse_offer, refusing, sha256_of
 from composer_replication.diloco.rounds.running import Place
 from composer_replication.errors import explain
@@ -63,14 +63,19 @@ class Comparisons:
 
     def say(self, store: PatientStore, place: Place) -> None:
         """As the first member: what my weights are, to the bit; and those weights, for whoever has others."""
-        store.settle(self._key(place.step), pack("sum", {"numbers": self.state.numbers(place)}))
+        key = self._key(place.step)
+        record = pack("sum", self.state.layout.address(key), {"numbers": self.state.numbers(place)})
+        if not store.settle(key, record) and self._said(store, place.step) is None:
+            store.put_whole(key, record)  # what is there belongs elsewhere, and nobody else may say it
         self.state.publish(store, place)
         self.agreed = place.step
 
     def begin(self, store: PatientStore, place: Place, first: tuple[int, int], *, wait_s: float) -> None:
         """As another member: wait a little for what the first one says; `look` compares, now or later."""
         self._open.append(Comparison(place.step, first, self.state.numbers(place)))
-        _wait(lambda: self._said(store, place.step), seconds=wait_s, poll_s=self.state.settings.poll_s / 4)
+        said = functools.partial(self._said, store, place.step)
+        is_gone = functools.partial(self._is_gone, store, first)
+        _wait(said, seconds=wait_s, poll_s=self.state.settings.poll_s / 4, is_over=is_gone)
 
     def look(self, store: PatientStore, place: Place, *, follows: bool) -> Place | None:
         """Compare what can be compared by now. Where mine are others: the first member's, loaded, and their place.
@@ -177,8 +182,7 @@ class Comparisons:
 
     def _is_past(self, store: PatientStore, compared: Comparison) -> bool:
         """Whether a state of a later step is published: nobody publishes the earlier one then."""
-        names = published_states(store, self.state.layout)
-        return bool(names) and step_of(names[0]) > compared.step
+        return self.state.newest_step(store) > compared.step
 
     def _is_over(self, store: PatientStore, place: Place, compared: Comparison) -> bool:
         """Whether the first member has said what its weights were by now, or never will."""
@@ -187,7 +191,8 @@ class Comparisons:
 
     def _is_gone(self, store: PatientStore, first: tuple[int, int]) -> bool:
         layout, (rank, claim) = self.state.layout, first
-        return store.size(layout.left(rank, claim)) is not None or store.size(layout.claim(rank, claim + 1)) is not None
+        is_replaced = newest_claim(store, layout, rank, after=claim) is not None
+        return is_replaced or has_left(store, layout, rank, claim) is not None
 
     def _has_offered(self, store: PatientStore, compared: Comparison) -> bool:
         keys = store.keys(self.state.layout.round(compared.step, "offer"))
@@ -195,7 +200,7 @@ class Comparisons:
         return any(offer is not None and offer[:2] == compared.first for offer in offers)
 
     def _said(self, store: PatientStore, step: int) -> str | None:
-        return read_record(store, self._key(step), _numbers)
+        return read_record(store, self.state.layout, self._key(step), _numbers)
 
     def _key(self, step: int) -> str:
         return self.state.layout.key("sums", f"{step:08d}")
@@ -224,7 +229,7 @@ def _wait(
         time.sleep(poll_s)
 
 
-def _numbers(data: bytes) -> str:
-    content = fields_of("sum", data, "numbers")
+def _numbers(at: str, data: bytes) -> str:
+    content = fields_of("sum", at, data, "numbers")
     with refusing("sum"):
         return sha256_of(content["numbers"])

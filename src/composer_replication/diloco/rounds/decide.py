@@ -41,7 +41,10 @@ class Seen:
     ended: tuple[Outcome, ...] = ()  # attempts that were aborted or void
     seal: Seal | Literal["unreadable"] | None = None  # of the attempt after them
     means: frozenset[int] = frozenset()  # shards of the mean that are there
-    outcome: Outcome | Literal["unreadable"] | None = None  # a commit
+    outcome: Outcome | None = None  # a commit
+    finished: frozenset[int] = frozenset()  # ranks that said goodbye for good
+    slot: int = 0  # where this attempt's outcome goes: past outcomes that cannot be read
+    abort: Outcome | None = None  # of this attempt, in one slot: it counts as soon as it is in two
 
     @property
     def attempt(self) -> int:
@@ -116,7 +119,7 @@ class Wait:
 
 @dataclass(frozen=True)
 class Fail:
-    kind: Literal["timeout", "spec", "offer", "outcome"]
+    kind: Literal["timeout", "spec", "offer", "left"]
     ranks: frozenset[int] = frozenset()
 
 
@@ -130,8 +133,8 @@ def decide(seen: Seen, me: Myself, timers: Timers) -> Action:
         return Follow(void)
     if isinstance(seen.outcome, Outcome):
         return Follow(seen.outcome) if seen.outcome.base == me.base else Heal()
-    if seen.outcome == "unreadable":
-        return Fail("outcome") if timers.deadline else Wait(frozenset())
+    if seen.abort is not None:
+        return CreateOutcome("abort", bad=seen.abort.bad, reason=seen.abort.reason)
     if timers.deadline:
         return Fail("timeout", _missing(seen, me))
     if seen.seal is None:
@@ -157,6 +160,9 @@ def _before_the_seal(seen: Seen, me: Myself, timers: Timers) -> Action:
     others = _of_another_spec(seen, me) - ranks
     if me.world_size - len(others) < me.quorum:
         return Fail("spec", frozenset(others))
+    may_come = {me.rank, *ranks, *(set(range(me.world_size)) - seen.finished)}
+    if len(may_come) < me.quorum:
+        return Fail("left", seen.finished - may_come)
     return Wait(_missing(seen, me))
 
 
@@ -170,12 +176,12 @@ def _after_the_seal(seen: Seen, seal: Seal | Literal["unreadable"], me: Myself, 
         return Fail("spec", frozenset(member.id.rank for member in seal.members))
     if not seal.weight:
         return CreateOutcome("void", reason="every member was healed in this round")
+    absent = [shard for shard in range(seal.num_shards) if shard not in seen.means]
+    if not absent:  # also where an offer is unreadable by now: whoever cannot read a commit writes the same one
+        return CreateOutcome("commit")
     bad = tuple(sorted(me.unreadable & {member.id for member in seal.members}))
     if bad:
         return CreateOutcome("abort", bad=bad, reason="sealed offers are unreadable")
-    absent = [shard for shard in range(seal.num_shards) if shard not in seen.means]
-    if not absent:
-        return CreateOutcome("commit")
     if own := own_shards(seal, me, absent):
         return Reduce(own)
     if timers.reduce:  # each begins at another one, so that not all do the same

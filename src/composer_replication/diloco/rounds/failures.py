@@ -8,7 +8,7 @@
     ├── StaleRound (ValueError)         the prefix holds rounds of an earlier run
     ├── StateUnreadable                 no published state could be read, and the rounds since are gone
     ├── OfferUnreadable                 what this replica offers cannot be read back, however often it is written
-    └── OutcomeUnreadable               nobody can tell how a round ended
+    └── QuorumLeft                      so many replicas have finished that no round can be held any more
 
 A vector of another shape or type is a ShapeError; what a store refuses is a StoreError.
 """
@@ -50,5 +50,5 @@ class OfferUnreadable(RoundError):
     """What this replica offers cannot be read back, and without it there is no quorum."""
 
 
-class OutcomeUnreadable(RoundError):
-    """Nobody can tell how a round ended: its outcome is there and cannot be read."""
+class QuorumLeft(RoundError):
+    """So many replicas have finished and left that no round can be held any more."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, MutableMapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -16,11 +16,21 @@ from torch import Tensor
 
 from composer_replication.diloco.rounds.failures import RoundTimeout, StateUnreadable
 from composer_replication.diloco.rounds.patience import PatientStore
-from composer_replication.diloco.rounds.reading import published_states, read_commit, read_record, step_of
+from composer_replication.diloco.rounds.reading import (
+    published_states,
+    ranks_that_joined,
+    ranks_that_left,
+    read_commit,
+    read_record,
+    step_of,
+)
 from composer_replication.diloco.rounds.records import Layout, fields_of, pack, parse_state, refusing, text
 from composer_replication.diloco.rounds.running import Place, Settings
 from composer_replication.diloco.rounds.states import published
 from composer_replication.diloco.rounds.states.structures import Flat, flatten
+from composer_replication.errors import explain
+
+_MOST_SLOTS = 100  # of records that name the first state, in which all before are damaged
 
 StateFns = MutableMapping[str, tuple[Callable[[Any], None], Callable[[], Any]]]
 
@@ -30,6 +40,7 @@ class GlobalState:
     layout: Layout
     settings: Settings
     functions: StateFns
+    _readable: set[str] = field(default_factory=set)
 
     def saved(self) -> Flat:
         return flatten({key: value() for key, (_, value) in sorted(self.functions.items())})
@@ -51,15 +62,31 @@ class GlobalState:
         return self.wait_for_newer(store, place), True
 
     def wait_for_newer(self, store: PatientStore, place: Place) -> Place:
-        """Ask for a state and load it as soon as somebody has published one that is newer than mine."""
+        """Ask for a state and load it as soon as somebody has published one that is newer than mine.
+
+        Raises StateUnreadable when the time is up, or as soon as everybody who could publish one has finished.
+        """
         until = time.monotonic() + self.settings.timeout_s
-        while (newer := self.newest(store, place, margin=0)) is None:
-            if not self.functions or time.monotonic() >= until:
+        while True:
+            # Looked at first: whoever leaves has published before.
+            is_over = not self.functions or time.monotonic() >= until or self._is_alone(store, place)
+            if (newer := self.newest(store, place, margin=0)) is not None:
+                break
+            if is_over:
                 what = f"round {place.step} of generation {self.layout.generation} at {store.uri}"
-                raise StateUnreadable(f"{what} cannot be followed any more, and there is no newer state to load")
+                got = "no newer state to load, and a round that cannot be followed any more"
+                expected = "one, or a replica that has not finished and could publish it"
+                another = f"begin again with generation={self.layout.generation + 1}"
+                fix = f"Take the model of a replica that has finished, or {another}."
+                raise StateUnreadable(explain(what, got=got, expected=expected, fix=fix))
             store.put(self.layout.key("wanted", f"{place.rank:05d}"), b"")
             time.sleep(self.settings.poll_s)
         return newer
+
+    def _is_alone(self, store: PatientStore, place: Place) -> bool:
+        """Return whether every other replica that ever joined has finished."""
+        others = ranks_that_joined(store, self.layout) - {place.rank}
+        return others <= ranks_that_left(store, self.layout).finished
 
     def newest(self, store: PatientStore, place: Place, *, margin: int) -> Place | None:
         """Load the newest state that is more than `margin` steps ahead; None where there is none that can be read."""
@@ -92,8 +119,7 @@ class GlobalState:
 
     def publish(self, store: PatientStore, place: Place) -> None:
         """The state of a step, unless somebody has published it."""
-        names = published_states(store, self.layout)
-        if names and step_of(names[0]) >= place.step:
+        if self.newest_step(store) >= place.step:
             return
         flat = self.saved()
         state = published.describe(flat, name=_name(place, place.step), step=place.step)
@@ -101,39 +127,72 @@ class GlobalState:
 
     def is_due(self, store: PatientStore, place: Place, every: int) -> bool:
         """Every so many steps, and when a replica that is behind asks for one."""
-        names = published_states(store, self.layout)
-        behind = place.step - (step_of(names[0]) if names else 0)
+        behind = place.step - max(0, self.newest_step(store))
         wanted = store.keys(self.layout.key("wanted")) if 0 < behind < every else []
         store.delete(wanted)
         return behind >= every or bool(wanted)
+
+    def readable(self, store: PatientStore) -> list[str]:
+        """Return the names of the states whose records can be read, the newest first.
+
+        A name alone says nothing: a copy of a record under a later name would keep newer states from being published.
+        """
+        names = published_states(store, self.layout)
+        self._readable &= set(names)
+        self._readable |= {
+            name for name in names if name not in self._readable and published.read_state(store, self.layout, name)
+        }
+        return [name for name in names if name in self._readable]
+
+    def newest_step(self, store: PatientStore) -> int:
+        """Return the step of the newest state whose record can be read; -1 where there is none."""
+        names = self.readable(store)
+        return step_of(names[0]) if names else -1
 
     def _first(self, store: PatientStore, place: Place, mine: published.PublishedState) -> published.PublishedState:
         now = time.monotonic()
         until, rank_0_until = now + self.settings.timeout_s, now + (self.settings.first_grace_s if place.rank else 0)
         while True:
-            name = self._genesis(store)
-            if name and (first := published.read_state(store, self.layout, name)) is not None:
+            first, slot = self._genesis(store)
+            if first is not None:
                 return first
             if time.monotonic() >= until:
                 raise RoundTimeout(
                     f"{store.uri}: nobody published a first state of generation {self.layout.generation}"
                 )
-            if name is None and time.monotonic() >= rank_0_until:
-                published.publish(store, self.layout, self.saved(), mine)
-                store.settle(self.layout.key("genesis"), pack("genesis", {"name": mine.name}))
-                if self._genesis(store) is not None:
+            if time.monotonic() >= rank_0_until:
+                chosen = self._first_that_was_chosen(store)
+                if chosen is None:
+                    published.publish(store, self.layout, self.saved(), mine)
+                key = self.layout.genesis(slot)
+                store.settle(key, pack("genesis", self.layout.address(key), {"name": chosen or mine.name}))
+                if self._genesis(store)[0] is not None:
                     continue
             time.sleep(self.settings.poll_s)
 
-    def _genesis(self, store: PatientStore) -> str | None:
-        def name(data: bytes) -> str:
-            content = fields_of("genesis", data, "name")
+    def _first_that_was_chosen(self, store: PatientStore) -> str | None:
+        """Return the first state that others began with, where only the record that names it is damaged."""
+        return next((name for name in sorted(self.readable(store)) if step_of(name) == 0), None)
+
+    def _genesis(self, store: PatientStore) -> tuple[published.PublishedState | None, int]:
+        """Return the run's first state, if it can be read, and the slot of the record that names it or would."""
+        for slot in range(_MOST_SLOTS):
+            key = self.layout.genesis(slot)
+            name = self._named(store, key)
+            first = None if name is None else published.read_state(store, self.layout, name)
+            if first is not None or store.size(key) is None:
+                return first, slot
+        return None, _MOST_SLOTS
+
+    def _named(self, store: PatientStore, key: str) -> str | None:
+        def name(at: str, data: bytes) -> str:
+            content = fields_of("genesis", at, data, "name")
             with refusing("genesis"):
                 if parse_state(stated := text(content["name"])) is None:
                     raise ValueError(f"{stated[:40]!r}, which is no name of a state")
                 return stated
 
-        return read_record(store, self.layout.key("genesis"), name)
+        return read_record(store, self.layout, key, name)
 
     def _load(self, store: PatientStore, state: published.PublishedState) -> bool:
         content = published.fetch(store, self.layout, state, self.saved().outline())

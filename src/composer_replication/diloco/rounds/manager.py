@@ -163,6 +163,10 @@ class ObjectStoreManager:
         self._membership.follower = follower
         self._membership.join()
 
+    def end_after(self, commits: int) -> None:
+        """Hold no round once the run has this many commits, also where this replica learns of them inside a round."""
+        self._membership.commits = commits
+
     def agree_on_weights(self) -> None:
         """After the last round: the global weights of all replicas are equal to the bit, whatever their machines."""
         self._membership.agree_on_weights()
@@ -188,6 +192,8 @@ class ObjectStoreManager:
         if not 0 < weight <= MOST_WEIGHT:
             raise InputError(explain("weight of a replica", got=weight, expected=f"above 0, at most {MOST_WEIGHT:g}"))
         membership = self._membership
+        if membership.is_over:
+            return Ended("over")
         weight = 0.0 if membership.healing else weight
         running = membership.running(membership.store, membership.vector(tensors), weight=weight)
         running.feedback = self._feedback_of(membership.place.step)

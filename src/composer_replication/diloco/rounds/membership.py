@@ -9,9 +9,10 @@ from composer_replication.diloco.rounds.claims import Heart, refuse_if_replaced,
 from composer_replication.diloco.rounds.comparing import Comparisons
 from composer_replication.diloco.rounds.failures import GenerationRefused, RoundError, StateUnreadable
 from composer_replication.diloco.rounds.heal import Follower, GlobalState, StateFns
+from composer_replication.diloco.rounds.identity import agree_on_run
 from composer_replication.diloco.rounds.patience import PatientStore, Traffic
-from composer_replication.diloco.rounds.reading import read_commit, read_record
-from composer_replication.diloco.rounds.records import Layout, Outcome, digest, next_base, pack, unpack
+from composer_replication.diloco.rounds.reading import ranks_that_left, read_commit
+from composer_replication.diloco.rounds.records import Layout, Outcome, digest, next_base, pack
 from composer_replication.diloco.rounds.retention import Retention
 from composer_replication.diloco.rounds.running import Ended, Place, RunningRound, Settings
 from composer_replication.diloco.rounds.vectors import RoundVector
@@ -38,6 +39,8 @@ class Membership:
     keep_rounds: int
     follower: Follower | None = None
     healing: int = 0  # rounds still to go without weight: training did not begin from the global weights
+    commits: int | None = None  # after which the run ends, where that was said
+    _passes: bool = False  # this round is not held: see `is_over`
     _voids: int = 0
     _compared: int = -1  # the last step at which weights were compared
     _num_tensors: dict[str, int] = field(default_factory=dict)
@@ -65,6 +68,16 @@ class Membership:
             self._num_tensors[key] = len(self.functions[key][1]()["original_parameters"])
         return self._num_tensors.get(key)
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the round that was begun must not be held, because the run has ended.
+
+        The run has all its commits; or this replica has just caught up with replicas that have all finished, and its
+        training loop has not yet had a chance to see at which step that was. A loop that goes on all the same takes
+        part in the next round.
+        """
+        return self._passes or (self.commits is not None and self.place.step >= self.commits)
+
     def join(self, *, training: bool = False) -> None:
         """Once: the run's settings, a claim on my rank, and the weights that the run has by now."""
         if self._heart is not None:
@@ -73,7 +86,7 @@ class Membership:
         self._agree(store)
         rank = self.place.rank
         claim = take_rank(store, self.layout, rank, lease_s=self.lease_s, takeover=self.takeover)
-        self._heart = Heart(self.objects, self.layout.beat(rank, claim), self.lease_s)
+        self._heart = Heart(self.objects, self.layout, rank, claim, self.lease_s)
         self.place = replace(self.place, claim=claim, base=STATELESS)
         replaced = False
         if self.functions:
@@ -81,13 +94,18 @@ class Membership:
         replaced |= self._catch_up(store, margin=0)
         if replaced:
             self._weights_were_replaced(training=training)
-        store.put(self.layout.here(self.place.step, rank), b"")
+        self._say_here(store)
 
     def begin_round(self) -> None:
         """Before the tensors of a round: am I still who I was, is a state due, am I behind?"""
+        step = self.place.step
         if self._heart is None:
             self.join(training=True)
-            return
+        else:
+            self._begin_another()
+        self._passes = self.place.step > step and self._others_have_finished(self.store)
+
+    def _begin_another(self) -> None:
         store = self.store
         refuse_if_replaced(store, self.layout, self.place.rank, self.place.claim)
         self._compare_as_due(store)  # a first member says what its weights are before it goes on
@@ -98,7 +116,7 @@ class Membership:
         if self._is_first():
             if self.functions and self._state.is_due(store, self.place, self.state_every):
                 self._state.publish(store, self.place)
-            self._retention.sweep(store, self.place.step)
+            self._retention.sweep(store, self.place.step, self._state.readable(store))
 
     def end_round(self, ended: Ended) -> bool:
         """Advance with a commit; a replica that was not among its members says that it is back."""
@@ -109,7 +127,7 @@ class Membership:
         self._advance(ended.outcome)
         self.healing, self._voids = max(0, self.healing - 1), 0
         if self._me() not in {member.id[:2] for member in ended.outcome.members}:
-            self.store.put(self.layout.here(self.place.step, self.place.rank), b"")
+            self._say_here(self.store)
         return True
 
     def heal(self) -> None:
@@ -122,7 +140,7 @@ class Membership:
         # The outer loop restores the fragment of the round that it is in.
         self._weights_were_replaced(training=False)
         self.healing = 0 if self.num_fragments == 1 else self.healing
-        store.put(self.layout.here(self.place.step, self.place.rank), b"")
+        self._say_here(store)
 
     def agree_on_weights(self) -> None:
         """At the end: those of the first member, where mine are others by a bit; and what is still to be compared."""
@@ -145,7 +163,7 @@ class Membership:
             if self.functions and self._is_first():
                 self._state.publish(store, self.place)
             self._heart.stop()
-            store.put(self.layout.left(*self._me()), b"")
+            self._put(store, "goodbye", self.layout.left(*self._me()), finished=not failed)
             self._heart = None
 
     def _compare_as_due(self, store: PatientStore) -> None:
@@ -188,6 +206,19 @@ class Membership:
             where = f"rounds {self.place.step} to {step - 1} of generation {self.generation} at {store.uri}"
             raise StateUnreadable(f"{where} cannot be followed any more from the weights of the first member")
 
+    def _put(self, store: PatientStore, kind: str, key: str, **content: bool) -> None:
+        store.put(key, pack(kind, self.layout.address(key), content))
+
+    def _say_here(self, store: PatientStore) -> None:
+        """Say that this replica is back, so that the others wait for it."""
+        self._put(store, "here", self.layout.here(self.place.step, self.place.rank))
+
+    def _others_have_finished(self, store: PatientStore) -> bool:
+        """Return whether all other members of the last commit have finished and left."""
+        members = () if self.place.last is None else self.place.last.members
+        others = {member.id.rank for member in members} - {self.place.rank}
+        return bool(others) and others <= ranks_that_left(store, self.layout).finished
+
     def _me(self) -> tuple[int, int]:
         return self.place.rank, self.place.claim
 
@@ -204,13 +235,15 @@ class Membership:
             "shard_bytes": settings.shard_bytes,
             "tensors": digest(self._state.saved().outline().spec),
         }
-        key, where = self.layout.key("about"), f"generation {self.generation} at {store.uri}"
-        store.settle(key, pack("about", mine))
-        about = read_record(store, key, lambda data: unpack("about", data)) or {}
+        where = f"generation {self.generation} at {store.uri}"
+        run = agree_on_run(store, self.layout, mine)
+        about = {} if run is None else run.settings
         fix = f"Give all replicas the same settings, or begin another run with generation={self.generation + 1}."
         if other := sorted(name for name in mine if about.get(name) != mine[name]):
             got, expected = {name: _short(about.get(name)) for name in other}, {name: mine[name] for name in other}
             raise GenerationRefused(explain(where, got=got, expected=expected, fix=fix))
+        assert run is not None  # or its settings would be others
+        self.layout = self._state.layout = run.layout
         if store.size(self.layout.key("closed")) is not None:
             raise GenerationRefused(explain(where, got="a run that was closed", expected="an open one", fix=fix))
 
@@ -232,6 +265,8 @@ class Membership:
 
     def _follow(self, store: PatientStore, outcome: Outcome) -> bool:
         """Apply a commit without a round of my own."""
+        if outcome.base != self.place.base:
+            return False
         if self.functions:
             if self.follower is None:
                 return False

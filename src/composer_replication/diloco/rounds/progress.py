@@ -5,16 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from composer_replication.diloco.rounds.failures import GenerationRefused
+from composer_replication.diloco.rounds.identity import find_run
 from composer_replication.diloco.rounds.patience import PatientStore, Traffic
 from composer_replication.diloco.rounds.reading import (
     RoundReader,
     published_states,
     ranks_that_left,
     read_commit,
-    read_record,
     step_of,
 )
-from composer_replication.diloco.rounds.records import MOST_RANKS, Layout, Outcome, refusing, unpack, whole
+from composer_replication.diloco.rounds.records import Layout, Outcome
+from composer_replication.diloco.rounds.states.published import read_state
 from composer_replication.diloco.store import ObjectStore
 from composer_replication.errors import explain
 
@@ -63,49 +64,50 @@ class Progress:
 def read_progress(store: ObjectStore, generation: int = 0, *, num_rounds: int = 20) -> Progress:
     """What `crf diloco` shows. GenerationRefused where there is no such run."""
     patient = PatientStore(store, Traffic(), patience_s=_PATIENCE_S)
-    layout = Layout(generation)
-    world_size = read_record(patient, layout.key("about"), _world_size)
-    if world_size is None:
+    run = find_run(patient, Layout(generation))
+    if run is None:
         where = f"generation {generation} at {store.uri}"
         raise GenerationRefused(explain(where, got="no run", expected="one that a replica has begun"))
+    layout, world_size = run.layout, run.world_size
     step = head(patient, layout)
     commits = [(each, read_commit(patient, layout, each)) for each in range(max(0, step - num_rounds), step)]
     rounds = tuple(_summary(each, commit[1]) for each, commit in commits if commit is not None)
     last = commits[-1][1] if commits else None
     seen = RoundReader(patient, layout, step, world_size, last[1] if last else None).read()
-    names = published_states(patient, layout)
+    states = (name for name in published_states(patient, layout) if read_state(patient, layout, name) is not None)
+    state = next(states, None)
     return Progress(
         generation=generation,
         world_size=world_size,
         step=step,
         expected=tuple(sorted(seen.expected)),
         offered=tuple(sorted({offer.id.rank for offer in seen.offers})),
-        left=tuple(sorted(ranks_that_left(patient, layout))),
-        state_step=step_of(names[0]) if names else None,
+        left=tuple(sorted(ranks_that_left(patient, layout).ranks)),
+        state_step=None if state is None else step_of(state),
         foreign=patient.traffic.foreign,
         rounds=rounds,
     )
 
 
 def head(store: PatientStore, layout: Layout) -> int:
-    """The first step that is not committed: outcomes are never deleted, so a search by halves finds it."""
+    """Return the first step that is not committed: outcomes are never deleted, so a search by halves finds it.
+
+    A commit that cannot be read shows by the one after it.
+    """
+
+    def is_committed(step: int) -> bool:
+        return any(read_commit(store, layout, each) is not None for each in (step, step + 1))
+
     below, above = 0, 1
-    while store.size(layout.outcome(above - 1, 0)) is not None:
+    while is_committed(above - 1):
         below, above = above, 2 * above
     while below < above:
         middle = (below + above) // 2
-        if store.size(layout.outcome(middle, 0)) is not None:
+        if is_committed(middle):
             below = middle + 1
         else:
             above = middle
-    # An attempt that ended without a commit has an outcome too.
-    return below - 1 if below and read_commit(store, layout, below - 1) is None else below
-
-
-def _world_size(data: bytes) -> int:
-    content = unpack("about", data)
-    with refusing("about"):
-        return whole(content["world_size"], below=MOST_RANKS)
+    return below
 
 
 def _summary(step: int, outcome: Outcome) -> RoundSummary:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import re
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
-from typing import Literal, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 from composer_replication.diloco.rounds.decide import Offer, Seen, after_the_outcome, after_the_seal, expected_ranks
 from composer_replication.diloco.rounds.patience import PatientStore
@@ -18,9 +20,13 @@ from composer_replication.diloco.rounds.records import (
     RecordError,
     Seal,
     digest,
+    fields_of,
     parse_mean,
     parse_offer,
+    parse_outcome,
     parse_state,
+    refusing,
+    unpack,
     unpack_manifest,
     unpack_outcome,
     unpack_seal,
@@ -30,6 +36,23 @@ from composer_replication.errors import explain
 
 T = TypeVar("T")
 READS = 3  # before bytes count as unreadable: what was damaged on its way is whole the next time
+_CLAIM = re.compile(r"\d{1,9}")  # "0"
+_ABORTS = 2  # that can be read: then an attempt has ended, whichever one of them is damaged later
+
+
+class Departures(NamedTuple):
+    """Ranks whose latest process said goodbye, and those of them whose process had finished: nobody starts it again."""
+
+    ranks: frozenset[int] = frozenset()
+    finished: frozenset[int] = frozenset()
+
+
+class Attempt(NamedTuple):
+    """How an attempt ended, as far as that can be read."""
+
+    outcome: Outcome | None = None
+    slot: int = 0  # where an outcome would go: after all that are there
+    abort: Outcome | None = None  # one that can be read, where a second is needed
 
 
 @dataclass
@@ -47,16 +70,18 @@ class RoundReader:
     manifests: dict[OfferId, tuple[str, Manifest]] = field(default_factory=dict)
     mean_shas: dict[int, dict[int, str]] = field(default_factory=dict)  # by attempt and shard
     _ended: list[Outcome] = field(default_factory=list)
+    _outcomes: dict[tuple[int, int], Outcome] = field(default_factory=dict)  # by attempt and slot
     _seal: tuple[int, Seal] | None = None
-    _left: Future[set[int]] | None = None
+    _departures: Future[Departures] | None = None
+    _here: set[int] = field(default_factory=set)
 
     def read(self) -> Seen:
         """The round as the store shows it now."""
         prefix = self.layout.round(self.step)
         self._ask_who_left()
         names = {key.removeprefix(f"{prefix}/") for key in self.store.keys(prefix)}
-        outcome = self._read_outcomes(names)
-        attempt = len(self._ended)
+        open_attempt = self._read_outcomes(names)
+        attempt, outcome = len(self._ended), open_attempt.outcome
         self._read_manifests(names)
         seal = self._read_seal(names, attempt) if outcome is None else None
         if self._seal is not None and self._seal[0] == attempt:  # also when it is over: foreign names are counted
@@ -68,7 +93,20 @@ class RoundReader:
             seal=seal,
             means=frozenset(self.mean_shas.get(attempt, ())),
             outcome=outcome,
+            finished=self._ask_who_left().result().finished,
+            slot=open_attempt.slot,
+            abort=open_attempt.abort,
         )
+
+    def has_a_later_round(self) -> bool:
+        """Return whether some replica has offered to the round after this one, which only a commit leads to."""
+        prefix = self.layout.round(self.step + 1, "offer")
+        offers = (parse_offer(key.removeprefix(f"{prefix}/")) for key in self.store.keys(prefix))
+        return any(offer is not None and self._manifest(self.step + 1, offer) is not None for offer in offers)
+
+    def forget_who_left(self) -> None:
+        """Ask again at the next look who has left."""
+        self._departures = None
 
     def sealed(self, seen: Seen, *, mine: bytes | None) -> Seen | None:
         """What was seen, with the seal that I tried to create: one request for it, and none where it is mine.
@@ -83,26 +121,51 @@ class RoundReader:
 
     def ended(self, seen: Seen, *, mine: bytes | None) -> Seen | None:
         """The same for the outcome that I tried to create."""
-        outcome = self._known(self.layout.outcome(self.step, seen.attempt), mine, unpack_outcome)
+        outcome = self._known(self.layout.outcome(self.step, seen.attempt, seen.slot), mine, unpack_outcome)
         return None if outcome is None else after_the_outcome(seen, outcome)
 
-    def _known(self, key: str, mine: bytes | None, unpack: Callable[[bytes], T]) -> T | None:
+    def _known(self, key: str, mine: bytes | None, unpack: Callable[[str, bytes], T]) -> T | None:
         """A record that I wrote and read back, or else what another wrote in its place. Mine is checked, too."""
         if mine is None:
-            return read_record(self.store, key, unpack)
+            return read_record(self.store, self.layout, key, unpack)
         try:
-            return unpack(mine)
+            return unpack(self.layout.address(key), mine)
         except RecordError:
             return None
 
-    def _read_outcomes(self, names: set[str]) -> Outcome | Literal["unreadable"] | None:
-        """The commit, if there is one; attempts that ended otherwise are kept."""
-        while f"out/{len(self._ended)}" in names:
-            outcome = read_record(self.store, self.layout.outcome(self.step, len(self._ended)), unpack_outcome)
-            if not isinstance(outcome, Outcome) or outcome.result == "commit":
-                return "unreadable" if outcome is None else outcome
-            self._ended.append(outcome)
-        return None
+    def _read_outcomes(self, names: set[str]) -> Attempt:
+        """Return the first attempt that did not end without a commit; keep the outcomes of those that did."""
+        slots: dict[int, list[int]] = {}
+        for name in names:
+            if name.startswith("out/") and (parsed := parse_outcome(name.removeprefix("out/"))) is not None:
+                slots.setdefault(parsed[0], []).append(parsed[1])
+        while True:
+            attempt = self._read_attempt(len(self._ended), sorted(slots.get(len(self._ended), ())))
+            if attempt.outcome is None or attempt.outcome.result == "commit":
+                return attempt
+            self._ended.append(attempt.outcome)
+
+    def _read_attempt(self, attempt: int, slots: list[int]) -> Attempt:
+        """Read an attempt's outcomes in the order of their slots; a later slot was written past a damaged one.
+
+        One commit decides, and so does one void: whoever cannot read it finds the same seal and the same means, and
+        writes the same into the next slot. An abort cannot be worked out again, so it has to be in two slots before
+        anybody acts on it.
+        """
+        aborts: list[Outcome] = []
+        for slot in slots:
+            outcome = self._outcomes.get((attempt, slot)) or read_record(
+                self.store, self.layout, self.layout.outcome(self.step, attempt, slot), unpack_outcome
+            )
+            if outcome is None:
+                continue
+            self._outcomes[attempt, slot] = outcome
+            if outcome.result != "abort":
+                return Attempt(outcome)
+            aborts.append(outcome)
+            if len(aborts) == _ABORTS:
+                return Attempt(outcome)
+        return Attempt(slot=slots[-1] + 1 if slots else 0, abort=aborts[-1] if aborts else None)
 
     def _read_manifests(self, names: set[str]) -> None:
         unread: list[OfferId] = []
@@ -119,14 +182,17 @@ class RoundReader:
     def _read_manifest(self, offer: OfferId) -> None:
         """One that cannot be read is not there: its owner will see that too, and write it again."""
 
-        def checked(data: bytes) -> tuple[str, Manifest]:
-            manifest = unpack_manifest(data)
+        if (manifest := self._manifest(self.step, offer)) is not None:
+            self.manifests[offer] = digest(asdict(manifest)), manifest
+
+    def _manifest(self, step: int, offer: OfferId) -> Manifest | None:
+        def checked(at: str, data: bytes) -> Manifest:
+            manifest = unpack_manifest(at, data)
             if manifest.id != offer:
                 raise RecordError(f"{manifest.id} at the place of {offer}")
-            return digest(asdict(manifest)), manifest
+            return manifest
 
-        if (read := read_record(self.store, self.layout.offer(self.step, offer), checked)) is not None:
-            self.manifests[offer] = read
+        return read_record(self.store, self.layout, self.layout.offer(step, offer), checked)
 
     def _offer(self, ident: OfferId) -> Offer:
         sha256, manifest = self.manifests[ident]
@@ -137,15 +203,15 @@ class RoundReader:
         if f"seal/{attempt}" not in names:
             return None
         if self._seal is None or self._seal[0] != attempt:
-            seal = read_record(self.store, self.layout.seal(self.step, attempt), self._fitting_seal)
+            seal = read_record(self.store, self.layout, self.layout.seal(self.step, attempt), self._fitting_seal)
             if seal is None:
                 return "unreadable"
             self._seal = (attempt, seal)
         return self._seal[1]
 
-    def _fitting_seal(self, data: bytes) -> Seal:
+    def _fitting_seal(self, at: str, data: bytes) -> Seal:
         """A seal whose mean has as many shards as the vectors that it counts."""
-        seal = unpack_seal(data)
+        seal = unpack_seal(at, data)
         if seal.weight and seal.spec == self.spec and seal.num_shards != self.num_shards:
             raise RecordError(explain("shards of a seal", got=seal.num_shards, expected=self.num_shards))
         return seal
@@ -160,52 +226,118 @@ class RoundReader:
                 self.store.traffic.add(foreign=1)
 
     def _expected(self, names: set[str]) -> frozenset[int]:
-        here = {int(name.removeprefix("here/")) for name in names if name.startswith("here/") and name[5:].isdigit()}
-        left = self._ask_who_left().result()
-        return expected_ranks(self.last, here & set(range(self.world_size)), left, self.world_size)
+        names_here = {name.removeprefix("here/") for name in names if name.startswith("here/")}
+        ranks = {int(name) for name in names_here if name.isdigit()} & set(range(self.world_size))
+        for rank in ranks - self._here:
+            if read_record(self.store, self.layout, self.layout.here(self.step, rank), _no_fields("here")) is not None:
+                self._here.add(rank)
+        left = self._ask_who_left().result().ranks
+        return expected_ranks(self.last, self._here, left, self.world_size)
 
-    def _ask_who_left(self) -> Future[set[int]]:
-        """Once, and where there are threads beside the first listing."""
-        if self._left is None:
+    def _ask_who_left(self) -> Future[Departures]:
+        """Once until it is forgotten, and where there are threads beside the first listing."""
+        if self._departures is None:
             if self.pool is not None:
-                self._left = self.pool.submit(ranks_that_left, self.store, self.layout)
+                self._departures = self.pool.submit(ranks_that_left, self.store, self.layout)
             else:
                 left = ranks_that_left(self.store, self.layout)  # where it fails, the next look asks again
-                self._left = Future()
-                self._left.set_result(left)
-        return self._left
+                self._departures = Future()
+                self._departures.set_result(left)
+        return self._departures
 
 
-def read_record(store: PatientStore, key: str, unpack: Callable[[bytes], T]) -> T | None:
-    """A record; None where it is unreadable or gone."""
+def _no_fields(kind: str) -> Callable[[str, bytes], bool]:
+    """Return a reader of records that say nothing but where they belong."""
+    return lambda at, data: fields_of(kind, at, data) == {}
+
+
+def read_record(store: PatientStore, layout: Layout, key: str, unpack: Callable[[str, bytes], T]) -> T | None:
+    """Return a record that belongs at this key; None where it is unreadable, belongs elsewhere or is gone."""
+    return _read(store, layout, key, unpack)[0]
+
+
+def _read(store: PatientStore, layout: Layout, key: str, unpack: Callable[[str, bytes], T]) -> tuple[T | None, bool]:
+    """Return the record, and whether there is anything at its key."""
+    at = layout.address(key)
     for _ in range(READS):
         try:
-            return unpack(store.get(key, most_bytes=MOST_RECORD_BYTES))
+            return unpack(at, store.get(key, most_bytes=MOST_RECORD_BYTES)), True
         except RecordError:
             store.traffic.add(refused=1)
         except MissingObject:
-            return None
+            return None, False
         except ObjectTooLarge:
             store.traffic.add(refused=1)
-            return None
-    return None
+            return None, True
+    return None, True
 
 
 def read_commit(store: PatientStore, layout: Layout, step: int) -> tuple[int, Outcome] | None:
-    """How a round was committed, and in which attempt; None where it was not, or not yet."""
-    attempt = 0
-    while (outcome := read_record(store, layout.outcome(step, attempt), unpack_outcome)) is not None:
-        if outcome.result == "commit":
+    """Return how a round was committed, and in which attempt; None where it was not, or not yet.
+
+    There is one commit at most, so any that can be read is it: only where the first outcome is something else are the
+    others listed.
+    """
+    first, is_there = _read(store, layout, layout.outcome(step, 0), unpack_outcome)
+    if not is_there or (first is not None and first.result == "commit"):
+        return None if first is None else (0, first)
+    prefix = layout.round(step, "out")
+    names = (parse_outcome(key.removeprefix(f"{prefix}/")) for key in store.keys(prefix))
+    for attempt, slot in sorted(name for name in names if name is not None and name != (0, 0)):
+        outcome = read_record(store, layout, layout.outcome(step, attempt, slot), unpack_outcome)
+        if outcome is not None and outcome.result == "commit":
             return attempt, outcome
-        attempt += 1
     return None
 
 
-def ranks_that_left(store: PatientStore, layout: Layout) -> set[int]:
-    """Ranks whose latest process said goodbye."""
-    left = {parse_offer(f"{key.rpartition('/')[2]}.0") for key in store.keys(layout.left())}
-    gone = {(each.rank, each.claim) for each in left if each is not None}
-    return {rank for rank, claim in gone if store.size(layout.claim(rank, claim + 1)) is None}
+def newest_claim(store: PatientStore, layout: Layout, rank: int, *, after: int = -1) -> int | None:
+    """Return the newest claim on a rank, by its number; None where no process has made one after that one."""
+    numbers = sorted((each for each in claim_numbers(store, layout, rank) if each > after), reverse=True)
+    is_claim = functools.partial(unpack, "claim")
+    return next((each for each in numbers if read_record(store, layout, layout.claim(rank, each), is_claim)), None)
+
+
+def claim_numbers(store: PatientStore, layout: Layout, rank: int) -> list[int]:
+    """Return the numbers of all claims on a rank, readable or not."""
+    names = (key.rpartition("/")[2] for key in store.keys(layout.claim(rank)))
+    return [int(name) for name in names if _CLAIM.fullmatch(name)]
+
+
+def ranks_that_left(store: PatientStore, layout: Layout) -> Departures:
+    """Return the ranks whose latest process said goodbye."""
+    left, finished = set(), set()
+    for key in store.keys(layout.left()):
+        who = _rank_and_claim(key.rpartition("/")[2])
+        has_finished = None if who is None else has_left(store, layout, who.rank, who.claim)
+        if who is None or has_finished is None or newest_claim(store, layout, who.rank, after=who.claim) is not None:
+            continue
+        left.add(who.rank)
+        finished |= {who.rank} if has_finished else set()
+    return Departures(frozenset(left), frozenset(finished))
+
+
+def has_left(store: PatientStore, layout: Layout, rank: int, claim: int) -> bool | None:
+    """Return whether a process had finished when it said goodbye; None where it has not said it."""
+    return read_record(store, layout, layout.left(rank, claim), _has_finished)
+
+
+def ranks_that_joined(store: PatientStore, layout: Layout) -> set[int]:
+    """Return the ranks that some process has claimed."""
+    prefix = layout.key("claims")
+    names = {key.removeprefix(f"{prefix}/").partition("/")[0] for key in store.keys(prefix)}
+    return {int(name) for name in names if name.isdigit()}
+
+
+def _rank_and_claim(name: str) -> OfferId | None:
+    return parse_offer(f"{name}.0")
+
+
+def _has_finished(at: str, data: bytes) -> bool:
+    content = fields_of("goodbye", at, data, "finished")
+    with refusing("goodbye"):
+        if not isinstance(content["finished"], bool):
+            raise ValueError("neither true nor false")
+        return content["finished"]
 
 
 def published_states(store: PatientStore, layout: Layout) -> list[str]:

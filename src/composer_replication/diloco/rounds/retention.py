@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from composer_replication.diloco.rounds.patience import PatientStore
-from composer_replication.diloco.rounds.reading import published_states, step_of
+from composer_replication.diloco.rounds.reading import step_of
 from composer_replication.diloco.rounds.records import Layout
 
 KEPT_STATES = 2
@@ -23,8 +24,8 @@ class Retention:
         self._layout, self._keep_rounds = layout, keep_rounds
         self._offers_from = self._means_from = -1  # not looked at yet
 
-    def sweep(self, store: PatientStore, step: int) -> None:
-        names = published_states(store, self._layout)
+    def sweep(self, store: PatientStore, step: int, names: Sequence[str]) -> None:
+        """Delete what a replica at this step leaves behind. `names` are the states that can be read, newest first."""
         for name in names[KEPT_STATES:]:
             store.delete([self._layout.key("states", name), *store.keys(self._layout.key("statedata", name))])
         kept = names[:KEPT_STATES]

@@ -27,7 +27,7 @@ from composer_replication.diloco.rounds.decide import (
     decide,
     own_shards,
 )
-from composer_replication.diloco.rounds.failures import OfferUnreadable, OutcomeUnreadable, RoundTimeout
+from composer_replication.diloco.rounds.failures import OfferUnreadable, QuorumLeft, RoundTimeout
 from composer_replication.diloco.rounds.patience import PatientStore
 from composer_replication.diloco.rounds.reading import RoundReader
 from composer_replication.diloco.rounds.records import MOST_RANKS, Layout, Outcome, Seal, pack_outcome, pack_seal
@@ -36,6 +36,7 @@ from composer_replication.diloco.rounds.vectors import RoundVector, spec_of
 from composer_replication.errors import InputError, ShapeError, explain
 
 _log = logging.getLogger(__name__)
+_ASK_AFTER_POLLS = 3
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ class Place:
 class Ended:
     """How a wait ended: with a commit that is in the tensors by now, without one, or with the need to heal."""
 
-    result: Literal["commit", "void", "heal"]
+    result: Literal["commit", "void", "heal", "over"]  # over: the run had ended, and no round was held
     outcome: Outcome | None = None
     seconds: float = 0.0
     trials: int = 0
@@ -128,6 +129,8 @@ class RunningRound:
             self.clock.look(seen, len(candidates(seen, me)))
             action = decide(seen, me, self.clock.timers())
             ended = self._end(seen, action)
+            if ended is None and self._could_fork(seen, action) and self.reader.has_a_later_round():
+                ended = Ended("heal")
             if ended is not None:
                 ended.seconds = self.clock.elapsed()
                 return ended
@@ -183,26 +186,36 @@ class RunningRound:
             _log.warning("round %d: what rank %d moved was left out: %s", self.place.step, self.place.rank, why)
         return sum(weights)
 
+    def _could_fork(self, seen: Seen, action: Action) -> bool:
+        """Return whether an action would end a round otherwise than it ended, if its commit is damaged or gone."""
+        if isinstance(action, CreateSeal):
+            return not seen.expected <= {member.id.rank for member in action.seal.members}
+        return isinstance(action, CreateOutcome) and action.result == "abort" and seen.abort is None
+
     def _act(self, seen: Seen, action: Action) -> Seen | None:
         """Do it; what is seen then, where the action itself says so and the round need not be read anew."""
         if isinstance(action, MakeOffer):
             self.tried.add(action.trial)
             self.shards.make_offer(action.trial)
         elif isinstance(action, CreateSeal):
-            seal, record = action.seal, pack_seal(action.seal)
+            seal, key = action.seal, self.layout.seal(self.place.step, seen.attempt)
+            record = pack_seal(self.layout.address(key), seal)
             self.shards.expect_seal(seal.members, own_shards(seal, self._myself(), range(seal.num_shards)))
-            mine = self.store.settle(self.layout.seal(self.place.step, seen.attempt), record)
+            mine = self.store.settle(key, record)
             return self.reader.sealed(seen, mine=record if mine else None)
         elif isinstance(action, Reduce) and isinstance(seen.seal, Seal):
             self._reduce(seen.attempt, seen.seal, action)
         elif isinstance(action, CreateOutcome):
             outcome = self._outcome(seen, action)
             self.shards.expect_outcome(seen.attempt, outcome)
-            record = pack_outcome(outcome)
-            mine = self.store.settle(self.layout.outcome(self.place.step, seen.attempt), record)
+            key = self.layout.outcome(self.place.step, seen.attempt, seen.slot)
+            record = pack_outcome(self.layout.address(key), outcome)
+            mine = self.store.settle(key, record)
             return self.reader.ended(seen, mine=record if mine else None)
         elif isinstance(action, Wait):
             self.sleep(self.clock.pause())
+            if self.clock.asks_who_left():
+                self.reader.forget_who_left()
         return None
 
     def _reduce(self, attempt: int, seal: Seal, action: Reduce) -> None:
@@ -238,8 +251,12 @@ class RunningRound:
             got = f"{len(self.tried)} offers of rank {ranks} that cannot be read back"
             fix = "Look at the store: what is written there is not what is read."
             return OfferUnreadable(explain(where, got=got, expected="one that can", fix=fix))
-        if action.kind == "outcome":
-            return OutcomeUnreadable(f"{where}: its outcome is there and cannot be read. Begin another generation.")
+        if action.kind == "left":
+            got = f"too few: ranks {ranks} have finished and left, at step {self.place.step} or before"
+            expected = f"{self.settings.min_replicas} replicas that may still come"
+            fix = "If the run has made all its exchanges, take its last state: end before this round. Otherwise start "
+            fix += "those replicas again, or allow fewer with min_replicas."
+            return QuorumLeft(explain(where, got=got, expected=expected, fix=fix))
         there = sorted(offer.id.rank for offer in candidates(seen, self._myself()))
         got = f"offers of ranks {there} after {self.settings.timeout_s:g} s, missing {ranks}"
         fix = "Start the missing replicas again, or allow fewer with min_replicas."
@@ -256,6 +273,7 @@ class _Clock:
         self._quorum: float | None = None
         self._progress: object = None
         self._pause = settings.poll_s / 8
+        self._asked = self._began
 
     def look(self, seen: Seen, offers: int) -> None:
         now = time.monotonic()
@@ -279,6 +297,14 @@ class _Clock:
         """Longer and longer while nothing moves, up to the poll interval."""
         self._pause = min(1.5 * self._pause, self._settings.poll_s)
         return self._pause
+
+    def asks_who_left(self) -> bool:
+        """Return whether it is time to ask again who has left: at every fourth look of a long wait."""
+        now = time.monotonic()
+        if now - self._asked < _ASK_AFTER_POLLS * self._settings.poll_s:
+            return False
+        self._asked = now
+        return True
 
     def elapsed(self) -> float:
         return time.monotonic() - self._began

@@ -74,7 +74,8 @@ class ShardIO:
         offer = OfferId(self._round.place.rank, self._round.place.claim, trial)
         weight, shards, largest = self._put_all(offer) if self._round.weight else (0.0, (), 0.0)
         manifest = Manifest(offer, self._round.place.base, self._round.spec, weight, shards, largest)
-        self._store.put(self._layout.offer(self._step, offer), pack_manifest(manifest))
+        key = self._layout.offer(self._step, offer)
+        self._store.put(key, pack_manifest(self._layout.address(key), manifest))
 
     def expect_seal(self, members: Sequence[Member], shards: Sequence[int]) -> None:
         """A seal is being created that will most likely have these members: ask for the first offers meanwhile."""

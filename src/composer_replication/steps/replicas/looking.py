@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from composer_replication.diloco.rounds.failures import GenerationRefused
+from composer_replication.diloco.rounds.identity import find_run
 from composer_replication.diloco.rounds.patience import PatientStore, Traffic
 from composer_replication.diloco.rounds.progress import Progress, read_progress
-from composer_replication.diloco.rounds.reading import read_commit, read_record
-from composer_replication.diloco.rounds.records import Layout, unpack
+from composer_replication.diloco.rounds.reading import read_commit
+from composer_replication.diloco.rounds.records import Layout
 from composer_replication.diloco.serverless.answers import in_brief, tried
 from composer_replication.diloco.serverless.executor import Executor
 from composer_replication.diloco.serverless.handles import ENDED, ReplicaHandle
@@ -160,20 +161,25 @@ def _read_rounds(store: ObjectStore, launch: Notice) -> tuple[Progress | None, s
         if isinstance(launch, Launch):
             refuse_another(store, launch)
         layout, patient = Layout(launch.number), PatientStore(store, Traffic(), patience_s=30.0)
-        about = read_record(patient, layout.key("about"), lambda data: unpack("about", data))
-        if about is not None and about.get("world_size") != launch.replicas:
+        run = find_run(patient, layout)
+        if run is None and patient.size(layout.about(0)) is not None:
+            return None, "what the rounds in the bucket are cannot be read", None
+        if run is not None and run.world_size != launch.replicas:
             return None, "the bucket has rounds of another world", None
         progress = read_progress(store, launch.number)
-        return progress, None, _read_pace(store, patient, launch, progress)
+        layout = layout if run is None else run.layout
+        return progress, None, _read_pace(store, patient, layout, launch, progress)
     except GenerationRefused:
         return None, None, None
     except (ComposerError, TypeError, ValueError, KeyError) as error:  # what is there has the wrong fields
         return None, f"the rounds cannot be read: {in_brief(error)}", None
 
 
-def _read_pace(store: ObjectStore, patient: PatientStore, launch: Notice, progress: Progress) -> Pace | None:
+def _read_pace(
+    store: ObjectStore, patient: PatientStore, layout: Layout, launch: Notice, progress: Progress
+) -> Pace | None:
     """By when outcomes were written: a watch that begins after the last of them sees a stall, too."""
-    layout, last = Layout(launch.number), progress.step - 1
+    last = progress.step - 1
     if not isinstance(store, DatedStore) or last < 0 or (commit := read_commit(patient, layout, last)) is None:
         return None
     first = max(0, progress.step - _ROUNDS_OF_A_PACE)

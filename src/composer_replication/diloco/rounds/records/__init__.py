@@ -15,6 +15,9 @@ from composer_replication.diloco.rounds.records.kinds import (
     OfferId as OfferId,
 )
 from composer_replication.diloco.rounds.records.kinds import (
+    OldRecord as OldRecord,
+)
+from composer_replication.diloco.rounds.records.kinds import (
     Outcome as Outcome,
 )
 from composer_replication.diloco.rounds.records.kinds import (
@@ -43,6 +46,9 @@ from composer_replication.diloco.rounds.records.layout import (
 )
 from composer_replication.diloco.rounds.records.layout import (
     parse_offer as parse_offer,
+)
+from composer_replication.diloco.rounds.records.layout import (
+    parse_outcome as parse_outcome,
 )
 from composer_replication.diloco.rounds.records.layout import (
     parse_state as parse_state,

@@ -16,6 +16,10 @@ class RecordError(ComposerError, ValueError):
     """A record of the protocol cannot be read."""
 
 
+class OldRecord(RecordError):
+    """A record was written by an earlier version of this package, in a format that is not read any more."""
+
+
 class OfferId(NamedTuple):
     """One contribution: of a rank, by the process that holds the rank's claim, the trial-th in its round."""
 

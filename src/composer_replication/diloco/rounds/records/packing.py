@@ -3,6 +3,9 @@
 A record is one line of JSON with its checksum, written three times into one object: a flipped bit or a cut-off tail is
 read past. Where no line is left, the record is unreadable, and the protocol says what follows.
 
+A record also holds the address that it was written for (`Layout.address`: its run and its key, and so its step,
+attempt, rank and claim). A copy at any other key, or in any other run, is as unreadable as damaged bytes.
+
 A checksum says that somebody wrote the line, not that it is a record: each field has a type and a bound of its own, so
 that nothing is counted up to, allocated or waited for on a writer's word.
 """
@@ -21,6 +24,7 @@ from composer_replication.diloco.rounds.records.kinds import (
     Manifest,
     Member,
     OfferId,
+    OldRecord,
     Outcome,
     RecordError,
     Result,
@@ -30,7 +34,7 @@ from composer_replication.diloco.rounds.records.kinds import (
 )
 from composer_replication.errors import InputError, explain
 
-FORMAT = 2
+FORMAT = 3  # 2: without an address
 COPIES = 3
 MOST_RECORD_BYTES = 16 * 2**20
 # Names have five digits for ranks and shards. A manifest has up to 103 bytes for a shard; an outcome has 67 for one,
@@ -44,9 +48,9 @@ _MOST_TEXT = 500
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
-def pack(kind: str, content: dict[str, Any]) -> bytes:
-    """The bytes of a record. InputError where nobody could read it: it would be larger than its readers take."""
-    line = encode(plain({"kind": kind, "format": FORMAT, **content}), where=kind)
+def pack(kind: str, at: str, content: dict[str, Any]) -> bytes:
+    """Return the bytes of a record for an address. Raises InputError if they are more than its readers accept."""
+    line = encode(plain({"kind": kind, "format": FORMAT, "at": at, **content}), where=kind)
     record = COPIES * (hashlib.sha256(line).hexdigest().encode() + b" " + line + b"\n")
     if len(record) > MOST_RECORD_BYTES:
         got, expected = f"{len(record):,} bytes", f"at most {MOST_RECORD_BYTES:,}"
@@ -55,8 +59,11 @@ def pack(kind: str, content: dict[str, Any]) -> bytes:
     return record
 
 
-def unpack(kind: str, data: bytes) -> dict[str, Any]:
-    """The content of a record, from the first of its lines that is whole."""
+def unpack(kind: str, at: str, data: bytes) -> dict[str, Any]:
+    """Return the content of a record, from the first of its lines that is whole.
+
+    Raises OldRecord for a record of an earlier format, and RecordError for any other one that is not of this address.
+    """
     for line in data.split(b"\n"):
         checksum, _, text = line.partition(b" ")
         if text and hashlib.sha256(text).hexdigest().encode() == checksum:
@@ -64,25 +71,28 @@ def unpack(kind: str, data: bytes) -> dict[str, Any]:
                 content = decode_object(text)
                 got = (content.pop("kind", None), content.pop("format", None))
                 if got != (kind, FORMAT):
-                    raise ValueError(f"a {str(got[0])[:40]!r} of format {str(got[1])[:40]!r}")
+                    problem = f"a {str(got[0])[:40]!r} of format {str(got[1])[:40]!r}"
+                    raise OldRecord(problem) if got == (kind, 2) else ValueError(problem)
+                if (written_for := content.pop("at", None)) != at:
+                    raise ValueError(f"one that was written for {str(written_for)[:120]!r}, at {at!r}")
                 return content
     raise RecordError(explain(f"record of a {kind}", got=f"{len(data)} bytes without a whole line", expected="one"))
 
 
-def pack_manifest(manifest: Manifest) -> bytes:
-    return pack("manifest", asdict(manifest))
+def pack_manifest(at: str, manifest: Manifest) -> bytes:
+    return pack("manifest", at, asdict(manifest))
 
 
-def pack_seal(seal: Seal) -> bytes:
-    return pack("seal", asdict(seal))
+def pack_seal(at: str, seal: Seal) -> bytes:
+    return pack("seal", at, asdict(seal))
 
 
-def pack_outcome(outcome: Outcome) -> bytes:
-    return pack("outcome", asdict(outcome))
+def pack_outcome(at: str, outcome: Outcome) -> bytes:
+    return pack("outcome", at, asdict(outcome))
 
 
-def unpack_manifest(data: bytes) -> Manifest:
-    content = fields_of("manifest", data, "id", "base", "spec", "weight", "shards", "largest")
+def unpack_manifest(at: str, data: bytes) -> Manifest:
+    content = fields_of("manifest", at, data, "id", "base", "spec", "weight", "shards", "largest")
     with refusing("manifest"):
         return Manifest(
             id=_offer_id(content["id"]),
@@ -94,8 +104,8 @@ def unpack_manifest(data: bytes) -> Manifest:
         )
 
 
-def unpack_seal(data: bytes) -> Seal:
-    content = fields_of("seal", data, "base", "spec", "num_shards", "members")
+def unpack_seal(at: str, data: bytes) -> Seal:
+    content = fields_of("seal", at, data, "base", "spec", "num_shards", "members")
     with refusing("seal"):
         members = _members(content["members"])
         if not members:
@@ -104,9 +114,9 @@ def unpack_seal(data: bytes) -> Seal:
         return Seal(text(content["base"]), text(content["spec"]), num_shards, members)
 
 
-def unpack_outcome(data: bytes) -> Outcome:
+def unpack_outcome(at: str, data: bytes) -> Outcome:
     names = ("result", "base", "spec", "members", "means", "bad", "reason", "seconds", "num_bytes")
-    content = fields_of("outcome", data, *names)
+    content = fields_of("outcome", at, data, *names)
     with refusing("outcome"):
         result = content["result"]
         if result not in get_args(Result):
@@ -138,9 +148,9 @@ def refusing(kind: str) -> Iterator[None]:
         raise RecordError(explain(f"record of a {kind}", got=str(error)[:200], expected="its fields")) from error
 
 
-def fields_of(kind: str, data: bytes, *names: str) -> dict[str, Any]:
-    """The content of a record that has these fields and no others."""
-    content = unpack(kind, data)
+def fields_of(kind: str, at: str, data: bytes, *names: str) -> dict[str, Any]:
+    """Return the content of a record that has these fields and no others."""
+    content = unpack(kind, at, data)
     if set(content) != set(names):
         got = str(sorted(content))[:200]
         raise RecordError(explain(f"fields of a {kind}", got=got, expected=sorted(names)))

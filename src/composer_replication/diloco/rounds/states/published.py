@@ -89,14 +89,15 @@ def publish(store: PatientStore, layout: Layout, flat: Flat, state: PublishedSta
     """
     for index, chunk in enumerate(_chunks(flat)):
         store.put_whole(_chunk_key(layout, state.name, index), chunk)
-    store.put_whole(layout.key("states", state.name), pack("state", _content(state)))
+    key = layout.key("states", state.name)
+    store.put_whole(key, pack("state", layout.address(key), _content(state)))
 
 
 def read_state(store: PatientStore, layout: Layout, name: str) -> PublishedState | None:
     """The record of a state; None where it cannot be read."""
 
-    def checked(data: bytes) -> PublishedState:
-        content = fields_of("state", data, "step", "base", "structure", "spec", "chunks")
+    def checked(at: str, data: bytes) -> PublishedState:
+        content = fields_of("state", at, data, "step", "base", "structure", "spec", "chunks")
         with refusing("state"):
             if content["step"] != step_of(name):
                 raise ValueError(f"step {str(content['step'])[:40]} at the place of {name}")
@@ -108,7 +109,7 @@ def read_state(store: PatientStore, layout: Layout, name: str) -> PublishedState
                 raise ValueError("a structure that does not hold each tensor once")
             return PublishedState(name, **content)
 
-    return read_record(store, layout.key("states", name), checked)
+    return read_record(store, layout, layout.key("states", name), checked)
 
 
 def fetch(store: PatientStore, layout: Layout, state: PublishedState, mine: Outline) -> Any | None:
