@@ -14,8 +14,11 @@ from functools import cache
 from itertools import product
 from typing import Any, NamedTuple
 
+from round_invariants import violations
+
 from composer_replication.diloco.rounds.decide import (
     Action,
+    Attempt,
     CreateOutcome,
     CreateSeal,
     Follow,
@@ -29,12 +32,15 @@ from composer_replication.diloco.rounds.decide import (
     Wait,
     after_the_outcome,
     after_the_seal,
+    could_fork,
     decide,
     expected_ranks,
+    how_it_ended,
 )
 from composer_replication.diloco.rounds.records import OfferId, Outcome, Seal
 
 decide = cache(decide)
+DAMAGED = "damaged"  # a record that belongs elsewhere, in the place of an outcome
 WILD = 1e6  # the largest number of an offer that went astray; the others' is 1
 TIMERS = [Timers(grace=grace, reduce=late) for grace, late in product((False, True), repeat=2)]
 
@@ -43,11 +49,16 @@ class Round(NamedTuple):
     offers: frozenset[Offer] = frozenset()
     seals: tuple[Seal | None, ...] = ()
     means: frozenset[tuple[int, int]] = frozenset()  # attempt, shard
-    outcomes: tuple[Outcome | None, ...] = ()
+    outcomes: tuple[tuple[Any, ...], ...] = ()  # by attempt and slot
+    commits: frozenset[tuple[int, Outcome]] = frozenset()  # that were written, and in which attempt
     here: frozenset[int] = frozenset()
     corrupt: frozenset[OfferId] = frozenset()
     hidden: frozenset[OfferId] = frozenset()  # their manifests are damaged
     forgotten: bool = False  # retention took its payloads
+
+    @property
+    def commit(self) -> Outcome | None:
+        return next((outcome for _, outcome in self.commits), None)
 
 
 class Decision(NamedTuple):
@@ -56,6 +67,7 @@ class Decision(NamedTuple):
     attempt: int
     seal: Seal | None
     action: Action
+    slot: int = 0
 
 
 class Replica(NamedTuple):
@@ -80,6 +92,7 @@ class World(NamedTuple):
     restarts: int = 0
     corruptions: int = 0
     wild: int = 0
+    misplaced: int = 0
 
 
 @dataclass(frozen=True)
@@ -92,6 +105,7 @@ class Rules:
     restarts: int = 1
     corruptions: int = 1
     wild: int = 0  # offers far larger than the others'
+    misplaced: int = 0  # records of other keys in the place of outcomes, before or after those were written
     forgets: bool = True  # retention may take any round that a published state is newer than
 
     def start(self) -> World:
@@ -105,21 +119,30 @@ def base_after(base: str, step: int, outcome: Outcome) -> str:
 
 def seen_by(world: World, step: int, rules: Rules) -> Seen:
     here = world.rounds[step]
-    ended = tuple(each for each in here.outcomes if each is not None and each.result != "commit")
+    ended, current = ended_attempts(here)
     attempt = len(ended)
-    before = committed(world.rounds[step - 1]) if step else None
+    before = world.rounds[step - 1].commit if step else None
     return Seen(
         expected=expected_ranks(before, here.here, (), rules.replicas),
         offers=frozenset(offer for offer in here.offers if offer.id not in here.hidden),
         ended=ended,
         seal=here.seals[attempt] if attempt < len(here.seals) else None,
         means=frozenset(shard for of, shard in here.means if of == attempt),
-        outcome=here.outcomes[attempt] if attempt < len(here.outcomes) else None,
+        outcome=current.outcome,
+        slot=current.slot,
+        abort=current.abort,
     )
 
 
-def committed(of: Round) -> Outcome | None:
-    return next((each for each in of.outcomes if each is not None and each.result == "commit"), None)
+def ended_attempts(of: Round) -> tuple[tuple[Outcome, ...], Attempt]:
+    """Attempts that ended without a commit, and the one after them."""
+    ended: list[Outcome] = []
+    while True:
+        slots = of.outcomes[len(ended)] if len(ended) < len(of.outcomes) else ()
+        attempt = how_it_ended([None if each == DAMAGED else each for each in slots])
+        if attempt.outcome is None or attempt.outcome.result == "commit":
+            return tuple(ended), attempt
+        ended.append(attempt.outcome)
 
 
 def successors(world: World, rules: Rules) -> Iterator[World]:
@@ -140,16 +163,18 @@ def successors(world: World, rules: Rules) -> Iterator[World]:
             yield restarted(world, index)
     if world.corruptions < rules.corruptions:
         yield from corrupted(world)
+    if world.misplaced < rules.misplaced:
+        yield from misplaced(world)
     if rules.forgets:
         yield from forgotten(world)
 
 
 def decisions(world: World, replica: Replica, rules: Rules) -> set[Decision]:
     """What it may do next, whichever of its timers have run out. Waiting changes nothing."""
-    return decided(seen_by(world, replica.step, rules), replica, rules)
+    return decided(world, seen_by(world, replica.step, rules), replica, rules)
 
 
-def decided(seen: Seen, replica: Replica, rules: Rules) -> set[Decision]:
+def decided(world: World, seen: Seen, replica: Replica, rules: Rules) -> set[Decision]:
     me = Myself(
         rank=replica.rank,
         claim=replica.claim,
@@ -163,7 +188,9 @@ def decided(seen: Seen, replica: Replica, rules: Rules) -> set[Decision]:
     )
     actions = {decide(seen, me, timers) for timers in TIMERS}
     seal = seen.seal if isinstance(seen.seal, Seal) else None
-    return {Decision(seen.attempt, seal, action) for action in actions if not isinstance(action, Wait)}
+    if world.rounds[replica.step + 1].offers:  # which is looked at before the round is ended another time
+        actions = {Heal() if could_fork(seen, action) else action for action in actions}
+    return {Decision(seen.attempt, seal, action, seen.slot) for action in actions if not isinstance(action, Wait)}
 
 
 def with_replica(world: World, index: int, replica: Replica) -> World:
@@ -178,7 +205,7 @@ def with_round(world: World, step: int, changed: Round) -> World:
 def acted(world: World, index: int, rules: Rules, *, largest: float = 1.0) -> World:
     replica = world.replicas[index]
     assert replica.pending is not None
-    attempt, seal, action = replica.pending
+    attempt, seal, action, slot = replica.pending
     replica = replica._replace(pending=None)
     world = with_replica(world, index, replica)
     here = world.rounds[replica.step]
@@ -193,8 +220,7 @@ def acted(world: World, index: int, rules: Rules, *, largest: float = 1.0) -> Wo
     if isinstance(action, Reduce):
         return reduced(world, index, attempt, action)
     if isinstance(action, CreateOutcome):
-        outcomes = created(here.outcomes, attempt, proposed(seal, action))
-        return with_round(world, replica.step, here._replace(outcomes=outcomes))
+        return with_round(world, replica.step, ended(here, attempt, slot, proposed(seal, action)))
     if isinstance(action, Follow):
         return followed(world, index, action.outcome)
     assert isinstance(action, Heal), action
@@ -206,6 +232,15 @@ def proposed(seal: Seal | None, action: CreateOutcome) -> Outcome:
     return Outcome(action.result, seal.base, "spec", seal.members, bad=action.bad)
 
 
+def ended(here: Round, attempt: int, slot: int, outcome: Outcome) -> Round:
+    """An outcome was tried in a slot."""
+    attempts = here.outcomes + ((),) * (attempt + 1 - len(here.outcomes))
+    slots = created(attempts[attempt], slot, outcome)
+    written = {(attempt, outcome)} if slots[slot] == outcome and outcome.result == "commit" else set()
+    outcomes = (*attempts[:attempt], slots, *attempts[attempt + 1 :])
+    return here._replace(outcomes=outcomes, commits=here.commits | written)
+
+
 def hurried(world: World, index: int, rules: Rules) -> Iterator[World]:
     """A seal or an outcome was tried, and the next action is decided from what was seen before and what is there now.
 
@@ -214,18 +249,18 @@ def hurried(world: World, index: int, rules: Rules) -> Iterator[World]:
     """
     replica = world.replicas[index]
     assert replica.pending is not None
-    attempt, seal, action = replica.pending
+    attempt, seal, action, slot = replica.pending
     if not isinstance(action, CreateSeal | CreateOutcome):
         return
     after = acted(world, index, rules)
     here = after.rounds[replica.step]
-    ended = tuple(each for each in here.outcomes[:attempt] if each is not None)
-    seen = Seen(frozenset(), offers=here.offers, ended=ended, seal=seal)
+    seen = Seen(frozenset(), offers=here.offers, ended=ended_attempts(here)[0][:attempt], seal=seal)
     if isinstance(action, CreateSeal):
         seen = after_the_seal(seen, there(here.seals, attempt, action.seal))
     else:
-        seen = after_the_outcome(seen, there(here.outcomes, attempt, proposed(seal, action)))
-    for decision in decided(seen, replica, rules) if seen is not None else ():
+        outcome = there(here.outcomes[attempt], slot, proposed(seal, action))
+        seen = None if outcome == DAMAGED else after_the_outcome(seen, outcome)
+    for decision in decided(after, seen, replica, rules) if seen is not None else ():
         yield with_replica(after, index, after.replicas[index]._replace(pending=decision))
 
 
@@ -245,8 +280,10 @@ def reduced(world: World, index: int, attempt: int, action: Reduce) -> World:
     here = world.rounds[replica.step]
     seal = here.seals[attempt]
     assert seal is not None, "only a sealed attempt is reduced"
-    bad = {member.id for member in seal.members if member.weight and member.id in here.corrupt | here.hidden}
-    if bad or here.forgotten:  # forgotten: there is a commit, which it will see next
+    bad = {member.id for member in seal.members if member.weight}
+    if not here.forgotten:  # else all of them are gone
+        bad &= here.corrupt | here.hidden
+    if bad or here.forgotten:
         return with_replica(world, index, replica._replace(unreadable=replica.unreadable | bad))
     means = here.means | {(attempt, shard) for shard in action.shards}
     return with_round(world, replica.step, here._replace(means=means))
@@ -286,7 +323,7 @@ def restarted(world: World, index: int) -> World:
 
 def corrupted(world: World) -> Iterator[World]:
     for step, each in enumerate(world.rounds):
-        if committed(each) is None:  # later it makes no difference: the means are there, or the round is forgotten
+        if each.commit is None:  # later it makes no difference: the means are there, or the round is forgotten
             for offer in each.offers:
                 if offer.weight and offer.id not in each.corrupt:
                     changed = each._replace(corrupt=each.corrupt | {offer.id})
@@ -296,51 +333,27 @@ def corrupted(world: World) -> Iterator[World]:
                     yield with_round(world, step, changed)._replace(corruptions=world.corruptions + 1)
 
 
+def misplaced(world: World) -> Iterator[World]:
+    """A copy of another record in the place of an outcome, whether that was written or is to come."""
+    for step, each in enumerate(world.rounds[:-1]):
+        for attempt in range(len(each.seals)):
+            slots = each.outcomes[attempt] if attempt < len(each.outcomes) else ()
+            for slot in range(len(slots) + 1):
+                if slot == len(slots) or slots[slot] != DAMAGED:
+                    attempts = each.outcomes + ((),) * (attempt + 1 - len(each.outcomes))
+                    changed = (*slots[:slot], DAMAGED, *slots[slot + 1 :])
+                    outcomes = (*attempts[:attempt], changed, *attempts[attempt + 1 :])
+                    yield with_round(world, step, each._replace(outcomes=outcomes))._replace(
+                        misplaced=world.misplaced + 1
+                    )
+
+
 def forgotten(world: World) -> Iterator[World]:
     slowest = min((each.step for each in world.replicas if each.alive), default=0)
     for step, each in enumerate(world.rounds[: world.published[0]]):
-        if not each.forgotten and slowest <= step:  # else there is nobody to miss it
+        # Else there is nobody to miss it. Retention keeps a round until the one after it was committed as well.
+        if not each.forgotten and slowest <= step and (not world.misplaced or world.rounds[step + 1].offers):
             yield with_round(world, step, each._replace(forgotten=True))
-
-
-def violations(world: World) -> Iterator[str]:
-    """What must never be, whatever happened."""
-    for step, each in enumerate(world.rounds):
-        commits = [outcome for outcome in each.outcomes if outcome is not None and outcome.result == "commit"]
-        if len(commits) > 1:
-            yield f"round {step} was committed {len(commits)} times"
-        for outcome in commits:
-            seal = each.seals[each.outcomes.index(outcome)]
-            if seal is None or seal.members != outcome.members:
-                yield f"round {step} was committed with others than those who were sealed"
-            yield from wrong_members(world, step, outcome)
-            shards = max(offer.num_shards for offer in each.offers)
-            if any((each.outcomes.index(outcome), shard) not in each.means for shard in range(shards)):
-                yield f"round {step} was committed without all of its mean"
-    for replica in world.replicas:
-        for step, outcome in enumerate(replica.followed, start=replica.step - len(replica.followed)):
-            if committed(world.rounds[step]) != outcome:
-                yield f"rank {replica.rank} followed another commit of round {step}"
-    bases: dict[int, set[str]] = {}
-    for replica in world.replicas:
-        bases.setdefault(replica.step, set()).add(replica.base)
-    yield from (f"two histories at step {step}: {each}" for step, each in bases.items() if len(each) > 1)
-
-
-def wrong_members(world: World, step: int, outcome: Outcome) -> Iterator[str]:
-    offers = {offer.id: offer for offer in world.rounds[step].offers}
-    ranks = [member.id.rank for member in outcome.members]
-    if ranks != sorted(set(ranks)):
-        yield f"round {step} counts a rank twice or out of order: {ranks}"
-    if not any(member.weight for member in outcome.members):
-        yield f"round {step} averages nothing"
-    sizes = sorted(offers[member.id].largest for member in outcome.members if offers[member.id].weight)
-    for member in outcome.members:
-        if offers[member.id].base != outcome.base:
-            yield f"round {step} averages old weights: {member.id}"
-        is_wild = offers[member.id].largest > max(1000 * sizes[(len(sizes) - 1) // 2], 10)
-        if member.weight != (0 if is_wild else offers[member.id].weight):
-            yield f"round {step} gives {member.id} another weight"
 
 
 def is_stuck(world: World, rules: Rules) -> bool:

@@ -18,6 +18,7 @@ SMALL = [
     Rules(rounds=1, corruptions=0, restarts=0),
     Rules(rounds=1, quorum=2, crashes=1, corruptions=0),
     Rules(rounds=1, crashes=0, restarts=0, corruptions=1),
+    Rules(rounds=1, crashes=0, restarts=0, corruptions=0, misplaced=1),
     Rules(rounds=2, crashes=0, restarts=0, corruptions=0),
     Rules(rounds=1, crashes=0, restarts=0, corruptions=0, wild=2),
 ]
@@ -28,6 +29,9 @@ LARGE = [
     Rules(replicas=3, rounds=1, quorum=1, crashes=0, restarts=0, corruptions=1),
     Rules(rounds=1, crashes=1, restarts=1, corruptions=1, wild=1),
     Rules(replicas=3, rounds=1, quorum=2, crashes=0, restarts=0, corruptions=0, wild=2),
+    Rules(rounds=1, crashes=0, restarts=0, corruptions=1, misplaced=1),
+    Rules(rounds=2, crashes=0, restarts=0, corruptions=0, misplaced=1),
+    Rules(rounds=1, crashes=1, restarts=1, corruptions=0, misplaced=1),
 ]
 
 
@@ -72,22 +76,32 @@ def overwritten(slots, attempt, value):
     return (*filled[:attempt], value, *filled[attempt + 1 :])
 
 
-def mine(slots, attempt, tried):
-    """Whoever tried to end an attempt takes its own word for the one that is there."""
-    return tried
+def aborts_with_the_mean_there(seen, me, timers):
+    """An offer that cannot be read any more ends an attempt, although all of its mean is there."""
+    action = protocol.decide(seen, me, timers)
+    bad = tuple(sorted(me.unreadable & {member.id for member in seen.seal.members})) if seen.seal else ()
+    return CreateOutcome("abort", bad=bad) if bad and isinstance(action, CreateOutcome) else action
+
+
+def gives_up_what_it_cannot_read(seen, me, timers):
+    """An attempt whose outcome cannot be read counts as aborted, even where it can be worked out again."""
+    action = protocol.decide(seen, me, timers)
+    return CreateOutcome("abort") if seen.slot and isinstance(action, CreateOutcome) else action
 
 
 @pytest.mark.parametrize(
     ("name", "broken", "rules"),
     [
-        ("there", mine, Rules(rounds=1, crashes=0, restarts=0, corruptions=1)),
+        ("decide", gives_up_what_it_cannot_read, Rules(rounds=1, crashes=0, corruptions=0, misplaced=1)),
+        ("decide", aborts_with_the_mean_there, Rules(rounds=1, crashes=0, restarts=0, misplaced=1)),
         ("decide", never_helps, Rules(rounds=1, corruptions=0, restarts=0)),
         ("decide", commits_what_it_could_not_read, Rules(rounds=1, crashes=0)),
         ("decide", averages_everybody, Rules(rounds=1, crashes=0, corruptions=0, wild=1)),
         ("created", overwritten, Rules(rounds=1, crashes=0, corruptions=0)),
     ],
     ids=[
-        "an outcome that lost",
+        "an outcome that cannot be read",
+        "an abort beside the whole mean",
         "a dead member's shards",
         "unreadable offers",
         "wild offers",

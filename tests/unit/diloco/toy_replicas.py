@@ -166,10 +166,18 @@ def mean_of(outcome: Outcome, step: int) -> np.ndarray:
 
 
 def check_run(
-    store: Any, ends: Sequence[ToyLoop | Final], *, starter: int = 0, num_fragments: int = 1
+    store: Any,
+    ends: Sequence[ToyLoop | Final],
+    *,
+    starter: int = 0,
+    num_fragments: int = 1,
+    history: list[Outcome] | None = None,
 ) -> list[Outcome]:
-    """Every commit's mean worked out anew, and with them the weights of each replica at the step where it stands."""
-    history = list(commits(store))
+    """Every commit's mean worked out anew, and with them the weights of each replica at the step where it stands.
+
+    `history`: the commits as they were written, where those in the store were damaged later.
+    """
+    history = list(commits(store)) if history is None else history
     weights = [torch.full((sum(SIZES),), float(starter)) for _ in range(num_fragments)]
     momentum = [torch.zeros(sum(SIZES)) for _ in range(num_fragments)]
     at_step = [[each.clone() for each in weights]]

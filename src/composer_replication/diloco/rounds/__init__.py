@@ -5,6 +5,7 @@ decide      the protocol: one pure function from what is seen to what is done
 failures    what can go wrong, by name
 patience    a store whose calls are counted and repeated
 reading     a round as it lies in the store
+identity    which run a place holds, and what its replicas agreed on
 vectors     tensors as one vector in shards; the weighted mean
 shards      the bytes of a round, out and in
 running     one round: read, decide, act

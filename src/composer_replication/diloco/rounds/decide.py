@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from composer_replication.diloco.rounds.records import Member, OfferId, Outcome, Seal
 
 MOST_TIMES_THE_MEDIAN = 1000.0
 ORDINARY_CHANGE = 10.0
 """No weight of a training that goes well moves further between two exchanges, however little the others' moved."""
+_ABORTS = 2  # that can be read: then an attempt has ended, even if one of them is damaged later
 MAX_TRIALS = 3  # how often a replica offers anew in one wait, when what it offered could not be read
 
 
@@ -42,7 +43,8 @@ class Seen:
     seal: Seal | Literal["unreadable"] | None = None  # of the attempt after them
     means: frozenset[int] = frozenset()  # shards of the mean that are there
     outcome: Outcome | None = None  # a commit
-    finished: frozenset[int] = frozenset()  # ranks that said goodbye for good
+    left: frozenset[int] = frozenset()  # ranks whose latest process said goodbye
+    finished: frozenset[int] = frozenset()  # those of them that had finished: nobody starts them again
     slot: int = 0  # where this attempt's outcome goes: past outcomes that cannot be read
     abort: Outcome | None = None  # of this attempt, in one slot: it counts as soon as it is in two
 
@@ -53,6 +55,14 @@ class Seen:
     @property
     def spent(self) -> frozenset[OfferId]:
         return frozenset(each for outcome in self.ended for each in outcome.spent())
+
+
+class Attempt(NamedTuple):
+    """How an attempt ended, as far as that can be read."""
+
+    outcome: Outcome | None = None
+    slot: int = 0  # where an outcome would go
+    abort: Outcome | None = None  # the only one that can be read, where a second is needed
 
 
 @dataclass(frozen=True)
@@ -184,9 +194,37 @@ def _after_the_seal(seen: Seen, seal: Seal | Literal["unreadable"], me: Myself, 
         return CreateOutcome("abort", bad=bad, reason="sealed offers are unreadable")
     if own := own_shards(seal, me, absent):
         return Reduce(own)
-    if timers.reduce:  # each begins at another one, so that not all do the same
+    owners = frozenset(_owner(seal, shard)[0] for shard in absent)
+    if timers.reduce or owners <= seen.left:  # each begins at another one, so that not all do the same
         return Reduce((absent[me.rank % len(absent)],))
-    return Wait(frozenset(_owner(seal, shard)[0] for shard in absent))
+    return Wait(owners)
+
+
+def how_it_ended(slots: Sequence[Outcome | None]) -> Attempt:
+    """Return how an attempt ended, by the outcomes in its slots; None for one that cannot be read.
+
+    A later slot was written past a damaged one. One commit decides, and so does one void: whoever cannot read it finds
+    the same seal and the same means, and writes the same into the next slot. An abort cannot be worked out again, so it
+    has to be in two slots before anybody acts on it.
+    """
+    aborts: list[Outcome] = []
+    for outcome in filter(None, slots):
+        if outcome.result != "abort":
+            return Attempt(outcome)
+        aborts.append(outcome)
+        if len(aborts) == _ABORTS:
+            return Attempt(outcome)
+    return Attempt(slot=len(slots), abort=aborts[-1] if aborts else None)
+
+
+def could_fork(seen: Seen, action: Action) -> bool:
+    """Return whether an action could end a round for the second time, if its commit was damaged or removed.
+
+    Before it is done, one has to look whether anybody has offered to the next round.
+    """
+    if isinstance(action, CreateSeal):
+        return not seen.expected <= {member.id.rank for member in action.seal.members}
+    return isinstance(action, CreateOutcome) and action.result == "abort" and seen.abort is None
 
 
 def after_the_seal(seen: Seen, seal: Seal) -> Seen | None:

@@ -9,7 +9,15 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from typing import Literal, NamedTuple, TypeVar
 
-from composer_replication.diloco.rounds.decide import Offer, Seen, after_the_outcome, after_the_seal, expected_ranks
+from composer_replication.diloco.rounds.decide import (
+    Attempt,
+    Offer,
+    Seen,
+    after_the_outcome,
+    after_the_seal,
+    expected_ranks,
+    how_it_ended,
+)
 from composer_replication.diloco.rounds.patience import PatientStore
 from composer_replication.diloco.rounds.records import (
     MOST_RECORD_BYTES,
@@ -37,7 +45,6 @@ from composer_replication.errors import explain
 T = TypeVar("T")
 READS = 3  # before bytes count as unreadable: what was damaged on its way is whole the next time
 _CLAIM = re.compile(r"\d{1,9}")  # "0"
-_ABORTS = 2  # that can be read: then an attempt has ended, whichever one of them is damaged later
 
 
 class Departures(NamedTuple):
@@ -45,14 +52,6 @@ class Departures(NamedTuple):
 
     ranks: frozenset[int] = frozenset()
     finished: frozenset[int] = frozenset()
-
-
-class Attempt(NamedTuple):
-    """How an attempt ended, as far as that can be read."""
-
-    outcome: Outcome | None = None
-    slot: int = 0  # where an outcome would go: after all that are there
-    abort: Outcome | None = None  # one that can be read, where a second is needed
 
 
 @dataclass
@@ -93,6 +92,7 @@ class RoundReader:
             seal=seal,
             means=frozenset(self.mean_shas.get(attempt, ())),
             outcome=outcome,
+            left=self._ask_who_left().result().ranks,
             finished=self._ask_who_left().result().finished,
             slot=open_attempt.slot,
             abort=open_attempt.abort,
@@ -146,26 +146,14 @@ class RoundReader:
             self._ended.append(attempt.outcome)
 
     def _read_attempt(self, attempt: int, slots: list[int]) -> Attempt:
-        """Read an attempt's outcomes in the order of their slots; a later slot was written past a damaged one.
-
-        One commit decides, and so does one void: whoever cannot read it finds the same seal and the same means, and
-        writes the same into the next slot. An abort cannot be worked out again, so it has to be in two slots before
-        anybody acts on it.
-        """
-        aborts: list[Outcome] = []
+        outcomes: list[Outcome | None] = [None] * (slots[-1] + 1 if slots else 0)
         for slot in slots:
             outcome = self._outcomes.get((attempt, slot)) or read_record(
                 self.store, self.layout, self.layout.outcome(self.step, attempt, slot), unpack_outcome
             )
-            if outcome is None:
-                continue
-            self._outcomes[attempt, slot] = outcome
-            if outcome.result != "abort":
-                return Attempt(outcome)
-            aborts.append(outcome)
-            if len(aborts) == _ABORTS:
-                return Attempt(outcome)
-        return Attempt(slot=slots[-1] + 1 if slots else 0, abort=aborts[-1] if aborts else None)
+            if outcome is not None:
+                outcomes[slot] = self._outcomes[attempt, slot] = outcome
+        return how_it_ended(outcomes)
 
     def _read_manifests(self, names: set[str]) -> None:
         unread: list[OfferId] = []

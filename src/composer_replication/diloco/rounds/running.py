@@ -24,6 +24,7 @@ from composer_replication.diloco.rounds.decide import (
     Timers,
     Wait,
     candidates,
+    could_fork,
     decide,
     own_shards,
 )
@@ -80,11 +81,14 @@ class Place:
     first_trial: int = 0
 
 
+Result = Literal["commit", "void", "heal", "over"]
+
+
 @dataclass
 class Ended:
     """How a wait ended: with a commit that is in the tensors by now, without one, or with the need to heal."""
 
-    result: Literal["commit", "void", "heal", "over"]  # over: the run had ended, and no round was held
+    result: Result  # over: the run had ended, and no round was held
     outcome: Outcome | None = None
     seconds: float = 0.0
     trials: int = 0
@@ -129,14 +133,14 @@ class RunningRound:
             self.clock.look(seen, len(candidates(seen, me)))
             action = decide(seen, me, self.clock.timers())
             ended = self._end(seen, action)
-            if ended is None and self._could_fork(seen, action) and self.reader.has_a_later_round():
+            if ended is None and could_fork(seen, action) and self.reader.has_a_later_round():
                 ended = Ended("heal")
             if ended is not None:
                 ended.seconds = self.clock.elapsed()
                 return ended
             seen = self._act(seen, action) or self.reader.read()
 
-    def take(self, outcome: Outcome) -> Literal["commit", "void", "heal"]:
+    def take(self, outcome: Outcome) -> Result:
         """The mean of a commit into the vector, without taking part."""
         return self._follow(self.reader.read(), outcome).result
 
@@ -185,12 +189,6 @@ class RunningRound:
             why = "it was not finite, or far larger than what the others moved"
             _log.warning("round %d: what rank %d moved was left out: %s", self.place.step, self.place.rank, why)
         return sum(weights)
-
-    def _could_fork(self, seen: Seen, action: Action) -> bool:
-        """Return whether an action would end a round otherwise than it ended, if its commit is damaged or gone."""
-        if isinstance(action, CreateSeal):
-            return not seen.expected <= {member.id.rank for member in action.seal.members}
-        return isinstance(action, CreateOutcome) and action.result == "abort" and seen.abort is None
 
     def _act(self, seen: Seen, action: Action) -> Seen | None:
         """Do it; what is seen then, where the action itself says so and the round need not be read anew."""

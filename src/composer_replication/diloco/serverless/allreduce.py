@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 from concurrent.futures import ThreadPoolExecutor
 
 from torch import Tensor
 
 from composer_replication.diloco.rounds.claims import refuse_if_replaced, take_rank
 from composer_replication.diloco.rounds.failures import RoundError, StaleRound
+from composer_replication.diloco.rounds.identity import agree_on_run
 from composer_replication.diloco.rounds.manager import ObjectStoreManager, RoundWork
 from composer_replication.diloco.rounds.patience import PatientStore, Traffic
-from composer_replication.diloco.rounds.records import MOST_MAGNITUDE, Layout, OfferId, parse_offer
+from composer_replication.diloco.rounds.records import MOST_MAGNITUDE, Layout, OfferId, pack, parse_offer
 from composer_replication.diloco.rounds.running import Place, RunningRound, Settings
 from composer_replication.diloco.rounds.vectors import RoundVector, largest_of
-from composer_replication.diloco.store import ObjectStore, open_store
+from composer_replication.diloco.store import ObjectStore, StoreError, open_store
 from composer_replication.errors import InputError, NonFiniteError, explain
 
 MockManager = ObjectStoreManager
@@ -50,6 +52,7 @@ class ObjectStoreAllReduce:
         self.traffic = Traffic()
         self._layout = Layout(0, family="a")
         self._claim: int | None = None
+        self._gave_up = False
         self._pool: ThreadPoolExecutor | None = None
         self._settings = Settings(
             world_size=world_size,
@@ -83,17 +86,36 @@ class ObjectStoreAllReduce:
     def _hold_a_round(self, tensor: Tensor, name: str) -> None:
         store = PatientStore(self.objects, self.traffic, patience_s=self.timeout_s)
         if self._claim is None or self._pool is None:
+            self._layout = self._find_run(store)
             self._claim = take_rank(store, self._layout, self.rank, lease_s=0.0, takeover=True)
             self._pool = self._settings.threads()
         refuse_if_replaced(store, self._layout, self.rank, self._claim)
+        goodbye = self._layout.left(self.rank, self._claim)
+        if self._gave_up:
+            store.delete([goodbye])
+            self._gave_up = False
         self._refuse_an_old_round(store)
         vector = RoundVector([tensor], parties=self.world_size, shard_elements=_SHARD_BYTES // 4)
         place = Place(self.rank, self._claim, self.round_id, _BASE)
         round = RunningRound(store, self._layout, self._settings, place, vector, 1.0, self._pool, name=name)
-        ended = round.run()
+        try:
+            ended = round.run()
+        except RoundError:  # whoever wakes up later must not wait for this process
+            self._gave_up = True
+            farewell = PatientStore(self.objects, self.traffic, patience_s=self.poll_interval_s)
+            with contextlib.suppress(StoreError):
+                farewell.put(goodbye, pack("goodbye", self._layout.address(goodbye), {"finished": True}))
+            raise
         if ended.result != "commit":
-            raise RoundError(explain(self._where(), got="no offer with finite numbers", expected="the mean of all"))
+            raise RoundError(explain(self._where(), got="no mean that can be read", expected="the mean of all"))
         self._forget(store)
+
+    def _find_run(self, store: PatientStore) -> Layout:
+        run = agree_on_run(store, self._layout, {"world_size": self.world_size})
+        if run is None or run.world_size != self.world_size:
+            got = "no world that can be read" if run is None else f"a world of {run.world_size}"
+            raise StaleRound(explain(self._where(), got=got, expected=self.world_size, fix="Take a fresh folder."))
+        return run.layout
 
     def _refuse_an_old_round(self, store: PatientStore) -> None:
         folder = self._layout.round(self.round_id, "offer")
