@@ -119,7 +119,7 @@ def base_after(base: str, step: int, outcome: Outcome) -> str:
 
 def seen_by(world: World, step: int, rules: Rules) -> Seen:
     here = world.rounds[step]
-    ended, current = ended_attempts(here)
+    ended, current = ended_attempts(here.outcomes)
     attempt = len(ended)
     before = world.rounds[step - 1].commit if step else None
     return Seen(
@@ -134,11 +134,12 @@ def seen_by(world: World, step: int, rules: Rules) -> Seen:
     )
 
 
-def ended_attempts(of: Round) -> tuple[tuple[Outcome, ...], Attempt]:
+@cache
+def ended_attempts(outcomes: tuple[tuple[Any, ...], ...]) -> tuple[tuple[Outcome, ...], Attempt]:
     """Attempts that ended without a commit, and the one after them."""
     ended: list[Outcome] = []
     while True:
-        slots = of.outcomes[len(ended)] if len(ended) < len(of.outcomes) else ()
+        slots = outcomes[len(ended)] if len(ended) < len(outcomes) else ()
         attempt = how_it_ended([None if each == DAMAGED else each for each in slots])
         if attempt.outcome is None or attempt.outcome.result == "commit":
             return tuple(ended), attempt
@@ -254,7 +255,7 @@ def hurried(world: World, index: int, rules: Rules) -> Iterator[World]:
         return
     after = acted(world, index, rules)
     here = after.rounds[replica.step]
-    seen = Seen(frozenset(), offers=here.offers, ended=ended_attempts(here)[0][:attempt], seal=seal)
+    seen = Seen(frozenset(), offers=here.offers, ended=ended_attempts(here.outcomes)[0][:attempt], seal=seal)
     if isinstance(action, CreateSeal):
         seen = after_the_seal(seen, there(here.seals, attempt, action.seal))
     else:

@@ -13,7 +13,6 @@ claims      who holds a rank
 states      what is saved, and a published state as bytes
 heal        which state is published and loaded; applying commits without a round of one's own
 comparing   whether weights are equal to the bit, now or later
-retention   what is kept
 membership  a replica's place in a run
 options     what a manager is given, and what is refused
 manager     what torchft's DiLoCo is given

@@ -13,8 +13,8 @@ from composer_replication.diloco.rounds.identity import agree_on_run
 from composer_replication.diloco.rounds.patience import PatientStore, Traffic
 from composer_replication.diloco.rounds.reading import ranks_that_left, read_commit
 from composer_replication.diloco.rounds.records import Layout, Outcome, digest, next_base, pack
-from composer_replication.diloco.rounds.retention import Retention
 from composer_replication.diloco.rounds.running import Ended, Place, RunningRound, Settings
+from composer_replication.diloco.rounds.states.retention import Retention
 from composer_replication.diloco.rounds.vectors import RoundVector
 from composer_replication.diloco.store import ObjectStore
 from composer_replication.errors import explain

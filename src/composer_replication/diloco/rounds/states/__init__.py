@@ -2,4 +2,5 @@
 
 structures  what is saved, as a structure and its tensors
 published   a published state as bytes
+retention   which states, means and offers are kept
 """
