@@ -58,6 +58,7 @@ MEMBERS_SERVERLESS = {
     "RayExecutor": {**_ASKED, **_OWN, "reaches": "(handle)"},
     "MockManager": {
         "agree_on_weights": "()",
+        "end_after": "(commits)",
         "allow_state_dict_read": "()",
         "allreduce": "(tensor, **_options)",
         "close": "()",
