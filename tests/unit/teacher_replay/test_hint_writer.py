@@ -114,6 +114,6 @@ def test_a_cap_without_room_for_one_call_is_an_error_and_nothing_is_sent():
         call = write_hints(
             [erring()], TEACHERS[1], max_total_usd=1e-6, api_key=KEY, options=options_for(server), environment={}
         )
-        with pytest.raises(InputError, match="^cap"):
+        with pytest.raises(InputError, match="cap of hints"):
             asyncio.run(call)
         assert server.requests()["num_chat"] == 0
