@@ -123,14 +123,14 @@ def test_a_run_goes_past_records_that_belong_elsewhere(kind, foreign):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "wanted"])  # an empty mark, which these runs lack
 def test_a_run_goes_past_many_records_that_belong_elsewhere(kind, foreign, note):
     done = seed = 0
     while done < NUM_COPIES and seed < 3 * NUM_COPIES:
         seed += 1
-        done += play(kind, seed, foreign).done
+        done += play(kind, seed, foreign, lease_s=0.04 if kind == "beat" else 0.6).done
     note(f"{kind}: {done} copies in {seed} runs, all of which finished with the exact means")
-    assert done >= NUM_COPIES or kind in ("back again", "wanted")  # which a run without trouble does not write
+    assert done >= NUM_COPIES
 
 
 def test_a_run_goes_past_an_old_outcome_at_each_coming_round(foreign):
