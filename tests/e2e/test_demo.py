@@ -45,9 +45,11 @@ def test_a_channel_with_a_weight_and_no_step_is_named(tmp_path):
     for folder, steps in ((tmp_path, 3), (tmp_path / "control", 0), (tmp_path / "control" / "2", 0)):
         (folder / "adapter").mkdir(parents=True)
         channels = [{"name": "sdpo_kl", "weight": 0.1, "steps": steps}, {"name": "lm_ce", "weight": 0.0, "steps": 0}]
-        (folder / "adapter" / "training.json").write_text(json.dumps({"channels": channels}))
+        (folder / "adapter" / "training.json").write_text(json.dumps({"channels": channels, "steps": 3}))
     controls = (tmp_path / "control", tmp_path / "control" / "2")
-    assert channels_that_did_not_run(tmp_path) == [f"sdpo_kl of {each}" for each in controls]
+    assert channels_that_did_not_run(tmp_path) == [
+        f"sdpo_kl of {folder}: never ran: no data in any step" for folder in controls
+    ]
 
 
 @pytest.fixture(scope="module")

@@ -222,7 +222,7 @@ def channel_in_words(channel: Mapping[str, Any], total_steps: int | None) -> str
         return f"{channel['steps']:,}" + ("" if total_steps is None else f" of {total_steps:,}")
     if state == "measured":
         return ": ".join(["measured, not taught", *filter(None, [channel.get("reason")])])
-    return "never ran: weight 0" if state == "off" else "never ran: no data in any step"
+    return "off: weight 0" if state == "off" else "never ran: no data in any step"
 
 
 def _taught_steps(share: float | None, steps: int) -> int:

@@ -79,7 +79,7 @@ def test_strike_outs_survive_forgetting_and_hold_only_ids(run):
 
 def reply(text):
     message = {"role": "assistant", "content": text}
-    usage = {"prompt_tokens": 10, "completion_tokens": 5, "cost": 0.0001}
+    usage = {"prompt_tokens": 600, "completion_tokens": 20, "cost": 0.001}
     body = {"choices": [{"message": message, "finish_reason": "stop"}], "usage": usage}
     return Reply(status=200, headers={}, body=body)
 
@@ -102,9 +102,9 @@ def test_a_writer_is_reached_and_what_quotes_the_call_is_refused_and_counted(run
     assert f"hints by a model: {counted}" in done.stderr
     assert {each["source"] for each in json.loads(done.stdout)["hints"]} == {source}
     said = json.loads((run / "sites.meta.json").read_text())["settings"]
-    assert (said["writer"], said["writer_calls"], said["writer_usd"]) == ("openai/gpt-5", 2, pytest.approx(0.0002))
+    assert (said["writer"], said["writer_calls"], said["writer_usd"]) == ("openai/gpt-5", 2, pytest.approx(0.002))
     config = CrfConfig(sites=SitesConfig(writer=str(run.parent / "teachers.json")))
     assert why_records("sites", config, RunDir.open(run)) == ""
     assert why_records("sites", CrfConfig(), RunDir.open(run)) == "writer: openai/gpt-5 -> None"
     (cost,) = adviser_costs(RunRecords(RunDir.open(run), run))
-    assert (cost.slug, cost.calls, cost.usd) == ("openai/gpt-5, hints", 2, pytest.approx(0.0002))
+    assert (cost.slug, cost.calls, cost.usd) == ("openai/gpt-5, hints", 2, pytest.approx(0.002))

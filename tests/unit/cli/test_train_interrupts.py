@@ -87,24 +87,27 @@ def test_interrupted_references_are_kept_pass_by_pass(train, own_run, monkeypatc
         pytest.fail("the signal was not heard")
 
     of_run = ("--set", f"train.run='{own_run}'", "--set", "train.optimiser.steps=1")
-    groups, original = reference._groups, reference.response_logprobs
-    monkeypatch.setattr(reference, "_groups", lambda responses, _most: groups(responses, 120))
-    calls = []
+    original, calls = reference.pair_logprobs, []
 
-    def passing(model, group):
-        calls.append(len(group))
-        return terminated() if len(calls) == 3 else original(model, group)
+    def passing(model, batch):
+        logprobs = original(model, batch)
+        calls.append(2 * len(logprobs))
+        return terminated() if len(calls) == 3 else logprobs
 
-    monkeypatch.setattr(reference, "response_logprobs", passing)
+    monkeypatch.setattr(reference, "pair_logprobs", passing)
     status, _, err = train(*of_run)
     done = sum(calls[:2])
     assert status == 130
     assert f"interrupted in the reference log-probs, after {done} of " in err
     assert f"kept in {own_run / 'ref_logprobs.safetensors'}" in err
     resumed = []
-    monkeypatch.setattr(
-        reference, "response_logprobs", lambda model, group: resumed.append(len(group)) or original(model, group)
-    )
+
+    def counted(model, batch):
+        logprobs = original(model, batch)
+        resumed.append(2 * len(logprobs))
+        return logprobs
+
+    monkeypatch.setattr(reference, "pair_logprobs", counted)
     status, _, err = train(*of_run)
     assert status == 0, err
     assert resumed[0] == calls[2]  # the pass that was lost, and no other

@@ -82,9 +82,7 @@ def test_fewer_teachers_than_votes_of_a_consensus_are_refused_before_anybody_is_
 
 
 def test_a_recipe_that_is_missing_costs_nothing(asked, monkeypatch, tmp_path):
-    import composer_replication.pairs.normalise.normalizer as module
-
-    monkeypatch.setattr(module, "DEFAULT_RECIPE", tmp_path / "gone.yaml")
+    monkeypatch.setattr(DJNormalizer, "DEFAULT_RECIPE", tmp_path / "gone.yaml")
     with pytest.raises(ArtefactNotFoundError):
         replay_and_normalize_trace_sync(states=STATES)
     assert asked == []
