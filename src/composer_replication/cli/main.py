@@ -113,7 +113,7 @@ def _understood(argv: Sequence[str] | None) -> argparse.Namespace:
     return args
 
 
-class _Parser(argparse.ArgumentParser):
+class _SuggestingParser(argparse.ArgumentParser):
     """A parser whose errors name the nearest verb, choice or option to a word that it does not know."""
 
     words: Sequence[str] = ()
@@ -167,11 +167,11 @@ def build_parser() -> argparse.ArgumentParser:
     return _parsers()[0]
 
 
-def _parsers() -> tuple[_Parser, dict[str, _Parser]]:
+def _parsers() -> tuple[_SuggestingParser, dict[str, _SuggestingParser]]:
     """That of `crf`, and that of each verb."""
     from composer_replication.version import __version__
 
-    parser = _Parser(
+    parser = _SuggestingParser(
         prog="crf",
         description="From the session logs of coding agents to a better model.",
         epilog="exit status: " + "; ".join(f"{code} {what.partition(',')[0]}" for code, what in EXIT_CODES.items()),

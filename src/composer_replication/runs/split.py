@@ -95,6 +95,15 @@ def read_split(run: RunDir) -> list[PlacedConversation] | None:
     return [row._replace(near_duplicates=tuple(row.near_duplicates)) for row in placed]
 
 
+def required_split(run: RunDir) -> list[PlacedConversation]:
+    """Return the rows of `split.jsonl`; raise InputError without one, as learnt sessions cannot judge a model."""
+    rows = read_split(run)
+    if rows is None:
+        fix = f"Run `crf split {run.root}` and train again; or, for models that never saw the run, only the first."
+        raise InputError(explain(f"{run.root}", got="no split", expected="sessions that are held out", fix=fix))
+    return rows
+
+
 def split_of(rows: Iterable[PlacedConversation]) -> Split:
     """The same as sets of ids."""
     sides: dict[str, set[str]] = {side: set() for side in Split._fields}

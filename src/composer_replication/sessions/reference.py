@@ -121,10 +121,10 @@ def precompute_ref_logprobs(
         raise InputError(explain("max_tree_tokens", got=max_tree_tokens, expected="1 or more"))
     wanted = {_key(*response): response for pair in pairs for response in pair}
 
-    def groups_of(store: ReferenceLogprobs) -> list[_Pass]:
+    def groups_of(store: ReferenceLogprobs) -> list[_ReferencePass]:
         missing = [response for response in wanted.values() if response not in store]
         groups = _groups(missing, max_tree_tokens)
-        return [_Pass(group, partial(_tree_logprobs, model, group)) for group in groups]
+        return [_ReferencePass(group, partial(_tree_logprobs, model, group)) for group in groups]
 
     return _completed(model, renderer, groups_of, len(wanted), path=path, with_adapter=with_adapter)
 
@@ -144,9 +144,9 @@ def reference_logprobs_of_batches(
     """
     listed = [([response for pair in pairs for response in pair], make) for pairs, make in batches]
 
-    def batches_of(store: ReferenceLogprobs) -> list[_Pass]:
+    def batches_of(store: ReferenceLogprobs) -> list[_ReferencePass]:
         return [
-            _Pass(responses, partial(_batch_logprobs, model, make))
+            _ReferencePass(responses, partial(_batch_logprobs, model, make))
             for responses, make in listed
             if any(response not in store for response in responses)
         ]
@@ -155,7 +155,7 @@ def reference_logprobs_of_batches(
     return _completed(model, renderer, batches_of, total, path=path, with_adapter=with_adapter)
 
 
-class _Pass(NamedTuple):
+class _ReferencePass(NamedTuple):
     """Responses, and the function that computes their log-probs in the same order."""
 
     responses: list[ResponseIds]
@@ -173,7 +173,7 @@ def _batch_logprobs(model: nn.Module, make: Callable[[], TreeBatch | Mapping[str
 def _completed(
     model: nn.Module,
     renderer: Renderer,
-    passes_of: Callable[[ReferenceLogprobs], list[_Pass]],
+    passes_of: Callable[[ReferenceLogprobs], list[_ReferencePass]],
     total: int,
     *,
     path: str | Path | None,
@@ -199,7 +199,9 @@ def _completed(
     return store
 
 
-def _compute(model: nn.Module, store: ReferenceLogprobs, groups: list[_Pass], total: int, path: Path | None) -> None:
+def _compute(
+    model: nn.Module, store: ReferenceLogprobs, groups: list[_ReferencePass], total: int, path: Path | None
+) -> None:
     """Run the passes, each stored before the next: an interrupt loses one."""
 
     def tell(left: int) -> None:

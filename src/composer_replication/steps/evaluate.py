@@ -13,7 +13,7 @@ from composer_replication.errors import InputError, MissingExtraError, explain
 from composer_replication.runs import ARTEFACTS, RunDir
 from composer_replication.runs.artefacts import control_folders
 from composer_replication.runs.lineage import RECORD, half_trained, read_training
-from composer_replication.runs.split import PlacedConversation, read_split
+from composer_replication.runs.split import required_split
 
 if TYPE_CHECKING:
     from composer_replication.trainer.from_config.training import Progress
@@ -52,7 +52,7 @@ def evaluate(
         then = trained_with(models.after)
         primary = None if then is None else load(CrfConfig, then).evaluation.primary
         options: dict[str, Any] = {"primary_then": primary, "scores": scores}
-        record = evaluate_run(config, run, sides_to_compare(run), **models._asdict(), **options)
+        record = evaluate_run(config, run, required_split(run), **models._asdict(), **options)
     if config.train.report_to != "none":
         _report(config, run, record, told)
     return record
@@ -119,15 +119,6 @@ def models_of(
             got = f"no name, and no {RECORD} beside {after} that says what it was trained from"
             raise InputError(explain("--before", got=got, expected="the weights to compare with", fix="Name them."))
     return Models(before, after, tuple(controls))
-
-
-def sides_to_compare(run: RunDir) -> list[PlacedConversation]:
-    """The run's split: nothing can be said about sessions that were learnt from."""
-    rows = read_split(run)
-    if rows is None:
-        fix = f"Run `crf split {run.root}` and train again; or, for models that never saw the run, only the first."
-        raise InputError(explain(f"{run.root}", got="no split", expected="sessions that are held out", fix=fix))
-    return rows
 
 
 def _trained(root: Path) -> str | None:

@@ -141,7 +141,7 @@ def test_memory_that_is_not_free_is_an_error_of_its_own_as_it_may_be_later():
         check_memory(plan, print, must_fit=True)
 
 
-def test_a_channel_without_items_is_said_never_to_have_run_and_figures_come_as_json(train):
+def test_a_channel_of_weight_0_is_called_off_and_figures_come_as_json(train):
     status, out, err = train("--json", "--set", "loss.alpha_sdpo=0", "--set", "train.optimiser.steps=1")
     assert status == 0, err
     found = json.loads(out)
@@ -152,7 +152,7 @@ def test_a_channel_without_items_is_said_never_to_have_run_and_figures_come_as_j
     }
     assert found["saved"] == str(train.output / "adapter")
     status, out, _ = train("--set", "loss.alpha_sdpo=0", "--set", "train.optimiser.steps=1")
-    assert "never ran" in next(line for line in out.splitlines() if "sdpo_jsd" in line)
+    assert "off: weight 0" in next(line for line in out.splitlines() if "sdpo_jsd" in line)
 
 
 def test_all_weights_held_out_sessions_and_switches_train_too(train, folder):

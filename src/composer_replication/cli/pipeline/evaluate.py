@@ -34,7 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from composer_replication.config.presets import load_with_preset
     from composer_replication.runs import RunDir
-    from composer_replication.steps.evaluate import models_of, sides_to_compare, with_settings_of_training
+    from composer_replication.runs.split import required_split
+    from composer_replication.steps.evaluate import models_of, with_settings_of_training
 
     config = load_with_preset(args.config, overrides_of(args))
     refuse_unread(args)
@@ -42,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     if args.config is None:
         config = with_settings_of_training(config, run_dir, args.after, overrides_of(args))
     models_of(config, run_dir, before=args.before, after=args.after, control=args.control)
-    sides_to_compare(run_dir)  # what is missing is said before the libraries that would not need it are loaded
+    required_split(run_dir)  # what is missing is said before the libraries that would not need it are loaded
     _show(_evaluate(config, run_dir, args), as_json=args.json)
     return 0
 

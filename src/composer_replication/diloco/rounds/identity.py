@@ -35,7 +35,7 @@ COPIES = 3
 _RUN = re.compile(r"[0-9a-f]{32}")  # "9f86d081884c7d659a2feaa0c55ad015"
 
 
-class Run(NamedTuple):
+class RunIdentity(NamedTuple):
     """A run that was begun: where its records are, and what its replicas agreed on."""
 
     layout: Layout
@@ -46,7 +46,7 @@ class Run(NamedTuple):
         return self.settings["world_size"]
 
 
-def find_run(store: PatientStore, layout: Layout) -> Run | None:
+def find_run(store: PatientStore, layout: Layout) -> RunIdentity | None:
     """Return the run that this place holds; None where no copy of what it is can be read.
 
     Raises GenerationRefused for a run of an earlier version of this package.
@@ -57,10 +57,10 @@ def find_run(store: PatientStore, layout: Layout) -> Run | None:
         return None
     ((most, _),) = Counter(encode(about, where="about") for about in copies).most_common(1)
     about = next(about for about in copies if encode(about, where="about") == most)
-    return Run(replace(layout, run=about["run"]), about)
+    return RunIdentity(replace(layout, run=about["run"]), about)
 
 
-def agree_on_run(store: PatientStore, layout: Layout, settings: Mapping[str, Any]) -> Run | None:
+def agree_on_run(store: PatientStore, layout: Layout, settings: Mapping[str, Any]) -> RunIdentity | None:
     """Return the run that this place holds, which begins with these settings if there is none; None as `find_run`."""
     run = find_run(store, layout)
     about = {**settings, "run": uuid.uuid4().hex} if run is None else run.settings

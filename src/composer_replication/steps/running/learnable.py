@@ -12,8 +12,7 @@ from composer_replication.errors import InputError, explain
 from composer_replication.runs import RunDir
 from composer_replication.runs.pairs import read_pairs
 from composer_replication.runs.sites import read_sites
-from composer_replication.runs.split import PlacedConversation, read_split
-from composer_replication.steps.evaluate import sides_to_compare
+from composer_replication.runs.split import PlacedConversation, read_split, required_split
 
 if TYPE_CHECKING:
     from composer_replication.evaluation.evaluate import Measurable
@@ -101,7 +100,7 @@ def to_judge_by(config: CrfConfig, run: RunDir) -> Measurable:
     """
     from composer_replication.evaluation.evaluate import measurable
 
-    return measurable(config, run, sides_to_compare(run), config.train.required_model())
+    return measurable(config, run, required_split(run), config.train.required_model())
 
 
 def check_judgeable(config: CrfConfig, there: Learnable, judged: Measurable, say: Callable[[str], None]) -> None:

@@ -33,7 +33,7 @@ _OPTIONS: tuple[dict[str, Any], ...] = (
 )
 
 
-class _Segment(NamedTuple):
+class _TurnSegment(NamedTuple):
     """A stretch of a sequence; `role` is that of the turn that it is the first stretch of, or empty."""
 
     ids: list[int]
@@ -185,17 +185,17 @@ class SegmentRenderer:
             return EQUAL_ANSWERS
         return PairIds(*(ResponseIds(context + ids, len(context)) for ids in answers)), starts
 
-    def _pieces(self, turns: Sequence[Turn]) -> Iterator[tuple[_Segment, Turn | None]]:
+    def _pieces(self, turns: Sequence[Turn]) -> Iterator[tuple[_TurnSegment, Turn | None]]:
         """Yield the segments of a conversation, with the assistant turn whose own tokens follow, if one's do."""
         if self._tools:
-            yield _Segment(self.segments.ids(self._preamble), "system"), None
+            yield _TurnSegment(self.segments.ids(self._preamble), "system"), None
         for turn in turns:
             if turn.role == "assistant":
                 thought = turn.thinking if self._outcome(turn) == "context" else ""
-                yield _Segment(self.segments.ids(thought), turn.role), turn
+                yield _TurnSegment(self.segments.ids(thought), turn.role), turn
             else:
                 text = "\n".join(result.text for result in turn.results) if turn.role == "tool" else turn.text
-                yield _Segment(self.segments.ids(text), turn.role), None
+                yield _TurnSegment(self.segments.ids(text), turn.role), None
 
     def _answer_ids(self, turn: Turn) -> list[int]:
         return self.segments.ids(self._answer(turn))
