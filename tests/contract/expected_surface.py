@@ -179,7 +179,7 @@ NEW: dict[str, dict[str, str]] = {
         "with_reference": "(model, batch)",
     },
     "sessions.reference": {
-        "ReferenceLogprobs": "(fingerprint, values=None)",
+        "ReferenceLogprobs": "(fingerprint, values=None, *, of_steps=False)",
         "ReferenceLogprobs.add": "(response, value)",
         "ReferenceLogprobs.load": "(path, expected)",
         "ReferenceLogprobs.lookup": "(chosen_ids, chosen_start, rejected_ids, rejected_start)",

@@ -173,10 +173,10 @@ def _flush_streams() -> None:
 def say_error(verb: str, text: str, *, is_own: bool) -> None:
     """Print why a command failed: once where all ranks of a launcher fail alike, with its number for another rank.
 
-    `is_own` is False for an error that nobody raised on purpose. On rank 0 that may be only the echo of another rank's
-    end, such as a broken connection, and on another rank that of rank 0's: then the rank that knows the reason prints.
+    `is_own` is False for an error that nobody raised on purpose. It may only be a consequence of another rank's
+    failure, such as a broken connection: then the rank that knows the reason prints.
     """
-    if "LOCAL_RANK" not in os.environ or os.environ.get("CRF_DEBUG"):
+    if not {"LOCAL_RANK", "RANK", "WORLD_SIZE"} <= os.environ.keys() or os.environ.get("CRF_DEBUG"):
         say(f"crf {verb}: {text}")
         return
     from composer_replication.trainer.same_start import errors_of_ranks

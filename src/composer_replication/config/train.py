@@ -176,7 +176,7 @@ class WarmupConfig:
 
 @table("train.fsdp")
 class FsdpConfig:
-    """Weights, gradients and optimiser states in parts, one on each process."""
+    """Shard weights, gradients and optimiser states across processes (FSDP2)."""
 
     on: bool = option(
         False, "Spread the weights over the processes of torchrun (FSDP2) instead of keeping all on each (DDP)."
@@ -276,7 +276,7 @@ class TrainConfig:
     warmup: WarmupConfig = section(WarmupConfig, "Channel 1 alone before hints are proved.")
     proof: ProofConfig = section(ProofConfig, "Whether a hint has to show that it does something.")
     optimiser: OptimiserConfig = section(OptimiserConfig, "Steps and how they are taken.")
-    fsdp: FsdpConfig = section(FsdpConfig, "Weights in parts, one on each process.")
+    fsdp: FsdpConfig = section(FsdpConfig, "Weights sharded across processes.")
     save: SaveConfig = section(SaveConfig, "Checkpoints.")
     alarm: AlarmConfig = section(AlarmConfig, "When a run is told to have collapsed.")
     grpo: GRPOSection = section(GRPOSection, "The policy gradient of mode grpo.")

@@ -35,13 +35,19 @@ __all__ = ["ReferenceLogprobs", "precompute_ref_logprobs"]
 
 _SCHEMA = "composer_replication.ref_logprobs"
 _VERSION = "1"
+_EXACT_ENOUGH = ("float32", "float64")  # here a pass over other tokens rounds alike, to 1e-5 nats
 
 
 class ReferenceLogprobs:
-    """Summed log-probs of responses, by the digest of their ids, and what they were computed with."""
+    """Summed log-probs of responses, by the digest of their ids, and what they were computed with.
 
-    def __init__(self, fingerprint: Fingerprint, values: dict[bytes, float] | None = None) -> None:
-        self.fingerprint = fingerprint
+    `of_steps` says that they come from the passes that steps make, which matters in half precision.
+    """
+
+    def __init__(
+        self, fingerprint: Fingerprint, values: dict[bytes, float] | None = None, *, of_steps: bool = False
+    ) -> None:
+        self.fingerprint, self.of_steps = fingerprint, of_steps
         self._values = dict(values or {})
 
     def __len__(self) -> int:
@@ -72,7 +78,8 @@ class ReferenceLogprobs:
             "keys": torch.tensor([list(key) for key in keys], dtype=torch.uint8).reshape(-1, 32),
             "logprobs": torch.tensor([self._values[key] for key in keys], dtype=torch.float64),
         }
-        about = {"schema": _SCHEMA, "version": _VERSION, **self.fingerprint._asdict()}
+        passes = "steps" if self.of_steps else "trees"
+        about = {"schema": _SCHEMA, "version": _VERSION, "passes": passes, **self.fingerprint._asdict()}
         atomic_write_bytes(path, save(tensors, metadata=about))
 
     @classmethod
@@ -83,12 +90,12 @@ class ReferenceLogprobs:
         if different := found.differences(expected):
             fix = "They are numbers of something else: delete the file, or go back to what it was made with."
             if torch.distributed.is_available() and torch.distributed.is_initialized():
-                rank = torch.distributed.get_rank()
-                fix = f"Rank {rank} uses other ones than the process that wrote it: start all with the same, or {fix}"
+                fix = f"Start rank {torch.distributed.get_rank()} as the process that wrote them was started."
             got = f"other {' and '.join(different)} than those in use"
             raise StaleArtefactError(explain(f"reference log-probs in {path}", got=got, expected="the same", fix=fix))
         keys, values = (tensors[name].tolist() for name in ("keys", "logprobs"))
-        return cls(found, {bytes(key): value for key, value in zip(keys, values, strict=True)})
+        logprobs = {bytes(key): value for key, value in zip(keys, values, strict=True)}
+        return cls(found, logprobs, of_steps=about.get("passes") == "steps")
 
     def _value(self, ids: Sequence[int], start: int) -> float:
         value = self._values.get(_key(ids, start))
@@ -152,7 +159,7 @@ def reference_logprobs_of_batches(
         ]
 
     total = sum(len(responses) for responses, _ in listed)
-    return _completed(model, renderer, batches_of, total, path=path, with_adapter=with_adapter)
+    return _completed(model, renderer, batches_of, total, path=path, with_adapter=with_adapter, of_steps=True)
 
 
 class _ReferencePass(NamedTuple):
@@ -178,19 +185,28 @@ def _completed(
     *,
     path: str | Path | None,
     with_adapter: bool,
+    of_steps: bool = False,
 ) -> ReferenceLogprobs:
     """Return the store at `path`, or an empty one, with what the passes that it still needs compute."""
     if has_no_weights(model):
         fix = (
-            "FSDP's cpu_ram_efficient_loading leaves all ranks but 0 without weights until the model is sharded: give"
-            " the pairs to the trainer, which computes these once every rank has them, or switch it off."
+            "FSDP's cpu_ram_efficient_loading leaves all ranks but 0 without weights until the model is sharded. Pass"
+            " the pairs to the trainer, which loads the weights on every rank first, or switch it off."
         )
         got = "a model whose weights are all zeros"
         raise InputError(explain("reference log-probs", got=got, expected="the start weights", fix=fix))
     fingerprint = fingerprint_of(model, renderer, with_adapter=with_adapter)
     where = None if path is None else Path(path)
     known = where is not None and where.exists()
-    store = ReferenceLogprobs.load(where, fingerprint) if where and known else ReferenceLogprobs(fingerprint)
+    store = ReferenceLogprobs(fingerprint, of_steps=of_steps)
+    if where and known:
+        store = ReferenceLogprobs.load(where, fingerprint)
+        if of_steps and not store.of_steps and fingerprint.precision not in _EXACT_ENOUGH:
+            got = "those of other passes, by precompute_ref_logprobs or an earlier version"
+            fix = "Delete the file: they are computed again."
+            raise StaleArtefactError(
+                explain(f"reference log-probs in {where}", got=got, expected="those of the passes of steps", fix=fix)
+            )
     passes = passes_of(store)
     with nullcontext() if with_adapter else start_weights(model):
         _compute(model, store, passes, total, where)

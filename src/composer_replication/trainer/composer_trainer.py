@@ -36,6 +36,7 @@ from composer_replication.trainer.composer.logged_batches import (
     REPLAY,
     SDPO,
     LoggedStore,
+    digest_of,
     prompts_of_traces,
     usable_channels,
     with_what_is_needed,
@@ -139,7 +140,7 @@ class ComposerReplicationTrainer(TaughtRollouts, _Trainer):
                 if not (self.settings.alpha_sdpo > 0 or self.settings.beta_replay > 0):
                     trace_dataset = data_collator = None  # GRPO alone: the channels that read traces are off
         super().__init__(*args, **kwargs)
-        self._check_all_processes(logged_sessions)
+        self._check_all_processes(logged_sessions, trace_dataset)
         settle_token_rows(self.model)
         self.usable = usable_channels(self.settings, trace_dataset, data_collator, logged_sessions)
         self.settings = self.usable.settings
@@ -167,7 +168,7 @@ class ComposerReplicationTrainer(TaughtRollouts, _Trainer):
         self._tell_channels()
 
     def _tell_channels(self) -> None:
-        """At a level that a plain script shows."""
+        """Log at WARNING, so that it shows without any logging configuration."""
         if not self.accelerator.is_main_process:
             return
         for remark in self.usable.skipped.values():
@@ -176,12 +177,18 @@ class ComposerReplicationTrainer(TaughtRollouts, _Trainer):
         if warning := live_teacher_warning(self.teacher.kind, self.settings.alpha_sdpo, self):
             logger.warning(warning)
 
-    def _check_all_processes(self, sessions: Any) -> None:
-        """Every process is one of the group, and all begin with the same tokenizer, sessions, weights and reference."""
+    def _check_all_processes(self, sessions: Any, traces: Sequence[Any] | None) -> None:
+        """Raise where a process is alone, or begins with another tokenizer, logged data, weights or reference."""
         check_is_in_group(self.args.world_size)
-        tokenizer = getattr(self.processing_class, "tokenizer", self.processing_class)
-        same = {"tokenizer": tokenizer_digest(tokenizer)}
-        refuse_differences(same | ({} if sessions is None else {"logged sessions": sessions.digest}))
+        if self.args.world_size > 1:
+            tokenizer = getattr(self.processing_class, "tokenizer", self.processing_class)
+            refuse_differences(
+                {
+                    "tokenizer": tokenizer_digest(tokenizer),
+                    "logged sessions": "none" if sessions is None else sessions.digest,
+                    "logged traces": "none" if traces is None else digest_of(traces),
+                }
+            )
         share_start_weights(self.model)
         if self.ref_model is not None:
             share_start_weights(self.ref_model, what="weights of TRL's reference model")

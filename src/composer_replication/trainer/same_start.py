@@ -7,7 +7,6 @@ A rank that loaded other weights is refused by name. Every function here is call
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
@@ -44,7 +43,7 @@ def check_is_in_group(world_size: int) -> None:
     launched = launched_processes()
     if launched > 1 and world_size == 1:
         fix = "Give TrainingArguments(use_cpu=True) on a machine without an accelerator, as `crf train` does."
-        got = "1: transformers sees no accelerator, and makes no process group"
+        got = "1: transformers found no accelerator and created no process group"
         raise ConfigError(explain("processes of this training", got=got, expected=launched, fix=fix))
 
 
@@ -94,28 +93,27 @@ def refuse_differences(about: Mapping[str, str], *, fix: str = "Start every rank
 
 
 def errors_of_ranks(text: str, *, is_own: bool) -> dict[int, str]:
-    """Tell the other ranks of this rank's error, through the launcher's store, and return theirs by rank.
+    """Publish this rank's error in the launcher's store, and return the error of another rank, by its rank.
 
-    A rank other than 0 waits a moment for rank 0. Rank 0 waits where its error is not its own (`is_own`): it may be the
-    echo of another rank's. Without a store nobody hears of anybody.
+    A rank other than 0 waits a moment for rank 0. Rank 0 waits for any rank where its error is not its own (`is_own`),
+    since it may only be a consequence. Returns {} where no error comes, or where the store cannot be reached.
     """
-    rank, wait = int(os.environ["RANK"]), timedelta(seconds=_SECONDS_FOR_OTHERS)
+    wait = timedelta(seconds=_SECONDS_FOR_OTHERS)
     prefix = f"composer_replication/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/error/"
-    errors: dict[int, str] = {}
     try:
-        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        rank, host, port = int(os.environ["RANK"]), os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         store = distributed.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=wait)  # pyright: ignore[reportPrivateImportUsage]
         if is_own:
-            store.set(f"{prefix}{rank}", text)
-        awaited = [0] if rank else [] if is_own else range(1, launched_processes())
-        for other in awaited:
-            with contextlib.suppress(RuntimeError):  # it did not fail, or by no error of its own
-                store.wait([f"{prefix}{other}"], wait)
-                errors[other] = store.get(f"{prefix}{other}").decode()
-                break
-    except (KeyError, ValueError, RuntimeError):
+            for key in (str(rank), "any"):
+                store.set(f"{prefix}{key}", f"{rank} {text}")
+        if is_own and rank == 0:
+            return {}
+        key = "0" if rank else "any"
+        store.wait([f"{prefix}{key}"], wait)
+        other, _, its_text = store.get(f"{prefix}{key}").decode().partition(" ")
+        return {int(other): its_text}
+    except (KeyError, ValueError, RuntimeError):  # RuntimeError also where nobody else failed by an error of its own
         return {}
-    return errors
 
 
 def _refuse(what: str, texts: Sequence[str], fix: str) -> None:

@@ -151,6 +151,18 @@ def test_the_first_loss_on_pairs_is_ln_2_in_half_precision_too(tmp_path, with_lo
         assert max(abs(loss - math.log(2)) for loss in losses) < most
 
 
+def test_a_store_of_other_passes_is_stale_in_half_precision(tmp_path):
+    path, sessions = tmp_path / "ref.safetensors", sessions_of(0, 1)
+    options = {"settings": PAIRS, "reference_path": path, "arguments_changes": BF16}
+    trainer_of(tmp_path, sessions, **options)
+    trainer_of(tmp_path, sessions, **options)  # one of the steps' own passes is read
+    with safe_open(str(path), framework="pt") as file:
+        about = file.metadata()
+    save_file(load_file(str(path)), str(path), metadata=about | {"passes": "trees"})
+    with pytest.raises(StaleArtefactError, match="other passes"):
+        trainer_of(tmp_path, sessions, **options)
+
+
 def test_a_store_of_another_precision_is_stale(tmp_path):
     path, sessions = tmp_path / "ref.safetensors", sessions_of(0, 1)
     options = {"settings": PAIRS, "reference_path": path}

@@ -12,6 +12,7 @@ from offline_pieces import sessions_of, tiny, trainer_of
 from composer_replication.errors import ConfigError
 from composer_replication.objective.fingerprint import weights_digest
 from composer_replication.trainer.offline.checks import check_arguments
+from composer_replication.trainer.same_start import errors_of_ranks
 from warm_crf import WarmCall
 
 
@@ -84,3 +85,12 @@ def test_a_process_that_would_train_alone_is_refused(monkeypatch, tmp_path):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError):
         check_arguments(args)
+
+
+@pytest.mark.parametrize("missing", ["RANK", "MASTER_ADDR"])
+def test_an_error_is_told_where_a_launcher_has_set_half_of_its_variables(monkeypatch, missing):
+    launched = {"LOCAL_RANK": "0", "RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    for name, value in launched.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv(missing)
+    assert errors_of_ranks("no such run", is_own=True) == {}

@@ -18,6 +18,7 @@ import torch
 
 from composer_replication.errors import ConfigError, InputError, RunError
 from composer_replication.rollouts.sites import RolloutOptions
+from composer_replication.rollouts.worlds.policy_endpoint import SpokenEpisode
 from composer_replication.rollouts.worlds.verifiers import VerifiersWorld
 from composer_replication.trainer.composer.generation import Generation
 
@@ -171,3 +172,12 @@ def test_a_rollout_function_can_read_the_rows_that_it_plays() -> None:
 
     generation.score(original, rows)
     assert seen == [rows]
+
+
+@pytest.mark.parametrize(("budget", "reason"), [(100, "stop"), (3, "length")])
+def test_only_a_turn_without_room_for_more_is_cut_by_its_length(budget: int, reason: str) -> None:
+    tokenizer: Any = Letters()
+    episode = SpokenEpisode(tokenizer, {}, budget)
+    assert episode.take({"messages": [{"role": "user", "content": "go"}]})
+    episode.hear([ord(letter) for letter in "yes!"], None)  # its end token is another one, or was dropped
+    assert episode.finish_reason == reason

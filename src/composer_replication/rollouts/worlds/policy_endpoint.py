@@ -100,7 +100,8 @@ class SpokenEpisode:
             }
             for number, call in enumerate(action.calls)
         ]
-        is_cut = not said or said[-1] != self._tokenizer.eos_token_id
+        # A model may have several end tokens, or its sampler may drop them: only a full episode is cut.
+        is_cut = len(said) >= room and (not said or said[-1] != self._tokenizer.eos_token_id)
         self.finish_reason = "length" if is_cut else "tool_calls" if calls else "stop"
         message: dict[str, Any] = {"role": "assistant", "content": action.text if calls else text}
         self.messages.append({**message, "tool_calls": calls} if calls else message)

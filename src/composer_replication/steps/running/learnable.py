@@ -124,10 +124,8 @@ def _judged_in_words(config: CrfConfig, judged: Measurable) -> str:
         words += f" (left out: {reasons})"
     if judged.units < 2:
         return words
-    return (
-        f"{words}; an effect shows from about {_SEEN_FROM / math.sqrt(judged.units):.1f} times as much as"
-        f" {judged.over}s differ among themselves"
-    )
+    smallest = _SEEN_FROM / math.sqrt(judged.units)
+    return f"{words}; smallest detectable effect: about {smallest:.1f} standard deviations between {judged.over}s"
 
 
 def _why_left_out(name: str) -> str:

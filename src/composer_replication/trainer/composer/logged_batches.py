@@ -33,8 +33,8 @@ LoggedBatch = dict[str, Tensor] | TreeBatch
 _HAS_OWN = object()  # a user's collator brings reference log-probs in its batches
 _, SDPO, REPLAY = CHANNELS
 NO_SITE = (
-    "channel sdpo_jsd cannot run on logged traces: alpha_sdpo is {:g}, and there is no error site with a hint in them;"
-    " on rollouts it runs as before"
+    "channel sdpo_jsd cannot run on logged traces: alpha_sdpo is {:g}, and they contain no error site with a hint;"
+    " it still runs on rollouts"
 )
 _FIRST_KEY = {SDPO: "sdpo_student_index", REPLAY: "dpo_chosen_input_ids"}
 
@@ -142,7 +142,7 @@ class UsableChannels(NamedTuple):
 def usable_channels(
     settings: ChannelSettings, traces: Sequence[Any] | None, collator: Collator | None, sessions: LoggedSessions | None
 ) -> UsableChannels:
-    """Return what the logged data are enough for: channel 3 rests where there is no pair.
+    """Return what the logged data are enough for: channel 3 is switched off if there are no pairs.
 
     Channel 2 has the rollouts besides, so its weight stays. Malformed traces raise what their collator raises.
     """
