@@ -93,7 +93,8 @@ def test_what_there_is_to_judge_by_is_said_with_what_is_left_out_and_how_large_a
     judged = Measurable(values=6, units=5, held_out=9, sessions=9, over="project", left_out=left_out)
     assert gate(judged, Side(16, 16, 16)) == [
         "to judge by: 6 mistakes in 5 of 9 held-out projects (left out: 1 also in a training session, 2 without a hint,"
-        " 1 in a session without a good call); smallest detectable effect: about 1.3 standard deviations between projects"
+        " 1 in a session without a good call); smallest detectable effect: about 1.3 standard deviations between"
+        " projects"
     ]
 
 
