@@ -129,7 +129,9 @@ class _SuggestingParser(argparse.ArgumentParser):
         options = list(self._option_string_actions)
         typed = [word.partition("=")[0] for word in self.words if word.startswith("-") and word != "--"]
         near = [match for word in typed if word not in options for match in get_close_matches(word, options, n=1)]
-        super().error(message + (f" (did you mean {' and '.join(near)}?)" if near else ""))
+        if near and "did you mean" not in message:  # the nearest verb or choice is named already
+            message += f" (did you mean {' and '.join(near)}?)"
+        super().error(message)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         try:

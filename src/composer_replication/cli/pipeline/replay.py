@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 HELP = "ask teachers what they would have done at each state, within a hard cap"
 WHEN_INTERRUPTED = "answers that came are kept, and the same command asks for the rest"
+_COUNTED_TWICE = {"not asked", "calls not sent"}  # rows of the record that the asker's own counts explain better
 
 # Flags of earlier versions: the key that each is short for, and its value where none is typed.
 _KNOWN_FLAGS: dict[str, tuple[str, object]] = {
@@ -77,8 +78,8 @@ def _say_price(plan: ReplayPlan) -> None:
 
     price, cap = plan.price, f"${plan.section.max_usd:g}"
     say(
-        f"{price.num_calls:,} calls to send, {price.num_cached:,} answered before; asking everyone once costs about "
-        f"${price.low_usd:.4f} and at most ${price.high_usd:.4f}; ${price.spent_usd:.4f} of the cap of {cap} is spent"
+        f"up to {price.num_calls:,} calls to send, {price.num_cached:,} answered before; if all are sent they cost "
+        f"about ${price.low_usd:.4f} and at most ${price.high_usd:.4f}; ${price.spent_usd:.4f} of the cap of {cap} is spent"
     )
     if price.num_fitting < price.num_calls:
         say(f"the cap leaves room for about {price.num_fitting:,} of them; --max-usd raises it")
@@ -103,8 +104,9 @@ def _show(plan: ReplayPlan, done: Replayed, *, as_json: bool) -> None:
         return
     num_calls = counts.get("calls", 0) + counts.get("calls not sent", 0)
     why = report.stopped or report.given_up
-    rows = sorted({**counts, **report.counts, **({"answers": done.num_answers} if why else {})}.items())
-    show(table("Teacher calls, stopped early" if why else "Teacher calls", ("what", "number"), rows))
+    rows = {**counts, **report.counts, **({"answers": done.num_answers} if why else {})}
+    shown = sorted((what, number) for what, number in rows.items() if what not in _COUNTED_TWICE)
+    show(table("Teacher calls, stopped early" if why else "Teacher calls", ("what", "number"), shown))
     unknown = f" and ${report.unknown_billed_usd:.4f} held for {report.num_unknown_billed} attempts that may be billed"
     say(f"spent ${report.spent_usd:.4f}{unknown if report.num_unknown_billed else ''}; cap ${plan.section.max_usd:g}")
     if kept_back := report.counts.get(KEPT_BACK):
