@@ -79,7 +79,8 @@ def _say_price(plan: ReplayPlan) -> None:
     price, cap = plan.price, f"${plan.section.max_usd:g}"
     say(
         f"up to {price.num_calls:,} calls to send, {price.num_cached:,} answered before; if all are sent they cost "
-        f"about ${price.low_usd:.4f} and at most ${price.high_usd:.4f}; ${price.spent_usd:.4f} of the cap of {cap} is spent"
+        f"about ${price.low_usd:.4f} and at most ${price.high_usd:.4f}; ${price.spent_usd:.4f} of the cap of {cap} is "
+        "spent"
     )
     if price.num_fitting < price.num_calls:
         say(f"the cap leaves room for about {price.num_fitting:,} of them; --max-usd raises it")
