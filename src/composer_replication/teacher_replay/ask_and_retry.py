@@ -29,6 +29,7 @@ _log = logging.getLogger(__name__)
 _FIRST_LOOK_S, _LONGEST_LOOK_S = 0.01, 0.5
 # And after how long to say whom we wait for: most answers take less.
 _SAID_AFTER_S = 10.0
+_ROOM = "room in the cap"  # beside lock files, what a warning of a wait was about
 
 HELD_BACK = "held back by the last gate"
 NOT_SENT = "not sent: it looks as if it held a secret"
@@ -38,7 +39,8 @@ KEPT_BACK = "kept back by the cap"
 class Patience(NamedTuple):
     """How often to try, and how long to wait in between: a random part of a time that doubles.
 
-    `longest_claim_s`: how long to wait in all for another process that is asking the same, or holds the room.
+    `longest_claim_s`: how long to wait for another process that is sending the same request or has reserved the rest of
+    the cap. The second wait is shared by all requests of a replay, and begins again when that process makes progress.
     """
 
     max_attempts: int = 6
@@ -109,6 +111,8 @@ class Asker:
         self._asking: dict[bytes, asyncio.Future[None]] = {}
         # Who waits for room in the cap waits in a row, so that small requests do not overtake a large one for ever.
         self._row, self._settled, self._num_reserved = asyncio.Lock(), asyncio.Event(), 0
+        # How long other processes alone have held the room, without one reserving or settling anything meanwhile.
+        self._held_s, self._held_by_others = 0.0, (0, 0.0)
         self._named = set[str]()
         self._endpoints = Endpoints()
         self.counts: Counter[str] = Counter()
@@ -212,22 +216,34 @@ class Asker:
 
     async def _reserve(self, request: Request) -> int | Refused | Elsewhere:
         """Reserve the bound of a request, once requests that are under way leave room for it in the cap."""
-        waited_s = 0.0
         async with self._row:
             while self._endpoints.given_up is None:
                 intent = self._store.reserve(request.key, request.teacher.slug, request.bound_nano, self._cap_nano)
                 if not isinstance(intent, NoRoom):
                     self._num_reserved += isinstance(intent, int)
                     return intent
-                if not self._num_reserved:  # other processes alone hold the room
-                    self._store.take_over_the_dead()
-                    if waited_s >= self._patience.longest_claim_s:
-                        return Refused(f"{intent.reason}, held by other processes for {waited_s:.0f} s")
-                    waited_s += _LONGEST_LOOK_S
-                self._settled.clear()
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._settled.wait(), _LONGEST_LOOK_S)
+                if self._num_reserved:
+                    await self._wait_for_room()
+                    continue
+                self._store.take_over_the_dead()
+                if (under_way := self._store.under_way()) != self._held_by_others:  # all of it is of other processes
+                    self._held_s, self._held_by_others = 0.0, under_way
+                reason = f"{intent.reason}, reserved by other processes for {self._held_s:.0f} s without an answer"
+                if self._held_s >= self._patience.longest_claim_s:
+                    return Refused(reason)
+                if self._held_s >= _SAID_AFTER_S and _ROOM not in self._named:
+                    self._named.add(_ROOM)
+                    _log.warning("waiting: %s", reason)
+                self._held_s += await self._wait_for_room()
         return Refused(f"stopped: {self._endpoints.given_up}")
+
+    async def _wait_for_room(self) -> float:
+        """Wait until a request of ours is settled, or for one look; return the seconds that it took."""
+        begin = time.monotonic()
+        self._settled.clear()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._settled.wait(), _LONGEST_LOOK_S)
+        return time.monotonic() - begin
 
     def _settle(
         self,

@@ -271,8 +271,9 @@ def check_threshold(num_teachers: int, threshold: int) -> None:
     if num_teachers < threshold:
         some = f"{num_teachers} teacher{'s' * (num_teachers != 1)}"
         fix = f"Name {threshold - num_teachers} more, or lower the threshold (replay.threshold, agreement_threshold)."
-        expected = "a teacher for each vote of a consensus"
-        raise InputError(explain("threshold", got=f"{threshold} with {some}", expected=expected, fix=fix))
+        raise InputError(
+            explain("threshold", got=f"{threshold} with {some}", expected=f"at least {threshold} teachers", fix=fix)
+        )
 
 
 def check_cap_fits_a_call(left_nano: int, cheapest_nano: int, max_total_usd: float) -> None:

@@ -78,7 +78,9 @@ def _thought_beside(bill: Bill) -> dict[str, Any]:
     return {key: value for key, value in {**honest(bill), **shown}.items() if key != "cost"}
 
 
-def _fewer(share: float) -> Callable[[Bill], dict[str, Any]]:
+def fewer(share: float) -> Callable[[Bill], dict[str, Any]]:
+    """Return a usage block with that share of the tokens and of the cost."""
+
     def usage(bill: Bill) -> dict[str, Any]:
         tokens = {"prompt_tokens": int(bill.prompt * share), "completion_tokens": int(bill.written * share)}
         return {**tokens, "cost": bill.usd * share}
@@ -116,7 +118,7 @@ LIES: dict[str, Callable[[Bill], Any]] = {
     "thought beside": _thought_beside,
 }
 # These show where a token has about four characters, as in usual tokenizers; of a denser one they may be true.
-FEWER = {"half": _fewer(0.5), "a tenth": _fewer(0.1), "a hundredth": _fewer(0.01)}
+FEWER = {"half": fewer(0.5), "a tenth": fewer(0.1), "a hundredth": fewer(0.01)}
 HUGE = {
     "huge": _changed(prompt_tokens=10**15, completion_tokens=10**15, cost=1e30),
     "beyond 64 bits": _changed(prompt_tokens=2**70, cost=1e308),
@@ -135,6 +137,7 @@ class BillingServer:
     fault_share: float = 0.0
     latency_s: float = 0.0
     num_characters: int | None = None
+    words: tuple[str, ...] = WORDS
     num_requests: int = 0
     bills: list[Decimal] = field(default_factory=list)
     base_url: str = ""
@@ -189,7 +192,7 @@ class BillingServer:
         if self.num_characters is not None:
             text = "x" * self.num_characters
         else:
-            text = " ".join(self.draw.choice(WORDS) for _ in range(self.draw.randint(6, 30)))
+            text = " ".join(self.draw.choice(self.words) for _ in range(self.draw.randint(6, 30)))
         if not has_tools or self.draw.random() < 0.5:
             return {"role": "assistant", "content": text}, [text]
         arguments = json.dumps({"command": text})

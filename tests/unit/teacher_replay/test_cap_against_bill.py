@@ -1,19 +1,39 @@
-"""The cap holds against what a server really bills, whatever its usage block says; with honest usage it is used up."""
+"""The cap holds against a server's bill where its token counts are impossible for its text; honest counts use it up.
+
+No tokenizer is known to the cap. A server that states fewer tokens than it bills, but as many as some usual tokenizer
+would make of the text, can pass the cap by that share: a dense tokenizer (a token for a character or a byte) that
+states a quarter, a usual one that states seven tenths, or one that leaves thinking out of its counts where the rest is
+enough for all its text. The tests bound what such a lie costs; nothing here excludes it.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
 from decimal import Decimal
 
 import pytest
-from billing_server import DENSE, FEWER, HUGE, LIES, USUAL, BillingServer, honest
+from billing_server import (
+    DENSE,
+    FEWER,
+    HUGE,
+    LIES,
+    USUAL,
+    BillingServer,
+    characters,
+    fewer,
+    honest,
+    text_quarters,
+    words_and_signs,
+)
 from replay_pieces import KEY, collect, options_for, states
 
 from composer_replication.errors import InputError
 from composer_replication.teacher_replay import replay_trace
 from composer_replication.teacher_replay.ask_and_retry import KEPT_BACK, Patience
+from composer_replication.teacher_replay.endpoint.outcome import Reply, read_response
 from composer_replication.teacher_replay.replay import request_of, teachers_of
 from composer_replication.teacher_replay.requests import RequestBuilder, Settings
 
@@ -27,6 +47,30 @@ TEACHERS = [
     {"slug": slug, "input_per_mtok": per_input, "output_per_mtok": per_output}
     for slug, (per_input, per_output) in PRICES.items()
 ]
+# Texts with the fewest tokens that one of seven tokenizers makes of them (Qwen2.5, GPT-4o, Claude, DeepSeek-V3,
+# Gemma 3, Llama 3 and SmolLM2), measured with `tokenizers` 0.23, without special tokens.
+TEXTS = {
+    "prose": ("The test fails because the parser drops the last line. " * 12, 133),
+    "code": ("    for name in names:\n        if name not in known:\n            raise KeyError(name)\n" * 8, 144),
+    "JSON": ('{"type":"tool_result","is_error":false,"content":"3 passed in 0.12s"}\n' * 10, 220),
+    "hex": ("3f2a9c1b 07de44a0 ffee0192 8c77d15e 00b1a2c3 9d8e7f60\n" * 10, 380),
+    "figures": ("2026-11-18 20:36:46 1234567 0.98765 100000\n" * 10, 190),
+    "Chinese": ("解析器丢掉了最后一行，所以测试失败。先读取日志，再修改一行代码，然后重新运行。" * 10, 240),  # noqa: RUF001
+    "Japanese": ("最後の行が失われるため、テストは失敗します。ログを読んでからコードを直してください。" * 10, 210),
+    "Korean": ("마지막 줄이 빠져서 테스트가 실패합니다. 로그를 읽고 코드를 고친 다음 다시 실행하세요. " * 10, 242),
+    "Russian": ("Тест не проходит, потому что разбор теряет последнюю строку файла. " * 10, 161),
+    "Greek": ("Η δοκιμή αποτυγχάνει επειδή χάνεται η τελευταία γραμμή του αρχείου. " * 10, 221),  # noqa: RUF001
+    "Hindi": ("परीक्षण विफल होता है क्योंकि फ़ाइल की अंतिम पंक्ति खो जाती है। " * 10, 142),
+    "accents": ("Größe, façade, élève: déjà vu à l'hôtel, où est la bibliothèque? " * 10, 182),
+    "emoji": ("🙂🎉🚀👍🔥✅ " * 20, 121),
+}
+RUNS = {
+    "rules of a log": (("=" * 78 + "\n") * 30, 60),
+    "a table": (("|" + "---|" * 12 + "\n") * 30, 210),
+    "blank lines": ("x\n" + "\n" * 500 + " " * 900 + "y", 24),
+    "one letter": ("A" * 800, 50),
+}
+CHINESE = ("读取日志", "测试失败", "修改一行代码", "重新运行", "最后一行", "解析器")
 ANY_URL = "http://127.0.0.1:1/v1"
 QUICK = Patience(max_attempts=2, first_wait_s=0.005, longest_wait_s=0.01)
 
@@ -82,6 +126,76 @@ def test_no_lie_makes_a_ledger_pass_the_cap(name):
     lies = {**LIES, **FEWER, **HUGE}
     server, cap, *_ = a_run(1, USUAL, lies[name], fault_share=0.0, concurrency=1)
     assert 0 < server.total_usd <= cap
+
+
+def counted(text, *, prompt=None, completion=None):
+    """What an answer of this text to a prompt of this text counts for, in nano-dollars; None is its bound."""
+    enough = len(text.encode())
+    usage = {"prompt_tokens": prompt or enough, "completion_tokens": completion or enough}
+    choice = {"message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+    (teacher, *_) = teachers_of(TEACHERS, KEY, options_for(None, base_url=ANY_URL))
+    request = RequestBuilder(teacher, Settings(max_tokens=4000, fence=False)).build(
+        [{"role": "user", "content": text}], None
+    )
+    reply = read_response(200, {}, json.dumps({"choices": [choice], "usage": usage}).encode(), request)
+    assert isinstance(reply, Reply)
+    return reply.cost_nano
+
+
+@pytest.mark.parametrize("name", [*TEXTS, *RUNS])
+def test_the_counts_of_real_tokenizers_are_credited(name):
+    text, fewest = {**TEXTS, **RUNS}[name]
+    assert counted(text, prompt=fewest, completion=fewest) == fewest * 5_000 + fewest * 25_000
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_three_tenths_of_what_the_coarsest_tokenizer_makes_are_no_count(name):
+    text, fewest = TEXTS[name]
+    assert counted(text, prompt=int(fewest * 0.3)) is None
+    assert counted(text, completion=int(fewest * 0.3)) is None
+
+
+def a_run_in(words, tokenizer, share, number):
+    """A replay of states and answers in these words, by a server that states a share of its tokens; ledger and cap."""
+    draw = random.Random(f"{share} {number}")
+    server = BillingServer(PRICES, tokenizer, fewer(share), draw, words=words)
+    asked = list(states(10, tools=False))
+    for state in asked:
+        state["messages"] = [{"role": "user", "content": " ".join(draw.choices(words, k=200))}]
+    settings = Settings(max_tokens=256)
+    cap = 2 * float(max(bounds(asked, TEACHERS, options_for(None, base_url=ANY_URL, settings=settings))))
+    asyncio.run(replayed(server, asked, cap, settings=settings, max_concurrency=4))
+    return server.total_usd, Decimal(str(cap))
+
+
+@pytest.mark.parametrize(
+    ("words", "tokenizer", "share"),
+    [
+        (("test", "file", "line", "read"), text_quarters, 0.7),
+        (CHINESE, characters, 0.25),
+    ],
+    ids=["seven tenths of usual English", "a quarter of Chinese"],
+)
+def test_a_share_that_no_tokenizer_makes_keeps_the_ledger_within_the_cap(words, tokenizer, share):
+    for number in range(3):
+        billed, cap = a_run_in(words, tokenizer, share, number)
+        assert 0 < billed <= cap
+
+
+@pytest.mark.parametrize(
+    ("words", "tokenizer", "share"),
+    [
+        (("read(x);", "a[i]=b;"), words_and_signs, 0.7),
+        (CHINESE, characters, 0.7),
+        (("test", "file", "line", "read"), characters, 0.3),
+    ],
+    ids=["seven tenths of code", "seven tenths of Chinese", "three tenths of a dense tokenizer"],
+)
+def test_a_plausible_lie_passes_the_cap_by_its_share_at_most(words, tokenizer, share, note):
+    for number in range(3):
+        billed, cap = a_run_in(words, tokenizer, share, number)
+        assert billed <= cap / Decimal(str(share))
+    note(f"a stated share of {share}: the ledger is {billed / cap:.0%} of the cap")
 
 
 def test_with_honest_usage_a_run_stops_only_when_a_call_no_longer_fits(note):

@@ -104,6 +104,10 @@ class TeacherStore:
         row = self._execute("SELECT spent, reserved, unknown, num_unknown, halted FROM meter").fetchone()
         return Meter(*row)
 
+    def under_way(self) -> tuple[int, float]:
+        """Return the number of reservations that are not settled, of all processes, and the time of the latest."""
+        return self._execute("SELECT COUNT(*), COALESCE(MAX(started), 0) FROM intents").fetchone()
+
     def reserve(self, key: bytes, teacher: str, bound_nano: int, cap_nano: int) -> int | NoRoom | Refused | Elsewhere:
         """Return the number of an intent to send, or why not. What is reserved, spent and unknown never passes the cap.
 
