@@ -30,7 +30,7 @@ _IN_FLIGHT = "openrouter_in_flight_budget"
 _MODERATED = frozenset({"reasons", "flagged_input"})
 _MAX_ERROR = 300
 # Fewest tokens that a usual tokenizer makes of a text, measured with the tokenizers of Qwen2.5, GPT-4o, Claude,
-# DeepSeek-V3, Gemma 3, Llama 3 and SmolLM2 on this repository, agents' logs, hex, numbers and text in 33 languages.
+# DeepSeek-V3, Gemma 3, Llama 3 and SmolLM2 on this repository, agents' logs, hex, numbers and text in 30 languages.
 # Text and code have 3 to 5 characters per token, and a token never holds two words. A token holds three digits at most.
 # Chinese, Japanese and Korean have 0.3 to 2.4 characters per token (up to 4.2 in pieces of about 20 characters).
 # Bytes would not do: Hindi has 9 bytes per token with Gemma 3, 8 with GPT-4o.
