@@ -68,12 +68,12 @@ def train_replica(
     all steps once the run has its `commits`: a replica that wakes or is started again after the end adds nothing to it,
     and waits for nobody.
     """
+    if commits is not None and hasattr(manager, "end_after"):  # before the run is joined, which may have to wait
+        manager.end_after(commits)
     with (settings or OuterLoop()).around(manager, model, inner_optimizer) as loop:
         if hasattr(manager, "follow"):  # over a store: join now, and begin where the run is
             manager.follow(TorchftFollower(loop))
         if commits is not None:
-            if hasattr(manager, "end_after"):  # a round that is under way may learn that the run has ended
-                manager.end_after(commits)
             _end_with(loop, manager, inner_optimizer, commits)
         yield loop
     if hasattr(manager, "agree_on_weights"):

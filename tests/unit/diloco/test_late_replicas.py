@@ -17,8 +17,10 @@ from replica_host import ReplicaHost
 from test_chaos_processes import wait_for
 from toy_replicas import QUICK, Final, ToyLoop, check_run, commits, in_threads, run_replica
 
-from composer_replication.diloco.rounds.failures import QuorumLeft, StateUnreadable
+from composer_replication.diloco.rounds import running
+from composer_replication.diloco.rounds.failures import QuorumLeft, RoundTimeout, StateUnreadable
 from composer_replication.diloco.rounds.manager import ObjectStoreManager
+from composer_replication.diloco.rounds.progress import read_progress
 from composer_replication.diloco.serverless import ObjectStoreAllReduce
 from composer_replication.diloco.store import MemoryStore, open_store
 
@@ -34,6 +36,12 @@ def host():
     host = ReplicaHost()
     yield host
     host.close()
+
+
+@pytest.fixture
+def short_grace(monkeypatch):
+    """Let a replica that does not know its number of commits wait 0.1 s for those that have finished."""
+    monkeypatch.setattr(running, "_MOST_RETURN_S", 0.1)
 
 
 def wake_one_after_the_end(host, folder, seed: int) -> float:
@@ -132,6 +140,7 @@ def test_one_that_never_took_part_has_the_last_state_and_adds_nothing():
 
 
 @pytest.mark.parametrize("failed", [False, True], ids=["finished", "failed"])
+@pytest.mark.usefixtures("short_grace")
 def test_a_quorum_that_cannot_come_is_not_waited_for(failed):
     """One that failed may be started again: it is waited for."""
     store = MemoryStore()
@@ -149,6 +158,7 @@ def test_a_quorum_that_cannot_come_is_not_waited_for(failed):
     assert time.monotonic() - began < WITHIN_S
 
 
+@pytest.mark.usefixtures("short_grace")
 def test_a_goodbye_that_comes_while_a_replica_waits_ends_the_wait():
     store = MemoryStore()
     options = {**IN_THREADS, "min_replicas": 2}
@@ -162,6 +172,7 @@ def test_a_goodbye_that_comes_while_a_replica_waits_ends_the_wait():
     assert time.monotonic() - began < WITHIN_S
 
 
+@pytest.mark.usefixtures("short_grace")
 def test_a_state_that_nobody_can_publish_any_more_is_not_waited_for():
     store = MemoryStore()
     manager = ObjectStoreManager(store, rank=0, world_size=2, **{**IN_THREADS, "min_replicas": 1})
@@ -196,6 +207,7 @@ def test_a_round_that_learns_of_the_end_is_not_held(says_when):
     check_run(store, [late])
 
 
+@pytest.mark.usefixtures("short_grace")
 def test_a_late_process_of_an_all_reduce_does_not_wait_for_those_who_gave_up():
     store = MemoryStore()
     gave_up = ObjectStoreAllReduce(store, 0, 2, timeout_s=0.2, poll_interval_s=0.02)
@@ -207,3 +219,86 @@ def test_a_late_process_of_an_all_reduce_does_not_wait_for_those_who_gave_up():
     with pytest.raises(QuorumLeft):
         late.allreduce(vector)
     assert time.monotonic() - began < WITHIN_S
+
+
+def train_to(store, rank: int, steps: int, *, says_when: bool, after_s: float = 0.0, **options) -> ToyLoop:
+    """One of two replicas that need each other, which starts after a while and is closed at a step."""
+    time.sleep(after_s)
+    manager = ObjectStoreManager(store, rank=rank, world_size=2, **{**IN_THREADS, "min_replicas": 2, **options})
+    if says_when:
+        manager.end_after(steps)
+    loop = ToyLoop(manager)
+    while manager.current_step() < steps:
+        loop.round()
+    manager.close()
+    return loop
+
+
+@pytest.mark.parametrize("says_when", [True, False], ids=["commits are known", "commits are not known"])
+def test_replicas_that_extend_a_run_wait_for_one_another(says_when):
+    store = MemoryStore()
+    for steps, after_s in ((2, 0.0), (4, 0.5)):
+        replica = functools.partial(train_to, store, steps=steps, says_when=says_when, timeout_s=20.0)
+        loops = in_threads([functools.partial(replica, 0), functools.partial(replica, 1, after_s=after_s)])
+        assert len(check_run(store, loops)) == steps
+
+
+@pytest.mark.parametrize("cause", ["preempted", "an exception", "closed before its last commit"])
+def test_a_replica_that_was_closed_and_is_started_again_is_waited_for(cause, monkeypatch):
+    """Only the first looks as if it had finished: the grace is for that one."""
+    store = MemoryStore()
+    if cause != "preempted":
+        monkeypatch.setattr(running, "_MOST_RETURN_S", 0.0)
+
+    def interrupted():
+        manager = ObjectStoreManager(store, rank=1, world_size=2, **{**IN_THREADS, "min_replicas": 2})
+        if cause == "closed before its last commit":
+            manager.end_after(4)
+        loop = ToyLoop(manager)
+        try:
+            while manager.current_step() < 2:
+                loop.round()
+            if cause == "an exception":
+                raise ZeroDivisionError
+        except ZeroDivisionError:
+            manager.close()
+        else:
+            manager.close()
+        return train_to(store, 1, 4, says_when=False, after_s=0.5)
+
+    loops = in_threads([lambda: train_to(store, 0, 4, says_when=False, timeout_s=20.0), interrupted])
+    assert len(check_run(store, loops)) == 4
+
+
+@pytest.mark.usefixtures("short_grace")
+def test_nobody_waits_for_one_that_gave_up_and_was_not_closed():
+    """Its offer counts in the round in which it gave up, as that of any process that died; then nobody waits for it."""
+    store = MemoryStore()
+    loops = in_threads([functools.partial(train_to, store, rank, 2, says_when=False) for rank in range(2)])
+    check_run(store, loops)
+    for rank in range(2):
+        began = time.monotonic()
+        with pytest.raises(QuorumLeft):
+            train_to(store, rank, 6, says_when=False)
+        assert time.monotonic() - began < WITHIN_S
+    assert len(check_run(store, [])) == 3
+
+
+def test_one_whose_round_timed_out_has_left_and_may_go_on():
+    store = MemoryStore()
+    options = {**IN_THREADS, "min_replicas": 2, "timeout_s": 1.0}
+    first = ToyLoop(ObjectStoreManager(store, rank=0, world_size=2, **options))
+    with pytest.raises(RoundTimeout):
+        first.round()
+    assert read_progress(store).left == (0,)
+    second = ToyLoop(ObjectStoreManager(store, rank=1, world_size=2, **options))
+    for _ in range(2):
+        assert in_threads([first.round, second.round]) == [True, True]
+    assert read_progress(store).left == ()
+    check_run(store, [first, second])
+
+
+def test_a_late_replica_that_waits_for_the_others_ends_in_time():
+    manager = ObjectStoreManager(MemoryStore(), rank=0, world_size=2)
+    assert 0 < manager._settings.return_grace_s(None) < WITHIN_S
+    assert manager._settings.return_grace_s(4) == 0

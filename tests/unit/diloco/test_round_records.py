@@ -235,6 +235,19 @@ def test_settings_that_are_none_are_passed_over_while_a_copy_is_left(world, copi
         ToyLoop(manager(store))
 
 
+def test_copies_of_two_runs_without_a_majority_are_refused():
+    store, layout = MemoryStore(), Layout(0)
+    for copy, run in enumerate(("a" * 32, "b" * 32)):
+        content = {**ABOUT, "run": run, "tensors": tensors_of_a_toy()}
+        store.put(layout.about(copy), pack("about", layout.address(layout.about(copy)), content))
+    store.put(layout.about(2), b"damaged")
+    for start in (lambda: ToyLoop(manager(store)), lambda: read_progress(store)):
+        with pytest.raises(GenerationRefused):
+            start()
+    store.put(layout.about(2), pack("about", layout.address(layout.about(2)), content))
+    assert ToyLoop(manager(store)).manager._membership.layout.run == "b" * 32
+
+
 def test_a_run_of_an_earlier_version_is_refused_and_nothing_is_written_there():
     store = MemoryStore()
     old = b'{"format":2,"kind":"about","mean_payload":"fp32","payload":"fp32","shard_bytes":4096,"world_size":1}'

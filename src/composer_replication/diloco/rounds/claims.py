@@ -18,7 +18,7 @@ from typing import Any
 
 from composer_replication.diloco.rounds.failures import RankTaken, Replaced, RoundTimeout
 from composer_replication.diloco.rounds.patience import PatientStore
-from composer_replication.diloco.rounds.reading import claim_numbers, has_left, newest_claim, read_record
+from composer_replication.diloco.rounds.reading import claim_numbers, newest_claim, read_goodbye, read_record
 from composer_replication.diloco.rounds.records import MOST_TRIALS, Layout, fields_of, pack, refusing, unpack, whole
 from composer_replication.diloco.store import ObjectStore, StoreError
 from composer_replication.errors import explain
@@ -47,7 +47,7 @@ def take_rank(
     while True:
         numbers = sorted(claim_numbers(store, layout, rank), reverse=True)
         number = next((each for each in numbers if _was_made(store, layout, rank, each)), None)
-        if number is not None and not takeover and has_left(store, layout, rank, number) is None:
+        if number is not None and not takeover and read_goodbye(store, layout, rank, number) is None:
             _refuse_a_living_holder(store, layout, rank, number, lease_s, sleep)
         mine = 1 + max(numbers, default=-1)  # past what is there and cannot be read
         key = layout.claim(rank, mine)

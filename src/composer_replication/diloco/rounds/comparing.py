@@ -19,7 +19,7 @@ from composer_replication.diloco.rounds.claims import Pulse
 from composer_replication.diloco.rounds.failures import StateUnreadable
 from composer_replication.diloco.rounds.heal import GlobalState
 from composer_replication.diloco.rounds.patience import PatientStore
-from composer_replication.diloco.rounds.reading import has_left, newest_claim, read_record
+from composer_replication.diloco.rounds.reading import newest_claim, read_goodbye, read_record
 from composer_replication.diloco.rounds.records import fields_of, pack, parse_offer, refusing, sha256_of
 from composer_replication.diloco.rounds.running import Place
 from composer_replication.errors import explain
@@ -192,7 +192,7 @@ class Comparisons:
     def _is_gone(self, store: PatientStore, first: tuple[int, int]) -> bool:
         layout, (rank, claim) = self.state.layout, first
         is_replaced = newest_claim(store, layout, rank, after=claim) is not None
-        return is_replaced or has_left(store, layout, rank, claim) is not None
+        return is_replaced or read_goodbye(store, layout, rank, claim) is not None
 
     def _has_offered(self, store: PatientStore, compared: Comparison) -> bool:
         keys = store.keys(self.state.layout.round(compared.step, "offer"))

@@ -44,7 +44,7 @@ class Seen:
     means: frozenset[int] = frozenset()  # shards of the mean that are there
     outcome: Outcome | None = None  # a commit
     left: frozenset[int] = frozenset()  # ranks whose latest process said goodbye
-    finished: frozenset[int] = frozenset()  # those of them that had finished: nobody starts them again
+    finished: frozenset[int] = frozenset()  # those of them that had all the commits that I need
     slot: int = 0  # where this attempt's outcome goes: past outcomes that cannot be read
     abort: Outcome | None = None  # of this attempt, in one slot: it counts as soon as it is in two
 
@@ -86,6 +86,7 @@ class Timers:
     grace: bool = False  # since a quorum of offers was seen
     reduce: bool = False  # since the last progress of a sealed attempt
     deadline: bool = False  # since the wait began
+    alone: bool = False  # since so many had finished that no quorum can come
 
 
 @dataclass(frozen=True)
@@ -170,9 +171,8 @@ def _before_the_seal(seen: Seen, me: Myself, timers: Timers) -> Action:
     others = _of_another_spec(seen, me) - ranks
     if me.world_size - len(others) < me.quorum:
         return Fail("spec", frozenset(others))
-    may_come = {me.rank, *ranks, *(set(range(me.world_size)) - seen.finished)}
-    if len(may_come) < me.quorum:
-        return Fail("left", seen.finished - may_come)
+    if timers.alone and len(joining := may_join(seen, me)) < me.quorum:
+        return Fail("left", seen.finished - joining)
     return Wait(_missing(seen, me))
 
 
@@ -282,6 +282,12 @@ def outliers(offers: Sequence[Offer]) -> frozenset[OfferId]:
     return frozenset(offer.id for offer in counted if offer.largest > most)
 
 
+def may_join(seen: Seen, me: Myself) -> frozenset[int]:
+    """Return the ranks that have offered to this round or may still do so: all but those that have finished."""
+    offered = {offer.id.rank for offer in candidates(seen, me)}
+    return frozenset({me.rank, *offered, *(set(range(me.world_size)) - seen.finished)})
+
+
 def _counts(seen: Seen, me: Myself) -> bool:
     """Whether an offer of mine can be read and may be sealed."""
     return any(_is_me(offer.id, me) and offer.id not in seen.spent for offer in seen.offers)
@@ -314,4 +320,8 @@ def _of_another_spec(seen: Seen, me: Myself) -> set[int]:
 
 
 def _missing(seen: Seen, me: Myself) -> frozenset[int]:
-    return seen.expected - {offer.id.rank for offer in candidates(seen, me)}
+    """Return the ranks that are waited for: those that left as well, where there is no quorum without them."""
+    offered = {offer.id.rank for offer in candidates(seen, me)}
+    if len(seen.expected | offered) < me.quorum:
+        return frozenset(range(me.world_size)) - offered
+    return seen.expected - offered

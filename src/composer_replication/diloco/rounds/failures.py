@@ -27,7 +27,7 @@ class RoundTimeout(RoundError, TimeoutError):
 
 
 class QuorumLeft(RoundTimeout):
-    """So many replicas have finished and left that no round can be held any more: it is not waited for."""
+    """So many replicas have finished that no round can be held any more: it is not waited for."""
 
 
 class RankTaken(RoundError, ValueError):

@@ -64,12 +64,17 @@ class GlobalState:
     def wait_for_newer(self, store: PatientStore, place: Place) -> Place:
         """Ask for a state and load it as soon as somebody has published one that is newer than mine.
 
-        Raises StateUnreadable when the time is up, or as soon as everybody who could publish one has finished.
+        Raises StateUnreadable when the time is up, or when everybody who could publish one has finished and, where
+        nobody knows how many commits the run needs, does not come back within a grace.
         """
-        until = time.monotonic() + self.settings.timeout_s
+        began = time.monotonic()
+        alone_since: float | None = None
         while True:
             # Looked at first: whoever leaves has published before.
-            is_over = not self.functions or time.monotonic() >= until or self._is_alone(store, place)
+            is_alone, now = self._is_alone(store, place), time.monotonic()
+            alone_since = (now if alone_since is None else alone_since) if is_alone else None
+            is_left = alone_since is not None and now - alone_since >= self.settings.return_grace_s(place.commits)
+            is_over = not self.functions or is_left or now - began >= self.settings.timeout_s
             if (newer := self.newest(store, place, margin=0)) is not None:
                 break
             if is_over:
@@ -84,9 +89,9 @@ class GlobalState:
         return newer
 
     def _is_alone(self, store: PatientStore, place: Place) -> bool:
-        """Return whether every other replica that ever joined has finished."""
+        """Return whether every other replica that ever joined has finished, with all the commits that I need."""
         others = ranks_that_joined(store, self.layout) - {place.rank}
-        return others <= ranks_that_left(store, self.layout).finished
+        return others <= ranks_that_left(store, self.layout).finished_for(place.commits)
 
     def newest(self, store: PatientStore, place: Place, *, margin: int) -> Place | None:
         """Load the newest state that is more than `margin` steps ahead; None where there is none that can be read."""

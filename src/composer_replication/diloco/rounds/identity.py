@@ -1,12 +1,13 @@
 """Which run a place in the store holds: an id that every record carries, and what all replicas agreed on.
 
-Three copies, which every replica completes when it joins. Most of the readable ones count, so one that was damaged, or
-was restored from an earlier run, changes nothing.
+Stored three times; the majority of readable copies wins. A joining replica restores missing copies. Where there is no
+majority the run is refused: two replicas must never follow two ids.
 """
 
 from __future__ import annotations
 
 import re
+import time
 import uuid
 from collections import Counter
 from collections.abc import Mapping
@@ -32,6 +33,7 @@ from composer_replication.diloco.store import MissingObject, ObjectTooLarge
 from composer_replication.errors import explain
 
 COPIES = 3
+_LOOKS, _PAUSE_S = 2, 0.5  # where copies differ: another replica may be writing them
 _RUN = re.compile(r"[0-9a-f]{32}")  # "9f86d081884c7d659a2feaa0c55ad015"
 
 
@@ -49,15 +51,25 @@ class RunIdentity(NamedTuple):
 def find_run(store: PatientStore, layout: Layout) -> RunIdentity | None:
     """Return the run that this place holds; None where no copy of what it is can be read.
 
-    Raises GenerationRefused for a run of an earlier version of this package.
+    Raises GenerationRefused for a run of an earlier version of this package, and where readable copies differ and none
+    has a majority.
     """
-    copies = [about for copy in range(COPIES) if (about := _read(store, layout, copy)) is not None]
-    if not copies:
-        _refuse_an_old_run(store, layout)
-        return None
-    ((most, _),) = Counter(encode(about, where="about") for about in copies).most_common(1)
-    about = next(about for about in copies if encode(about, where="about") == most)
-    return RunIdentity(replace(layout, run=about["run"]), about)
+    copies: list[dict[str, Any]] = []
+    for look in range(_LOOKS):
+        if look:
+            time.sleep(_PAUSE_S)
+        copies = [about for copy in range(COPIES) if (about := _read(store, layout, copy)) is not None]
+        if not copies:
+            _refuse_an_old_run(store, layout)
+            return None
+        counts = Counter(encode(about, where="about") for about in copies)
+        about = max(copies, key=lambda about: counts[encode(about, where="about")])
+        if 2 * counts[encode(about, where="about")] > len(copies):
+            return RunIdentity(replace(layout, run=about["run"]), about)
+    got = f"{len(copies)} readable copies of what the run is, of runs {', '.join(about['run'] for about in copies)}"
+    fix = f"Delete the copies of the other runs ({layout.about(0)}*), or begin another generation."
+    where = f"generation {layout.generation} at {store.uri}"
+    raise GenerationRefused(explain(where, got=got, expected="a majority that is equal", fix=fix))
 
 
 def agree_on_run(store: PatientStore, layout: Layout, settings: Mapping[str, Any]) -> RunIdentity | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -165,15 +166,19 @@ class ObjectStoreManager:
 
     def end_after(self, commits: int) -> None:
         """Hold no round once the run has this many commits, also where this replica learns of them inside a round."""
-        self._membership.commits = commits
+        self._membership.end_after(commits)
 
     def agree_on_weights(self) -> None:
         """After the last round: the global weights of all replicas are equal to the bit, whatever their machines."""
         self._membership.agree_on_weights()
 
     def close(self) -> None:
-        """Say goodbye, so that nobody waits for this replica, and publish the last state if that is its task."""
-        self._close(failed=False)
+        """Say goodbye, so that nobody waits for this replica, and publish the last state if that is its task.
+
+        A replica that is closed while an exception is handled, as in a `finally`, or before the commits of `end_after`,
+        has not finished: the others wait for it as for any that may be started again.
+        """
+        self._close(failed=sys.exc_info()[0] is not None)
 
     def _close(self, *, failed: bool) -> None:
         try:
@@ -197,7 +202,7 @@ class ObjectStoreManager:
         weight = 0.0 if membership.healing else weight
         running = membership.running(membership.store, membership.vector(tensors), weight=weight)
         running.feedback = self._feedback_of(membership.place.step)
-        return running.run()
+        return membership.hold(running)
 
     def _feedback_of(self, step: int) -> ErrorFeedback | None:
         if self._settings.payload == "fp32":

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
 from composer_replication.diloco.rounds.claims import Heart, refuse_if_replaced, take_rank
 from composer_replication.diloco.rounds.comparing import Comparisons
-from composer_replication.diloco.rounds.failures import GenerationRefused, RoundError, StateUnreadable
+from composer_replication.diloco.rounds.failures import (
+    GenerationRefused,
+    QuorumLeft,
+    RoundError,
+    RoundTimeout,
+    StateUnreadable,
+)
 from composer_replication.diloco.rounds.heal import Follower, GlobalState, StateFns
 from composer_replication.diloco.rounds.identity import agree_on_run
 from composer_replication.diloco.rounds.patience import PatientStore, Traffic
-from composer_replication.diloco.rounds.reading import ranks_that_left, read_commit
+from composer_replication.diloco.rounds.reading import Goodbye, pack_goodbye, ranks_that_left, read_commit
 from composer_replication.diloco.rounds.records import Layout, Outcome, digest, next_base, pack
 from composer_replication.diloco.rounds.running import Ended, Place, RunningRound, Settings
 from composer_replication.diloco.rounds.states.retention import Retention
 from composer_replication.diloco.rounds.vectors import RoundVector
-from composer_replication.diloco.store import ObjectStore
+from composer_replication.diloco.store import ObjectStore, StoreError
 from composer_replication.errors import explain
 
 STATELESS = "stateless"
@@ -39,12 +46,12 @@ class Membership:
     keep_rounds: int
     follower: Follower | None = None
     healing: int = 0  # rounds still to go without weight: training did not begin from the global weights
-    commits: int | None = None  # after which the run ends, where that was said
     _passes: bool = False  # this round is not held: see `is_over`
     _voids: int = 0
     _compared: int = -1  # the last step at which weights were compared
     _num_tensors: dict[str, int] = field(default_factory=dict)
     _heart: Heart | None = None
+    _gave_up: Goodbye | None = None  # said when a round could not be held
     layout: Layout = field(init=False)
 
     def __post_init__(self) -> None:
@@ -76,7 +83,11 @@ class Membership:
         training loop has not yet had a chance to see at which step that was. A loop that goes on all the same takes
         part in the next round.
         """
-        return self._passes or (self.commits is not None and self.place.step >= self.commits)
+        return self._passes or (self.place.commits is not None and self.place.step >= self.place.commits)
+
+    def end_after(self, commits: int) -> None:
+        """Note how many commits the run needs; no round is held after them."""
+        self.place = replace(self.place, commits=commits)
 
     def join(self, *, training: bool = False) -> None:
         """Once: the run's settings, a claim on my rank, and the weights that the run has by now."""
@@ -107,6 +118,9 @@ class Membership:
 
     def _begin_another(self) -> None:
         store = self.store
+        if self._gave_up is not None:  # and goes on all the same: the others may wait for this process again
+            store.delete([self.layout.left(*self._me())])
+            self._gave_up = None
         refuse_if_replaced(store, self.layout, self.place.rank, self.place.claim)
         self._compare_as_due(store)  # a first member says what its weights are before it goes on
         # One commit behind: this round is late, takes that commit and is with the others in the next.
@@ -149,8 +163,25 @@ class Membership:
         self._compare(store)
         self._finish_comparisons()
 
+    def hold(self, round: RunningRound) -> Ended:
+        """Take part in a round. Where that cannot be held, say goodbye before the error is raised again.
+
+        Nobody knows whether this process will be closed. Its offer stays, for somebody may have sealed it, and counts
+        in this round as that of any process that died; in the rounds after it nobody waits for this process in vain.
+        """
+        try:
+            return round.run()
+        except RoundTimeout as error:
+            self._gave_up = Goodbye(isinstance(error, QuorumLeft), self.place.step)
+            with contextlib.suppress(StoreError):
+                self._say_goodbye(PatientStore(self.objects, self.traffic, patience_s=1.0), self._gave_up)
+            raise
+
     def leave(self, *, failed: bool = False) -> None:
-        """Say goodbye; the first member publishes the last state, for those who come later."""
+        """Say goodbye; the first member publishes the last state, for those who come later.
+
+        A process that failed, or that has fewer commits than the run needs, has not finished: it may be started again.
+        """
         if self._heart is None:
             return
         try:
@@ -163,8 +194,14 @@ class Membership:
             if self.functions and self._is_first():
                 self._state.publish(store, self.place)
             self._heart.stop()
-            self._put(store, "goodbye", self.layout.left(*self._me()), finished=not failed)
+            needed = self.place.commits or 0
+            goodbye = self._gave_up or Goodbye(not failed and self.place.step >= needed, self.place.step)
+            self._say_goodbye(store, goodbye)
             self._heart = None
+
+    def _say_goodbye(self, store: PatientStore, goodbye: Goodbye) -> None:
+        key = self.layout.left(*self._me())
+        store.put(key, pack_goodbye(self.layout.address(key), goodbye))
 
     def _compare_as_due(self, store: PatientStore) -> None:
         """At the steps of states; and what could not be compared before."""
@@ -206,18 +243,16 @@ class Membership:
             where = f"rounds {self.place.step} to {step - 1} of generation {self.generation} at {store.uri}"
             raise StateUnreadable(f"{where} cannot be followed any more from the weights of the first member")
 
-    def _put(self, store: PatientStore, kind: str, key: str, **content: bool) -> None:
-        store.put(key, pack(kind, self.layout.address(key), content))
-
     def _say_here(self, store: PatientStore) -> None:
         """Say that this replica is back, so that the others wait for it."""
-        self._put(store, "here", self.layout.here(self.place.step, self.place.rank))
+        key = self.layout.here(self.place.step, self.place.rank)
+        store.put(key, pack("here", self.layout.address(key), {}))
 
     def _others_have_finished(self, store: PatientStore) -> bool:
-        """Return whether all other members of the last commit have finished and left."""
+        """Return whether all other members of the last commit have finished, with all the commits that I need."""
         members = () if self.place.last is None else self.place.last.members
         others = {member.id.rank for member in members} - {self.place.rank}
-        return bool(others) and others <= ranks_that_left(store, self.layout).finished
+        return bool(others) and others <= ranks_that_left(store, self.layout).finished_for(self.place.commits)
 
     def _me(self) -> tuple[int, int]:
         return self.place.rank, self.place.claim
@@ -289,7 +324,7 @@ class Membership:
     def _advance(self, outcome: Outcome) -> None:
         place = self.place
         base = next_base(place.base, place.step, outcome) if self.functions else STATELESS
-        self.place = Place(place.rank, place.claim, place.step + 1, base, outcome)
+        self.place = replace(place, step=place.step + 1, base=base, last=outcome, first_trial=0)
 
     def _weights_were_replaced(self, *, training: bool) -> None:
         """What was trained from other weights has no weight until training has begun from the global ones."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from typing import Literal, NamedTuple, TypeVar
@@ -21,6 +21,7 @@ from composer_replication.diloco.rounds.decide import (
 from composer_replication.diloco.rounds.patience import PatientStore
 from composer_replication.diloco.rounds.records import (
     MOST_RECORD_BYTES,
+    MOST_TRIALS,
     Layout,
     Manifest,
     OfferId,
@@ -29,6 +30,7 @@ from composer_replication.diloco.rounds.records import (
     Seal,
     digest,
     fields_of,
+    pack,
     parse_mean,
     parse_offer,
     parse_outcome,
@@ -38,6 +40,7 @@ from composer_replication.diloco.rounds.records import (
     unpack_manifest,
     unpack_outcome,
     unpack_seal,
+    whole,
 )
 from composer_replication.diloco.store import MissingObject, ObjectTooLarge
 from composer_replication.errors import explain
@@ -47,11 +50,26 @@ READS = 3  # before bytes count as unreadable: what was damaged on its way is wh
 _CLAIM = re.compile(r"\d{1,9}")  # "0"
 
 
-class Departures(NamedTuple):
-    """Ranks whose latest process said goodbye, and those of them whose process had finished: nobody starts it again."""
+class Goodbye(NamedTuple):
+    """What a process says when it leaves: whether it had all the commits that it needed, and how many there were."""
+
+    finished: bool
+    step: int
+
+
+@dataclass(frozen=True)
+class Departures:
+    """Ranks whose latest process said goodbye, and the steps of those whose process had finished."""
 
     ranks: frozenset[int] = frozenset()
-    finished: frozenset[int] = frozenset()
+    finished_at: Mapping[int, int] = field(default_factory=dict)
+
+    def finished_for(self, commits: int | None) -> frozenset[int]:
+        """Return the ranks that have finished, for a replica that needs so many commits (None: nobody knows).
+
+        A rank that finished a shorter run is not among them: whoever extends the run starts it again.
+        """
+        return frozenset(rank for rank, step in self.finished_at.items() if commits is None or step >= commits)
 
 
 @dataclass
@@ -66,6 +84,7 @@ class RoundReader:
     spec: str = ""  # of my vector, and how many shards it has
     num_shards: int = 0
     pool: ThreadPoolExecutor | None = None
+    commits: int | None = None  # that this replica needs; None where nobody knows
     manifests: dict[OfferId, tuple[str, Manifest]] = field(default_factory=dict)
     mean_shas: dict[int, dict[int, str]] = field(default_factory=dict)  # by attempt and shard
     _ended: list[Outcome] = field(default_factory=list)
@@ -92,8 +111,8 @@ class RoundReader:
             seal=seal,
             means=frozenset(self.mean_shas.get(attempt, ())),
             outcome=outcome,
-            left=self._ask_who_left().result().ranks,
-            finished=self._ask_who_left().result().finished,
+            left=self.departures().ranks,
+            finished=self.departures().finished_for(self.commits),
             slot=open_attempt.slot,
             abort=open_attempt.abort,
         )
@@ -103,6 +122,10 @@ class RoundReader:
         prefix = self.layout.round(self.step + 1, "offer")
         offers = (parse_offer(key.removeprefix(f"{prefix}/")) for key in self.store.keys(prefix))
         return any(offer is not None and self._manifest(self.step + 1, offer) is not None for offer in offers)
+
+    def departures(self) -> Departures:
+        """Return who has left, by the latest answer to that."""
+        return self._ask_who_left().result()
 
     def forget_who_left(self) -> None:
         """Ask again at the next look who has left."""
@@ -219,8 +242,7 @@ class RoundReader:
         for rank in ranks - self._here:
             if read_record(self.store, self.layout, self.layout.here(self.step, rank), _no_fields("here")) is not None:
                 self._here.add(rank)
-        left = self._ask_who_left().result().ranks
-        return expected_ranks(self.last, self._here, left, self.world_size)
+        return expected_ranks(self.last, self._here, self.departures().ranks, self.world_size)
 
     def _ask_who_left(self) -> Future[Departures]:
         """Once until it is forgotten, and where there are threads beside the first listing."""
@@ -293,20 +315,27 @@ def claim_numbers(store: PatientStore, layout: Layout, rank: int) -> list[int]:
 
 def ranks_that_left(store: PatientStore, layout: Layout) -> Departures:
     """Return the ranks whose latest process said goodbye."""
-    left, finished = set(), set()
+    left: set[int] = set()
+    finished_at: dict[int, int] = {}
     for key in store.keys(layout.left()):
         who = _rank_and_claim(key.rpartition("/")[2])
-        has_finished = None if who is None else has_left(store, layout, who.rank, who.claim)
-        if who is None or has_finished is None or newest_claim(store, layout, who.rank, after=who.claim) is not None:
+        goodbye = None if who is None else read_goodbye(store, layout, who.rank, who.claim)
+        if who is None or goodbye is None or newest_claim(store, layout, who.rank, after=who.claim) is not None:
             continue
         left.add(who.rank)
-        finished |= {who.rank} if has_finished else set()
-    return Departures(frozenset(left), frozenset(finished))
+        if goodbye.finished:
+            finished_at[who.rank] = goodbye.step
+    return Departures(frozenset(left), finished_at)
 
 
-def has_left(store: PatientStore, layout: Layout, rank: int, claim: int) -> bool | None:
-    """Return whether a process had finished when it said goodbye; None where it has not said it."""
-    return read_record(store, layout, layout.left(rank, claim), _has_finished)
+def read_goodbye(store: PatientStore, layout: Layout, rank: int, claim: int) -> Goodbye | None:
+    """Return the goodbye of a process; None where it has not said it."""
+    return read_record(store, layout, layout.left(rank, claim), _goodbye)
+
+
+def pack_goodbye(at: str, goodbye: Goodbye) -> bytes:
+    """Return the record of a goodbye for an address."""
+    return pack("goodbye", at, goodbye._asdict())
 
 
 def ranks_that_joined(store: PatientStore, layout: Layout) -> set[int]:
@@ -320,12 +349,12 @@ def _rank_and_claim(name: str) -> OfferId | None:
     return parse_offer(f"{name}.0")
 
 
-def _has_finished(at: str, data: bytes) -> bool:
-    content = fields_of("goodbye", at, data, "finished")
+def _goodbye(at: str, data: bytes) -> Goodbye:
+    content = fields_of("goodbye", at, data, *Goodbye._fields)
     with refusing("goodbye"):
         if not isinstance(content["finished"], bool):
             raise ValueError("neither true nor false")
-        return content["finished"]
+        return Goodbye(content["finished"], whole(content["step"], below=MOST_TRIALS))
 
 
 def published_states(store: PatientStore, layout: Layout) -> list[str]:

@@ -26,6 +26,7 @@ from composer_replication.diloco.rounds.decide import (
     candidates,
     could_fork,
     decide,
+    may_join,
     own_shards,
 )
 from composer_replication.diloco.rounds.failures import OfferUnreadable, QuorumLeft, RoundTimeout
@@ -38,6 +39,7 @@ from composer_replication.errors import InputError, ShapeError, explain
 
 _log = logging.getLogger(__name__)
 _ASK_AFTER_POLLS = 3
+_MOST_RETURN_S = 4.0  # a late replica of a run that has ended ends within 5 s
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,14 @@ class Settings:
     def kinds(self) -> tuple[PayloadKind, PayloadKind]:
         return self.payload, self.mean_payload
 
+    def return_grace_s(self, commits: int | None) -> float:
+        """Return how long a replica waits for peers that have finished, where no quorum can come without them.
+
+        One that knows how many commits it needs does not wait: peers that need more than those do not count as
+        finished. For one that does not know, they may have been stopped for a moment, or be started again for more.
+        """
+        return 0.0 if commits is not None else min(self.first_grace_s, _MOST_RETURN_S)
+
     def threads(self) -> ThreadPoolExecutor:
         """For requests: `parallel` of them each way."""
         return ThreadPoolExecutor(2 * self.parallel, thread_name_prefix="diloco")
@@ -79,6 +89,7 @@ class Place:
     base: str = ""
     last: Outcome | None = None  # the commit that led here
     first_trial: int = 0
+    commits: int | None = None  # that the run needs, where that was said
 
 
 Result = Literal["commit", "void", "heal", "over"]
@@ -121,16 +132,18 @@ class RunningRound:
             self.spec,
             self.vector.num_shards,
             self.pool,
+            self.place.commits,
         )
         self.shards = ShardIO(self)
-        self.clock = _Clock(self.settings, first=self.place.last is None)
+        return_grace_s = self.settings.return_grace_s(self.place.commits)
+        self.clock = _Clock(self.settings, first=self.place.last is None, return_grace_s=return_grace_s)
 
     def run(self) -> Ended:
         """Take part until the round is over for this replica. RoundTimeout names who stayed away."""
         seen = self.reader.read()
         while True:
             me = self._myself()
-            self.clock.look(seen, len(candidates(seen, me)))
+            self.clock.look(seen, len(candidates(seen, me)), joining=len(may_join(seen, me)))
             action = decide(seen, me, self.clock.timers())
             ended = self._end(seen, action)
             if ended is None and could_fork(seen, action) and self.reader.has_a_later_round():
@@ -250,35 +263,45 @@ class RunningRound:
             fix = "Look at the store: what is written there is not what is read."
             return OfferUnreadable(explain(where, got=got, expected="one that can", fix=fix))
         if action.kind == "left":
-            got = f"too few: ranks {ranks} have finished and left, at step {self.place.step} or before"
-            expected = f"{self.settings.min_replicas} replicas that may still come"
-            fix = "If the run has made all its exchanges, take its last state: end before this round. Otherwise start "
-            fix += "those replicas again, or allow fewer with min_replicas."
-            return QuorumLeft(explain(where, got=got, expected=expected, fix=fix))
+            return self._quorum_left(where, action, seen)
         there = sorted(offer.id.rank for offer in candidates(seen, self._myself()))
         got = f"offers of ranks {there} after {self.settings.timeout_s:g} s, missing {ranks}"
         fix = "Start the missing replicas again, or allow fewer with min_replicas."
         return RoundTimeout(explain(where, got=got, expected=f"at least {self.settings.min_replicas}", fix=fix))
 
+    def _quorum_left(self, where: str, action: Fail, seen: Seen) -> QuorumLeft:
+        steps = self.reader.departures().finished_at
+        finished = ", ".join(f"rank {rank} finished at step {steps[rank]}" for rank in sorted(action.ranks))
+        joining, needed = len(may_join(seen, self._myself())), self.settings.min_replicas
+        fix = "If the run has all its commits, load the last published state and stop. To go on, start those replicas "
+        fix += "again with a larger number of commits, and give that number to every replica (end_after)."
+        return QuorumLeft(f"{where}: only {joining} of the {needed} replicas needed can still join: {finished}. {fix}")
+
 
 class _Clock:
-    """My own clock alone: how long since a quorum was there, since the attempt moved, since the wait began."""
+    """My own clock alone: how long since a quorum was there or could not come any more, since the attempt moved,
+    since the wait began."""
 
-    def __init__(self, settings: Settings, *, first: bool) -> None:
-        self._settings = settings
+    def __init__(self, settings: Settings, *, first: bool, return_grace_s: float) -> None:
+        self._settings, self._return_grace_s = settings, return_grace_s
         self._grace_s = settings.first_grace_s if first else settings.grace_s
         self._began = self._moved = time.monotonic()
         self._quorum: float | None = None
+        self._alone: float | None = None
         self._progress: object = None
         self._pause = settings.poll_s / 8
         self._asked = self._began
 
-    def look(self, seen: Seen, offers: int) -> None:
+    def look(self, seen: Seen, offers: int, *, joining: int) -> None:
         now = time.monotonic()
         if offers < self._settings.min_replicas:
             self._quorum = None
         elif self._quorum is None:
             self._quorum = now
+        if joining >= self._settings.min_replicas:
+            self._alone = None
+        elif self._alone is None:
+            self._alone = now
         progress = (seen.attempt, seen.seal is None, seen.means, len(seen.offers))
         if progress != self._progress:
             self._progress, self._moved, self._pause = progress, now, self._settings.poll_s / 8
@@ -289,6 +312,7 @@ class _Clock:
             grace=self._quorum is not None and now - self._quorum >= self._grace_s,
             reduce=now - self._moved >= self._settings.grace_s,
             deadline=now - self._began >= self._settings.timeout_s,
+            alone=self._alone is not None and now - self._alone >= self._return_grace_s,
         )
 
     def pause(self) -> float:
@@ -297,9 +321,10 @@ class _Clock:
         return self._pause
 
     def asks_who_left(self) -> bool:
-        """Return whether it is time to ask again who has left: at every fourth look of a long wait."""
+        """Return whether it is time to ask again who has left: at every fourth look of a long wait, and at each look
+        while only those are missing who have finished, for they may be back."""
         now = time.monotonic()
-        if now - self._asked < _ASK_AFTER_POLLS * self._settings.poll_s:
+        if self._alone is None and now - self._asked < _ASK_AFTER_POLLS * self._settings.poll_s:
             return False
         self._asked = now
         return True

@@ -12,7 +12,8 @@ from composer_replication.diloco.rounds.failures import RoundError, StaleRound
 from composer_replication.diloco.rounds.identity import agree_on_run
 from composer_replication.diloco.rounds.manager import ObjectStoreManager, RoundWork
 from composer_replication.diloco.rounds.patience import PatientStore, Traffic
-from composer_replication.diloco.rounds.records import MOST_MAGNITUDE, Layout, OfferId, pack, parse_offer
+from composer_replication.diloco.rounds.reading import Goodbye, pack_goodbye
+from composer_replication.diloco.rounds.records import MOST_MAGNITUDE, Layout, OfferId, parse_offer
 from composer_replication.diloco.rounds.running import Place, RunningRound, Settings
 from composer_replication.diloco.rounds.vectors import RoundVector, largest_of
 from composer_replication.diloco.store import ObjectStore, StoreError, open_store
@@ -104,7 +105,7 @@ class ObjectStoreAllReduce:
             self._gave_up = True
             farewell = PatientStore(self.objects, self.traffic, patience_s=self.poll_interval_s)
             with contextlib.suppress(StoreError):
-                farewell.put(goodbye, pack("goodbye", self._layout.address(goodbye), {"finished": True}))
+                farewell.put(goodbye, pack_goodbye(self._layout.address(goodbye), Goodbye(True, self.round_id)))
             raise
         if ended.result != "commit":
             raise RoundError(explain(self._where(), got="no mean that can be read", expected="the mean of all"))

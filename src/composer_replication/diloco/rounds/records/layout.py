@@ -4,7 +4,7 @@ Everything lies below its generation: nothing of another one is listed or read.
 
     g000000/about, about.1, about.2        what the run is: its id, world, payload, shapes; most of the copies count
     g000000/claims/RANK/N                  the N-th process that holds a rank; g000000/beats/RANK.N says that it lives
-    g000000/left/RANK.N                    it said goodbye, and whether it had finished
+    g000000/left/RANK.N                    it said goodbye: at which step, and whether it had finished
     g000000/r/STEP/here/RANK               it was not in the round before and is back
     g000000/r/STEP/offer/RANK.N.TRIAL      a manifest; its shards are g000000/d/STEP/RANK.N.TRIAL/SHARD
     g000000/r/STEP/seal/ATTEMPT            which offers count
