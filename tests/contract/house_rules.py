@@ -1,4 +1,4 @@
-"""Rules that keep the tree readable. Each is a function of the package's sources, so that planted trees can be judged too."""
+"""Rules that keep the tree readable: functions of the package's sources, so that planted trees can be judged too."""
 
 from __future__ import annotations
 
