@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from composer_replication.privacy.named.plausible import is_generated
+
 _QUOTE = re.compile(r"\\*[\"'`]")
 _BARE = re.compile(r"(?:[^\0\s\"'`\\<>]++|\\(?![nrtu\"'\\/`])|(?<=[A-Za-z0-9!@#$%^&*])['](?=[A-Za-z0-9!@#$%^&*]))+")
 _SCHEMES = re.compile(
@@ -19,6 +21,16 @@ _CONNECTION_PART = re.compile(
     r"(?i)\s*(?:server|data source|host|address|user(?: ?id|name)?|uid|database|initial catalog|dbname|driver|port"
     r"|endpoint|account ?name|trusted_connection|encrypt)\s?=\s?[^\0=\s]"
 )
+# `password: `, `PASSWORD=`, `"password" => `, `<password><![CDATA[`, `requirepass `, up to the value.
+_DATA_SIGN = re.compile(r"\\*[\"'`]?\]?(?:[ \t]{0,20}(?:=>|:=|[:=])[ \t]{0,20}|[ \t]{0,40}\|[ \t]{1,20}|>(?:<!\[CDATA\[)?|[ \t]{1,40})")
+_DATA_WORD = re.compile(r"[!-~]+")
+# The next pair (`;port=`, `&user=`, `\\nDB_HOST=`), or the end of a tag or of a string with escapes.
+_DATA_ENDS = re.compile(
+    r"(?:[;,&]|\\+[nrt])(?=(?:[a-z]{3}|[A-Z]{3}|[A-Z][a-z]{2})[\w.-]{0,40}[=:])|\]\]>|</|\\+n\Z|\\+[\"'](?=[,:}\])]|\Z)"
+)
+_QUOTES_END = re.compile(r"\\*[\"'`](?:[\s,;:)}\]>/]|\Z|\\)")  # a quote that closes: `"...",`
+_BEHIND_DATA = "\"'`,;)]}>"
+_LONGEST_GENERATED = 200
 _BEFORE_SETTING = frozenset(("", " ", "\t", "\n", "'", '"', ",", ":", "\0"))
 _AFTER_SETTING = frozenset(("", " ", "\t", "\n", "\r", "'", '"', "\\", "\0"))
 _SECTION = re.compile(r"\[[\w .:\"/-]{1,60}\]|[\w-]{2,30}[ \t][\w.:/-]{1,60}[ \t]\{")
@@ -34,7 +46,7 @@ _LONGEST_STRING = 300
 def bare_word(text: str, begin: int) -> str:
     """The unquoted word at `begin`; a quote between letters belongs to it."""
     match = _BARE.match(text, begin, begin + _LONGEST_BARE)
-    return match[0] if match else ""
+    return generated_word(text, begin) or (match[0] if match else "")
 
 
 def quoted(text: str, begin: int) -> tuple[int, int] | None:
@@ -54,6 +66,28 @@ def quoted(text: str, begin: int) -> tuple[int, int] | None:
     if end < 0 or (0 <= newline < end and mark != "`" and not text.startswith("-----BEGIN", begin)):
         end = begin + len(bare_word(text, begin))
     return begin, end
+
+
+def generated_value(text: str, end: int) -> tuple[int, int] | None:
+    """Begin and end of the password of a generator behind a sign or a blank at `end`, in quotes or bare.
+
+    Brackets, quotes and commas are its own: a bare one goes on to the next blank or to the next name with a value.
+    """
+    sign = _DATA_SIGN.match(text, end)
+    if sign is None:
+        return None
+    begin = sign.end()
+    if (bounds := quoted(text, begin)) and _QUOTES_END.match(text, bounds[1]):
+        return bounds if is_generated(text[slice(*bounds)]) else None
+    value = generated_word(text, begin).rstrip(_BEHIND_DATA)
+    return (begin, begin + len(value)) if value else None
+
+
+def generated_word(text: str, begin: int) -> str:
+    """The word at `begin` if a generator of passwords made it, otherwise nothing."""
+    word = _DATA_WORD.match(text, begin, begin + _LONGEST_GENERATED)
+    value = _DATA_ENDS.split(word[0], maxsplit=1)[0] if word else ""
+    return value if is_generated(value.rstrip(_BEHIND_DATA)) else ""
 
 
 def is_env(text: str, start: int, match: re.Match[str]) -> bool:

@@ -13,8 +13,8 @@ _LEAD, _REACH = 240, 320
 _NEAR = 90
 # Behind a name inside a tag: `name="db.password">...`, `<Password Type="x">...`, `password</key><string>...`.
 _IN_TAG = re.compile(
-    r"(?:[^\0\n<>]{0,200}>|</\w{1,20}>\s{0,40}<\w{1,20}[^\0\n<>]{0,40}>)(?:\s{0,40}<[Vv]alue>)?(?:<!\[CDATA\[)?\s{0,4}(?P<valu"
-    r"e>[^\0\s<>\]]{4,200})(?=\s{0,4}(?:\]\]>)?</)"
+    r"(?:[^\0\n<>]{0,200}>|</\w{1,20}>\s{0,40}<\w{1,20}[^\0\n<>]{0,40}>)(?:\s{0,40}<[Vv]alue>)?(?:<!\[CDATA\[)?\s{0,4}(?P<value>(?:[^\0\s<>\]]|\](?!\]>)){4,200})"
+    r"(?=\s{0,4}(?:\]\]>)?</)"
 )
 _OPEN_TAG = re.compile(r"<[\w:.-]{0,40}(?:\s[^\0<>]{0,160})?\Z")
 _ESCAPED_TAG = re.compile(r"&gt;(?P<value>[^\0\s<>&]{4,200})&lt;/")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-from composer_replication.privacy.named.harmless import is_uncommon
+from composer_replication.privacy.named.harmless import is_uncommon, is_word
 from composer_replication.privacy.named.names import PASSWORD_WORDS, Strength, name_strength
 from composer_replication.privacy.rules import PLACEHOLDER, PSEUDONYM, has_digit, is_strong
-from composer_replication.privacy.shapes.entropy import looks_random
+from composer_replication.privacy.shapes.entropy import looks_random, share_of_changes
 
 _PLACEHOLDER_PART = re.compile(
     r"(?i)[$%]\(|[$%#]\{"
@@ -40,12 +40,21 @@ _REFERENCE = re.compile(
 _PROSE = re.compile(
     r"(?i)\b(?:is|are|the|a|an|must|should|required|your|for|to|of|and|or|not|with|please|enter|cannot|can|be|in)\b"
 )
-# A name, perhaps with members (`a.b`, `a?.b`, `a!.b`, `A::b`), a number with a unit, or anything with a bracket.
+# A name, perhaps with members (`a.b`, `a?.b`, `a!.b`, `A::b`), or a number with a unit.
 _CODE = re.compile(
     r"[@:$]{0,2}+[A-Za-z_$][\w$]*+(?:(?:[?!]?\.|:{1,2}|\?)[A-Za-z_$][\w$]*+)*+[!?]?|[A-Za-z]++-[a-z]++"
     r"|\d++(?:\.\d++)?[a-zA-Z%]{0,2}"
-    r"|[^\n\0(\[{]*+[(\[{][^\n\0]*+"
 )
+# What stands before a bracket of code: `get`, `rows[0]`, `a =`, another bracket, or nothing.
+_OPENED = re.compile(r"(?:\A|[A-Za-z_]\w*|[\])}(\[{=,:+|&!<>*/ -])\Z")
+# A generated password: `k[9}Q(w-T,2`, 16 characters and more from most generators.
+_GENERATED = re.compile(r"(?=[^\0a-z]*[a-z])(?=[^\0A-Z]*[A-Z])[!-~]{12,128}")
+# Of 2,000 passwords of each generator 99% have more; tests/unit/scrub/test_scrub_data_lines.py draws them.
+_FEWEST_CHANGES = 0.33
+_FOUR_LETTERS = re.compile(r"[A-Za-z]{4,}")
+_CAMEL = re.compile(r"[A-Z][a-z]{3,}|[a-z]{4,}|[A-Z]{4,}")
+_CLOSERS = {")": "(", "]": "[", "}": "{"}
+_BRACKET_SIGNS = frozenset("([{")
 # What a lock file has behind a name: `npm:^2.14.0`, `workspace:*`, `>=1.2`.
 _VERSION = re.compile(
     r"(?:[a-z]{2,12}:)?[\^~<>=v ]*\d++(?:\.\d++)++[\w.+-]*+|(?:workspace|file|link|portal|patch):[^\0\s]*+"
@@ -88,6 +97,16 @@ _CODE_WORD = re.compile(
 )
 
 
+@lru_cache(maxsize=1 << 12)
+def is_generated(value: str) -> bool:
+    """Whether a generator of passwords made a value: letters, digits and signs in turn, without a word or code in it."""
+    if not _GENERATED.fullmatch(value) or value.isalnum():
+        return False
+    if share_of_changes(value) < _FEWEST_CHANGES:
+        return False
+    return not any(is_word(part) for letters in _FOUR_LETTERS.findall(value) for part in _CAMEL.findall(letters))
+
+
 def is_random_value(value: str) -> bool:
     """Whether a value under a name that says little (`key`, `auth`) is a key by its looks."""
     core = value.strip("\"'")
@@ -110,7 +129,7 @@ def is_no_secret(value: str) -> bool:
 
 def is_said(value: str) -> bool:
     """Whether a word that stands beside a secret's name in speech is the secret: no word, address or date."""
-    return (
+    return is_generated(value) or (
         is_strong(value)
         and not value.startswith(("-", ".", ":", "_"))
         and not _NO_SECRET.fullmatch(value, 0, _JUDGED)
@@ -206,6 +225,8 @@ def is_path(value: str) -> bool:
 @lru_cache(maxsize=1 << 12)
 def is_plausible(value: str, strength: Strength, literal: bool) -> bool:
     """Whether a value could be a secret; `literal` when it is known to be text, not code."""
+    if is_generated(value):  # `<`, `${` and `...` stand in such a value by chance
+        return PLACEHOLDER.search(value) is None
     if (
         len(value) < (4 if strength == Strength.PASSWORD else 6)
         or PLACEHOLDER.search(value)
@@ -240,10 +261,26 @@ def is_plausible(value: str, strength: Strength, literal: bool) -> bool:
             or (is_uncommon(value) and not value.istitle())  # and no label
             or is_passphrase(value)
         )
-    if _CODE.fullmatch(value):
+    if _CODE.fullmatch(value) or has_brackets_of_code(value):
         named = strength < Strength.PASSWORD and is_identifier(value)
         return has_digit(value) and not named and not _BRACKET.search(value) and len(value) >= 8 and _mixed(value)
     return True
+
+
+def has_brackets_of_code(value: str) -> bool:
+    """Whether a value has brackets, and all of them are code's: `get(x1)`, `rows[0`, but not `k[9}Q(` or `x)2`.
+
+    A bracket that is still open at the end is code's, too: a bare value ends before the brackets that close it.
+    """
+    opened: list[str] = []
+    for index, sign in enumerate(value):
+        if sign in "([{":
+            if not opened and not _OPENED.search(value, max(0, index - 60), index):
+                return False
+            opened.append(sign)
+        elif sign in _CLOSERS and (not opened or opened.pop() != _CLOSERS[sign]):
+            return False
+    return not _BRACKET_SIGNS.isdisjoint(value)
 
 
 def _is_phrase(value: str) -> bool:

@@ -9,8 +9,14 @@ import re
 from collections.abc import Iterator, Sequence, Set
 
 from composer_replication.privacy.named.names import Strength, name_strength
-from composer_replication.privacy.named.plausible import is_passphrase, is_plausible, is_random_value, is_unknown
-from composer_replication.privacy.rules import Span, is_strong, word_set
+from composer_replication.privacy.named.plausible import (
+    is_generated,
+    is_passphrase,
+    is_plausible,
+    is_random_value,
+    is_unknown,
+)
+from composer_replication.privacy.rules import PLACEHOLDER, Span, is_strong, word_set
 
 INSERT = b"insert"
 _WORDS = (b"pass", b"pwd", b"secret", b"token", b"key")
@@ -28,6 +34,12 @@ _NO_CELL = word_set("yes no true false none null required optional string text h
 _HEX = re.compile(r"(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{12,64}")
 
 _AROUND = " \t\r\"'`*"  # a cell
+_BARS = ("|", "\u2502")
+# `ada,"a ""quoted"" cell, with a sign",`: a cell and what parts it from the next.
+_CELLS = {
+    sign: re.compile(rf'(?:\A|(?<={sign}))([ ]?"(?:[^\0"]|"")*+"(?=[ \r]*(?:{sign}|\Z))|[^\0{sign}]*+)(?={sign}|[ \r]*\Z)')
+    for sign in "\t,;"
+}
 _INSERT = re.compile(
     r"(?i:insert\s{1,9}(?:ignore\s{1,9})?into\s{1,9})[^\0\s(]{1,120}\s{0,9}\(([^\0()]{1,800})\)\s{0,9}(?i:values)\s{0,9}"
 )
@@ -70,9 +82,14 @@ def _separator(heading: str) -> str:
 
 
 def _cut(row: str, sign: str, heading: str) -> list[str]:
-    """The cells of a row: between signs, or under the words of a heading whose columns are aligned."""
-    if sign:
+    """The cells of a row: between bars or signs, where a value may have one itself, or under aligned words."""
+    if sign in _BARS:
+        bars = [index for index, character in enumerate(heading) if character == sign]
+        if all(row[index : index + 1] == sign for index in bars):
+            return [row[begin:end] for begin, end in zip([0, *(bar + 1 for bar in bars)], [*bars, None], strict=True)]
         return row.split(sign)
+    if sign:
+        return [match[1] for match in _CELLS[sign].finditer(row)]
     starts = [match.start() for match in _ALIGNED.finditer(heading)]
     return [row[start:end] for start, end in zip(starts, [*starts[1:], None], strict=True)]
 
@@ -85,37 +102,40 @@ def _secret_columns(heading: str, sign: str) -> _Columns:
     if not 2 <= len(cells) <= _MOST_COLUMNS:
         return ()
     names = [_HEADING.fullmatch(cell) for cell in cells]
-    outer = (0, len(cells) - 1) if sign in ("|", "\u2502") else ()  # what stands outside the outer bars
+    outer = (0, len(cells) - 1) if sign in _BARS else ()  # what stands outside the outer bars
     if any(name is None and (index not in outer or cells[index].strip()) for index, name in enumerate(names)):
         return ()
     told = [name[1].strip() if name else "" for name in names]
     whom = any(map(_FOR_WHOM.fullmatch, told))
-    if not sign and not (whom and heading.isupper()):
+    if not sign and not whom:
         return ()
     strengths = [(index, name_strength(name)) for index, name in enumerate(told)]
+    whom = whom and (sign != "" or heading.isupper())
     return [(index, strength, whom) for index, strength in strengths if strength >= Strength.TOKEN]
 
 
 def _rows(text: str, begin: int, heading: str, sign: str, columns: _Columns) -> tuple[list[Span], int]:
     """Secrets of the rows that have as many cells as the heading, and where the table ends."""
-    signs = heading.count(sign) if sign else 0
+    width = len(_cut(heading, sign, heading))
     spans: list[Span] = []
     while begin < len(text):
         newline = text.find("\n", begin, begin + _LONGEST_ROW)
         end = newline if newline >= 0 else min(len(text), begin + _LONGEST_ROW)
         row = text[begin:end]
-        rule = sign in ("|", "\u2502") and _RULE.fullmatch(row) is not None  # with `+` where the columns meet
-        if (sign and row.count(sign) != signs and not rule) or not row.strip() or "\0" in row:
+        rule = sign in _BARS and _RULE.fullmatch(row) is not None  # with `+` where the columns meet
+        cells = _cut(row, sign, heading)
+        if (len(cells) != width and not rule) or not row.strip() or "\0" in row:
             break
         if not rule:
-            spans += _cells(row, begin, _cut(row, sign, heading), columns)
+            spans += _cells(row, begin, cells, columns)
         begin = end + 1
     return spans, begin - 1
 
 
 def _cells(row: str, begin: int, cells: Sequence[str], columns: _Columns) -> Iterator[Span]:
     for index, strength, whom in columns:
-        value = cells[index].strip(_AROUND).partition("  ")[0]
+        cell = cells[index].strip(" \t\r")
+        value = cell[1:-1] if cell[:1] == cell[-1:] == '"' else cell.strip(_AROUND).partition("  ")[0]
         start = begin + row.find(value, sum(map(len, cells[:index])))
         if value and _is_secret(value, strength, whom):
             yield Span(start, start + len(value), _kind(strength))
@@ -123,8 +143,8 @@ def _cells(row: str, begin: int, cells: Sequence[str], columns: _Columns) -> Ite
 
 def _is_secret(value: str, strength: Strength, whom: bool) -> bool:
     """`whom`: another column says whose it is; then a plain word is a password, too."""
-    if strength == Strength.PASSWORD and is_passphrase(value):
-        return True
+    if is_generated(value) or (strength == Strength.PASSWORD and is_passphrase(value)):
+        return PLACEHOLDER.search(value) is None
     if " " in value or not is_plausible(value, strength, True):
         return False
     if strength == Strength.PASSWORD:

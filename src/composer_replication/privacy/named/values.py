@@ -7,6 +7,7 @@ import re
 from composer_replication.privacy.named.declarations import handed, own_quotes, typed, wrapped
 from composer_replication.privacy.named.extents import (
     bare_end,
+    generated_value,
     in_connection_string,
     in_properties,
     in_settings,
@@ -74,6 +75,8 @@ def value_after(text: str, start: int, end: int, strength: Strength) -> Span | N
     """The value behind a name, if it is one."""
     if text[start - 1 : start] not in ("<", ":") and (match := typed(text, end)):
         return _literal(text, start, match, strength)
+    if (literal := generated_value(text, end)) is not None:
+        return Span(*literal, kind_of(strength))
     if match := _SIGN.match(text, end):
         return (
             _value_at(text, start, match, strength)

@@ -80,6 +80,12 @@ def rarity(value: str) -> tuple[float, float]:
     return common, changes / max(1, len(value) - 1)
 
 
+def share_of_changes(value: str) -> float:
+    """Share of neighbours of different class: letters of each case, digits, signs. A capital belongs to its word."""
+    classes = value.translate(_CLASSES).replace("Ul", "l")
+    return sum(map(str.__ne__, classes, classes[1:])) / max(1, len(value) - 1)
+
+
 @lru_cache(maxsize=1 << 12)
 def looks_random(value: str) -> bool:
     """Whether a string of key characters is a rare one: not words, not a sequence, not one character repeated."""
