@@ -14,7 +14,7 @@ _SCHEMES = re.compile(
 )
 _NEXT_PAIR = re.compile(r"[^\0&\s]+&[\w.-]+=")
 _NEXT_NAME = re.compile(r";(?=\s*[A-Za-z][\w .-]{0,40}=)|,(?=[A-Za-z_][\w.-]{0,40}[=:])|&&|\|\|")
-_CLOSED = re.compile(r"([\w.\"']+)\)[.;,)]")
+_OPENERS = {")": "(", "]": "[", "}": "{"}
 _ENV_LINE = re.compile(r"(?:export |declare -x |set )?[A-Za-z_]\w*=")
 # `Server=...;User ID=...;Password=...`: the parts of a connection string are text, not code.
 _CONNECTION_PART = re.compile(
@@ -22,7 +22,9 @@ _CONNECTION_PART = re.compile(
     r"|endpoint|account ?name|trusted_connection|encrypt)\s?=\s?[^\0=\s]"
 )
 # `password: `, `PASSWORD=`, `"password" => `, `<password><![CDATA[`, `requirepass `, up to the value.
-_DATA_SIGN = re.compile(r"\\*[\"'`]?\]?(?:[ \t]{0,20}(?:=>|:=|[:=])[ \t]{0,20}|[ \t]{0,40}\|[ \t]{1,20}|>(?:<!\[CDATA\[)?|[ \t]{1,40})")
+_DATA_SIGN = re.compile(
+    r"\\*[\"'`]?\]?(?:[ \t]{0,20}(?:=>|:=|[:=])[ \t]{0,20}|[ \t]{0,40}\|[ \t]{1,20}|>(?:<!\[CDATA\[)?|[ \t]{1,40})"
+)
 _DATA_WORD = re.compile(r"[!-~]+")
 # The next pair (`;port=`, `&user=`, `\\nDB_HOST=`), or the end of a tag or of a string with escapes.
 _DATA_ENDS = re.compile(
@@ -107,9 +109,22 @@ def bare_end(text: str, start: int, begin: int, env: bool) -> int:
     if before in ("?", "&") or _NEXT_PAIR.match(value):
         value = value.split("&", 1)[0]
     value = _NEXT_NAME.split(value, maxsplit=1)[0]
-    if closed := _CLOSED.match(value):  # the bracket around it was opened before
-        value = closed[1]
+    value = _up_to_closing(value, text[max(text.rfind("\n", 0, start) + 1, start - _LONGEST_LEAD) : start])
     return begin + len(value.rstrip(",;)}]:." if not env else ";"))
+
+
+def _up_to_closing(value: str, lead: str) -> str:
+    """Cut a bare value at a bracket that closes one of `lead`, the line before it: `whoami(token=token)["name"]`."""
+    open_inside: list[str] = []
+    for index, sign in enumerate(value):
+        if sign in "([{":
+            open_inside.append(sign)
+        elif opener := _OPENERS.get(sign):
+            if opener in open_inside:
+                del open_inside[open_inside.index(opener) :]
+            elif lead.count(opener) > lead.count(sign):
+                return value[:index]
+    return value
 
 
 def _in_dump(text: str, start: int) -> bool:

@@ -52,6 +52,9 @@ _GENERATED = re.compile(r"(?=[^\0a-z]*[a-z])(?=[^\0A-Z]*[A-Z])[!-~]{12,128}")
 # Of 2,000 passwords of each generator 99% have more; tests/unit/scrub/test_scrub_data_lines.py draws them.
 _FEWEST_CHANGES = 0.33
 _FOUR_LETTERS = re.compile(r"[A-Za-z]{4,}")
+_CHARACTER_CLASS = re.compile(
+    r"\[\^?[^\0\s\[\]]{0,40}(?:0-9|a-[a-z]|A-[A-Z])"
+)  # of a regular expression: `[^\w0-9A-F]`
 _CAMEL = re.compile(r"[A-Z][a-z]{3,}|[a-z]{4,}|[A-Z]{4,}")
 _CLOSERS = {")": "(", "]": "[", "}": "{"}
 _BRACKET_SIGNS = frozenset("([{")
@@ -100,7 +103,7 @@ _CODE_WORD = re.compile(
 @lru_cache(maxsize=1 << 12)
 def is_generated(value: str) -> bool:
     """Whether a generator of passwords made a value: letters, digits and signs in turn, without a word or code in it."""
-    if not _GENERATED.fullmatch(value) or value.isalnum():
+    if not _GENERATED.fullmatch(value) or value.isalnum() or _CHARACTER_CLASS.search(value):
         return False
     if share_of_changes(value) < _FEWEST_CHANGES:
         return False

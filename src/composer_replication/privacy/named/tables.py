@@ -37,7 +37,9 @@ _AROUND = " \t\r\"'`*"  # a cell
 _BARS = ("|", "\u2502")
 # `ada,"a ""quoted"" cell, with a sign",`: a cell and what parts it from the next.
 _CELLS = {
-    sign: re.compile(rf'(?:\A|(?<={sign}))([ ]?"(?:[^\0"]|"")*+"(?=[ \r]*(?:{sign}|\Z))|[^\0{sign}]*+)(?={sign}|[ \r]*\Z)')
+    sign: re.compile(
+        rf'(?:\A|(?<={sign}))([ ]?"(?:[^\0"]|"")*+"(?=[ \r]*(?:{sign}|\Z))|[^\0{sign}]*+)(?={sign}|[ \r]*\Z)'
+    )
     for sign in "\t,;"
 }
 _INSERT = re.compile(
