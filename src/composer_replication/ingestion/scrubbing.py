@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -13,6 +13,8 @@ from typing import Any, Protocol
 from composer_replication.actions.write import recut_blocks
 from composer_replication.canonical_json import encode
 from composer_replication.privacy import Scope, Scrubber, kingfisher_rule
+from composer_replication.privacy.rules import Span
+from composer_replication.privacy.spoken.answers import answer_spans, asks, printed_spans, prints_secret
 from composer_replication.types import Conversation, Link, ToolCall, ToolResult, Turn
 
 
@@ -22,6 +24,8 @@ class ScrubScope(Protocol):
     def text(self, text: str) -> str: ...
 
     def value(self, value: Any) -> Any: ...
+
+    def answer(self, text: str, spans: Callable[[str], Iterable[Span]]) -> str: ...
 
 
 HoldsSecret = Callable[[str], bool]
@@ -53,6 +57,8 @@ def scrub_conversation(
 class _Work:
     def __init__(self, scope: ScrubScope, holds_secret: HoldsSecret) -> None:
         self._scope, self._holds_secret = scope, holds_secret
+        self._is_asked = False  # whether the last message asks for a secret
+        self._printing: set[str] = set()  # ids of calls whose result may be a secret
         self._changed = False  # anything so far: a prompt's token ids spell all that came before
 
     def text(self, text: str | None) -> str | None:
@@ -73,7 +79,7 @@ class _Work:
 
     def turn(self, turn: Turn) -> Turn:
         scope = self._scope
-        text, thinking = scope.text(turn.text), scope.text(turn.thinking)
+        text, thinking = self._message(turn), scope.text(turn.thinking)
         calls = tuple(self._call(call) for call in turn.calls)
         results = tuple(self._result(result) for result in turn.results)
         is_same = (text, thinking) == (turn.text, turn.thinking)
@@ -98,6 +104,15 @@ class _Work:
             extra=scope.value(extra),
         )
 
+    def _message(self, turn: Turn) -> str:
+        """Return the scrubbed text of a turn, and note what the turn asks of the next one."""
+        was_asked = self._is_asked
+        prompts = [result.text for result in turn.results]
+        asking = turn.text if turn.text.strip() else "".join(prompts[-1:])
+        self._is_asked = asks(asking) if asking.strip() else was_asked
+        self._printing |= {call.id for call in turn.calls if prints_secret(_arguments_text(call))}
+        return self._scope.answer(turn.text, answer_spans) if was_asked else self._scope.text(turn.text)
+
     def _call(self, call: ToolCall) -> ToolCall:
         return replace(
             call,
@@ -108,7 +123,14 @@ class _Work:
         )
 
     def _result(self, result: ToolResult) -> ToolResult:
-        return replace(result, call_id=self.id(result.call_id), text=self._scope.text(result.text))
+        is_printed = result.call_id in self._printing
+        text = self._scope.answer(result.text, printed_spans) if is_printed else self._scope.text(result.text)
+        return replace(result, call_id=self.id(result.call_id), text=text)
+
+
+def _arguments_text(call: ToolCall) -> str:
+    """Return the strings among a call's arguments, a line each: a command, a path, a question."""
+    return "\n".join(value for value in call.arguments.values() if isinstance(value, str))
 
 
 _MAX_SHOWN = 200

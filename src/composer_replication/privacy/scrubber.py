@@ -6,7 +6,7 @@ that parallel and serial runs agree. Neither shows a value in its repr, and a pl
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from composer_replication.privacy.fields import (
@@ -33,6 +33,7 @@ from composer_replication.privacy.seen import CACHED_LENGTH, Mark, Paragraphs, S
 from composer_replication.privacy.shapes.surroundings import names_a_hash
 
 _SHORTEST = 6
+_SHORTEST_ANSWER = 8  # a shorter one may be part of other words
 # A replacement can bring two pieces together that match as one; more than a few rounds would be a bug.
 _MAX_ROUNDS = 4
 # Strings scanned together stay apart: no pattern crosses a NUL, and none takes it for a blank.
@@ -79,6 +80,7 @@ class Scope:
         self._paragraphs = Paragraphs()
         self._numbering = Numbering()
         self._renamed: dict[Mark, tuple[str, int]] = {}
+        self._answers: dict[str, str] = {}  # secrets that were asked for, with their kinds
 
     def __repr__(self) -> str:
         return f"Scope({self.report})"
@@ -98,7 +100,18 @@ class Scope:
 
     def text(self, text: str) -> str:
         """The text with every secret as a placeholder; the same object when there was none."""
-        return self._text(text, "")
+        return self._text(self._without_answers(text) if self._answers else text, "")
+
+    def answer(self, text: str, spans: Callable[[str], Iterable[Span]]) -> str:
+        """Return a text that answers a question for a secret, or is what a command printed: `spans` finds the values.
+
+        Such a value is looked for in all later texts of this scope, because nothing there says what it is.
+        """
+        answers = sorted(spans(text))
+        for start, end, kind in answers:
+            if end - start >= _SHORTEST_ANSWER:
+                self._answers[text[start:end]] = kind
+        return self.text(self._replaced(text, answers) if answers else text)
 
     def value(self, value: Any) -> Any:
         """A JSON-like value with every string scrubbed; the same object when nothing was found.
@@ -106,10 +119,29 @@ class Scope:
         Most strings of a record are short and clean, so those not seen before are scanned together, as one text. Only
         when that finds something are they looked at one by one.
         """
+        if self._answers:
+            value = self._without_answers(value)
         gathered = Gatherer(self._seen, self._scanner.knows)
         gathered.add(value)
         clean = not gathered.unseen or self._all_clean(gathered.unseen)
         return value if clean and not gathered.special else self._walk(value, "", Strength.NONE)
+
+    def _without_answers(self, value: Any) -> Any:
+        """Replace the answers of earlier messages in every string of a JSON-like value; the same object without any."""
+        if isinstance(value, str):
+            for answer, kind in self._answers.items():
+                if answer in value:
+                    value = value.replace(answer, self._numbering.placeholder(kind, answer))
+            return value
+        if isinstance(value, dict):
+            items = {key: self._without_answers(item) for key, item in value.items()}
+            return items if any(items[key] is not item for key, item in value.items()) else value
+        if isinstance(value, list | tuple):
+            new = [self._without_answers(item) for item in value]
+            if all(item is old for item, old in zip(new, value, strict=True)):
+                return value
+            return new if isinstance(value, list) else tuple(new)
+        return value
 
     def _all_clean(self, unseen: Collection[str]) -> bool:
         """Scan strings together and remember the clean ones; False when the record has to be walked."""

@@ -132,6 +132,11 @@ def speech_spans(text: str, lower: bytes, active: Set[bytes]) -> Iterator[Span]:
             yield from near(text, match.start(), match.end())
 
 
+def has_own_word(text: str) -> bool:
+    """Return whether a text has a word for a secret in letters that English does not have."""
+    return not text.isascii() and _OWN_WORD.search(text) is not None
+
+
 # Common words: each is searched for with all that must follow it, which starts with a literal and is fast.
 _LOGIN_WORDS = {"log": "og in", "sign": "ign in", "logged": "ogged in"} | {
     word: word[1:]

@@ -1,0 +1,157 @@
+"""Secrets that one message asks for and the next one gives, where nothing beside the value says what it is.
+
+    assistant: Which password does the staging database have?      user: kestrel-otter-4821, same as last year
+    call: terraform output -raw db_password                        result: k[9}Q(w-T,2xB
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from composer_replication.privacy.named.names import MEANT, PASSWORD_WORDS, Strength, name_strength
+from composer_replication.privacy.named.plausible import (
+    is_generated,
+    is_no_secret,
+    is_odd,
+    is_told,
+    is_unknown,
+    trimmed,
+)
+from composer_replication.privacy.rules import PLACEHOLDER, Span, has_digit, word_set
+from composer_replication.privacy.shapes.entropy import looks_random
+from composer_replication.privacy.spoken.speech import has_own_word
+
+_QUESTION_LENGTH = 600  # of the end of a message: what stands before it is not asked
+_ANSWER_LENGTH = 240  # a longer message is a text of its own, which the other rules read
+_MOST_SENTENCES = 3
+_SENTENCE = re.compile(r"[^.!?。？！\n]+[.!?。？！]*")
+_LETTERS = re.compile(r"[^\W\d_]+(?:[_-][^\W\d_]+)*")
+# `api key`, `pre-shared key`, `12 recovery words`, `backup code`, `PIN`.
+_NAMES = re.compile(
+    r"(?i)\b(?:api|access|secret|private|licen[sc]e|encryption|auth|signing|master|ssh|recovery|activation|wi-?fi)[ -]keys?\b"
+    r"|\bpre-?shared\b|\b(?:recovery|backup|seed|mnemonic)\s(?:words?|phrases?)\b|\bseed\b"
+)
+_CODES = re.compile(
+    r"(?i)\b(?:pin|puk|otp|tan|2fa|mfa|totp|second factor|(?:recovery|backup|verification|security|unlock|access|door|gate|alarm"
+    r"|one-time|sms)[ -]codes?|sicherheitscode|bestätigungscode|c[oó]digo|codice|kod|кода?|код\w*)\b|验证码|驗證碼|認証コード|인증번호"
+)
+# A request in the languages that the words for a password are known in; a question mark or a colon asks, too.
+_REQUEST = re.compile(
+    r"(?i)[?？]|[:：]\s*\Z|\b(?:need|please|send|give|tell|share|paste|provide|enter|type|bitte|brauche|gib|nenn\w*|schick\w*"
+    r"|veuillez|donne\w*|envoie\w*|besoin|saisis\w*|favor|dime|dame|necesito|pásame|envíame|indica|preciso|envie|informe|mande"
+    r"|dimmi|dammi|mandami|inserisci|serve|geef|graag|stuur|nodig|podaj|proszę|potrzebuję|wpisz|zadej\w*|prosím|potřebuji"
+    r"|lütfen|gir\w*|gönder\w*|gerek\w*|lazım|ange|skicka|behöver|oppgi|skriv|indtast|anna|syötä|mohon|tolong|masukkan"
+    r"|vui lòng|nhập|пришли\w*|введи\w*|нуж[нае]\w*|укажи\w*|скажи\w*|дай\w*|надішли\w*|введіть|потріб\w*)\b"
+    r"|请|請|发给|發給|告诉|告訴|提供|输入|輸入|教えて|ください|下さい|入力|送って|알려|입력|보내|주세요|أرسل|أدخل|कृपया|बताइए|שלח|הזן"
+)
+# What prints a secret without naming one in its arguments.
+_GENERATORS = re.compile(
+    r"(?<![\w./-])(?:pwgen|apg|makepasswd|xkcdpass|diceware|openssl rand|gpg --gen-random|lpass show|gopass show|pass show|op read"
+    r"|gh auth token|gcloud auth print|security find-|secret-tool lookup|keyring get|vault kv get|vault read)(?![\w-])"
+)
+# Their output is names, counts and hashes, whatever their arguments are called.
+_LISTING = re.compile(r"(?:.*[|;&]\s*)?(?:ls|find|wc|stat|git|basename|dirname|which|test|sha\d+sum|md5sum|grep -[a-z]*[lc])(?![\w-])")
+_COMMAND_WORD = re.compile(r"[A-Za-z_][\w-]{2,60}")
+_NUMBERED_LINE = re.compile(r"[ \t]*\d{1,6}[→\t]")
+_MOST_LINES = 20
+_VALUE = re.compile(r"[!-~\u00c0-\u024f]{4,200}")
+_OPENING, _CLOSING = "\"'`«„“「(*<[", "\"'`»”“」*>"
+_WRAPPED = re.compile(r"[\"'`«„“「*]{1,3}(.{4,200}?)[\"'`»”“」*]{1,3}")
+_CODE = re.compile(r"\d{4,10}|(?=[a-z-]*\d)[a-z0-9]{3,8}(?:-[a-z0-9]{3,8}){1,7}", re.I)
+_PHRASE = re.compile(r"[^\W\d_]{3,12}(?:[ ,\n]{1,2}[^\W\d_]{3,12}){5,24}")
+# A value does not follow these: `on db-01.internal`, `in prod-2024`.
+_WHERE = word_set(
+    "on at in from under via to of with for by named called host user port auf bei unter im in von aus sur dans chez en del de por"
+    " su nel op w na z pod на в из под через file branch ticket issue see line version"
+)
+
+
+def asks(message: str) -> bool:
+    """Return whether a message ends with a request for a secret: the next one may be nothing but the value."""
+    sentences = _SENTENCE.findall(message[-_QUESTION_LENGTH:].rstrip().rstrip("`*\"'"))[-_MOST_SENTENCES:]
+    return any(_REQUEST.search(sentence) and _names_secret(sentence) for sentence in sentences)
+
+
+def prints_secret(command: str) -> bool:
+    """Return whether a command or the arguments of a tool name a secret that the result may be."""
+    if len(command) > _QUESTION_LENGTH or _LISTING.match(command):
+        return False
+    if _GENERATORS.search(command):
+        return True
+    return any(name_strength(word) >= Strength.TOKEN for word in _COMMAND_WORD.findall(command))
+
+
+def answer_spans(text: str) -> Iterator[Span]:
+    """Yield what in a short message is the secret that the message before it asked for."""
+    stripped = text.strip()
+    if not stripped or len(stripped) > _ANSWER_LENGTH:
+        return
+    begin = text.index(stripped)
+    if len(stripped.split()) == 1:
+        value = stripped.strip("\"'`").rstrip(".,")
+        if _is_single(value):
+            yield _span(text, value, begin)
+        return
+    if phrase := _PHRASE.fullmatch(stripped.strip("\"'`. ")):
+        yield _span(text, phrase[0], begin)
+        return
+    for match in _VALUE.finditer(text):
+        wrapped = _WRAPPED.match(text, match.start(), match.end())
+        value = wrapped[1] if wrapped else trimmed(match[0].lstrip(_OPENING), ".,;:!?)*_\"'`»”」")
+        if _is_told_value(value, wrapped is not None) and (wrapped or not _is_where(text, match.start())):
+            yield _span(text, value, match.start())
+
+
+def printed_spans(text: str) -> Iterator[Span]:
+    """Yield the values in a result of nothing but values, a line each, of a command that prints secrets."""
+    lines = text.rstrip().split("\n")
+    if len(lines) > _MOST_LINES:
+        return
+    begin = 0
+    spans: list[Span] = []
+    for line in lines:
+        numbering = _NUMBERED_LINE.match(line)
+        value = line[numbering.end() if numbering else 0 :].strip().strip("\"'`,")
+        if value and (" " in value or "\t" in value):
+            return
+        if is_generated(value) or is_told(value) or (len(value) >= 16 and has_digit(value) and not is_no_secret(value)):
+            spans.append(_span(text, value, begin))
+        begin += len(line) + 1
+    yield from spans
+
+
+def _names_secret(sentence: str) -> bool:
+    if _NAMES.search(sentence) or _CODES.search(sentence) or has_own_word(sentence):
+        return True
+    return any(
+        name_strength(word) >= Strength.TOKEN or word.lower() in PASSWORD_WORDS or word.lower() in MEANT
+        for word in _LETTERS.findall(sentence)
+    )
+
+
+def _is_single(value: str) -> bool:
+    """Return whether a message of one word is the secret, not `yes`, a path or an address."""
+    if PLACEHOLDER.search(value) or len(value) < 4:
+        return False
+    if _CODE.fullmatch(value) or is_generated(value) or is_told(value) or is_unknown(value):
+        return True
+    return len(value) >= 16 and has_digit(value) and not is_no_secret(value) and looks_random(value)
+
+
+def _is_told_value(value: str, is_wrapped: bool) -> bool:
+    if len(value) < 5 or PLACEHOLDER.search(value):
+        return False
+    if is_generated(value) or is_told(value) or (is_unknown(value) and (is_wrapped or is_odd(value))):
+        return True
+    return _CODE.fullmatch(value) is not None and has_digit(value) and len(value) >= 6
+
+
+def _is_where(text: str, begin: int) -> bool:
+    before = text[max(0, begin - 20) : begin].split()
+    return bool(before) and before[-1].lower() in _WHERE
+
+
+def _span(text: str, value: str, begin: int) -> Span:
+    start = text.index(value, begin)
+    return Span(start, start + len(value), "PASSWORD")
