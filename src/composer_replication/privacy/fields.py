@@ -45,7 +45,7 @@ _MEDIA = ("image/", "audio/", "video/", "font/", "application/pdf")
 
 def pair_strength(value: Mapping[Any, Any]) -> Strength:
     """`{"name": "DB_PASSWORD", "value": ...}` and a Kubernetes Secret name their values in a sibling."""
-    if value.get("kind") == "Secret":
+    if value.get("kind") == "Secret" or value.get("sensitive") is True:  # the second is an output of Terraform
         return Strength.TOKEN
     if value.get("type") == "password" or value.get("inputType") == "password":
         return Strength.PASSWORD

@@ -112,7 +112,7 @@ def _is_url_token(value: str) -> bool:
 
 
 # What a server says about a cookie, and what every page sets: no login.
-_COOKIE_ATTRIBUTES = word_set("path domain expires max-age samesite version secure httponly priority lang theme locale")
+_COOKIE_ATTRIBUTES = word_set("path domain expires max-age samesite version secure httponly priority lang theme locale consent")
 
 
 def _is_cookie(value: str) -> bool:
@@ -126,6 +126,21 @@ def _is_cookie(value: str) -> bool:
     )
 
 
+_UUID = r"[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}"
+# Ids of sessions may be uuids, as public ids are. One counts under the name of a cookie that servers of one kind set
+# (`JSESSIONID`, `__Host-session`), or under any name with a session in it where the text speaks of cookies.
+_VALUE_OF_COOKIE = (
+    r"\\*[\"']?(?:\s{0,3}[=:,]\s{0,3}|\s{1,2})\\*[\"']?(?:value\\*[\"']?\s{0,3}[:=]\s{0,3}\\*[\"']?)?(" + _UUID + ")"
+)
+_COOKIE_SESSION = (
+    r"(?i:(?:j|php|cf|asp\.net_|asp)sess(?:ion)?_?id\w{0,12}|connect\.sid|__(?:host|secure)-[\w.-]{1,40}|_session_id"
+    r"|(?:laravel|ci|rack|flask|django)[_.]session|x-(?:[\w-]{1,20}-)?session(?:-id|-token|-key)?)" + _VALUE_OF_COOKIE
+)
+_SESSION_NEAR_COOKIE = (
+    r"(?i:cookie)[^\0]{0,200}?(?<![\w-])(?i:[\w.-]{0,30}(?:sess|sid|auth|login|token)[\w.-]{0,20})" + _VALUE_OF_COOKIE
+)
+
+
 _PEM_KEY = r"-----BEGIN (?:[A-Z0-9]+ ){0,4}PRIVATE KEY(?: BLOCK)?-----"
 # Without an end (a truncated file) the key goes on as long as lines of base64 follow, numbered or escaped.
 _PEM_LINES = (
@@ -133,6 +148,20 @@ _PEM_LINES = (
     r"|[A-Z][A-Za-z-]{2,20}: [^\0\n\\]{1,80}|[A-Za-z0-9+/]{1,15}=*(?=\s|\\|$))*+"
 )
 _PEM = _PEM_KEY + r"(?:(?:[^\0-]|-(?!----)){0,40000}+-----END [A-Z0-9 ]{3,40}-----|" + _PEM_LINES + ")"
+# The first bytes of a private key without its `-----BEGIN`: PKCS#8 of RSA, PKCS#1, EC, Ed25519 and encrypted keys.
+BARE_KEY = (
+    r"(?<![A-Za-z0-9+/])(?:MI[A-Za-z0-9+/]{3,5}(?:IBADANBgkqhkiG9w0BAQEFAAS|IBAAK[BC]|BOBgkqhkiG9w0BBQ0|AgEAM[BH][A-Z]GByqGSM49|AgEBBD)"
+    r"|MHcCAQEEI|MC4CAQAwBQYDK2Vw)[A-Za-z0-9+/=]{20,}" + _PEM_LINES
+)
+_KEY_END = re.compile(r"-----END (?:[A-Z0-9]+ ){0,4}PRIVATE KEY(?: BLOCK)?-----")
+# A line of base64 at the end of a text, as a log, a listing or JSON writes it: `    12→MIIEpA...`.
+_BASE64_LINE = re.compile(r"(?:\A|\n|\\n)[ \t>|]{0,20}(?:\d{1,6}[→:|\t])?[ \t]{0,20}(?P<line>[A-Za-z0-9+/]{4,100}={0,2})(?:\r?\n|\\n)[ \t>|]{0,20}(?:\d{1,6}[→:|\t])?[ \t]{0,20}\Z")
+_MOST_KEY_LINES = 200
+# Private numbers as `openssl -text` prints them: `privateExponent:` and lines of `7c:1f:ae:`.
+_PRIVATE_NUMBER = (
+    r"(?:rivateExponent|rime[12]|xponent[12]|oefficient|priv):[ \t]*(?:\r?\n|\\n)"
+    r"((?:[ \t]*(?:\d{1,6}[→|\t][ \t]*)?(?:[0-9a-f]{2}:){3,}(?:[0-9a-f]{2})?(?:\r?\n|\\n)?){1,80})"
+)
 _PUTTY = r"PuTTY-User-Key-File-\d(?:[^\0P]|P(?!uTTY-User|rivate-MAC)){0,9000}+Private-MAC: [0-9a-f]+"
 _USER = r"[^\0\s:/@\"'`<>\\?#]{0,100}"
 _ANY_WORD = r"[^\0\s@\"'`<>\\]{1,300}"
@@ -165,17 +194,16 @@ _PHRASE = (
 # Their triggers are looked for among the lower-cased words of a text, so they are letters only.
 STRUCTURE_RULES: tuple[Rule, ...] = (
     Rule("PRIVATE_KEY", re.compile(_PEM), ("private",)),
-    Rule(
-        "PRIVATE_KEY",
-        re.compile(_PUTTY),
-        ("putty",),
-    ),
+    Rule("PRIVATE_KEY", re.compile(_PUTTY), ("putty",)),
+    Rule("PRIVATE_KEY", re.compile(_PRIVATE_NUMBER), ("privateexponent", "prime", "exponent", "coefficient", "priv"), 1),
     Rule(
         "JWT", re.compile(r"(?:(?<![A-Za-z0-9])|(?<=\\[nrt]))eyJ[A-Za-z0-9_-]{8,}(?:\.[A-Za-z0-9_-]*){2,4}"), ("eyj",)
     ),
     *(Rule("BEARER_TOKEN", re.compile(word + _BEARER), ("bearer",), 1, _is_bearer) for word in ("earer", "EARER")),
     *(Rule("BASIC_AUTH", re.compile(word + _BASIC), ("basic",), 1, _is_basic) for word in ("asic", "ASIC")),
     *(Rule("COOKIE", re.compile(word + _COOKIE), ("cookie",), 1, _is_cookie) for word in ("ookie", "OOKIE")),
+    Rule("COOKIE", re.compile(_COOKIE_SESSION), ("sess", "sid", "host", "secure"), 1),
+    Rule("COOKIE", re.compile(_SESSION_NEAR_COOKIE), ("cookie",), 1),
     Rule(
         "SEED_PHRASE",
         re.compile(r"1[.)] ?([a-z]{3,8}\s{1,4}(?:\d{1,2}[.)] ?[a-z]{3,8}\s{1,4}){10,22}\d{1,2}[.)] ?[a-z]{3,8})"),
@@ -197,11 +225,26 @@ TRIGGERS: tuple[bytes, ...] = tuple(dict.fromkeys(trigger for trigger, _ in _BY_
 _ALL_TRIGGERS = frozenset(TRIGGERS)
 
 
+def _headless_keys(text: str) -> Iterator[Span]:
+    """Yield the lines of base64 directly before the end of a private key whose beginning is not in the text."""
+    for end in _KEY_END.finditer(text):
+        begin = end.start()
+        for _ in range(_MOST_KEY_LINES):
+            line = _BASE64_LINE.search(text, max(0, begin - 160), begin)
+            if line is None:
+                break
+            begin = line.start("line")
+        if begin < end.start():
+            yield Span(begin, end.end(), "PRIVATE_KEY")
+
+
 def structure_spans(text: str, active: Set[bytes]) -> Iterator[Span]:
     """Everything with a structure of its own. `active`: the triggers that occur."""
     if here := active & _ALL_TRIGGERS:
         for rule in dict.fromkeys([rule for trigger, rule in _BY_TRIGGER if trigger in here]):
             yield from rule.spans(text)
+    if b"private" in active and "-----END " in text:
+        yield from _headless_keys(text)
     if "@" in text:
         for rule in URL_RULES:
             if rule.triggers[0] in text:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from functools import lru_cache
 
 from composer_replication.privacy import identity, rules
-from composer_replication.privacy.encodings import encoded, fragments, literals, views
+from composer_replication.privacy.encodings import encoded, fragments, views
 from composer_replication.privacy.encodings.crossing import beside, crossing
 from composer_replication.privacy.encodings.encoded import (
     Decoded,
@@ -17,6 +17,7 @@ from composer_replication.privacy.encodings.encoded import (
     speaks_of_base85,
     wrapped_base64,
 )
+from composer_replication.privacy.encodings.streams import streams
 from composer_replication.privacy.encodings.wraps import SCHEMES, SHORT_KEYS, broken, touches_end
 from composer_replication.privacy.keywords import WordFilter, any_of
 from composer_replication.privacy.merging import merge, moved, spread, without
@@ -61,7 +62,7 @@ class Scanner:
         self._random_in = lru_cache(maxsize=_REMEMBERED)(entropy.run_spans)
         self._decoded_in = lru_cache(maxsize=_REMEMBERED)(decoded_in_run)
         keywords = [word for word in KEYWORDS if word not in KEYWORDS_ALONE]
-        layers = (*rules.TRIGGERS, *commands.TRIGGERS, *keywords, tables.INSERT, *lists.TRIGGERS)
+        layers = (*rules.TRIGGERS, *commands.TRIGGERS, *keywords, tables.INSERT, tables.COPY, *lists.TRIGGERS)
         triggers = (*layers, *SHORT_KEYS, *identity.WORDS, *self._exact.triggers)
         whole = (
             KEYWORDS_ALONE
@@ -72,7 +73,6 @@ class Scanner:
             | speech.WHOLE_WORDS
             | encoded.WHOLE_WORDS
             | fragments.WHOLE_WORDS
-            | literals.WHOLE_WORDS
             | SCHEMES
             | NEARBY_WORDS
             | lists.WHOLE_WORDS
@@ -123,8 +123,8 @@ class Scanner:
                 depends.update([run for start, run in suspects if touches_end(text, start + len(run))])
                 self.clean_runs.remember(runs, found, triggers, depends)
             found += self._over_lines(text, lower, active, suspects, unfinished, key)
-            if (joined := literals.put_together(text, flat, active)) is not None:
-                found += joined.touching(self.spans(joined.view.text, key, 1))
+            for stream in streams(text, flat):
+                found += stream.led_back(self.spans(stream.text, key, 1))
         if depth < _MAX_DEPTH:
             found += self._encoded(text, key, depth, suspects, found, active)
         return _settled(text, found, depth) if found else []

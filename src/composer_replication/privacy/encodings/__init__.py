@@ -5,5 +5,5 @@ views      a text without its escapes
 fragments  names that a line end cuts in two
 wraps      values over several lines
 crossing   what of that counts
-literals   values that a program puts together
+streams    values that a stream tells piece by piece
 """

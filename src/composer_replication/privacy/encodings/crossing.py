@@ -21,7 +21,7 @@ _LAST_PIECE = re.compile(rf"(?<![A-Za-z0-9+/_.~-])(?P<piece>[A-Za-z0-9+/_.~-]{{4
 _ID_BEFORE = re.compile(r"(?<![\w./-])(?=[A-Za-z/]*\d)[A-Za-z0-9/]{5,60}:\Z")  # a number that belongs to a token
 _HEX_TAIL = re.compile(r"(?<![0-9a-z])[0-9a-f]{16,}$")
 _HEX_HEAD = re.compile(r"[0-9a-f]+(?![A-Za-z])")
-_ASSIGNED = re.compile(r"\s{0,3}=(?!=)")
+_ASSIGNED = re.compile(r"\s{0,3}(?:=(?!=)|:(?=\s|\Z))")
 _LINE_END = re.compile(r"\\*[\r\n]\s*[+>|-]?\s*|\\+n\s*")
 _SECRET_LINE = 160
 

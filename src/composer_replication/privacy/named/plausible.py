@@ -14,7 +14,7 @@ _PLACEHOLDER_PART = re.compile(
     r"(?i)[$%]\(|[$%#]\{"
     r"|\{\{|\*{3,}|x{4,}|\.{3}|…|your[_ -]|<[^\0>]*>|example|redacted|change[-_ ]?(?:me|this)"
     r"|replace[-_ ]?(?:me|this|with)|fill[-_ ]?me|insert[-_ ](?:your|here)|placeholder|process\.env"
-    r"|os\.environ|getenv|env\.|secrets\."
+    r"|os\.environ|getenv|env\.|secrets\.|\A(?:op|ref\+[a-z]+|vault|keyring|ssm|secretsmanager|gcpsm|awssm|azurekv|bws|doppler)://"
 )
 _PLACEHOLDER_WHOLE = re.compile(
     r"(?i)\[[a-z _-]+\]|0x[0-9a-f]{1,16}|\$\{?(?-i:[A-Z_]{2,}+)\}?(?:/[^\0]*)?"

@@ -18,8 +18,8 @@ from composer_replication.privacy.named.plausible import (
 )
 from composer_replication.privacy.rules import PLACEHOLDER, Span, is_strong, word_set
 
-INSERT = b"insert"
-_WORDS = (b"pass", b"pwd", b"secret", b"token", b"key")
+INSERT, COPY = b"insert", b"copy"
+_WORDS = (b"pass", b"pwd", b"secret", b"token", b"key", b"senha", b"contrase")
 _COMMON = frozenset((b"token", b"key"))  # they stand in other lines, too: only where a rule or more cells say so
 _LONGEST_HEADING = 400
 _LONGEST_ROW = 4000
@@ -45,6 +45,7 @@ _CELLS = {
 _INSERT = re.compile(
     r"(?i:insert\s{1,9}(?:ignore\s{1,9})?into\s{1,9})[^\0\s(]{1,120}\s{0,9}\(([^\0()]{1,800})\)\s{0,9}(?i:values)\s{0,9}"
 )
+_COPY = re.compile(r"(?i)copy\s{1,4}[^\0\s(]{1,120}\s?\(([^\0()]{1,800})\)\s{1,4}from\s{1,4}stdin[^\0\n]{0,80}\n")
 _VALUE = r"(?:\\*'((?:[^\0'\\\n]|''|\\[^\0'\n]){0,400}+)\\*'|[^\0'(),]{0,200}(?:\([^\0'()]{0,80}\))?)\s{0,9}"
 _ARGUMENT = re.compile(_VALUE)
 _NEXT_ROW = re.compile(r"\s{0,9},\s{0,9}(?=\()")
@@ -58,6 +59,11 @@ def table_spans(text: str, lower: bytes, active: Set[bytes]) -> Iterator[Span]:
             yield from _tables(text, lower, word)
     if INSERT in active:
         yield from _inserts(text, lower)
+    if COPY in active:
+        for match in _COPY.finditer(text):
+            heading = "\t".join(name.strip(' "') for name in match[1].split(","))
+            if columns := _secret_columns(heading, "\t"):
+                yield from _rows(text, match.end(), heading, "\t", columns)[0]
 
 
 def _tables(text: str, lower: bytes, word: bytes) -> Iterator[Span]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 
-from composer_replication.privacy.rules import Rule, has_digit
+from composer_replication.privacy.rules import BARE_KEY, Rule, has_digit
 
 _TABLE = r"""
 ANTHROPIC_KEY sk-ant- sk-ant-[A-Za-z0-9_-]{16,}
@@ -157,7 +157,14 @@ def _rule(row: str) -> tuple[bool, Rule]:
 
 
 _ROWS = [_rule(row) for row in _TABLE.strip().splitlines()]
-VENDOR_RULES: tuple[Rule, ...] = tuple(rule for in_runs, rule in _ROWS if not in_runs)
+_BARE_KEY_TRIGGERS = (
+    *("IBADANBgkqhkiG9w0BAQEFAAS", "IBAAKB", "IBAAKC", "BOBgkqhkiG9w0BBQ0"),
+    *("AgEAMB", "AgEAMH", "AgEBBD", "MHcCAQEEI", "MC4CAQAwBQYDK2Vw"),
+)
+VENDOR_RULES: tuple[Rule, ...] = (
+    *(rule for in_runs, rule in _ROWS if not in_runs),
+    Rule("PRIVATE_KEY", re.compile(BARE_KEY), _BARE_KEY_TRIGGERS),
+)
 RUN_RULES: tuple[Rule, ...] = tuple(rule for in_runs, rule in _ROWS if in_runs)
 _PREFIXES = tuple(trigger for rule in VENDOR_RULES for trigger in rule.triggers if trigger[0] not in "\n.+")
 FAMILY_RULE = Rule("API_KEY", re.compile(_FAMILY))

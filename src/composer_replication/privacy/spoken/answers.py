@@ -25,7 +25,7 @@ from composer_replication.privacy.spoken.speech import has_own_word
 _QUESTION_LENGTH = 600  # of the end of a message: what stands before it is not asked
 _ANSWER_LENGTH = 240  # a longer message is a text of its own, which the other rules read
 _MOST_SENTENCES = 3
-_SENTENCE = re.compile(r"[^.!?。？！\n]+[.!?。？！]*")
+_SENTENCE = re.compile(r"(?:[^.!?\u3002\uff1f\uff01\n]|[.!?](?=[^\s]))+[.!?\u3002\uff1f\uff01]*")
 _LETTERS = re.compile(r"[^\W\d_]+(?:[_-][^\W\d_]+)*")
 # `api key`, `pre-shared key`, `12 recovery words`, `backup code`, `PIN`.
 _NAMES = re.compile(
@@ -38,7 +38,7 @@ _CODES = re.compile(
 )
 # A request in the languages that the words for a password are known in; a question mark or a colon asks, too.
 _REQUEST = re.compile(
-    r"(?i)[?？]|[:：]\s*\Z|\b(?:need|please|send|give|tell|share|paste|provide|enter|type|bitte|brauche|gib|nenn\w*|schick\w*"
+    r"(?i)[?\uff1f]|[:\uff1a]\s*\Z|\b(?:need|please|send|give|tell|share|paste|provide|enter|type|bitte|brauche|gib|nenn\w*|schick\w*"
     r"|veuillez|donne\w*|envoie\w*|besoin|saisis\w*|favor|dime|dame|necesito|pásame|envíame|indica|preciso|envie|informe|mande"
     r"|dimmi|dammi|mandami|inserisci|serve|geef|graag|stuur|nodig|podaj|proszę|potrzebuję|wpisz|zadej\w*|prosím|potřebuji"
     r"|lütfen|gir\w*|gönder\w*|gerek\w*|lazım|ange|skicka|behöver|oppgi|skriv|indtast|anna|syötä|mohon|tolong|masukkan"
@@ -62,7 +62,7 @@ _CODE = re.compile(r"\d{4,10}|(?=[a-z-]*\d)[a-z0-9]{3,8}(?:-[a-z0-9]{3,8}){1,7}"
 _PHRASE = re.compile(r"[^\W\d_]{3,12}(?:[ ,\n]{1,2}[^\W\d_]{3,12}){5,24}")
 # A value does not follow these: `on db-01.internal`, `in prod-2024`.
 _WHERE = word_set(
-    "on at in from under via to of with for by named called host user port auf bei unter im in von aus sur dans chez en del de por"
+    "on at in from under via to of with for by named called llama se repositorio repository heißt appelle host user port auf bei unter im in von aus sur dans chez en del de por"
     " su nel op w na z pod на в из под через file branch ticket issue see line version"
 )
 

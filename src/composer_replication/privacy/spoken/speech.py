@@ -111,11 +111,26 @@ _LOGIN = (
 _WORDS = frozenset(word.encode() for word in PASSWORD_WORDS | _LOGIN_PLAIN)
 
 
-WHOLE_WORDS: frozenset[bytes] = _WORDS | _CODE_WORDS | _HALVES
+# Words before `as USER with VALUE`, in the languages of the words for a password.
+_CONNECTING = frozenset(
+    b"connect connecting connected logged login authenticating authenticated bind bound angemeldet verbunden verbinde anmelden"
+    b" collegato collegata connesso conectado conectada entra entrar entre ingresa accede connexion ingelogd inloggen zalogowany".split()
+)
+_AS_USER = re.compile(
+    r"(?i)(?:\b(?:as|als|como|come|comme|con|com|avec|jako|mit|met|user|usuario|utente)\s)\\*[\"'`]?[\w.@=,\\-]{2,80}\\*[\"'`]?,?\s"
+    r"(?:with|using|and|mit|und|con|usando|y|com|e|avec|et|met|en|z|/|\|)\s(?:(?:the\s)?(?:password|passwort|pass|pw)\s)?"
+    r"(?P<quote>\\*[\"'`«“]?)(?P<value>[!-~]{5,80}?)(?=\\*[\"'`»”]|[,;]?\s|[.,;]?\Z)"
+)
+_REACH_OF_LOGIN = 200
+
+
+WHOLE_WORDS: frozenset[bytes] = _WORDS | _CODE_WORDS | _HALVES | _CONNECTING
 
 
 def speech_spans(text: str, lower: bytes, active: Set[bytes]) -> Iterator[Span]:
     """What is said behind or before a word for a secret, in any language."""
+    for word in sorted(active & _CONNECTING):
+        yield from _connections(text, lower, word)
     for word in sorted(active & _WORDS):
         if word in _BY_WORD:
             yield from _logins(text, word)
@@ -194,6 +209,20 @@ def _logins(text: str, word: bytes) -> Iterator[Span]:
     for match in _BY_WORD[word].finditer(text):
         if is_answer(value := trimmed(match["value"].partition("\\")[0], _TRAILING)):
             yield Span(match.start("value"), match.start("value") + len(value), "USER_PASSWORD")
+
+
+def _connections(text: str, lower: bytes, word: bytes) -> Iterator[Span]:
+    """Yield what follows a user on the line of a word for connecting: `connecting to db:1433 as sa with '...'`."""
+    at = lower.find(word)
+    while at >= 0:
+        newline = text.find("\n", at, at + _REACH_OF_LOGIN)
+        end = newline if newline >= 0 else min(len(text), at + _REACH_OF_LOGIN)
+        match = _AS_USER.search(text, at, end)
+        if match is not None:
+            value = trimmed(match["value"], _TRAILING)
+            if is_answer(value) and (match["quote"] or is_odd(value) or has_digit(value)):
+                yield Span(match.start("value"), match.start("value") + len(value), "USER_PASSWORD")
+        at = lower.find(word, end)
 
 
 def _around(text: str, start: int, end: int) -> Iterator[Span]:
