@@ -130,7 +130,7 @@ _UUID = r"[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}"
 # Ids of sessions may be uuids, as public ids are. One counts under the name of a cookie that servers of one kind set
 # (`JSESSIONID`, `__Host-session`), or under any name with a session in it where the text speaks of cookies.
 _VALUE_OF_COOKIE = (
-    r"\\*[\"']?(?:\s{0,3}[=:,]\s{0,3}|\s{1,2})\\*[\"']?(?:value\\*[\"']?\s{0,3}[:=]\s{0,3}\\*[\"']?)?(" + _UUID + ")"
+    r"\\*[\"']?(?:\s{0,3}[=:,]\s{0,40}|\s{1,2})\\*[\"']?(?:value\\*[\"']?\s{0,3}[:=]\s{0,3}\\*[\"']?)?(" + _UUID + ")"
 )
 _COOKIE_SESSION = (
     r"(?i:(?:j|php|cf|asp\.net_|asp)sess(?:ion)?_?id\w{0,12}|connect\.sid|__(?:host|secure)-[\w.-]{1,40}|_session_id"

@@ -33,14 +33,17 @@ def crossing(text: str, spans: Iterable[Span], named: bool) -> Iterator[Span]:
     """
     for span in spans:
         value = text[span.start : span.end]
-        if _ASSIGNED.match(text, span.end):  # its last line is the name of something else
-            value = value[: value.rfind("\n")].rstrip() if "\n" in value else value
+        is_cut = "\n" in value and _ASSIGNED.match(text, span.end) is not None
+        if is_cut:  # its last line is the name of something else
+            value = value[: value.rfind("\n")].rstrip()
             span = Span(span.start, span.start + len(value), span.kind)
         if name_strength(value[value.rfind("\n") + 1 :].strip()) >= Strength.TOKEN and "\n" in value:  # the next name
             continue
         ends = [at for mark in ("\n", "\\n") if (at := value.find(mark)) >= 0]
         random = span.kind in (KIND, HEX_KIND, "KEY_VALUE")
         if not ends:
+            if is_cut and not _LINE_START.search(text, max(0, span.start - 40), span.start):
+                continue  # its name is on the same line, where it was judged
             if named and not random and _is_told(text, span):
                 yield span
         elif (not random and not _is_words(value)) or (

@@ -40,7 +40,7 @@ WORDS = re.compile(
 )
 # `NAME=value` and `name: value` begin something new.
 NEW_LINE = re.compile(r"[A-Za-z_][\w.-]{1,60}(?:=(?!=?\Z)|:)|\*\*|//|#|\.\.|\+\+|--|\d{1,6}(?:→|[.)]\Z)|/\w+/|\d{4}[-/]\d\d[-/]\d\d")
-_STATEMENT = re.compile(r"([A-Za-z_][\w.-]{1,60})\s?[=:]")
+_STATEMENT = re.compile(r"([A-Za-z_][\w.-]{1,60})\s?[=:]|\[?\d{4}[-/]\d\d[-/]\d\d")  # or the date of a log line
 _DATA = re.compile(r"(?:[A-Za-z0-9+/]{57,}+(?:\r?\n|\\n)[ \t]*+)++[A-Za-z0-9+/=]*+")  # the lines of a file in base64
 _LOGIN = re.compile(
     r"://[^\0\s/@\"'`<>\\]{0,100}(?P<end>\r?\n|\\n)[ \t+>|]{0,40}(?:\d{1,6}[→:|\t][ \t]{0,9})?[^\0\s/\"'`<>\\]{0,100}"
@@ -178,7 +178,7 @@ def _may_be_one(text: str, line: int, start: int, end: int) -> bool:
     left, right = back[0][::-1], ahead[0]
     if not (ODD.search(left) or ODD.search(right)) or not _ALNUM.search(right) or not right.isascii():
         return False
-    if is_public_id(left) or is_public_id(right):
+    if is_public_id(left.rpartition("=")[2]) or is_public_id(right):
         return False
     if DIGEST.fullmatch(left) and right.isalpha():  # the next word of a list
         return False
@@ -219,7 +219,7 @@ def _open(text: str, names: Sequence[int], *, words: bool = False) -> Iterator[J
         following = _STATEMENT.match(text, joint[1])
         if cut_name and text[joint[1] : joint[1] + 1] in _NO_NAME:
             continue
-        if not following or (cut_name and name_strength(following[1]) < Strength.TOKEN):
+        if not following or (cut_name and following[1] and name_strength(following[1]) < Strength.TOKEN):
             yield joint
 
 

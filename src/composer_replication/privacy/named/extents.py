@@ -114,16 +114,19 @@ def bare_end(text: str, start: int, begin: int, env: bool) -> int:
 
 
 def _up_to_closing(value: str, lead: str) -> str:
-    """Cut a bare value at a bracket that closes one of `lead`, the line before it: `whoami(token=token)["name"]`."""
-    open_inside: list[str] = []
-    for index, sign in enumerate(value):
+    """Return a bare value up to the bracket that closes one of `lead`, the line before it: `whoami(token=token)["a"]`."""
+    opened: list[str] = []
+    num_before = 0  # brackets that `lead` leaves open
+    for index, sign in enumerate(lead + value):
         if sign in "([{":
-            open_inside.append(sign)
-        elif opener := _OPENERS.get(sign):
-            if opener in open_inside:
-                del open_inside[open_inside.index(opener) :]
-            elif lead.count(opener) > lead.count(sign):
-                return value[:index]
+            opened.append(sign)
+        elif (opener := _OPENERS.get(sign)) and opener in opened:
+            depth = len(opened) - 1 - opened[::-1].index(opener)
+            if index >= len(lead) and depth < num_before:
+                return value[: index - len(lead)]
+            del opened[depth:]
+        if index == len(lead) - 1:
+            num_before = len(opened)
     return value
 
 

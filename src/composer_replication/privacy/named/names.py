@@ -170,6 +170,10 @@ MEANT = {
 _ANYWHERE = ("password", "passwd", "passphrase", "passcode", "secret", "apikey", "psk", "mdp", "passwort", "pwd")
 _CODES = frozenset(("pin", "mfacode", "otpcode", "onetimecode", "twofactorcode"))
 _OTHER_KEYS = word_set("monkey turkey donkey hockey whiskey jockey mickey")
+# Keys that open nothing: of a table, a map, a request.
+_PLAIN_KEYS = word_set(
+    "idempotency partition sort routing cache foreign primary dedup deduplication object index composite row translation"
+)
 _KINDS_OF_KEYS = word_set("api access secret private signing encryption master auth account license")
 
 
@@ -185,6 +189,8 @@ def name_strength(name: str) -> Strength:
     joined = "".join(words)
     last = words[-1]
     counted = last == "tokens" and not _HARMLESS.isdisjoint(words)  # input_tokens, max_tokens
+    if last == "key" and words[-2:-1] and words[-2] in _PLAIN_KEYS:
+        return Strength.NONE
     if last == "id" and words[-2:-1] == ["key"]:
         return Strength.WEAK
     if (

@@ -30,6 +30,7 @@ _PLACEHOLDER_WHOLE = re.compile(
     r"void|dummy|mock|foo|bar|todo|n/?a|yes|no|on|off|auto|inherit|self|this|key|value|type|name|field"
     r"|label"
     r"|env|(?:n?var)?char(?:[(\[ ][^\n\0]*)?|todo[^\n\0]*"
+    r"|[a-z_]{2,12}:(?:password|passwd|secret|token|key)"  # `kw:password`, a name among others
     r"|missing|invalid|valid|expired|access|refresh|session|header|cookie"
 )
 _LOOKED_AT = 400  # the rest of a long value cannot make code or prose of it

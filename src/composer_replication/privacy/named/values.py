@@ -62,6 +62,7 @@ _NAME = re.compile(r"(?:[A-Za-z]{1,16}+[_-])++[A-Za-z]{1,16}+")
 _WORD_OF_CODE = re.compile(r"[A-Za-z_.]+")
 _TEST_NAME = re.compile(r"[Tt]est\w*+(?:[/.:]+[\w-]++)*+|\w++(?:(?:/|::)[\w.-]++)++")
 _ADDRESS_PART = re.compile(r"[?&;#]")
+_PSQL_VARIABLE = re.compile(r"\s+:'\w+'")  # `PASSWORD :'reporting_pw'`
 _IS_VALUE = re.compile(r"=\\*[\"']?\Z")
 _CALL = re.compile(
     r"(?P<close>\]?\\*[\"'`]?)(?:\)\.(?:type|fill|sendKeys|send_keys))?\s?"
@@ -140,6 +141,8 @@ def _is_argument(value: str, strength: Strength, before: str) -> bool:
 def _value_at(text: str, start: int, match: re.Match[str], strength: Strength, *, spaced: bool = False) -> Span | None:
     """The value where a sign ends, if it is one: not a name, a folder, a test or a word of code."""
     name = text[start : match.start()]
+    if _PSQL_VARIABLE.match(text, match.start()):
+        return None
     bounds = quoted(text, match.end())
     found = (*bounds, True) if bounds else _bare(text, start, match, spaced)
     if found is None:

@@ -16,7 +16,7 @@ _HASH_WORDS = re.compile(
     r"commit|\bsha|sha\d|hash|md5|digest|checksum|integrity|etag|fingerprint|revision|\brev\b|\bref\b|\bpatch\b|\btree\b|parent|blob|object"
     r"|merge|\bhead\b|refs/|\bgit\b|\bindex\b|image|docker|layer|cache|build|version|trace|span|uuid|guid|resolved|locked"
     r"|\btx|block|address|\bpin(?:ned)?\b|snapshot|uses:|cherry|rebase|checkout|\breset\s|\bmain\b|\bmaster\b"
-    r"|origin|branch|hexpm|plaintext|ciphertext|\bid[^\w\0]*$|(?<!key)_id[^\w\0]*$"
+    r"|origin|branch|#diff-|hexpm|plaintext|ciphertext|\bid[^\w\0]*$|(?<!key)_id[^\w\0]*$"
 )
 _TREE = re.compile(r"[\u2500-\u257f] ?(?:\[[^\0\n\]]{1,12}\])?\s{0,4}\Z")  # a folder drawn with lines
 _SECRET_WORDS = re.compile(r"key|token|secret|passw|passphrase|api|auth|cred|private|bearer|login|license|wallet")
@@ -55,7 +55,7 @@ _SIGNATURE = re.compile(
 _PUBLIC_NAME = re.compile(
     r"(?i)(?:public[ _-]?key|\bpeer)\\*[\"']?\s{0,3}[:=]\s{0,3}\\*[\"']?\Z|\|1\|(?:[A-Za-z0-9+/]{27}=\|)?/?\Z"
 )
-_MODULUS = re.compile(r"[\"'](?:n|x|y|x5c|x5t)\\*[\"']\s?:\s?\[?\\*[\"']$")
+_MODULUS = re.compile(r"[\"'](?:n|x|y|x5c|x5t|kid)\\*[\"']\s?:\s?\[?\\*[\"']$")
 _MAIL_SIGNATURE = re.compile(r"DKIM-Signature:[^\0\"'{}]{0,600}[;\s]\Z")
 _LONGEST_MAIL_SIGNATURE = 660
 _HASHED_FILE = re.compile(
@@ -76,7 +76,8 @@ _FILE_LINES = re.compile(
     r"|(?:[A-Za-z0-9+/]{60}\r?\n[ \t]*+)++)"
     r"[A-Za-z0-9+/]{1,76}={0,2}(?=[\s\"'<)]|$)"
 )
-_PUBLIC_BLOCK = re.compile(r"-----BEGIN (?:CERTIFICATE|[A-Z ]*PUBLIC KEY|PGP SIGNATURE|SSH SIGNATURE|PGP MESSAGE)")
+_PUBLIC_KINDS = "(?:CERTIFICATE|[A-Z ]*PUBLIC KEY|PGP SIGNATURE|SSH SIGNATURE|PGP MESSAGE)"
+_PUBLIC_BLOCK, _PUBLIC_BLOCK_END = (re.compile(f"-----{mark} {_PUBLIC_KINDS}") for mark in ("BEGIN", "END"))
 
 
 def _is_media(text: str, start: int, run_start: int) -> bool:
@@ -221,6 +222,9 @@ class Surroundings:
         """Inside a certificate, a public key or a signature block."""
         text = self._text
         begin = text.rfind("-----BEGIN ", max(0, position - 12000), position)
+        end = text.find("-----END ", position, position + 12000)
+        if begin < 0 <= end and _PUBLIC_BLOCK_END.match(text, end) and text.find("\0", position, end) < 0:
+            return True  # its beginning is not in the text
         if begin < 0 or text.find("\0", begin, position) >= 0:
             return False
         return bool(_PUBLIC_BLOCK.match(text, begin)) and text.find("-----END ", begin, position) < 0

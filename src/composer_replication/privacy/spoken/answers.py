@@ -48,7 +48,8 @@ _REQUEST = re.compile(
 # What prints a secret without naming one in its arguments.
 _GENERATORS = re.compile(
     r"(?<![\w./-])(?:pwgen|apg|makepasswd|xkcdpass|diceware|openssl rand|gpg --gen-random|lpass show|gopass show|pass show|op read"
-    r"|gh auth token|gcloud auth print|security find-|secret-tool lookup|keyring get|vault kv get|vault read)(?![\w-])"
+    r"|gh auth token|gcloud auth print|security find-|secret-tool lookup|keyring get|vault kv get|vault read"
+    r"|hashcat\s[^\n]*--show|john\s[^\n]*--show|curl\s[^\n|]{0,200}/(?:sessions?|login|tokens?|auth))(?![\w-])"
 )
 # Their output is names, counts and hashes, whatever their arguments are called.
 _LISTING = re.compile(r"(?:.*[|;&]\s*)?(?:ls|find|wc|stat|git|basename|dirname|which|test|sha\d+sum|md5sum|grep -[a-z]*[lc])(?![\w-])")
