@@ -79,7 +79,7 @@ def _fields(record: dict[str, Any], view: View) -> Iterator[tuple[str, Any]]:
         if key in _IDS and isinstance(each, str):
             view.ids.append(each)
         elif key in _AS_GIVEN:
-            given = _arguments(each)
+            given = arguments_as_data(each)
             view.shown += _shown_values(given)
             yield key, given
         elif not ((key == "logprobs" or key.endswith("_token_ids")) and _is_numbers(each)):
@@ -90,15 +90,38 @@ def _is_numbers(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(each, _NUMBERS) for each in cast("list[Any]", value))
 
 
-def _arguments(given: Any) -> Any:
-    """Arguments that are written as text are looked at as what they mean, as at ingest; a name twice has all values."""
-    if not isinstance(given, str):
-        return given
+def arguments_as_data(arguments: Any) -> Any:
+    """Return arguments that are written as JSON text as what they mean, where a name that is written twice has both
+    values; anything else unchanged."""
+    if not isinstance(arguments, str):
+        return arguments
     try:
-        orjson.loads(given)
-        return json.loads(given, object_pairs_hook=_with_all_values)
+        orjson.loads(arguments)
+        return json.loads(arguments, object_pairs_hook=_with_all_values)
     except (orjson.JSONDecodeError, ValueError, RecursionError):
-        return given
+        return arguments
+
+
+def rewritten(text: str, data: Any, clean: Any) -> str:
+    """Return JSON text in which the strings that differ between `data` and `clean` are replaced, each in its quotes."""
+    for old, new in dict(_changes(data, clean)).items():
+        for ascii_only in (True, False):
+            text = text.replace(json.dumps(old, ensure_ascii=ascii_only), json.dumps(new, ensure_ascii=ascii_only))
+    # Where a string is escaped in another way, or a number was the secret, the layout of the text is given up.
+    return text if arguments_as_data(text) == clean else json.dumps(clean, ensure_ascii=False)
+
+
+def _changes(data: Any, clean: Any) -> Iterator[tuple[str, str]]:
+    if isinstance(data, str):
+        if data != clean and isinstance(clean, str):
+            yield data, clean
+    elif isinstance(data, dict) and isinstance(clean, dict):
+        for (old_name, old), (new_name, new) in zip(data.items(), clean.items(), strict=True):
+            yield from _changes(old_name, new_name)
+            yield from _changes(old, new)
+    elif isinstance(data, list) and isinstance(clean, list):
+        for old, new in zip(data, clean, strict=True):
+            yield from _changes(old, new)
 
 
 def _with_all_values(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

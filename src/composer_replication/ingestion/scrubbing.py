@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from composer_replication.actions.write import recut_blocks
 from composer_replication.canonical_json import encode
+from composer_replication.ingestion.gate_view import arguments_as_data, rewritten
 from composer_replication.privacy import Scope, Scrubber, kingfisher_rule
 from composer_replication.privacy.rules import Span
 from composer_replication.privacy.spoken.answers import answer_spans, asks, printed_spans, prints_secret
@@ -82,6 +83,7 @@ class _Work:
         text, thinking = self._message(turn), scope.text(turn.thinking)
         calls = tuple(self._call(call) for call in turn.calls)
         results = tuple(self._result(result) for result in turn.results)
+        self._note_questions(text, calls, results)
         is_same = (text, thinking) == (turn.text, turn.thinking)
         extra = dict(turn.extra) if is_same or "blocks" not in turn.extra else recut_blocks(turn, text, thinking)
         own_change = (text, thinking, calls) != (turn.text, turn.thinking, turn.calls)
@@ -105,13 +107,15 @@ class _Work:
         )
 
     def _message(self, turn: Turn) -> str:
-        """Return the scrubbed text of a turn, and note what the turn asks of the next one."""
-        was_asked = self._is_asked
-        prompts = [result.text for result in turn.results]
-        asking = turn.text if turn.text.strip() else "".join(prompts[-1:])
-        self._is_asked = asks(asking) if asking.strip() else was_asked
-        self._printing |= {call.id for call in turn.calls if prints_secret(_arguments_text(call))}
-        return self._scope.answer(turn.text, answer_spans) if was_asked else self._scope.text(turn.text)
+        """Return the scrubbed text of a turn; of one that was asked for a secret, without the answer."""
+        return self._scope.answer(turn.text, answer_spans) if self._is_asked else self._scope.text(turn.text)
+
+    def _note_questions(self, text: str, calls: Iterable[ToolCall], results: Sequence[ToolResult]) -> None:
+        """Note whether a scrubbed turn asks the next one for a secret, and which of its calls print one."""
+        asking = text if text.strip() else "".join(result.text for result in results[-1:])
+        if asking.strip():
+            self._is_asked = asks(asking)
+        self._printing |= {call.id for call in calls if prints_secret(_arguments_text(call))}
 
     def _call(self, call: ToolCall) -> ToolCall:
         return replace(
@@ -119,8 +123,20 @@ class _Work:
             id=self.id(call.id),
             name=self._scope.text(call.name),
             arguments=self._scope.value(dict(call.arguments)),
-            raw_arguments=self.text(call.raw_arguments),
+            raw_arguments=None if call.raw_arguments is None else self._raw_arguments(call.raw_arguments),
         )
+
+    def _raw_arguments(self, raw: str) -> str:
+        """Return arguments as a model wrote them, scrubbed as the data that they mean and as text: the outgoing check
+        looks at both."""
+        for _ in range(_MOST_ROUNDS):
+            data = arguments_as_data(raw)
+            clean = self._scope.value(data)
+            scrubbed = self._scope.text(raw if clean is data else rewritten(raw, data, clean))
+            if scrubbed == raw:
+                break
+            raw = scrubbed
+        return raw
 
     def _result(self, result: ToolResult) -> ToolResult:
         is_printed = result.call_id in self._printing
@@ -134,6 +150,7 @@ def _arguments_text(call: ToolCall) -> str:
 
 
 _MAX_SHOWN = 200
+_MOST_ROUNDS = 3  # a placeholder can bring together what means something else as data
 _CODE = (
     *("types.py", "canonical_json.py", "runs/conversations.py"),
     *("actions/calls.py", "actions/messages.py", "actions/tool_schemas.py", "actions/write.py"),

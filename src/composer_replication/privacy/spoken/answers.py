@@ -69,24 +69,25 @@ _WHERE = word_set(
 
 
 def asks(message: str) -> bool:
-    """Return whether a message ends with a request for a secret: the next one may be nothing but the value."""
-    sentences = _SENTENCE.findall(message[-_QUESTION_LENGTH:].rstrip().rstrip("`*\"'"))[-_MOST_SENTENCES:]
+    """Return whether a scrubbed message ends with a request for a secret: the next one may be nothing but the value."""
+    sentences = _SENTENCE.findall(PLACEHOLDER.sub("x", message[-_QUESTION_LENGTH:]).rstrip().rstrip("`*\"'"))[-_MOST_SENTENCES:]
     return any(_REQUEST.search(sentence) and _names_secret(sentence) for sentence in sentences)
 
 
 def prints_secret(command: str) -> bool:
-    """Return whether a command or the arguments of a tool name a secret that the result may be."""
+    """Return whether a scrubbed command, or the arguments of a tool, names a secret that the result may be."""
     if len(command) > _QUESTION_LENGTH or _LISTING.match(command):
         return False
     if _GENERATORS.search(command):
         return True
-    return any(name_strength(word) >= Strength.TOKEN for word in _COMMAND_WORD.findall(command))
+    return any(name_strength(word) >= Strength.TOKEN for word in _COMMAND_WORD.findall(PLACEHOLDER.sub("x", command)))
 
 
 def answer_spans(text: str) -> Iterator[Span]:
     """Yield what in a short message is the secret that the message before it asked for."""
     stripped = text.strip()
-    if not stripped or len(stripped) > _ANSWER_LENGTH:
+    # A text with placeholders was read before, when it may have been longer.
+    if not stripped or len(stripped) > _ANSWER_LENGTH or PLACEHOLDER.search(stripped):
         return
     begin = text.index(stripped)
     if len(stripped.split()) == 1:
@@ -114,7 +115,7 @@ def printed_spans(text: str) -> Iterator[Span]:
     for line in lines:
         numbering = _NUMBERED_LINE.match(line)
         value = line[numbering.end() if numbering else 0 :].strip().strip("\"'`,")
-        if value and (" " in value or "\t" in value):
+        if value and (" " in value or "\t" in value or PLACEHOLDER.search(value)):
             return
         if is_generated(value) or is_told(value) or (len(value) >= 16 and has_digit(value) and not is_no_secret(value)):
             spans.append(_span(text, value, begin))
