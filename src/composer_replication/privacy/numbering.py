@@ -9,7 +9,7 @@ from typing import Any
 # A number of more digits is never reached, so nothing can collide with it.
 _TAKEN = re.compile(r"<([A-Z][A-Z0-9_]*)_(\d{1,6})>")
 _TAKEN_USER = re.compile(r"USER_(\d{1,6})(?!\d)")
-_USER = "USER"
+NAME_KIND = "USER"  # of a home directory or a user name: a pseudonym, where all other kinds are secrets
 
 
 class Numbering:
@@ -31,9 +31,9 @@ class Numbering:
 
     def pseudonym(self, name: str) -> str:
         """What stands for a person; counts as one replacement."""
-        self.count(_USER)
+        self.count(NAME_KIND)
         if name not in self._users:
-            self._users[name] = f"{_USER}_{self._next(_USER)}"
+            self._users[name] = f"{NAME_KIND}_{self._next(NAME_KIND)}"
         return self._users[name]
 
     def count(self, kind: str, times: int = 1) -> None:
@@ -68,7 +68,7 @@ def _taken(text: str) -> Iterable[tuple[str, int]]:
     if "<" in text:
         yield from ((match[1], int(match[2])) for match in _TAKEN.finditer(text))
     if "USER_" in text:
-        yield from ((_USER, int(match[1])) for match in _TAKEN_USER.finditer(text))
+        yield from ((NAME_KIND, int(match[1])) for match in _TAKEN_USER.finditer(text))
 
 
 def holds_number(text: str) -> bool:

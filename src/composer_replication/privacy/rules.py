@@ -112,7 +112,9 @@ def _is_url_token(value: str) -> bool:
 
 
 # What a server says about a cookie, and what every page sets: no login.
-_COOKIE_ATTRIBUTES = word_set("path domain expires max-age samesite version secure httponly priority lang theme locale consent")
+_COOKIE_ATTRIBUTES = word_set(
+    "path domain expires max-age samesite version secure httponly priority lang theme locale consent"
+)
 
 
 def _is_cookie(value: str) -> bool:
@@ -150,17 +152,21 @@ _PEM_LINES = (
 _PEM = _PEM_KEY + r"(?:(?:[^\0-]|-(?!----)){0,40000}+-----END [A-Z0-9 ]{3,40}-----|" + _PEM_LINES + ")"
 # The first bytes of a private key without its `-----BEGIN`: PKCS#8 of RSA, PKCS#1, EC, Ed25519 and encrypted keys.
 BARE_KEY = (
-    r"(?<![A-Za-z0-9+/])(?:MI[A-Za-z0-9+/]{3,5}(?:IBADANBgkqhkiG9w0BAQEFAAS|IBAAK[BC]|BOBgkqhkiG9w0BBQ0|AgEAM[BH][A-Z]GByqGSM49|AgEBBD)"
+    r"(?<![A-Za-z0-9+/])(?:MI[A-Za-z0-9+/]{3,5}(?:IBADANBgkqhkiG9w0BAQEFAAS|IBAAK[BC]|BOBgkqhkiG9w0BBQ0"
+    r"|AgEAM[BH][A-Z]GByqGSM49|AgEBBD)"
     r"|MHcCAQEEI|MC4CAQAwBQYDK2Vw)[A-Za-z0-9+/=]{20,}" + _PEM_LINES
 )
 _KEY_END = re.compile(r"-----END (?:[A-Z0-9]+ ){0,4}PRIVATE KEY(?: BLOCK)?-----")
 # A line of base64 at the end of a text, as a log, a listing or JSON writes it: `    12→MIIEpA...`.
-_BASE64_LINE = re.compile(r"(?:\A|\n|\\n)[ \t>|]{0,20}(?:\d{1,6}[→:|\t])?[ \t]{0,20}(?P<line>[A-Za-z0-9+/]{4,100}={0,2})(?:\r?\n|\\n)[ \t>|]{0,20}(?:\d{1,6}[→:|\t])?[ \t]{0,20}\Z")
+_BASE64_LINE = re.compile(
+    r"(?:\A|\n|\\n)[ \t>|]{0,20}(?:\d{1,6}[→:|\t])?[ \t]{0,20}(?P<line>[A-Za-z0-9+/]{4,100}={0,2})"
+    r"(?:\r?\n|\\n)[ \t>|]{0,20}(?:\d{1,6}[→:|\t])?[ \t]{0,20}\Z"
+)
 _MOST_KEY_LINES = 200
 # Private numbers as `openssl -text` prints them: `privateExponent:` and lines of `7c:1f:ae:`.
 _PRIVATE_NUMBER = (
     r"(?:rivateExponent|rime[12]|xponent[12]|oefficient|priv):[ \t]*(?:\r?\n|\\n)"
-    r"((?:[ \t]*(?:\d{1,6}[→|\t][ \t]*)?(?:[0-9a-f]{2}:){3,}(?:[0-9a-f]{2})?(?:\r?\n|\\n)?){1,80})"
+    r"((?:[ \t]*+(?:\d{1,6}+[→|\t][ \t]*+)?+(?:[0-9a-f]{2}:){3,}+(?:[0-9a-f]{2})?+(?:\r?\n|\\n)?+){1,80}+)"
 )
 _PUTTY = r"PuTTY-User-Key-File-\d(?:[^\0P]|P(?!uTTY-User|rivate-MAC)){0,9000}+Private-MAC: [0-9a-f]+"
 _USER = r"[^\0\s:/@\"'`<>\\?#]{0,100}"
@@ -195,7 +201,9 @@ _PHRASE = (
 STRUCTURE_RULES: tuple[Rule, ...] = (
     Rule("PRIVATE_KEY", re.compile(_PEM), ("private",)),
     Rule("PRIVATE_KEY", re.compile(_PUTTY), ("putty",)),
-    Rule("PRIVATE_KEY", re.compile(_PRIVATE_NUMBER), ("privateexponent", "prime", "exponent", "coefficient", "priv"), 1),
+    Rule(
+        "PRIVATE_KEY", re.compile(_PRIVATE_NUMBER), ("privateexponent", "prime", "exponent", "coefficient", "priv"), 1
+    ),
     Rule(
         "JWT", re.compile(r"(?:(?<![A-Za-z0-9])|(?<=\\[nrt]))eyJ[A-Za-z0-9_-]{8,}(?:\.[A-Za-z0-9_-]*){2,4}"), ("eyj",)
     ),

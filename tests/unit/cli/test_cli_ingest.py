@@ -42,8 +42,8 @@ def test_a_folder_of_mixed_formats_gives_a_table_on_stdout_and_talk_on_stderr(tm
     done = crf("ingest", logs, "-o", tmp_path / "run", cwd=tmp_path)
     assert done.returncode == 0
     lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
-    assert "format files sessions contexts turns calls results errors redacted" in lines
-    assert "openai_messages 1 1 1 2 0 0 0 0" in lines
+    assert "format files sessions contexts turns calls results errors secrets names" in lines
+    assert "openai_messages 1 1 1 2 0 0 0 0 0" in lines
     assert any(line.startswith("all 5 4 5 ") for line in lines)
     assert "no known format 1 notes.json" in lines
     assert any(line.startswith("invalid JSON") and "cut.jsonl:" in line for line in lines)

@@ -45,8 +45,12 @@ def _ingest(made: Any) -> str:
     total = made.total
     return (
         f"{total.sessions:,} sessions, {total.turns:,} turns, {total.calls:,} calls, {total.errors:,} results that"
-        f" the logs mark as errors; {total.redactions:,} secrets taken out"
+        f" the logs mark as errors; redacted: {_count(total.secrets, 'secret')} and {_count(total.names, 'user name')}"
     )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _split(made: Any) -> str:

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 HELP = "read session logs (Claude Code, Codex, ATIF, ...) into a run directory, secrets out"
 _COLUMNS = {
     name: name
-    for name in ("format", "files", "sessions", "contexts", "turns", "calls", "results", "errors", "redacted")
-} | {"contexts": "conversations", "redacted": "redactions"}
+    for name in ("format", "files", "sessions", "contexts", "turns", "calls", "results", "errors", "secrets", "names")
+} | {"contexts": "conversations"}
 _CAPTION = (
     "A context is what a model saw at once: a session, a part of one after a compaction, or a sub-agent.\n"
     "Errors are results that the log marks as failed."

@@ -12,6 +12,7 @@ from composer_replication.ingestion.cache.planning import Plan
 from composer_replication.ingestion.cache.session_sources import SessionSource, first_places
 from composer_replication.ingestion.reading.counts import IMAGES, UNPLACED
 from composer_replication.ingestion.reading.source import IngestReport
+from composer_replication.privacy.numbering import NAME_KIND
 
 _BESIDE = ("queued messages", "attachments ", IMAGES)
 _COLUMNS = ("sessions", "conversations", "turns", "calls", "results", "errors")
@@ -29,7 +30,8 @@ class FormatCounts:
     calls: int
     results: int
     errors: int
-    redactions: int
+    secrets: int
+    names: int  # home directories and user names, which are no secrets
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,13 +130,15 @@ def _remarks(planned: Plan, lost: str | None) -> Iterator[str]:
 
 
 def _counts(name: str, sources: Sequence[SessionSource]) -> FormatCounts:
-    total: Counter[str] = Counter()
+    total, redactions = Counter[str](), Counter[str]()
     for source in sources:
         total.update(source.counts)
+        redactions.update(source.redactions)
     return FormatCounts(
         format=name,
         files=sum(len(source.sizes) for source in sources),
-        redactions=sum(sum(source.redactions.values()) for source in sources),
+        secrets=redactions.total() - redactions[NAME_KIND],
+        names=redactions[NAME_KIND],
         **{column: total[column] for column in _COLUMNS},
     )
 

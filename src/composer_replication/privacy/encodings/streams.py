@@ -84,7 +84,7 @@ def _runs(lines: list[bytes], group: list[tuple[int, int]]) -> Iterator[list[tup
 
 
 def _pieces(flat: bytes, run: list[tuple[int, int]]) -> list[tuple[int, int]] | None:
-    """Return the bounds of the string that differs most from line to line, or None where no string is short and varied."""
+    """Return the bounds of the string that differs most from line to line; None where no string is short and varied."""
     rows = [[match.span(1) for match in _STRING.finditer(flat, *bounds)] for bounds in run]
     best: list[tuple[int, int]] | None = None
     most = _FEWEST_LINES // 2

@@ -39,7 +39,9 @@ WORDS = re.compile(
     r"(?:[./_=~$+:@#-]*+(?:[A-Z]?[a-z]{1,20}+(?:[A-Z][a-z]{1,20}+)*+|[A-Z]{1,20}+|[0-9]{1,6}+)(?=[./_=~$+:@#!?-]|$))++[./_=~$+:@#!?-]*+"
 )
 # `NAME=value` and `name: value` begin something new.
-NEW_LINE = re.compile(r"[A-Za-z_][\w.-]{1,60}(?:=(?!=?\Z)|:)|\*\*|//|#|\.\.|\+\+|--|\d{1,6}(?:→|[.)]\Z)|/\w+/|\d{4}[-/]\d\d[-/]\d\d")
+NEW_LINE = re.compile(
+    r"[A-Za-z_][\w.-]{1,60}(?:=(?!=?\Z)|:)|\*\*|//|#|\.\.|\+\+|--|\d{1,6}(?:→|[.)]\Z)|/\w+/|\d{4}[-/]\d\d[-/]\d\d"
+)
 _STATEMENT = re.compile(r"([A-Za-z_][\w.-]{1,60})\s?[=:]|\[?\d{4}[-/]\d\d[-/]\d\d")  # or the date of a log line
 _DATA = re.compile(r"(?:[A-Za-z0-9+/]{57,}+(?:\r?\n|\\n)[ \t]*+)++[A-Za-z0-9+/=]*+")  # the lines of a file in base64
 _LOGIN = re.compile(

@@ -7,7 +7,6 @@ name_and_value  what the two say only together
 extents         where it ends
 declarations    what code puts between name and value
 values          the value behind a name
-names_at_hits   the name that a key word was found in
 assignments     all of that behind every key word
 markup          names at a distance in documents
 tables          names at a distance in tables

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Set
+from functools import lru_cache
 
-from composer_replication.privacy.named.declarations import arguments
+from composer_replication.privacy.named.declarations import arguments, handed, typed
 from composer_replication.privacy.named.markup import named_in_document
+from composer_replication.privacy.named.name_and_value import names_handle
 from composer_replication.privacy.named.names import MEANT, Strength, name_strength
-from composer_replication.privacy.named.names_at_hits import is_named, is_no_name, name_start, says_nothing, strength_at
 from composer_replication.privacy.named.plausible import is_answer, is_given, is_plausible, trimmed
-from composer_replication.privacy.named.values import WIDE_SIGNS, is_handed, value_after
-from composer_replication.privacy.rules import Span
+from composer_replication.privacy.named.values import WIDE_SIGNS, is_called, is_handed, stands_as_name, value_after
+from composer_replication.privacy.rules import PLACEHOLDER, Span
 from composer_replication.privacy.shapes.human import is_unfamiliar
 from composer_replication.privacy.spoken.said import continued, counted, told_behind
 from composer_replication.privacy.spoken.speech import spoken_before
@@ -103,6 +104,18 @@ _CUT_NAME = re.compile(
     r"(?i:api|access|secret|private|signing|account|encryption|master)_?(?P<end>\r?\n|\\n)[ \t+>|]*_?\Z"
 )
 _RESOURCE = re.compile(r"\b[au]rn:[^\0\s\"'`<>()]{0,200}:\Z")
+_HEAD = re.compile(r"[A-Za-z0-9_]*+(?:[.-][A-Za-z0-9_]++)*+")  # read backwards
+_BEFORE_NAMES = frozenset(" \n\t\"'`([{<=:,;/*\0")
+_KIND_OF_KEY = re.compile(r"(?i)(?:api|access|secret|private|license|encryption|auth|signing|master|account) $")
+_IS = re.compile(r"\s(?:is|was)\s")
+_LISTED = re.compile(
+    r"(?i:user|login|account|username|admin|as)\b[^\0\n]{0,30}[,;/|]\s\Z|\b(?:new|old) \Z"
+    r"|(?i:\buser(?:name)?)[ :=]{1,2}[^\0\s]{1,40}\s\Z"
+)  # `user ada, pass ...`
+_OF_WIFI = re.compile(r"(?i)\b(?:wi-?fi|wlan|ssid)\b[^\0\n=]{0,50}\Z")
+# `--password-stdin`, `--vault-password-file`: what follows is no password; and the keys that everybody may know.
+_NO_VALUE = re.compile(r"(?i)[_-](?:stdin|fd|prompt)$")
+_SIGNED_BY = re.compile(r"using [A-Z]{3,6} \Z")
 
 
 def searched_words(active: Set[bytes]) -> list[bytes]:
@@ -171,15 +184,15 @@ def _at_hit(text: str, position: int, keyword: bytes, unfinished: list[int]) -> 
     end = tail.end() if tail else stem_end
     after = text[end : end + 1]
     if after not in _BEHIND_NAMES:
-        return _said_before(text, name_start(text, position), end) if after in _ENDS_SPEECH else None
-    start = name_start(text, position)
+        return _said_before(text, _name_start(text, position), end) if after in _ENDS_SPEECH else None
+    start = _name_start(text, position)
     if start < position and text[start - 1 : start] == "\\" and text[start] in "nrt":
         start += 1
     name = text[start:end]
     if keyword in _CALLED:
         if after and after in "( " and (span := _positional(text, end, keyword)):
             return span
-    elif says_nothing(name, text[position:end]) and (after != "(" or "." not in name):
+    elif _says_nothing(name, text[position:end]) and (after != "(" or "." not in name):
         return None
     if after == "(":
         if name_strength(name) == Strength.PASSWORD and (span := _positional(text, end, b"jwt")):
@@ -187,8 +200,8 @@ def _at_hit(text: str, position: int, keyword: bytes, unfinished: list[int]) -> 
         if "." in text[stem_end:end]:  # a method of it: what it is given is told by the name before it
             end = text.rfind(".", stem_end, end)
             name = text[start:end]
-    strength = strength_at(text, position, name, keyword)
-    if not is_no_name(text, start, position, name, keyword):
+    strength = _strength_at(text, position, name, keyword)
+    if not _is_no_name(text, start, position, name, keyword):
         _note_unfinished(text, start, end, strength, keyword, unfinished)
         if _may_have_value(text, position, start, end, strength, keyword):
             return _value_of(text, start, end, strength, keyword)
@@ -214,7 +227,7 @@ def _may_have_value(text: str, position: int, start: int, end: int, strength: St
             return False
         if keyword not in _LOGIN_NAMES and not _has_key(text[end : end + _VALUE_REACH]):
             return False  # only a random value counts behind such a name, and random values are long
-    elif text[start:end].lower() in ("pass", "pwd") and not is_named(text, start, end):  # a verb, a command
+    elif text[start:end].lower() in ("pass", "pwd") and not _is_named(text, start, end):  # a verb, a command
         return False
     return not (text[start - 1 : start] == ":" and _RESOURCE.search(text, max(0, start - 240), start))
 
@@ -270,3 +283,62 @@ def _positional(text: str, end: int, keyword: bytes) -> Span | None:
         if (index or signs) and handed_over and is_plausible(text[begin:stop], Strength.PASSWORD, True):
             return Span(begin, stop, "SECRET" if signs else "USER_PASSWORD")
     return None
+
+
+def _name_start(text: str, position: int) -> int:
+    """Where the name begins that has its key word at `position`."""
+    if text[position - 1 : position] in _BEFORE_NAMES:
+        return position
+    head = _HEAD.match(text[max(0, position - 60) : position][::-1])
+    return position - (head.end() if head else 0)
+
+
+@lru_cache(maxsize=1 << 13)
+def _says_nothing(name: str, word: str) -> bool:
+    """Whether neither a name nor its part from the key word on can have a secret behind it: most have none."""
+    known = name_strength(name) != Strength.NONE or name_strength(word) >= Strength.TOKEN
+    return not known and not names_handle(name) and "dentified by" not in word.lower()
+
+
+def _is_no_name(text: str, start: int, position: int, name: str, keyword: bytes) -> bool:
+    """A placeholder, a public key, an option that reads from elsewhere, a code that is no login."""
+    before = text[start - 1 : start]
+    if keyword == b"code=" and before not in ("?", "&"):  # the rest of names with a code say more
+        return True
+    if before == "<" and PLACEHOLDER.match(text, start - 1):
+        return True
+    return _NO_VALUE.search(name) is not None or (keyword == b"key" and _is_public(text, position))
+
+
+def _is_public(text: str, position: int) -> bool:
+    """`public key`, and the key that made a signature, which gpg names by its fingerprint."""
+    lead = text[max(0, position - 14) : position]
+    return lead.rstrip(" _-").lower().endswith("public") or _SIGNED_BY.search(lead) is not None
+
+
+def _is_named(text: str, start: int, end: int) -> bool:
+    """Whether a word that is also a verb stands as a name: an option, a tag, a key in quotes, or before a sign."""
+    before = text[start - 1 : start]
+    if text[end] in ".{[":
+        return handed(text, end) is not None or typed(text, end) is not None
+    keyed = before in ("'", '"', "`", "#") and text[end] in "'\"`\\" and is_called(text, end)
+    return (
+        before in ("-", "<")
+        or keyed
+        or _LISTED.search(text, max(0, start - 44), start) is not None
+        or _IS.match(text, end) is not None
+        or stands_as_name(text, end)
+    )
+
+
+def _strength_at(text: str, position: int, name: str, keyword: bytes) -> Strength:
+    """How much a name says, where the words before it may say more."""
+    if keyword == b"identified by":
+        return Strength.PASSWORD if "`" not in text[position : position + len(keyword) + 3] else Strength.NONE
+    strength = name_strength(name)
+    if strength == Strength.NONE and names_handle(name):
+        return Strength.WEAK
+    apart = strength == Strength.WEAK and name.lower() == "key"  # `api key`, in two words
+    if apart and _OF_WIFI.search(text, max(0, position - 60), position):
+        return Strength.PASSWORD
+    return Strength.TOKEN if apart and _KIND_OF_KEY.search(text, max(0, position - 12), position) else strength

@@ -103,7 +103,7 @@ _CODE_WORD = re.compile(
 
 @lru_cache(maxsize=1 << 12)
 def is_generated(value: str) -> bool:
-    """Whether a generator of passwords made a value: letters, digits and signs in turn, without a word or code in it."""
+    """Return whether a generator of passwords made a value: letters, digits and signs in turn, and no word or code."""
     if not _GENERATED.fullmatch(value) or value.isalnum() or _CHARACTER_CLASS.search(value):
         return False
     if share_of_changes(value) < _FEWEST_CHANGES:

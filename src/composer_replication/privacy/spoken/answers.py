@@ -1,7 +1,7 @@
 """Secrets that one message asks for and the next one gives, where nothing beside the value says what it is.
 
-    assistant: Which password does the staging database have?      user: kestrel-otter-4821, same as last year
-    call: terraform output -raw db_password                        result: k[9}Q(w-T,2xB
+assistant: Which password does the staging database have?      user: kestrel-otter-4821, same as last year
+call: terraform output -raw db_password                        result: k[9}Q(w-T,2xB
 """
 
 from __future__ import annotations
@@ -25,52 +25,59 @@ from composer_replication.privacy.spoken.speech import has_own_word
 _QUESTION_LENGTH = 600  # of the end of a message: what stands before it is not asked
 _ANSWER_LENGTH = 240  # a longer message is a text of its own, which the other rules read
 _MOST_SENTENCES = 3
-_SENTENCE = re.compile(r"(?:[^.!?\u3002\uff1f\uff01\n]|[.!?](?=[^\s]))+[.!?\u3002\uff1f\uff01]*")
-_LETTERS = re.compile(r"[^\W\d_]+(?:[_-][^\W\d_]+)*")
+_SENTENCE = re.compile(r"(?:[^\0.!?\u3002\uff1f\uff01\n]|[.!?](?=[^\0\s]))+[.!?\u3002\uff1f\uff01]*")
+_LETTERS = re.compile(r"[^\W\d_]++(?:[_-][^\W\d_]++)*+")
 # `api key`, `pre-shared key`, `12 recovery words`, `backup code`, `PIN`.
 _NAMES = re.compile(
-    r"(?i)\b(?:api|access|secret|private|licen[sc]e|encryption|auth|signing|master|ssh|recovery|activation|wi-?fi)[ -]keys?\b"
+    r"(?i)\b(?:api|access|secret|private|licen[sc]e|encryption|auth|signing|master|ssh|recovery|activation|wi-?fi)"
+    r"[ -]keys?\b"
     r"|\bpre-?shared\b|\b(?:recovery|backup|seed|mnemonic)\s(?:words?|phrases?)\b|\bseed\b"
 )
 _CODES = re.compile(
-    r"(?i)\b(?:pin|puk|otp|tan|2fa|mfa|totp|second factor|(?:recovery|backup|verification|security|unlock|access|door|gate|alarm"
-    r"|one-time|sms)[ -]codes?|sicherheitscode|bestätigungscode|c[oó]digo|codice|kod|кода?|код\w*)\b|验证码|驗證碼|認証コード|인증번호"
+    r"(?i)\b(?:pin|puk|otp|tan|2fa|mfa|totp|second factor|(?:recovery|backup|verification|security|unlock|access|door|gate"
+    r"|alarm|one-time|sms)[ -]codes?|sicherheitscode|bestätigungscode|c[oó]digo|codice|kod|код\w*)\b"
+    r"|验证码|驗證碼|認証コード|인증번호"
 )
 # A request in the languages that the words for a password are known in; a question mark or a colon asks, too.
 _REQUEST = re.compile(
     r"(?i)[?\uff1f]|[:\uff1a]\s*\Z|\b(?:need|please|send|give|tell|share|paste|provide|enter|type|bitte|brauche|gib|nenn\w*|schick\w*"
     r"|veuillez|donne\w*|envoie\w*|besoin|saisis\w*|favor|dime|dame|necesito|pásame|envíame|indica|preciso|envie|informe|mande"
     r"|dimmi|dammi|mandami|inserisci|serve|geef|graag|stuur|nodig|podaj|proszę|potrzebuję|wpisz|zadej\w*|prosím|potřebuji"
-    r"|lütfen|gir\w*|gönder\w*|gerek\w*|lazım|ange|skicka|behöver|oppgi|skriv|indtast|anna|syötä|mohon|tolong|masukkan"
+    r"|lütfen|gir\w*|gönder\w*|gerek\w*|laz\u0131m|ange|skicka|behöver|oppgi|skriv|indtast|anna|syötä|mohon|tolong|masukkan"
     r"|vui lòng|nhập|пришли\w*|введи\w*|нуж[нае]\w*|укажи\w*|скажи\w*|дай\w*|надішли\w*|введіть|потріб\w*)\b"
     r"|请|請|发给|發給|告诉|告訴|提供|输入|輸入|教えて|ください|下さい|入力|送って|알려|입력|보내|주세요|أرسل|أدخل|कृपया|बताइए|שלח|הזן"
 )
 # What prints a secret without naming one in its arguments.
 _GENERATORS = re.compile(
-    r"(?<![\w./-])(?:pwgen|apg|makepasswd|xkcdpass|diceware|openssl rand|gpg --gen-random|lpass show|gopass show|pass show|op read"
-    r"|gh auth token|gcloud auth print|security find-|secret-tool lookup|keyring get|vault kv get|vault read"
-    r"|hashcat\s[^\n]*--show|john\s[^\n]*--show|curl\s[^\n|]{0,200}/(?:sessions?|login|tokens?|auth))(?![\w-])"
+    r"(?<![\w./-])(?:pwgen|apg|makepasswd|xkcdpass|diceware|openssl rand|gpg --gen-random|lpass show|gopass show|pass show"
+    r"|op read|gh auth token|gcloud auth print|security find-|secret-tool lookup|keyring get|vault kv get|vault read"
+    r"|hashcat\s[^\0\n]*--show|john\s[^\0\n]*--show|curl\s[^\0\n|]{0,200}/(?:sessions?|login|tokens?|auth))(?![\w-])"
 )
 # Their output is names, counts and hashes, whatever their arguments are called.
-_LISTING = re.compile(r"(?:.*[|;&]\s*)?(?:ls|find|wc|stat|git|basename|dirname|which|test|sha\d+sum|md5sum|grep -[a-z]*[lc])(?![\w-])")
+_LISTING = re.compile(
+    r"(?:[^\0\n]*[|;&]\s*)?(?:ls|find|wc|stat|git|basename|dirname|which|test|sha\d+sum|md5sum|grep -[a-z]*[lc])(?![\w-])"
+)
 _COMMAND_WORD = re.compile(r"[A-Za-z_][\w-]{2,60}")
 _NUMBERED_LINE = re.compile(r"[ \t]*\d{1,6}[→\t]")
 _MOST_LINES = 20
 _VALUE = re.compile(r"[!-~\u00c0-\u024f]{4,200}")
 _OPENING, _CLOSING = "\"'`«„“「(*<[", "\"'`»”“」*>"
-_WRAPPED = re.compile(r"[\"'`«„“「*]{1,3}(.{4,200}?)[\"'`»”“」*]{1,3}")
+_WRAPPED = re.compile(r"[\"'`«„“「*]{1,3}([^\0\n]{4,200}?)[\"'`»”“」*]{1,3}")
 _CODE = re.compile(r"\d{4,10}|(?=[a-z-]*\d)[a-z0-9]{3,8}(?:-[a-z0-9]{3,8}){1,7}", re.I)
 _PHRASE = re.compile(r"[^\W\d_]{3,12}(?:[ ,\n]{1,2}[^\W\d_]{3,12}){5,24}")
 # A value does not follow these: `on db-01.internal`, `in prod-2024`.
 _WHERE = word_set(
-    "on at in from under via to of with for by named called llama se repositorio repository heißt appelle host user port auf bei unter im in von aus sur dans chez en del de por"
+    "on at in from under via to of with for by named called llama se repositorio repository heißt appelle host user port"
+    " auf bei unter im in von aus sur dans chez en del de por"
     " su nel op w na z pod на в из под через file branch ticket issue see line version"
 )
 
 
 def asks(message: str) -> bool:
     """Return whether a scrubbed message ends with a request for a secret: the next one may be nothing but the value."""
-    sentences = _SENTENCE.findall(PLACEHOLDER.sub("x", message[-_QUESTION_LENGTH:]).rstrip().rstrip("`*\"'"))[-_MOST_SENTENCES:]
+    sentences = _SENTENCE.findall(PLACEHOLDER.sub("x", message[-_QUESTION_LENGTH:]).rstrip().rstrip("`*\"'"))[
+        -_MOST_SENTENCES:
+    ]
     return any(_REQUEST.search(sentence) and _names_secret(sentence) for sentence in sentences)
 
 

@@ -113,11 +113,13 @@ _WORDS = frozenset(word.encode() for word in PASSWORD_WORDS | _LOGIN_PLAIN)
 
 # Words before `as USER with VALUE`, in the languages of the words for a password.
 _CONNECTING = frozenset(
-    b"connect connecting connected logged login authenticating authenticated bind bound angemeldet verbunden verbinde anmelden"
-    b" collegato collegata connesso conectado conectada entra entrar entre ingresa accede connexion ingelogd inloggen zalogowany".split()
+    b"connect connecting connected logged login authenticating authenticated bind bound angemeldet verbunden"
+    b" verbinde anmelden collegato collegata connesso conectado conectada entra entrar entre ingresa accede connexion ingelogd"
+    b" inloggen zalogowany".split()
 )
 _AS_USER = re.compile(
-    r"(?i)(?:\b(?:as|als|como|come|comme|con|com|avec|jako|mit|met|user|usuario|utente)\s)\\*[\"'`]?[\w.@=,\\-]{2,80}\\*[\"'`]?,?\s"
+    r"(?i)(?:\b(?:as|als|como|come|comme|con|com|avec|jako|mit|met|user|usuario|utente)\s)"
+    r"\\*[\"'`]?[\w.@=,\\-]{2,80}\\*[\"'`]?,?\s"
     r"(?:with|using|and|mit|und|con|usando|y|com|e|avec|et|met|en|z|/|\|)\s(?:(?:the\s)?(?:password|passwort|pass|pw)\s)?"
     r"(?P<quote>\\*[\"'`«“]?)(?P<value>[!-~]{5,80}?)(?=\\*[\"'`»”]|[,;]?\s|[.,;]?\Z)"
 )
