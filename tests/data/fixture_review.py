@@ -1,4 +1,4 @@
-"""The sites of the shared fixture sessions as rows of the table in docs/decisions/0005-error-sites.md.
+"""The sites of the shared fixture sessions as rows of the table in tests/data/site_rules_review.md.
 
 `python tests/data/fixture_review.py` prints the rows for whoever reviews them; the last column is written by hand.
 """

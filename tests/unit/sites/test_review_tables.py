@@ -1,4 +1,4 @@
-"""The tables in docs/decisions/0005-error-sites.md are what the rules say now."""
+"""The tables in tests/data/site_rules_review.md are what the rules say now."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from data import agent_results
 from data.fixture_review import review_rows
 from data.labelled import confusion, rows, table
 
-PAGE = (Path(__file__).parents[3] / "docs" / "decisions" / "0005-error-sites.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "data" / "site_rules_review.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", ["labelled", "held out"])
