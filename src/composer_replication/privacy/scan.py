@@ -7,31 +7,26 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from functools import lru_cache
 
 from composer_replication.privacy import identity, rules
-from composer_replication.privacy.encodings import encoded, fragments, views
-from composer_replication.privacy.encodings.crossing import beside, crossing
+from composer_replication.privacy.encodings import views, wraps
 from composer_replication.privacy.encodings.encoded import (
     Decoded,
-    base85,
     decoded_in_run,
     percent_encoded,
-    speaks_of_base85,
     wrapped_base64,
 )
 from composer_replication.privacy.encodings.streams import streams
-from composer_replication.privacy.encodings.wraps import SCHEMES, SHORT_KEYS, broken, touches_end
+from composer_replication.privacy.encodings.wraps import SCHEMES, SHORT_KEYS, beside, broken, crossing, touches_end
 from composer_replication.privacy.keywords import WordFilter, any_of
-from composer_replication.privacy.merging import merge, moved, spread, without
 from composer_replication.privacy.named import commands, options, places, tables
 from composer_replication.privacy.named.assignments import KEYWORDS, keyword_spans, searched_words
 from composer_replication.privacy.named.assignments import WHOLE_WORDS as KEYWORDS_ALONE
 from composer_replication.privacy.named.commands import command_spans
 from composer_replication.privacy.named.markup import manifest_spans
 from composer_replication.privacy.named.tables import table_spans
-from composer_replication.privacy.rules import Rule, Span, has_digit, is_strong, structure_spans
+from composer_replication.privacy.rules import PLACEHOLDER, Rule, Span, has_digit, is_strong, structure_spans
 from composer_replication.privacy.shapes import entropy
 from composer_replication.privacy.shapes.exact import ExactValues
 from composer_replication.privacy.shapes.human import human_spans, is_shaped, is_unfamiliar
-from composer_replication.privacy.shapes.runs import CleanRuns, Runs, is_suspect, is_words
 from composer_replication.privacy.shapes.surroundings import Surroundings
 from composer_replication.privacy.shapes.vendors import RUN_RULES, VENDOR_RULES
 from composer_replication.privacy.spoken import lists, speech
@@ -71,8 +66,7 @@ class Scanner:
             | places.WHOLE_WORDS
             | places.ALSO
             | speech.WHOLE_WORDS
-            | encoded.WHOLE_WORDS
-            | fragments.WHOLE_WORDS
+            | wraps.PIECES_OF_WORDS
             | SCHEMES
             | NEARBY_WORDS
             | lists.WHOLE_WORDS
@@ -126,7 +120,7 @@ class Scanner:
             for stream in streams(text, flat):
                 found += stream.led_back(self.spans(stream.text, key, 1))
         if depth < _MAX_DEPTH:
-            found += self._encoded(text, key, depth, suspects, found, active)
+            found += self._encoded(text, key, depth, suspects, found)
         return _settled(text, found, depth) if found else []
 
     def _over_lines(
@@ -166,17 +160,13 @@ class Scanner:
                 found += inside
         return depends
 
-    def _encoded(
-        self, text: str, key: str, depth: int, suspects: Runs, found: list[Span], active: Set[bytes]
-    ) -> list[Span]:
+    def _encoded(self, text: str, key: str, depth: int, suspects: Runs, found: list[Span]) -> list[Span]:
         behind: list[Span] = []
         if "%" in text:
             behind += self._percent(without(text, found), key, depth)
         starts = [start for start, run in suspects if 60 <= len(run) <= 82]
         if len(starts) > 1 or (starts and "\n" in text):
             behind += self._wrapped(text, starts, depth)
-        if speaks_of_base85(text, active):
-            behind += [Span(*piece[:2], "ENCODED_SECRET") for piece in base85(text) if self._says_secret(piece, depth)]
         if ("\\" in text or "&#" in text) and (view := views.unescaped(text)) is not None:
             behind += view.led_back(self.spans(view.text, key, depth + 1))
         return behind
@@ -263,3 +253,108 @@ def _between_colours(text: str, lower: bytes, active: Set[bytes]) -> Iterable[Sp
     if view is None:
         return ()
     return view.led_back(keyword_spans(view.text, view.text.encode("latin-1", "replace").lower(), active))
+
+
+# Spans that overlap, and values that stand in a text more than once.
+def without(text: str, found: list[Span]) -> str:
+    """The text with blanks for what is already found."""
+    for span in found if len(found) <= 64 else ():
+        text = text[: span.start] + " " * (span.end - span.start) + text[span.end :]
+    return text
+
+
+def moved(span: Span, by: int) -> Span:
+    return Span(span.start + by, span.end + by, span.kind)
+
+
+def merge(text: str, found: list[Span]) -> list[Span]:
+    """Overlaps become one span that covers all of them; the kind is that of the earliest layer. Placeholders stay."""
+    order = {id(span): index for index, span in enumerate(found)}
+    merged: list[Span] = []
+    ranks: list[int] = []
+    for span in sorted(found, key=lambda span: (span.start, -span.end)):
+        rank = order[id(span)]
+        if merged and span.start < merged[-1].end:
+            last = merged[-1]
+            same = (last.start, last.end) == (span.start, span.end)
+            kind = span.kind if same and rank < ranks[-1] else last.kind
+            merged[-1] = Span(last.start, max(last.end, span.end), kind)
+            ranks[-1] = min(rank, ranks[-1]) if same else ranks[-1]
+        else:
+            merged.append(span)
+            ranks.append(rank)
+    return [span for span in merged if not PLACEHOLDER.fullmatch(text[span.start : span.end])]
+
+
+def spread(text: str, spans: list[Span]) -> list[Span]:
+    """The same value elsewhere in the same text is the same secret, whatever stands beside it."""
+    if len(spans) > 64:  # a dump: every line has its own name, and the search would cost lines times length
+        return spans
+    extra: list[Span] = []
+    for value, kind in {text[span.start : span.end]: span.kind for span in spans}.items():
+        if len(value) >= 8 and is_strong(value):
+            at = text.find(value)
+            while at >= 0:
+                extra.append(Span(at, at + len(value), kind))
+                at = text.find(value, at + len(value))
+    return merge(text, spans + extra) if len(extra) > len(spans) else spans
+
+
+# Runs of key characters: a key by itself stands in one. Most are words, and a session repeats the rest.
+Runs = list[tuple[int, str]]
+"""With where each of them starts."""
+_MIN_RUN = 16
+_FEWEST = 5  # different characters: a rule under a heading has fewer, and no key and no encoding does
+_CACHE_SIZE = 1 << 16
+_CACHED_LENGTH = 160
+# One byte a character: key characters become `a`, everything else a space, so a run is found without a regex on text.
+_RUN_TABLE = bytes(97 if chr(code) in "+/=_-.~$" or (code < 128 and chr(code).isalnum()) else 32 for code in range(256))
+_RUN = re.compile(b"a" * _MIN_RUN + b"a*")
+_ESCAPE_HEAD = re.compile(r"u[0-9a-fA-F]{4}|[nrt]")
+# Words and small numbers between separators: most paths and names. A random key has no such cut.
+_WORDY = re.compile(
+    r"(?:[./_=~$+-]*+(?:[A-Z]?[a-z]{2,20}+(?:[A-Z][a-z]{2,20}+)*+|[a-z]|[A-Z]{1,10}+|[0-9]{1,6}+)(?=[./_=~$+-]|$))++[./_=~$+-]*+"
+)
+_NUMBERS = re.compile(r"(?:\d{6}-){7}\d{6}")  # a key that a disk is unlocked with
+
+
+def is_words(run: str) -> bool:
+    """Whether a run is words and small numbers alone."""
+    return _WORDY.fullmatch(run) is not None and not _NUMBERS.fullmatch(run)
+
+
+def is_suspect(run: str) -> bool:
+    """Whether a run may be a key, or encode one: it is neither wordy nor a public id."""
+    return len(set(run)) >= _FEWEST and not entropy.is_wordy(run) and not entropy.is_public_id(run)
+
+
+class CleanRuns:
+    """Those without a secret, so that what a session repeats is looked at once. Bounded."""
+
+    def __init__(self) -> None:
+        self._clean: set[str] = set()
+
+    def others(self, text: str, flat: bytes) -> Runs:
+        """Runs of key characters that are not known to be clean, with where they start."""
+        clean, runs = self._clean, []
+        for match in _RUN.finditer(flat.translate(_RUN_TABLE)):
+            start, end = match.span()
+            run = text[start:end]
+            if run in clean:
+                continue
+            if text[start - 1 : start] == "\\" and (head := _ESCAPE_HEAD.match(run)):
+                start, run = start + head.end(), run[head.end() :]
+            runs.append((start, run))
+        return runs
+
+    def remember(self, runs: Runs, found: list[Span], triggers: Sequence[tuple[str, Rule]], depends: set[str]) -> None:
+        """Keep the runs that are clean whatever stands around them."""
+        if len(found) > 64:  # a dump full of secrets: not worth the comparisons
+            return
+        if len(self._clean) >= _CACHE_SIZE:
+            self._clean.clear()
+        for start, run in runs:
+            if len(run) > _CACHED_LENGTH or run in depends or any(trigger in f"\n{run}" for trigger, _ in triggers):
+                continue
+            if not found or not any(span.start < start + len(run) and start < span.end for span in found):
+                self._clean.add(run)

@@ -73,7 +73,6 @@ UNITS = {
     "tags": '<a password="',
     "typed fields": '{"type": "password", ',
     "command words": "login -p ",
-    "base85": "b85decode <~",
     "lists": 'passwords = ["a1b2c3d4", ',
     "literals": '"a1b2" + ',
     "streamed lines": 'data: {"delta": "a1"}\n',

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from composer_replication.privacy import Scrubber
-from composer_replication.privacy.gather import Gatherer
 from composer_replication.privacy.identity import Identity
 from composer_replication.privacy.named import assignments, places
+from composer_replication.privacy.scrubber import Gatherer
 from composer_replication.privacy.seen import Seen
 from composer_replication.privacy.shapes import human
 

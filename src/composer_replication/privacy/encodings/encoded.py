@@ -1,4 +1,4 @@
-"""Secrets behind an encoding: base64 (both alphabets, wrapped lines, UTF-16, gzip), base32, base85, hex, percent signs.
+"""Secrets behind an encoding: base64 (both alphabets, wrapped lines, UTF-16, gzip), base32, hex, percent signs.
 
 A run is decoded and the plain text goes through the same scan; when something is found there, the whole run goes.
 """
@@ -8,9 +8,8 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-import struct
 import zlib
-from collections.abc import Iterator, Set
+from collections.abc import Iterator
 from typing import NamedTuple
 from urllib.parse import unquote, unquote_plus
 
@@ -33,14 +32,6 @@ _GZIP = "H4sI"  # the first bytes of gzip, in base64
 _MOST_UNPACKED = 1 << 16
 _SHORTEST_BASE32 = 24
 _BASE32 = re.compile(r"(?<![A-Za-z0-9])(?:[A-Z2-7]{24,}|[a-z2-7]{24,})={0,6}(?![A-Za-z0-9])")
-# Signs that other words do not have so many of: only looked at where a text speaks of base85.
-_BASE85 = re.compile(r"<~[!-uz\s]{15,4000}~>|[!#-&(-\[\]-~]{15,2000}")
-# It starts with what all the names have: that is what makes the search fast.
-_NAMES_85 = re.compile(r"85(?:(?<=[sS][eE]85)|(?<=[sS][eE]-85)|(?<=[iI][iI]85)|(?<=[zZ]85)|(?<=[ab]85)(?:enc|dec))")
-WHOLE_WORDS = frozenset((b"base", b"ascii", b"encode", b"decode", b"z"))  # what is left of the names without digits
-_Z85 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
-_RFC1924 = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
-_FROM_Z85 = str.maketrans(_Z85, _RFC1924)
 
 
 class Decoded(NamedTuple):
@@ -89,38 +80,6 @@ def decode_base32(run: str) -> str | None:
         return _readable(base64.b32decode(body + "=" * (-len(body) % 8)))
     except (binascii.Error, ValueError):
         return None
-
-
-def speaks_of_base85(text: str, words: Set[bytes]) -> bool:
-    """Whether a text names base85 or has its frame: without that every word with signs in it would be one."""
-    if "~" in text and "<~" in text:
-        return True
-    return not words.isdisjoint(WHOLE_WORDS) and "85" in text and _NAMES_85.search(text) is not None
-
-
-def base85(text: str) -> Iterator[Decoded]:
-    """Words in one of the three alphabets of base85 that decode to text."""
-    for match in _BASE85.finditer(text):
-        word = match[0].removeprefix("<~").removesuffix("~>")
-        for decode in (_rfc1924, _ascii85, _z85):
-            try:
-                plain = _readable(decode(word))
-            except (ValueError, struct.error):
-                continue
-            if plain is not None and plain.isprintable():
-                yield Decoded(match.start(), match.end(), plain)
-
-
-def _rfc1924(word: str) -> bytes:
-    return base64.b85decode(word)
-
-
-def _ascii85(word: str) -> bytes:
-    return base64.a85decode(word)
-
-
-def _z85(word: str) -> bytes:
-    return base64.b85decode(word.translate(_FROM_Z85))
 
 
 def _b64(body: str) -> bytes:

@@ -76,21 +76,7 @@ _VALUE_REACH = 160
 _COUNTED = frozenset((b"key", b"secret", b"pass", b"seed", b"token"))
 _ENDS_SPEECH = frozenset(("", "\u2019", "\0"))
 _BEFORE_TOLD = frozenset(" :=\t\n\"'`*,)\u2019" + WIDE_SIGNS)
-_CALLED = frozenset(
-    (
-        b"auth",
-        b"cred",
-        b"jwt",
-        b"hmac",
-        b"connection",
-        b"login(",
-        b"connect(",
-        b"begin(",
-        b"pdo(",
-        b"construct(",
-        b"bind(",
-    )
-)
+_CALLED = frozenset(b"auth cred jwt hmac connection login( connect( begin( pdo( construct( bind(".split())
 # A name, or a name and the beginning of a value, at the end of a line.
 _CUT_OFF = re.compile(
     r"[\"'`\])]{0,3}(?::[ \t]?[\w\[\]., |]{1,40}(?==|[ \t]=))?(?:[ \t]{0,3}(?:=>|:=|[:=]|[ \t]))?[ \t]{0,3}"

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Set
 
 from composer_replication.privacy.named.names import Strength
 from composer_replication.privacy.named.plausible import is_plausible
-from composer_replication.privacy.rules import Span
+from composer_replication.privacy.rules import Span, word_set
 
 _LEAD, _REACH = 240, 320
 _NEAR = 90
@@ -23,19 +23,8 @@ _FIELD = (
     r"(?:[vV]alue|VALUE|ParameterValue|parameter_value|plaintext|content|text|input|keys|stdin|answer|chars|secretValue"
     r"|SecretString|default)"
 )
-_FIELD_PARTS = (
-    "alue",
-    "VALUE",
-    "laintext",
-    "ontent",
-    "ecretString",
-    "efault",
-    "text",
-    "input",
-    "keys",
-    "stdin",
-    "answer",
-    "chars",
+_FIELD_PARTS = tuple(
+    word_set("alue VALUE laintext ontent ecretString efault text input keys stdin answer chars")
 )  # the least that such a field has
 _SAID_AS = re.compile(
     r"(?i)(?:expect|prompt|selector|element|field|placeholder|type|name|key|id|kind|format|inputtype|parameter_?key|label|autocomplete)\\*[\"']?\s?[:=]"

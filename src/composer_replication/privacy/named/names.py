@@ -25,72 +25,16 @@ _PASSWORDS = ("password", "passwd", "passphrase", "passcode", "pwd", "passwort",
               "keypass", "storepass", "dbpass", "userpass", "rootpass", "adminpass", "smtppass", "remotepass",
               "bindpass", "sudopass", "sshpass", "requirepass", "masterauth", "wachtwoord",
               "kennwort", "salasana", "keyphrase", "userpasswd", "bindpw", "rootpw", "storepw", "kodeord")  # fmt: skip
-_TOKENS = (
-    "secret",
-    "token",
-    "apikey",
-    "accesskey",
-    "privatekey",
-    "secretkey",
-    "credential",
-    "credentials",
-    "authkey",
-    "signingkey",
-    "encryptionkey",
-    "masterkey",
-    "servicekey",
-    "accountkey",
-    "sharedkey",
-    "clientkey",
-    "deploykey",
-    "appkey",
-    "storagekey",
-    "adminkey",
-    "licensekey",
-    "jwt",
-    "bearer",
-    "connectionstring",
-    "secrets",
-    "serverkey",
-    "userkey",
-    "authtoken",
-    "sshkey",
-    "privkey",
-    "clientkeydata",
-    "secretaccesskey",
-    "sharedaccesskey",
-    "hmackey",
-    "cryptokey",
-    "webhookkey",
-    "integrationkey",
-    "consumerkey",
-    "authcode",
-    "totp",
-    "xapikey",
-    "subscriptionkey",
-    "sessiontoken",
-    "sessionkey",
-    "recoverykey",
-    "functionskey",
-    "hostkey",
-    "rootkey",
-    "writekey",
-    "instrumentationkey",
-    "jwtkey",
-    "cookiekey",
-    "aeskey",
-    "fernetkey",
-    "presharedkey",
-    "sealkey",
-    "unsealkey",
-    "clientsecret",
-    "setupkey",
-    "securitykey",
-    "unlockkey",
-    "walletkey",
-    "publishkey",
-    "signkey",
-    "webhooksigning",
+_TOKENS = tuple(
+    word_set(
+        "secret token apikey accesskey privatekey secretkey credential credentials authkey signingkey encryptionkey"
+        " masterkey servicekey accountkey sharedkey clientkey deploykey appkey storagekey adminkey licensekey jwt"
+        " bearer connectionstring secrets serverkey userkey authtoken sshkey privkey clientkeydata secretaccesskey"
+        " sharedaccesskey hmackey cryptokey webhookkey integrationkey consumerkey authcode totp xapikey"
+        " subscriptionkey sessiontoken sessionkey recoverykey functionskey hostkey rootkey writekey"
+        " instrumentationkey jwtkey cookiekey aeskey fernetkey presharedkey sealkey unsealkey clientsecret setupkey"
+        " securitykey unlockkey walletkey publishkey signkey webhooksigning"
+    )
 )
 _WEAK_LAST = tuple(
     sorted(
@@ -172,7 +116,7 @@ _CODES = frozenset(("pin", "mfacode", "otpcode", "onetimecode", "twofactorcode")
 _OTHER_KEYS = word_set("monkey turkey donkey hockey whiskey jockey mickey")
 # Keys that open nothing: of a table, a map, a request.
 _PLAIN_KEYS = word_set(
-    "idempotency partition sort routing cache foreign primary dedup deduplication object index composite row translation"
+    "idempotency partition sort routing cache foreign primary dedup deduplication object index composite row"
 )
 _KINDS_OF_KEYS = word_set("api access secret private signing encryption master auth account license")
 

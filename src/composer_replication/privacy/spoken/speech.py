@@ -157,18 +157,9 @@ def has_own_word(text: str) -> bool:
 # Common words: each is searched for with all that must follow it, which starts with a literal and is fast.
 _LOGIN_WORDS = {"log": "og in", "sign": "ign in", "logged": "ogged in"} | {
     word: word[1:]
-    for word in [
-        "login",
-        "creds",
-        "credentials",
-        "wifi",
-        "zugangsdaten",
-        "identifiants",
-        "credenciales",
-        "credenziali",
-        "credenciais",
-        "inloggegevens",
-    ]
+    for word in word_set(
+        "login creds credentials wifi zugangsdaten identifiants credenciales credenziali credenciais inloggegevens"
+    )
 }
 _BY_WORD = {word.encode(): re.compile(stem + _LOGIN) for word, stem in _LOGIN_WORDS.items()}
 _CODE_BEHIND = re.compile(_CODE_VALUES)
