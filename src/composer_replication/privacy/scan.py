@@ -21,7 +21,6 @@ from composer_replication.privacy.named import commands, options, places, tables
 from composer_replication.privacy.named.assignments import KEYWORDS, keyword_spans, searched_words
 from composer_replication.privacy.named.assignments import WHOLE_WORDS as KEYWORDS_ALONE
 from composer_replication.privacy.named.commands import command_spans
-from composer_replication.privacy.named.markup import manifest_spans
 from composer_replication.privacy.named.tables import table_spans
 from composer_replication.privacy.rules import PLACEHOLDER, Rule, Span, has_digit, is_strong, structure_spans
 from composer_replication.privacy.shapes import entropy
@@ -224,7 +223,6 @@ def _named(text: str, lower: bytes, active: Set[bytes], unfinished: tuple[list[i
     yield from options.option_spans(text, lower, active, unfinished[1])
     yield from places.place_spans(text, active)
     yield from table_spans(text, lower, active)
-    yield from manifest_spans(text, active)
     if views.has_colours(text):
         yield from _between_colours(text, lower, active)
     yield from nearby_spans(text, lower, active)
