@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from functools import lru_cache
 
 from composer_replication.privacy import identity, rules
-from composer_replication.privacy.encodings import views, wraps
+from composer_replication.privacy.encodings import views
 from composer_replication.privacy.encodings.encoded import (
     Decoded,
     decoded_in_run,
@@ -65,7 +65,6 @@ class Scanner:
             | places.WHOLE_WORDS
             | places.ALSO
             | speech.WHOLE_WORDS
-            | wraps.PIECES_OF_WORDS
             | SCHEMES
             | NEARBY_WORDS
             | lists.WHOLE_WORDS
@@ -115,7 +114,7 @@ class Scanner:
             if runs:
                 depends.update([run for start, run in suspects if touches_end(text, start + len(run))])
                 self.clean_runs.remember(runs, found, triggers, depends)
-            found += self._over_lines(text, lower, active, suspects, unfinished, key)
+            found += self._over_lines(text, active, suspects, unfinished, key)
             for stream in streams(text, flat):
                 found += stream.led_back(self.spans(stream.text, key, 1))
         if depth < _MAX_DEPTH:
@@ -125,23 +124,20 @@ class Scanner:
     def _over_lines(
         self,
         text: str,
-        lower: bytes,
         active: Set[bytes],
         suspects: Runs,
         unfinished: tuple[list[int], list[int]],
         key: str,
     ) -> list[Span]:
-        """Values that line ends break, lines that a mail quotes, lines that its encoding breaks."""
+        """Values that line ends break, and lines that a mail quotes."""
         found: list[Span] = []
         if "\n" not in text and "\\n" not in text:
             return found
-        if (joined := broken(text, lower, active, suspects, *unfinished)) is not None:
+        if (joined := broken(text, active, suspects, *unfinished)) is not None:
             view, named = joined
             found += crossing(text, view.led_back(self.spans(view.text, key, 1)), named)
         if "\n>" in text and (view := views.unquoted(text)) is not None:
             found += view.led_back(self.spans(view.text, key))
-        if "=\n" in text and (view := views.unbroken(text)) is not None:
-            found += view.led_back(self.spans(view.text, key, 1))
         return found
 
     def _suspects(self, text: str, suspects: Runs, key: str, depth: int, found: list[Span]) -> set[str]:

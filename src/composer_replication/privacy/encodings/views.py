@@ -31,12 +31,6 @@ _LEAD, _REACH, _NEAR = 100, 400, 60  # around the name with colours near it
 _APART = "\n\0\n"
 _QUOTED = re.compile(r">[ >][^\0\n]*+(?:\n>[^\0\n]*+)++")
 _QUOTE_SIGN = re.compile(r"(?:(?<=\n)|\A)>(?:[ ]?>)*[ ]?")
-# At the end of a line and directly before the rest of a word, not before a name with a value of its own.
-_SOFT_END = r"(?<=[!-<>-~]=)\r?\n(?=[!-~])(?![\w.-]{1,60}\s?[:=](?!3D|\r?\n))"
-_SOFT_BREAK = re.compile(f"={_SOFT_END}")
-_SOFT = re.compile(f"=(?:{_SOFT_END.replace('[!-<', '[ -<')}|3D)")  # where it is known, behind a blank, too
-_BASE64 = re.compile(r"[A-Za-z0-9+/]+")
-_SHORTEST_PADDED = 19
 
 
 class View:
@@ -101,21 +95,6 @@ def unquoted(text: str) -> View | None:
             done = block.end()
         at = text.find("\n>", max(at, done)) + 1 or -1
     return View(text, [*edits, (done, len(text), _APART)]) if edits else None
-
-
-def unbroken(text: str) -> View | None:
-    """A text in quoted-printable, which ends broken lines with `=` and writes that sign as `=3D`."""
-    if "=3D" in text:
-        edits = [(*match.span(), "=" if match[0] == "=3D" else "") for match in _SOFT.finditer(text)]
-        return View(text, edits) if any(not written for _, _, written in edits) else None
-    edits = [(*match.span(), "") for match in _SOFT_BREAK.finditer(text) if not _pads(text, match.start())]
-    return View(text, edits) if edits else None
-
-
-def _pads(text: str, at: int) -> bool:
-    """Whether the sign at the end of a line is the end of base64."""
-    run = _BASE64.match(text[max(0, at - _LEAD) : at][::-1])
-    return run is not None and run.end() >= _SHORTEST_PADDED and run.end() % 4 == 3
 
 
 def encrypted_blocks(text: str) -> list[tuple[int, int]]:

@@ -1,8 +1,8 @@
 """Values broken by the end of a line: by a newline, a terminal, an indent, the sign of a diff, a number, a backslash.
 
 Around such an end the text is joined and looked at once more. An end is taken for a break only for a reason: a long odd
-run that touches it, a name or an option that stands before it without its value, a word for a secret that is cut in
-two, or an address whose password goes on. Line ends in texts that are JSON are two characters, and count too.
+run that touches it, a name or an option that stands before it without its value, or an address whose password
+follows. Line ends in texts that are JSON are two characters, and count too.
 """
 
 from __future__ import annotations
@@ -61,7 +61,6 @@ _SHORTEST = 20  # characters of a value that nothing names
 _APART = "\n\0\n"
 _MOST_JOINTS = 2000
 WRAPPED_DATA = 57  # lines of base64 at least as long on both sides are those of a file
-_LONGEST_COMMAND = 4000  # of a text in which a program's name is looked for that falls into two words
 
 
 def touches_end(text: str, end: int) -> bool:
@@ -71,7 +70,6 @@ def touches_end(text: str, end: int) -> bool:
 
 def broken(
     text: str,
-    lower: bytes,
     active: Set[bytes],
     runs: Sequence[tuple[int, str]],
     names: Sequence[int],
@@ -80,12 +78,10 @@ def broken(
     """What stands around broken words, without the breaks and without the rest of the text; None when there is none.
 
     `runs`: long runs of key characters that are no words; `names` and `calls`: where names and programs end that have
-    a line end where their value is. The second part says whether a name was broken: then a value counts that does not
-    itself cross a line end.
+    a line end where their value is. The second part says whether there is such a name: then a value counts that
+    does not itself cross a line end.
     """
     named = {*_open(text, names), *_open(text, calls, words=True)} if names or calls else set()
-    if pieces := active & (RARE_PIECES if len(text) > _LONGEST_COMMAND else PIECES_OF_WORDS):
-        named.update(broken_words(lower, pieces))
     if "@" in text:
         named.update(_logins(text))
         if not active.isdisjoint(SCHEMES):
@@ -285,65 +281,6 @@ def _chain(text: str, joint: Joint) -> Iterator[Joint]:
             break
         yield before, line
         line = begin
-
-
-# Words for secrets and programs that a line end cuts in two: `pas` and `sword`, `cu` and `rl`.
-_NAMES = word_set(
-    "password passwd passphrase passcode secret token key auth credential credentials bearer authorization"
-)
-_PROGRAMS = word_set(
-    "curl sshpass mysql mysqldump mysqladmin mariadb mongosh ldapsearch sqlcmd openssl docker htpasswd"
-)
-# Pieces that are words of their own, or of code: they would send every text to the search.
-_COMMON = word_set(
-    "url sql pass word words ret open opens key sec dump admin db adb my ssh search ldap phrase code ion per"
-)
-_AFTER = (b"url", b"sql", b"pass")  # behind `c`, `my` and `ssh`
-
-
-def _cuts() -> Iterator[tuple[str, str]]:
-    for word in sorted(_NAMES | _PROGRAMS):
-        yield from ((word[:at], word[at:]) for at in range(1, len(word)))
-
-
-def _rarer() -> Iterator[bytes]:
-    """Of each cut the longer piece, or the other one where that is a word; `n` before it where the end is `\\n`."""
-    for left, right in _cuts():
-        pieces = [piece for piece in sorted((left, right), key=len) if len(piece) > 1 and piece not in _COMMON]
-        if pieces:
-            yield pieces[-1].encode()
-            if pieces[-1] == right:
-                yield b"n" + right.encode()
-
-
-_LEFTS: dict[bytes, tuple[bytes, ...]] = {}
-for _left, _right in _cuts():
-    _LEFTS[_right.encode()] = (*_LEFTS.get(_right.encode(), ()), _left.encode())
-RARE_PIECES: frozenset[bytes] = frozenset(_rarer())
-PIECES_OF_WORDS: frozenset[bytes] = RARE_PIECES | {mark + right for right in _AFTER for mark in (b"", b"n")}
-_LONGEST_INDENT = 60
-_END = rb"(?<=[a-z_]%b)[ \t\r\\`]*+(?:\d{1,6}[?\t|:][ \t]*+)?+[+>|]?[ \t]*+([a-z]{1,14})(?![a-z])"
-_ENDS = tuple((mark, re.compile(pattern + _END % pattern)) for mark, pattern in ((b"\n", rb"\n"), (b"\\n", rb"\\n")))
-
-
-def broken_words(lower: bytes, pieces: Iterable[bytes]) -> Iterator[tuple[int, int]]:
-    """The line ends that stand inside such a word: from the end itself to the rest of the word.
-
-    `pieces`: which of them occur. A line end is looked at where one of them stands beside it.
-    """
-    for piece in pieces:
-        at = lower.find(piece)
-        while at >= 0:
-            end = at + len(piece)
-            for mark, pattern in _ENDS:
-                before = lower.rfind(mark, max(0, at - _LONGEST_INDENT), at)
-                behind = lower.find(mark, end, end + 2 + len(mark))
-                for place in (before, behind):
-                    match = pattern.match(lower, place) if place >= 0 else None
-                    lefts = _LEFTS.get(match[1]) if match else None
-                    if match and lefts and lower.endswith(lefts, max(0, place - 14), place):
-                        yield match.start(), match.start(1)
-            at = lower.find(piece, end)
 
 
 # What was found over line ends: whether it is one value, and what else of it stands beside them.

@@ -34,8 +34,8 @@ _NAMES = re.compile(
     r"|\bpre-?shared\b|\b(?:recovery|backup|seed|mnemonic)\s(?:words?|phrases?)\b|\bseed\b"
 )
 _CODES = re.compile(
-    r"(?i)\b(?:pin|puk|otp|tan|2fa|mfa|totp|second factor|(?:recovery|backup|verification|security|unlock|access|door|gate"
-    r"|alarm|one-time|sms)[ -]codes?|sicherheitscode|bestätigungscode|c[oó]digo|codice|kod|код\w*)\b"
+    r"(?i)\b(?:pin|puk|otp|tan|2fa|mfa|totp|second factor|(?:recovery|backup|verification|security|unlock|access|door"
+    r"|gate|alarm|one-time|sms)[ -]codes?|sicherheitscode|bestätigungscode|c[oó]digo|codice|kod|код\w*)\b"
     r"|验证码|驗證碼|認証コード|인증번호"
 )
 # A request in the languages that the words for a password are known in; a question mark or a colon asks, too.
@@ -49,13 +49,14 @@ _REQUEST = re.compile(
 )
 # What prints a secret without naming one in its arguments.
 _GENERATORS = re.compile(
-    r"(?<![\w./-])(?:pwgen|apg|makepasswd|xkcdpass|diceware|openssl rand|gpg --gen-random|lpass show|gopass show|pass show"
-    r"|op read|gh auth token|gcloud auth print|security find-|secret-tool lookup|keyring get|vault kv get|vault read"
-    r"|hashcat\s[^\0\n]*--show|john\s[^\0\n]*--show|curl\s[^\0\n|]{0,200}/(?:sessions?|login|tokens?|auth))(?![\w-])"
+    r"(?<![\w./-])(?:pwgen|apg|makepasswd|xkcdpass|diceware|openssl rand|gpg --gen-random|lpass show|gopass show"
+    r"|pass show|op read|gh auth token|gcloud auth print|security find-|secret-tool lookup|keyring get|vault kv get"
+    r"|vault read|hashcat\s[^\0\n]*--show|john\s[^\0\n]*--show|curl\s[^\0\n|]{0,200}/(?:sessions?|login|tokens?|auth))(?![\w-])"
 )
 # Their output is names, counts and hashes, whatever their arguments are called.
 _LISTING = re.compile(
-    r"(?:[^\0\n]*[|;&]\s*)?(?:ls|find|wc|stat|git|basename|dirname|which|test|sha\d+sum|md5sum|grep -[a-z]*[lc])(?![\w-])"
+    r"(?:[^\0\n]*[|;&]\s*)?(?:ls|find|wc|stat|git|basename|dirname|which|test|sha\d+sum|md5sum|grep -[a-z]*[lc])"
+    r"(?![\w-])"
 )
 _COMMAND_WORD = re.compile(r"[A-Za-z_][\w-]{2,60}")
 _NUMBERED_LINE = re.compile(r"[ \t]*\d{1,6}[→\t]")
@@ -67,8 +68,8 @@ _CODE = re.compile(r"\d{4,10}|(?=[a-z-]*\d)[a-z0-9]{3,8}(?:-[a-z0-9]{3,8}){1,7}"
 _PHRASE = re.compile(r"[^\W\d_]{3,12}(?:[ ,\n]{1,2}[^\W\d_]{3,12}){5,24}")
 # A value does not follow these: `on db-01.internal`, `in prod-2024`.
 _WHERE = word_set(
-    "on at in from under via to of with for by named called llama se repositorio repository heißt appelle host user port"
-    " auf bei unter im in von aus sur dans chez en del de por"
+    "on at in from under via to of with for by named called llama se repositorio repository heißt appelle host user"
+    " port auf bei unter im in von aus sur dans chez en del de por"
     " su nel op w na z pod на в из под через file branch ticket issue see line version"
 )
 

@@ -114,8 +114,8 @@ _WORDS = frozenset(word.encode() for word in PASSWORD_WORDS | _LOGIN_PLAIN)
 # Words before `as USER with VALUE`, in the languages of the words for a password.
 _CONNECTING = frozenset(
     b"connect connecting connected logged login authenticating authenticated bind bound angemeldet verbunden"
-    b" verbinde anmelden collegato collegata connesso conectado conectada entra entrar entre ingresa accede connexion ingelogd"
-    b" inloggen zalogowany".split()
+    b" verbinde anmelden collegato collegata connesso conectado conectada entra entrar entre ingresa accede connexion"
+    b" ingelogd inloggen zalogowany".split()
 )
 _AS_USER = re.compile(
     r"(?i)(?:\b(?:as|als|como|come|comme|con|com|avec|jako|mit|met|user|usuario|utente)\s)"
