@@ -34,7 +34,9 @@ _NOT_COMMITTED = {"site/", "run/"}
 def test_every_file_and_folder_that_a_top_page_names_exists(page, at_least):
     paths = set(_NAMED_PATH.findall((ROOT / page).read_text(encoding="utf-8"))) - _NOT_COMMITTED
     assert len(paths) >= at_least
-    assert [path for path in sorted(paths) if not any(any(home.glob(path.rstrip("/"))) for home in (PACKAGE, ROOT))] == []
+    assert [
+        path for path in sorted(paths) if not any(any(home.glob(path.rstrip("/"))) for home in (PACKAGE, ROOT))
+    ] == []
 
 
 def test_every_table_that_contributing_names_is_in_its_file():

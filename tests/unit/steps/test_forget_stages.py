@@ -107,7 +107,8 @@ def test_links_inside_a_folder_and_in_the_place_of_leftovers_are_not_followed(ru
     (run.root / ".pairs.jsonl.1.ab.tmp").mkdir()
     forget(run, ["11111111-aaaa"])
     assert [page.read_text() for page in pages] == ["a page"] * 3
-    assert not any(run.root.glob("*partial*")) and not any(run.root.glob(".*.tmp"))
+    assert not any(run.root.glob("*partial*"))
+    assert not any(run.root.glob(".*.tmp"))
     assert not run.path("report_sessions").exists()
     assert "11111111-aaaa" not in run.path("conversations").read_text()
 

@@ -13,8 +13,8 @@ import orjson
 from composer_replication.actions.messages import content_text
 from composer_replication.ingestion.reading import json_text
 
-# Longer lines and documents are counted and skipped. The longest line of the sessions at hand has 0.3 MB, and an agent's
-# request, images and all, may have 32 MB; what is read and scrubbed needs up to twenty times its size in memory.
+# Longer lines and documents are counted and skipped. The longest line of the sessions at hand has 0.3 MB, and a request
+# of an agent, images and all, may have 32 MB; what is read and scrubbed needs up to twenty times its size in memory.
 MAX_LINE_BYTES = 32 * 2**20
 # The lines of a file are held together. Beyond this weight they are counted and skipped, so that a file needs less than
 # 1 GB; the largest of those sessions weighs 10 MB.
