@@ -10,6 +10,7 @@ import contextlib
 import errno
 import os
 import secrets
+import shutil
 import sys
 from collections.abc import Generator
 from pathlib import Path
@@ -149,6 +150,14 @@ def atomic_create_json(path: str | os.PathLike[str], value: object) -> None:
 def is_temporary(path: Path) -> bool:
     """Whether `path` has the name of a file that was staged and, after a crash, left behind."""
     return path.name.startswith(".") and path.name.endswith(_TEMP_SUFFIX)
+
+
+def remove(path: Path) -> None:
+    """Delete a file, a folder with all that is in it, or a symbolic link; what a link leads to is never touched."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)  # which removes links inside and does not follow them
+    else:
+        path.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

@@ -93,3 +93,8 @@ def explain(what: str, *, got: object, expected: object, fix: str = "") -> str:
     """One message in the house form: what is wrong (and where), got, expected, what to do."""
     message = f"{what}: got {got}, expected {expected}"
     return f"{message}. {fix}" if fix else message
+
+
+def is_rust_panic(error: BaseException) -> bool:
+    """Return whether a library in Rust, such as tokenizers, panicked: its error is a BaseException without a home."""
+    return type(error).__module__ == "pyo3_runtime"

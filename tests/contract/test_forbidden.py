@@ -15,6 +15,8 @@ SOURCES = python_files("src")
 # the files of somebody's model: the libraries that read them say what is wrong by any exception, bare `Exception` too.
 ALLOWED: dict[str, set[str]] = {
     "src/composer_replication/batch/model_folder.py": {"broad except"},
+    # The program behind the limits of chat templates: whatever a stranger's template raises is its refusal.
+    "src/composer_replication/batch/render/template_server.py": {"broad except"},
     "src/composer_replication/cli/main.py": {"broad except"},
     "src/composer_replication/diloco/serverless/answers.py": {"broad except"},
     "src/composer_replication/diloco/serverless/replica_process.py": {"broad except"},

@@ -1,10 +1,11 @@
-"""What stands beside the code says the same as the code: the citation, and the tables of CONTRIBUTING."""
+"""What stands beside the code says the same as the code: the citation, and the files that the top pages name."""
 
 from __future__ import annotations
 
 import re
 import tomllib
 
+import pytest
 import yaml
 from repository import PACKAGE, ROOT
 
@@ -21,13 +22,25 @@ def test_the_citation_names_this_version_and_this_licence():
     assert {"cff-version", "message", "title", "authors"} <= citation.keys()
 
 
-def test_every_place_that_contributing_names_is_there():
-    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    paths = re.findall(r"`([\w.*/-]+(?:\.(?:py|toml)|/))`", text)
-    assert len(paths) >= 15
+# A path in backquotes: a file whose ending says that it is committed, or a folder.
+_NAMED_PATH = re.compile(r"`([\w.*/-]+(?:\.(?:py|toml|txt|cff|lock)|\w/))`")
+# What commands make.
+_NOT_COMMITTED = {"site/", "run/"}
+
+
+@pytest.mark.parametrize(
+    ("page", "at_least"), [("SECURITY.md", 8), ("CONTRIBUTING.md", 15), ("AGENTS.md", 6), ("README.md", 0)]
+)
+def test_every_file_and_folder_that_a_top_page_names_exists(page, at_least):
+    paths = set(_NAMED_PATH.findall((ROOT / page).read_text(encoding="utf-8"))) - _NOT_COMMITTED
+    assert len(paths) >= at_least
     assert [
-        path for path in paths if not any(PACKAGE.glob(path.rstrip("/"))) and not any(ROOT.glob(path.rstrip("/")))
+        path for path in sorted(paths) if not any(any(home.glob(path.rstrip("/"))) for home in (PACKAGE, ROOT))
     ] == []
+
+
+def test_every_table_that_contributing_names_is_in_its_file():
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     named = re.findall(r"`([A-Z_]{4,})` of `([\w/]+\.py)`", text)
     assert len(named) == 3
     for name, file in named:

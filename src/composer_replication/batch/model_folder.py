@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, cast
 
-from composer_replication.errors import ComposerError, InputError, explain
+from composer_replication.errors import ComposerError, InputError, explain, is_rust_panic
 from composer_replication.optional import require
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
 
     name = resolve_model(name)
     what, is_folder = f"tokenizer {name!r}", bool(name) and Path(name).is_dir()
-    reason: Exception | None = None
+    reason: BaseException | None = None
     absent = ""
     check_index_files(name)
     for options in ({"local_files_only": True}, {}):
@@ -87,7 +87,9 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
             # Sessions are tokenized whole, then cut into windows: that one is longer than a context is no news.
             loaded.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
             return loaded
-        except Exception as error:
+        except BaseException as error:
+            if not isinstance(error, Exception) and not is_rust_panic(error):
+                raise
             reason = error
     expected = "a tokenizer that loads"
     if is_folder:
@@ -190,11 +192,27 @@ def reading(name: str, what: str) -> Iterator[None]:
     except MemoryError as error:
         got = f"{name!r}, which asks for more memory than there is"
         raise InputError(explain(what, got=got, expected="a model that fits")) from error
-    except Exception as error:
+    except BaseException as error:
+        if not isinstance(error, Exception) and not is_rust_panic(error):
+            raise
         fix = "Files of its own code are never run; what transformers itself cannot load cannot be used here."
         got = f"{name!r}: {first_line(error)}"
         expected = "a folder or hub name of a causal language model that transformers knows"
         raise InputError(explain(what, got=got, expected=expected, fix=fix)) from error
+
+
+@contextmanager
+def tokenizing(tokenizer: Any) -> Iterator[None]:
+    """Raise InputError where the tokenizers library panics: over an expression of a `tokenizer.json`, for one."""
+    try:
+        yield
+    except BaseException as error:
+        if not is_rust_panic(error):
+            raise
+        what = f"tokenizer {getattr(tokenizer, 'name_or_path', '') or type(tokenizer).__name__!r}"
+        fix = "Use another tokenizer: the expressions in its tokenizer.json may need more steps than the library takes."
+        got = f"a failure inside of its library ({first_line(error)})"
+        raise InputError(explain(what, got=got, expected="token ids of a text", fix=fix)) from error
 
 
 def check_index_files(name: str) -> None:

@@ -64,6 +64,7 @@ _WHAT_TO_DO = {
     errno.EIO: "The disk or the network drive fails",
 }
 _AGAIN = "No artefact was left half written, and the same command can be run again."
+_OTHER_FILE = "Take another tokenizer or file."
 _UNFORESEEN = (
     "This was not foreseen: please report it, with what CRF_DEBUG=1 in front of the same command prints. "
     "No artefact was left half written."
@@ -73,7 +74,7 @@ _UNFORESEEN = (
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `crf` with these arguments; the exit status is returned, not raised."""
     from composer_replication.cli.console import rank_of_process, say, say_error
-    from composer_replication.errors import ComposerError
+    from composer_replication.errors import ComposerError, is_rust_panic
 
     try:
         args = _understood(argv)
@@ -94,7 +95,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return DONE
     except ComposerError as error:
         say_error(args.verb, str(error), is_own=True)
-    except Exception as error:
+    except BaseException as error:
+        if not isinstance(error, Exception) and not is_rust_panic(error):
+            raise
         if os.environ.get("CRF_DEBUG") and not isinstance(error, OSError):
             raise
         say_error(args.verb, in_words(error), is_own=False)
@@ -195,8 +198,10 @@ def _module_of(verb: str) -> ModuleType:
 # ---- what went wrong outside of this program, in a sentence that says what to do
 
 
-def in_words(error: Exception) -> str:
+def in_words(error: BaseException) -> str:
     """One line about an error that is nobody's on purpose."""
+    from composer_replication.errors import is_rust_panic
+
     lines = str(error).strip().splitlines()
     first = lines[0].rstrip(".") if lines else ""
     if isinstance(error, OSError):
@@ -208,6 +213,8 @@ def in_words(error: Exception) -> str:
         return f"teacher_cache.sqlite: {first}. {_about_store(first)}"
     if _is_of(error, "safetensors", "SafetensorError"):
         return f"a safetensors file that cannot be read: {first}. Get it again, or take another checkpoint. {_AGAIN}"
+    if is_rust_panic(error):
+        return f"a library stopped over what it was given, such as a model's tokenizer: {first}. {_OTHER_FILE} {_AGAIN}"
     return f"{type(error).__name__}{': ' + first if first else ''}. {_UNFORESEEN}"
 
 
@@ -223,7 +230,7 @@ def _about_store(said: str) -> str:
     )
 
 
-def _is_of(error: Exception, module: str, name: str) -> bool:
+def _is_of(error: BaseException, module: str, name: str) -> bool:
     """Whether an error is of a library's class; one that was never loaded has raised nothing."""
     kind = getattr(sys.modules.get(module), name, None)
     return kind is not None and isinstance(error, kind)

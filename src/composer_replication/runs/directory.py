@@ -8,7 +8,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from composer_replication.atomic import atomic_create_json, is_temporary, try_lock
+from composer_replication.atomic import atomic_create_json, is_temporary, remove, try_lock
 from composer_replication.canonical_json import decode_object
 from composer_replication.errors import InputError, RunError, explain
 from composer_replication.runs.artefacts import find_artefact
@@ -116,7 +116,7 @@ class RunDir:
         prefixes = tuple(f".{each}." for name in names for each in _files_of(name))
         for path in self.root.iterdir():
             if is_temporary(path) and path.name.startswith(prefixes):
-                path.unlink(missing_ok=True)
+                remove(path)
 
     def path(self, name: str) -> Path:
         """Where artefact `name` is or will be."""

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from composer_replication.batch.model_folder import load_adapter, load_model, load_tokenizer
+from composer_replication.batch.model_folder import load_adapter, load_model, load_tokenizer, tokenizing
+from composer_replication.batch.render.templates import ChatTemplate, template_source
 from composer_replication.config import CrfConfig, load
 from composer_replication.config.render import RenderConfig
 from composer_replication.config.writer import RESOLVED_NAME
@@ -108,10 +109,10 @@ class Arms:
         if not getattr(self.tokenizer, "chat_template", None):
             fix = "Take a model that was made to chat, or put a chat_template.jinja into its folder."
             raise InputError(explain(f"chat template of {self.trained.base}", got="none", expected="one", fix=fix))
-        given = {"tools": [dict(each) for each in tools]} if tools else {}
-        ids = self.tokenizer.apply_chat_template(
-            [dict(each) for each in messages], add_generation_prompt=True, return_dict=False, **given
-        )
+        template = ChatTemplate(self.tokenizer, template_source(self.tokenizer, None, tools))
+        text = template.render([dict(message) for message in messages], prompt=True, tools=tools)
+        with tokenizing(self.tokenizer):
+            ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         return self._fitted(Prompt(ids))
 
     def at_site(self, run: RunDir, identity: str) -> Prompt:

@@ -68,3 +68,59 @@ def test_an_export_that_breaks_off_is_named_too(run, tmp_path, monkeypatch):
     with pytest.raises(OSError, match="no space"):
         export_atif(run, tmp_path / "documents")
     assert [each.what for each in made_elsewhere(run)] == ["ATIF documents"]
+
+
+def link_folder(path: Path, target: Path) -> Path:
+    """A folder outside of the run, with a page in it, that `path` is a link to."""
+    target.mkdir()
+    (target / "1.html").write_text("a page")
+    path.symlink_to(target, target_is_directory=True)
+    return target / "1.html"
+
+
+@pytest.mark.parametrize("name", ["report_sessions", "checkpoints", "earlier", "evaluation", "teacher_cache", "sites"])
+def test_an_artefact_that_is_a_link_goes_as_a_link_and_the_session_goes_with_it(run, tmp_path, name):
+    outside = link_folder(run.path(name), tmp_path / "outside")
+    forgotten = forget(run, ["11111111-aaaa"])
+    assert not run.path(name).is_symlink()
+    assert outside.read_text() == "a page"
+    assert name in forgotten.deleted
+    assert str(tmp_path / "outside") in [each.path for each in forgotten.elsewhere]
+    assert "11111111-aaaa" not in run.path("conversations").read_text()
+
+
+@pytest.mark.parametrize("name", ["report_html", "sites", "pairs", "teacher_cache", "asked_tools"])
+def test_a_link_that_leads_nowhere_goes_too(run, tmp_path, name):
+    run.path(name).symlink_to(tmp_path / "nowhere")
+    forget(run, ["11111111-aaaa"])
+    assert not run.path(name).is_symlink()
+    assert "11111111-aaaa" not in run.path("conversations").read_text()
+
+
+def test_links_inside_a_folder_and_in_the_place_of_leftovers_are_not_followed(run, tmp_path):
+    run.path("report_sessions").mkdir()
+    pages = [
+        link_folder(run.path("report_sessions") / "inside", tmp_path / "one"),
+        link_folder(run.root / ".sites.jsonl.1.ab.tmp", tmp_path / "two"),
+        link_folder(run.root / "evaluated.partial.jsonl", tmp_path / "three"),
+    ]
+    (run.root / ".pairs.jsonl.1.ab.tmp").mkdir()
+    forget(run, ["11111111-aaaa"])
+    assert [page.read_text() for page in pages] == ["a page"] * 3
+    assert not any(run.root.glob("*partial*"))
+    assert not any(run.root.glob(".*.tmp"))
+    assert not run.path("report_sessions").exists()
+    assert "11111111-aaaa" not in run.path("conversations").read_text()
+
+
+def test_a_store_of_answers_behind_a_link_keeps_the_answers_of_other_runs(run, tmp_path):
+    import sqlite3
+
+    shared = tmp_path / "shared.sqlite"
+    with sqlite3.connect(shared) as store:
+        store.execute("CREATE TABLE replies (key TEXT)")
+        store.execute("INSERT INTO replies VALUES ('paid')")
+    run.path("teacher_cache").symlink_to(shared)
+    assert "teacher_cache" in forget(run, ["11111111-aaaa"]).deleted
+    with sqlite3.connect(shared) as store:
+        assert store.execute("SELECT key FROM replies").fetchall() == [("paid",)]

@@ -1,6 +1,7 @@
 """A conversation as token ids with exact spans: the template is asked what it can say, and is never guessed at.
 
 templates   a tokenizer's chat template as a function from messages to text
+template_process, template_server   the process in which a template runs, under limits of memory and time
 escape      text that must never become a special token
 thinking    what becomes of a turn's thinking
 dialect     what a template can say, found by asking it

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+from composer_replication.batch.model_folder import tokenizing
 from composer_replication.batch.render.escape import ProtectedTokens
 from composer_replication.errors import InputError, explain
 
@@ -42,7 +43,7 @@ class PieceEncoder:
             what = f"tokenizer {type(tokenizer).__name__}"
             expected = "a fast one (with a backend_tokenizer)"
             raise InputError(explain(what, got="a slow one", expected=expected, fix="Load it with AutoTokenizer."))
-        self._backend, self._protected = backend, protected
+        self._tokenizer, self._backend, self._protected = tokenizer, backend, protected
         self.protected_ids = frozenset(protected.ids.values())
         self._cache: dict[_Segment, list[int]] = {}
         self._cached_chars = 0
@@ -120,7 +121,8 @@ class PieceEncoder:
         self._reset_backend()
         skip = 1 if self._lead else 0
         led = [self._lead + text for text in texts] if skip else texts
-        return [encoding.ids[skip:] for encoding in self._backend.encode_batch_fast(led, add_special_tokens=False)]
+        with tokenizing(self._tokenizer):
+            return [encoding.ids[skip:] for encoding in self._backend.encode_batch_fast(led, add_special_tokens=False)]
 
     def _unforged(self, text: str, ids: list[int]) -> list[int]:
         """A tokenizer that rewrites text before it looks for tokens may find one that was not there."""
@@ -162,7 +164,8 @@ class PieceEncoder:
             yield left + right
 
     def _encode_raw(self, text: str) -> list[int]:
-        return self._backend.encode(text, add_special_tokens=False).ids if text else []
+        with tokenizing(self._tokenizer):
+            return self._backend.encode(text, add_special_tokens=False).ids if text else []
 
     def _leading_token(self) -> str:
         """A special token to put before every text where the tokenizer treats the start of a text in its own way."""
@@ -176,7 +179,8 @@ class PieceEncoder:
     def _offset_index(self, segment: _Segment, inside: int) -> int:
         self._reset_backend()
         skip, position = (1, inside + len(self._lead)) if self._lead else (0, inside)
-        offsets = self._backend.encode(self._lead + segment.text, add_special_tokens=False).offsets[skip:]
+        with tokenizing(self._tokenizer):
+            offsets = self._backend.encode(self._lead + segment.text, add_special_tokens=False).offsets[skip:]
         return next((index for index, (_, end) in enumerate(offsets) if end > position), len(offsets))
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from composer_replication.errors import InputError, explain
+from composer_replication.batch.render import template_server
+from composer_replication.batch.render.template_process import ENDED, PROCESS
+from composer_replication.errors import InputError, SandboxError, explain
 from composer_replication.types import Message
 
 if TYPE_CHECKING:
@@ -18,16 +21,32 @@ _HISTORY_RULES = (
     ("loop.last or (not loop.last and reasoning_content)", "true"),
 )
 
+# The longest templates of published models have 0.1 MB.
+MAX_TEMPLATE_CHARS = 2**20
+# Seconds of processor time that a template may use, and gets back with each rendering and byte of it. A rendering takes
+# about a millisecond, or half a second for 10 MB: who uses up all of this would do so for every session.
+_CREDIT, _CREDIT_PER_RENDERING, _CREDIT_PER_BYTE = 5.0, 0.01, 2e-6
+_EXCESS = {
+    template_server.TOO_LARGE: "a text that is too long, or needs too much memory",
+    ENDED: "a rendering that took too long, or ended the process that it ran in",
+}
+_FIX = "Do not use this model's template: set render.chat_template to another, or take another model."
+
 
 class ChatTemplate:
-    """Renders messages; whatever a template raises becomes an InputError that says what it was given."""
+    """Renders messages; whatever a template raises becomes an InputError that says what it was given.
+
+    One that needs more time or memory than any template does, or writes more text, raises SandboxError.
+    """
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, source: str, options: Mapping[str, Any] | None = None
     ) -> None:
         self.source, self.options = source, dict(options or {})
-        self._tokenizer = tokenizer
-        self._errors = _template_errors()
+        self._tokenizer, self._credit = tokenizer, _CREDIT
+        if len(source) > MAX_TEMPLATE_CHARS:
+            got, expected = f"{len(source):,} characters", f"at most {MAX_TEMPLATE_CHARS:,}"
+            raise InputError(explain(self.name, got=got, expected=expected, fix=_FIX))
 
     @property
     def name(self) -> str:
@@ -48,22 +67,31 @@ class ChatTemplate:
         self, messages: Sequence[Message], *, prompt: bool = False, tools: Sequence[Mapping[str, Any]] | None = None
     ) -> str:
         """Text of the messages; `prompt` adds the header after which the model speaks."""
-        try:
-            rendered: Any = self._tokenizer.apply_chat_template(
-                # A batch of one: a list of no messages is refused outside a batch.
-                [list(messages)],  # pyright: ignore[reportArgumentType]
-                tools=list(tools) if tools else None,  # pyright: ignore[reportArgumentType]
-                chat_template=self.source,
-                tokenize=False,
-                add_generation_prompt=prompt,
-                **self.options,
-            )
-        except self._errors as error:
+        common = {
+            **self._tokenizer.special_tokens_map,
+            **self.options,
+            "chat_template": self.source,
+            "tools": list(tools) if tools else None,
+            "add_generation_prompt": prompt,
+        }
+        request = _as_json(common), _as_json(list(messages))
+        size = sum(map(len, request))
+        self._credit = min(_CREDIT, self._credit + _CREDIT_PER_RENDERING + size * _CREDIT_PER_BYTE)
+        kind, text, used = PROCESS.render(*request, max(self._credit, _CREDIT_PER_RENDERING))
+        self._credit -= used
+        if kind in _EXCESS:
+            expected = "a text that takes no more time, memory and room than those of other templates"
+            raise SandboxError(explain(self.name, got=_EXCESS[kind], expected=expected, fix=_FIX))
+        if kind == template_server.REFUSED:
             what, roles = "chat template", [message["role"] for message in messages]
             shown = f"{roles[:8]}..." if len(roles) > 8 else str(roles)
-            got = f"{type(error).__name__} ({error}) on roles {shown}"
-            raise InputError(explain(what, got=got, expected="a rendering of these messages")) from error
-        return rendered[0]
+            raise InputError(explain(what, got=f"{text} on roles {shown}", expected="a rendering of these messages"))
+        return text
+
+
+def _as_json(value: Any) -> bytes:
+    """Return JSON in ASCII, which holds lone surrogates too; what JSON cannot hold becomes the name of its type."""
+    return json.dumps(value, default=lambda other: f"<{type(other).__name__}>").encode()
 
 
 def _jinja() -> Any:
@@ -71,13 +99,6 @@ def _jinja() -> Any:
     from transformers.utils import chat_template_utils
 
     return getattr(chat_template_utils, "jinja2", None)
-
-
-def _template_errors() -> tuple[type[Exception], ...]:
-    """What a template raises: a refusal of its own, or a slip over a message it was not written for."""
-    jinja = _jinja()
-    refusals = (jinja.TemplateError,) if jinja else ()
-    return (*refusals, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
 def template_source(

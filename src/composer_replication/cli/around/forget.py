@@ -74,6 +74,6 @@ def _show(plan: Forgetting, run_dir: RunDir, *, as_json: bool, done: bool, to_st
             f"{plan.answers.num_kept:,} of other sessions stay, and what was spent stays counted"
         )
     for each in plan.elsewhere:
-        may = "hold" if each.what in ("preference data set", "ATIF documents", "data set") else "have learnt from"
+        may = "have learnt from" if each.what in ("checkpoints", "trained weights", "exported weights") else "hold"
         lines.append(f"Not removed, outside of the run: {plain(each.path)} ({each.what}) may {may} them")
     print("\n".join(lines), file=sys.stderr if to_stderr else sys.stdout)

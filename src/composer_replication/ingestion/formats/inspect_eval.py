@@ -16,12 +16,14 @@ from typing import Any
 
 from composer_replication.ingestion.reading.documents import before_damage, parsed
 from composer_replication.ingestion.reading.source import (
+    MAX_FILE_WEIGHT,
     MAX_LINE_BYTES,
     IngestReport,
     Record,
     SourceFile,
     as_text,
     image_count,
+    is_too_large,
 )
 from composer_replication.ingestion.reading.turn_list import (
     TurnList,
@@ -36,7 +38,7 @@ from composer_replication.types import Conversation
 
 FORMAT = "inspect_eval"
 MAX_MEMBER_BYTES = MAX_LINE_BYTES
-MAX_TOTAL_BYTES = 4 * 2**30  # of one archive; the samples beyond that are left out
+MAX_TOTAL_BYTES = MAX_FILE_WEIGHT  # of one archive; the samples beyond that are left out
 # Decided by the archive's directory, before anything is read: sessions in JSON pack to a tenth or a twentieth, and a
 # file of a few megabytes that claims gigabytes is there to keep a reader busy.
 MAX_RATIO, FREE_BYTES = 50, 64 * 2**20
@@ -106,7 +108,7 @@ def _load(archive: zipfile.ZipFile, info: zipfile.ZipInfo | None, left: int, fil
     except _BROKEN as error:
         report.skip(f"broken zip member: {type(error).__name__}", file)
         return None
-    if len(data) > limit:
+    if len(data) > limit or is_too_large(data):
         report.skip("zip member too large", file)
         return None
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Iterator
 from functools import lru_cache
@@ -15,6 +16,7 @@ from composer_replication.ingestion.reading.source import (
     MAX_LINE_BYTES,
     IngestReport,
     SourceFile,
+    is_too_large,
     read_records,
     records_in,
 )
@@ -23,6 +25,8 @@ from composer_replication.ingestion.reading.source import (
 _TOKEN = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"|["{}\[\],]', re.DOTALL)
 _CLOSES = {"{": "}", "[": "]"}
 _HEAD_LINES = 16
+# So much of a file that is too large for a document says whether it is lines.
+_HEAD_OF_LINES = 2**20
 # Deeper than any format puts its messages, and no deeper than the parser follows.
 _MAX_DEPTH = 64
 
@@ -55,8 +59,8 @@ def read_lines_or_document(source: SourceFile, report: IngestReport) -> Iterator
             if not line:
                 report.skip("empty file", source.name)
                 return
-            first, is_repaired = _object_or_list(line) if len(line) <= MAX_LINE_BYTES else (None, False)
-            if isinstance(first, dict) or len(line) > MAX_LINE_BYTES:
+            first, is_repaired = _object_or_list(line) if not is_too_large(line) else (None, False)
+            if isinstance(first, dict) or is_too_large(line):
                 report.counts.update({"repaired lines": 1} if is_repaired else {})
                 yield from [(number, first)] if first is not None else records_in([(number, line)], source, report)
                 yield from records_in(lines, source, report)
@@ -71,13 +75,19 @@ def read_lines_or_document(source: SourceFile, report: IngestReport) -> Iterator
 
 
 def _read_document(source: SourceFile, report: IngestReport) -> Iterator[tuple[int, Any]]:
-    data = json_text.as_utf8(source.path.read_bytes())
+    with source.path.open("rb") as file:
+        data = json_text.as_utf8(file.read(MAX_LINE_BYTES + 1))
+    is_large = is_too_large(data)
     try:
-        yield 0, parsed(data, report)
-        return
+        if not is_large:
+            yield 0, parsed(data, report)
+            return
     except ValueError:
         pass
-    if _is_mostly_lines(data):
+    if is_large and not _is_mostly_lines(data[:_HEAD_OF_LINES]):
+        report.skip("document too large", source.name)
+        return
+    if is_large or _is_mostly_lines(data):
         yield from read_records(source, report)
         return
     value, position = before_damage(data)
@@ -179,8 +189,12 @@ def _last_whole(text: str, depth: int) -> tuple[int, str]:
 
 def _is_mostly_lines(data: bytes) -> bool:
     """Whether a file that is no document is lines with a damaged first one, not a damaged document over many lines."""
-    lines = [line for line in data.split(b"\n") if line.strip()]
-    return 2 * sum(isinstance(_object_or_list(line)[0], dict) for line in lines) >= len(lines)
+    num_lines = num_objects = 0
+    for line in io.BytesIO(data):  # not a list of them: a file of line ends would need forty times its size
+        if line.strip():
+            num_lines += 1
+            num_objects += isinstance(_object_or_list(line)[0], dict)
+    return 2 * num_objects >= num_lines
 
 
 def _object_or_list(line: bytes) -> tuple[Any, bool]:

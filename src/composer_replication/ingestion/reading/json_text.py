@@ -10,7 +10,7 @@ import codecs
 import io
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, BinaryIO
 
 import orjson
@@ -49,18 +49,25 @@ def utf8_lines(file: BinaryIO, longest: int = 2**31) -> Iterable[bytes]:
     Of a line that is longer than `longest` so much comes and a little more, never all: memory has to hold it.
     """
     start = file.read(_LONGEST_START)
-    if is_utf16(start):
-        return io.BytesIO(as_utf8(start + file.read()))
-    file.seek(len(codecs.BOM_UTF8) if start.startswith(codecs.BOM_UTF8) else 0)
     size = file.seek(0, io.SEEK_END)
     file.seek(len(codecs.BOM_UTF8) if start.startswith(codecs.BOM_UTF8) else 0)
-    return file if size <= longest else _bounded_lines(file, longest)
+    if is_utf16(start):
+        return _utf16_lines(file, longest)
+    return file if size <= longest else _bounded_lines(file.readline, longest)
 
 
-def _bounded_lines(file: BinaryIO, longest: int) -> Iterator[bytes]:
-    while line := file.readline(longest + 1):
+def _utf16_lines(file: BinaryIO, longest: int) -> Iterator[bytes]:
+    text = io.TextIOWrapper(file, "utf-16", errors="replace", newline="\n")
+    try:
+        yield from _bounded_lines(lambda limit: text.readline(limit).encode(), longest)
+    finally:
+        text.detach()  # whoever opened the file closes it
+
+
+def _bounded_lines(readline: Callable[[int], bytes], longest: int) -> Iterator[bytes]:
+    while line := readline(longest + 1):
         yield line
-        while not line.endswith(b"\n") and len(line) > longest and (rest := file.readline(_BLOCK)):
+        while not line.endswith(b"\n") and len(line) > longest and (rest := readline(_BLOCK)):
             if rest.endswith(b"\n"):
                 break
 

@@ -13,8 +13,14 @@ import orjson
 from composer_replication.actions.messages import content_text
 from composer_replication.ingestion.reading import json_text
 
-# Longer lines than this are counted and skipped: no agent writes them, and one would hold the memory of all the others.
-MAX_LINE_BYTES = 256 * 2**20
+# Longer lines and documents are counted and skipped. The longest line of the sessions at hand has 0.3 MB, and a request
+# of an agent, images and all, may have 32 MB; what is read and scrubbed needs up to twenty times its size in memory.
+MAX_LINE_BYTES = 32 * 2**20
+# The lines of a file are held together. Beyond this weight they are counted and skipped, so that a file needs less than
+# 1 GB; the largest of those sessions weighs 10 MB.
+MAX_FILE_WEIGHT = 192 * 2**20
+# An empty list takes three bytes of a file and sixty of memory.
+_BYTES_PER_VALUE = 32
 # Lines are long: with the usual 8 kB, cutting them out of the file costs as much as a third of parsing them.
 BUFFER_BYTES = 2**20
 # Every skip is counted; only so many are kept with their place.
@@ -87,9 +93,17 @@ def records_in(
     lines: Iterable[tuple[int, bytes]], source: SourceFile, report: IngestReport
 ) -> Iterator[tuple[int, Record]]:
     """The same of numbered lines."""
+    total = 0
     for number, line in lines:
+        if is_too_large(line):
+            report.skip("line too long", source.name, number)
+            continue
+        total += weight_of(line)
+        if total > MAX_FILE_WEIGHT:
+            report.skip("line beyond what is read of one file", source.name, number)
+            continue
         try:
-            record = orjson.loads(line) if len(line) <= MAX_LINE_BYTES else None
+            record = orjson.loads(line)
         except orjson.JSONDecodeError:
             record = None
         if not isinstance(record, dict):
@@ -98,12 +112,19 @@ def records_in(
             yield number, record
 
 
+def weight_of(data: bytes) -> int:
+    """Return how much memory the JSON in `data` needs, relative to text of so many bytes."""
+    return len(data) + _BYTES_PER_VALUE * sum(map(data.count, (b",", b"[", b"{")))
+
+
+def is_too_large(data: bytes) -> bool:
+    """Return whether a line or document is skipped: for its length, or for the number of values in it."""
+    return len(data) > MAX_LINE_BYTES or weight_of(data) > MAX_FILE_WEIGHT
+
+
 def _repaired_object(line: bytes, number: int, file: str, report: IngestReport) -> Record | None:
     """The object of a line that is none at first sight, or None with the reason counted; blank lines are nothing."""
     if line.isspace():
-        return None
-    if len(line) > MAX_LINE_BYTES:
-        report.skip("line too long", file, number)
         return None
     try:
         value = json_text.loads(line)

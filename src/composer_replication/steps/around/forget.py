@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import difflib
-import shutil
+import os
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
-from composer_replication.errors import InputError, explain
+from composer_replication.atomic import remove
+from composer_replication.errors import InputError, RunError, explain
 from composer_replication.ingestion import forget as ingested
 from composer_replication.runs import ARTEFACTS, RunDir
 from composer_replication.runs import conversations as rows
@@ -35,7 +36,7 @@ class Forgetting:
 
     `answers` are the paid ones of a replay; None without a store of them. `num_conventions` are rules that were said
     nowhere else. `elsewhere` was made from the run outside of it, may hold the sessions or have learnt from them, and
-    stays: whoever forgets has to delete it.
+    stays: whoever forgets has to delete it. So does what a symbolic link in the run led to: only the link goes.
     """
 
     conversations: tuple[str, ...]
@@ -54,12 +55,14 @@ def plan_forgetting(run: RunDir, sessions: Sequence[str]) -> Forgetting:
     while size != len(chosen):  # sub-agents of sub-agents, part after part
         size = len(chosen)
         chosen |= {identity for identity, _, parent in links if parent in chosen}
-    there = [name for name in ARTEFACTS if name not in _NOT_DERIVED and run.path(name).exists()]
+    # Not Path.exists: a link that leads nowhere is there, and goes too.
+    there = [name for name in ARTEFACTS if name not in _NOT_DERIVED and os.path.lexists(run.path(name))]
     alive = {identity for identity, _, _ in links} - chosen
     answers = replayed.count_answers(run, alive, chosen)
     # A file that is no store of answers goes whole.
     derived = [name for name in there if name not in replayed.OWN or (name == replayed.STORE and answers is None)]
     num_conventions = num_forgotten(run, chosen)
+    linked = tuple(_link_target(run, name) for name in derived if run.path(name).is_symlink())
     # Words of a forgotten user may be the hints of other sessions' sites: those are found anew.
     filtered = tuple(name for name in filtered_of(run, derived) if name != "sites" or not num_conventions)
     return Forgetting(
@@ -68,7 +71,7 @@ def plan_forgetting(run: RunDir, sessions: Sequence[str]) -> Forgetting:
         deleted=tuple(name for name in derived if name not in filtered),
         answers=answers,
         num_conventions=num_conventions,
-        elsewhere=made_elsewhere(run),
+        elsewhere=(*made_elsewhere(run), *linked),
     )
 
 
@@ -92,7 +95,7 @@ def forget(run: RunDir, sessions: Sequence[str], *, discard_answers: bool = Fals
         for name in plan.deleted:
             delete_artefact(run, name)
         for unfinished in run.root.glob("*.partial.jsonl"):  # an evaluation's has texts that were drawn in the sessions
-            unfinished.unlink()
+            remove(unfinished)
         metas = {name: run.meta(name) for name in plan.filtered}
         for name, meta in metas.items():
             forget_rows(run, name, gone, meta)
@@ -163,16 +166,23 @@ def forget_rows(run: RunDir, name: str, gone: Set[str], meta: ArtefactMeta) -> N
 
 def delete_artefact(run: RunDir, name: str) -> None:
     """The artefact and its sidecar."""
-    path = run.path(name)
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink()
+    remove(run.path(name))
     (run.root / ARTEFACTS[name].sidecar_name).unlink(missing_ok=True)
 
 
 def _can_be_filtered(run: RunDir, name: str) -> bool:
-    """Whether single rows can go: they say which conversation they are from, and the artefact is not out of date."""
-    if ARTEFACTS[name].kind != "records":
+    """Whether single rows can go: they say which conversation they are from, and the artefact is not out of date.
+
+    What cannot be read goes whole, like a link: it may hold the session, and can be made again.
+    """
+    if ARTEFACTS[name].kind != "records" or run.path(name).is_symlink():
         return False
-    return "conversation_id" in run.meta(name).keys and name not in run.lineage(name).stale
+    try:
+        return "conversation_id" in run.meta(name).keys and name not in run.lineage(name).stale
+    except RunError:
+        return False
+
+
+def _link_target(run: RunDir, name: str) -> MadeElsewhere:
+    path = run.path(name)
+    return MadeElsewhere(f"where the link {path.name} led", os.path.realpath(path), "")

@@ -42,9 +42,12 @@ class AnswersOfRun:
 
 
 def count_answers(run: RunDir, alive: Set[str], gone: Set[str]) -> AnswersOfRun | None:
-    """What would stay without the sessions that go; None where there is no store. Nothing is changed."""
+    """What would stay without the sessions that go; None where there is no store. Nothing is changed.
+
+    A link to a store is none: other runs may share what it leads to, and their answers are not ours to delete.
+    """
     path = run.path(STORE)
-    if not path.exists():
+    if path.is_symlink() or not path.exists():
         return None
     try:
         with _opened(path, alive, gone) as connection:
