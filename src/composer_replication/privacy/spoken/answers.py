@@ -51,7 +51,8 @@ _REQUEST = re.compile(
 _GENERATORS = re.compile(
     r"(?<![\w./-])(?:pwgen|apg|makepasswd|xkcdpass|diceware|openssl rand|gpg --gen-random|lpass show|gopass show"
     r"|pass show|op read|gh auth token|gcloud auth print|security find-|secret-tool lookup|keyring get|vault kv get"
-    r"|vault read|hashcat\s[^\0\n]*--show|john\s[^\0\n]*--show|curl\s[^\0\n|]{0,200}/(?:sessions?|login|tokens?|auth))(?![\w-])"
+    r"|vault read|hashcat\s[^\0\n]*--show|john\s[^\0\n]*--show"
+    r"|curl\s[^\0\n|]{0,200}/(?:sessions?|login|tokens?|auth))(?![\w-])"
 )
 # Their output is names, counts and hashes, whatever their arguments are called.
 _LISTING = re.compile(
