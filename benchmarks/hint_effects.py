@@ -120,12 +120,23 @@ def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
 # ---- the tables
 
 
-def print_tables(path: Path, *, rounds: int = 2000, held_out: bool = False) -> None:
+def read_scores(path: Path) -> dict[str, Any]:
+    """Return what `score` wrote."""
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def print_tables(
+    path: Path,
+    *,
+    rounds: int = 2000,
+    held_out: bool = False,
+    read: Callable[[Path], dict[str, Any]] = read_scores,
+) -> None:
     """Effects of each hint on calls that erred and on good ones, and of the sites' own hints by kind.
 
-    `held_out`: of the test sessions alone, from which a warm-up has learnt nothing.
+    `held_out`: of the test sessions alone, from which a warm-up has learnt nothing. `read` reads files in another form.
     """
-    result = json.loads(path.read_text(encoding="utf-8"))
+    result = read(path)
     if held_out and any(item.get("is_held_out") is None for item in result["items"]):
         raise SystemExit(f"{path}: got items that do not say who is held out, expected those of a run that is split")
     items = [item for item in result["items"] if not held_out or item["is_held_out"]]

@@ -5,15 +5,17 @@
     python benchmarks/hints.py table result.json
 
 `prepare` needs this package, a run with sites, and a tokenizer with a chat template. `score` needs torch and
-transformers alone, and no network. Compared are no hint, the site's own (`template`), the error's text (`raw_error`),
-the hint of a site of another kind (`other_kind`), and each file of `--hints`: rows with a site's id and its hint, as a
-writer's answers or the `sites.jsonl` of an older version.
+transformers alone, and no network. `table` needs this package only where scores are packed, as those of `experiments/`.
+Compared are no hint, the site's own (`template`), the error's text (`raw_error`), the hint of a site of another kind
+(`other_kind`), and each file of `--hints`: rows with a site's id and its hint, as a writer's answers or the
+`sites.jsonl` of an older version.
 """
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 
 def main() -> None:
@@ -31,10 +33,18 @@ def main() -> None:
         options = {"device": args.device, "dtype": args.dtype, "limit": args.limit, "temperatures": args.temperatures}
         score(args.items, args.model, args.out, adapter=args.adapter, **options)
     else:
-        from hint_effects import print_tables
+        from hint_effects import print_tables, read_scores
 
         for result in args.results:
-            print_tables(result, rounds=args.rounds, held_out=args.held_out)
+            is_plain = result.is_file() and result.suffix == ".json"
+            read = read_scores if is_plain else _read_packed
+            print_tables(result, rounds=args.rounds, held_out=args.held_out, read=read)
+
+
+def _read_packed(path: Path) -> dict[str, Any]:
+    from composer_replication.ablation.record_files import read_stored
+
+    return read_stored(path)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -7,12 +7,13 @@ They stand in docs/evidence.md. Units are not drawn again here, as `table.md` do
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import NamedTuple
+
+from composer_replication.ablation.record_files import read_stored
 
 HERE = Path(__file__).parent
 HINTS = {
@@ -40,7 +41,7 @@ class Pair(NamedTuple):
 def pairs_of(chosen: dict[str, str]) -> list[Pair]:
     found: list[Pair] = []
     for folder, arm in chosen.items():
-        results = json.loads((HERE / folder / "results.json").read_text(encoding="utf-8"))["results"]
+        results = read_stored(HERE / folder / "results.json")["results"]
         sums = {(each["arm"], each["seed"]): _sums(each["units"]) for each in results}
         seeds = [seed for name, seed in sums if name == arm]
         found += [Pair(folder, sums[arm, seed], sums["grpo", seed]) for seed in seeds]

@@ -3,7 +3,8 @@
 FOLDER/
     predictions.json       written before the first job
     jobs/ARM/SEED/         one job each; jobs/.shared is what they have in common; not for a repository
-    results.json           every unit of every finished job: tables and plots are made of it alone
+    results.json           every unit of every finished job: tables and plots are made of it alone; published packed, as
+                           results.columns.json.xz (`record_files`)
     table.md  plots/       made by `table` and `plots`
 """
 
@@ -24,7 +25,7 @@ from typing import Any, NamedTuple
 from composer_replication.ablation.job import JOB, LOG, RESULT, Job, Result, read_result, write_job
 from composer_replication.ablation.plan import Plan, world_of
 from composer_replication.ablation.predictions import Frozen, freeze, held_against
-from composer_replication.ablation.record_files import read_record
+from composer_replication.ablation.record_files import packed_path, read_record, stored_path
 from composer_replication.atomic import atomic_write_json, atomic_write_text, try_lock
 from composer_replication.errors import (
     ArtefactCorruptError,
@@ -150,7 +151,9 @@ def _check_nothing_is_lost(folder: Path) -> None:
         named = ", ".join(f"{place.arm} {place.seed}" for place in lost[:_NAMED]) + (", ..." if lost[_NAMED:] else "")
         fix = "Run the plan in another folder: `-o FOLDER`. The table alone: `crf ablate --table -o FOLDER`."
         got = f"results of {len(lost)} jobs that are not in jobs/ ({named})"
-        raise RunError(explain(str(folder / RESULTS), got=got, expected="results of jobs that are here", fix=fix))
+        raise RunError(
+            explain(str(stored_path(folder / RESULTS)), got=got, expected="results of jobs that are here", fix=fix)
+        )
 
 
 def _run_all(
@@ -250,6 +253,7 @@ def write_results(folder: Path, frozen: Frozen, failures: dict[Place, Failure]) 
         "failed": [each._asdict() for each in made.failed],
     }
     atomic_write_json(folder / RESULTS, record)
+    packed_path(folder / RESULTS).unlink(missing_ok=True)  # it has become the older of the two
     return made
 
 
@@ -260,8 +264,8 @@ def _short(failures: dict[Place, Failure]) -> list[Failure]:
 
 
 def read_results(folder: Path) -> Results:
-    """What results.json holds; nothing else is read."""
-    path = folder / RESULTS
+    """Return what results.json holds, plain or packed; nothing else is read."""
+    path = stored_path(folder / RESULTS)
     if not path.is_file():
         fix = "Run `crf ablate --config arms.toml`, or name the folder: `-o FOLDER`."
         raise ArtefactNotFoundError(explain(str(path), got="no such file", expected="results of jobs", fix=fix))

@@ -17,6 +17,7 @@ from ablation_plans import TOY, write_arms
 from composer_replication.ablation.budgets import breaches_of
 from composer_replication.ablation.jobs import Place, check_ready, places_of, read_results, run_jobs
 from composer_replication.ablation.plan import read_plan
+from composer_replication.ablation.record_files import pack, packed_path, read_stored
 from composer_replication.cli.main import main
 from composer_replication.errors import InputError, RunError, StaleArtefactError
 
@@ -167,6 +168,23 @@ def test_a_clone_s_results_are_not_emptied(toy_results, tmp_path):
     with pytest.raises(RunError, match=r"results of 6 jobs that are not in jobs/ \(plain 1, plain 2, helped 1, \.\.\."):
         run_jobs(plan, folder, places_of(plan, seeds=[1]))
     assert {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix == ".json"} == before
+
+
+def test_packed_results_are_neither_emptied_in_a_clone_nor_left_beside_newer_ones(toy_results, tmp_path):
+    folder = copied(toy_results, tmp_path / "packed")
+    plain, packed = folder / "results.json", packed_path(folder / "results.json")
+    packed.write_bytes(pack(read_stored(plain)))
+    plain.unlink()
+    before = packed.read_bytes()
+    (folder / "jobs").rename(tmp_path / "elsewhere")
+    plan = read_plan(write_arms(tmp_path, text=TOY))
+    with pytest.raises(RunError, match=r"results\.columns\.json\.xz: got results of 6 jobs that are not in jobs/"):
+        run_jobs(plan, folder, places_of(plan))
+    assert packed.read_bytes() == before
+    (tmp_path / "elsewhere").rename(folder / "jobs")
+    run_jobs(plan, folder, places_of(plan))
+    assert plain.read_bytes() == (toy_results / "results.json").read_bytes()
+    assert not packed.exists()
 
 
 def test_predictions_that_are_gone_are_not_written_after_the_jobs(toy_results, tmp_path):

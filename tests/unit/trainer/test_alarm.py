@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
 
+from composer_replication.ablation.record_files import read_stored
 from composer_replication.config.train import AlarmConfig
 from composer_replication.errors import InputError
 from composer_replication.trainer.watch.best_checkpoint import Best, keep_best, read_best
@@ -72,7 +73,7 @@ def test_a_fall_of_the_rollouts_reward_is_told_though_each_step_has_other_tasks(
 def test_the_trainings_on_record_that_collapsed_are_told() -> None:
     """Nine trainings of 600 steps; `solved` of the last weights says which collapsed."""
     record = Path(__file__).parents[3] / "experiments" / "2026-11-16-stability" / "results.json"
-    jobs: list[Any] = json.loads(record.read_text(encoding="utf-8"))["results"]
+    jobs: list[Any] = read_stored(record)["results"]
     collapsed = [job for job in jobs if sum(unit["metrics"]["solved"] for unit in job["units"]) < 10]
     assert (len(jobs), len(collapsed)) == (9, 6)
     for job in collapsed:

@@ -125,8 +125,10 @@ def _folder(folder: Path, place: Place) -> Path:
 def _finish(found: Results, folder: Path, *, as_json: bool) -> int:
     """Table and plots; 1 where jobs failed, or budgets are not equal."""
     from composer_replication.ablation.budgets import breaches_of
+    from composer_replication.ablation.jobs import RESULTS
     from composer_replication.ablation.page import as_json as page_as_json
     from composer_replication.ablation.page import write_page
+    from composer_replication.ablation.record_files import stored_path
     from composer_replication.cli.console import print_json, say, show
 
     written = write_page(found, folder)
@@ -140,7 +142,8 @@ def _finish(found: Results, folder: Path, *, as_json: bool) -> int:
             say(f"not equal: {arm}, {sentence}")
     for failure in found.failed:
         say(f"failed: {failure.arm}, seed {failure.seed}")
-    say(f"{written}: all of it; results.json rebuilds it (`crf ablate --table -o {folder}`)")
+    source = stored_path(folder / RESULTS).name
+    say(f"{written}: all of it; {source} rebuilds it (`crf ablate --table -o {folder}`)")
     return 1 if breaches or found.failed else 0
 
 
