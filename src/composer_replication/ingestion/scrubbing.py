@@ -15,7 +15,13 @@ from composer_replication.canonical_json import encode
 from composer_replication.ingestion.gate_view import arguments_as_data, rewritten
 from composer_replication.privacy import Scope, Scrubber, kingfisher_rule
 from composer_replication.privacy.rules import Span
-from composer_replication.privacy.spoken.answers import answer_spans, asks, printed_spans, prints_secret
+from composer_replication.privacy.spoken.answers import (
+    answer_spans,
+    asks,
+    chat_spans,
+    printed_spans,
+    prints_secret,
+)
 from composer_replication.types import Conversation, Link, ToolCall, ToolResult, Turn
 
 
@@ -59,7 +65,7 @@ class _Work:
     def __init__(self, scope: ScrubScope, holds_secret: HoldsSecret) -> None:
         self._scope, self._holds_secret = scope, holds_secret
         self._is_asked = False  # whether the last message asks for a secret
-        self._printing: set[str] = set()  # ids of calls whose result may be a secret
+        self._printing: set[str] = set()  # ids of calls whose result may hold a secret
         self._changed = False  # anything so far: a prompt's token ids spell all that came before
 
     def text(self, text: str | None) -> str | None:
@@ -108,14 +114,15 @@ class _Work:
 
     def _message(self, turn: Turn) -> str:
         """Return the scrubbed text of a turn; of one that was asked for a secret, without the answer."""
-        return self._scope.answer(turn.text, answer_spans) if self._is_asked else self._scope.text(turn.text)
+        return self._scope.answer(turn.text, answer_spans if self._is_asked else chat_spans)
 
     def _note_questions(self, text: str, calls: Iterable[ToolCall], results: Sequence[ToolResult]) -> None:
         """Note whether a scrubbed turn asks the next one for a secret, and which of its calls print one."""
         asking = text if text.strip() else "".join(result.text for result in results[-1:])
         if asking.strip():
             self._is_asked = asks(asking)
-        self._printing |= {call.id for call in calls if prints_secret(_arguments_text(call))}
+        commands = ((call.id, _arguments_text(call)) for call in calls)
+        self._printing |= {identity for identity, command in commands if prints_secret(command)}
 
     def _call(self, call: ToolCall) -> ToolCall:
         return replace(

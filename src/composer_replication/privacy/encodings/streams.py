@@ -8,6 +8,7 @@ The pieces are joined and scanned as one text. What is found counts where it lie
 
 from __future__ import annotations
 
+import os.path
 import re
 from bisect import bisect_right
 from collections import Counter
@@ -17,10 +18,12 @@ from typing import NamedTuple
 from composer_replication.privacy.rules import Span
 
 _FEWEST_LINES = 5
+_FEWEST_EVENTS = 3  # lines of server-sent events, which have a form of their own
 _HEAD = 3  # characters that all lines of a stream begin with: `dat`, `{"t`, `0:"`
 _LONGEST_LINE = 600
 _MOST_BETWEEN = 3  # lines of another form between two of a stream: `event: delta` and an empty one
 _LONGEST_PIECE = 60
+_COMMON_HEAD = 4
 _APART = "\n\0\n"
 _STRING = re.compile(rb'"((?:[^"\\\n]|\\.)*+)"')
 _NUMBER = re.compile(rb"0+(?:\.0+)?| +")
@@ -47,11 +50,11 @@ class Stream(NamedTuple):
 
 def streams(text: str, flat: bytes) -> Iterator[Stream]:
     """Yield the messages that lines of a text hold in pieces. `flat` is the text, one byte a character."""
-    if flat.count(b"\n") < _FEWEST_LINES - 1 or b'"' not in flat:
+    if flat.count(b"\n") < _FEWEST_EVENTS - 1 or b'"' not in flat:
         return
     lines = flat.translate(_DIGITS_ALIKE).split(b"\n")
     heads = Counter([line[:_HEAD] for line in lines])
-    likely = {head for head, count in heads.items() if count >= _FEWEST_LINES and head.strip()}
+    likely = {head for head, count in heads.items() if count >= _fewest(head) and head.strip()}
     if not likely:
         return
     groups: dict[bytes, list[tuple[int, int]]] = {}  # by head: number and start of each line
@@ -60,13 +63,17 @@ def streams(text: str, flat: bytes) -> Iterator[Stream]:
         if line[:_HEAD] in likely and len(line) <= _LONGEST_LINE and b'"' in line:
             groups.setdefault(line[:_HEAD], []).append((number, start))
         start += len(line) + 1
-    for group in groups.values():
-        for run in _runs(lines, group):
+    for head, group in groups.items():
+        for run in _runs(lines, group, _fewest(head)):
             if (pieces := _pieces(flat, run)) is not None:
                 yield _joined(text, pieces)
 
 
-def _runs(lines: list[bytes], group: list[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
+def _fewest(head: bytes) -> int:
+    return _FEWEST_EVENTS if head == b"dat" else _FEWEST_LINES
+
+
+def _runs(lines: list[bytes], group: list[tuple[int, int]], fewest: int) -> Iterator[list[tuple[int, int]]]:
     """Yield the bounds of successive lines of one form, where only numbers and the contents of strings differ."""
     run: list[tuple[int, int]] = []
     form, last = b"", -1
@@ -74,12 +81,12 @@ def _runs(lines: list[bytes], group: list[tuple[int, int]]) -> Iterator[list[tup
         line = lines[number]
         own_form = _NUMBER.sub(b"0", _STRING.sub(b'""', line))
         if run and (own_form != form or number - last > _MOST_BETWEEN):
-            if len(run) >= _FEWEST_LINES:
+            if len(run) >= fewest:
                 yield run
             run = []
         run.append((start, start + len(line)))
         form, last = own_form, number
-    if len(run) >= _FEWEST_LINES:
+    if len(run) >= fewest:
         yield run
 
 
@@ -87,10 +94,12 @@ def _pieces(flat: bytes, run: list[tuple[int, int]]) -> list[tuple[int, int]] | 
     """Return the bounds of the string that differs most from line to line; None where no string is short and varied."""
     rows = [[match.span(1) for match in _STRING.finditer(flat, *bounds)] for bounds in run]
     best: list[tuple[int, int]] | None = None
-    most = _FEWEST_LINES // 2
+    most = _FEWEST_EVENTS - 1
     for column in zip(*rows, strict=False):
         values = [flat[begin:end].translate(_DIGITS_ALIKE) for begin, end in column]
-        if max(map(len, values)) <= _LONGEST_PIECE and len(set(values)) >= max(most, 3):
+        if _COMMON_HEAD <= len(os.path.commonprefix(values)):  # ids of one kind
+            continue
+        if max(map(len, values)) <= _LONGEST_PIECE and len(set(values)) > most:
             best, most = list(column), len(set(values))
     return best
 

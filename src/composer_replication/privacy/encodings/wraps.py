@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence, Set
 
 from composer_replication.privacy.encodings.views import View
-from composer_replication.privacy.named.harmless import is_uncommon
+from composer_replication.privacy.named.harmless import is_uncommon, is_word
 from composer_replication.privacy.named.names import Strength, name_strength
 from composer_replication.privacy.rules import Span, is_strong, word_set
 from composer_replication.privacy.shapes.entropy import HEX_KIND, KIND, is_public_id, is_wordy
@@ -56,6 +56,7 @@ SCHEMES = frozenset(
 _SCHEME = re.compile(r"[a-z]:/?(?P<end>\r?\n|\\n)[ \t+>|]{0,40}/{1,2}[^\0\s/]")
 _LEAD, _REACH = 300, 240  # around a joint
 _MOST_LINES = 8  # of one width, on each side of a joint
+_SHORTEST_WORD = 5
 _NARROWEST = 20  # no terminal is narrower
 _SHORTEST = 20  # characters of a value that nothing names
 _APART = "\n\0\n"
@@ -176,6 +177,8 @@ def _may_be_one(text: str, line: int, start: int, end: int) -> bool:
     left, right = back[0][::-1], ahead[0]
     if not (ODD.search(left) or ODD.search(right)) or not _ALNUM.search(right) or not right.isascii():
         return False
+    if _is_plain_word(left) or _is_plain_word(right):
+        return False
     if is_public_id(left.rpartition("=")[2]) or is_public_id(right):
         return False
     if DIGEST.fullmatch(left) and right.isalpha():  # the next word of a list
@@ -186,6 +189,11 @@ def _may_be_one(text: str, line: int, start: int, end: int) -> bool:
         return False
     both = len(left) + len(right)
     return both >= _SHORTEST and not (WORDS.fullmatch(left) and WORDS.fullmatch(right))
+
+
+def _is_plain_word(piece: str) -> bool:
+    """Return whether a piece is a word of a language or of code: random letters as long are none."""
+    return len(piece) >= _SHORTEST_WORD and piece.isalpha() and (piece.islower() or piece.isupper()) and is_word(piece)
 
 
 def _is_named(lead: str, left: str) -> bool:

@@ -90,6 +90,7 @@ _CUT_NAME = re.compile(
     r"(?i:api|access|secret|private|signing|account|encryption|master)_?(?P<end>\r?\n|\\n)[ \t+>|]*_?\Z"
 )
 _RESOURCE = re.compile(r"\b[au]rn:[^\0\s\"'`<>()]{0,200}:\Z")
+_KEYWORD_BEFORE = re.compile(r"([A-Za-z_]\w{0,30})\s?=\s?\w{0,2}\\*[\"'`]\Z")
 _HEAD = re.compile(r"[A-Za-z0-9_]*+(?:[.-][A-Za-z0-9_]++)*+")  # read backwards
 _BEFORE_NAMES = frozenset(" \n\t\"'`([{<=:,;/*\0")
 _KIND_OF_KEY = re.compile(r"(?i)(?:api|access|secret|private|license|encryption|auth|signing|master|account) $")
@@ -259,6 +260,9 @@ def _positional(text: str, end: int, keyword: bytes) -> Span | None:
     """The password among the arguments of a login, behind the user; the key of a signature wherever it stands."""
     signs = keyword in (b"jwt", b"hmac")
     for index, (begin, stop) in arguments(text, end + 1):
+        named = _KEYWORD_BEFORE.search(text, max(0, begin - 40), begin)
+        if named and name_strength(named[1]) < Strength.TOKEN:  # `dbname = "warehouse"`
+            continue
         handed_over = (
             is_handed(text[begin:stop])
             if signs

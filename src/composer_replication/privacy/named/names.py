@@ -33,7 +33,7 @@ _TOKENS = tuple(
         " sharedaccesskey hmackey cryptokey webhookkey integrationkey consumerkey authcode totp xapikey"
         " subscriptionkey sessiontoken sessionkey recoverykey functionskey hostkey rootkey writekey"
         " instrumentationkey jwtkey cookiekey aeskey fernetkey presharedkey sealkey unsealkey clientsecret setupkey"
-        " securitykey unlockkey walletkey publishkey signkey webhooksigning"
+        " securitykey unlockkey walletkey publishkey signkey webhooksigning networkkey localkey"
     )
 )
 _WEAK_LAST = tuple(

@@ -15,6 +15,7 @@ _PLACEHOLDER_PART = re.compile(
     r"|\{\{|\*{3,}|x{4,}|\.{3}|…|your[_ -]|<[^\0>]*>|example|redacted|change[-_ ]?(?:me|this)"
     r"|replace[-_ ]?(?:me|this|with)|fill[-_ ]?me|insert[-_ ](?:your|here)|placeholder|process\.env"
     r"|os\.environ|getenv|env\.|secrets\.|\A(?:op|ref\+[a-z]+|vault|keyring|ssm|secretsmanager|gcpsm|awssm|azurekv|bws|doppler)://"
+    r"|\A(?:vault:|arn:|@Microsoft\.KeyVault)|\bkv/data/|\A\(\?|\\[sSwWdD][+*{]"  # a vault, a regular expression
 )
 _PLACEHOLDER_WHOLE = re.compile(
     r"(?i)\[[a-z _-]+\]|0x[0-9a-f]{1,16}|\$\{?(?-i:[A-Z_]{2,}+)\}?(?:/[^\0]*)?"
@@ -30,7 +31,7 @@ _PLACEHOLDER_WHOLE = re.compile(
     r"void|dummy|mock|foo|bar|todo|n/?a|yes|no|on|off|auto|inherit|self|this|key|value|type|name|field"
     r"|label"
     r"|env|(?:n?var)?char(?:[(\[ ][^\n\0]*)?|todo[^\n\0]*"
-    r"|[a-z_]{2,12}:(?:password|passwd|secret|token|key)"  # `kw:password`, a name among others
+    r"|[A-Za-z]+:|[a-z_]{2,12}:(?:password|passwd|secret|token|key)"  # `kw:password`, a name among others
     r"|missing|invalid|valid|expired|access|refresh|session|header|cookie"
 )
 _LOOKED_AT = 400  # the rest of a long value cannot make code or prose of it
@@ -91,7 +92,7 @@ _NO_SECRET = re.compile(
     r"|(?:[\w.-]++/)++[\w.-]*+|[^\0\d]*[*?+|\\]\$?|[A-Za-z_]++[:=!,;?*&]++|[a-z]++(?:[;:,][a-z]*+)++|[a-"
     r"z0-9-]{1,40}:\d{2,5}|[A-Za-z_]++(?:\|[A-Za-z_]*+)++|[a-z]++\[:[a-z]++\]"
     r"|GHSA(?:-[0-9a-z]{4}){3}|(?:CVE|CWE|RFC|ISO|JIRA|PROJ)-[\d-]++|0x[0-9a-f]++|(?:[0-9a-f]{2}:){5,}[0-9a-f]{2}|\$\{?(?-i:[A-Z_]{2,}+)\}?(?:[^\0\w][^\0]*+)?"
-    r"|(?:sha-?\d{1,3}|md5):[^\0]*+|issue-?\d++|line-?\d++|#\d++|[A-Za-z_]{1,20}#[A-Za-z_]{1,20}|&\w++;?|\d{1,4}[a-z]{1,3}|[a-z]"
+    r"|\d{1,2}:\d[\w.+~-]*+|(?-i:[A-Z]{2,5}\d?(?:[-+/][A-Z]{2,5}\d?)++)|(?:sha-?\d{1,3}|md5):[^\0]*+|issue-?\d++|line-?\d++|#\d++|[A-Za-z_]{1,20}#[A-Za-z_]{1,20}|&\w++;?|\d{1,4}[a-z]{1,3}|[a-z]"
     r"{1,3}\d{1,4}|\d++(?:st|nd|rd|th|px|ms|kb|mb|gb)"
 )
 # Names of code and words with a number, which a call gets too.
@@ -136,6 +137,7 @@ def is_said(value: str) -> bool:
     return is_generated(value) or (
         is_strong(value)
         and not value.startswith(("-", ".", ":", "_"))
+        and not is_setting(value)
         and not _NO_SECRET.fullmatch(value, 0, _JUDGED)
         and (value.endswith("$") or not is_identifier(value))
         and is_plausible(value, Strength.PASSWORD, True)
@@ -176,6 +178,17 @@ def is_passphrase(value: str) -> bool:
     return "." not in value or is_uncommon(value)
 
 
+# `status=200`, `PasswordAgeDays=30`: a setting, whatever its name begins with; `ETHERSCAN_KEY`: a variable.
+_SETTING = re.compile(
+    r"[A-Za-z_]{3,40}=[\w.]{1,12}|[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)*_(?:KEY|TOKEN|SECRET|PASS|PASSWORD|PWD|ID)"
+)
+
+
+def is_setting(value: str) -> bool:
+    """Return whether a word is a setting with its value, or the name of a variable."""
+    return _SETTING.fullmatch(value) is not None
+
+
 def is_unknown(value: str) -> bool:
     """Whether a value is none of the words, names of code, files and addresses that stand where passwords do."""
     return (
@@ -183,6 +196,7 @@ def is_unknown(value: str) -> bool:
         and not value.startswith(_NO_START)
         and not _BRACKETS.search(value)
         and not is_no_secret(value)
+        and not is_setting(value)
         and is_plausible(value, Strength.PASSWORD, True)
         and name_strength(value) < Strength.TOKEN
     )

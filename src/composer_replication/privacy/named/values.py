@@ -63,6 +63,7 @@ _WORD_OF_CODE = re.compile(r"[A-Za-z_.]+")
 _TEST_NAME = re.compile(r"[Tt]est\w*+(?:[/.:]+[\w-]++)*+|\w++(?:(?:/|::)[\w.-]++)++")
 _ADDRESS_PART = re.compile(r"[?&;#]")
 _PSQL_VARIABLE = re.compile(r"\s+:'\w+'")  # `PASSWORD :'reporting_pw'`
+_TEMPLATE_LEAD = 80
 _IS_VALUE = re.compile(r"=\\*[\"']?\Z")
 _CALL = re.compile(
     r"(?P<close>\]?\\*[\"'`]?)(?:\)\.(?:type|fill|sendKeys|send_keys))?\s?"
@@ -143,6 +144,8 @@ def _value_at(text: str, start: int, match: re.Match[str], strength: Strength, *
     name = text[start : match.start()]
     if _PSQL_VARIABLE.match(text, match.start()):
         return None
+    if match.re is _CELL and text.rfind("{{", max(0, start - _TEMPLATE_LEAD), start) > text.rfind("\n", 0, start):
+        return None  # a filter of a template: `{{ .Values.password | quote }}`
     bounds = quoted(text, match.end())
     found = (*bounds, True) if bounds else _bare(text, start, match, spaced)
     if found is None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from composer_replication.privacy.named.harmless import is_uncommon
 from composer_replication.privacy.named.names import Strength
-from composer_replication.privacy.named.plausible import is_identifier, is_no_secret, is_plausible, trimmed
+from composer_replication.privacy.named.plausible import is_identifier, is_no_secret, is_plausible, is_setting, trimmed
 from composer_replication.privacy.rules import Span
 from composer_replication.privacy.shapes.entropy import is_public_id, looks_random
 
@@ -35,6 +35,8 @@ def is_shaped(value: str) -> bool:
     if not _LOWER.search(value) or not _DIGIT.search(value) or is_public_id(value) or is_identifier(value.rstrip("$")):
         return False
     if _HARMLESS.search(value) or is_no_secret(value) or not is_plausible(value, Strength.PASSWORD, True):
+        return False
+    if is_setting(value):
         return False
     digits = len(_DIGIT.findall(value))
     upper = _UPPER.search(value) is not None

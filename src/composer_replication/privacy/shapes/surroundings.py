@@ -16,7 +16,7 @@ _HASH_WORDS = re.compile(
     r"commit|\bsha|sha\d|hash|md5|digest|checksum|integrity|etag|fingerprint|revision|\brev\b|\bref\b|\bpatch\b|\btree\b|parent|blob|object"
     r"|merge|\bhead\b|refs/|\bgit\b|\bindex\b|image|docker|layer|cache|build|version|trace|span|uuid|guid|resolved|locked"
     r"|\btx|block|address|\bpin(?:ned)?\b|snapshot|uses:|cherry|rebase|checkout|\breset\s|\bmain\b|\bmaster\b"
-    r"|origin|branch|#diff-|hexpm|plaintext|ciphertext|\bid[^\w\0]*$|(?<!key)_id[^\w\0]*$"
+    r"|origin|branch|#diff-|\bpack\b|hexpm|plaintext|ciphertext|\bid[^\w\0]*$|(?<!key)_id[^\w\0]*$"
 )
 _TREE = re.compile(r"[\u2500-\u257f] ?(?:\[[^\0\n\]]{1,12}\])?\s{0,4}\Z")  # a folder drawn with lines
 _SECRET_WORDS = re.compile(r"key|token|secret|passw|passphrase|api|auth|cred|private|bearer|login|license|wallet")
@@ -53,7 +53,7 @@ _SIGNATURE = re.compile(
 )
 # A public key by its name, a host of known_hosts, and the signature of a mail.
 _PUBLIC_NAME = re.compile(
-    r"(?i)(?:public[ _-]?key|\bpeer)\\*[\"']?\s{0,3}[:=]\s{0,3}\\*[\"']?\Z|\|1\|(?:[A-Za-z0-9+/]{27}=\|)?/?\Z"
+    r"(?i)v=DKIM1[^\0]{0,30}p=\Z|(?:public[ _-]?key|\bpeer|\bhostid|x-amz-id-2)\\*[\"']?\s{0,3}[:=]\s{0,3}\\*[\"']?\Z|\|1\|(?:[A-Za-z0-9+/]{27}=\|)?/?\Z"
 )
 _MODULUS = re.compile(r"[\"'](?:n|x|y|x5c|x5t|kid)\\*[\"']\s?:\s?\[?\\*[\"']$")
 _MAIL_SIGNATURE = re.compile(r"DKIM-Signature:[^\0\"'{}]{0,600}[;\s]\Z")

@@ -31,7 +31,7 @@ _LETTERS = re.compile(r"[^\W\d_]++(?:[_-][^\W\d_]++)*+")
 _NAMES = re.compile(
     r"(?i)\b(?:api|access|secret|private|licen[sc]e|encryption|auth|signing|master|ssh|recovery|activation|wi-?fi)"
     r"[ -]keys?\b"
-    r"|\bpre-?shared\b|\b(?:recovery|backup|seed|mnemonic)\s(?:words?|phrases?)\b|\bseed\b"
+    r"|\bpre-?shared\b|共有鍵|暗証|合鍵|\b(?:recovery|backup|seed|mnemonic)\s(?:words?|phrases?)\b|\bseed\b"
 )
 _CODES = re.compile(
     r"(?i)\b(?:pin|puk|otp|tan|2fa|mfa|totp|second factor|(?:recovery|backup|verification|security|unlock|access|door"
@@ -52,6 +52,7 @@ _GENERATORS = re.compile(
     r"(?<![\w./-])(?:pwgen|apg|makepasswd|xkcdpass|diceware|openssl rand|gpg --gen-random|lpass show|gopass show"
     r"|pass show|op read|gh auth token|gcloud auth print|security find-|secret-tool lookup|keyring get|vault kv get"
     r"|vault read|hashcat\s[^\0\n]*--show|john\s[^\0\n]*--show"
+    r"|terraform\s[^\0\n]*output -raw|random_password|initial-(?:admin-)?password"
     r"|curl\s[^\0\n|]{0,200}/(?:sessions?|login|tokens?|auth))(?![\w-])"
 )
 # Their output is names, counts and hashes, whatever their arguments are called.
@@ -59,12 +60,22 @@ _LISTING = re.compile(
     r"(?:[^\0\n]*[|;&]\s*)?(?:ls|find|wc|stat|git|basename|dirname|which|test|sha\d+sum|md5sum|grep -[a-z]*[lc])"
     r"(?![\w-])"
 )
+# What shows the contents of a store of secrets, or a file of keys.
+_STORES = re.compile(
+    r"(?:ansible-vault (?:view|decrypt)|sops (?:-d|decrypt|exec)|gpg (?:-d|--decrypt)|age -d|secretsmanager get-secret"
+    r"|ssm get-parameter|kubectl get secrets?|vault kv get|op item get|bw get|doppler secrets|terraform (?:output|state)"
+    r"|userlist\.txt|shadow|\.htpasswd|keypair\.json|id\.json|wallet)(?![\w-])"
+)
+_LAST_OF_LINE = re.compile(r"(?:[:=][ \t]{0,20}|[ \t])[\"']?(?P<value>[!-~]{8,200}?)[\"']?,?[ \t\r]*(?:\n|\Z)")
+_KEY_BYTES = re.compile(r"\[(?:\d{1,3},\s?){31,63}\d{1,3}\]")
 _COMMAND_WORD = re.compile(r"[A-Za-z_][\w-]{2,60}")
 _NUMBERED_LINE = re.compile(r"[ \t]*\d{1,6}[→\t]")
 _MOST_LINES = 20
-_VALUE = re.compile(r"[!-~\u00c0-\u024f]{4,200}")
+# A word of an alphabet: `Zwetschge77!`, `ЗимаБлизко2025`; Chinese and Japanese put no blank behind it.
+_VALUE = re.compile(r"[!-~\u00a1-\u2fff]{4,200}")
 _OPENING, _CLOSING = "\"'`«„“「(*<[", "\"'`»”“」*>"
 _WRAPPED = re.compile(r"[\"'`«„“「*]{1,3}([^\0\n]{4,200}?)[\"'`»”“」*]{1,3}")
+_HOST = re.compile(r"[a-z][\w-]*\.(?:[\w-]+\.)*[a-z]{2,12}")  # `bastion-2.internal`
 _CODE = re.compile(r"\d{4,10}|(?=[a-z-]*\d)[a-z0-9]{3,8}(?:-[a-z0-9]{3,8}){1,7}", re.I)
 _PHRASE = re.compile(r"[^\W\d_]{3,12}(?:[ ,\n]{1,2}[^\W\d_]{3,12}){5,24}")
 # A value does not follow these: `on db-01.internal`, `in prod-2024`.
@@ -80,16 +91,37 @@ def asks(message: str) -> bool:
     sentences = _SENTENCE.findall(PLACEHOLDER.sub("x", message[-_QUESTION_LENGTH:]).rstrip().rstrip("`*\"'"))[
         -_MOST_SENTENCES:
     ]
-    return any(_REQUEST.search(sentence) and _names_secret(sentence) for sentence in sentences)
+    return any(map(_REQUEST.search, sentences)) and any(map(_names_secret, sentences))
 
 
 def prints_secret(command: str) -> bool:
     """Return whether a scrubbed command, or the arguments of a tool, names a secret that the result may be."""
     if len(command) > _QUESTION_LENGTH or _LISTING.match(command):
         return False
-    if _GENERATORS.search(command):
+    if _GENERATORS.search(command) or _STORES.search(command):
         return True
     return any(name_strength(word) >= Strength.TOKEN for word in _COMMAND_WORD.findall(PLACEHOLDER.sub("x", command)))
+
+
+_CHAT_LINE = re.compile(r"(?:\[?[\d:./, T-]{4,30}\]?[ \t-]*)?(?:[^\W\d_][\w .-]{0,30}:[ \t])?")
+
+
+def chat_spans(text: str) -> Iterator[Span]:
+    """Yield the answers in a text that holds a talk itself, a message on each line: `ada: who has the panel pw`."""
+    begin, is_asked = 0, False
+    for line in text.split("\n"):
+        lead = _CHAT_LINE.match(line)
+        offset = lead.end() if lead else 0
+        message = line[offset:]
+        if is_asked and message.strip():
+            yield from (
+                Span(span.start + begin + offset, span.end + begin + offset, span.kind)
+                for span in answer_spans(message)
+            )
+        if message.strip():
+            is_question = bool(offset) and len(line) <= _ANSWER_LENGTH and "?" in message.replace("\uff1f", "?")
+            is_asked = is_question and asks(message)
+        begin += len(line) + 1
 
 
 def answer_spans(text: str) -> Iterator[Span]:
@@ -115,21 +147,27 @@ def answer_spans(text: str) -> Iterator[Span]:
 
 
 def printed_spans(text: str) -> Iterator[Span]:
-    """Yield the values in a result of nothing but values, a line each, of a command that prints secrets."""
-    lines = text.rstrip().split("\n")
-    if len(lines) > _MOST_LINES:
+    """Yield the values in the result of a command that names a secret.
+
+    They are the lines with which it begins, where each is one word, and what a generator made at the end of any line.
+    """
+    if PLACEHOLDER.search(text) or "-----END" in text:  # the frame of a key says what it is
         return
     begin = 0
     spans: list[Span] = []
-    for line in lines:
+    for line in text.split("\n", _MOST_LINES)[:_MOST_LINES]:
         numbering = _NUMBERED_LINE.match(line)
         value = line[numbering.end() if numbering else 0 :].strip().strip("\"'`,")
-        if value and (" " in value or "\t" in value or PLACEHOLDER.search(value)):
-            return
+        if " " in value or "\t" in value:
+            break
         if is_generated(value) or is_told(value) or (len(value) >= 16 and has_digit(value) and not is_no_secret(value)):
             spans.append(_span(text, value, begin))
         begin += len(line) + 1
     yield from spans
+    for match in _LAST_OF_LINE.finditer(text):
+        if is_generated(match["value"]):
+            yield Span(*match.span("value"), "SECRET")
+    yield from (Span(*match.span(), "PRIVATE_KEY") for match in _KEY_BYTES.finditer(text))
 
 
 def _names_secret(sentence: str) -> bool:
@@ -151,7 +189,7 @@ def _is_single(value: str) -> bool:
 
 
 def _is_told_value(value: str, is_wrapped: bool) -> bool:
-    if len(value) < 5 or PLACEHOLDER.search(value):
+    if len(value) < 5 or PLACEHOLDER.search(value) or _HOST.fullmatch(value):
         return False
     if is_generated(value) or is_told(value) or (is_unknown(value) and (is_wrapped or is_odd(value))):
         return True

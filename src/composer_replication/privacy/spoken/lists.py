@@ -18,7 +18,7 @@ _HEADING = re.compile(
     r"(?i)(?:recovery|backup|scratch|emergency|rescue|one-time|2fa|mfa|wiederherstellungs?|notfall)"
     r"[ _-]?(?:codes?|keys?)"
     r"|(?:recovery|seed|secret|mnemonic|backup|wallet)[ _-]?(?:phrase|words?)|mnemonic|authenticator"
-    r"|(?:codici|codigos|códigos|codes) (?:di|de) (?:recupero|recuperación|secours|récupération|backup)"
+    r"|these words down|words down and|(?:codici|codigos|códigos|codes) (?:di|de) (?:recupero|recuperación|secours|récupération|backup)"
 )
 _MARK = r"[ \t>|]*+(?:\d{1,3}+[→\t|][ \t]*+)?(?:(?:\d{1,2}+[.):]|[-*•])[ \t]++)?(?:\[[ x]?\][ \t]++)?[\"'`]?"
 _CODE = r"(?:[A-Za-z0-9]{4,8}+(?:-[A-Za-z0-9]{4,8}+){1,5}+|\d{4}[ ]\d{4}|(?=[A-Za-z]*+\d)[A-Za-z0-9]{6,16}+)"
@@ -44,11 +44,17 @@ _ANSWER = re.compile(
     r"[^\0\n:=]{0,80}(?:'[^\0\n']{0,80}')?\s?[:=][ \t]{1,4}[\"']?"
     r"(?P<value>[^\W\d_]{2,14}(?: [^\W\d_]{2,14}){2,9})[\"']?[ \t\r]*(?![^\0\n])"
 )
+# Twelve or twenty-four words, each with its number: what a wallet shows once.
+_NUMBERED_SEED = re.compile(
+    r"(?<![\d.])1[.)][ \t]{1,3}(?P<value>[a-z]{3,8}+(?:\s{1,4}\d{1,2}[.)][ \t]{1,3}[a-z]{3,8}+){11,23})(?![ \t]*[a-zA-Z,])"
+)
 _DISK_KEY = re.compile(r"(?<![\d-])\d{6}(?:-\d{6}){7}(?![\d-])")
 
 
 def list_spans(text: str, lower: bytes, active: Set[bytes]) -> Iterator[Span]:
     """Every code and word under a line that says so. `active`: the triggers that occur."""
+    if "12" in text and (match := _NUMBERED_SEED.search(text)) and match["value"].count("\n") in (0, 11, 23):
+        yield Span(*match.span("value"), "SEED_PHRASE")
     for needle in TRIGGERS:
         at = lower.find(needle) if needle in active else -1
         under = 0

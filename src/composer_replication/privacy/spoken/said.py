@@ -33,7 +33,7 @@ _SPEECH = re.compile(
     rf"(?<=[\s(]){_QUOTES}"
 )
 _SAID_AT_LAST = re.compile(rf"(?i:{_FILLERS}\s?:\s{{1,12}}){_QUOTES}")  # `a password is generated for ada: ...`
-_NEW_FIELD = re.compile(r"\n[ \t]*[\w.-]+\s?[:=]")  # the next line has a name of its own
+_NEW_FIELD = re.compile(r"\n[ \t]*[\w.-]+(?: [\w.-]+){0,2}\s?[:=]")  # the next line has a name of its own
 _FOR = re.compile(r"\s(?:for|of|to|on|für|von|pour|de|para|per|voor|til|för)\s")
 DIGITS = re.compile(r"\d{3,8}")
 NUMBER_NAMES = frozenset(("pin", "cvv", "cvc", "otp", "pincode", "cvv2"))
@@ -44,7 +44,7 @@ _NEXT_LITERAL = re.compile(
 _ALONE = re.compile(r"\n([ \t]+)\Z")
 _NEXT_BLOCK_LINE = re.compile(r"\n([ \t]+)([A-Za-z0-9+/=_-]{8,200})(?=\r?\n|\Z)")
 _BYTES = re.compile(
-    r"[^\0\n=]{0,30}=\s{0,3}[\w .:\[\]\"',(]{0,40}[\[{(]\s{0,9}"
+    r"[^\0\n=]{0,30}[=:]\s{0,3}[\w .:\[\]\"',(]{0,40}[\[{(]\s{0,9}"
     r"((?:(?:0x[0-9a-fA-F]{1,2}+|\d{1,3}+),\s{0,9}+){7,}(?:0x[0-9a-fA-F]{1,2}|\d{1,3}))"
 )
 _GROUPS = re.compile(r"\s?[:=]\s{0,3}((?:[a-zA-Z2-7]{4} ){3,15}[a-zA-Z2-7]{4})(?![A-Za-z])")
