@@ -19,6 +19,7 @@ from composer_replication.privacy.spoken.answers import (
     answer_spans,
     asks,
     chat_spans,
+    may_answer,
     printed_spans,
     prints_secret,
 )
@@ -64,7 +65,7 @@ def scrub_conversation(
 class _Work:
     def __init__(self, scope: ScrubScope, holds_secret: HoldsSecret) -> None:
         self._scope, self._holds_secret = scope, holds_secret
-        self._is_asked = False  # whether the last message asks for a secret
+        self._question = ""  # the last message, which may ask for a secret
         self._printing: set[str] = set()  # ids of calls whose result may hold a secret
         self._changed = False  # anything so far: a prompt's token ids spell all that came before
 
@@ -114,13 +115,16 @@ class _Work:
 
     def _message(self, turn: Turn) -> str:
         """Return the scrubbed text of a turn; of one that was asked for a secret, without the answer."""
-        return self._scope.answer(turn.text, answer_spans if self._is_asked else chat_spans)
+        is_answer = bool(self._question) and may_answer(turn.text) and asks(self._question)
+        return self._scope.answer(turn.text, answer_spans if is_answer else chat_spans)
 
     def _note_questions(self, text: str, calls: Iterable[ToolCall], results: Sequence[ToolResult]) -> None:
-        """Note whether a scrubbed turn asks the next one for a secret, and which of its calls print one."""
-        asking = text if text.strip() else "".join(result.text for result in results[-1:])
-        if asking.strip():
-            self._is_asked = asks(asking)
+        """Note what a scrubbed turn may ask the next one for, and which of its calls print a secret."""
+        if text.strip():
+            self._question = text
+        elif results:
+            prompt = results[-1].text[-_LONGEST_PROMPT:].rstrip()
+            self._question = prompt if prompt.endswith((":", "?")) else ""
         commands = ((call.id, _arguments_text(call)) for call in calls)
         self._printing |= {identity for identity, command in commands if prints_secret(command)}
 
@@ -157,6 +161,7 @@ def _arguments_text(call: ToolCall) -> str:
 
 
 _MAX_SHOWN = 200
+_LONGEST_PROMPT = 200  # of a program that waits for an answer: `[sudo] password for ada:`
 _MOST_ROUNDS = 3  # a placeholder can bring together what means something else as data
 _CODE = (
     *("types.py", "canonical_json.py", "runs/conversations.py"),

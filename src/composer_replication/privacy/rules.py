@@ -130,16 +130,13 @@ def _is_cookie(value: str) -> bool:
 
 _UUID = r"[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}"
 # Ids of sessions may be uuids, as public ids are. One counts under the name of a cookie that servers of one kind set
-# (`JSESSIONID`, `__Host-session`), or under any name with a session in it where the text speaks of cookies.
+# (`JSESSIONID=`), or under any name with a session in it directly after the word cookie (`cookies.set("connect.sid", `).
 _VALUE_OF_COOKIE = (
     r"\\*[\"']?(?:\s{0,3}[=:,]\s{0,40}|\s{1,2})\\*[\"']?(?:value\\*[\"']?\s{0,3}[:=]\s{0,3}\\*[\"']?)?(" + _UUID + ")"
 )
-_COOKIE_SESSION = (
-    r"(?i:(?:j|php|cf|asp\.net_|asp)sess(?:ion)?_?id\w{0,12}|connect\.sid|__(?:host|secure)-[\w.-]{1,40}|_session_id"
-    r"|(?:laravel|ci|rack|flask|django)[_.]session|x-(?:[\w-]{1,20}-)?session(?:-id|-token|-key)?)" + _VALUE_OF_COOKIE
-)
-_SESSION_NEAR_COOKIE = (
-    r"(?i:cookie)[^\0]{0,200}?(?<![\w-])(?i:[\w.-]{0,30}(?:sess|sid|auth|login|token)[\w.-]{0,20})" + _VALUE_OF_COOKIE
+_COOKIE_NAMES = ("JSESSIONID", "jsessionid", "PHPSESSID", "NET_SessionId", "__Host-session", "connect.sid")
+_NEAR_COOKIE = (
+    r"[^\0\n}]{0,60}?(?<![\w-])[\w.-]{0,30}(?:[sS]ess|sid|SID|[aA]uth|[lL]ogin|[tT]oken)[\w.-]{0,20}" + _VALUE_OF_COOKIE
 )
 
 
@@ -202,7 +199,10 @@ STRUCTURE_RULES: tuple[Rule, ...] = (
     Rule("PRIVATE_KEY", re.compile(_PEM), ("private",)),
     Rule("PRIVATE_KEY", re.compile(_PUTTY), ("putty",)),
     Rule(
-        "PRIVATE_KEY", re.compile(_PRIVATE_NUMBER), ("privateexponent", "prime", "exponent", "coefficient", "priv"), 1
+        "PRIVATE_KEY",
+        re.compile(_PRIVATE_NUMBER),
+        ("privateexponent ", "prime ", "exponent ", "coefficient ", "priv "),
+        1,
     ),
     Rule(
         "JWT", re.compile(r"(?:(?<![A-Za-z0-9])|(?<=\\[nrt]))eyJ[A-Za-z0-9_-]{8,}(?:\.[A-Za-z0-9_-]*){2,4}"), ("eyj",)
@@ -210,8 +210,11 @@ STRUCTURE_RULES: tuple[Rule, ...] = (
     *(Rule("BEARER_TOKEN", re.compile(word + _BEARER), ("bearer",), 1, _is_bearer) for word in ("earer", "EARER")),
     *(Rule("BASIC_AUTH", re.compile(word + _BASIC), ("basic",), 1, _is_basic) for word in ("asic", "ASIC")),
     *(Rule("COOKIE", re.compile(word + _COOKIE), ("cookie",), 1, _is_cookie) for word in ("ookie", "OOKIE")),
-    Rule("COOKIE", re.compile(_COOKIE_SESSION), ("sess", "sid", "host", "secure"), 1),
-    Rule("COOKIE", re.compile(_SESSION_NEAR_COOKIE), ("cookie",), 1),
+    *(
+        Rule("COOKIE", re.compile(re.escape(name) + _VALUE_OF_COOKIE), ("sessid", "sessionid", "sid "), 1)
+        for name in _COOKIE_NAMES
+    ),
+    *(Rule("COOKIE", re.compile(word + _NEAR_COOKIE), ("cookie",), 1) for word in ("ookie", "OOKIE")),
     Rule(
         "SEED_PHRASE",
         re.compile(r"1[.)] ?([a-z]{3,8}\s{1,4}(?:\d{1,2}[.)] ?[a-z]{3,8}\s{1,4}){10,22}\d{1,2}[.)] ?[a-z]{3,8})"),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -84,21 +85,30 @@ def read_records(source: SourceFile, report: IngestReport) -> Iterator[tuple[int
     """(line number, JSON object) of every good line; a broken line never costs its neighbours."""
     try:
         with source.path.open("rb", buffering=BUFFER_BYTES) as file:
-            yield from records_in(enumerate(json_text.utf8_lines(file, MAX_LINE_BYTES), start=1), source, report)
+            # Twice the size: UTF-16 may grow when it is read.
+            is_light = 2 * os.fstat(file.fileno()).st_size * (1 + _BYTES_PER_VALUE) <= MAX_FILE_WEIGHT
+            lines = enumerate(json_text.utf8_lines(file, MAX_LINE_BYTES), start=1)
+            yield from records_in(lines, source, report, weigh=len if is_light else weight_of)
     except OSError as error:
         report.skip(f"unreadable file: {error.strerror}", source.name)
 
 
 def records_in(
-    lines: Iterable[tuple[int, bytes]], source: SourceFile, report: IngestReport
+    lines: Iterable[tuple[int, bytes]],
+    source: SourceFile,
+    report: IngestReport,
+    *,
+    weigh: Callable[[bytes], int] | None = None,
 ) -> Iterator[tuple[int, Record]]:
-    """The same of numbered lines."""
+    """Yield the records of numbered lines; `weigh` may be a cheaper measure where a file is too small for the limit."""
+    weigh = weigh or weight_of
     total = 0
     for number, line in lines:
-        if is_too_large(line):
+        weight = weigh(line)
+        if len(line) > MAX_LINE_BYTES or weight > MAX_FILE_WEIGHT:
             report.skip("line too long", source.name, number)
             continue
-        total += weight_of(line)
+        total += weight
         if total > MAX_FILE_WEIGHT:
             report.skip("line beyond what is read of one file", source.name, number)
             continue

@@ -50,7 +50,8 @@ class Stream(NamedTuple):
 
 def streams(text: str, flat: bytes) -> Iterator[Stream]:
     """Yield the messages that lines of a text hold in pieces. `flat` is the text, one byte a character."""
-    if flat.count(b"\n") < _FEWEST_EVENTS - 1 or b'"' not in flat:
+    num_breaks = flat.count(b"\n")
+    if num_breaks < _FEWEST_EVENTS - 1 or flat.count(b'"') < num_breaks:  # code has fewer quotes than lines
         return
     lines = flat.translate(_DIGITS_ALIKE).split(b"\n")
     heads = Counter([line[:_HEAD] for line in lines])
@@ -97,7 +98,7 @@ def _pieces(flat: bytes, run: list[tuple[int, int]]) -> list[tuple[int, int]] | 
     most = _FEWEST_EVENTS - 1
     for column in zip(*rows, strict=False):
         values = [flat[begin:end].translate(_DIGITS_ALIKE) for begin, end in column]
-        if _COMMON_HEAD <= len(os.path.commonprefix(values)):  # ids of one kind
+        if len(os.path.commonprefix(values)) >= _COMMON_HEAD:  # ids of one kind
             continue
         if max(map(len, values)) <= _LONGEST_PIECE and len(set(values)) > most:
             best, most = list(column), len(set(values))

@@ -115,6 +115,8 @@ def bare_end(text: str, start: int, begin: int, env: bool) -> int:
 
 def _up_to_closing(value: str, lead: str) -> str:
     """Return a bare value up to the bracket that closes one of `lead`, the line before it: `call(token=token)["a"]`."""
+    if ")" not in value and "]" not in value and "}" not in value:
+        return value
     opened: list[str] = []
     num_before = 0  # brackets that `lead` leaves open
     for index, sign in enumerate(lead + value):

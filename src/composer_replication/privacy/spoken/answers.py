@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from composer_replication.privacy.keywords import any_of
 from composer_replication.privacy.named.names import MEANT, PASSWORD_WORDS, Strength, name_strength
 from composer_replication.privacy.named.plausible import (
     is_generated,
@@ -26,6 +27,15 @@ _QUESTION_LENGTH = 600  # of the end of a message: what stands before it is not 
 _ANSWER_LENGTH = 240  # a longer message is a text of its own, which the other rules read
 _MOST_SENTENCES = 3
 _SENTENCE = re.compile(r"(?:[^\0.!?\u3002\uff1f\uff01\n]|[.!?](?=[^\0\s]))+[.!?\u3002\uff1f\uff01]*")
+# Most messages have nothing that a name of a secret begins with, and are not cut into sentences.
+_MAY_NAME = re.compile(
+    any_of(
+        PASSWORD_WORDS
+        | word_set(
+            "pass pw psk secret token key cred pin puk otp tan 2fa mfa factor code kod codice codigo seed phrase words"
+        )
+    )
+)
 _LETTERS = re.compile(r"[^\W\d_]++(?:[_-][^\W\d_]++)*+")
 # `api key`, `pre-shared key`, `12 recovery words`, `backup code`, `PIN`.
 _NAMES = re.compile(
@@ -68,6 +78,15 @@ _STORES = re.compile(
 )
 _LAST_OF_LINE = re.compile(r"(?:[:=][ \t]{0,20}|[ \t])[\"']?(?P<value>[!-~]{8,200}?)[\"']?,?[ \t\r]*(?:\n|\Z)")
 _KEY_BYTES = re.compile(r"\[(?:\d{1,3},\s?){31,63}\d{1,3}\]")
+# Most commands have no word of these, and are not read further.
+_MAY_PRINT = re.compile(
+    any_of(
+        word_set(
+            "pass pw psk secret token key cred pin otp seed phrase auth vault sops gpg age terraform userlist shadow wallet id.json apg"
+            " diceware rand keyring item bw doppler get-parameter hashcat john session login op lookup state output"
+        )
+    )
+)
 _COMMAND_WORD = re.compile(r"[A-Za-z_][\w-]{2,60}")
 _NUMBERED_LINE = re.compile(r"[ \t]*\d{1,6}[→\t]")
 _MOST_LINES = 20
@@ -88,15 +107,21 @@ _WHERE = word_set(
 
 def asks(message: str) -> bool:
     """Return whether a scrubbed message ends with a request for a secret: the next one may be nothing but the value."""
-    sentences = _SENTENCE.findall(PLACEHOLDER.sub("x", message[-_QUESTION_LENGTH:]).rstrip().rstrip("`*\"'"))[
-        -_MOST_SENTENCES:
-    ]
-    return any(map(_REQUEST.search, sentences)) and any(map(_names_secret, sentences))
+    asking = message[-_QUESTION_LENGTH:]
+    if asking.isascii() and not _MAY_NAME.search(asking.lower()):
+        return False
+    sentences = _SENTENCE.findall(PLACEHOLDER.sub("x", asking).rstrip().rstrip("`*\"'"))[-_MOST_SENTENCES:]
+    return any(map(_names_secret, sentences)) and any(map(_is_request, sentences))
+
+
+def may_answer(message: str) -> bool:
+    """Return whether a message is short enough to be nothing but an answer."""
+    return 0 < len(message.strip()) <= _ANSWER_LENGTH
 
 
 def prints_secret(command: str) -> bool:
     """Return whether a scrubbed command, or the arguments of a tool, names a secret that the result may be."""
-    if len(command) > _QUESTION_LENGTH or _LISTING.match(command):
+    if len(command) > _QUESTION_LENGTH or not _MAY_PRINT.search(command.lower()) or _LISTING.match(command):
         return False
     if _GENERATORS.search(command) or _STORES.search(command):
         return True
@@ -108,6 +133,8 @@ _CHAT_LINE = re.compile(r"(?:\[?[\d:./, T-]{4,30}\]?[ \t-]*)?(?:[^\W\d_][\w .-]{
 
 def chat_spans(text: str) -> Iterator[Span]:
     """Yield the answers in a text that holds a talk itself, a message on each line: `ada: who has the panel pw`."""
+    if "?" not in text and "\uff1f" not in text:
+        return
     begin, is_asked = 0, False
     for line in text.split("\n"):
         lead = _CHAT_LINE.match(line)
@@ -128,7 +155,7 @@ def answer_spans(text: str) -> Iterator[Span]:
     """Yield what in a short message is the secret that the message before it asked for."""
     stripped = text.strip()
     # A text with placeholders was read before, when it may have been longer.
-    if not stripped or len(stripped) > _ANSWER_LENGTH or PLACEHOLDER.search(stripped):
+    if not may_answer(text) or PLACEHOLDER.search(stripped):
         return
     begin = text.index(stripped)
     if len(stripped.split()) == 1:
@@ -168,6 +195,10 @@ def printed_spans(text: str) -> Iterator[Span]:
         if is_generated(match["value"]):
             yield Span(*match.span("value"), "SECRET")
     yield from (Span(*match.span(), "PRIVATE_KEY") for match in _KEY_BYTES.finditer(text))
+
+
+def _is_request(sentence: str) -> bool:
+    return sentence.rstrip()[-1:] in ("?", "\uff1f") or _REQUEST.search(sentence) is not None
 
 
 def _names_secret(sentence: str) -> bool:

@@ -46,14 +46,18 @@ _ANSWER = re.compile(
 )
 # Twelve or twenty-four words, each with its number: what a wallet shows once.
 _NUMBERED_SEED = re.compile(
-    r"(?<![\d.])1[.)][ \t]{1,3}(?P<value>[a-z]{3,8}+(?:\s{1,4}\d{1,2}[.)][ \t]{1,3}[a-z]{3,8}+){11,23})(?![ \t]*[a-zA-Z,])"
+    r"1[.)](?<![\d.]1[.)])[ \t]{1,3}(?P<value>[a-z]{3,8}+(?:\s{1,4}\d{1,2}[.)][ \t]{1,3}[a-z]{3,8}+){11,23})(?![ \t]*[a-zA-Z,])"
 )
 _DISK_KEY = re.compile(r"(?<![\d-])\d{6}(?:-\d{6}){7}(?![\d-])")
 
 
 def list_spans(text: str, lower: bytes, active: Set[bytes]) -> Iterator[Span]:
     """Every code and word under a line that says so. `active`: the triggers that occur."""
-    if "12" in text and (match := _NUMBERED_SEED.search(text)) and match["value"].count("\n") in (0, 11, 23):
+    if (
+        ("12. " in text or "12) " in text)
+        and (match := _NUMBERED_SEED.search(text))
+        and match["value"].count("\n") in (0, 11, 23)
+    ):
         yield Span(*match.span("value"), "SEED_PHRASE")
     for needle in TRIGGERS:
         at = lower.find(needle) if needle in active else -1

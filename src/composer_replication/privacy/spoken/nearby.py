@@ -33,7 +33,7 @@ _STEMS = (
     b"keystore",
 )
 _FOR_PASSWORDS = frozenset((b"pass", b"pwd", b"pw", b"psk", b"login", b"assword"))
-WHOLE_WORDS = frozenset((b"login", b"pw", b"assword", b"vpn", b"benutzer", b"typed", b"logging", b"keystore"))
+WHOLE_WORDS = frozenset((b"login", b"pw", b"assword", b"vpn", b"benutzer", b"keystore"))
 _ACTIVE = frozenset(form for word in _STEMS for form in (word, word + b" "))
 _OTHER_WORD = re.compile(rb"pass[abd-oq-vxz]|secretar|credit|credib|author(?!iz)|pw[a-ce-z]")
 _NO_PASSWORD = re.compile(rb"\n[ \t]*pass\n\Z|(?:by|com|sur|tres|com)pass.?\Z")  # a statement, and other words
