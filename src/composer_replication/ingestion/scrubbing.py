@@ -18,8 +18,10 @@ from composer_replication.privacy.rules import Span
 from composer_replication.privacy.spoken.answers import (
     answer_spans,
     asks,
+    asks_for_phrase,
     chat_spans,
     may_answer,
+    phrase_spans,
     printed_spans,
     prints_secret,
 )
@@ -115,8 +117,10 @@ class _Work:
 
     def _message(self, turn: Turn) -> str:
         """Return the scrubbed text of a turn; of one that was asked for a secret, without the answer."""
-        is_answer = bool(self._question) and may_answer(turn.text) and asks(self._question)
-        return self._scope.answer(turn.text, answer_spans if is_answer else chat_spans)
+        spans = chat_spans
+        if self._question and may_answer(turn.text) and asks(self._question):
+            spans = phrase_spans if asks_for_phrase(self._question) else answer_spans
+        return self._scope.answer(turn.text, spans)
 
     def _note_questions(self, text: str, calls: Iterable[ToolCall], results: Sequence[ToolResult]) -> None:
         """Note what a scrubbed turn may ask the next one for, and which of its calls print a secret."""
@@ -151,7 +155,7 @@ class _Work:
 
     def _result(self, result: ToolResult) -> ToolResult:
         is_printed = result.call_id in self._printing
-        text = self._scope.answer(result.text, printed_spans) if is_printed else self._scope.text(result.text)
+        text = self._scope.answer(result.text, printed_spans if is_printed else chat_spans)
         return replace(result, call_id=self.id(result.call_id), text=text)
 
 

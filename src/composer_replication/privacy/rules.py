@@ -130,7 +130,7 @@ def _is_cookie(value: str) -> bool:
 
 _UUID = r"[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}"
 # Ids of sessions may be uuids, as public ids are. One counts under the name of a cookie that servers of one kind set
-# (`JSESSIONID=`), or under any name with a session in it directly after the word cookie (`cookies.set("connect.sid", `).
+# (`JSESSIONID=`), or under any name with a session in it directly after the word cookie (`cookies.set("auth.sid", `).
 _VALUE_OF_COOKIE = (
     r"\\*[\"']?(?:\s{0,3}[=:,]\s{0,40}|\s{1,2})\\*[\"']?(?:value\\*[\"']?\s{0,3}[:=]\s{0,3}\\*[\"']?)?(" + _UUID + ")"
 )

@@ -8,7 +8,6 @@ The pieces are joined and scanned as one text. What is found counts where it lie
 
 from __future__ import annotations
 
-import os.path
 import re
 from bisect import bisect_right
 from collections import Counter
@@ -98,7 +97,9 @@ def _pieces(flat: bytes, run: list[tuple[int, int]]) -> list[tuple[int, int]] | 
     most = _FEWEST_EVENTS - 1
     for column in zip(*rows, strict=False):
         values = [flat[begin:end].translate(_DIGITS_ALIKE) for begin, end in column]
-        if len(os.path.commonprefix(values)) >= _COMMON_HEAD:  # ids of one kind
+        if not any(b" " in value for value in values):  # names or ids: a message has blanks
+            continue
+        if len({value[:_COMMON_HEAD] for value in values}) == 1:  # ids of one kind
             continue
         if max(map(len, values)) <= _LONGEST_PIECE and len(set(values)) > most:
             best, most = list(column), len(set(values))

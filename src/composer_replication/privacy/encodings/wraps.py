@@ -319,6 +319,8 @@ def crossing(text: str, spans: Iterable[Span], named: bool) -> Iterator[Span]:
             span = Span(span.start, span.start + len(value), span.kind)
         if name_strength(value[value.rfind("\n") + 1 :].strip()) >= Strength.TOKEN and "\n" in value:  # the next name
             continue
+        if any(NEW_LINE.match(line.strip()) for line in value.split("\n")[1:]):
+            continue
         ends = [at for mark in ("\n", "\\n") if (at := value.find(mark)) >= 0]
         random = span.kind in (KIND, HEX_KIND, "KEY_VALUE")
         if not ends:

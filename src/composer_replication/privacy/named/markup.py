@@ -23,7 +23,7 @@ _FIELD = (
     r"|SecretString|default)"
 )
 _FIELD_PARTS = tuple(
-    word_set("alue VALUE laintext ontent ecretString efault text input keys stdin answer chars")
+    sorted(word_set("alue VALUE laintext ontent ecretString efault text input keys stdin answer chars"))
 )  # the least that such a field has
 _SAID_AS = re.compile(
     r"(?i)(?:expect|prompt|selector|element|field|placeholder|type|name|key|id|kind|format|inputtype|parameter_?key|label|autocomplete)\\*[\"']?\s?[:=]"

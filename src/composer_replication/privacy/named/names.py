@@ -26,14 +26,16 @@ _PASSWORDS = ("password", "passwd", "passphrase", "passcode", "pwd", "passwort",
               "bindpass", "sudopass", "sshpass", "requirepass", "masterauth", "wachtwoord",
               "kennwort", "salasana", "keyphrase", "userpasswd", "bindpw", "rootpw", "storepw", "kodeord")  # fmt: skip
 _TOKENS = tuple(
-    word_set(
-        "secret token apikey accesskey privatekey secretkey credential credentials authkey signingkey encryptionkey"
-        " masterkey servicekey accountkey sharedkey clientkey deploykey appkey storagekey adminkey licensekey jwt"
-        " bearer connectionstring secrets serverkey userkey authtoken sshkey privkey clientkeydata secretaccesskey"
-        " sharedaccesskey hmackey cryptokey webhookkey integrationkey consumerkey authcode totp xapikey"
-        " subscriptionkey sessiontoken sessionkey recoverykey functionskey hostkey rootkey writekey"
-        " instrumentationkey jwtkey cookiekey aeskey fernetkey presharedkey sealkey unsealkey clientsecret setupkey"
-        " securitykey unlockkey walletkey publishkey signkey webhooksigning networkkey localkey"
+    sorted(
+        word_set(
+            "secret token apikey accesskey privatekey secretkey credential credentials authkey signingkey encryptionkey"
+            " masterkey servicekey accountkey sharedkey clientkey deploykey appkey storagekey adminkey licensekey jwt"
+            " bearer connectionstring secrets serverkey userkey authtoken sshkey privkey clientkeydata secretaccesskey"
+            " sharedaccesskey hmackey cryptokey webhookkey integrationkey consumerkey authcode totp xapikey"
+            " subscriptionkey sessiontoken sessionkey recoverykey functionskey hostkey rootkey writekey"
+            " instrumentationkey jwtkey cookiekey aeskey fernetkey presharedkey sealkey unsealkey clientsecret setupkey"
+            " securitykey unlockkey walletkey publishkey signkey webhooksigning networkkey localkey"
+        )
     )
 )
 _WEAK_LAST = tuple(

@@ -15,7 +15,8 @@ _PLACEHOLDER_PART = re.compile(
     r"|\{\{|\*{3,}|x{4,}|\.{3}|…|your[_ -]|<[^\0>]*>|example|redacted|change[-_ ]?(?:me|this)"
     r"|replace[-_ ]?(?:me|this|with)|fill[-_ ]?me|insert[-_ ](?:your|here)|placeholder|process\.env"
     r"|os\.environ|getenv|env\.|secrets\.|\A(?:op|ref\+[a-z]+|vault|keyring|ssm|secretsmanager|gcpsm|awssm|azurekv|bws|doppler)://"
-    r"|\A(?:vault:|arn:|@Microsoft\.KeyVault)|\bkv/data/|\A\(\?|\\[sSwWdD][+*{]"  # a vault, a regular expression
+    r"|\A(?:vault:|arn:|@Microsoft\.KeyVault)|\bkv/data/|\A!(?:secret|vault|env|include)"
+    r"|\A\(\?|\\[sSwWdD][+*{]"  # a regular expression: `(?i)password\s*=`
 )
 _PLACEHOLDER_WHOLE = re.compile(
     r"(?i)\[[a-z _-]+\]|0x[0-9a-f]{1,16}|\$\{?(?-i:[A-Z_]{2,}+)\}?(?:/[^\0]*)?"
@@ -44,7 +45,7 @@ _PROSE = re.compile(
 )
 # A name, perhaps with members (`a.b`, `a?.b`, `a!.b`, `A::b`), or a number with a unit.
 _CODE = re.compile(
-    r"[@:$]{0,2}+[A-Za-z_$][\w$]*+(?:(?:[?!]?\.|:{1,2}|\?)[A-Za-z_$][\w$]*+)*+[!?]?|[A-Za-z]++-[a-z]++"
+    r"[@:$]{0,2}+[A-Za-z_$][\w$]*+(?:(?:[?!]?\.|:{1,2}|\?)[A-Za-z_$][\w$]*+)*+[!?]?|[A-Za-z]++-[a-z]++|[A-Z][a-z]++-[A-Z][A-Za-z]++"
     r"|\d++(?:\.\d++)?[a-zA-Z%]{0,2}"
 )
 # What stands before a bracket of code: `get`, `rows[0]`, `a =`, another bracket, or nothing.
@@ -58,6 +59,7 @@ _CHARACTER_CLASS = re.compile(
     r"\[\^?[^\0\s\[\]]{0,40}(?:0-9|a-[a-z]|A-[A-Z])"
 )  # of a regular expression: `[^\w0-9A-F]`
 _CAMEL = re.compile(r"[A-Z][a-z]{3,}|[a-z]{4,}|[A-Z]{4,}")
+_TEMPLATE = re.compile(r"\A(?:\{\{|[$%#]\{|[$%]\()|[A-Z]{3,}_[A-Z]{3,}")  # `{{.Env.POSTHOG_API_KEY}}`
 _CLOSERS = {")": "(", "]": "[", "}": "{"}
 _BRACKET_SIGNS = frozenset("([{")
 # What a lock file has behind a name: `npm:^2.14.0`, `workspace:*`, `>=1.2`.
@@ -106,6 +108,8 @@ _CODE_WORD = re.compile(
 def is_generated(value: str) -> bool:
     """Return whether a generator of passwords made a value: letters, digits and signs in turn, and no word or code."""
     if not _GENERATED.fullmatch(value) or value.isalnum() or _CHARACTER_CLASS.search(value):
+        return False
+    if _TEMPLATE.search(value):
         return False
     if share_of_changes(value) < _FEWEST_CHANGES:
         return False
@@ -180,7 +184,7 @@ def is_passphrase(value: str) -> bool:
 
 # `status=200`, `PasswordAgeDays=30`: a setting, whatever its name begins with; `ETHERSCAN_KEY`: a variable.
 _SETTING = re.compile(
-    r"[A-Za-z_]{3,40}=[\w.]{1,12}|[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)*_(?:KEY|TOKEN|SECRET|PASS|PASSWORD|PWD|ID)"
+    r"[A-Za-z_]{3,40}=[\w.]{1,12}|[A-Z][A-Z0-9]*+(?:_[A-Z0-9]++)*_(?:KEY|TOKEN|SECRET|PASS|PASSWORD|PWD|ID)"
 )
 
 

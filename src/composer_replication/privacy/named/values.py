@@ -144,6 +144,8 @@ def _value_at(text: str, start: int, match: re.Match[str], strength: Strength, *
     name = text[start : match.start()]
     if _PSQL_VARIABLE.match(text, match.start()):
         return None
+    if "lookup(" in text[max(0, start - _TEMPLATE_LEAD) : start].rpartition("\n")[2]:
+        return None  # `lookup('hashi_vault', 'secret=kv/db:password')`
     if match.re is _CELL and text.rfind("{{", max(0, start - _TEMPLATE_LEAD), start) > text.rfind("\n", 0, start):
         return None  # a filter of a template: `{{ .Values.password | quote }}`
     bounds = quoted(text, match.end())
@@ -211,6 +213,8 @@ def _suits(name: str, value: str, strength: Strength) -> bool:
         return False
     if strength == Strength.TOKEN and not has_digit(value) and name_strength(value) >= Strength.TOKEN:
         return _NAME.fullmatch(value) is None  # the name of a field or a header
+    if strength == Strength.WEAK and name.lower().endswith("id") and is_public_id(value):  # `--key-id`
+        return False
     return not (names_handle(name) and is_public_id(value))  # the sessions of agents have uuids for names
 
 

@@ -62,6 +62,8 @@ _PUBLIC = re.compile(
     # Objects of a payment service, an account on a chain, an application of Google.
     r"|(?<![A-Za-z0-9])(?:cus|price|prod|in|pi|ch|sub|si|il|pm|evt|acct|seti|plan|re|txn)_[A-Za-z0-9]{14,24}(?![A-Za-z0-9])"
     r"|(?<![A-Za-z0-9])bc1[a-z0-9]{25,60}(?![A-Za-z0-9])|[0-9]{8,14}-[a-z0-9]{32}(?=\.apps\.googleusercontent)"
+    # A pod of Kubernetes, an extension of Chrome.
+    r"|(?<![A-Za-z0-9-])[a-z][a-z0-9-]{2,50}-[a-z0-9]{8,10}-[a-z0-9]{5}(?![A-Za-z0-9-])|(?<![A-Za-z])[a-p]{32}(?![A-Za-z])"
     # A database of AWS, and a file named for the time it was made at.
     r"|(?<![A-Za-z0-9])db-[A-Z0-9]{26}(?![A-Za-z0-9])|[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{6}Z(?:-[0-9a-f]{7,12}(?![0-9A-Za-z]))?"
     # A version of Go made from a commit, and what `git describe` says.

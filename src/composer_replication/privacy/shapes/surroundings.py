@@ -53,7 +53,8 @@ _SIGNATURE = re.compile(
 )
 # A public key by its name, a host of known_hosts, and the signature of a mail.
 _PUBLIC_NAME = re.compile(
-    r"(?i)v=DKIM1[^\0]{0,30}p=\Z|(?:public[ _-]?key|\bpeer|\bhostid|x-amz-id-2)\\*[\"']?\s{0,3}[:=]\s{0,3}\\*[\"']?\Z|\|1\|(?:[A-Za-z0-9+/]{27}=\|)?/?\Z"
+    r"(?i)v=DKIM1[^\0]{0,30}p=\Z|(?:public[ _-]?key|\bpeer|\bhostid|versionid|\bserial(?=[=:])|x-amz-id-2)"
+    r"\\*[\"']?\s{0,3}[:=]\s{0,3}\\*[\"']?\Z|\|1\|(?:[A-Za-z0-9+/]{27}=\|)?/?\Z"
 )
 _MODULUS = re.compile(r"[\"'](?:n|x|y|x5c|x5t|kid)\\*[\"']\s?:\s?\[?\\*[\"']$")
 _MAIL_SIGNATURE = re.compile(r"DKIM-Signature:[^\0\"'{}]{0,600}[;\s]\Z")
@@ -64,6 +65,8 @@ _HASHED_FILE = re.compile(
 )
 # A file or a version directly before a digest, as lock files have them, and a package behind it.
 _FILE_BEFORE = re.compile(r"\.[a-z][a-z0-9]{0,5}(?:[\"']?\s?[:,=]\s?[\"']?|[ \t#]+)$|\d\.\d[\w.+-]*[\"'],?\s[\"']$")
+_LISTED_FILE = re.compile(r" [ *][\w./]")  # as sha256sum writes it
+_TRANSACTION = 66  # `0x` and 64 digits
 _PACKAGE_BEHIND = re.compile(r"/[\w.+-]+\.(?:whl|tar|zip|tgz|gz|bz2|json|jar|nupkg|crate|gem)\b")
 _HASH_HEADING = re.compile(r"(?im)^[^\n\0]{0,40}\b(?:checksums?|hashes|digests)\b[^\w\n\0]{0,6}$")
 _GENERATED = re.compile(r"rand|generat|hex\b|uuid")
@@ -171,6 +174,10 @@ class Surroundings:
         hashed = max((match.end() for match in _HASH_WORDS.finditer(line)), default=-1)
         secret = max((match.end() for match in _SECRET_WORDS.finditer(line)), default=-1)
         digest = span.end - span.start in _DIGEST_LENGTHS
+        if digest and before[-1:] in ("", " ", "\n") and _LISTED_FILE.match(text, span.end):
+            return True
+        if span.end - span.start == _TRANSACTION and text.startswith("0x", span.start):
+            return _SECRET_WORDS.search(before) is None
         if _STARRED.fullmatch(line[-1:] + text[span.start : span.end]):  # what MySQL keeps of a password
             return False
         if digest and _PINNED.search(line):

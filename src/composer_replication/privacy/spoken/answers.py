@@ -41,17 +41,17 @@ _LETTERS = re.compile(r"[^\W\d_]++(?:[_-][^\W\d_]++)*+")
 _NAMES = re.compile(
     r"(?i)\b(?:api|access|secret|private|licen[sc]e|encryption|auth|signing|master|ssh|recovery|activation|wi-?fi)"
     r"[ -]keys?\b"
-    r"|\bpre-?shared\b|共有鍵|暗証|合鍵|\b(?:recovery|backup|seed|mnemonic)\s(?:words?|phrases?)\b|\bseed\b"
+    r"|sleutel|nyckel|schlüssel|\bclé|\bclave\b|chiave|klucz|ключ|anahtar|\bpre-?shared\b|共有鍵|暗証|合鍵|\b(?:recovery|backup|seed|mnemonic)\s(?:words?|phrases?)\b|\bseed\b"
 )
 _CODES = re.compile(
     r"(?i)\b(?:pin|puk|otp|tan|2fa|mfa|totp|second factor|(?:recovery|backup|verification|security|unlock|access|door"
-    r"|gate|alarm|one-time|sms)[ -]codes?|sicherheitscode|bestätigungscode|c[oó]digo|codice|kod|код\w*)\b"
+    r"|gate|alarm|one-time|sms)[ -]codes?|sicherheitscode|bestätigungscode|c[oó]digo|codice|k[oó]d\w{0,4}|код\w*)\b"
     r"|验证码|驗證碼|認証コード|인증번호"
 )
 # A request in the languages that the words for a password are known in; a question mark or a colon asks, too.
 _REQUEST = re.compile(
     r"(?i)[?\uff1f]|[:\uff1a]\s*\Z|\b(?:need|please|send|give|tell|share|paste|provide|enter|type|bitte|brauche|gib|nenn\w*|schick\w*"
-    r"|veuillez|donne\w*|envoie\w*|besoin|saisis\w*|favor|dime|dame|necesito|pásame|envíame|indica|preciso|envie|informe|mande"
+    r"|veuillez|faut|donne\w*|envoie\w*|besoin|saisis\w*|favor|dime|dame|necesito|pásame|envíame|indica|preciso|envie|informe|mande"
     r"|dimmi|dammi|mandami|inserisci|serve|geef|graag|stuur|nodig|podaj|proszę|potrzebuję|wpisz|zadej\w*|prosím|potřebuji"
     r"|lütfen|gir\w*|gönder\w*|gerek\w*|laz\u0131m|ange|skicka|behöver|oppgi|skriv|indtast|anna|syötä|mohon|tolong|masukkan"
     r"|vui lòng|nhập|пришли\w*|введи\w*|нуж[нае]\w*|укажи\w*|скажи\w*|дай\w*|надішли\w*|введіть|потріб\w*)\b"
@@ -73,8 +73,8 @@ _LISTING = re.compile(
 # What shows the contents of a store of secrets, or a file of keys.
 _STORES = re.compile(
     r"(?:ansible-vault (?:view|decrypt)|sops (?:-d|decrypt|exec)|gpg (?:-d|--decrypt)|age -d|secretsmanager get-secret"
-    r"|ssm get-parameter|kubectl get secrets?|vault kv get|op item get|bw get|doppler secrets|terraform (?:output|state)"
-    r"|userlist\.txt|shadow|\.htpasswd|keypair\.json|id\.json|wallet)(?![\w-])"
+    r"|ssm get-parameter|kubectl get secrets?|vault kv get|op item get|bw get|doppler secrets"
+    r"|terraform (?:output|state)|userlist\.txt|shadow|\.htpasswd|keypair\.json|id\.json|wallet)(?![\w-])"
 )
 _LAST_OF_LINE = re.compile(r"(?:[:=][ \t]{0,20}|[ \t])[\"']?(?P<value>[!-~]{8,200}?)[\"']?,?[ \t\r]*(?:\n|\Z)")
 _KEY_BYTES = re.compile(r"\[(?:\d{1,3},\s?){31,63}\d{1,3}\]")
@@ -82,8 +82,9 @@ _KEY_BYTES = re.compile(r"\[(?:\d{1,3},\s?){31,63}\d{1,3}\]")
 _MAY_PRINT = re.compile(
     any_of(
         word_set(
-            "pass pw psk secret token key cred pin otp seed phrase auth vault sops gpg age terraform userlist shadow wallet id.json apg"
-            " diceware rand keyring item bw doppler get-parameter hashcat john session login op lookup state output"
+            "pass pw psk secret token key cred pin otp seed phrase auth vault sops gpg age terraform userlist shadow wallet"
+            " id.json apg diceware rand keyring item bw doppler get-parameter hashcat john session login op lookup"
+            " state output"
         )
     )
 )
@@ -94,9 +95,12 @@ _MOST_LINES = 20
 _VALUE = re.compile(r"[!-~\u00a1-\u2fff]{4,200}")
 _OPENING, _CLOSING = "\"'`«„“「(*<[", "\"'`»”“」*>"
 _WRAPPED = re.compile(r"[\"'`«„“「*]{1,3}([^\0\n]{4,200}?)[\"'`»”“」*]{1,3}")
-_HOST = re.compile(r"[a-z][\w-]*\.(?:[\w-]+\.)*[a-z]{2,12}")  # `bastion-2.internal`
+_KEY_LIKE = re.compile(r"(?=[^\0]*\d)[A-Za-z0-9+/=_.~-]{16,200}")
+_HOST = re.compile(r"[a-z][\w-]*+\.(?:[\w-]++\.)*[a-z]{2,12}")  # `bastion-2.internal`
 _CODE = re.compile(r"\d{4,10}|(?=[a-z-]*\d)[a-z0-9]{3,8}(?:-[a-z0-9]{3,8}){1,7}", re.I)
 _PHRASE = re.compile(r"[^\W\d_]{3,12}(?:[ ,\n]{1,2}[^\W\d_]{3,12}){5,24}")
+_ANY_PHRASE = re.compile(r"\w{2,14}(?: \w{1,14}){2,7}")
+_NAMES_PHRASE = re.compile(r"(?i)phrase|wachtzin|lösenfras|фраз|パスフレーズ|frase")
 # A value does not follow these: `on db-01.internal`, `in prod-2024`.
 _WHERE = word_set(
     "on at in from under via to of with for by named called llama se repositorio repository heißt appelle host user"
@@ -114,6 +118,11 @@ def asks(message: str) -> bool:
     return any(map(_names_secret, sentences)) and any(map(_is_request, sentences))
 
 
+def asks_for_phrase(message: str) -> bool:
+    """Return whether the request of a message that asks for a secret is for a passphrase."""
+    return _NAMES_PHRASE.search(message, max(0, len(message) - _QUESTION_LENGTH)) is not None
+
+
 def may_answer(message: str) -> bool:
     """Return whether a message is short enough to be nothing but an answer."""
     return 0 < len(message.strip()) <= _ANSWER_LENGTH
@@ -128,19 +137,20 @@ def prints_secret(command: str) -> bool:
     return any(name_strength(word) >= Strength.TOKEN for word in _COMMAND_WORD.findall(PLACEHOLDER.sub("x", command)))
 
 
-_CHAT_LINE = re.compile(r"(?:\[?[\d:./, T-]{4,30}\]?[ \t-]*)?(?:[^\W\d_][\w .-]{0,30}:[ \t])?")
+_CHAT_LINE = re.compile(r"(?:\[?[\d:./, T-]{4,30}\]?[ \t-]*)?(?:[^\W\d_][\w ,.-]{0,30}:[ \t])?")
+_LONGEST_TALK = 20_000
 
 
 def chat_spans(text: str) -> Iterator[Span]:
     """Yield the answers in a text that holds a talk itself, a message on each line: `ada: who has the panel pw`."""
-    if "?" not in text and "\uff1f" not in text:
+    if len(text) > _LONGEST_TALK or not ("?\n" in text or "\uff1f\n" in text):
         return
     begin, is_asked = 0, False
     for line in text.split("\n"):
         lead = _CHAT_LINE.match(line)
         offset = lead.end() if lead else 0
         message = line[offset:]
-        if is_asked and message.strip():
+        if is_asked and offset and message.strip():
             yield from (
                 Span(span.start + begin + offset, span.end + begin + offset, span.kind)
                 for span in answer_spans(message)
@@ -151,7 +161,12 @@ def chat_spans(text: str) -> Iterator[Span]:
         begin += len(line) + 1
 
 
-def answer_spans(text: str) -> Iterator[Span]:
+def phrase_spans(text: str) -> Iterator[Span]:
+    """Yield what in a short message is the passphrase that the message before it asked for: it may be words alone."""
+    return answer_spans(text, of_phrase=True)
+
+
+def answer_spans(text: str, *, of_phrase: bool = False) -> Iterator[Span]:
     """Yield what in a short message is the secret that the message before it asked for."""
     stripped = text.strip()
     # A text with placeholders was read before, when it may have been longer.
@@ -163,7 +178,8 @@ def answer_spans(text: str) -> Iterator[Span]:
         if _is_single(value):
             yield _span(text, value, begin)
         return
-    if phrase := _PHRASE.fullmatch(stripped.strip("\"'`. ")):
+    phrase = (_PHRASE if not of_phrase else _ANY_PHRASE).fullmatch(stripped.strip("\"'`. "))
+    if phrase:
         yield _span(text, phrase[0], begin)
         return
     for match in _VALUE.finditer(text):
@@ -187,7 +203,10 @@ def printed_spans(text: str) -> Iterator[Span]:
         value = line[numbering.end() if numbering else 0 :].strip().strip("\"'`,")
         if " " in value or "\t" in value:
             break
-        if is_generated(value) or is_told(value) or (len(value) >= 16 and has_digit(value) and not is_no_secret(value)):
+        is_name = "/" in value or "=" in value or _HOST.fullmatch(value) is not None  # of a secret, of a setting
+        if is_name and not is_generated(value):
+            break
+        if is_generated(value) or is_told(value) or (_KEY_LIKE.fullmatch(value) and looks_random(value)):
             spans.append(_span(text, value, begin))
         begin += len(line) + 1
     yield from spans

@@ -18,7 +18,8 @@ _HEADING = re.compile(
     r"(?i)(?:recovery|backup|scratch|emergency|rescue|one-time|2fa|mfa|wiederherstellungs?|notfall)"
     r"[ _-]?(?:codes?|keys?)"
     r"|(?:recovery|seed|secret|mnemonic|backup|wallet)[ _-]?(?:phrase|words?)|mnemonic|authenticator"
-    r"|these words down|words down and|(?:codici|codigos|códigos|codes) (?:di|de) (?:recupero|recuperación|secours|récupération|backup)"
+    r"|these words down|words down and|(?:codici|codigos|códigos|codes) (?:di|de)"
+    r" (?:recupero|recuperación|secours|récupération|backup)"
 )
 _MARK = r"[ \t>|]*+(?:\d{1,3}+[→\t|][ \t]*+)?(?:(?:\d{1,2}+[.):]|[-*•])[ \t]++)?(?:\[[ x]?\][ \t]++)?[\"'`]?"
 _CODE = r"(?:[A-Za-z0-9]{4,8}+(?:-[A-Za-z0-9]{4,8}+){1,5}+|\d{4}[ ]\d{4}|(?=[A-Za-z]*+\d)[A-Za-z0-9]{6,16}+)"
@@ -46,8 +47,15 @@ _ANSWER = re.compile(
 )
 # Twelve or twenty-four words, each with its number: what a wallet shows once.
 _NUMBERED_SEED = re.compile(
-    r"1[.)](?<![\d.]1[.)])[ \t]{1,3}(?P<value>[a-z]{3,8}+(?:\s{1,4}\d{1,2}[.)][ \t]{1,3}[a-z]{3,8}+){11,23})(?![ \t]*[a-zA-Z,])"
+    r"1[.)](?<![\d.]1[.)])[ \t]{1,3}(?P<value>[a-z]{3,8}+(?:\s{1,4}\d{1,2}[.)][ \t]{1,3}[a-z]{3,8}+){11,23})"
+    r"(?![ \t]*[a-zA-Z,])"
 )
+# `the words are volcano galaxy tuna ...`: a sentence as long has one of the words that join others.
+_STOP_WORD = r"(?:the|and|for|that|with|this|from|are|was|not|you|have|will|can|all|but|has|had|its|our|out|who)\b"
+_SEED_RUN = re.compile(
+    rf"(?<![a-z])(?P<value>(?:(?!{_STOP_WORD})[a-z]{{3,8}} ){{11,23}}(?!{_STOP_WORD})[a-z]{{3,8}})(?![a-z])"
+)
+_SEED_REACH = 400
 _DISK_KEY = re.compile(r"(?<![\d-])\d{6}(?:-\d{6}){7}(?![\d-])")
 
 
@@ -66,6 +74,9 @@ def list_spans(text: str, lower: bytes, active: Set[bytes]) -> Iterator[Span]:
             end = at + len(needle)
             if at >= under:
                 under = yield from _under(text, at, end)
+            run = _SEED_RUN.search(text, end, end + _SEED_REACH) if needle in _OF_WORDS else None
+            if run and len(run["value"].split()) in (12, 15, 18, 21, 24):
+                yield Span(*run.span("value"), "SEED_PHRASE")
             if needle in _OF_WORDS and (match := _STRINGS.match(text, end)):
                 yield Span(match.start("value") + 1, match.end("value") - 1, "SECRET")
             match = _ANSWER.match(text, end) if lower.endswith((b"pass", b"pass "), 0, at) else None

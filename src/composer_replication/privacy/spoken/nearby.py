@@ -42,6 +42,7 @@ _SIGNS = r"\w.!@#$%^&*?~+-"
 _TOKEN = re.compile(rf"(?<![{_SIGNS}])[^\W\d_]*+[\d_.!@#$%^&*?~+-][{_SIGNS}]*+")
 _CHARACTER = re.compile(rf"[{_SIGNS}]")
 _COLOUR_END = re.compile(r"\d{1,2}m(?<=\x1b\[\dm|\[\d\dm)")
+_OF_ID = re.compile(r"(?i)(?:id|user(?:name)?)\\*[\"']?\s?[:=]?\s?\\*[\"']?\Z")  # `"_id":"`, `user "`
 _BEFORE = frozenset("/\\")
 _BEHIND = frozenset("/([@")
 _SHORTEST, _LONGEST = 8, 40
@@ -107,6 +108,8 @@ def _shaped(text: str, begin: int, end: int, wordy: bool) -> Iterator[Span]:
         if not _SHORTEST <= stop - start <= _LONGEST or text[stop : stop + 1] in _BEHIND:
             continue
         if text[start - 1 : start] in _BEFORE or (stop == end and _CHARACTER.match(text, stop)):
+            continue
+        if _OF_ID.search(text, max(0, start - 24), start):
             continue
         value = trimmed(text[start:stop], _TRAILING)
         if _looks(value, wordy):

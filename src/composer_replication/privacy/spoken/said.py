@@ -34,6 +34,7 @@ _SPEECH = re.compile(
 )
 _SAID_AT_LAST = re.compile(rf"(?i:{_FILLERS}\s?:\s{{1,12}}){_QUOTES}")  # `a password is generated for ada: ...`
 _NEW_FIELD = re.compile(r"\n[ \t]*[\w.-]+(?: [\w.-]+){0,2}\s?[:=]")  # the next line has a name of its own
+_OF_ID = re.compile(r"[Ii][Dd]\s?:?\s*\Z")  # `the token has expired. RequestId: `
 _FOR = re.compile(r"\s(?:for|of|to|on|für|von|pour|de|para|per|voor|til|för)\s")
 DIGITS = re.compile(r"\d{3,8}")
 NUMBER_NAMES = frozenset(("pin", "cvv", "cvc", "otp", "pincode", "cvv2"))
@@ -47,6 +48,7 @@ _BYTES = re.compile(
     r"[^\0\n=]{0,30}[=:]\s{0,3}[\w .:\[\]\"',(]{0,40}[\[{(]\s{0,9}"
     r"((?:(?:0x[0-9a-fA-F]{1,2}+|\d{1,3}+),\s{0,9}+){7,}(?:0x[0-9a-fA-F]{1,2}|\d{1,3}))"
 )
+_NUMBERS = re.compile(r"\w+")
 _GROUPS = re.compile(r"\s?[:=]\s{0,3}((?:[a-zA-Z2-7]{4} ){3,15}[a-zA-Z2-7]{4})(?![A-Za-z])")
 
 
@@ -80,7 +82,7 @@ def spoken(text: str, start: int, end: int, strength: Strength) -> Span | None:
         return None
     for pattern in (_SPEECH, _SAID_AT_LAST) if strength == Strength.PASSWORD else (_SPEECH,):
         match = pattern.match(text, end)
-        if match is not None and (_NEW_FIELD.search(match[0]) or "ingerprint" in match[0]):
+        if match is not None and (_NEW_FIELD.search(match[0]) or _OF_ID.search(match[0]) or "ingerprint" in match[0]):
             return None
         if match is not None and (value := _said_value(text, start, end, match, strength)):
             return Span(match.end(), match.end() + len(value), kind_of(strength))
@@ -204,7 +206,9 @@ def counted(text: str, end: int, strength: Strength) -> Span | None:
     match = _GROUPS.match(text, end) if text[end] in " :=" else None
     if match is None and (strength >= Strength.TOKEN or text.find("0x", end, end + 60) >= 0):
         match = _BYTES.match(text, end)
-    return Span(*match.span(1), "SECRET") if match and has_digit(match[1]) else None
+    if match is None or not has_digit(match[1]) or len(set(_NUMBERS.findall(match[1]))) == 1:  # zeros
+        return None
+    return Span(*match.span(1), "SECRET")
 
 
 def kind_of(strength: Strength) -> str:

@@ -157,8 +157,10 @@ def has_own_word(text: str) -> bool:
 # Common words: each is searched for with all that must follow it, which starts with a literal and is fast.
 _LOGIN_WORDS = {"log": "og in", "sign": "ign in", "logged": "ogged in"} | {
     word: word[1:]
-    for word in word_set(
-        "login creds credentials wifi zugangsdaten identifiants credenciales credenziali credenciais inloggegevens"
+    for word in sorted(
+        word_set(
+            "login creds credentials wifi zugangsdaten identifiants credenciales credenziali credenciais inloggegevens"
+        )
     )
 }
 _BY_WORD = {word.encode(): re.compile(stem + _LOGIN) for word, stem in _LOGIN_WORDS.items()}
@@ -200,7 +202,8 @@ def _codes(text: str, lower: bytes, word: bytes) -> Iterator[Span]:
 
 def _logins(text: str, word: bytes) -> Iterator[Span]:
     for match in _BY_WORD[word].finditer(text):
-        if is_answer(value := trimmed(match["value"].partition("\\")[0], _TRAILING)):
+        value = trimmed(match["value"].partition("\\")[0], _TRAILING)
+        if '"' not in value and is_answer(value):
             yield Span(match.start("value"), match.start("value") + len(value), "USER_PASSWORD")
 
 
