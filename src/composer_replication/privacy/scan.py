@@ -15,7 +15,7 @@ from composer_replication.privacy.encodings.encoded import (
     wrapped_base64,
 )
 from composer_replication.privacy.encodings.streams import streams
-from composer_replication.privacy.encodings.wraps import SCHEMES, SHORT_KEYS, beside, broken, crossing, touches_end
+from composer_replication.privacy.encodings.wraps import SCHEMES, SHORT_KEYS, broken, crossing, touches_end
 from composer_replication.privacy.keywords import WordFilter, any_of
 from composer_replication.privacy.named import commands, options, places, tables
 from composer_replication.privacy.named.assignments import KEYWORDS, keyword_spans, searched_words
@@ -119,7 +119,7 @@ class Scanner:
                 found += stream.led_back(self.spans(stream.text, key, 1))
         if depth < _MAX_DEPTH:
             found += self._encoded(text, key, depth, suspects, found)
-        return _settled(text, found, depth) if found else []
+        return _settled(text, found) if found else []
 
     def _over_lines(
         self,
@@ -129,15 +129,13 @@ class Scanner:
         unfinished: tuple[list[int], list[int]],
         key: str,
     ) -> list[Span]:
-        """Values that line ends break, and lines that a mail quotes."""
+        """Values that line ends break."""
         found: list[Span] = []
         if "\n" not in text and "\\n" not in text:
             return found
         if (joined := broken(text, active, suspects, *unfinished)) is not None:
             view, named = joined
             found += crossing(text, view.led_back(self.spans(view.text, key, 1)), named)
-        if "\n>" in text and (view := views.unquoted(text)) is not None:
-            found += view.led_back(self.spans(view.text, key))
         return found
 
     def _suspects(self, text: str, suspects: Runs, key: str, depth: int, found: list[Span]) -> set[str]:
@@ -225,13 +223,11 @@ def _named(text: str, lower: bytes, active: Set[bytes], unfinished: tuple[list[i
     yield from lists.list_spans(text, lower, active)
 
 
-def _settled(text: str, found: list[Span], depth: int) -> list[Span]:
-    """What goes in the end: nothing that is encrypted, no overlaps, and the parts and copies of what was found."""
+def _settled(text: str, found: list[Span]) -> list[Span]:
+    """What goes in the end: nothing that is encrypted, no overlaps, and the copies of what was found."""
     if blocks := views.encrypted_blocks(text):
         found = [span for span in found if not any(begin <= span.start < end for begin, end in blocks)]
     spans = merge(text, found)
-    if depth == 0 and spans:
-        spans = merge(text, [*spans, *beside(text, spans)])
     return spread(text, spans)
 
 

@@ -1,4 +1,4 @@
-"""Secrets behind an encoding: base64 (both alphabets, wrapped lines, UTF-16, gzip), base32, hex, percent signs.
+"""Secrets behind an encoding: base64 (both alphabets, wrapped lines, UTF-16, gzip), hex, percent signs.
 
 A run is decoded and the plain text goes through the same scan; when something is found there, the whole run goes.
 """
@@ -30,8 +30,6 @@ _COMPONENT = re.compile(r"[A-Za-z0-9_.~+*!%-]+")
 _MAX_ENCODED = 200_000
 _GZIP = "H4sI"  # the first bytes of gzip, in base64
 _MOST_UNPACKED = 1 << 16
-_SHORTEST_BASE32 = 24
-_BASE32 = re.compile(r"(?<![A-Za-z0-9])(?:[A-Z2-7]{24,}|[a-z2-7]{24,})={0,6}(?![A-Za-z0-9])")
 
 
 class Decoded(NamedTuple):
@@ -73,15 +71,6 @@ def decode_base64(run: str) -> str | None:
         return None
 
 
-def decode_base32(run: str) -> str | None:
-    """The text behind a base32 run, or None when it is not base32 of text."""
-    body = run.rstrip("=").upper()
-    try:
-        return _readable(base64.b32decode(body + "=" * (-len(body) % 8)))
-    except (binascii.Error, ValueError):
-        return None
-
-
 def _b64(body: str) -> bytes:
     return base64.b64decode(body.replace("-", "+").replace("_", "/") + "=" * (-len(body) % 4), validate=True)
 
@@ -107,9 +96,6 @@ def _decoded(run: str) -> Iterator[Decoded]:
                     if len(part) >= 16 and (text := decode_base64(part)) is not None:
                         yield Decoded(cursor, cursor + len(part), text)
                     cursor += len(part) + 1
-    for match in _BASE32.finditer(run) if len(run) >= _SHORTEST_BASE32 else ():
-        if len(match[0]) <= _MAX_ENCODED and (text := decode_base32(match[0])) is not None:
-            yield Decoded(match.start(), match.end(), text)
     for match in _HEX.finditer(run):
         if len(match[0]) <= _MAX_ENCODED and (text := _readable(bytes.fromhex(match[0]))) is not None:
             yield Decoded(match.start(), match.end(), text)

@@ -28,11 +28,6 @@ _WORD_REST = re.compile(r"[^\0\s]*")
 _LEAD, _REACH, _NEAR = 100, 400, 60  # around the name with colours near it
 
 
-_APART = "\n\0\n"
-_QUOTED = re.compile(r">[ >][^\0\n]*+(?:\n>[^\0\n]*+)++")
-_QUOTE_SIGN = re.compile(r"(?:(?<=\n)|\A)>(?:[ ]?>)*[ ]?")
-
-
 class View:
     """A rewritten text that remembers where its parts came from."""
 
@@ -80,21 +75,6 @@ def unescaped(text: str) -> View | None:
 
 def _character(entity: re.Match[str]) -> str:
     return chr(int(entity[1], 16) if entity[1] else int(entity[2]))
-
-
-def unquoted(text: str) -> View | None:
-    """The lines that a mail quotes, without `> ` and without the rest of the text; None when there are none."""
-    edits: list[_Edit] = []
-    done = 0
-    at = 0 if text.startswith(">") else text.find("\n>") + 1 or -1
-    while at >= 0:
-        block = _QUOTED.match(text, at)
-        if block is not None:
-            edits.append((done, block.start(), _APART))
-            edits += [(*sign.span(), "") for sign in _QUOTE_SIGN.finditer(text, *block.span())]
-            done = block.end()
-        at = text.find("\n>", max(at, done)) + 1 or -1
-    return View(text, [*edits, (done, len(text), _APART)]) if edits else None
 
 
 def encrypted_blocks(text: str) -> list[tuple[int, int]]:

@@ -291,14 +291,8 @@ def _chain(text: str, joint: Joint) -> Iterator[Joint]:
         line = begin
 
 
-# What was found over line ends: whether it is one value, and what else of it stands beside them.
-_CROSSING_LEAD = 300  # before a secret
-_MOST_SPANS, _MOST_PIECES = 64, 8  # more are a dump: every line of it is found by itself
+# What was found over line ends: whether it is one value.
 _LINE_START = re.compile(r"(?:\n|\\n)[ \t+>|\"']*\Z")
-_TO_NEXT = r"[\\=`]{0,2}(?:\r?\n|\\n)[ \t]{0,60}+(?:\d{1,6}[→:|\t][ \t]{0,60}+)?+[+>|│]?[ \t]{0,60}+"
-_NEXT_PIECE = re.compile(rf"{_TO_NEXT}(?P<piece>[A-Za-z0-9+/_.~-]{{4,200}})(?![:=])")
-_LAST_PIECE = re.compile(rf"(?<![A-Za-z0-9+/_.~-])(?P<piece>[A-Za-z0-9+/_.~-]{{4,100}}){_TO_NEXT}\Z")
-_ID_BEFORE = re.compile(r"(?<![\w./-])(?=[A-Za-z/]*\d)[A-Za-z0-9/]{5,60}:\Z")  # a number that belongs to a token
 _HEX_TAIL = re.compile(r"(?<![0-9a-z])[0-9a-f]{16,}$")
 _HEX_HEAD = re.compile(r"[0-9a-f]+(?![A-Za-z])")
 _ASSIGNED = re.compile(r"\s{0,3}(?:=(?!=)|:(?=\s|\Z))")
@@ -332,30 +326,6 @@ def crossing(text: str, spans: Iterable[Span], named: bool) -> Iterator[Span]:
             random and _is_one(text, span, value[: min(ends)].rstrip("\\\r"), value[min(ends) :])
         ):
             yield span
-
-
-def beside(text: str, spans: Sequence[Span]) -> Iterator[Span]:
-    """The odd words on the other side of the line ends that secrets touch: parts of them, too short to tell alone."""
-    for span in spans if len(spans) <= _MOST_SPANS else ():
-        end = span.end
-        for _ in range(_MOST_PIECES):
-            match = _NEXT_PIECE.match(text, end)
-            if match is None or not _is_part(text, *match.span("piece")):
-                break
-            yield Span(*match.span("piece"), span.kind)
-            end = match.end()
-        begin = max(0, span.start - _CROSSING_LEAD)
-        if span.kind in (KIND, HEX_KIND) and (match := _ID_BEFORE.search(text, begin, span.start)):
-            yield Span(match.start(), span.start, span.kind)
-        if (match := _LAST_PIECE.search(text, begin, span.start)) and _is_part(text, *match.span("piece")):
-            yield Span(*match.span("piece"), span.kind)
-
-
-def _is_part(text: str, begin: int, end: int) -> bool:
-    piece = text[begin:end]
-    if not ODD.search(piece) or is_public_id(piece) or NEW_LINE.match(text[begin : end + 1]):
-        return False
-    return not WORDS.fullmatch(piece) or is_uncommon(piece)
 
 
 def _is_words(value: str) -> bool:

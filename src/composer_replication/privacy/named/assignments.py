@@ -17,7 +17,7 @@ from composer_replication.privacy.named.plausible import is_answer, is_given, is
 from composer_replication.privacy.named.values import WIDE_SIGNS, is_called, is_handed, stands_as_name, value_after
 from composer_replication.privacy.rules import PLACEHOLDER, Span
 from composer_replication.privacy.shapes.human import is_unfamiliar
-from composer_replication.privacy.spoken.said import continued, counted, told_behind
+from composer_replication.privacy.spoken.said import counted, told_behind
 from composer_replication.privacy.spoken.speech import spoken_before
 
 # What to look for among the words of a text, and what to search the text for then. A blank ends a word: `sig ` is one
@@ -63,7 +63,6 @@ _BREAK = re.compile(rb"[\s\"'`<>\\\0]")
 _TAIL = re.compile(r"[A-Za-z0-9_]*+(?:[.-][A-Za-z0-9_]++)*+")
 # What can stand directly behind a name that has a value.
 _BEHIND_NAMES = frozenset("*|=:\"'`\\])>,( \t\n+?!{[;<.&\u2019" + WIDE_SIGNS)
-_NEXT_IN_LIST = re.compile(r"(\\*[\"'])\s{0,3},\s{0,40}\1((?:(?!\1)[^\0\n]){4,200})(?=\1)")
 _LOGIN_NAMES = frozenset((b"auth", b"cred", b"login"))
 _ASKED = re.compile(
     r"[.?!]\s{1,3}(?:(?:[Ii]t|[Tt]hat)(?:['\u2019]s|\s(?:is|was|should be))|(?<=[?]\s)(?:should be|try|use))\s"
@@ -127,8 +126,6 @@ def _spans_of(text: str, lower: bytes, needle: bytes, unfinished: list[int]) -> 
         span = _looked_at(text, position, needle, unfinished)
         if span is not None:
             yield span
-            yield from _listed(text, span)
-            yield from continued(text, span)
         following = lower.find(needle, max(position + len(needle), span.end if span else 0))
         crowd = 0 if span or following < 0 or _BREAK.search(lower, position, following) else crowd + 1
         if crowd > _LARGEST_CROWD:
@@ -150,18 +147,6 @@ def _looked_at(text: str, position: int, needle: bytes, unfinished: list[int]) -
             _NOTHING.clear()
         _NOTHING.add(mark)
     return span
-
-
-def _listed(text: str, span: Span) -> Iterator[Span]:
-    """The other strings of a list whose first is a secret."""
-    if text[max(0, span.start - 3) : span.start].lstrip("=: ")[:1] not in ("[", "(", "{"):
-        return
-    end = span.end
-    while match := _NEXT_IN_LIST.match(text, end, end + 300):
-        if not is_plausible(match[2], Strength.TOKEN, True):
-            return
-        yield Span(*match.span(2), span.kind)
-        end = match.end(2)
 
 
 def _at_hit(text: str, position: int, keyword: bytes, unfinished: list[int]) -> Span | None:

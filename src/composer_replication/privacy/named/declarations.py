@@ -45,11 +45,6 @@ HANDED = re.compile(
     rf"(?P<close>\\*[\"'`]?\]?)(?P<sign>"
     rf"\{{|\)?(?:\s{{0,9}}\.\w{{2,30}}\(\){{0,1}}){{0,2}}\s{{0,9}}\.\w{{2,30}}\(\s?)(?={_QUOTE})"
 )
-# Perl and Ruby have quotes of their own.
-OWN_QUOTES = re.compile(
-    r"\s{0,3}(?:=>?|:)\s{0,3}(?:qq?|%[qQwi]?)(?:\((?P<round>[^\0\n()]{4,100})\)|"
-    r"\{(?P<curly>[^\0\n{}]{4,100})\}|\[(?P<square>[^\0\n\[\]]{4,100})\])"
-)
 
 
 # The arguments of a call that logs in or signs: `basic_auth("ada", Some("..."))`, `jwt.encode(payload, "...")`.
@@ -95,9 +90,3 @@ def wrapped(text: str, end: int) -> re.Match[str] | None:
 def handed(text: str, end: int) -> re.Match[str] | None:
     """A method of the name, or braces, with the literal in them."""
     return HANDED.match(text, end, end + _LONGEST) if text[end] not in " :=" else None
-
-
-def own_quotes(text: str, end: int) -> tuple[int, int] | None:
-    """Begin and end of a value in `q(...)` or `%q{...}`."""
-    match = OWN_QUOTES.match(text, end, end + _LONGEST)
-    return match.span(match.lastgroup or 0) if match else None

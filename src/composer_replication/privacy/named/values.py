@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from composer_replication.privacy.named.declarations import handed, own_quotes, typed, wrapped
+from composer_replication.privacy.named.declarations import handed, typed, wrapped
 from composer_replication.privacy.named.extents import (
     bare_end,
     generated_value,
@@ -120,11 +120,9 @@ def is_handed(value: str) -> bool:
 
 
 def _in_code(text: str, start: int, end: int, strength: Strength) -> Span | None:
-    """Behind a sign: a cast, a call around the literal, or quotes that only one language has."""
+    """Behind a sign: a cast or a call around the literal."""
     if match := wrapped(text, end):
         return _literal(text, start, match, strength)
-    if (bounds := own_quotes(text, end)) and is_plausible(text[slice(*bounds)], strength, True):
-        return Span(*bounds, kind_of(strength))
     return None
 
 

@@ -82,9 +82,9 @@ _KEY_BYTES = re.compile(r"\[(?:\d{1,3},\s?){31,63}\d{1,3}\]")
 _MAY_PRINT = re.compile(
     any_of(
         word_set(
-            "pass pw psk secret token key cred pin otp seed phrase auth vault sops gpg age terraform userlist shadow wallet"
-            " id.json apg diceware rand keyring item bw doppler get-parameter hashcat john session login op lookup"
-            " state output"
+            "pass pw psk secret token key cred pin otp seed phrase auth vault sops gpg age terraform userlist shadow"
+            " wallet id.json apg diceware rand keyring item bw doppler get-parameter hashcat john session login"
+            " op lookup state output"
         )
     )
 )
@@ -93,7 +93,7 @@ _NUMBERED_LINE = re.compile(r"[ \t]*\d{1,6}[→\t]")
 _MOST_LINES = 20
 # A word of an alphabet: `Zwetschge77!`, `ЗимаБлизко2025`; Chinese and Japanese put no blank behind it.
 _VALUE = re.compile(r"[!-~\u00a1-\u2fff]{4,200}")
-_OPENING, _CLOSING = "\"'`«„“「(*<[", "\"'`»”“」*>"
+_OPENING = "\"'`«„“「(*<["
 _WRAPPED = re.compile(r"[\"'`«„“「*]{1,3}([^\0\n]{4,200}?)[\"'`»”“」*]{1,3}")
 _KEY_LIKE = re.compile(r"(?=[^\0]*\d)[A-Za-z0-9+/=_.~-]{16,200}")
 _HOST = re.compile(r"[a-z][\w-]*+\.(?:[\w-]++\.)*[a-z]{2,12}")  # `bastion-2.internal`

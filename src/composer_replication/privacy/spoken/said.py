@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 from composer_replication.privacy.named.extents import bare_word, quoted
 from composer_replication.privacy.named.names import PASSWORD_WORDS, Strength
@@ -38,12 +37,6 @@ _OF_ID = re.compile(r"[Ii][Dd]\s?:?\s*\Z")  # `the token has expired. RequestId:
 _FOR = re.compile(r"\s(?:for|of|to|on|für|von|pour|de|para|per|voor|til|för)\s")
 DIGITS = re.compile(r"\d{3,8}")
 NUMBER_NAMES = frozenset(("pin", "cvv", "cvc", "otp", "pincode", "cvv2"))
-# `"..." "..."`, `"..." + "..."`, each of them a part of a key.
-_NEXT_LITERAL = re.compile(
-    r"\\*[\"']\s{0,3}(?:[+.&_]\s{0,3}|->\s{0,3})?(?:\\?\r?\n|\\+n)?\s{0,40}(?:[+.&]\s{0,3})?(\\*[\"'])([A-Za-z0-9+/=_.~$!@#%^&*-]{6,200})(?=\1)"
-)
-_ALONE = re.compile(r"\n([ \t]+)\Z")
-_NEXT_BLOCK_LINE = re.compile(r"\n([ \t]+)([A-Za-z0-9+/=_-]{8,200})(?=\r?\n|\Z)")
 _BYTES = re.compile(
     r"[^\0\n=]{0,30}[=:]\s{0,3}[\w .:\[\]\"',(]{0,40}[\[{(]\s{0,9}"
     r"((?:(?:0x[0-9a-fA-F]{1,2}+|\d{1,3}+),\s{0,9}+){7,}(?:0x[0-9a-fA-F]{1,2}|\d{1,3}))"
@@ -187,18 +180,6 @@ def _on_next_line(text: str, newline: int) -> Span | None:
         if is_told(core) or is_unknown(core)
         else None
     )
-
-
-def continued(text: str, span: Span) -> Iterator[Span]:
-    """The rest of a value that code writes in several literals, or a document in several lines."""
-    end = span.end
-    while match := _NEXT_LITERAL.match(text, end, end + 400):
-        yield Span(*match.span(2), span.kind)
-        end = match.end(2)
-    indent = _ALONE.search(text, max(0, span.start - 60), span.start)
-    while indent and (line := _NEXT_BLOCK_LINE.match(text, end, end + 300)) and line[1] == indent[1]:
-        yield Span(*line.span(2), span.kind)
-        end = line.end(2)
 
 
 def counted(text: str, end: int, strength: Strength) -> Span | None:
