@@ -167,8 +167,6 @@ class Scanner:
     def _in_run(self, around: Surroundings, start: int, run: str, depth: int) -> list[Span] | None:
         """Secrets inside one run; None when it is clean only because of what stands around it."""
         found, readable, depends = [], [], False
-        if around.in_mail_signature(start):
-            return None
         if has_digit(run):
             rules_here = dict.fromkeys([rule for trigger, rule in _RUN_TRIGGERS if trigger in run])
             found = [moved(span, start) for rule in rules_here for span in rule.spans(run)]

@@ -44,11 +44,7 @@ def test_what_only_stands_near_a_word_for_a_password_stays(text):
     assert Scrubber().scope().text(text) == text
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["> Hi.\n> GH_TOKEN=ghp_{}\n> {}\n> bye\n", "Hi.\nGH_TOKEN=3Dghp_{}=\n{}\nbye\n"],
-    ids=["mail quote", "quoted-printable"],
-)
+@pytest.mark.parametrize("text", ["Hi.\nGH_TOKEN=3Dghp_{}=\n{}\nbye\n"], ids=["quoted-printable"])
 @pytest.mark.parametrize("column", [4, 12, 24, 31])
 def test_a_value_that_a_mail_has_broken_is_found_whole(text, column):
     secret = "a1B2" * 9

@@ -16,11 +16,6 @@ _NEXT_PAIR = re.compile(r"[^\0&\s]+&[\w.-]+=")
 _NEXT_NAME = re.compile(r";(?=\s*[A-Za-z][\w .-]{0,40}=)|,(?=[A-Za-z_][\w.-]{0,40}[=:])|&&|\|\|")
 _OPENERS = {")": "(", "]": "[", "}": "{"}
 _ENV_LINE = re.compile(r"(?:export |declare -x |set )?[A-Za-z_]\w*=")
-# `Server=...;User ID=...;Password=...`: the parts of a connection string are text, not code.
-_CONNECTION_PART = re.compile(
-    r"(?i)\s*(?:server|data source|host|address|user(?: ?id|name)?|uid|database|initial catalog|dbname|driver|port"
-    r"|endpoint|account ?name|trusted_connection|encrypt)\s?=\s?[^\0=\s]"
-)
 # `password: `, `PASSWORD=`, `"password" => `, `<password><![CDATA[`, `requirepass `, up to the value.
 _DATA_SIGN = re.compile(
     r"\\*[\"'`]?\]?(?:[ \t]{0,20}(?:=>|:=|[:=])[ \t]{0,20}|[ \t]{0,40}\|[ \t]{1,20}|>(?:<!\[CDATA\[)?|[ \t]{1,40})"
@@ -33,16 +28,10 @@ _DATA_ENDS = re.compile(
 _QUOTES_END = re.compile(r"\\*[\"'`](?:[\s,;:)}\]>/]|\Z|\\)")  # a quote that closes: `"...",`
 _BEHIND_DATA = "\"'`,;)]}>"
 _LONGEST_GENERATED = 200
-_BEFORE_SETTING = frozenset(("", " ", "\t", "\n", "'", '"', ",", ":", "\0"))
-_AFTER_SETTING = frozenset(("", " ", "\t", "\n", "\r", "'", '"', "\\", "\0"))
-_SECTION = re.compile(r"\[[\w .:\"/-]{1,60}\]|[\w-]{2,30}[ \t][\w.:/-]{1,60}[ \t]\{")
-_SETTING = re.compile(r"[\w.-]{1,60}[ \t]{0,20}[=:]?[ \t]{0,20}[^\0();{}]{0,120}|[#;][^\0]{0,200}")
-_LINES_ABOVE = 8
 # No secret without a frame of its own is longer, and every search below stops there.
 _LONGEST = 4000
 _LONGEST_BARE = 2000
 _LONGEST_LEAD = 80
-_LONGEST_STRING = 300
 
 
 def bare_word(text: str, begin: int) -> str:
@@ -141,41 +130,6 @@ def _in_dump(text: str, start: int) -> bool:
     newline = text.find("\n", start, start + _LONGEST)
     following = text[newline + 1 : newline + 80] if newline >= 0 else ""
     return bool(_ENV_LINE.match(previous) or _ENV_LINE.match(following))
-
-
-def in_connection_string(text: str, start: int, end: int) -> bool:
-    """Whether a name and its value stand between semicolons, beside a server, a user or a database."""
-    if text[start - 1 : start] != ";" and text[end : end + 1] != ";":
-        return False
-    lead = max(0, start - _LONGEST_STRING)
-    begin = max(lead, *(text.rfind(mark, lead, start) + 1 for mark in "\n\"'`\0"))
-    parts = [*text[begin:start].split(";"), *text[end + 1 : end + _LONGEST_STRING].split(";", 1)[:1]]
-    return any(map(_CONNECTION_PART.match, parts))
-
-
-def in_properties(text: str, start: int, begin: int, end: int) -> bool:
-    """Whether `name=value` is a setting, not an argument in code: a line of its own, or a word among other words.
-
-    Code puts such a pair in brackets, or on an indented line that ends in a comma or stands before a bracket.
-    """
-    if begin - start < 2 or text[begin - 1] not in "=\uff1d" or text[end : end + 1] not in _AFTER_SETTING:
-        return False
-    line = max(text.rfind("\n", max(0, start - _LONGEST_STRING), start), start - _LONGEST_STRING, -1) + 1
-    lead = text[line:start]
-    if "(" in lead or text[start - 1 : start] not in _BEFORE_SETTING:
-        return False
-    return not lead or not lead.isspace()
-
-
-def in_settings(text: str, start: int) -> bool:
-    """Whether a line stands under `[section]` or in a block of a configuration, where values need no quotes."""
-    line = text.rfind("\n", 0, start) + 1
-    above = text[max(0, line - _LONGEST_STRING) : line]
-    if not line or text[line:start].strip():
-        return False
-    rows = [row.strip() for row in above.rpartition("\0")[2].split("\n")[-_LINES_ABOVE:]]
-    heads = [index for index, row in enumerate(rows) if _SECTION.fullmatch(row)]
-    return bool(heads) and all(not row or _SETTING.fullmatch(row) for row in rows[heads[-1] + 1 :])
 
 
 def skip_scheme(text: str, begin: int, end: int) -> int:

@@ -8,9 +8,6 @@ from composer_replication.privacy.named.declarations import handed, typed, wrapp
 from composer_replication.privacy.named.extents import (
     bare_end,
     generated_value,
-    in_connection_string,
-    in_properties,
-    in_settings,
     is_env,
     quoted,
     skip_scheme,
@@ -193,13 +190,12 @@ def _bare(text: str, start: int, match: re.Match[str], spaced: bool) -> tuple[in
         end = begin + len(_ADDRESS_PART.split(text[begin:end], maxsplit=1)[0])
     literal = env or spaced or text[start - 1 : start] in ("-", "?", "&") or match.re in (_TAG, _VALUE_FIELD)
     here = match.re is _SIGN and match["here"] is not None
-    literal = literal or here or in_connection_string(text, start, end)
+    literal = literal or here
     value = text[begin:end]
     if not literal and (is_strong(value) or is_unknown(value)) and not is_identifier(value):
         said = match["sign"] in WIDE_SIGNS or _is_setting(text, start, match)
         said = said or (match["sign"] == ":" and is_credential(name, value))
-        literal = said or in_properties(text, start, begin, end)
-    literal = literal or (has_digit(value) and in_settings(text, start))
+        literal = said
     return begin, end, literal
 
 

@@ -57,8 +57,6 @@ _PUBLIC_NAME = re.compile(
     r"\\*[\"']?\s{0,3}[:=]\s{0,3}\\*[\"']?\Z|\|1\|(?:[A-Za-z0-9+/]{27}=\|)?/?\Z"
 )
 _MODULUS = re.compile(r"[\"'](?:n|x|y|x5c|x5t|kid)\\*[\"']\s?:\s?\[?\\*[\"']$")
-_MAIL_SIGNATURE = re.compile(r"DKIM-Signature:[^\0\"'{}]{0,600}[;\s]\Z")
-_LONGEST_MAIL_SIGNATURE = 660
 _HASHED_FILE = re.compile(
     r"\s+\*?[./\w-]+\.\w+|\s+\d+\s+[\w.+-]+/[\w./+-]+|\s+refs/|\s+HEAD|\s+-$|\.(?:js|css|map|json|png|pack|idx|lock)\b"
     r"|\s+(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) [A-Z][a-z]{2} "
@@ -131,13 +129,6 @@ class Surroundings:
         if span.kind == HEX_KIND and _is_sequence(self._text[span.start : span.end]):
             return True
         return span.kind == HEX_KIND and (self._is_hash(span) or self._in_listing(span))
-
-    def in_mail_signature(self, run_start: int) -> bool:
-        """Whether a run is the hash or the signature in the head of a mail."""
-        begin = max(0, run_start - _LONGEST_MAIL_SIGNATURE)
-        if not self._text.startswith(("bh=", "b="), run_start):
-            return False
-        return _MAIL_SIGNATURE.search(self._text, begin, run_start) is not None
 
     def _in_file(self, position: int) -> bool:
         """Whether a line of base64 is one of several as long as each other: a file, when nothing names it as a key."""
