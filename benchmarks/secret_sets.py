@@ -113,11 +113,13 @@ def judge(folder: Path, work: Path, *, processes: int) -> tuple[list[Verdict], l
         (logs / f"{case['id']}.jsonl").write_text(text, encoding="utf-8")
     run = RunDir.create(work / "run")
     ingest_into(run, [logs], scrub=ScrubSettings(), num_workers=processes)
-    rows = {row["session_id"]: row for row in run.read_jsonl("conversations", schema="conversation", version=2)}
+    rows: dict[str, Any] = {
+        str(row["session_id"]): row for row in run.read_jsonl("conversations", schema="conversation", version=2)
+    }
     gate = LastGate({})
     verdicts: tuple[list[Verdict], list[Verdict]] = ([], [])
     for case in secrets + harmless:
-        turns = rows[case["id"]]["turns"]
+        turns: list[dict[str, Any]] = rows[case["id"]]["turns"]
         text = "\n".join(strings_of(turns))
         is_secret = "secret" in case
         before = Counter(_PLACEHOLDER.findall("\n".join(strings_of(case["messages"]))))

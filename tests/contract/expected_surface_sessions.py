@@ -231,7 +231,7 @@ MEMBERS_SESSIONS: dict[str, dict[str, str]] = {
         "text": "(text)",
         "value": "(value)",
     },
-    "ScrubReport": {"merge": "(*others)", "merge_all": "()", "to_dict": "()", "total": "property"},
+    "ScrubReport": {"to_dict": "()"},
     "Scrubber": {"scope": "()"},
     "Turn": {"action": "property"},
     "Verdict": {"is_failure": "property"},

@@ -6,7 +6,7 @@ import hashlib
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,7 +21,6 @@ from composer_replication.privacy.spoken.answers import (
     asks_for_phrase,
     chat_spans,
     may_answer,
-    phrase_spans,
     printed_spans,
     prints_secret,
 )
@@ -119,7 +118,7 @@ class _Work:
         """Return the scrubbed text of a turn; of one that was asked for a secret, without the answer."""
         spans = chat_spans
         if self._question and may_answer(turn.text) and asks(self._question):
-            spans = phrase_spans if asks_for_phrase(self._question) else answer_spans
+            spans = partial(answer_spans, of_phrase=asks_for_phrase(self._question))
         return self._scope.answer(turn.text, spans)
 
     def _note_questions(self, text: str, calls: Iterable[ToolCall], results: Sequence[ToolResult]) -> None:

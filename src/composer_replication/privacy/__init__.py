@@ -23,7 +23,6 @@ encodings   secrets that are written differently
 identity    home folders and user names
 people      other people, when asked for
 numbering   which placeholder stands for which value
-report      counts by kind
 kingfisher  its rules as one more, where it is installed
 """
 
@@ -31,7 +30,7 @@ from __future__ import annotations
 
 from composer_replication.privacy.kingfisher import kingfisher_rule
 from composer_replication.privacy.named.names import secret_looking_environment
-from composer_replication.privacy.report import ScrubReport
+from composer_replication.privacy.numbering import ScrubReport
 from composer_replication.privacy.rules import Rule
 from composer_replication.privacy.scrubber import Scope, Scrubber
 

@@ -6,9 +6,14 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from composer_replication.privacy.named.name_and_value import is_credential, is_directory, is_login
 from composer_replication.privacy.named.names import Strength, name_strength
-from composer_replication.privacy.named.plausible import is_random_value, is_reference
+from composer_replication.privacy.named.plausible import (
+    is_credential,
+    is_directory,
+    is_login,
+    is_random_value,
+    is_reference,
+)
 from composer_replication.privacy.rules import PLACEHOLDER, is_strong, word_set
 from composer_replication.privacy.shapes.vendors import starts_like_a_key
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 # A number of more digits is never reached, so nothing can collide with it.
@@ -87,3 +89,22 @@ def one_name_each(names: dict[Any, str], keys: Iterable[Any]) -> dict[Any, str]:
         taken.add(chosen)
         result[key] = chosen
     return result
+
+
+# What a scrub did: counts by kind, never a value.
+@dataclass(frozen=True)
+class ScrubReport:
+    """How many replacements of each kind were made. Kinds are sorted, so equal work gives equal reports."""
+
+    counts: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "counts", MappingProxyType(dict(sorted(self.counts.items()))))
+
+    def to_dict(self) -> dict[str, int]:
+        """A plain dict for JSON."""
+        return dict(self.counts)
+
+    def __reduce__(self) -> tuple[type[ScrubReport], tuple[dict[str, int]]]:
+        # A mapping proxy cannot be pickled, and reports come back from worker processes.
+        return (ScrubReport, (dict(self.counts),))

@@ -28,8 +28,7 @@ from composer_replication.privacy.fields import (
 )
 from composer_replication.privacy.identity import Identity
 from composer_replication.privacy.named.names import Strength, is_searchable, name_strength
-from composer_replication.privacy.numbering import Numbering, holds_number, one_name_each
-from composer_replication.privacy.report import ScrubReport
+from composer_replication.privacy.numbering import Numbering, ScrubReport, holds_number, one_name_each
 from composer_replication.privacy.rules import Rule, Span
 from composer_replication.privacy.scan import Scanner
 from composer_replication.privacy.seen import CACHED_LENGTH, Mark, Paragraphs, Seen, is_id, is_trivial, mark_of

@@ -80,15 +80,13 @@ def test_report_and_repr_hold_counts_and_no_value():
     scope = scrubber.scope()
     scope.text(f"{KEY} {KEY} password={PASSWORDS[0]} value-of-x-12")
     assert scope.report.counts == {"ENV_SECRET": 1, "GITHUB_TOKEN": 2, "PASSWORD": 1}
-    assert scope.report.total == 4
     shown = repr([scrubber, scope, scope.report, scope.report.to_dict(), str(scope)])
     assert not [value for value in (KEY, PASSWORDS[0], "value-of-x-12") if value in shown]
 
 
-def test_reports_add_up_in_any_order_and_travel_between_processes():
-    a, b = ScrubReport({"JWT": 1, "PASSWORD": 2}), ScrubReport({"PASSWORD": 3})
-    assert a.merge(b) == b.merge(a) == ScrubReport({"JWT": 1, "PASSWORD": 5})
-    assert ScrubReport().merge(a) == a == pickle.loads(pickle.dumps(a))
+def test_a_report_travels_between_processes():
+    report = ScrubReport({"JWT": 1, "PASSWORD": 2})
+    assert report == pickle.loads(pickle.dumps(report))
 
 
 PEOPLE = {

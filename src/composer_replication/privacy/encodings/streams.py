@@ -97,9 +97,8 @@ def _pieces(flat: bytes, run: list[tuple[int, int]]) -> list[tuple[int, int]] | 
     most = _FEWEST_EVENTS - 1
     for column in zip(*rows, strict=False):
         values = [flat[begin:end].translate(_DIGITS_ALIKE) for begin, end in column]
-        if not any(b" " in value for value in values):  # names or ids: a message has blanks
-            continue
-        if len({value[:_COMMON_HEAD] for value in values}) == 1:  # ids of one kind
+        is_prose = any(b" " in value for value in values)  # names and ids have no blanks
+        if not is_prose or len({value[:_COMMON_HEAD] for value in values}) == 1:  # ids of one kind begin alike
             continue
         if max(map(len, values)) <= _LONGEST_PIECE and len(set(values)) > most:
             best, most = list(column), len(set(values))

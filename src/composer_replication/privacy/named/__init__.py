@@ -3,7 +3,6 @@
 names           what a name says about its value
 harmless        the words that are known
 plausible       what a value beside a name may be
-name_and_value  what the two say only together
 extents         where it ends
 declarations    what code puts between name and value
 values          the value behind a name

@@ -11,9 +11,8 @@ from functools import lru_cache
 
 from composer_replication.privacy.named.declarations import arguments, handed, typed
 from composer_replication.privacy.named.markup import named_in_document
-from composer_replication.privacy.named.name_and_value import names_handle
 from composer_replication.privacy.named.names import MEANT, Strength, name_strength
-from composer_replication.privacy.named.plausible import is_answer, is_given, is_plausible, trimmed
+from composer_replication.privacy.named.plausible import is_answer, is_given, is_plausible, names_handle, trimmed
 from composer_replication.privacy.named.values import WIDE_SIGNS, is_called, is_handed, stands_as_name, value_after
 from composer_replication.privacy.rules import PLACEHOLDER, Span
 from composer_replication.privacy.shapes.human import is_unfamiliar

@@ -15,7 +15,6 @@ _SAID = r"(?P<value>[^\0\s\"'`\\<>]{3,200})"
 _S = r"\s{1,20}"  # a blank, and what a continued line has
 _ARG = r"[^\0\s]{1,200}"
 _QUOTE = r"\\*[\"']?"
-_OPTIONS = r"\b[^\0\n|;]{0,300}?\s"  # up to the option that is meant
 # Behind echo: options, a format, what is written, and the rest of a bracket up to the pipe.
 _ECHOED = (
     rf"{_S}(?:-\w{{1,4}}{_S})?(?:{_QUOTE}%s(?:\\{{1,2}}n)?{_QUOTE}{_S})?{_WORD}{_QUOTE}"

@@ -12,24 +12,22 @@ from composer_replication.privacy.named.extents import (
     quoted,
     skip_scheme,
 )
-from composer_replication.privacy.named.name_and_value import (
-    is_credential,
-    is_directory,
-    is_handle,
-    is_login,
-    is_phrase_of,
-    names_handle,
-)
 from composer_replication.privacy.named.names import Strength, name_strength
 from composer_replication.privacy.named.plausible import (
+    is_credential,
+    is_directory,
     is_given,
+    is_handle,
     is_identifier,
+    is_login,
     is_passphrase,
     is_path,
+    is_phrase_of,
     is_plausible,
     is_random_value,
     is_said,
     is_unknown,
+    names_handle,
 )
 from composer_replication.privacy.rules import Span, has_digit, is_strong
 from composer_replication.privacy.shapes.entropy import is_public_id
@@ -179,9 +177,8 @@ def _value_at(text: str, start: int, match: re.Match[str], strength: Strength, *
 
 def _bare(text: str, start: int, match: re.Match[str], spaced: bool) -> tuple[int, int, bool] | None:
     """An unquoted value, and whether it is known to be text, not code."""
-    if match["sign"] in ("==", "!="):  # compared with a variable, not with a text
-        return None
-    if match.re is _VALUE_FIELD and text.startswith("{", match.end()):  # an expression
+    # Compared with a variable, or an expression.
+    if match["sign"] in ("==", "!=") or (match.re is _VALUE_FIELD and text.startswith("{", match.end())):
         return None
     name, begin = text[start : match.start()], match.end()
     env = is_env(text, start, match)

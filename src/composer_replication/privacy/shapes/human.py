@@ -34,9 +34,9 @@ def is_shaped(value: str) -> bool:
     """Whether a word is a password by its looks alone, where a word for one is near."""
     if not _LOWER.search(value) or not _DIGIT.search(value) or is_public_id(value) or is_identifier(value.rstrip("$")):
         return False
-    if _HARMLESS.search(value) or is_no_secret(value) or not is_plausible(value, Strength.PASSWORD, True):
+    if _HARMLESS.search(value) or is_setting(value) or is_no_secret(value):
         return False
-    if is_setting(value):
+    if not is_plausible(value, Strength.PASSWORD, True):
         return False
     digits = len(_DIGIT.findall(value))
     upper = _UPPER.search(value) is not None

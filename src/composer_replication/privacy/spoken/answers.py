@@ -161,13 +161,8 @@ def chat_spans(text: str) -> Iterator[Span]:
         begin += len(line) + 1
 
 
-def phrase_spans(text: str) -> Iterator[Span]:
-    """Yield what in a short message is the passphrase that the message before it asked for: it may be words alone."""
-    return answer_spans(text, of_phrase=True)
-
-
 def answer_spans(text: str, *, of_phrase: bool = False) -> Iterator[Span]:
-    """Yield what in a short message is the secret that the message before it asked for."""
+    """Yield what in a short message is the secret that the message before it asked for; a passphrase may be words."""
     stripped = text.strip()
     # A text with placeholders was read before, when it may have been longer.
     if not may_answer(text) or PLACEHOLDER.search(stripped):
