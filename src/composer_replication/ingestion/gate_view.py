@@ -9,6 +9,7 @@ walked at all.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -21,6 +22,7 @@ _IDS |= {"trajectory_id", "conversation_id", "timestamp"}
 _AS_GIVEN = frozenset(("arguments", "parameters"))  # a tool's own fields, whatever they are called
 _SHOWN_VALUES = frozenset(("enum", "const", "examples", "example", "default"))
 _NUMBERS = (int, float)
+_JSON_SCALAR = re.compile(r'"(?:[^"\\]|\\.)*+"|(?<![\w.-])-?\d++(?![\w.])')  # `"a \"b\""`, `4821`
 
 
 @dataclass
@@ -79,9 +81,9 @@ def _fields(record: dict[str, Any], view: View) -> Iterator[tuple[str, Any]]:
         if key in _IDS and isinstance(each, str):
             view.ids.append(each)
         elif key in _AS_GIVEN:
-            given = arguments_as_data(each)
-            view.shown += _shown_values(given)
-            yield key, given
+            arguments = arguments_as_data(each)
+            view.shown += _shown_values(arguments)
+            yield key, arguments
         elif not ((key == "logprobs" or key.endswith("_token_ids")) and _is_numbers(each)):
             yield key, _seen(each, view)
 
@@ -103,17 +105,19 @@ def arguments_as_data(arguments: Any) -> Any:
 
 
 def rewritten(text: str, data: Any, clean: Any) -> str:
-    """Return JSON text in which the strings that differ between `data` and `clean` are replaced, each in its quotes."""
-    for old, new in dict(_changes(data, clean)).items():
-        for ascii_only in (True, False):
-            text = text.replace(json.dumps(old, ensure_ascii=ascii_only), json.dumps(new, ensure_ascii=ascii_only))
-    # Where a string is escaped in another way, or a number was the secret, the layout of the text is given up.
-    return text if arguments_as_data(text) == clean else json.dumps(clean, ensure_ascii=False)
+    """Return JSON text in which the strings and numbers that differ between `data` and `clean` are replaced."""
+    changes = dict(_changes(data, clean))
+
+    def replaced(match: re.Match[str]) -> str:
+        new = changes.get(json.loads(match[0]))
+        return match[0] if new is None else json.dumps(new, ensure_ascii=text.isascii())
+
+    return _JSON_SCALAR.sub(replaced, text)
 
 
-def _changes(data: Any, clean: Any) -> Iterator[tuple[str, str]]:
-    if isinstance(data, str):
-        if data != clean and isinstance(clean, str):
+def _changes(data: Any, clean: Any) -> Iterator[tuple[str | int, str]]:
+    if isinstance(data, str | int) and isinstance(clean, str):
+        if data != clean:
             yield data, clean
     elif isinstance(data, dict) and isinstance(clean, dict):
         for (old_name, old), (new_name, new) in zip(data.items(), clean.items(), strict=True):

@@ -88,7 +88,7 @@ class _Work:
 
     def turn(self, turn: Turn) -> Turn:
         scope = self._scope
-        text, thinking = self._message(turn), scope.text(turn.thinking)
+        text, thinking = self._message(turn), scope.answer(turn.thinking, _no_spans)
         calls = tuple(self._call(call) for call in turn.calls)
         results = tuple(self._result(result) for result in turn.results)
         self._note_questions(text, calls, results)
@@ -145,6 +145,8 @@ class _Work:
         looks at both."""
         for _ in range(_MOST_ROUNDS):
             data = arguments_as_data(raw)
+            if isinstance(data, str):  # no JSON, or cut short
+                return self._scope.text(raw)
             clean = self._scope.value(data)
             scrubbed = self._scope.text(raw if clean is data else rewritten(raw, data, clean))
             if scrubbed == raw:
@@ -156,6 +158,11 @@ class _Work:
         is_printed = result.call_id in self._printing
         text = self._scope.answer(result.text, printed_spans if is_printed else chat_spans)
         return replace(result, call_id=self.id(result.call_id), text=text)
+
+
+def _no_spans(_: str) -> Iterable[Span]:
+    """Return nothing: a thought answers no question, but may repeat an answer."""
+    return ()
 
 
 def _arguments_text(call: ToolCall) -> str:

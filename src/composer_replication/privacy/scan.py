@@ -67,7 +67,6 @@ class Scanner:
             | speech.WHOLE_WORDS
             | SCHEMES
             | NEARBY_WORDS
-            | lists.WHOLE_WORDS
         )
         self.words = WordFilter(triggers, whole)
 
@@ -159,7 +158,9 @@ class Scanner:
             behind += self._percent(without(text, found), key, depth)
         starts = [start for start, run in suspects if 60 <= len(run) <= 82]
         if len(starts) > 1 or (starts and "\n" in text):
-            behind += self._wrapped(text, starts, depth)
+            for piece in wrapped_base64(text, starts):
+                if self._says_secret(piece, depth):
+                    behind.append(Span(piece.start, piece.end, "ENCODED_SECRET"))
         if ("\\" in text or "&#" in text) and (view := views.unescaped(text)) is not None:
             behind += view.led_back(self.spans(view.text, key, depth + 1))
         return behind
@@ -203,14 +204,9 @@ class Scanner:
                 else:
                     yield Span(piece.start, piece.end, "ENCODED_SECRET")
 
-    def _wrapped(self, text: str, starts: list[int], depth: int) -> Iterator[Span]:
-        for piece in wrapped_base64(text, starts):
-            if self._says_secret(piece, depth):
-                yield Span(piece.start, piece.end, "ENCODED_SECRET")
-
 
 def _named(text: str, lower: bytes, active: Set[bytes], unfinished: tuple[list[int], list[int]]) -> Iterator[Span]:
-    """What names, options, headings, manifests and lists tell. `active`: the trigger words that occur."""
+    """What names, options, headings and lists say. `active`: the trigger words that occur."""
     yield from keyword_spans(text, lower, active, unfinished[0])
     yield from options.option_spans(text, lower, active, unfinished[1])
     yield from places.place_spans(text, active)
@@ -234,13 +230,6 @@ def _vendor_triggers(runs: Runs) -> _Triggers:
     if _ANY_TRIGGER.search(joined) is None:
         return []
     return [(trigger, rule) for trigger, rule in _TRIGGERS if trigger in joined]
-
-
-def _between_colours(text: str, lower: bytes, active: Set[bytes]) -> Iterable[Span]:
-    view = views.uncoloured(text, lower, searched_words(active))
-    if view is None:
-        return ()
-    return view.led_back(keyword_spans(view.text, view.text.encode("latin-1", "replace").lower(), active))
 
 
 # Spans that overlap, and values that stand in a text more than once.
@@ -346,3 +335,10 @@ class CleanRuns:
                 continue
             if not found or not any(span.start < start + len(run) and start < span.end for span in found):
                 self._clean.add(run)
+
+
+def _between_colours(text: str, lower: bytes, active: Set[bytes]) -> Iterable[Span]:
+    view = views.uncoloured(text, lower, searched_words(active))
+    if view is None:
+        return ()
+    return view.led_back(keyword_spans(view.text, view.text.encode("latin-1", "replace").lower(), active))

@@ -6,6 +6,7 @@ that parallel and serial runs agree. Neither shows a value in its repr, and a pl
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -29,13 +30,14 @@ from composer_replication.privacy.fields import (
 from composer_replication.privacy.identity import Identity
 from composer_replication.privacy.named.names import Strength, is_searchable, name_strength
 from composer_replication.privacy.numbering import Numbering, ScrubReport, holds_number, one_name_each
-from composer_replication.privacy.rules import Rule, Span
+from composer_replication.privacy.rules import Rule, Span, is_strong
 from composer_replication.privacy.scan import Scanner
 from composer_replication.privacy.seen import CACHED_LENGTH, Mark, Paragraphs, Seen, is_id, is_trivial, mark_of
 from composer_replication.privacy.shapes.surroundings import names_a_hash
 
 _SHORTEST = 6
 _SHORTEST_ANSWER = 8  # a shorter one may be part of other words
+_MOST_ANSWERS = 64  # of one scope: a dump of secrets is not an answer
 # A replacement can bring two pieces together that match as one; more than a few rounds would be a bug.
 _MAX_ROUNDS = 4
 # Strings scanned together stay apart: no pattern crosses a NUL, and none takes it for a blank.
@@ -83,6 +85,7 @@ class Scope:
         self._numbering = Numbering()
         self._renamed: dict[Mark, tuple[str, int]] = {}
         self._answers: dict[str, str] = {}  # secrets that were asked for, with their kinds
+        self._any_answer: re.Pattern[str] | None = None
 
     def __repr__(self) -> str:
         return f"Scope({self.report})"
@@ -102,18 +105,19 @@ class Scope:
 
     def text(self, text: str) -> str:
         """The text with every secret as a placeholder; the same object when there was none."""
-        return self._text(self._without_answers(text) if self._answers else text, "")
+        return self._text(text, "")
 
     def answer(self, text: str, spans: Callable[[str], Iterable[Span]]) -> str:
-        """Return a text that answers a question for a secret, or is what a command printed: `spans` finds the values.
+        """Return the scrubbed text of a message or a result, in which `spans` finds what an earlier message asked for.
 
-        Such a value is looked for in all later texts of this scope, because nothing there says what it is.
+        Such a value is replaced in all later messages, results and values of this scope, because nothing there says
+        what it is.
         """
+        text = self.text(self._without_answers(text))
         answers = sorted(spans(text))
         for start, end, kind in answers:
-            if end - start >= _SHORTEST_ANSWER:
-                self._answers[text[start:end]] = kind
-        return self.text(self._replaced(text, answers) if answers else text)
+            self._remember(text[start:end], kind)
+        return self.text(self._replaced(text, answers)) if answers else text
 
     def value(self, value: Any) -> Any:
         """A JSON-like value with every string scrubbed; the same object when nothing was found.
@@ -121,23 +125,38 @@ class Scope:
         Most strings of a record are short and clean, so those not seen before are scanned together, as one text. Only
         when that finds something are they looked at one by one.
         """
-        if self._answers:
-            value = self._without_answers(value)
+        value = self._without_answers(value)
         gathered = Gatherer(self._seen, self._scanner.knows)
         gathered.add(value)
         clean = not gathered.unseen or self._all_clean(gathered.unseen)
         return value if clean and not gathered.special else self._walk(value, "", Strength.NONE)
 
+    def _remember(self, answer: str, kind: str) -> None:
+        """Look for an answer from now on, unless it may stand in other texts by chance, as dates and codes do."""
+        is_rare = len(answer) >= _SHORTEST_ANSWER and is_strong(answer) and not answer.replace("-", "").isdigit()
+        if is_rare and answer not in self._answers and len(self._answers) < _MOST_ANSWERS:
+            self._answers[answer] = kind
+            longest_first = sorted(map(re.escape, self._answers), key=len, reverse=True)
+            self._any_answer = re.compile(rf"(?<![A-Za-z0-9])(?:{'|'.join(longest_first)})(?![-_.+]?[A-Za-z0-9])")
+
     def _without_answers(self, value: Any) -> Any:
         """Replace the answers of earlier messages in every string of a JSON-like value; the same object without any."""
-        if isinstance(value, str):
-            for answer, kind in self._answers.items():
-                if answer in value:
-                    value = value.replace(answer, self._numbering.placeholder(kind, answer))
+        if self._any_answer is None:
             return value
+        if isinstance(value, str):
+            if self._any_answer.search(value) is None:
+                return value
+            self._numbering.reserve(value)
+            return self._any_answer.sub(
+                lambda match: self._numbering.placeholder(self._answers[match[0]], match[0]), value
+            )
         if isinstance(value, dict):
             items = {key: self._without_answers(item) for key, item in value.items()}
-            return items if any(items[key] is not item for key, item in value.items()) else value
+            names = {key: name for key in value if (name := self._without_answers(key)) is not key}
+            if not names and all(items[key] is item for key, item in value.items()):
+                return value
+            names = one_name_each(names, value)
+            return {names.get(key, key): item for key, item in items.items()}
         if isinstance(value, list | tuple):
             new = [self._without_answers(item) for item in value]
             if all(item is old for item, old in zip(new, value, strict=True)):

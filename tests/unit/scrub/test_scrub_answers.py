@@ -9,7 +9,9 @@ from composer_replication.ingestion.last_gate import LastGate
 from composer_replication.ingestion.scrubbing import ScrubSettings, scrub_conversation
 from composer_replication.ingestion.states import states
 from composer_replication.privacy import Scrubber
+from composer_replication.privacy.spoken.answers import answer_spans, chat_spans, printed_spans
 from composer_replication.types import Conversation, Provenance, ToolCall, ToolResult, Turn
+from cpu_time import least_cpu_seconds
 
 WHERE = Provenance(file="log.jsonl", lines=(1,))
 
@@ -27,7 +29,7 @@ def talk(*texts):
     """Return the scrubbed texts of a conversation in which assistant and user take turns."""
     roles = ("assistant", "user")
     turns = [turn(roles[number % 2], text, number=number) for number, text in enumerate(texts)]
-    return [each_turn.text for each_turn in scrubbed(*turns).turns]
+    return [message.text for message in scrubbed(*turns).turns]
 
 
 def printed(command, output):
@@ -136,3 +138,86 @@ def test_arguments_written_as_text_are_scrubbed_as_the_data_they_mean():
     assert arguments_as_data(written)["command"] == "login"
     gate, (_, (messages, _)) = LastGate({}), states(clean)
     assert [gate.look(message, "request") for message in messages] == [None] * len(messages)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        '{"command": "export DB_PASSWORD=hK29xQpLm4Zt7v; ls", "x": ',  # cut short
+        "*** Begin Patch\n+DB_PASSWORD=hK29xQpLm4Zt7v\n",
+        "{'password': 'hK29xQpLm4Zt7v'}",
+    ],
+)
+def test_arguments_that_are_no_json_keep_their_form(raw):
+    call = ToolCall(id="a", name="Do", arguments={}, raw_arguments=raw)
+    written = scrubbed(turn("assistant", number=1, calls=(call,))).turns[0].calls[0].raw_arguments
+    assert written == raw.replace("hK29xQpLm4Zt7v", "<PASSWORD_1>")
+
+
+def test_arguments_keep_their_layout_and_names_that_are_written_twice():
+    raw = '{"a":1.50,"a":2,"password":"hK29xQpLm4Zt7v\\/x"}'
+    call = ToolCall(id="a", name="Do", arguments={}, raw_arguments=raw)
+    written = scrubbed(turn("assistant", number=1, calls=(call,))).turns[0].calls[0].raw_arguments
+    assert written == '{"a":1.50,"a":2,"password":"<PASSWORD_1>"}'
+
+
+ASKED = turn("assistant", "Which password?", number=0)
+
+
+def after_answer(answer, *turns):
+    return scrubbed(ASKED, turn("user", answer, number=1), *turns).turns[2:]
+
+
+def test_an_answer_goes_from_thoughts_results_and_names_of_fields():
+    call = ToolCall(id="a", name="Do", arguments={"users": {"kestrel-otter-4821": "ada"}})
+    result = ToolResult(call_id="a", text="ok kestrel-otter-4821", is_error=False)
+    later = after_answer(
+        "kestrel-otter-4821",
+        turn("assistant", number=2, thinking="so it is kestrel-otter-4821", calls=(call,)),
+        turn("tool", number=3, results=(result,)),
+    )
+    assert "otter" not in repr(later)
+
+
+def test_an_answer_that_other_texts_may_hold_is_not_looked_for():
+    for answer in ("20241105", "2024-11-05"):
+        (later,) = after_answer(answer, turn("assistant", f"see /data/{answer}/x.csv", number=2))
+        assert later.text == f"see /data/{answer}/x.csv"
+
+
+def test_an_answer_is_a_whole_word_and_the_longer_one_goes_first():
+    scope = Scrubber().scope()
+    for answer in ("kestrel-otter-48", "kestrel-otter-48-Zq9"):
+        scope.answer(answer, answer_spans)
+    assert scope.answer("kestrel-otter-48-Zq9 now, kestrel-otter-480 not", lambda _: ()) == (
+        "<PASSWORD_2> now, kestrel-otter-480 not"
+    )
+
+
+def test_numbers_of_placeholders_that_a_text_has_are_not_given_away():
+    text = "ada: what is the db password?\nbob: kestrel-otter-4821\nada: thanks, <PASSWORD_1> is the old one"
+    assert "bob: <PASSWORD_2>" in Scrubber().scope().answer(text, chat_spans)
+
+
+def test_a_scrub_of_a_talk_is_complete_at_once():
+    key = "aB3dE5fG7h" * 24
+    text = f"ada: password={key} or which password is it?\nbob: kestrel-otter-4821\nada: ok"
+    once = Scrubber().scope().answer(text, chat_spans)
+    assert "otter" not in once
+    assert Scrubber().scope().answer(once, chat_spans) == once
+
+
+def test_many_answers_take_time_in_proportion():
+    def seconds(number):
+        text = "".join(f"value_{index}: k[9}}Q(w-T,{index:05d}xB\n" for index in range(number))
+        scope = Scrubber().scope()
+
+        def work():
+            scope.answer(text, printed_spans)
+            for index in range(number // 8):
+                scope.answer(f"a short message of nothing, number {index}", chat_spans)
+
+        return least_cpu_seconds(work, enough=0.02)
+
+    few, many = seconds(2000), seconds(8000)
+    assert many < 10 * max(few, 0.05)

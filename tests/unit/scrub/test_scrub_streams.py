@@ -47,6 +47,19 @@ def test_a_streamed_secret_goes_and_the_rest_of_the_lines_stays(form, before, se
     assert len(clean) == "\n".join(lines).count("\n") + 1
     unchanged = [piece for piece in secret_pieces if LINES[form](piece) in "\n".join(clean)]
     assert unchanged == []
+    assert "\n".join(clean).startswith(lines[0])
+    assert "\n".join(clean).endswith(lines[-1])
+
+
+def test_a_stream_beside_another_one_is_read_by_itself():
+    rng = random.Random(0)
+    pieces = pieces_of("database password to Copper-Giraffe!19 and restart the pods", rng)
+    stream = "\n".join(LINES["openai"](piece) for piece in pieces)
+    long_piece = LINES["openai"]("a long piece of a message that says nothing about anything and goes on and on " * 2)
+    scrubber = Scrubber()
+    assert "raffe" not in str(scrubber.scope().value({"a": stream, "b": f"{long_piece}\n{long_piece}"}))
+    assert "raffe" not in scrubber.scope().text(stream)
+    assert "raffe" not in Scrubber().scope().text(f"{stream}\n{long_piece}")
 
 
 @pytest.mark.parametrize("form", LINES)

@@ -9,6 +9,7 @@ The pieces are joined and scanned as one text. What is found counts where it lie
 from __future__ import annotations
 
 import re
+import statistics
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -79,13 +80,14 @@ def _runs(lines: list[bytes], group: list[tuple[int, int]], fewest: int) -> Iter
     form, last = b"", -1
     for number, start in group:
         line = lines[number]
-        own_form = _NUMBER.sub(b"0", _STRING.sub(b'""', line))
-        if run and (own_form != form or number - last > _MOST_BETWEEN):
+        line_form = _NUMBER.sub(b"0", _STRING.sub(b'""', line))
+        is_apart = number - last > _MOST_BETWEEN or any(b"\0" in between for between in lines[last + 1 : number])
+        if run and (line_form != form or is_apart):
             if len(run) >= fewest:
                 yield run
             run = []
         run.append((start, start + len(line)))
-        form, last = own_form, number
+        form, last = line_form, number
     if len(run) >= fewest:
         yield run
 
@@ -100,7 +102,8 @@ def _pieces(flat: bytes, run: list[tuple[int, int]]) -> list[tuple[int, int]] | 
         is_prose = any(b" " in value for value in values)  # names and ids have no blanks
         if not is_prose or len({value[:_COMMON_HEAD] for value in values}) == 1:  # ids of one kind begin alike
             continue
-        if max(map(len, values)) <= _LONGEST_PIECE and len(set(values)) > most:
+        is_in_pieces = statistics.median(map(len, values)) <= _LONGEST_PIECE
+        if is_in_pieces and len(set(values)) > most:
             best, most = list(column), len(set(values))
     return best
 

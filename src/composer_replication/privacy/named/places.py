@@ -3,7 +3,8 @@
 `places.txt` has one row a place: whole words of which one must occur, or `*` for the words that the pattern itself
 begins with, in `<...|...>`, and behind `&` more groups of words, or of signs with `_` for a blank; a flag, or `-`; the
 pattern, in which `@V` is the value, in quotes or bare. The flag `s` wants a value that no known word could be, because
-other things stand there, too; `r` and `d` take anything with a digit in it, signs and all; `p` several words.
+other things stand there, too; `r` and `d` take anything with a digit in it, signs and all; `p` several words. A row
+that begins with a number names calls: which of their arguments, counted from 0, is the secret.
 """
 
 from __future__ import annotations
@@ -17,17 +18,6 @@ from composer_replication.privacy.named.names import Strength
 from composer_replication.privacy.named.plausible import is_no_secret, is_plausible, is_unknown
 from composer_replication.privacy.rules import PLACEHOLDER, Span, has_digit, is_strong
 
-_CALLS = r"""
-0 generate_password_hash make_password hashpw hashSync set_password setPassword check_password_hash password_verify
-0 hash_password crypt.crypt bcrypt.hash argon2.hash verify_password setpassword validate_password
-1 NetworkCredential PasswordAuthentication UsernamePasswordCredentials UsernamePasswordAuthenticationToken HTTPBasicAuth
-1 HTTPDigestAuth HttpBasicAuth DigestAuth BasicAuth SetBasicAuth setBasicAuth basic_auth SMBConnection SqlCredential
-1 WiFi.begin PlainCredentials PlainAuthProvider db.auth oci_connect AUTHENTICATE PSCredential Basic login_user
-2 mysqli mysqli_connect mysql_connect mysqli_real_connect PDO DriverManager.getConnection ftp_login ldap_bind imap_open
-2 pymysql.connect MySQLdb.connect FTP FTP_TLS Sequelize DBI->connect ssh2_auth_password odbc_connect create_superuser
-2 mysqli->__construct PDO->__construct create_user jdbc.connect Database.connect sybase_connect pg_login
-3 ssh.connect client.connect oracledb.connect
-"""
 _VALUE = r"(?P<q>\\*[\"'])?(?P<value>(?(q)(?:(?!(?P=q))[^\0\n]){3,200}|[^\0\s\"'`\\;|&<>]{3,200}))"
 _LITERAL = r"(?:Some\(|SecretStr\()?[bBrRuUNL@]{0,2}#?(?P<q>\\*[\"'`])(?P<value>(?:(?!(?P=q))[^\0\n]){3,200})(?P=q)"
 _TEXT = r"\\*\"[^\0\"\n]{0,200}\"|\\*'[^\0'\n]{0,200}'"
@@ -74,7 +64,10 @@ def _places() -> dict[bytes, list[_Place]]:
         for word in words:
             found.setdefault(word, []).append(place)
 
-    for row in Path(__file__).with_name("places.txt").read_text(encoding="utf-8").splitlines():
+    rows = Path(__file__).with_name("places.txt").read_text(encoding="utf-8").splitlines()
+    for row in rows:
+        if row[0].isdigit():
+            continue
         words, flags, pattern = row.split(maxsplit=2)
         first, *others = [group.split("|") for group in words.split("&")]
         also = tuple(frozenset(map(str.encode, group)) for group in others if "".join(group).isalpha())
@@ -89,7 +82,9 @@ def _places() -> dict[bytes, list[_Place]]:
             needs = frozenset(here) if first == ["*"] else frozenset()
             literal = _BEGINNING.match(head or pattern)
             add(here[:1] if needs else here, _Place(flags, needs, gate, literal[0] if literal else "", compiled))
-    for row in _CALLS.strip().splitlines():
+    for row in rows:
+        if not row[0].isdigit():
+            continue
         index, *names = row.split()
         for name in names:
             last = re.split(r"\W+", name)[-1]

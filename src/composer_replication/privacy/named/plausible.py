@@ -51,6 +51,7 @@ _CODE = re.compile(
 # What stands before a bracket of code: `get`, `rows[0]`, `a =`, another bracket, or nothing.
 _OPENED = re.compile(r"(?:\A|[A-Za-z_]\w*|[\])}(\[{=,:+|&!<>*/ -])\Z")
 # A generated password: `k[9}Q(w-T,2`, 16 characters and more from most generators.
+_LONGEST_GENERATED = 128
 _GENERATED = re.compile(r"(?=[^\0a-z]*[a-z])(?=[^\0A-Z]*[A-Z])[!-~]{12,128}")
 # Of 2,000 passwords of each generator 99% have more; tests/unit/scrub/test_scrub_data_lines.py draws them.
 _FEWEST_CHANGES = 0.33
@@ -93,6 +94,7 @@ _NO_SECRET = re.compile(
     r"\w.-]*+|\d++\.\d++[\w.-]*+"
     r"|(?:[\w.-]++/)++[\w.-]*+|[^\0\d]*[*?+|\\]\$?|[A-Za-z_]++[:=!,;?*&]++|[a-z]++(?:[;:,][a-z]*+)++|[a-"
     r"z0-9-]{1,40}:\d{2,5}|[A-Za-z_]++(?:\|[A-Za-z_]*+)++|[a-z]++\[:[a-z]++\]"
+    r"|(?:vpc|subnet|sg|i|eni|ami|vol|rtb|igw|nat|snap|eipalloc)-[0-9a-f]{8,17}|(?:us|eu|ap|sa|ca|me|af)-[a-z]{4,9}-\d"
     r"|GHSA(?:-[0-9a-z]{4}){3}|(?:CVE|CWE|RFC|ISO|JIRA|PROJ)-[\d-]++|0x[0-9a-f]++|(?:[0-9a-f]{2}:){5,}[0-9a-f]{2}|\$\{?(?-i:[A-Z_]{2,}+)\}?(?:[^\0\w][^\0]*+)?"
     r"|\d{1,2}:\d[\w.+~-]*+|(?-i:[A-Z]{2,5}\d?(?:[-+/][A-Z]{2,5}\d?)++)|(?:sha-?\d{1,3}|md5):[^\0]*+|issue-?\d++|line-?\d++|#\d++|[A-Za-z_]{1,20}#[A-Za-z_]{1,20}|&\w++;?|\d{1,4}[a-z]{1,3}|[a-z]"
     r"{1,3}\d{1,4}|\d++(?:st|nd|rd|th|px|ms|kb|mb|gb)"
@@ -104,9 +106,13 @@ _CODE_WORD = re.compile(
 )
 
 
-@lru_cache(maxsize=1 << 12)
 def is_generated(value: str) -> bool:
     """Return whether a generator of passwords made a value: letters, digits and signs in turn, and no word or code."""
+    return len(value) <= _LONGEST_GENERATED and _is_generated(value)
+
+
+@lru_cache(maxsize=1 << 12)
+def _is_generated(value: str) -> bool:
     if not _GENERATED.fullmatch(value) or value.isalnum() or _CHARACTER_CLASS.search(value):
         return False
     if _TEMPLATE.search(value):

@@ -43,9 +43,6 @@ _HASH_NAME = re.compile(r"(?<![A-Za-z])h1:$|(?i:hash|checksum|digest|integrity|s
 _PASSWORD_HASH = re.compile(r"(?i)pass|pwd|secret|salt|token|user")
 # The first bytes of an image, a document or a font, in base64.
 _MEDIA = re.compile(r"iVBORw0KGgo|/9j/[24]|R0lGOD[dl]h|UklGR|JVBERi0|PHN2Zy|AAABAAE|d09GM|AAAA[A-Z]GZ0eX")
-_MEDIA_HEADS = ("iVBORw0KGgo", "/9j/4", "R0lGODlh")
-_MEDIA_LINES = re.compile(r"[A-Za-z0-9+/=]++(?:(?:\\n|\n)[\"',\s]{0,40}+[A-Za-z0-9+/=]{4,}+)*+")
-_LONGEST_IMAGE = 50_000
 # The provider's signature of a thinking block, in a log that was itself printed; and the CSRF token of a page, which is
 # worth nothing without the session that goes with it (and the session is redacted).
 _SIGNATURE = re.compile(
@@ -102,7 +99,7 @@ class Surroundings:
     def __init__(self, text: str, key: str) -> None:
         self._text, self._key = text, key
         self._lengths: dict[int, Counter[int]] = {}
-        self._file = self._media = (0, 0)
+        self._file = (0, 0)
 
     def is_public(self, span: Span, run_start: int) -> bool:
         """Whether the string is a hash, a signature, a certificate or an image by its context."""
@@ -115,9 +112,7 @@ class Surroundings:
             return True
         if span.kind == KIND and _PUBLIC_PLACE.search(self._before(span.start, 90)):
             return True
-        if span.kind == KIND and (
-            _is_media(self._text, span.start, run_start) or self._in_file(span.start) or self._in_media(span.start)
-        ):
+        if span.kind == KIND and (_is_media(self._text, span.start, run_start) or self._in_file(span.start)):
             return True
         # As long as a hash is, and behind a sign: behind the mere word stand other things, too, and behind a blank a
         # key may be as long. A hash that stands by itself is padded, as all that is written out in base64.
@@ -143,15 +138,6 @@ class Surroundings:
             return False
         self._file = block.span()
         return position < block.end()
-
-    def _in_media(self, position: int) -> bool:
-        """Whether a line of base64 goes on with an image that began on a line above it, as notebooks hold them."""
-        text = self._text
-        if self._media[1] < position:
-            begin = max(text.rfind(head, max(0, position - _LONGEST_IMAGE), position) for head in _MEDIA_HEADS)
-            block = _MEDIA_LINES.match(text, begin) if begin >= 0 else None
-            self._media = block.span() if block else (position, position)
-        return self._media[0] <= position < self._media[1]
 
     def _before(self, position: int, length: int) -> str:
         """What stands before a position in the same string: strings scanned together have a NUL between them."""

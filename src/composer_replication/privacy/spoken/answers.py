@@ -48,6 +48,9 @@ _CODES = re.compile(
     r"|gate|alarm|one-time|sms)[ -]codes?|sicherheitscode|bestätigungscode|c[oó]digo|codice|k[oó]d\w{0,4}|код\w*)\b"
     r"|验证码|驗證碼|認証コード|인증번호"
 )
+_NO_NAMES = re.compile(
+    r"(?i)\b(?:token|password|secret|key)s? (?:limit|count|budget|length|name|field|policy|rule)s?\b"
+)
 # A request in the languages that the words for a password are known in; a question mark or a colon asks, too.
 _REQUEST = re.compile(
     r"(?i)[?\uff1f]|[:\uff1a]\s*\Z|\b(?:need|please|send|give|tell|share|paste|provide|enter|type|bitte|brauche|gib|nenn\w*|schick\w*"
@@ -138,12 +141,13 @@ def prints_secret(command: str) -> bool:
 
 
 _CHAT_LINE = re.compile(r"(?:\[?[\d:./, T-]{4,30}\]?[ \t-]*)?(?:[^\W\d_][\w ,.-]{0,30}:[ \t])?")
-_LONGEST_TALK = 20_000
+_MOST_MESSAGES = 500  # lines of a talk: a longer text is a file
+_LONGEST_PRINTED = 200
 
 
 def chat_spans(text: str) -> Iterator[Span]:
     """Yield the answers in a text that holds a talk itself, a message on each line: `ada: who has the panel pw`."""
-    if len(text) > _LONGEST_TALK or not ("?\n" in text or "\uff1f\n" in text):
+    if text.count("\n") > _MOST_MESSAGES or not ("?\n" in text or "\uff1f\n" in text):
         return
     begin, is_asked = 0, False
     for line in text.split("\n"):
@@ -164,7 +168,7 @@ def chat_spans(text: str) -> Iterator[Span]:
 def answer_spans(text: str, *, of_phrase: bool = False) -> Iterator[Span]:
     """Yield what in a short message is the secret that the message before it asked for; a passphrase may be words."""
     stripped = text.strip()
-    # A text with placeholders was read before, when it may have been longer.
+    # Where a rule has found something already, that is the answer.
     if not may_answer(text) or PLACEHOLDER.search(stripped):
         return
     begin = text.index(stripped)
@@ -189,19 +193,21 @@ def printed_spans(text: str) -> Iterator[Span]:
 
     They are the lines with which it begins, where each is one word, and what a generator made at the end of any line.
     """
-    if PLACEHOLDER.search(text) or "-----END" in text:  # the frame of a key says what it is
+    if "-----END" in text:  # the frame of a key says what it is
         return
     begin = 0
     spans: list[Span] = []
     for line in text.split("\n", _MOST_LINES)[:_MOST_LINES]:
         numbering = _NUMBERED_LINE.match(line)
         value = line[numbering.end() if numbering else 0 :].strip().strip("\"'`,")
-        if " " in value or "\t" in value:
+        if " " in value or "\t" in value or len(value) > _LONGEST_PRINTED:
             break
         is_name = "/" in value or "=" in value or _HOST.fullmatch(value) is not None  # of a secret, of a setting
         if is_name and not is_generated(value):
             break
-        if is_generated(value) or is_told(value) or (_KEY_LIKE.fullmatch(value) and looks_random(value)):
+        if PLACEHOLDER.search(value):
+            pass  # what the rules have found by themselves
+        elif is_generated(value) or is_told(value) or (_KEY_LIKE.fullmatch(value) and looks_random(value)):
             spans.append(_span(text, value, begin))
         begin += len(line) + 1
     yield from spans
@@ -216,6 +222,7 @@ def _is_request(sentence: str) -> bool:
 
 
 def _names_secret(sentence: str) -> bool:
+    sentence = _NO_NAMES.sub("", sentence)
     if _NAMES.search(sentence) or _CODES.search(sentence) or has_own_word(sentence):
         return True
     return any(

@@ -13,7 +13,6 @@ from composer_replication.privacy.named.plausible import speaks
 from composer_replication.privacy.rules import Span, has_digit
 
 TRIGGERS = (b"codes", b"phrase", b"mnemonic", b"authenticator", b"words", b"codici")
-WHOLE_WORDS = frozenset((b"bitlocker", b"numerical"))
 _HEADING = re.compile(
     r"(?i)(?:recovery|backup|scratch|emergency|rescue|one-time|2fa|mfa|wiederherstellungs?|notfall)"
     r"[ _-]?(?:codes?|keys?)"
@@ -56,7 +55,6 @@ _SEED_RUN = re.compile(
     rf"(?<![a-z])(?P<value>(?:(?!{_STOP_WORD})[a-z]{{3,8}} ){{11,23}}(?!{_STOP_WORD})[a-z]{{3,8}})(?![a-z])"
 )
 _SEED_REACH = 400
-_DISK_KEY = re.compile(r"(?<![\d-])\d{6}(?:-\d{6}){7}(?![\d-])")
 
 
 def list_spans(text: str, lower: bytes, active: Set[bytes]) -> Iterator[Span]:
@@ -83,9 +81,6 @@ def list_spans(text: str, lower: bytes, active: Set[bytes]) -> Iterator[Span]:
             if match is not None and not speaks(match["value"]):
                 yield Span(*match.span("value"), "PASSWORD")
             at = lower.find(needle, end)
-    if not active.isdisjoint(WHOLE_WORDS):
-        for match in _DISK_KEY.finditer(text):
-            yield Span(*match.span(), "SECRET")
 
 
 def _under(text: str, at: int, end: int) -> Iterator[Span]:

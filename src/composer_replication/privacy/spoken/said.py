@@ -1,4 +1,4 @@
-"""Values that a sentence, a list of bytes or several literals hold behind a name: without a plain sign between them."""
+"""Values that a sentence or a list of bytes holds after a name: without a plain sign between them."""
 
 from __future__ import annotations
 
