@@ -22,7 +22,7 @@ _EXACT = ("rollouts", "steps")
 def breaches_of(found: Results) -> Breaches:
     """What makes arms incomparable; an arm that the plan exempts is compared in its units alone."""
     breaches: Breaches = defaultdict(list)
-    spending = [each for each in found.results if found.frozen.arms[each.arm].exempt is None]
+    spending = [result for result in found.results if found.frozen.arms[result.arm].exempt is None]
     for result in found.results:
         breaches[result.arm] += _of_units(result, found.results)
     for result in spending:
@@ -35,7 +35,7 @@ def breaches_of(found: Results) -> Breaches:
 
 def spent_by(results: Sequence[Result], name: str) -> list[float]:
     """What each of these jobs spent of one thing."""
-    return [getattr(each.spent, name) for each in results]
+    return [getattr(result.spent, name) for result in results]
 
 
 def _of_exact(result: Result, found: Results, others: Sequence[Result]) -> Iterator[str]:
@@ -48,24 +48,24 @@ def _of_exact(result: Result, found: Results, others: Sequence[Result]) -> Itera
 
 
 def _of_units(result: Result, others: Sequence[Result]) -> Iterator[str]:
-    units = _usual([tuple(unit.unit for unit in each.units) for each in others])
-    own = tuple(unit.unit for unit in result.units)
-    if own != units:
-        yield f"seed {result.seed}: other units than most jobs, {len(set(own) ^ set(units))} of them not in both"
+    units = _usual([tuple(unit.unit for unit in other_result.units) for other_result in others])
+    own_units = tuple(unit.unit for unit in result.units)
+    if own_units != units:
+        yield f"seed {result.seed}: other units than most jobs, {len(set(own_units) ^ set(units))} of them not in both"
 
 
 def _of_start(result: Result, others: Sequence[Result]) -> Iterator[str]:
-    known = [each.digests["start"] for each in others if "start" in each.digests]
-    if known and result.digests.get("start") != _usual(known):
+    start_digests = [other_result.digests["start"] for other_result in others if "start" in other_result.digests]
+    if start_digests and result.digests.get("start") != _usual(start_digests):
         yield f"seed {result.seed}: begins with other weights than most jobs"
 
 
 def _of_tokens(found: Results, spending: Sequence[Result]) -> Iterator[tuple[str, str]]:
     budget = found.frozen.experiment.budget
     means = {
-        arm: fmean(spent_by(own, "tokens"))
+        arm: fmean(spent_by(arm_results, "tokens"))
         for arm in found.frozen.arms
-        if (own := [each for each in spending if each.arm == arm])
+        if (arm_results := [result for result in spending if result.arm == arm])
     }
     usual = median(means.values()) if budget.tokens is None and means else budget.tokens
     for arm, mean in means.items():

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 logger = logging.getLogger(__name__)
-SCHEMAS = [each["function"] for each in TOOLS]
+SCHEMAS = [tool["function"] for tool in TOOLS]
 MOST_CALLS = 24
 _CALL = re.compile(r"<tool_call>(.*)</tool_call>", re.DOTALL)
 
@@ -126,7 +126,7 @@ def play_all(
     """
     from composer_replication.objective.adapters import evaluating
 
-    room, ends = most + max(len(each.prompt_ids) for each in episodes), [tokenizer.eos_token_id]
+    room, ends = most + max(len(episode.prompt_ids) for episode in episodes), [tokenizer.eos_token_id]
     places = places or (len(episodes) if next(model.parameters()).is_cuda else 48)
     with evaluating(model):
         sampler = _sampler_for(model, room)
@@ -165,18 +165,21 @@ def rollouts(prompts: Sequence[Any], trainer: Any) -> dict[str, Any]:
     rows = _rows_by_prompt(trainer)
     episodes = [
         Episode(
-            tokenizer, int(row["seed"]), f"{trainer.args.seed}:{step}:{place}", difficulty=row.get("difficulty", "easy")
+            tokenizer,
+            int(row["seed"]),
+            f"{trainer.args.seed}:{step}:{position}",
+            difficulty=row.get("difficulty", "easy"),
         )
-        for place, row in enumerate(rows[prompt[-1]["content"]] for prompt in prompts)
+        for position, row in enumerate(rows[prompt[-1]["content"]] for prompt in prompts)
     ]
     model = trainer.accelerator.unwrap_model(trainer.model)
     play_all(model, tokenizer, episodes, most=longest, places=len(episodes), temperature=trainer.temperature)
-    rewards = [each.workspace.reward() for each in episodes]
+    rewards = [episode.workspace.reward() for episode in episodes]
     figures = {
-        "solved": [float(each.solved) for each in rewards],
-        "calls": [float(each.workspace.calls) for each in episodes],
-        "failing_calls": [float(each.failures.total()) for each in episodes],
-        "tokens": [float(len(each.prompt_ids) + len(each.ids)) for each in episodes],
+        "solved": [float(reward.solved) for reward in rewards],
+        "calls": [float(episode.workspace.calls) for episode in episodes],
+        "failing_calls": [float(episode.failures.total()) for episode in episodes],
+        "tokens": [float(len(episode.prompt_ids) + len(episode.ids)) for episode in episodes],
     }
     metrics = trainer._metrics[trainer.mode()]
     for name, values in figures.items():
@@ -186,13 +189,13 @@ def rollouts(prompts: Sequence[Any], trainer: Any) -> dict[str, Any]:
     calls, number = trainer.sum_over(torch.tensor(counts, device=trainer.accelerator.device)).tolist()
     metrics["tools/call_frequency"].append(calls / number)
     return {
-        "prompt_ids": [each.prompt_ids for each in episodes],
-        "completion_ids": [each.ids[:longest] for each in episodes],
-        "env_mask": [each.sampled[:longest] for each in episodes],
+        "prompt_ids": [episode.prompt_ids for episode in episodes],
+        "completion_ids": [episode.ids[:longest] for episode in episodes],
+        "env_mask": [episode.sampled[:longest] for episode in episodes],
         "logprobs": None,
-        "messages": [each.messages for each in episodes],
+        "messages": [episode.messages for episode in episodes],
         "tools": [SCHEMAS for _ in episodes],
-        "files_worth": [each.value for each in rewards],
+        "files_worth": [reward.value for reward in rewards],
     }
 
 

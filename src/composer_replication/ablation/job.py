@@ -83,17 +83,17 @@ class Result:
     config_sha256: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        named = asdict(self)
-        named["spent"] = self.spent._asdict()
-        named["units"] = [{"unit": each.unit, "metrics": dict(each.metrics)} for each in self.units]
-        return named
+        record = asdict(self)
+        record["spent"] = self.spent._asdict()
+        record["units"] = [{"unit": unit.unit, "metrics": dict(unit.metrics)} for unit in self.units]
+        return record
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Result:
         """The result that `as_json` wrote."""
-        units = [Unit(str(each["unit"]), dict(each["metrics"])) for each in value["units"]]
-        known = {name: value[name] for name in ("arm", "seed", "world", "curve", "digests", "config_sha256")}
-        return cls(spent=Spent(**value["spent"]), units=units, **known)
+        units = [Unit(str(unit["unit"]), dict(unit["metrics"])) for unit in value["units"]]
+        fields = {name: value[name] for name in ("arm", "seed", "world", "curve", "digests", "config_sha256")}
+        return cls(spent=Spent(**value["spent"]), units=units, **fields)
 
 
 def write_job(job: Job) -> None:
@@ -149,9 +149,9 @@ def run_in(folder: Path) -> Result:
     descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
     try:
         lock(descriptor, exclusive=True)  # one that outlived its starter for a moment is waited for
-        known = read_result(folder)
-        if known is not None:
-            return known
+        earlier_result = read_result(folder)
+        if earlier_result is not None:
+            return earlier_result
         job = read_job(folder)
         result: Result = world_of(job.world).run_job(job)
         atomic_write_json(folder / RESULT, result.as_json())

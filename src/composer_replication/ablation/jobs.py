@@ -68,12 +68,12 @@ class Results:
     @property
     def missing(self) -> list[Place]:
         """Jobs of the plan that have neither a result nor failed."""
-        known = {Place(each.arm, each.seed) for each in (*self.results, *self.failed)}
-        places = (Place(arm, seed) for seed in self.frozen.experiment.seeds for arm in self.frozen.arms)
-        return [place for place in places if place not in known]
+        known_keys = {Place(outcome.arm, outcome.seed) for outcome in (*self.results, *self.failed)}
+        job_keys = (Place(arm, seed) for seed in self.frozen.experiment.seeds for arm in self.frozen.arms)
+        return [job_key for job_key in job_keys if job_key not in known_keys]
 
     def of_arm(self, arm: str) -> list[Result]:
-        return sorted((each for each in self.results if each.arm == arm), key=lambda each: each.seed)
+        return sorted((result for result in self.results if result.arm == arm), key=lambda result: result.seed)
 
 
 @dataclass(frozen=True)
@@ -90,13 +90,13 @@ def places_of(plan: Plan, *, only: Sequence[str] = (), seeds: Sequence[int] = ()
 
     The first jobs are of different seeds: what the jobs of a seed share is made by one of them, and the others wait.
     """
-    for name, asked, known in (("--only", only, plan.arms), ("--seeds", seeds, plan.seeds)):
-        for each in asked:
-            if each not in known:
-                expected = f"some of {', '.join(map(str, known))}"
-                raise InputError(explain(name, got=repr(each), expected=expected))
-    places = [Place(arm, seed) for seed in plan.seeds for arm in plan.arms if _is(arm, only) and _is(seed, seeds)]
-    return sorted(places, key=lambda place: place.arm != plan.experiment.baseline)
+    for name, requested_values, planned_values in (("--only", only, plan.arms), ("--seeds", seeds, plan.seeds)):
+        for value in requested_values:
+            if value not in planned_values:
+                expected = f"some of {', '.join(map(str, planned_values))}"
+                raise InputError(explain(name, got=repr(value), expected=expected))
+    job_keys = [Place(arm, seed) for seed in plan.seeds for arm in plan.arms if _is(arm, only) and _is(seed, seeds)]
+    return sorted(job_keys, key=lambda job_key: job_key.arm != plan.experiment.baseline)
 
 
 def _is(value: Any, asked: Sequence[Any]) -> bool:
@@ -107,7 +107,7 @@ def run_jobs(
     plan: Plan, folder: Path, places: Sequence[Place], *, workers: int = 1, listener: Listener | None = None
 ) -> Results:
     """Freeze the predictions, run the jobs that have no result yet, and keep results.json up to date with each."""
-    told, jobs = listener or Listener(), folder / "jobs"
+    observer, jobs = listener or Listener(), folder / "jobs"
     folder.mkdir(parents=True, exist_ok=True)
     with _held(folder):
         check_ready(plan, folder)
@@ -115,10 +115,10 @@ def run_jobs(
         jobs.mkdir(exist_ok=True)
         atomic_write_text(jobs / ".gitignore", "*\n")  # weights and logs are no part of what is committed
         failures: dict[Place, Failure] = {}
-        for place, failure in _run_all(plan, jobs, places, workers, told):
+        for job_key, failure in _run_all(plan, jobs, places, workers, observer):
             if failure is not None:
-                failures[place] = failure
-                told.failed(failure)
+                failures[job_key] = failure
+                observer.failed(failure)
             write_results(folder, frozen, failures)
         return write_results(folder, frozen, failures)
 
@@ -139,18 +139,20 @@ def _has_begun(folder: Path) -> bool:
 def _check_nothing_is_lost(folder: Path) -> None:
     """results.json is made of the jobs in the folder: without them, as in a clone, it would be emptied."""
     try:
-        places = [Place(each.arm, each.seed) for each in read_results(folder).results]
+        job_keys = [Place(result.arm, result.seed) for result in read_results(folder).results]
     except ArtefactNotFoundError:
         return
     except ArtefactCorruptError:
         if _has_begun(folder):
             return  # its jobs make it anew
         raise
-    lost = [each for each in places if not (_folder(folder / "jobs", each) / JOB).is_file()]
+    lost = [job_key for job_key in job_keys if not (_folder(folder / "jobs", job_key) / JOB).is_file()]
     if lost:
-        named = ", ".join(f"{place.arm} {place.seed}" for place in lost[:_NAMED]) + (", ..." if lost[_NAMED:] else "")
+        lost_names = ", ".join(f"{job_key.arm} {job_key.seed}" for job_key in lost[:_NAMED]) + (
+            ", ..." if lost[_NAMED:] else ""
+        )
         fix = "Run the plan in another folder: `-o FOLDER`. The table alone: `crf ablate --table -o FOLDER`."
-        got = f"results of {len(lost)} jobs that are not in jobs/ ({named})"
+        got = f"results of {len(lost)} jobs that are not in jobs/ ({lost_names})"
         raise RunError(
             explain(str(stored_path(folder / RESULTS)), got=got, expected="results of jobs that are here", fix=fix)
         )
@@ -160,21 +162,21 @@ def _run_all(
     plan: Plan, jobs: Path, places: Sequence[Place], workers: int, told: Listener
 ) -> Iterator[tuple[Place, Failure | None]]:
     """Each job as it ends; those that were done before are passed over."""
-    waiting = deque(place for place in places if not (_folder(jobs, place) / RESULT).is_file())
+    waiting = deque(job_key for job_key in places if not (_folder(jobs, job_key) / RESULT).is_file())
     total, running = len(places), dict[Place, subprocess.Popen[bytes]]()
     try:
         while waiting or running:
             while waiting and len(running) < workers:
-                place = waiting.popleft()
-                told.begins(place, total - len(waiting) - len(running) - 1, total)
-                running[place] = _start(_job(plan, jobs, place), workers)
-            ended = [place for place, process in running.items() if process.poll() is not None]
-            for place in ended:
-                _close(running.pop(place))
-                result = read_result(_folder(jobs, place))
+                job_key = waiting.popleft()
+                told.begins(job_key, total - len(waiting) - len(running) - 1, total)
+                running[job_key] = _start(_job(plan, jobs, job_key), workers)
+            ended = [job_key for job_key, process in running.items() if process.poll() is not None]
+            for job_key in ended:
+                _close(running.pop(job_key))
+                result = read_result(_folder(jobs, job_key))
                 if result is not None:
-                    told.done(place, result)
-                yield place, None if result is not None else _failure(jobs, place)
+                    told.done(job_key, result)
+                yield job_key, None if result is not None else _failure(jobs, job_key)
             if not ended:
                 time.sleep(_POLL_S)
     finally:
@@ -244,23 +246,27 @@ def _held(folder: Path) -> Iterator[None]:
 def write_results(folder: Path, frozen: Frozen, failures: dict[Place, Failure]) -> Results:
     """Every finished job of the arms, whatever was asked for this time; and what failed this time, in a line each."""
     order = list(frozen.arms)
-    known = [read_result(path.parent) for arm in order for path in (folder / "jobs" / arm).glob(f"*/{RESULT}")]
-    results = sorted((each for each in known if each), key=lambda each: (order.index(each.arm), each.seed))
-    made = Results(frozen=frozen, results=results, failed=_short(failures))
+    job_results = [read_result(path.parent) for arm in order for path in (folder / "jobs" / arm).glob(f"*/{RESULT}")]
+    results = sorted(
+        (result for result in job_results if result), key=lambda result: (order.index(result.arm), result.seed)
+    )
+    all_results = Results(frozen=frozen, results=results, failed=_short(failures))
     record = {
         **frozen.as_json(),
-        "results": [each.as_json() for each in results],
-        "failed": [each._asdict() for each in made.failed],
+        "results": [result.as_json() for result in results],
+        "failed": [failure._asdict() for failure in all_results.failed],
     }
     atomic_write_json(folder / RESULTS, record)
     packed_path(folder / RESULTS).unlink(missing_ok=True)  # it has become the older of the two
-    return made
+    return all_results
 
 
 def _short(failures: dict[Place, Failure]) -> list[Failure]:
     """The last line of each, without the folders that a path in it names: results are published."""
-    lines = {place: [_FOLDERS.sub("", line) for line in failures[place].last_lines[-1:]] for place in sorted(failures)}
-    return [failures[place]._replace(last_lines=lines[place]) for place in lines]
+    lines = {
+        job_key: [_FOLDERS.sub("", line) for line in failures[job_key].last_lines[-1:]] for job_key in sorted(failures)
+    }
+    return [failures[job_key]._replace(last_lines=lines[job_key]) for job_key in lines]
 
 
 def read_results(folder: Path) -> Results:
@@ -273,8 +279,8 @@ def read_results(folder: Path) -> Results:
     def make(value: Mapping[str, Any]) -> Results:
         return Results(
             frozen=Frozen.from_json(value, str(path)),
-            results=[Result.from_json(each) for each in value["results"]],
-            failed=[Failure(**each) for each in value["failed"]],
+            results=[Result.from_json(result) for result in value["results"]],
+            failed=[Failure(**failure) for failure in value["failed"]],
         )
 
     fix = "Where its jobs are, `crf ablate --config arms.toml` makes it anew; else put the file back as it was."

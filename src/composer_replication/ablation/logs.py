@@ -72,12 +72,12 @@ def run_job(job: Job) -> Result:
     config = replace(job.config, train=replace(job.config.train, run=str(run.root), output=None))
     folder = TrainingFolder.of(config)
     with _SharedWarmup(job, config, folder) as shared:
-        told = Progress(say=_say, on_step=lambda _step, _total: shared.leave())
-        trained = train(config, run, must_fit=False, progress=told)
+        progress = Progress(say=_say, on_step=lambda _step, _total: shared.leave())
+        trained = train(config, run, must_fit=False, progress=progress)
     if trained.saved is None:
         got = f"a training that {trained.stopped_by} ended"
         raise RunError(explain(str(job.folder), got=got, expected="all steps"))
-    evaluated = _evaluated(job, config, run, trained.saved, told)
+    evaluated = _evaluated(job, config, run, trained.saved, progress)
     warmup = _lines(folder.warmup / "metrics.jsonl") if trained.warmup_steps else []
     lines = [line for line in _lines(folder.metrics) if "loss/total" in line]
     result = Result(
@@ -102,14 +102,14 @@ def _evaluated(job: Job, config: CrfConfig, run: RunDir, trained: Path, told: Pr
     """The run evaluated; what the start weights say is scored by one job, and taken over by the others."""
     from composer_replication.steps.evaluate import evaluate
 
-    own, shared = job.folder / _SCORES, job.shared / _SCORES
-    if shared.is_file() and not own.exists():
-        shutil.copyfile(shared, own)  # no link: it is written to
-    record = evaluate(config, run, before=config.train.model, after=str(trained), progress=told, scores=own)
+    own_scores, shared = job.folder / _SCORES, job.shared / _SCORES
+    if shared.is_file() and not own_scores.exists():
+        shutil.copyfile(shared, own_scores)  # no link: it is written to
+    record = evaluate(config, run, before=config.train.model, after=str(trained), progress=told, scores=own_scores)
     if not shared.exists():
         shared.parent.mkdir(parents=True, exist_ok=True)
-        atomic_write_bytes(shared, own.read_bytes())
-    own.unlink()
+        atomic_write_bytes(shared, own_scores.read_bytes())
+    own_scores.unlink()
     return record
 
 
@@ -234,8 +234,8 @@ def session_units(run: RunDir) -> list[Unit]:
                 sums[value.session][name + suffix] += value.change["after"]
                 if number is not None:
                     sums[value.session][number + suffix] += 1
-    units = [Unit(_digest(session), dict(sorted(named.items()))) for session, named in sums.items()]
-    return sorted(units, key=lambda each: each.unit)
+    units = [Unit(_digest(session), dict(sorted(session_sums.items()))) for session, session_sums in sums.items()]
+    return sorted(units, key=lambda unit: unit.unit)
 
 
 def _digest(session: str) -> str:
@@ -248,5 +248,5 @@ def _lines(path: Path) -> list[Mapping[str, Any]]:
 
 def _point(line: Mapping[str, Any], warmup_steps: int) -> dict[str, float]:
     names = ("loss/total", "loss/lm_ce", "loss/sdpo_kl", "loss/trace_replay_dpo", "grad_norm")
-    known = {name: line[name] for name in names if isinstance(line.get(name), int | float)}
-    return {"step": warmup_steps + line["step"], **known}
+    metrics = {name: line[name] for name in names if isinstance(line.get(name), int | float)}
+    return {"step": warmup_steps + line["step"], **metrics}

@@ -43,7 +43,9 @@ def page_of(found: Results, plots: Iterable[str] = ()) -> str:
         *_section("Reached", ("arm", "curve", "to reach", "seeds that did", "rollouts or steps"), _reach_rows(found)),
         *_section("Spent by a job", ("arm", "seeds", *_SPENT, "budget"), _spent_rows(found, breaches)),
         *(line for path in plots for line in (f"![{path}]({path})", "")),
-        _HOW.format(number=sum(each.against is not None for each in figures), primary=found.frozen.experiment.primary),
+        _HOW.format(
+            number=sum(figure.against is not None for figure in figures), primary=found.frozen.experiment.primary
+        ),
     ]
     return "\n".join(lines) + "\n"
 
@@ -66,23 +68,23 @@ def as_json(found: Results) -> dict[str, Any]:
         "question": found.frozen.experiment.question,
         "primary": found.frozen.experiment.primary,
         "arms": {name: asdict(arm) for name, arm in found.frozen.arms.items()},
-        "figures": [_plain(each) for each in figures],
+        "figures": [_plain(figure) for figure in figures],
         "breaches": breaches_of(found),
-        "failed": [each._asdict() for each in found.failed],
-        "missing": [each._asdict() for each in found.missing],
+        "failed": [failure._asdict() for failure in found.failed],
+        "missing": [job._asdict() for job in found.missing],
     }
 
 
 def _plain(figure: Figure) -> dict[str, Any]:
-    named = figure._asdict()
-    return named | {key: each._asdict() for key, each in named.items() if isinstance(each, Interval)}
+    fields = figure._asdict()
+    return fields | {key: value._asdict() for key, value in fields.items() if isinstance(value, Interval)}
 
 
 def _about(found: Results) -> Iterator[str]:
     experiment = found.frozen.experiment
-    units = {len(each.units) for each in found.results}
+    units = {len(result.units) for result in found.results}
     number = f"{min(units)} to {max(units)}" if len(units) > 1 else f"{next(iter(units), 0)}"
-    seeds = sorted({each.seed for each in found.results})
+    seeds = sorted({result.seed for result in found.results})
     yield (
         f"World: {experiment.world}. {len(found.frozen.arms)} arms, seeds {', '.join(map(str, seeds)) or 'none yet'}, "
         f"{number} held-out units. Primary figure: {experiment.primary} ({experiment.primary_direction} is better)."
@@ -100,7 +102,7 @@ def _warnings(found: Results, breaches: Breaches) -> Iterator[str]:
     for failure in found.failed:
         yield f"- **Failed: {failure.arm}, seed {failure.seed}**: {_text(' '.join(failure.last_lines))}"
     if found.missing:
-        jobs = ", ".join(f"{place.arm} {place.seed}" for place in found.missing)
+        jobs = ", ".join(f"{job.arm} {job.seed}" for job in found.missing)
         yield f"- Not run yet: {jobs}."
     yield ""
 
@@ -121,14 +123,14 @@ def against_rows(
     found: Results, figures: Iterable[Figure], names: Sequence[str] | None = None
 ) -> Iterator[Sequence[str]]:
     """What was predicted in a word is said of the primary figure alone."""
-    for each in figures:
-        if each.against is None or (names is not None and each.metric not in names):
+    for figure in figures:
+        if figure.against is None or (names is not None and figure.metric not in names):
             continue
-        arm, is_primary = found.frozen.arms[each.arm], each.metric == found.frozen.experiment.primary
-        expected = arm.expect if each.against == found.frozen.experiment.baseline else arm.expect_control
-        said = (expected, _outcome(expected, each.verdict)) if expected and is_primary else ("", "")
-        ratio = "" if each.ratio is None else _shown(each.ratio, "")
-        yield each.arm, each.against, each.metric, _shown(each.value, "+"), ratio, each.verdict, *said
+        arm, is_primary = found.frozen.arms[figure.arm], figure.metric == found.frozen.experiment.primary
+        expected = arm.expect if figure.against == found.frozen.experiment.baseline else arm.expect_control
+        prediction = (expected, _outcome(expected, figure.verdict)) if expected and is_primary else ("", "")
+        ratio = "" if figure.ratio is None else _shown(figure.ratio, "")
+        yield figure.arm, figure.against, figure.metric, _shown(figure.value, "+"), ratio, figure.verdict, *prediction
 
 
 def _outcome(expected: str, verdict: str) -> str:
@@ -141,7 +143,7 @@ def _outcome(expected: str, verdict: str) -> str:
 
 
 def figure_rows(found: Results, figures: Sequence[Figure]) -> Iterator[Sequence[str]]:
-    alone = {(each.metric, each.arm): each.value for each in figures if each.against is None}
+    alone = {(figure.metric, figure.arm): figure.value for figure in figures if figure.against is None}
     for name in dict.fromkeys(metric for metric, _ in alone):
         values = (alone.get((name, arm)) for arm in found.frozen.arms)
         metric = found.frozen.metrics.get(name)
@@ -153,8 +155,8 @@ def _reach_rows(found: Results) -> Iterator[Sequence[str]]:
     for curve, value in found.frozen.experiment.reach.items():
         for arm in found.frozen.arms:
             results = found.of_arm(arm)
-            places = [_first(each.curve, curve, value) for each in results]
-            reached = [place for place in places if place is not None]
+            positions = [_first(result.curve, curve, value) for result in results]
+            reached = [position for position in positions if position is not None]
             if results:
                 mean = f"{fmean(reached):,.0f}" if reached else "never"
                 yield arm, curve, f"{value:g}", f"{len(reached)} of {len(results)}", mean
@@ -162,15 +164,20 @@ def _reach_rows(found: Results) -> Iterator[Sequence[str]]:
 
 def _first(points: Iterable[Mapping[str, float]], name: str, value: float) -> float | None:
     """Where a curve is first at least `value`: the rollouts by then, or the steps."""
-    return next((each.get("rollouts", each["step"]) for each in points if each.get(name, -1e300) >= value), None)
+    return next((point.get("rollouts", point["step"]) for point in points if point.get(name, -1e300) >= value), None)
 
 
 def _spent_rows(found: Results, breaches: Breaches) -> Iterator[Sequence[str]]:
     for name, arm in found.frozen.arms.items():
         results = found.of_arm(name)
         if results:
-            said = "**not equal**" if name in breaches else f"exempt: {arm.exempt}" if arm.exempt else "equal"
-            yield name, str(len(results)), *(f"{fmean(spent_by(results, each)):,.0f}" for each in _SPENT), said
+            verdict = "**not equal**" if name in breaches else f"exempt: {arm.exempt}" if arm.exempt else "equal"
+            yield (
+                name,
+                str(len(results)),
+                *(f"{fmean(spent_by(results, quantity)):,.0f}" for quantity in _SPENT),
+                verdict,
+            )
 
 
 def _section(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

@@ -133,7 +133,7 @@ def world_of(name: str) -> Any:
         module = import_module(f"composer_replication.ablation.{name}" if name in WORLDS else name)
     except (ImportError, ValueError) as error:
         raise ConfigError(explain("ablate.world", got=f"{name!r} ({error})", expected=expected)) from error
-    lacks = [each for each in ("Options", "METRICS", "run_job") if not hasattr(module, each)]
+    lacks = [attribute for attribute in ("Options", "METRICS", "run_job") if not hasattr(module, attribute)]
     if lacks:
         raise ConfigError(explain("ablate.world", got=f"{name!r} without {' and '.join(lacks)}", expected=expected))
     return module
@@ -159,17 +159,17 @@ def read_plan(path: Path, overrides: Sequence[str] = (), *, run: str | None = No
 
 
 def _arm(name: str, text: object, file: _File, options: type[Any], where: str, overrides: Sequence[str]) -> Arm:
-    place = f"{where}, [arms.{name}]"
+    location = f"{where}, [arms.{name}]"
     if not _NAME.fullmatch(name):
         got, expected = repr(name), "small letters, digits, - and _: it is the name of a folder"
-        raise ConfigError(explain(f"{place}: name", got=got, expected=expected))
-    read = from_tables(_ArmTable, [(_table(text, f"arms.{name}", where), place)])
+        raise ConfigError(explain(f"{location}: name", got=got, expected=expected))
+    read = from_tables(_ArmTable, [(_table(text, f"arms.{name}", where), location)])
     for key in ("about", "predict"):
         if not getattr(read, key).strip():
             fix = "A prediction that is written afterwards is none." if key == "predict" else ""
-            raise ConfigError(explain(f"{place}: {key}", got="nothing", expected="a sentence", fix=fix))
+            raise ConfigError(explain(f"{location}: {key}", got="nothing", expected="a sentence", fix=fix))
     tables = [(file.base, f"{where}, [base]"), (read.set, f"{where}, [arms.{name}.set]")]
-    told = [(file.world, f"{where}, [world]"), (read.world, f"{where}, [arms.{name}.world]")]
+    world_tables = [(file.world, f"{where}, [world]"), (read.world, f"{where}, [arms.{name}.world]")]
     return Arm(
         name=name,
         about=read.about,
@@ -179,7 +179,7 @@ def _arm(name: str, text: object, file: _File, options: type[Any], where: str, o
         control_of=read.control_of,
         exempt=read.exempt,
         config=tables_with_preset(tables, overrides),
-        options=asdict(from_tables(options, told)),
+        options=asdict(from_tables(options, world_tables)),
         settings=dict(nested_items({**read.set, **({"world": read.world} if read.world else {})})),
     )
 
@@ -204,7 +204,9 @@ def _check(plan: Plan, where: str) -> None:
     for arm in plan.arms.values():
         if arm.control_of is not None:
             _check_arm(
-                arm.control_of, [each for each in plan.arms if each != arm.name], f"{where}: arms.{arm.name}.control_of"
+                arm.control_of,
+                [other_name for other_name in plan.arms if other_name != arm.name],
+                f"{where}: arms.{arm.name}.control_of",
             )
 
 
@@ -217,6 +219,6 @@ def _check_primary(name: str, metrics: Mapping[str, Metric], where: str) -> None
 
 
 def _check_arm(name: str, arms: Iterable[str], where: str) -> None:
-    known = list(arms)
-    if name not in known:
-        raise ConfigError(explain(where, got=repr(name), expected=f"one of {', '.join(known)}"))
+    known_names = list(arms)
+    if name not in known_names:
+        raise ConfigError(explain(where, got=repr(name), expected=f"one of {', '.join(known_names)}"))

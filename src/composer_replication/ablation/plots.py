@@ -37,31 +37,33 @@ def write_plots(found: Results, folder: Path) -> list[str]:
     primary = found.frozen.experiment.primary
     figures = figures_of(found, {primary: found.frozen.metrics[primary]})
     drawn: dict[str, str] = {}
-    alone, against = ([each for each in figures if (each.against is None) == is_alone] for is_alone in (True, False))
+    alone, against = (
+        [figure for figure in figures if (figure.against is None) == is_alone] for is_alone in (True, False)
+    )
     if alone:
         drawn["primary"] = _intervals(alone, primary, zero=False)
     if against:
         drawn["differences"] = _intervals(against, f"{primary}: difference", zero=True)
-    for name in sorted({name for each in found.results for point in each.curve for name in point}):
+    for name in sorted({name for result in found.results for point in result.curve for name in point}):
         if name not in ("rollouts", "step"):
             drawn[f"curve-{name.replace('/', '-').replace(':', '-')}"] = _curves(found, name)
-    place = folder / FOLDER
-    place.mkdir(exist_ok=True)
-    for path in place.glob("*.svg"):
+    plots_folder = folder / FOLDER
+    plots_folder.mkdir(exist_ok=True)
+    for path in plots_folder.glob("*.svg"):
         if path.stem not in drawn:
             path.unlink()
     for name, text in drawn.items():
-        atomic_write_text(place / f"{name}.svg", text)
+        atomic_write_text(plots_folder / f"{name}.svg", text)
     return [f"{FOLDER}/{name}.svg" for name in drawn]
 
 
 def _intervals(figures: Sequence[Figure], label: str, *, zero: bool) -> str:
     def draw(axes: Axes) -> None:
-        names = [each.arm if each.against is None else f"{each.arm} - {each.against}" for each in figures]
-        for place, (each, colour) in enumerate(zip(reversed(figures), _cycle(len(figures))[::-1], strict=True)):
-            if each.value.low is not None and each.value.high is not None:
-                axes.plot([each.value.low, each.value.high], [place, place], color=colour, linewidth=2)
-            axes.plot([each.value.estimate], [place], "o", color=colour)
+        names = [figure.arm if figure.against is None else f"{figure.arm} - {figure.against}" for figure in figures]
+        for row, (figure, colour) in enumerate(zip(reversed(figures), _cycle(len(figures))[::-1], strict=True)):
+            if figure.value.low is not None and figure.value.high is not None:
+                axes.plot([figure.value.low, figure.value.high], [row, row], color=colour, linewidth=2)
+            axes.plot([figure.value.estimate], [row], "o", color=colour)
         if zero:
             axes.axvline(0, color="#888888", linewidth=1)
         axes.set_yticks(range(len(figures)), names[::-1])
@@ -73,7 +75,7 @@ def _intervals(figures: Sequence[Figure], label: str, *, zero: bool) -> str:
 
 def _curves(found: Results, name: str) -> str:
     """The mean over seeds of each arm, over rollouts where there are some, else over steps."""
-    over = "rollouts" if any("rollouts" in point for each in found.results for point in each.curve) else "step"
+    over = "rollouts" if any("rollouts" in point for result in found.results for point in result.curve) else "step"
 
     def draw(axes: Axes) -> None:
         for arm, colour in zip(found.frozen.arms, _cycle(len(found.frozen.arms)), strict=True):
@@ -83,9 +85,15 @@ def _curves(found: Results, name: str) -> str:
                     if name in point:
                         points[point.get(over, point.get("step", 0))].append(point[name])
             if points:
-                places = sorted(points)
-                marker = "o" if len(places) == 1 else None
-                axes.plot(places, [fmean(points[each]) for each in places], color=colour, label=arm, marker=marker)
+                positions = sorted(points)
+                marker = "o" if len(positions) == 1 else None
+                axes.plot(
+                    positions,
+                    [fmean(points[position]) for position in positions],
+                    color=colour,
+                    label=arm,
+                    marker=marker,
+                )
         axes.set_xlabel(over if over == "rollouts" else "steps")
         axes.set_ylabel(name)
         axes.legend(frameon=False, fontsize=8)

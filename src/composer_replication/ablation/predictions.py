@@ -53,17 +53,21 @@ class Frozen:
 
     def compared_with(self, name: str) -> list[str]:
         """The arms that this one is compared with: the baseline, then its controls."""
-        own = self.arms[name].control_of
-        controls = [other for other, arm in self.arms.items() if arm.control_of == name]
-        return [each for each in dict.fromkeys([self.experiment.baseline, *controls]) if each not in (name, own)]
+        controlled_arm = self.arms[name].control_of
+        controls = [other_name for other_name, arm in self.arms.items() if arm.control_of == name]
+        return [
+            candidate
+            for candidate in dict.fromkeys([self.experiment.baseline, *controls])
+            if candidate not in (name, controlled_arm)
+        ]
 
     def as_json(self) -> dict[str, Any]:
         return {
             "schema": _SCHEMA,
             "version": _VERSION,
             "experiment": _without_none(asdict(replace(self.experiment, run=None))),
-            "metrics": {name: _without_none(asdict(each)) for name, each in self.metrics.items()},
-            "arms": {name: asdict(each) for name, each in self.arms.items()},
+            "metrics": {name: _without_none(asdict(metric)) for name, metric in self.metrics.items()},
+            "arms": {name: asdict(arm) for name, arm in self.arms.items()},
         }
 
     @classmethod
@@ -71,8 +75,8 @@ class Frozen:
         check_schema(value, _SCHEMA, _VERSION)
         return cls(
             experiment=from_tables(Experiment, [(value["experiment"], where)]),
-            metrics={name: from_tables(Metric, [(each, where)]) for name, each in value["metrics"].items()},
-            arms={name: Prediction(**each) for name, each in value["arms"].items()},
+            metrics={name: from_tables(Metric, [(metric, where)]) for name, metric in value["metrics"].items()},
+            arms={name: Prediction(**arm) for name, arm in value["arms"].items()},
         )
 
 
@@ -103,8 +107,8 @@ def held_against(plan: Plan, folder: Path, *, has_begun: bool) -> Frozen:
     if has_begun and changes:
         fix = "What has begun keeps its predictions. Ask something else in another folder: `-o FOLDER`."
         raise StaleArtefactError(explain(str(path), got="; ".join(changes), expected=expected, fix=fix))
-    kept = {name: arm for name, arm in before.arms.items() if _same(arm, frozen.arms.get(name))}
-    return replace(frozen, arms={**frozen.arms, **kept})
+    kept_arms = {name: arm for name, arm in before.arms.items() if _same(arm, frozen.arms.get(name))}
+    return replace(frozen, arms={**frozen.arms, **kept_arms})
 
 
 def _changes(before: Frozen, after: Frozen) -> Iterator[str]:
@@ -130,15 +134,17 @@ def _same(before: Prediction, after: Prediction | None) -> bool:
 
 def _prediction(arm: Arm) -> Prediction:
     config = tomllib.loads(to_toml(arm.config))
-    for place in _PLACES:  # where weights and sessions lie is no setting: what they are, each result says
-        config["train"].pop(place, None)
-    known = {key: getattr(arm, key) for key in _PREDICTED}
-    digest = hashlib.sha256(encode([known, config, dict(arm.options)], where=arm.name)).hexdigest()
-    return Prediction(**known, about=arm.about, settings=dict(arm.settings), sha256=digest)
+    for option in _PLACES:  # where weights and sessions lie is no setting: what they are, each result says
+        config["train"].pop(option, None)
+    predicted_fields = {key: getattr(arm, key) for key in _PREDICTED}
+    digest = hashlib.sha256(encode([predicted_fields, config, dict(arm.options)], where=arm.name)).hexdigest()
+    return Prediction(**predicted_fields, about=arm.about, settings=dict(arm.settings), sha256=digest)
 
 
 def _without_none(value: Mapping[str, Any]) -> dict[str, Any]:
     """Unset options left out, as in TOML."""
     return {
-        key: _without_none(each) if isinstance(each, dict) else each for key, each in value.items() if each is not None
+        key: _without_none(child) if isinstance(child, dict) else child
+        for key, child in value.items()
+        if child is not None
     }

@@ -70,9 +70,9 @@ def read_record(path: Path, make: Callable[[Mapping[str, Any]], Record], *, expe
 
 def check_schema(value: Mapping[str, Any], schema: str, version: int) -> None:
     """ValueError, for `read_record`, where an object is of another schema or of none."""
-    known = value.get("schema"), value.get("version")
-    if known != (schema, version):
-        got = "an object without a schema" if known == (None, None) else f"{known[0]} {known[1]}"
+    header = value.get("schema"), value.get("version")
+    if header != (schema, version):
+        got = "an object without a schema" if header == (None, None) else f"{header[0]} {header[1]}"
         raise ValueError(f"got {got}, expected {schema} {version}")
 
 

@@ -55,11 +55,18 @@ def figures_of(found: Results, metrics: Mapping[str, Metric]) -> list[Figure]:
     figures: list[Figure] = []
     for name, metric in metrics.items():
         grids = {arm: _grid(found.of_arm(arm), name, metric) for arm in found.frozen.arms}
-        known = {arm: grid for arm, grid in grids.items() if grid is not None}
-        figures += [_alone(name, arm, grid) for arm, grid in known.items()]
-        pairs = [(arm, other) for arm in known for other in found.frozen.compared_with(arm) if other in known]
+        known_grids = {arm: grid for arm, grid in grids.items() if grid is not None}
+        figures += [_alone(name, arm, grid) for arm, grid in known_grids.items()]
+        pairs = [
+            (arm, other_arm)
+            for arm in known_grids
+            for other_arm in found.frozen.compared_with(arm)
+            if other_arm in known_grids
+        ]
         figures += [
-            figure for arm, other in pairs if (figure := _against(name, metric, arm, other, known[arm], known[other]))
+            figure
+            for arm, other_arm in pairs
+            if (figure := _against(name, metric, arm, other_arm, known_grids[arm], known_grids[other_arm]))
         ]
     return figures
 
@@ -69,7 +76,7 @@ def metrics_by_kind(found: Results) -> dict[str, Metric]:
     names = {name for result in found.results for unit in result.units for name in unit.metrics}
     by_kind: dict[str, Metric] = {}
     for name, metric in found.frozen.metrics.items():
-        for sum_name in sorted(each for each in names if each.startswith(f"{metric.of or name}:")):
+        for sum_name in sorted(candidate for candidate in names if candidate.startswith(f"{metric.of or name}:")):
             kind = sum_name.partition(":")[2]
             per = f"{metric.per}:{kind}" if metric.per and f"{metric.per}:{kind}" in names else metric.per
             options = {"times": metric.times, "better": metric.better}
@@ -79,17 +86,17 @@ def metrics_by_kind(found: Results) -> dict[str, Metric]:
 
 def _grid(results: Sequence[Result], name: str, metric: Metric) -> _Grid | None:
     """None where there is no such sum, or units differ between the seeds: then nothing is a pair."""
-    units = {tuple(sorted(unit.unit for unit in each.units)) for each in results}
-    if len(units) != 1 or not any((metric.of or name) in unit.metrics for each in results for unit in each.units):
+    units = {tuple(sorted(unit.unit for unit in result.units)) for result in results}
+    if len(units) != 1 or not any((metric.of or name) in unit.metrics for result in results for unit in result.units):
         return None
-    ordered = [sorted(each.units) for each in results]
+    ordered = [sorted(result.units) for result in results]
     of = np.array([[unit.metrics.get(metric.of or name, 0.0) for unit in row] for row in ordered], dtype=np.float64)
     per = np.ones_like(of)
     if metric.per is not None:
         per = np.array([[unit.metrics.get(metric.per, 0.0) for unit in row] for row in ordered], dtype=np.float64)
     if not per.sum():
         return None
-    return _Grid(tuple(each.seed for each in results), next(iter(units)), metric.times * of, per)
+    return _Grid(tuple(result.seed for result in results), next(iter(units)), metric.times * of, per)
 
 
 def _ratio(grid: _Grid) -> float:
@@ -131,12 +138,12 @@ def _interval(estimate: float, moves: Array, units: Sequence[str]) -> Interval:
     """The mean of the moves is 0: what is around it is what is around the estimate."""
     around = repeated_interval((estimate + moves).tolist(), units)
     shift = estimate - around.estimate  # rounding
-    low, high = (None if each is None else each + shift for each in (around.low, around.high))
+    low, high = (None if bound is None else bound + shift for bound in (around.low, around.high))
     return around._replace(estimate=estimate, low=low, high=high)
 
 
 def _exponential(value: Interval) -> Interval:
-    low, high = (None if each is None else math.exp(each) for each in (value.low, value.high))
+    low, high = (None if bound is None else math.exp(bound) for bound in (value.low, value.high))
     return value._replace(estimate=math.exp(value.estimate), low=low, high=high)
 
 

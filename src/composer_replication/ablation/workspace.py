@@ -29,7 +29,7 @@ from composer_replication.runs.journal import read_journal
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-KINDS = sorted({each.kind for each in MISTAKES.values() if each.kind})
+KINDS = sorted({mistake.kind for mistake in MISTAKES.values() if mistake.kind})
 METRICS = {
     "failing_calls": Metric(per="calls", times=100, better="down", label="failing calls of 100"),
     "solved": Metric(times=100, better="up", label="solved, %"),
@@ -103,7 +103,9 @@ def _train(job: Job, start: str) -> tuple[str, list[Mapping[str, Any]], int]:
         raise RunError(explain(str(job.folder), got=f"a training that {done.stopped_by} ended", expected="all steps"))
     rows: Any = read_journal(done.metrics).rows
     by_step: dict[int, Any] = {line["step"]: line for line in rows if "world/tokens" in line}
-    raised = [int(each.removeprefix("step ").partition(":")[0]) for each in done.alarms]  # "step 12: entropy fell ..."
+    raised = [
+        int(alarm.removeprefix("step ").partition(":")[0]) for alarm in done.alarms
+    ]  # "step 12: entropy fell ..."
     lines: list[Mapping[str, Any]] = [
         {**by_step[step], "world/alarms": float(sum(at <= step for at in raised))} for step in sorted(by_step)
     ]
@@ -127,8 +129,8 @@ def _point(line: Mapping[str, Any], rollouts: int) -> dict[str, float]:
     """A step's rollouts, before the step; the number is that of rollouts seen before them. Alarms are all so far."""
     step = line["step"] - 1
     failing = 100 * line["world/failing_calls"] / max(line["world/calls"], 1e-9)
-    known = {name: line[key] for key, name in _CURVE.items() if key in line}
-    return {"step": step, "rollouts": step * rollouts, "failing_calls": failing, **known}
+    figures = {name: line[key] for key, name in _CURVE.items() if key in line}
+    return {"step": step, "rollouts": step * rollouts, "failing_calls": failing, **figures}
 
 
 def _judged(job: Job, start: str, trained: str) -> tuple[list[Unit], dict[str, str]]:
@@ -141,14 +143,16 @@ def _judged(job: Job, start: str, trained: str) -> tuple[list[Unit], dict[str, s
     options: Mapping[str, Any] = job.options
     tokenizer: Any = load_tokenizer(trained)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    before, after = (load_model(each, what="model", dtype=torch.float32).eval().to(device) for each in (start, trained))
+    before, after = (
+        load_model(folder, what="model", dtype=torch.float32).eval().to(device) for folder in (start, trained)
+    )
     first = options["held_out_first"]
     episodes = [
         Episode(tokenizer, task, f"held out:{job.seed}:{task}") for task in range(first, first + options["held_out"])
     ]
     play_all(after, tokenizer, episodes, most=options["most_tokens"])
     moved = distances(before, after, episodes)
-    units = [_unit(episode, *each) for episode, each in zip(episodes, moved, strict=True)]
+    units = [_unit(episode, *sums) for episode, sums in zip(episodes, moved, strict=True)]
     return units, {"start": weights_digest(before), "trained": weights_digest(after)}
 
 
@@ -179,9 +183,9 @@ def distances(before: nn.Module, after: nn.Module, episodes: Sequence[Episode]) 
     sums: list[tuple[float, float]] = []
     for episode in episodes:
         ids = torch.tensor([episode.prompt_ids + episode.ids], device=device)
-        places = (torch.tensor(episode.sampled).nonzero().squeeze(1) + len(episode.prompt_ids) - 1).to(device)
+        positions = (torch.tensor(episode.sampled).nonzero().squeeze(1) + len(episode.prompt_ids) - 1).to(device)
         with torch.inference_mode():
-            now, then = (torch.log_softmax(_logits(model, ids, places), -1) for model in (after, before))
+            now, then = (torch.log_softmax(_logits(model, ids, positions), -1) for model in (after, before))
             sums.append((float(-(now.exp() * now).sum()), float((now.exp() * (now - then)).sum())))
     return sums
 

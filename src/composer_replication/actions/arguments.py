@@ -22,20 +22,20 @@ def canonical_arguments(
 ) -> dict[str, object]:
     """Arguments that are equal exactly where the calls do the same, as far as schema and tables can tell."""
     described = properties_of(schema)
-    known = {name: value for name, value in known_defaults(tool).items() if schema is None or name in described}
-    given = {
+    tool_defaults = {name: value for name, value in known_defaults(tool).items() if schema is None or name in described}
+    given_values = {
         name: value
         for name, value in arguments.items()
         if not is_label(tool, name) and not (value is None and _null_is_absent(tool, name, schema))
     }
-    defaults = {**known, **{name: each["default"] for name, each in described.items() if "default" in each}}
-    full = {**defaults, **given}
-    found = {
+    defaults = {**tool_defaults, **{name: entry["default"] for name, entry in described.items() if "default" in entry}}
+    full = {**defaults, **given_values}
+    values = {
         name: _canonical_parameter(tool, name, value, described.get(name, {}), cwd) for name, value in full.items()
     }
-    if tool == "Read" and found.get("offset") == 0:
-        found["offset"] = 1  # lines are counted from one, and nought is taken for the first
-    return found
+    if tool == "Read" and values.get("offset") == 0:
+        values["offset"] = 1  # lines are counted from one, and nought is taken for the first
+    return values
 
 
 def properties_of(schema: Schema | None) -> dict[str, Schema]:
@@ -44,7 +44,7 @@ def properties_of(schema: Schema | None) -> dict[str, Schema]:
     if not isinstance(properties, Mapping):
         return {}
     entries = cast("Mapping[str, Any]", properties).items()
-    return {name: cast("Schema", each) for name, each in entries if isinstance(each, Mapping)}
+    return {name: cast("Schema", entry) for name, entry in entries if isinstance(entry, Mapping)}
 
 
 def tool_schemas(tools: Tools | None) -> dict[str, Schema]:
@@ -53,14 +53,14 @@ def tool_schemas(tools: Tools | None) -> dict[str, Schema]:
         return {}
     if isinstance(tools, Mapping):
         return {name: schema for name, schema in tools.items() if isinstance(schema, Mapping)}
-    found: dict[str, Schema] = {}
+    schemas: dict[str, Schema] = {}
     for tool in tools:
         inner = tool.get("function", tool) if isinstance(tool, Mapping) else {}
         body = cast("Mapping[str, Any]", inner) if isinstance(inner, Mapping) else {}
         schema = next((body[key] for key in _SCHEMA_KEYS if isinstance(body.get(key), Mapping)), None)
         if isinstance(body.get("name"), str) and schema is not None:
-            found[body["name"]] = schema
-    return found
+            schemas[body["name"]] = schema
+    return schemas
 
 
 def canonical_value(value: object, schema: Schema | None = None) -> object:
@@ -71,13 +71,13 @@ def canonical_value(value: object, schema: Schema | None = None) -> object:
         return {"\0integer": hex(value)}  # Python refuses to print an integer of thousands of digits
     if isinstance(value, Mapping):
         described = properties_of(schema)
-        given = cast("Mapping[str, object]", value)
-        filled = {name: each["default"] for name, each in described.items() if "default" in each}
-        return {name: canonical_value(each, described.get(name)) for name, each in {**filled, **given}.items()}
+        members = cast("Mapping[str, object]", value)
+        filled = {name: entry["default"] for name, entry in described.items() if "default" in entry}
+        return {name: canonical_value(member, described.get(name)) for name, member in {**filled, **members}.items()}
     if isinstance(value, list | tuple):
         items = schema.get("items") if schema is not None else None
         inner = cast("Schema", items) if isinstance(items, Mapping) else None
-        return [canonical_value(each, inner) for each in cast("list[object]", value)]
+        return [canonical_value(element, inner) for element in cast("list[object]", value)]
     return value
 
 
@@ -85,8 +85,8 @@ def _canonical_parameter(tool: str, name: str, value: object, described: Schema,
     if is_path_parameter(tool, name, described):
         if isinstance(value, str):
             return normal_path(value, cwd)
-        if isinstance(value, list) and all(isinstance(each, str) for each in cast("list[object]", value)):
-            return [normal_path(each, cwd) for each in cast("list[str]", value)]
+        if isinstance(value, list) and all(isinstance(element, str) for element in cast("list[object]", value)):
+            return [normal_path(path, cwd) for path in cast("list[str]", value)]
     return canonical_value(value, described)
 
 

@@ -25,12 +25,12 @@ def tool_call(identity: str, name: str, arguments: object) -> ToolCall:
     Text that is no JSON object goes to `raw_arguments` as it is, never an exception. So does text with what no artefact
     could hold: NaN, infinite floats, integers beyond 64 bits, half characters, values nested beyond `MAX_DEPTH`.
     """
-    given, raw = arguments, None
-    if isinstance(given, str):
-        given, raw = _object_in(given)
-    elif given is not None and not isinstance(given, Mapping):
-        raw = json.dumps(given, ensure_ascii=False, default=str)
-    table = cast("Mapping[str, Any]", given) if isinstance(given, Mapping) and raw is None else {}
+    value, raw = arguments, None
+    if isinstance(value, str):
+        value, raw = _object_in(value)
+    elif value is not None and not isinstance(value, Mapping):
+        raw = json.dumps(value, ensure_ascii=False, default=str)
+    table = cast("Mapping[str, Any]", value) if isinstance(value, Mapping) and raw is None else {}
     if not is_flat_enough(table):
         expected = f"values nested at most {MAX_DEPTH} deep"
         raise InputError(explain(f"arguments of a call of {name!r}", got="deeper ones", expected=expected))

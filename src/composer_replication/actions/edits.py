@@ -88,24 +88,24 @@ def edit_operations(call: ToolCall, cwd: str | None) -> list[Operation] | None:
     """What a call does to files, step by step; None for a call that is no edit, or one not surely understood."""
     if call.raw_arguments is not None:
         return None
-    given = {name: value for name, value in call.arguments.items() if value is not None}
-    given = {name: value for name, value in given.items() if not is_label(call.name, name)}
-    base = normal_path(given["workdir"], cwd) if isinstance(given.get("workdir"), str) else cwd
-    found = _operations(plain_name(call.name), call, given)
-    return None if found is None else [_placed(each, base) for each in found]
+    arguments = {name: value for name, value in call.arguments.items() if value is not None}
+    arguments = {name: value for name, value in arguments.items() if not is_label(call.name, name)}
+    base = normal_path(arguments["workdir"], cwd) if isinstance(arguments.get("workdir"), str) else cwd
+    operations = _operations(plain_name(call.name), call, arguments)
+    return None if operations is None else [_placed(operation, base) for operation in operations]
 
 
 def changes_of(operations: list[Operation], files: Mapping[str, str]) -> Changes | None:
     """The files after all of them; None where one meets a file that is not known, or does not fit it."""
     if len(operations) == 1:
         return operations[0].applied(files)
-    known, changes = dict(files), Changes()
+    known_files, changes = dict(files), Changes()
     for operation in operations:
-        made = operation.applied(known)
-        if made is None:
+        operation_changes = operation.applied(known_files)
+        if operation_changes is None:
             return None
-        changes |= made
-        take_changes(known, made)
+        changes |= operation_changes
+        take_changes(known_files, operation_changes)
     return changes
 
 
@@ -152,9 +152,9 @@ def _commanded(given: dict[str, Any]) -> list[Operation] | None:
 
 def _replace_of(given: dict[str, Any]) -> list[Operation] | None:
     path, old, new = _one(given, PATH), _one(given, OLD_TEXT), _one(given, NEW_TEXT)
-    others = given.keys() - {*PATH, *OLD_TEXT, *NEW_TEXT, *EVERYWHERE}
+    other_names = given.keys() - {*PATH, *OLD_TEXT, *NEW_TEXT, *EVERYWHERE}
     everywhere = next((given[name] for name in EVERYWHERE if name in given), False)
-    if path is None or old is None or new is None or others or not isinstance(everywhere, bool):
+    if path is None or old is None or new is None or other_names or not isinstance(everywhere, bool):
         return None
     return [Replace(path, old, new, everywhere)]
 
@@ -163,13 +163,13 @@ def _list_edits(given: dict[str, Any]) -> list[Operation] | None:
     path, edits = _one(given, PATH), given.get("edits")
     if path is None or not isinstance(edits, list) or given.keys() - {*PATH, "edits"}:
         return None
-    found: list[Operation] = []
+    operations: list[Operation] = []
     for edit in cast("list[object]", edits):
         one = _replace_of({**cast("dict[str, Any]", edit), "path": path}) if isinstance(edit, dict) else None
         if one is None:
             return None
-        found += one
-    return found or None
+        operations += one
+    return operations or None
 
 
 def _shell_patch(call: ToolCall, given: dict[str, Any]) -> list[Operation] | None:
@@ -191,8 +191,8 @@ def _shell_patch(call: ToolCall, given: dict[str, Any]) -> list[Operation] | Non
 
 
 def _patches(text: str) -> list[Operation] | None:
-    found = read_patch(text)
-    return None if found is None else [*found]
+    patches = read_patch(text)
+    return None if patches is None else [*patches]
 
 
 def _one(given: dict[str, Any], names: tuple[str, ...]) -> str | None:

@@ -69,10 +69,10 @@ def _steps(calls: tuple[ToolCall, ...], context: ActionContext) -> list[str]:
     steps: list[str] = []
     changed: Changes = {}
     for call in calls:
-        made = _changes(call, context, files)
-        if made is not None:
-            changed |= made
-            take_changes(files, made)
+        call_changes = _changes(call, context, files)
+        if call_changes is not None:
+            changed |= call_changes
+            take_changes(files, call_changes)
             continue
         if changed:
             steps.append(_changes_key(changed))
@@ -105,17 +105,17 @@ def _call_key(call: ToolCall, context: ActionContext) -> object:
     if operations is not None and len(operations) == 1:
         # The same whatever the file holds, by whichever tool. Of several, some tools do all or nothing.
         return ["edit", type(operations[0]).__name__, astuple(operations[0])]
-    found = canonical_arguments(call.name, call.arguments, context.tools.get(call.name), context.cwd)
+    arguments = canonical_arguments(call.name, call.arguments, context.tools.get(call.name), context.cwd)
     key = command_parameter(call.name, call.arguments)
     if key is not None:
-        found[key] = _shell_key(call.arguments[key], _folder(found, context))
-    return ["call", call.name, found]
+        arguments[key] = _shell_key(call.arguments[key], _folder(arguments, context))
+    return ["call", call.name, arguments]
 
 
 def _folder(arguments: Mapping[str, object], context: ActionContext) -> str | None:
     """Where a command runs: the folder the call names, else where the shell stands."""
-    named = next((arguments[name] for name in _WORKDIR if isinstance(arguments.get(name), str)), None)
-    return str(named) if named is not None and named != context.cwd else context.shell_folder
+    workdir = next((arguments[name] for name in _WORKDIR if isinstance(arguments.get(name), str)), None)
+    return str(workdir) if workdir is not None and workdir != context.cwd else context.shell_folder
 
 
 def _shell_key(command: object, folder: str | None) -> object:
@@ -143,7 +143,7 @@ def only_looks_at(call: ToolCall) -> bool:
 
 def _is_misspelled(name: str, context: ActionContext) -> bool:
     """A tool that is not offered while one of the same letters in another case is."""
-    return name not in context.tools and any(name.lower() == each.lower() for each in context.tools)
+    return name not in context.tools and any(name.lower() == tool.lower() for tool in context.tools)
 
 
 def _dumped(value: object) -> str:

@@ -54,10 +54,10 @@ def message_calls(
 ) -> tuple[ToolCall, ...]:
     """The calls of a message; `new_id` names the one of a number that has no id, and what is no call is an error."""
     calls: list[ToolCall] = []
-    for number, (place, entry, identity, name, arguments) in enumerate(written_calls(message)):
+    for number, (position, entry, identity, name, arguments) in enumerate(written_calls(message)):
         if not isinstance(name, str):
             got = f"keys {sorted(map(str, entry))}" if isinstance(entry, Mapping) else type(entry).__name__
-            raise InputError(explain(f"{place} of {where}", got=got, expected=_CALL_SHAPES))
+            raise InputError(explain(f"{position} of {where}", got=got, expected=_CALL_SHAPES))
         calls.append(tool_call(identity if isinstance(identity, str) and identity else new_id(number), name, arguments))
     return tuple(calls)
 

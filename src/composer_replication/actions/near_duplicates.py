@@ -34,13 +34,13 @@ State = tuple[Sketch, Sketch]
 
 def states_of(conversation: Conversation) -> Iterator[tuple[str, State]]:
     """Each turn of the model, by its id, with what stands before it."""
-    asked, last = sketch(()), list[Sketch]()
+    request, last = sketch(()), list[Sketch]()
     for turn in conversation.turns:
         if turn.role == "assistant" and turn.origin == "model":
-            yield turn.id, (asked, _smallest({each for message in last for each in message}))
+            yield turn.id, (request, _smallest({digest for message in last for digest in message}))
         message = sketch(_texts(turn))
         last = [*last, message][-_LAST:]
-        asked = message if turn.origin == "human" else asked
+        request = message if turn.origin == "human" else request
 
 
 def _texts(turn: Turn) -> Iterator[str]:
@@ -61,7 +61,7 @@ def likeness(one: Sketch, other: Sketch) -> float:
     """Jaccard's, between 0 and 1: of the smallest hashes of both together, the share that both have."""
     first, second = set(one), set(other)
     smallest = sorted(first | second)[:_SKETCH]
-    return sum(each in first and each in second for each in smallest) / len(smallest) if smallest else 1.0
+    return sum(digest in first and digest in second for digest in smallest) / len(smallest) if smallest else 1.0
 
 
 class StateIndex:
@@ -74,24 +74,24 @@ class StateIndex:
         self._alike: dict[bytes, frozenset[int]] = {}
 
     def add(self, state: State) -> None:
-        asked, last = state
-        key = bytes(array("I", asked))
+        request, last = state
+        key = bytes(array("I", request))
         if key not in self._numbers:
-            self._numbers[key] = self._requests.add(asked)
+            self._numbers[key] = self._requests.add(request)
             self._alike.clear()
         self._asked.append(self._numbers[key])
         self._ends.add(last)
 
     def has(self, state: State) -> bool:
         """Whether a state is a near-duplicate of one that was added."""
-        asked, last = state
-        key = bytes(array("I", asked))
+        request, last = state
+        key = bytes(array("I", request))
         if key not in self._alike:  # once for all states below a request
-            found = self._requests.alike(asked) if asked else (self._numbers.get(key, -1),)
-            self._alike[key] = frozenset(found)
+            matches = self._requests.alike(request) if request else (self._numbers.get(key, -1),)
+            self._alike[key] = frozenset(matches)
         requests = self._alike[key]
-        found = self._ends.alike(last, among=lambda number: self._asked[number] in requests)
-        return next(found, None) is not None
+        matches = self._ends.alike(last, among=lambda number: self._asked[number] in requests)
+        return next(matches, None) is not None
 
 
 class _SketchIndex:
@@ -108,8 +108,8 @@ class _SketchIndex:
         self._places: array[int] | None = None
 
     def add(self, added: Sketch) -> int:
-        for each in added:
-            self._often[each >> (32 - _BUCKET_BITS)] += 1
+        for digest in added:
+            self._often[digest >> (32 - _BUCKET_BITS)] += 1
         self._places = None
         self._sketches.append(added)
         return len(self._sketches) - 1
@@ -122,17 +122,21 @@ class _SketchIndex:
 
     def _candidates(self, asked: Sketch) -> Iterator[int]:
         if self._places is None:
-            every = (each << 32 | at for at, known in enumerate(self._sketches) for each in self._rarest(known))
+            every = (
+                digest << 32 | at
+                for at, known_sketch in enumerate(self._sketches)
+                for digest in self._rarest(known_sketch)
+            )
             self._places = array("Q", sorted(every))
-        for each in self._rarest(asked):
-            at = bisect_left(self._places, each << 32)
-            while at < len(self._places) and self._places[at] >> 32 == each:
+        for digest in self._rarest(asked):
+            at = bisect_left(self._places, digest << 32)
+            while at < len(self._places) and self._places[at] >> 32 == digest:
                 yield self._places[at] & 0xFFFFFFFF
                 at += 1
 
     def _rarest(self, known: Sketch) -> Sequence[int]:
         number = len(known) - math.ceil(ALIKE * len(known) - _ROUNDING) + 1 if known else 0
-        return sorted(known, key=lambda each: (self._often[each >> (32 - _BUCKET_BITS)], each))[:number]
+        return sorted(known, key=lambda digest: (self._often[digest >> (32 - _BUCKET_BITS)], digest))[:number]
 
 
 def _smallest(hashes: set[int]) -> Sketch:
@@ -140,7 +144,7 @@ def _smallest(hashes: set[int]) -> Sketch:
 
 
 def _blurred(word: str) -> str:
-    return "#" if any(each in "/\\" or each.isdigit() for each in word) else word
+    return "#" if any(character in "/\\" or character.isdigit() for character in word) else word
 
 
 def _hash(first: str, second: str, again: int) -> int:

@@ -37,21 +37,21 @@ class ParsedAction(NamedTuple):
 
 def parse_action_text(text: str) -> ParsedAction:
     """Calls, text and thinking of an action; ids of calls are not in the text and are made up."""
-    found = _Blocks()
+    blocks = _Blocks()
     at = 0  # where the next block begins
     for mark, call in _marked(text):
         if mark < at:
             continue
-        found.add_text(text[at : mark - 1] if mark > at else None, call_follows=call is not None)
+        blocks.add_text(text[at : mark - 1] if mark > at else None, call_follows=call is not None)
         if call is None:
-            found.open_thinking()
+            blocks.open_thinking()
             at = mark + len(_THINKING)
         else:
-            found.add_call(call)
+            blocks.add_call(call)
             at = call.end + 1
-    found.add_text(text[at:] if at <= len(text) else None, call_follows=False)
+    blocks.add_text(text[at:] if at <= len(text) else None, call_follows=False)
     return ParsedAction(
-        Action(text="\n".join(found.texts), calls=tuple(found.calls)), "\n".join(found.thoughts), found.blocks
+        Action(text="\n".join(blocks.texts), calls=tuple(blocks.calls)), "\n".join(blocks.thoughts), blocks.blocks
     )
 
 
@@ -78,31 +78,31 @@ class _Call(NamedTuple):
 
 def _marked(text: str) -> list[tuple[int, _Call | None]]:
     """Where marked blocks begin: a call with its end, or None for thinking. A mark that opens no call is plain text."""
-    found: list[tuple[int, _Call | None]] = []
+    blocks: list[tuple[int, _Call | None]] = []
     marks = [match.start() for match in _MARK.finditer(text)]
     for number, start in enumerate(marks):
         if text.startswith(_THINKING, start):
-            found.append((start, None))
+            blocks.append((start, None))
             continue
         after = marks[number + 1] - 1 if number + 1 < len(marks) else len(text)
         call = _call_at(text, start, after)
         if call is not None:
-            found.append((start, call))
-    return found
+            blocks.append((start, call))
+    return blocks
 
 
 def _call_at(text: str, start: int, next_mark: int) -> _Call | None:
     match = _CALL.match(text, start)
     if match is None:
         return None
-    name, given = match["name"], match["input"]
+    name, input_text = match["name"], match["input"]
     try:
-        json_value(given)
+        json_value(input_text)
     except ValueError:
-        is_broken_object = given.startswith("{")
+        is_broken_object = input_text.startswith("{")
         raw = text[match.start("input") : next_mark]
         return _Call(name, raw, next_mark) if is_broken_object else None
-    return _Call(name, given, match.end())
+    return _Call(name, input_text, match.end())
 
 
 @dataclass(slots=True)

@@ -63,8 +63,8 @@ class FilePatch:
         changed = _with_hunks(text, self.hunks)
         if changed is None or (self.target != self.path and self.target in files):
             return None
-        gone: dict[str, str | None] = {self.path: None} if self.target != self.path else {}
-        return gone | {self.target: changed}
+        removed_file: dict[str, str | None] = {self.path: None} if self.target != self.path else {}
+        return removed_file | {self.target: changed}
 
 
 def read_patch(text: str) -> list[FilePatch] | None:
@@ -78,15 +78,15 @@ def read_patch(text: str) -> list[FilePatch] | None:
 def _read_codex(lines: list[str]) -> list[FilePatch] | None:
     if lines[0].strip() != _BEGIN or lines[-1].strip() != _END:
         return None
-    found: list[FilePatch] = []
+    patches: list[FilePatch] = []
     for line in lines[1:-1]:
         section = _SECTION.fullmatch(line.rstrip())
         if section:
             path = section[2].strip()
-            found.append(FilePatch(section[1].lower(), path, path))
-        elif not found or not _take_codex(found[-1], line):
+            patches.append(FilePatch(section[1].lower(), path, path))
+        elif not patches or not _take_codex(patches[-1], line):
             return None
-    return found or None
+    return patches or None
 
 
 def _take_codex(patch: FilePatch, line: str) -> bool:
@@ -114,7 +114,7 @@ def _take_codex(patch: FilePatch, line: str) -> bool:
 
 
 def _read_unified(lines: list[str]) -> list[FilePatch] | None:
-    found: list[FilePatch] = []
+    patches: list[FilePatch] = []
     at = 0
     while at < len(lines):
         line = lines[at]
@@ -122,10 +122,10 @@ def _read_unified(lines: list[str]) -> list[FilePatch] | None:
             patch = _unified_file(line[4:], lines[at + 1][4:])
             if patch is None:
                 return None
-            found.append(patch)
+            patches.append(patch)
             at += 2
-        elif (head := _HUNK.match(line)) and found:
-            end = _take_hunk(lines, at + 1, head, found[-1])
+        elif (head := _HUNK.match(line)) and patches:
+            end = _take_hunk(lines, at + 1, head, patches[-1])
             if end is None:
                 return None
             at = end
@@ -133,7 +133,7 @@ def _read_unified(lines: list[str]) -> list[FilePatch] | None:
             at += 1
         else:
             return None
-    return found if found and all(patch.hunks for patch in found) else None
+    return patches if patches and all(patch.hunks for patch in patches) else None
 
 
 def _unified_file(old: str, new: str) -> FilePatch | None:
@@ -168,21 +168,21 @@ def _with_hunks(text: str, hunks: list[Hunk]) -> str | None:
     result: list[str] = []
     cursor = 0
     for hunk in hunks:
-        place = _place_of(hunk, lines, cursor)
-        if place is None:
+        start = _place_of(hunk, lines, cursor)
+        if start is None:
             return None
-        result += [*lines[cursor:place], *hunk.new]
-        cursor = place + len(hunk.old)
+        result += [*lines[cursor:start], *hunk.new]
+        cursor = start + len(hunk.old)
     return "\n".join([*result, *lines[cursor:]]) + "\n"
 
 
 def _place_of(hunk: Hunk, lines: list[str], cursor: int) -> int | None:
     if hunk.at is not None:
-        named = hunk.at - 1 if hunk.old else hunk.at
-        if named >= cursor and lines[named : named + len(hunk.old)] == hunk.old and named <= len(lines):
-            return named
-        places = _places(hunk.old, lines, cursor) if hunk.old else []
-        return places[0] if len(places) == 1 else None
+        start = hunk.at - 1 if hunk.old else hunk.at
+        if start >= cursor and lines[start : start + len(hunk.old)] == hunk.old and start <= len(lines):
+            return start
+        starts = _places(hunk.old, lines, cursor) if hunk.old else []
+        return starts[0] if len(starts) == 1 else None
     if hunk.header:
         above = next((number for number in range(cursor, len(lines)) if lines[number].strip() == hunk.header), None)
         if above is None:
@@ -193,18 +193,18 @@ def _place_of(hunk: Hunk, lines: list[str], cursor: int) -> int | None:
     last = len(lines) - len(hunk.old)
     if hunk.ends_file and last >= cursor and lines[last:] == hunk.old:
         return last
-    places = _places(hunk.old, lines, cursor)
-    return places[0] if places else None
+    starts = _places(hunk.old, lines, cursor)
+    return starts[0] if starts else None
 
 
 def _places(wanted: list[str], lines: list[str], cursor: int) -> list[int]:
     """Where the lines stand, the first two of them: more are not asked for."""
-    found: list[int] = []
+    starts: list[int] = []
     if len(wanted) * len(lines) > _MAX_WORK:
-        return found
-    for place in range(cursor, len(lines) - len(wanted) + 1):
-        if lines[place] == wanted[0] and lines[place : place + len(wanted)] == wanted:
-            found.append(place)
-            if len(found) > 1:
+        return starts
+    for start in range(cursor, len(lines) - len(wanted) + 1):
+        if lines[start] == wanted[0] and lines[start : start + len(wanted)] == wanted:
+            starts.append(start)
+            if len(starts) > 1:
                 break
-    return found
+    return starts

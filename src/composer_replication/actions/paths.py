@@ -52,9 +52,9 @@ def is_path_parameter(tool: str, name: str, described: Mapping[str, Any]) -> boo
 
 
 def _windows_path(path: str, base: str | None) -> str:
-    given = path.replace("\\", "/")
-    is_absolute = _DRIVE.match(path) is not None or given.startswith("/")
-    joined = given if is_absolute or base is None else f"{base}/{given}".replace("\\", "/")
+    slashed_path = path.replace("\\", "/")
+    is_absolute = _DRIVE.match(path) is not None or slashed_path.startswith("/")
+    joined = slashed_path if is_absolute or base is None else f"{base}/{slashed_path}".replace("\\", "/")
     return _collapsed(joined[:1].upper() + joined[1:] if joined[1:2] == ":" else joined)
 
 

@@ -55,19 +55,19 @@ def _word(word: str) -> str:
 
 def _without_emphasis(text: str) -> str:
     """Without the asterisks that open and close an emphasis; a lone one, as in `*.py` or `2 * 3`, stays."""
-    kept = list[str]()
-    open_at: dict[str, int] = {}  # stars of a run -> where in `kept` the run that may open an emphasis stands
+    pieces = list[str]()
+    open_at: dict[str, int] = {}  # stars of a run -> where in `pieces` the run that may open an emphasis stands
     cursor = 0
     for run in _STARS.finditer(text):
-        kept.append(text[cursor : run.start()])
+        pieces.append(text[cursor : run.start()])
         cursor, stars = run.end(), run.group()
         before, after = text[run.start() - 1 : run.start()], text[cursor : cursor + 1]
         closes = bool(before) and not before.isspace() and not after.isalnum()
         if closes and stars in open_at and len(stars) <= 3:
-            kept[open_at[stars]] = ""
+            pieces[open_at[stars]] = ""
             open_at.clear()  # emphasis does not cross another one
             continue
         if (after.isalnum() or (after and after in _MAY_OPEN)) and not before.isalnum():
-            open_at[stars] = len(kept)
-        kept.append(stars)
-    return "".join([*kept, text[cursor:]])
+            open_at[stars] = len(pieces)
+        pieces.append(stars)
+    return "".join([*pieces, text[cursor:]])

@@ -61,9 +61,9 @@ def _written_calls(text: str) -> Action | None:
         remarks = first + "".join(after for _, _, after in bodies)
         calls = _calls_in([body for body, _, _ in bodies]) if all(end for _, end, _ in bodies) else None
     elif "```" in text:
-        found, remarks = _fenced(text)
-        is_json = bool(found) and all(mark in _JSON_MARKS for mark, _ in found)
-        calls = _calls_in([body for _, body in found]) if is_json else None
+        fences, remarks = _fenced(text)
+        is_json = bool(fences) and all(mark in _JSON_MARKS for mark, _ in fences)
+        calls = _calls_in([body for _, body in fences]) if is_json else None
     else:
         remarks = ""
         calls = _calls_in([text]) if text.lstrip().startswith(("{", "[")) else None
@@ -72,7 +72,7 @@ def _written_calls(text: str) -> Action | None:
 
 def _fenced(text: str) -> tuple[list[tuple[str, str]], str]:
     """(mark, body) of every fenced block, and what stands around them."""
-    found: list[tuple[str, str]] = []
+    fences: list[tuple[str, str]] = []
     remarks: list[str] = []
     inside: list[str] | None = None
     mark = ""
@@ -81,13 +81,13 @@ def _fenced(text: str) -> tuple[list[tuple[str, str]], str]:
         if is_fence and inside is None:
             inside, mark = [], line.strip().removeprefix("```").strip().lower()
         elif line.strip() == "```" and inside is not None:
-            found.append((mark, "\n".join(inside)))
+            fences.append((mark, "\n".join(inside)))
             inside = None
         else:
             (remarks if inside is None else inside).append(line)
     if inside is not None:
         remarks.append("```")  # one that does not end
-    return found, "\n".join(remarks)
+    return fences, "\n".join(remarks)
 
 
 def _calls_in(texts: list[str]) -> tuple[ToolCall, ...] | None:
@@ -98,8 +98,8 @@ def _calls_in(texts: list[str]) -> tuple[ToolCall, ...] | None:
             value = json_value(text)
         except ValueError:
             return None
-        for each in cast("list[object]", value) if isinstance(value, list) and value else [value]:
-            call = _call_of_object(each, len(calls))
+        for entry in cast("list[object]", value) if isinstance(value, list) and value else [value]:
+            call = _call_of_object(entry, len(calls))
             if call is None:
                 return None
             calls.append(call)
@@ -112,10 +112,10 @@ def _call_of_object(value: object, number: int) -> ToolCall | None:
     if isinstance(body.get("function"), dict) and body.keys() <= {"function", "id", "type"}:
         body = cast("dict[str, Any]", body["function"])
     names = [body[key] for key in _NAME_KEYS if isinstance(body.get(key), str) and body[key]]
-    given = [body[key] for key in _ARGUMENT_KEYS if key in body]
-    if len(names) != 1 or len(given) != 1 or not body.keys() <= _AROUND:
+    argument_values = [body[key] for key in _ARGUMENT_KEYS if key in body]
+    if len(names) != 1 or len(argument_values) != 1 or not body.keys() <= _AROUND:
         return None
-    arguments = given[0]
+    arguments = argument_values[0]
     is_schema = isinstance(arguments, dict) and isinstance(arguments.get("properties"), dict) and "type" in arguments
     if is_schema or not isinstance(arguments, dict | str):
         return None

@@ -108,8 +108,8 @@ class SessionState:
 
     def has_shown_text(self, path: str, text: str) -> bool:
         """Whether this text stood in the file, as far as the session has shown it or written it itself."""
-        known = self.texts.get(path)
-        return known is not None and known.count(text) > 0
+        file_text = self.texts.get(path)
+        return file_text is not None and file_text.count(text) > 0
 
     @property
     def texts(self) -> FileTexts:
@@ -163,8 +163,8 @@ class SessionState:
     @property
     def shell_moved(self) -> bool:
         """Whether the shell may stand elsewhere than where the session began."""
-        shown = self._files_so_far()
-        return shown.folder != shown.cwd
+        files = self._files_so_far()
+        return files.folder != files.cwd
 
     def was_in_a_command(self, path: str) -> bool:
         """Whether a shell command named the file, which does not count as reading it."""

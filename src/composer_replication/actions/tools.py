@@ -145,7 +145,7 @@ def command_text(tool: str, arguments: Mapping[str, Any]) -> str:
         if isinstance(value, str) and value:
             return value
         if isinstance(value, list | tuple) and value:
-            return " ".join(str(each) for each in value)
+            return " ".join(str(word) for word in value)
     return ""
 
 

@@ -70,7 +70,7 @@ def recut_blocks(turn: Turn, text: str, thinking: str) -> dict[str, Any]:
     }
     if new["text"] is None or new["thinking"] is None:
         return rest | ({TEXT_AFTER_CALL: True} if text_follows_call(turn) else {})
-    sizes = {kind: iter(each or ()) for kind, each in new.items()}
+    sizes = {kind: iter(lengths or ()) for kind, lengths in new.items()}
     return rest | {"blocks": [[kind, next(sizes[kind])] if kind in sizes else [kind, size] for kind, size in blocks]}
 
 
@@ -78,7 +78,7 @@ def _recut(old: str, new: str, blocks: list[Any], kind: str) -> list[int] | None
     if old.count("\n") != new.count("\n"):
         return None
     pieces, lines, sizes = _Pieces(old), iter(new.split("\n")), list[int]()
-    for num_newlines in (pieces.take(size).count("\n") for each, size in blocks if each == kind):
+    for num_newlines in (pieces.take(size).count("\n") for block_kind, size in blocks if block_kind == kind):
         sizes.append(len("\n".join(next(lines) for _ in range(num_newlines + 1))))
     return sizes
 
@@ -86,8 +86,8 @@ def _recut(old: str, new: str, blocks: list[Any], kind: str) -> list[int] | None
 def action_text_without_thinking(turn: Turn) -> str:
     """The same without what the turn thought."""
     blocks: Any = turn.extra.get("blocks")
-    kept = [block for block in blocks if block[0] != "thinking"] if _fits(blocks, turn) else None
-    return action_text(replace(turn, thinking="", extra={**turn.extra, "blocks": kept}))
+    kept_blocks = [block for block in blocks if block[0] != "thinking"] if _fits(blocks, turn) else None
+    return action_text(replace(turn, thinking="", extra={**turn.extra, "blocks": kept_blocks}))
 
 
 def text_of(action: Action) -> str:
@@ -117,7 +117,7 @@ def _fits(blocks: Any, turn: Turn) -> bool:
     """Whether a layout cuts this turn's texts where they were joined and names each call once: logs can be forged."""
     if not isinstance(blocks, list) or not all(_is_block(block) for block in cast("list[Any]", blocks)):
         return False
-    sizes = {kind: [size for each, size in blocks if each == kind] for kind in _BLOCK_KINDS}
+    sizes = {kind: [size for block_kind, size in blocks if block_kind == kind] for kind in _BLOCK_KINDS}
     return (
         _is_joined(turn.text, sizes["text"])
         and _is_joined(turn.thinking, sizes["thinking"])

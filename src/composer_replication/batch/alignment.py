@@ -42,12 +42,12 @@ class Sequences:
     def above(self, other: Sequences) -> Sequences:
         """Both batches as one. Right padding lies behind every real token, so causal attention needs no mask for it."""
         width = max(self.width, other.width)
-        ids = torch.cat([widened(each.input_ids, width) for each in (self, other)])
+        ids = torch.cat([widened(batch.input_ids, width) for batch in (self, other)])
         if self.attention_mask is None and other.attention_mask is None:
             return Sequences(ids)
         masks = [
-            torch.ones_like(each.input_ids, dtype=torch.bool) if each.attention_mask is None else each.attention_mask
-            for each in (self, other)
+            torch.ones_like(batch.input_ids, dtype=torch.bool) if batch.attention_mask is None else batch.attention_mask
+            for batch in (self, other)
         ]
         return Sequences(ids, torch.cat([widened(mask, width) for mask in masks]))
 
@@ -63,10 +63,10 @@ def token_mask(mask: Tensor, shape: torch.Size, name: str) -> Tensor:
     if mask.dtype == torch.bool:
         return mask
     counted = mask == 1
-    other = ~(counted | (mask == 0) | (mask == IGNORE_INDEX))
-    if bool(other.any()):
+    invalid = ~(counted | (mask == 0) | (mask == IGNORE_INDEX))
+    if bool(invalid.any()):
         expected = f"1 on tokens that count, 0 or {IGNORE_INDEX} elsewhere"
-        raise InputError(explain(f"{name} values", got=mask[other][0].item(), expected=expected))
+        raise InputError(explain(f"{name} values", got=mask[invalid][0].item(), expected=expected))
     return counted
 
 
@@ -84,16 +84,16 @@ def check_alignment(student: Sequences, student_rows: Tensor, teacher: Sequences
     if len(student_rows) != len(teacher_rows):
         lengths = (len(student_rows), len(teacher_rows))
         raise ShapeError(explain("sdpo index pairs", got=lengths, expected="equal lengths"))
-    wanted, offered = student.next_tokens(student_rows), teacher.next_tokens(teacher_rows)
-    differs = (wanted != offered).nonzero()[:, 0]
+    targets, offered = student.next_tokens(student_rows), teacher.next_tokens(teacher_rows)
+    differs = (targets != offered).nonzero()[:, 0]
     if differs.numel():
         n = int(differs[0])
         where = f"student {divmod(int(student_rows[n]), student.width)}"
         where += f" and teacher {divmod(int(teacher_rows[n]), teacher.width)}"
         raise AlignmentError(
             explain(
-                f"index pair {n}: {where} predict different tokens ({differs.numel()} of {len(wanted)} pairs do)",
-                got=f"token ids {int(wanted[n])} and {int(offered[n])}",
+                f"index pair {n}: {where} predict different tokens ({differs.numel()} of {len(targets)} pairs do)",
+                got=f"token ids {int(targets[n])} and {int(offered[n])}",
                 expected="the same token",
                 fix="Both indices name the row *before* the target token; give index pairs when the lengths differ.",
             )

@@ -117,25 +117,25 @@ def read_flat_batch(inputs: Mapping[str, Tensor], num_embeddings: int, wanted: W
 
 def checked_keys(inputs: Mapping[str, Tensor], num_embeddings: int) -> dict[str, Tensor]:
     """Without the keys whose value is None; those that are left have names we know and ids of the vocabulary."""
-    given = {key: value for key, value in inputs.items() if value is not None}  # pyright: ignore[reportUnnecessaryComparison]
-    _check_keys(given)
-    _check_ids_in_vocabulary(given, num_embeddings)
-    return given
+    tensors = {key: value for key, value in inputs.items() if value is not None}  # pyright: ignore[reportUnnecessaryComparison]
+    _check_keys(tensors)
+    _check_ids_in_vocabulary(tensors, num_embeddings)
+    return tensors
 
 
 def _check_keys(inputs: Mapping[str, Tensor]) -> None:
     """Keys that look like ours but are not, and values that are no tensors: a typo must not switch a channel off."""
-    known = {*STUDENT_KEYS, *HINT_KEYS, *CONTRAST_KEYS, *PAIR_REQUIRED, *PAIR_REFERENCE, *PAIR_OPTIONAL}
+    known_keys = {*STUDENT_KEYS, *HINT_KEYS, *CONTRAST_KEYS, *PAIR_REQUIRED, *PAIR_REFERENCE, *PAIR_OPTIONAL}
     for key, value in inputs.items():
-        if key in known and not isinstance(value, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
+        if key in known_keys and not isinstance(value, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ShapeError(explain(key, got=type(value).__name__, expected="a tensor"))
         if key == "position_ids":
             fix = "Positions are counted from the attention mask; leave the key out."
             raise BatchKeyError(explain("batch key", got=repr(key), expected="none of that name", fix=fix))
-        if key not in known and key.startswith(("dpo_", "sdpo_", "ctx_teacher", "ctx_contrast")):
-            close = difflib.get_close_matches(key, known, n=1)
+        if key not in known_keys and key.startswith(("dpo_", "sdpo_", "ctx_teacher", "ctx_contrast")):
+            close = difflib.get_close_matches(key, known_keys, n=1)
             fix = f"Did you mean {close[0]!r}?" if close else ""
-            raise BatchKeyError(explain("batch key", got=repr(key), expected=f"one of {sorted(known)}", fix=fix))
+            raise BatchKeyError(explain("batch key", got=repr(key), expected=f"one of {sorted(known_keys)}", fix=fix))
 
 
 def _check_ids_in_vocabulary(inputs: Mapping[str, Tensor], num_embeddings: int) -> None:
@@ -177,9 +177,9 @@ def _read_hints(inputs: Mapping[str, Tensor], student: Sequences) -> HintRows | 
         raise BatchKeyError(_half_a_channel("channel 2 (SDPO)", present, "ctx_teacher_input_ids"))
     teacher = _read_sequences(inputs, "ctx_teacher_input_ids", "ctx_teacher_attention_mask")
     index_keys = {"sdpo_student_index", "sdpo_teacher_index"}
-    if given := index_keys & set(inputs):
-        if given != index_keys:
-            raise BatchKeyError(_half_a_channel("channel 2 (SDPO)", present, *sorted(index_keys - given)))
+    if present_keys := index_keys & set(inputs):
+        if present_keys != index_keys:
+            raise BatchKeyError(_half_a_channel("channel 2 (SDPO)", present, *sorted(index_keys - present_keys)))
         student_rows = read_index(inputs["sdpo_student_index"], student, "sdpo_student_index")
         teacher_rows = read_index(inputs["sdpo_teacher_index"], teacher, "sdpo_teacher_index")
         _check_mask_agrees(inputs, student, student_rows)
@@ -226,7 +226,7 @@ def read_pairs(
         counts = (num_pairs, rejected.input_ids.shape[0])
         raise ShapeError(explain("dpo_chosen and dpo_rejected sequences", got=counts, expected="one number of pairs"))
     both = chosen.above(rejected)
-    counted = torch.cat([widened(each, both.width) for each in (chosen_counted, rejected_counted)])
+    counted = torch.cat([widened(mask, both.width) for mask in (chosen_counted, rejected_counted)])
     rows = rows_predicting(counted, both)
     references = [_reference(inputs, side, num_pairs) if needs_reference else None for side in PAIR_SIDES]
     return both, PairRows(rows, both.next_tokens(rows), rows // both.width, num_pairs, *references)

@@ -72,10 +72,10 @@ def teacher_context(
     if not renderer.encoder.encode([escaped])[0]:
         expected = "text that makes at least one token, or no hint"
         raise InputError(explain("hint", got=f"{hint!r}, which makes none", expected=expected))
-    for each in dict.fromkeys((placement, *PLACEMENTS)):
-        splice = _SPLICES[each](_Place(renderer, rendered, span, first), escaped)
+    for candidate in dict.fromkeys((placement, *PLACEMENTS)):
+        splice = _SPLICES[candidate](_Place(renderer, rendered, span, first), escaped)
         if splice is not None:
-            return _spliced(rendered, span, splice, each, first)
+            return _spliced(rendered, span, splice, candidate, first)
     got = f"a template that takes a hint nowhere before turn {span.turn_id}"
     raise InputError(explain("hint placement", got=got, expected="a message it can stand in", fix="Drop the site."))
 
@@ -147,24 +147,24 @@ def _in_last_message(place: _Place, hint: str) -> _Splice | None:
     tokens = place.renderer.encoder.protected_ids
     # What comes before its first token may depend on the message: Mistral repeats the call's id there.
     from_token = next((closing[at:] for at, index in enumerate(closing) if index in tokens), closing)
-    for wanted in (closing, from_token):
-        position = place.span.header_start - len(wanted)
-        if position >= place.first and place.rendered.ids[position : place.span.header_start] == wanted:
+    for closing_ids in (closing, from_token):
+        position = place.span.header_start - len(closing_ids)
+        if position >= place.first and place.rendered.ids[position : place.span.header_start] == closing_ids:
             return _Splice(position, place.ids(_BETWEEN + hint))
     return None
 
 
 def _at_head(place: _Place, hint: str) -> _Splice | None:
     """Before the first user message as one of its own, or else as the beginning of that message."""
-    asked = place.text(user("u"), assistant("a"), user(_WORD))
+    with_question = place.text(user("u"), assistant("a"), user(_WORD))
     answered = place.text(user("u"), assistant("a"))
-    if asked is None or answered is None or not asked.startswith(answered):
+    if with_question is None or answered is None or not with_question.startswith(answered):
         return None
-    opening = asked[len(answered) :].partition(_WORD)[0]
-    found = _first_user_message(place, opening)
-    if found is None:
+    opening = with_question[len(answered) :].partition(_WORD)[0]
+    first_message = _first_user_message(place, opening)
+    if first_message is None:
         return None
-    position, opening_ids = found
+    position, opening_ids = first_message
     block = _head_block(place, opening, hint)
     if block is not None:
         return _Splice(position, place.ids(block))
@@ -176,10 +176,10 @@ def _at_head(place: _Place, hint: str) -> _Splice | None:
 def _first_user_message(place: _Place, opening: str) -> tuple[int, list[int]] | None:
     """Where it begins, and its opening; an opening's last space may have become part of the text's first token."""
     for text in (opening, opening.rstrip()):
-        wanted = place.ids(text)
-        for position in range(place.first, place.span.header_start if wanted else 0):
-            if place.rendered.ids[position : position + len(wanted)] == wanted:
-                return position, wanted
+        opening_ids = place.ids(text)
+        for position in range(place.first, place.span.header_start if opening_ids else 0):
+            if place.rendered.ids[position : position + len(opening_ids)] == opening_ids:
+                return position, opening_ids
     return None
 
 

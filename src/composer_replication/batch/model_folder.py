@@ -234,7 +234,7 @@ def check_index_files(name: str) -> None:
 def _shards(index: Path) -> set[str]:
     try:
         held: Any = json.loads(index.read_bytes())
-        return {str(each) for each in cast("dict[str, object]", held["weight_map"]).values()}
+        return {str(shard) for shard in cast("dict[str, object]", held["weight_map"]).values()}
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         expected = "JSON with a weight_map"
         raise InputError(explain(str(index), got=first_line(error), expected=expected)) from error

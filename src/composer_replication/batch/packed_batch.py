@@ -16,7 +16,7 @@ from composer_replication.errors import InputError, explain
 def denominators_of(batches: Sequence[TreeBatch]) -> dict[str, int]:
     """What `compose_loss` divides by in each of these, so that their losses add up to that of all together."""
     counts = [batch.counts() for batch in batches]
-    return {name: sum(each[name] for each in counts) for name in CHANNELS}
+    return {name: sum(batch_counts[name] for batch_counts in counts) for name in CHANNELS}
 
 
 def pack_batches(batches: Sequence[TreeBatch]) -> TreeBatch:
@@ -25,11 +25,14 @@ def pack_batches(batches: Sequence[TreeBatch]) -> TreeBatch:
     offsets = list(accumulate((len(batch.tree) for batch in batches[:-1]), initial=0))
 
     def joined(rows: list[Tensor]) -> Tensor:
-        return torch.cat([each + offset for each, offset in zip(rows, offsets, strict=True)])
+        return torch.cat([batch_rows + offset for batch_rows, offset in zip(rows, offsets, strict=True)])
 
     targets = torch.cat([batch.response.targets for batch in batches])
     response = TargetRows(joined([batch.response.rows for batch in batches]), targets)
-    student, teacher = joined([each.student_rows for each in batches]), joined([each.teacher_rows for each in batches])
+    student, teacher = (
+        joined([batch.student_rows for batch in batches]),
+        joined([batch.teacher_rows for batch in batches]),
+    )
     pairs = [(batch.pairs, offset) for batch, offset in zip(batches, offsets, strict=True) if batch.pairs is not None]
     return TreeBatch(
         response,
@@ -37,16 +40,16 @@ def pack_batches(batches: Sequence[TreeBatch]) -> TreeBatch:
         teacher,
         _joined_pairs(pairs) if pairs else None,
         tree=tree,
-        target_tokens=_joined_if_all([each.target_tokens for each in batches]),
-        site_position=_joined_if_all([each.site_position for each in batches]),
+        target_tokens=_joined_if_all([batch.target_tokens for batch in batches]),
+        site_position=_joined_if_all([batch.site_position for batch in batches]),
         contrast=_joined_contrast(batches, offsets),
-        sites_without_contrast=sum(each.sites_without_contrast for each in batches),
+        sites_without_contrast=sum(batch.sites_without_contrast for batch in batches),
     )
 
 
 def _joined_if_all(parts: Sequence[Tensor | None]) -> Tensor | None:
-    known = [each for each in parts if each is not None]
-    return torch.cat(known) if len(known) == len(parts) else None
+    tensors = [part for part in parts if part is not None]
+    return torch.cat(tensors) if len(tensors) == len(parts) else None
 
 
 def _joined_contrast(batches: Sequence[TreeBatch], offsets: Sequence[int]) -> ContrastRows | None:
@@ -63,19 +66,19 @@ def _joined_contrast(batches: Sequence[TreeBatch], offsets: Sequence[int]) -> Co
 
 def _joined_pairs(pairs: Sequence[tuple[PairRows, int]]) -> PairRows:
     """All chosen responses, then all rejected ones, each batch's in their order."""
-    total = sum(each.num_pairs for each, _ in pairs)
+    total = sum(pair_rows.num_pairs for pair_rows, _ in pairs)
     numbers: list[Tensor] = []
     before = 0
-    for each, _ in pairs:
-        is_rejected = each.response >= each.num_pairs
-        numbers.append(each.response + before + is_rejected * (total - each.num_pairs))
-        before += each.num_pairs
+    for pair_rows, _ in pairs:
+        is_rejected = pair_rows.response >= pair_rows.num_pairs
+        numbers.append(pair_rows.response + before + is_rejected * (total - pair_rows.num_pairs))
+        before += pair_rows.num_pairs
     response, order = torch.cat(numbers).sort(stable=True)
-    rows = torch.cat([each.rows + offset for each, offset in pairs])[order]
-    targets = torch.cat([each.targets for each, _ in pairs])[order]
-    if len({each.chosen_reference is None for each, _ in pairs}) > 1:
+    rows = torch.cat([pair_rows.rows + offset for pair_rows, offset in pairs])[order]
+    targets = torch.cat([pair_rows.targets for pair_rows, _ in pairs])[order]
+    if len({pair_rows.chosen_reference is None for pair_rows, _ in pairs}) > 1:
         raise InputError(explain("references", got="some pairs' only", expected="all of the pairs', or none"))
     if pairs[0][0].chosen_reference is None:
         return PairRows(rows, targets, response, total, None, None)
-    chosen, rejected = zip(*(each.references() for each, _ in pairs), strict=True)
+    chosen, rejected = zip(*(pair_rows.references() for pair_rows, _ in pairs), strict=True)
     return PairRows(rows, targets, response, total, torch.cat(chosen), torch.cat(rejected))

@@ -61,17 +61,17 @@ def compared_ids(
 
     `logged` says where the rejected answer stands in its rendered session: where the contexts agree, that is its side.
     """
-    if any(not each.text.strip() and not each.calls for each in (chosen, rejected)):
+    if any(not answer.text.strip() and not answer.calls for answer in (chosen, rejected)):
         return WITHOUT_ANSWER
     if any(map(text_follows_call, (chosen, rejected))):
         return TEXT_FOLLOWS_CALL
-    named = {"conversation_id": conversation_id, "format_name": format_name}
+    options = {"conversation_id": conversation_id, "format_name": format_name}
     try:
         pair = None
         if logged is not None:
-            pair = _against_session(renderer, turns, chosen, rejected, logged, named)
+            pair = _against_session(renderer, turns, chosen, rejected, logged, options)
         if pair is None:
-            pair = pair_ids(renderer, turns, chosen, rejected, **named)
+            pair = pair_ids(renderer, turns, chosen, rejected, **options)
     except AlignmentError:  # a template may show one state in two ways; there is nothing to compare then
         return CONTEXTS_DIFFER
     return EQUAL_ANSWERS if pair.chosen == pair.rejected else pair
@@ -111,8 +111,8 @@ def pair_ids(
     context on both sides. Contexts that differ in any other way cannot be compared: AlignmentError.
     """
     answers = renderer.thinking.alike(chosen, rejected)
-    named = {"conversation_id": conversation_id, "format_name": format_name}
-    sides = [response_ids(renderer, turns, turn, **named) for turn in answers]
+    options = {"conversation_id": conversation_id, "format_name": format_name}
+    sides = [response_ids(renderer, turns, turn, **options) for turn in answers]
     start = min(side.start for side in sides)
     first, second = (side.ids[:start] for side in sides)
     # Only the header may be longer on one side: a message more would be another state.

@@ -36,11 +36,11 @@ class SharedPrefixes:
     """Sequences of token ids (1-D tensors), sorted, with the number of tokens each shares with the one before it."""
 
     def __init__(self, sequences: list[Tensor]) -> None:
-        keys = [array("q", each.tolist()).tobytes() for each in sequences]
+        keys = [array("q", sequence.tolist()).tobytes() for sequence in sequences]
         self._order = sorted(range(len(sequences)), key=keys.__getitem__)
-        self._lengths = [each.numel() for each in sequences]
+        self._lengths = [sequence.numel() for sequence in sequences]
         neighbours = zip(self._order[:-1], self._order[1:], strict=True)
-        self._shared = [0, *(_shared_length(sequences[one], sequences[other]) for one, other in neighbours)]
+        self._shared = [0, *(_shared_length(sequences[one], sequences[following]) for one, following in neighbours)]
 
     def in_sorted_order(self) -> Iterator[tuple[int, int]]:
         """Each sequence's number, and how many tokens it shares with the one before it."""
@@ -49,15 +49,17 @@ class SharedPrefixes:
     def in_layout_order(self) -> Iterator[New]:
         """Tree by tree: the longest sequence, then the others by how far they share it, longer ones first."""
         for members in self._trees():
-            lengths = {place: self._lengths[self._order[place]] for place in members}
-            trunk = max(members, key=lambda place: (lengths[place], -self._order[place]))
+            lengths = {position: self._lengths[self._order[position]] for position in members}
+            trunk = max(members, key=lambda position: (lengths[position], -self._order[position]))
             with_trunk = self._shared_with(trunk, members)
-            order = sorted(members, key=lambda place: (place != trunk, with_trunk[place], -lengths[place], place))
+            order = sorted(
+                members, key=lambda position: (position != trunk, with_trunk[position], -lengths[position], position)
+            )
             placed: list[int] = []
-            for place in order:
-                parent, first = self._closest(place, placed)
-                insort(placed, place)
-                yield New(self._order[place], self._order[parent], first, lengths[place] - first)
+            for position in order:
+                parent, first = self._closest(position, placed)
+                insort(placed, position)
+                yield New(self._order[position], self._order[parent], first, lengths[position] - first)
 
     def numbers(self, wanted: Mapping[int, int]) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
         """For each wanted sequence, from the given depth on: depth-first numbers, and where the subtrees end."""
@@ -66,8 +68,8 @@ class SharedPrefixes:
         ends: list[int] = []
         stack: list[_Piece] = []
         total = 0
-        for place, sequence in enumerate(self._order):
-            shared, length = self._shared[place], self._lengths[sequence]
+        for position, sequence in enumerate(self._order):
+            shared, length = self._shared[position], self._lengths[sequence]
             _push(stack, _Piece(shared, length, total))
             total += length - shared
             ends.append(total)
@@ -76,10 +78,10 @@ class SharedPrefixes:
                 firsts = [(p.number + depth - p.start, p.end - depth) for p, depth in pieces]
                 enter[sequence] = torch.cat([torch.arange(first, first + size) for first, size in firsts])
         stack.clear()
-        for place in range(len(self._order) - 1, -1, -1):
-            sequence = self._order[place]
-            shared = self._shared[place + 1] if place + 1 < len(self._order) else 0
-            _push(stack, _Piece(shared, self._lengths[sequence], ends[place]))
+        for position in range(len(self._order) - 1, -1, -1):
+            sequence = self._order[position]
+            shared = self._shared[position + 1] if position + 1 < len(self._order) else 0
+            _push(stack, _Piece(shared, self._lengths[sequence], ends[position]))
             if sequence in wanted:
                 pieces = _from_depth(stack, wanted[sequence])
                 leave[sequence] = torch.cat([torch.full((p.end - depth,), p.number) for p, depth in pieces])
@@ -87,27 +89,27 @@ class SharedPrefixes:
 
     def _trees(self) -> Iterator[range]:
         """Places that share a first token."""
-        starts = [place for place, shared in enumerate(self._shared) if not shared]
+        starts = [position for position, shared in enumerate(self._shared) if not shared]
         for start, end in zip(starts, [*starts[1:], len(self._order)], strict=True):
             yield range(start, end)
 
     def _shared_with(self, place: int, members: range) -> dict[int, int]:
         shared = {place: self._lengths[self._order[place]]}
-        for step, others in ((0, range(place + 1, members.stop)), (1, range(place - 1, members.start - 1, -1))):
+        for step, neighbours in ((0, range(place + 1, members.stop)), (1, range(place - 1, members.start - 1, -1))):
             least = shared[place]
-            for other in others:
-                least = min(least, self._shared[other + step])
-                shared[other] = least
+            for neighbour in neighbours:
+                least = min(least, self._shared[neighbour + step])
+                shared[neighbour] = least
         return shared
 
     def _closest(self, place: int, placed: list[int]) -> tuple[int, int]:
         """Of the places laid out (sorted), the one that shares the most, and how much."""
         at = bisect_left(placed, place)
         best = (place, 0)
-        for other in placed[max(at - 1, 0) : at + 1]:
-            low, high = min(place, other), max(place, other)
+        for neighbour in placed[max(at - 1, 0) : at + 1]:
+            low, high = min(place, neighbour), max(place, neighbour)
             shared = min(self._shared[low + 1 : high + 1])
-            best = max(best, (other, shared), key=lambda each: each[1])
+            best = max(best, (neighbour, shared), key=lambda candidate: candidate[1])
         return best
 
 
@@ -123,12 +125,12 @@ def _push(stack: list[_Piece], piece: _Piece) -> None:
 
 def _from_depth(stack: list[_Piece], depth: int) -> list[tuple[_Piece, int]]:
     """The pieces that reach beyond a depth, each with where to begin in it."""
-    kept: list[tuple[_Piece, int]] = []
+    pieces: list[tuple[_Piece, int]] = []
     for piece in reversed(stack):
         if piece.end <= depth:
             break
-        kept.append((piece, max(piece.start, depth)))
-    return kept[::-1]
+        pieces.append((piece, max(piece.start, depth)))
+    return pieces[::-1]
 
 
 def _shared_length(first: Tensor, second: Tensor) -> int:

@@ -65,9 +65,9 @@ def session_batches(
     whole turn where it has none). See `plan_windows` for overlap and max_length. An empty hint makes the teacher's
     context the student's own.
     """
-    for name, value, known in (("placement", placement, PLACEMENTS), ("part", part, PARTS)):
-        if value not in known:
-            raise InputError(explain(name, got=repr(value), expected=f"one of {known}"))
+    for name, value, allowed in (("placement", placement, PLACEMENTS), ("part", part, PARTS)):
+        if value not in allowed:
+            raise InputError(explain(name, got=repr(value), expected=f"one of {allowed}"))
     session = _Session(renderer, rendered, placement, part)
     members = session.members(rendered.spans if responses is None else responses, sites, pairs)
     cuts = [span.header_start for span in rendered.spans]
@@ -81,7 +81,7 @@ def session_batches(
         plan = planned()
     for index, reason in plan.dropped.items():
         session.dropped[members[index].item] = reason
-    windows = [session.window(each, [members[index] for index in each.targets], device) for each in plan.windows]
+    windows = [session.window(window, [members[index] for index in window.targets], device) for window in plan.windows]
     counts = session.notes + Counter(session.dropped.values())
     counts += Counter({name: plan.counts.get(name, 0) for name in (SHORT_CONTEXT, CUT_IN_MESSAGE)})
     return SessionBatches(tuple(window for window in windows if window is not None), session.dropped, counts)
@@ -108,26 +108,30 @@ class _Session:
         self, responses: Sequence[TurnSpan], sites: Sequence[SiteHint], pairs: Sequence[TokenPair]
     ) -> list[_Member]:
         """Everything that was asked for and can be, with the tokens it needs."""
-        known = set(self.rendered.spans)
+        known_spans = set(self.rendered.spans)
         for span in (*responses, *(site.span for site in sites)):
-            if span not in known:
+            if span not in known_spans:
                 got = f"turn {span.turn_id} at {span.start}, of another rendering"
                 raise InputError(explain("turn", got=got, expected=f"one of {self.rendered.conversation_id}'s spans"))
         if len({pair.references is None for pair in pairs}) > 1:
             raise InputError(explain("references", got="some pairs' only", expected="all of the pairs', or none"))
         self.has_wrong_hints = any(site.wrong_hint is not None for site in sites)
         channels = ((_RESPONSES, responses), (_SITES, sites), (_PAIRS, pairs))
-        everything = [(Item(channel, number), each) for channel, given in channels for number, each in enumerate(given)]
-        found: list[_Member] = []
-        for item, given in everything:
-            target = self._target(given)
+        everything = [
+            (Item(channel, number), request)
+            for channel, requests in channels
+            for number, request in enumerate(requests)
+        ]
+        members: list[_Member] = []
+        for item, request in everything:
+            target = self._target(request)
             if isinstance(target, str):
                 self.dropped[item] = target
                 continue
-            if isinstance(given, SiteHint) and given.wrong_hint:
-                target = self._with_wrong_hint(item, given.span, given.wrong_hint, target)
-            found.append(_Member(item, target, given))
-        return found
+            if isinstance(request, SiteHint) and request.wrong_hint:
+                target = self._with_wrong_hint(item, request.span, request.wrong_hint, target)
+            members.append(_Member(item, target, request))
+        return members
 
     def _with_wrong_hint(self, item: Item, span: TurnSpan, wrong_hint: str, target: Target) -> Target:
         """With one more branch, or as it is where the wrong hint cannot be placed."""
@@ -141,12 +145,12 @@ class _Session:
         """Take the wrong hint from sites that had no room; whether there were any, and windows are planned again."""
         changed = False
         for index, reason in dropped.items():
-            item, _, given = members[index]
-            if isinstance(given, SiteHint) and given.wrong_hint and item not in self.no_contrast:
-                target = self._target(given)
+            item, _, request = members[index]
+            if isinstance(request, SiteHint) and request.wrong_hint and item not in self.no_contrast:
+                target = self._target(request)
                 if not isinstance(target, str):
                     self.no_contrast[item] = reason
-                    members[index] = _Member(item, target, given)
+                    members[index] = _Member(item, target, request)
                     changed = True
         return changed
 
@@ -201,7 +205,9 @@ class _Session:
 
     def window(self, window: Window, members: list[_Member], device: str | torch.device) -> SessionWindow | None:
         """One window's tree; None where nothing of it could be placed."""
-        trunk_end = max((each.target.end for each in members if each.item.channel != _PAIRS), default=window.first)
+        trunk_end = max(
+            (member.target.end for member in members if member.item.channel != _PAIRS), default=window.first
+        )
         trunk = self.rendered.ids[window.first : trunk_end]  # one list: the tree takes it once
         into = SessionTargets()
         for member in members:
@@ -210,15 +216,15 @@ class _Session:
         return SessionWindow(window.first, window.end, items, into.build(device)) if items else None
 
     def _put(self, member: _Member, into: SessionTargets, first: int, trunk: list[int]) -> None:
-        given = member.given
-        if isinstance(given, TokenPair):
-            self.notes[REFERENCE_SAW_MORE] += int(first > 0 and given.references is not None)
-            sides = given.chosen_ids[first:], given.chosen_start - first, given.rejected_ids[first:]
-            into.add_pair(*sides, given.rejected_start - first, references=given.references)
-        elif isinstance(given, SiteHint):
-            self._put_site(member.item, given, into, first, trunk)
+        request = member.given
+        if isinstance(request, TokenPair):
+            self.notes[REFERENCE_SAW_MORE] += int(first > 0 and request.references is not None)
+            sides = request.chosen_ids[first:], request.chosen_start - first, request.rejected_ids[first:]
+            into.add_pair(*sides, request.rejected_start - first, references=request.references)
+        elif isinstance(request, SiteHint):
+            self._put_site(member.item, request, into, first, trunk)
         else:
-            into.add_response(trunk, given.start - first, given.end - first)
+            into.add_response(trunk, request.start - first, request.end - first)
 
     def _put_site(self, item: Item, site: SiteHint, into: SessionTargets, first: int, trunk: list[int]) -> None:
         turn = self._turn(site.span, site.hint, first, self.placement)

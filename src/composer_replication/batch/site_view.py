@@ -115,7 +115,7 @@ def view_site(
     """
     sequences = renderer.render(conversation)
     number, rendered, span = _find_turn(sequences, site)
-    turn = next(each for each in conversation.turns if each.id == site.turn_id)
+    turn = next(candidate for candidate in conversation.turns if candidate.id == site.turn_id)
     check_span(renderer, rendered, span, turn)
     teacher = pairs = None
     if hint is not None:
@@ -151,12 +151,12 @@ def index_pairs(
         )
         expected = f"a row before each of them, and the hinted ones from {teacher_row + 1} on"
         raise AlignmentError(explain(f"{where}: where its tokens stand", got=got, expected=expected))
-    wanted, offered = student_ids[span.start : span.end], teacher.ids[teacher_row + 1 :]
-    if list(wanted) != list(offered):
-        num_same = sum(a == b for a, b in zip(wanted, offered, strict=False))
-        got = f"the same token in {num_same} of {len(wanted)} pairs, with {len(offered)} tokens on the teacher's side"
+    targets, offered = student_ids[span.start : span.end], teacher.ids[teacher_row + 1 :]
+    if list(targets) != list(offered):
+        num_same = sum(a == b for a, b in zip(targets, offered, strict=False))
+        got = f"the same token in {num_same} of {len(targets)} pairs, with {len(offered)} tokens on the teacher's side"
         raise AlignmentError(explain(f"{where}: student and teacher rows", got=got, expected="the same token in all"))
-    return tuple(IndexPair(student_row + j, teacher_row + j, token) for j, token in enumerate(wanted))
+    return tuple(IndexPair(student_row + j, teacher_row + j, token) for j, token in enumerate(targets))
 
 
 def check_span(renderer: Renderer, rendered: RenderedSequence, span: TurnSpan, turn: Turn) -> None:

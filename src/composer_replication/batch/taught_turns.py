@@ -83,5 +83,5 @@ def wrong_hints(hints: Sequence[T], kinds: Sequence[str], *, seed: int | str = 0
     if len(hints) != len(kinds):
         raise InputError(explain("hints and kinds", got=(len(hints), len(kinds)), expected="one of each for a site"))
     draw = random.Random(seed)  # noqa: S311 (a choice, not a secret)
-    others = {kind: [hint for hint, its in zip(hints, kinds, strict=True) if its != kind] for kind in set(kinds)}
-    return [draw.choice(others[kind]) if others[kind] else None for kind in kinds]
+    other_hints = {kind: [hint for hint, its in zip(hints, kinds, strict=True) if its != kind] for kind in set(kinds)}
+    return [draw.choice(other_hints[kind]) if other_hints[kind] else None for kind in kinds]

@@ -37,10 +37,10 @@ def to_conversation(messages: Sequence[Mapping[str, Any]], *, conversation_id: s
 
 def caller_of(turns: Sequence[Turn], index: int) -> int | None:
     """The assistant turn whose call a tool turn answers; without such a call, the one right before the results."""
-    wanted = {result.call_id for result in turns[index].results}
+    call_ids = {result.call_id for result in turns[index].results}
     earlier = range(index - 1, -1, -1)
     for at in earlier:  # from behind: some logs use an id again and again
-        if any(call.id in wanted for call in turns[at].calls):
+        if any(call.id in call_ids for call in turns[at].calls):
             return at
     nearest = next((at for at in earlier if turns[at].role != "tool"), None)
     return nearest if nearest is not None and turns[nearest].role == "assistant" else None
@@ -88,15 +88,15 @@ class _Reader:
         return identity
 
     def _result(self, message: Mapping[str, Any], text: str, where: str) -> ToolResult:
-        given, name = message.get("tool_call_id"), message.get("name")
-        if given is not None and not isinstance(given, str):
-            raise InputError(explain(f"tool_call_id of {where}", got=type(given).__name__, expected="text"))
-        call_id = given or ""
+        logged_id, name = message.get("tool_call_id"), message.get("name")
+        if logged_id is not None and not isinstance(logged_id, str):
+            raise InputError(explain(f"tool_call_id of {where}", got=type(logged_id).__name__, expected="text"))
+        call_id = logged_id or ""
         if call_id not in self._call_ids:
             # Without an id, or with one that its call was not logged with, results come in the order of the calls.
-            is_free = [call for call in self._open if not given or call.id in self._made_up]
-            named = [call for call in is_free if call.name == name] if name else is_free
-            call_id = named[0].id if named else call_id
+            is_free = [call for call in self._open if not logged_id or call.id in self._made_up]
+            candidates = [call for call in is_free if call.name == name] if name else is_free
+            call_id = candidates[0].id if candidates else call_id
         self._open = [call for call in self._open if call.id != call_id]
         error = message.get("tool_error")
         return ToolResult(call_id=call_id, text=text, is_error=None if error is None else bool(error))

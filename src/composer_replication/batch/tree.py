@@ -56,15 +56,15 @@ class TokenTree:
     @property
     def num_flat_tokens(self) -> int:
         """What the sequences would cost one by one."""
-        return sum(each.numel() for each in self.rows)
+        return sum(row.numel() for row in self.rows)
 
     @property
     def longest_path(self) -> int:
-        return max(each.numel() for each in self.rows)
+        return max(row.numel() for row in self.rows)
 
     def to(self, device: str | torch.device) -> TokenTree:
         ids, positions, enter, leave, *rows = (
-            each.to(device) for each in (self.input_ids, self.position_ids, self.enter, self.leave, *self.rows)
+            tensor.to(device) for tensor in (self.input_ids, self.position_ids, self.enter, self.leave, *self.rows)
         )
         return TokenTree(ids, positions, enter, leave, tuple(rows), self.stretches)
 
@@ -96,11 +96,11 @@ class TokenTree:
 
 def build_tree(sequences: Sequence[Sequence[int] | Tensor]) -> TokenTree:
     """The tree of these sequences; equal prefixes are merged. A sequence may be a prefix of another, or equal to it."""
-    flat = [torch.as_tensor(each, dtype=torch.int64) for each in sequences]
-    for number, each in enumerate(flat):
-        if each.dim() != 1 or not each.numel():
+    flat = [torch.as_tensor(sequence, dtype=torch.int64) for sequence in sequences]
+    for number, sequence in enumerate(flat):
+        if sequence.dim() != 1 or not sequence.numel():
             raise InputError(
-                explain(f"sequence {number}", got=f"shape {tuple(each.shape)}", expected="at least one token")
+                explain(f"sequence {number}", got=f"shape {tuple(sequence.shape)}", expected="at least one token")
             )
     if not flat:
         raise InputError(explain("sequences", got="none", expected="at least one"))
@@ -131,32 +131,32 @@ def pack_trees(trees: Sequence[TokenTree]) -> TokenTree:
     """Several trees side by side; none sees another. `rows` are those of all trees, one after the other."""
     if not trees:
         raise InputError(explain("trees", got="none", expected="at least one"))
-    offsets = list(accumulate((len(each) for each in trees[:-1]), initial=0))
+    offsets = list(accumulate((len(tree) for tree in trees[:-1]), initial=0))
     placed = list(zip(trees, offsets, strict=True))
     return TokenTree(
-        torch.cat([each.input_ids for each in trees]),
-        torch.cat([each.position_ids for each in trees]),
-        torch.cat([each.enter + offset for each, offset in placed]),
-        torch.cat([each.leave + offset for each, offset in placed]),
-        tuple(row + offset for each, offset in placed for row in each.rows),
+        torch.cat([tree.input_ids for tree in trees]),
+        torch.cat([tree.position_ids for tree in trees]),
+        torch.cat([tree.enter + offset for tree, offset in placed]),
+        torch.cat([tree.leave + offset for tree, offset in placed]),
+        tuple(row + offset for tree, offset in placed for row in tree.rows),
         tuple(
             Stretch(start + offset, end + offset, tuple((first + offset, last + offset) for first, last in context))
-            for each, offset in placed
-            for start, end, context in each.stretches
+            for tree, offset in placed
+            for start, end, context in tree.stretches
         ),
     )
 
 
 def _first_rows(runs: list[Run], count: int) -> list[Run]:
     """The first `count` rows of a path."""
-    kept: list[Run] = []
+    first_runs: list[Run] = []
     for start, end in runs:
         size = min(end - start, count)
         if not size:
             break
-        kept.append((start, start + size))
+        first_runs.append((start, start + size))
         count -= size
-    return kept
+    return first_runs
 
 
 def _joined(runs: list[Run], last: Run) -> list[Run]:

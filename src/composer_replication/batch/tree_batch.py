@@ -82,8 +82,8 @@ class ChannelRows:
     def counts(self, *, hints: bool = True, pairs: bool = True) -> dict[str, int]:
         """Items of each channel that is asked for."""
         num_pairs = self.pairs.num_pairs if pairs and self.pairs is not None else 0
-        found = (self.response.rows.numel(), self.student_rows.numel() if hints else 0, num_pairs)
-        return dict(zip(CHANNELS, found, strict=True))
+        numbers = (self.response.rows.numel(), self.student_rows.numel() if hints else 0, num_pairs)
+        return dict(zip(CHANNELS, numbers, strict=True))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -116,8 +116,11 @@ class FlatBatch(ChannelRows):
     @property
     def passes(self) -> Passes:
         """What is not there is one token, a pass for each: another process may have it, and all run it together."""
-        others = (self.contexts, self.wrong_contexts, self.pair_sequences)
-        return Passes(self.sequences, *(each or Sequences(self.sequences.input_ids[:1, :1]) for each in others))
+        optional_sequences = (self.contexts, self.wrong_contexts, self.pair_sequences)
+        return Passes(
+            self.sequences,
+            *(sequences or Sequences(self.sequences.input_ids[:1, :1]) for sequences in optional_sequences),
+        )
 
 
 class _Range(NamedTuple):
@@ -201,19 +204,19 @@ class SessionTargets:
         if not self._sequences:
             raise InputError(explain("session", got="no sequence", expected="at least one"))
         tree = build_tree(self._sequences).to(device)
-        student = _rows(tree, [each.student for each in self._sites])
-        sizes = torch.tensor([each.student.end - each.student.start for each in self._sites], dtype=torch.int64)
+        student = _rows(tree, [site.student for site in self._sites])
+        sizes = torch.tensor([site.student.end - site.student.start for site in self._sites], dtype=torch.int64)
         firsts = (sizes.cumsum(0) - sizes).repeat_interleave(sizes)
         numbers = torch.arange(firsts.numel())
-        has_contrast = torch.tensor([each.contrast is not None for each in self._sites], dtype=torch.bool)
+        has_contrast = torch.tensor([site.contrast is not None for site in self._sites], dtype=torch.bool)
         contrast = None
         if bool(has_contrast.any()):
-            rows = _rows(tree, [each.contrast for each in self._sites if each.contrast is not None]).rows
+            rows = _rows(tree, [site.contrast for site in self._sites if site.contrast is not None]).rows
             contrast = ContrastRows(numbers[has_contrast.repeat_interleave(sizes)].to(device), rows)
         return TreeBatch(
             _rows(tree, self._responses),
             student.rows,
-            _rows(tree, [each.teacher for each in self._sites]).rows,
+            _rows(tree, [site.teacher for site in self._sites]).rows,
             self._pairs(tree),
             tree=tree,
             target_tokens=student.targets,
@@ -226,16 +229,20 @@ class SessionTargets:
         if not self._chosen:
             return None
         sides = [*self._chosen, *self._rejected]
-        found = _rows(tree, sides)
-        lengths = torch.tensor([end - start for _, start, end in sides], device=found.rows.device)
-        response = torch.arange(len(sides), device=found.rows.device).repeat_interleave(lengths)
-        known = [each for each in self._references if each is not None]
-        if len(known) not in (0, len(self._chosen)):
-            got = f"{len(known)} of {len(self._chosen)} pairs"
+        side_rows = _rows(tree, sides)
+        lengths = torch.tensor([end - start for _, start, end in sides], device=side_rows.rows.device)
+        response = torch.arange(len(sides), device=side_rows.rows.device).repeat_interleave(lengths)
+        known_references = [reference for reference in self._references if reference is not None]
+        if len(known_references) not in (0, len(self._chosen)):
+            got = f"{len(known_references)} of {len(self._chosen)} pairs"
             raise InputError(explain("reference log-probs", got=got, expected="all of the pairs, or none"))
-        both = torch.tensor(known, dtype=torch.float64, device=found.rows.device) if known else None
+        both = (
+            torch.tensor(known_references, dtype=torch.float64, device=side_rows.rows.device)
+            if known_references
+            else None
+        )
         chosen, rejected = (None, None) if both is None else both.unbind(1)
-        return PairRows(found.rows, found.targets, response, len(self._chosen), chosen, rejected)
+        return PairRows(side_rows.rows, side_rows.targets, response, len(self._chosen), chosen, rejected)
 
     def _add(self, ids: Sequence[int], start: int, end: int) -> _Range:
         if not 0 < start < end <= len(ids):

@@ -181,12 +181,12 @@ def plan_packs(sizes: Sequence[int], budget: int) -> list[list[int]]:
     for number in sorted(range(len(sizes)), key=lambda number: (-sizes[number], number)):
         at = bisect_left(room, (sizes[number], 0))
         if at == len(room):
-            left, pack = budget, len(packs)
+            free_room, pack = budget, len(packs)
             packs.append([])
         else:
-            left, pack = room.pop(at)
+            free_room, pack = room.pop(at)
         packs[pack].append(number)
-        insort(room, (left - sizes[number], pack))
+        insort(room, (free_room - sizes[number], pack))
     return sorted(sorted(pack) for pack in packs)
 
 

@@ -44,7 +44,7 @@ def say(text: str) -> None:
 
 def plain(text: str) -> str:
     """The text without anything that a terminal would act upon."""
-    return "".join(each if each.isprintable() or each == "\n" else "\ufffd" for each in text)
+    return "".join(char if char.isprintable() or char == "\n" else "\ufffd" for char in text)
 
 
 def table(
@@ -64,17 +64,17 @@ def table(
     from rich.table import Table
     from rich.text import Text
 
-    cells = [[f"{each:,}" if isinstance(each, int) else plain(str(each)) for each in row] for row in rows]
+    cells = [[f"{cell:,}" if isinstance(cell, int) else plain(str(cell)) for cell in row] for row in rows]
     widths = [max(len(name), *(len(row[index]) for row in cells), 0) for index, name in enumerate(columns)]
     is_narrow = sum(widths) + 3 * len(widths) > terminal_width()
     padding = (0, 0) if is_narrow else (0, 1)
     overflow = sum(widths) + len(widths) - terminal_width() if is_narrow else 0
-    made = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=padding)
-    made.show_edge, made.caption, made.caption_justify = False, caption, "left"
+    rich_table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=padding)
+    rich_table.show_edge, rich_table.caption, rich_table.caption_justify = False, caption, "left"
     for index, name in enumerate(columns):
         is_cut, numbers = name == shrinks, bool(rows) and all(isinstance(row[index], int) for row in rows)
         is_whole = numbers or (shrinks is not None and not is_cut)
-        made.add_column(
+        rich_table.add_column(
             name,
             justify="right" if numbers else "left",
             overflow="ellipsis" if is_cut else "fold",
@@ -84,9 +84,9 @@ def table(
         )
     for number, row in enumerate(cells):
         if last_is_total and number == len(cells) - 1:
-            made.add_section()
-        made.add_row(*map(Text, row))
-    return made
+            rich_table.add_section()
+        rich_table.add_row(*map(Text, row))
+    return rich_table
 
 
 def terminal_width() -> int:
@@ -105,10 +105,10 @@ def show(*tables: Table) -> None:
             raise BrokenPipeError
 
     console = PassingOn(file=sys.stdout, highlight=False, soft_wrap=False, width=terminal_width())
-    for number, each in enumerate(tables):
+    for number, table in enumerate(tables):
         if number:
             console.print()
-        console.print(each)
+        console.print(table)
 
 
 def print_json(value: dict[str, Any]) -> None:
@@ -122,7 +122,7 @@ def print_json(value: dict[str, Any]) -> None:
             return [plain_data(inner) for inner in each]
         return asdict(each) if is_dataclass(each) and not isinstance(each, type) else each
 
-    data = {key: plain_data(each) for key, each in value.items()}
+    data = {key: plain_data(part) for key, part in value.items()}
     write_json(encode(data, where="output").decode())
 
 
@@ -132,7 +132,7 @@ def write_json(text: str) -> None:
 
     if sys.stdout is None:  # pyright: ignore[reportUnnecessaryComparison] (closed by whoever started us)
         return
-    sys.stdout.write("".join(each if each.isprintable() else json.dumps(each)[1:-1] for each in text) + "\n")
+    sys.stdout.write("".join(char if char.isprintable() else json.dumps(char)[1:-1] for char in text) + "\n")
 
 
 def rank_of_process() -> int:

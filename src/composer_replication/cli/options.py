@@ -16,7 +16,7 @@ _METAVARS = {int: "N", float: "X", str: "TEXT"}
 
 def add_config_arguments(parser: argparse.ArgumentParser, *sections: str) -> None:
     """`--config` and `--set`, for options of these sections."""
-    tables = " and ".join(f"[{each}]" for each in sections)
+    tables = " and ".join(f"[{section}]" for section in sections)
     parser.add_argument("--config", metavar="FILE", help=f"a TOML file; {tables} of it are read")
     parser.add_argument(
         "--set",
@@ -70,7 +70,7 @@ def refuse_unread(args: argparse.Namespace) -> None:
     for text in args.set:
         section = text.partition("=")[0].partition(".")[0].strip()
         if section not in args.sections:
-            expected = f"one of {', '.join(f'[{each}]' for each in args.sections)}, which `crf {args.verb}` reads"
+            expected = f"one of {', '.join(f'[{name}]' for name in args.sections)}, which `crf {args.verb}` reads"
             raise ConfigError(
                 explain(f"--set {text.partition('=')[0]}", got=f"an option of [{section}]", expected=expected)
             )

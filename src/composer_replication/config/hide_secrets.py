@@ -45,9 +45,9 @@ def shown_parser_message(message: str, document: str) -> str:
     """What a parser says of `document`, without what it quotes if a secret may be in the quotation."""
     if not looks_secret(document):
         return message
-    reason, at, place = message.rpartition(" (at ")
-    reason = _ASSIGNMENT.sub(rf"\1{HIDDEN}", _QUOTED.sub(HIDDEN, reason if at else place))
-    return f"{reason}{at}{place}" if at else reason
+    reason, at, location = message.rpartition(" (at ")
+    reason = _ASSIGNMENT.sub(rf"\1{HIDDEN}", _QUOTED.sub(HIDDEN, reason if at else location))
+    return f"{reason}{at}{location}" if at else reason
 
 
 def _masked(value: object) -> object:

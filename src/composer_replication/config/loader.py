@@ -43,12 +43,12 @@ def from_tables(
     config_class: type[_T], tables: Iterable[tuple[Mapping[str, Any], str]], overrides: Iterable[str] = ()
 ) -> _T:
     """A config from tables that were read already, each with what errors call it; later ones win."""
-    given = _Given()
+    settings = _Given()
     for values, origin in tables:
-        given.add(values, origin)
+        settings.add(values, origin)
     for override in overrides:
-        given.add(*_parse_override(override))
-    return _Builder(config_class, given).build(config_class, given.values, "")
+        settings.add(*_parse_override(override))
+    return _Builder(config_class, settings).build(config_class, settings.values, "")
 
 
 class _Given:
@@ -100,7 +100,7 @@ def _check_depth(values: Mapping[str, object], origin: str) -> None:
     """Level by level, so that whoever walks through the values afterwards may use recursion."""
     level: list[object] = [values]
     for _ in range(_MAX_DEPTH + 1):
-        level = [child for each in level for child in _children(each) if isinstance(child, dict | list)]
+        level = [child for parent in level for child in _children(parent) if isinstance(child, dict | list)]
         if not level:
             return
     raise _too_deep(origin)
@@ -179,8 +179,8 @@ class _Builder:
         value = values.get(spec.name, _USE_DEFAULT)
         if spec.section_class is not None:
             if value is not _USE_DEFAULT and not isinstance(value, dict):
-                told = explain(path, got=shown(value, path), expected="a table")
-                raise ConfigError(f"{self._given.origin(path)}: {told}")
+                message = explain(path, got=shown(value, path), expected="a table")
+                raise ConfigError(f"{self._given.origin(path)}: {message}")
             return self.build(spec.section_class, values.get(spec.name, {}), path)
         if value is _USE_DEFAULT:
             return value

@@ -36,9 +36,9 @@ def load_with_preset(path: str | os.PathLike[str] | None = None, overrides: Iter
 def tables_with_preset(tables: Iterable[tuple[Mapping[str, Any], str]], overrides: Iterable[str] = ()) -> CrfConfig:
     """The same of tables that were read already, each with what errors call it; later ones win."""
     tables, overrides = list(tables), list(overrides)
-    given = from_tables(CrfConfig, tables, overrides)  # whatever is wrong is told here, by its own name
-    if given.train.preset == "none":
-        return given
-    path = preset_path(given.train.preset)
+    config = from_tables(CrfConfig, tables, overrides)  # whatever is wrong is told here, by its own name
+    if config.train.preset == "none":
+        return config
+    path = preset_path(config.train.preset)
     preset = tomllib.loads(path.read_text(encoding="utf-8"))
     return from_tables(CrfConfig, [(preset, f"preset {path.stem}"), *tables], overrides)

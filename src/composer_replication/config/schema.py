@@ -31,7 +31,7 @@ def table(path: str) -> Callable[[type[_T]], type[_T]]:
 
     def decorate(config_class: type[_T]) -> type[_T]:
         def post_init(self: object) -> None:
-            for spec in options_of(made):
+            for spec in options_of(frozen_class):
                 if spec.section_class is None:
                     value = coerce(
                         getattr(self, spec.name), spec.annotation, path=dotted(path, spec.name), bounds=spec.bounds
@@ -41,8 +41,8 @@ def table(path: str) -> Callable[[type[_T]], type[_T]]:
                 cast(Any, self)._check()
 
         cast(Any, config_class).__post_init__ = post_init
-        made = dataclass(frozen=True, kw_only=True)(config_class)
-        return made
+        frozen_class = dataclass(frozen=True, kw_only=True)(config_class)
+        return frozen_class
 
     return decorate
 
@@ -109,7 +109,7 @@ class OptionDoc(NamedTuple):
 def options_of(config_class: type) -> tuple[OptionSpec, ...]:
     """The options and sections of a config class, in the order of their declaration."""
     hints = typing.get_type_hints(config_class)
-    return tuple(_spec(each, hints[each.name], config_class.__name__) for each in dataclasses.fields(config_class))
+    return tuple(_spec(field, hints[field.name], config_class.__name__) for field in dataclasses.fields(config_class))
 
 
 def describe(config_class: type, prefix: str = "") -> list[OptionDoc]:
@@ -127,7 +127,7 @@ def describe(config_class: type, prefix: str = "") -> list[OptionDoc]:
 def option_at(config_class: type, path: str) -> OptionSpec:
     """The option at a dotted path, which has to be one."""
     first, _, rest = path.partition(".")
-    (spec,) = (each for each in options_of(config_class) if each.name == first)
+    (spec,) = (spec for spec in options_of(config_class) if spec.name == first)
     return option_at(spec.section_class, rest) if spec.section_class is not None else spec
 
 

@@ -75,7 +75,7 @@ def type_text(annotation: object, bounds: Bounds = UNBOUNDED) -> str:
         return f"{type_text(inner, bounds)} or none"
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Literal:
-        return " | ".join(f'"{each}"' if isinstance(each, str) else str(each) for each in arguments)
+        return " | ".join(f'"{choice}"' if isinstance(choice, str) else str(choice) for choice in arguments)
     if origin is tuple:
         return f"list of {type_text(arguments[0], bounds)}"
     if origin is dict:
@@ -90,7 +90,7 @@ def optional_inner(annotation: object) -> object | None:
     """X when `annotation` is `X | None`, otherwise None."""
     if typing.get_origin(annotation) not in (types.UnionType, typing.Union):
         return None
-    inside = [each for each in typing.get_args(annotation) if each is not types.NoneType]
+    inside = [member for member in typing.get_args(annotation) if member is not types.NoneType]
     if len(inside) != 1 or len(typing.get_args(annotation)) != 2:
         raise TypeError(f"an option cannot be {annotation}: of unions, only `X | None` can be written in TOML")
     return cast(object, inside[0])
@@ -173,7 +173,7 @@ def _to_dict(value: object, arguments: tuple[object, ...], bounds: Bounds) -> di
 def _to_any(value: object, bounds: Bounds) -> object:
     """Whatever TOML can write, dates aside: for tables whose keys somebody else reads."""
     if isinstance(value, list | tuple):
-        return [_to_any(each, bounds) for each in cast("list[object]", value)]
+        return [_to_any(entry, bounds) for entry in cast("list[object]", value)]
     if isinstance(value, dict):
         return _to_dict(cast("dict[object, object]", value), (str, object), bounds)
     for kind in (bool, int, float, str):

@@ -80,7 +80,7 @@ def _set_options(config: object, path: tuple[str, ...] = ()) -> Iterator[tuple[t
 def _fields(config: object) -> list[tuple[str, object]]:
     if not dataclasses.is_dataclass(config):
         raise TypeError(f"expected a config dataclass, got {type(config).__name__}")
-    return [(each.name, getattr(config, each.name)) for each in dataclasses.fields(config)]
+    return [(field.name, getattr(config, field.name)) for field in dataclasses.fields(config)]
 
 
 def _key_text(key: str) -> str:

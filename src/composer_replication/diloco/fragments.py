@@ -22,32 +22,32 @@ class Fragment(nn.Module):
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Parameter]]:
         del recurse, remove_duplicate  # the parameters are a flat table of different ones
-        return ((f"{prefix}.{name}" if prefix else name, each) for name, each in self._chosen.items())
+        return ((f"{prefix}.{name}" if prefix else name, parameter) for name, parameter in self._chosen.items())
 
     @property
     def num_bytes(self) -> int:
-        return sum(each.numel() * each.element_size() for each in self._chosen.values())
+        return sum(parameter.numel() * parameter.element_size() for parameter in self._chosen.values())
 
 
 def trainable(module: nn.Module) -> Fragment:
     """The parameters of a module that an optimiser changes; with an adapter on it, those of the adapter."""
-    return Fragment({name: each for name, each in module.named_parameters() if each.requires_grad})
+    return Fragment({name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad})
 
 
 def split_into_fragments(model: nn.Module, number: int) -> list[Fragment]:
     """The trainable parameters in `number` runs of whole layers, of sizes as equal as layers allow."""
     layers: dict[str, dict[str, nn.Parameter]] = {}
-    for name, each in trainable(model).named_parameters():
-        layers.setdefault(_layer_of(name), {})[name] = each
+    for name, parameter in trainable(model).named_parameters():
+        layers.setdefault(_layer_of(name), {})[name] = parameter
     if not 1 <= number <= len(layers):
         fix = "Set fewer fragments." if number > len(layers) else ""
         expected = f"1 to {len(layers)}, the layers with trainable parameters"
         raise InputError(explain("fragments of the model", got=number, expected=expected, fix=fix))
-    sizes = torch.tensor([sum(each.numel() for each in layer.values()) for layer in layers.values()])
+    sizes = torch.tensor([sum(parameter.numel() for parameter in layer.values()) for layer in layers.values()])
     middles = sizes.cumsum(0) - sizes / 2
     groups = list(layers.values())
     return [
-        Fragment({name: each for layer in groups[begin:end] for name, each in layer.items()})
+        Fragment({name: parameter for layer in groups[begin:end] for name, parameter in layer.items()})
         for begin, end in pairwise(_bounds((middles / sizes.sum() * number).tolist(), number))
     ]
 
@@ -55,7 +55,7 @@ def split_into_fragments(model: nn.Module, number: int) -> list[Fragment]:
 def _layer_of(name: str) -> str:
     """The name up to a layer's number: `model.layers.3` of `model.layers.3.mlp.up.weight`; else the module's."""
     parts = name.split(".")
-    number = next((place for place, part in enumerate(parts) if part.isdigit()), len(parts) - 2)
+    number = next((position for position, part in enumerate(parts) if part.isdigit()), len(parts) - 2)
     return ".".join(parts[: number + 1])
 
 
@@ -66,6 +66,6 @@ def _bounds(places: list[float], number: int) -> list[int]:
     """
     bounds = [0]
     for group in range(1, number):
-        wanted = next((layer for layer, place in enumerate(places) if place >= group), len(places))
-        bounds.append(min(max(wanted, bounds[-1] + 1), len(places) - (number - group)))
+        first_layer = next((layer for layer, middle in enumerate(places) if middle >= group), len(places))
+        bounds.append(min(max(first_layer, bounds[-1] + 1), len(places) - (number - group)))
     return [*bounds, len(places)]

@@ -47,7 +47,7 @@ def make_diloco_outer_loop(
     refused (`refusals`).
     """
     local_sgd = require("torchft.local_sgd", extra="diloco")
-    fragments = [each if isinstance(each, Fragment) else trainable(each) for each in model_fragments]
+    fragments = [module if isinstance(module, Fragment) else trainable(module) for module in model_fragments]
     delay, alpha = fragment_sync_delay, fragment_update_alpha
     check_outer(lr=outer_lr, momentum=outer_momentum, nesterov=nesterov)
     check_schedule(len(fragments), sync_every=sync_every, delay=delay, alpha=alpha)
@@ -55,7 +55,10 @@ def make_diloco_outer_loop(
     check_buckets(fragments)
     check_manager(manager)
     # One for all fragments would move the others by the gradients that the inner step left on them.
-    outer = [OuterSGD(each.parameters(), lr=outer_lr, momentum=outer_momentum, nesterov=nesterov) for each in fragments]
+    outer = [
+        OuterSGD(fragment.parameters(), lr=outer_lr, momentum=outer_momentum, nesterov=nesterov)
+        for fragment in fragments
+    ]
     stale = _StaleWeights()
     manager.register_state_dict_fn(BEFORE_HEAL, stale.before_heal, dict)
     loop = stale.loop = local_sgd.DiLoCo(
@@ -125,7 +128,7 @@ class _StaleWeights:
 
     def _digest(self) -> str:
         digest = hashlib.sha256()
-        for each in (weights for part in self.loop._fragments for weights in part.original_parameters.values()):
-            values: Any = each.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+        for tensor in (weights for part in self.loop._fragments for weights in part.original_parameters.values()):
+            values: Any = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
             digest.update(values)
         return digest.hexdigest()

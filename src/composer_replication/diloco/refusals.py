@@ -53,16 +53,16 @@ def check_fragments(fragments: Sequence[Fragment], inner_optimizer: torch.optim.
             fix = "Leave it out, or unfreeze what should be trained."
             got = "no trainable parameter"
             raise InputError(explain(f"model_fragments[{number}]", got=got, expected="one or more", fix=fix))
-        for name, each in fragment.named_parameters():
-            place = f"{name} of fragment {number}"
-            if each.dtype in _HALVES:
+        for name, weight in fragment.named_parameters():
+            owner = f"{name} of fragment {number}"
+            if weight.dtype in _HALVES:
                 fix = "Outer steps would round to nothing: train model.float(), and compute under autocast."
-                raise InputError(explain(place, got=each.dtype, expected="torch.float32", fix=fix))
-            if (before := owners.setdefault(_memory_of(each), place)) != place:
+                raise InputError(explain(owner, got=weight.dtype, expected="torch.float32", fix=fix))
+            if (before := owners.setdefault(_memory_of(weight), owner)) != owner:
                 fix = "Put tied weights into one fragment: they would be averaged and moved twice."
-                raise InputError(explain(place, got=f"the same weights as {before}", expected="its own", fix=fix))
-    moved = [each for group in inner_optimizer.param_groups for each in group["params"] if each.requires_grad]
-    missed = [tuple(each.shape) for each in moved if _memory_of(each) not in owners]
+                raise InputError(explain(owner, got=f"the same weights as {before}", expected="its own", fix=fix))
+    moved = [weight for group in inner_optimizer.param_groups for weight in group["params"] if weight.requires_grad]
+    missed = [tuple(weight.shape) for weight in moved if _memory_of(weight) not in owners]
     if missed:
         fix = "Give all of the model: replicas would drift apart in the rest (diloco.fragments.split_into_fragments)."
         got = f"{len(missed)} of the inner optimiser's {len(moved)} parameters in no fragment, the first {missed[0]}"
@@ -86,7 +86,7 @@ def check_buckets(fragments: Sequence[Fragment]) -> None:
     if os.environ.get(name) != "True":
         return
     for number, fragment in enumerate(fragments):
-        dtypes = {each.dtype for each in fragment.parameters()}
+        dtypes = {weight.dtype for weight in fragment.parameters()}
         if fragment.num_bytes > cap or len(dtypes) > 1:
             got = f"{fragment.num_bytes:,} bytes of {len(dtypes)} dtypes"
             expected = f"one bucket: at most {cap:,} bytes of one dtype"

@@ -74,23 +74,23 @@ class Advisers:
     def answer(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """The chat completion for a request."""
         model = body.get("model")
-        known = _MODEL.fullmatch(model) if isinstance(model, str) else None
-        if known is None:
+        match = _MODEL.fullmatch(model) if isinstance(model, str) else None
+        if match is None:
             raise Refused(400, f"{model!r:.100} is not a valid model ID: expected one like {', '.join(MODELS)}")
         if body.get("stream"):
             raise Refused(400, "stream: this server answers whole replies only")
-        shown = _shown(body.get("messages"))
-        situation = self._situation(shown)
-        name = json.dumps([model, shown], sort_keys=True)
-        move = _advice(situation, float(known["rate"] or 0), name)
-        return _completion(str(model), move, len(json.dumps(body)), len(shown.calls))
+        transcript = _shown(body.get("messages"))
+        situation = self._situation(transcript)
+        name = json.dumps([model, transcript], sort_keys=True)
+        move = _advice(situation, float(match["rate"] or 0), name)
+        return _completion(str(model), move, len(json.dumps(body)), len(transcript.calls))
 
     def _situation(self, shown: _Shown) -> Situation:
         """Where the request stands; of several tasks with the same words, the one in which the same came back."""
         tasks = self._tasks.get(shown.prompt)
         if not tasks:
             raise Refused(400, "the first user message is no task of this world")
-        task = tasks[0] if len(tasks) == 1 else max(tasks, key=lambda each: _num_alike(each, shown))
+        task = tasks[0] if len(tasks) == 1 else max(tasks, key=lambda candidate: _num_alike(candidate, shown))
         return retrace(task, shown.calls, runner=_NoRuns())
 
 
@@ -112,7 +112,7 @@ def _advice(situation: Situation, rate: float, name: str) -> Move:
 
 
 def _shown(messages: object) -> _Shown:
-    if not isinstance(messages, list) or not all(isinstance(each, dict) for each in messages):
+    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         raise Refused(400, "messages: expected a list of messages")
     prompt: str | None = None
     calls: list[tuple[str, Any]] = []
@@ -125,11 +125,11 @@ def _shown(messages: object) -> _Shown:
         elif message.get("role") == "tool" and isinstance(text, str):
             fenced = _FENCE.fullmatch(text.strip())
             results[str(message.get("tool_call_id"))] = fenced[2] if fenced else text
-        given: Any = message.get("tool_calls") or []
-        for call in given if isinstance(given, list) else [given]:
+        tool_calls: Any = message.get("tool_calls") or []
+        for call in tool_calls if isinstance(tool_calls, list) else [tool_calls]:
             calls.append(_call(call))
             ids.append(str(call.get("id")))
-    return _Shown(prompt or "", calls, [results.get(each) for each in ids])
+    return _Shown(prompt or "", calls, [results.get(call_id) for call_id in ids])
 
 
 def _call(call: Any) -> tuple[str, Any]:

@@ -137,10 +137,10 @@ class _Writer:
     def result(self, turn: PlayedTurn, call_id: str) -> dict[str, Any]:
         text, failed = turn.outcome.text, turn.outcome.failed
         block = {"tool_use_id": call_id, "type": "tool_result", "content": text}
-        shown = f"Error: {_TAGS.sub('', text)}" if failed else {"content": text}
+        tool_use_result = f"Error: {_TAGS.sub('', text)}" if failed else {"content": text}
         self._input_tokens += _tokens(text)
         message = {"role": "user", "content": [block | ({"is_error": True} if failed else {})]}
-        return self.record("user", message, toolUseResult=shown)
+        return self.record("user", message, toolUseResult=tool_use_result)
 
     def usage(self, turn: PlayedTurn) -> dict[str, int]:
         written = _tokens(turn.move.text + turn.move.tool + json.dumps(dict(turn.move.arguments)))

@@ -72,11 +72,11 @@ class WorkspaceEnvironment(server.Environment[WorkspaceAction, WorkspaceObservat
     def step(self, action: WorkspaceAction, timeout_s: float | None = None) -> WorkspaceObservation:  # noqa: ARG002
         """One call. A call after the end is answered, and pays nothing more."""
         workspace = self._begun()
-        seen = {**asdict(workspace.call(action.name, action.arguments)), "done": workspace.finished}
+        observation = {**asdict(workspace.call(action.name, action.arguments)), "done": workspace.finished}
         if self._reward is not None or not workspace.finished:
-            return WorkspaceObservation(**seen)
+            return WorkspaceObservation(**observation)
         self._reward = workspace.reward()
-        return WorkspaceObservation(**seen, reward=self._reward.value, metadata=_figures(self._reward))
+        return WorkspaceObservation(**observation, reward=self._reward.value, metadata=_figures(self._reward))
 
     @property
     def state(self) -> WorkspaceState:
@@ -137,9 +137,9 @@ def main() -> None:
     options.add_argument("--port", type=int, default=PORT, help="0 lets the machine choose")
     options.add_argument("--max-sessions", type=int, default=MAX_SESSIONS)
     options.add_argument("--max-calls", type=int, default=40, help="calls of one episode")
-    given = options.parse_args()
-    app = create_app(max_sessions=given.max_sessions, max_calls=given.max_calls)
-    uvicorn.Server(server_settings(app, port=given.port)).run()
+    args = options.parse_args()
+    app = create_app(max_sessions=args.max_sessions, max_calls=args.max_calls)
+    uvicorn.Server(server_settings(app, port=args.port)).run()
 
 
 def _figures(reward: Reward) -> dict[str, Any]:

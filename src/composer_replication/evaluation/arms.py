@@ -38,8 +38,8 @@ class Arm(NamedTuple):
 def arms_of(before: str, after: str, controls: Sequence[str] = ()) -> list[Arm]:
     """In this order. An adapter whose own base was a folder that is gone is put on the weights of `before`."""
     first = _arm("before", before, None)
-    named = [("after", after), *((control_name(shuffle), each) for shuffle, each in enumerate(controls, start=1))]
-    return [first, *(_arm(name, given, first.base) for name, given in named)]
+    by_name = [("after", after), *((control_name(shuffle), model) for shuffle, model in enumerate(controls, start=1))]
+    return [first, *(_arm(name, model, first.base) for name, model in by_name)]
 
 
 def _arm(name: str, given: str, default: str | None) -> Arm:
@@ -54,10 +54,10 @@ def _arm(name: str, given: str, default: str | None) -> Arm:
         got = f"{given!r} without {_ADAPTER_WEIGHTS}"
         fix = "Weights in other files would have to be unpickled, which is not done."
         raise InputError(explain(f"--{name}", got=got, expected="an adapter as safetensors", fix=fix))
-    own = _own_base(folder)
-    base = _base_of(own, default)
-    if base is None and own is not None:
-        got = f"the adapter {given!r}, which stands on {own!r}"
+    own_base = _own_base(folder)
+    base = _base_of(own_base, default)
+    if base is None and own_base is not None:
+        got = f"the adapter {given!r}, which stands on {own_base!r}"
         fix = "Name its own base as --before."
         raise InputError(explain(f"--{name}", got=got, expected=f"an adapter on {default!r}", fix=fix))
     if base is None:
@@ -95,15 +95,15 @@ def control_lacks(arms: Sequence[Arm]) -> list[str]:
     real, control = records.get("after"), records.get("control")
     if not real or not control:
         return []
-    ran, ran_in_control = ({each["name"] for each in record["channels"] if each["steps"]} for record in (real, control))
-    said: list[str] = []
+    ran, ran_in_control = ({row["name"] for row in record["channels"] if row["steps"]} for record in (real, control))
+    sentences: list[str] = []
     if _HINTS in ran - ran_in_control:
-        said.append("No control for channel 2: it had no hint of another kind to teach.")
-    elif left := control["drops"].get(f"{_HINTS}: {NO_OTHER_KIND}"):
-        said.append(f"{left:,} sites have no control: there is no hint of another kind for them.")
+        sentences.append("No control for channel 2: it had no hint of another kind to teach.")
+    elif num_uncontrolled := control["drops"].get(f"{_HINTS}: {NO_OTHER_KIND}"):
+        sentences.append(f"{num_uncontrolled:,} sites have no control: there is no hint of another kind for them.")
     if _PAIRS in ran and (_PAIRS not in ran_in_control or control["counts"].get(TURNED) == 0):
-        said.append("No control for channel 3: it had no pair to turn round.")
-    return said
+        sentences.append("No control for channel 3: it had no pair to turn round.")
+    return sentences
 
 
 def _is_same(one: str, other: str) -> bool:
@@ -125,7 +125,7 @@ def digest_of_arm(arm: Arm, model: Any) -> str:
 def tokenizers_of(arms: Sequence[Arm]) -> tuple[dict[str, Any], bool]:
     """By the weights they belong to, and whether all make the same tokens: log-probs of other tokens do not compare."""
     loaded = {base: load_tokenizer(base) for base in dict.fromkeys(arm.base for arm in arms)}
-    return loaded, len({tokenizer_digest(each) for each in loaded.values()}) == 1
+    return loaded, len({tokenizer_digest(tokenizer) for tokenizer in loaded.values()}) == 1
 
 
 def each_model(arms: Sequence[Arm], precision: Precision) -> Iterator[tuple[Arm, Any]]:
@@ -133,7 +133,7 @@ def each_model(arms: Sequence[Arm], precision: Precision) -> Iterator[tuple[Arm,
     device, dtype = device_and_dtype(precision)
     for base in dict.fromkeys(arm.base for arm in arms):
         model: Any = None
-        for arm in (each for each in arms if each.base == base):
+        for arm in (arm for arm in arms if arm.base == base):
             if model is None:
                 model = load_model(base, what=f"model {base!r}", dtype=dtype).to(device).eval()
             if arm.adapter is None:

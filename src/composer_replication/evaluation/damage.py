@@ -48,8 +48,8 @@ class Question(NamedTuple):
 def good_turns_of(held: HeldOut, *, most: int, context: int) -> list[GoodTurn]:
     """Up to `most`, one of every session before a second one of any; long turns are scored by their first tokens."""
     by_session: dict[str, list[GoodTurn]] = {}
-    for each in held.sessions:
-        by_session.setdefault(each.session, []).extend(_good_turns(each, held, context))
+    for session in held.sessions:
+        by_session.setdefault(session.session, []).extend(_good_turns(session, held, context))
     longest = max(map(len, by_session.values()), default=0)
     turns = [several[at] for at in range(longest) for several in by_session.values() if at < len(several)]
     return turns[:most]
@@ -106,10 +106,10 @@ def _rows(path: str, option: str) -> Iterator[Any]:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(explain(option, got=f"{path!r}: {error}", expected="a JSONL file")) from error
-    found = [line for line in lines if line.strip()][:_MOST_ROWS]
-    if not found:
+    rows = [line for line in lines if line.strip()][:_MOST_ROWS]
+    if not rows:
         raise ConfigError(explain(option, got=f"{path!r}, which is empty", expected="a row a line"))
-    for number, line in enumerate(found, start=1):
+    for number, line in enumerate(rows, start=1):
         try:
             yield json.loads(line)
         except ValueError as error:
@@ -118,16 +118,16 @@ def _rows(path: str, option: str) -> Iterator[Any]:
 
 def _question(row: Any, at: int, renderer: Renderer, option: str, with_sums: bool) -> Question:
     fields: Any = row if isinstance(row, dict) else {}
-    asked, answer = (
+    question, answer = (
         next((fields[key] for key in keys if isinstance(fields.get(key), str)), None) for keys in (_QUESTIONS, _ANSWERS)
     )
-    if asked is None or answer is None:
+    if question is None or answer is None:
         expected = f"one of {', '.join(_QUESTIONS)} and one of {', '.join(_ANSWERS)}"
         raise ConfigError(explain(f"{option}, line {at + 1}", got=f"keys {sorted(fields)}", expected=expected))
     where = Provenance(file=option, lines=(at + 1,))
-    said = f"{asked}\n{_ASK}" if with_sums else asked
+    prompt = f"{question}\n{_ASK}" if with_sums else question
     turns = (
-        Turn(id="asked", role="user", origin="human", text=said, provenance=where),
+        Turn(id="asked", role="user", origin="human", text=prompt, provenance=where),
         Turn(id="answer", role="assistant", origin="model", text=answer.strip() or "-", provenance=where),
     )
     rendered = renderer.render(Conversation(id=f"{option}-{at}", format=option, turns=turns))[-1]
@@ -137,13 +137,13 @@ def _question(row: Any, at: int, renderer: Renderer, option: str, with_sums: boo
 
 def is_right(text: str, answer: str) -> bool:
     """Whether the number that a text ends with is that of the answer."""
-    wanted, given = _number(answer), _number(text)
-    return wanted is not None and wanted == given
+    expected, actual = _number(answer), _number(text)
+    return expected is not None and expected == actual
 
 
 def _number(text: str) -> float | None:
-    found = _MARKED.findall(text) or _NUMBER.findall(text)
-    return float(found[-1].replace(",", "").rstrip(".")) if found else None
+    matches = _MARKED.findall(text) or _NUMBER.findall(text)
+    return float(matches[-1].replace(",", "").rstrip(".")) if matches else None
 
 
 UNITS = {GOOD_TURNS: NATS, CODE: NATS, SUMS: "per cent right"}

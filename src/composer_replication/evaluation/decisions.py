@@ -59,7 +59,7 @@ class SiteDecisions(NamedTuple):
 
     @property
     def responses(self) -> list[Response]:
-        return [each for decided in self.decided for each in decided.responses]
+        return [response for decided in self.decided for response in decided.responses]
 
 
 def digest_of(responses: Sequence[Response]) -> str:
@@ -75,19 +75,19 @@ def site_decisions(
 ) -> Iterator[SiteDecisions]:
     """Of every site of the held-out sessions that is no near-duplicate of what was learnt, and has a good call."""
     by_session: dict[str, list[CallPlace]] = {}
-    for each in held.sessions:
-        by_session.setdefault(each.session, []).extend(each.rendered.good_calls)
-    for each in held.sessions:
-        for site in each.rendered.sites:
-            if held.is_duplicate(each.conversation.id, site.site.turn_id):
+    for session in held.sessions:
+        by_session.setdefault(session.session, []).extend(session.rendered.good_calls)
+    for session in held.sessions:
+        for site in session.rendered.sites:
+            if held.is_duplicate(session.conversation.id, site.site.turn_id):
                 drops[NEAR_DUPLICATE] += 1
                 continue
-            places = [place for place in by_session[each.session] if not _is_seen(held, place)]
-            good = list(islice(_good_calls(renderer, site, places), num_good))
+            unseen_calls = [call for call in by_session[session.session] if not _is_seen(held, call)]
+            good = list(islice(_good_calls(renderer, site, unseen_calls), num_good))
             if why_no_target(site.span) or not good:
                 drops[why_no_target(site.span) or NO_GOOD_CALL] += 1
                 continue
-            yield _decisions(renderer, each, site, good, context, drops)
+            yield _decisions(renderer, session, site, good, context, drops)
 
 
 def _is_seen(held: HeldOut, place: CallPlace) -> bool:
@@ -103,10 +103,10 @@ def _good_calls(
         is_elsewhere = place.rendered.conversation_id != site.rendered.conversation_id
         return is_elsewhere, place.words.name != site.site.tool, abs(place.number - site.number)
 
-    for place in sorted(places, key=order)[:_MOST_LOOKED_AT]:
-        decision = decide_like(renderer, place.rendered, place.span, place.words, site.decision)
-        if decision is not None and place.span.turn_id != site.span.turn_id:
-            yield place, decision
+    for call in sorted(places, key=order)[:_MOST_LOOKED_AT]:
+        decision = decide_like(renderer, call.rendered, call.span, call.words, site.decision)
+        if decision is not None and call.span.turn_id != site.span.turn_id:
+            yield call, decision
 
 
 def _decisions(
@@ -117,8 +117,8 @@ def _decisions(
     context: int,
     drops: Counter[str],
 ) -> SiteDecisions:
-    own = DecidedCall(site.rendered, site.span, site.decision)
-    decided = [_decided(site, "erring", "erring", own, site.number, context)]
+    erring_call = DecidedCall(site.rendered, site.span, site.decision)
+    decided = [_decided(site, "erring", "erring", erring_call, site.number, context)]
     right = held.logged.right_call(site.site)
     if right is not None:
         corrected = corrected_call(renderer, held.conversation, site, right)
@@ -126,9 +126,9 @@ def _decisions(
             drops[NOT_RENDERED] += 1
         else:
             decided.append(_decided(site, "correction", "correction", corrected, site.number, context))
-    for number, (place, decision) in enumerate(good):
-        call = DecidedCall(place.rendered, place.span, decision)
-        decided.append(_decided(site, f"good-{number}", "good", call, place.number, context))
+    for number, (good_call, decision) in enumerate(good):
+        call = DecidedCall(good_call.rendered, good_call.span, decision)
+        decided.append(_decided(site, f"good-{number}", "good", call, good_call.number, context))
     return SiteDecisions(site.site.id, site.site.kind, held.conversation.id, held.session, tuple(decided))
 
 
@@ -149,11 +149,11 @@ def _decided(site: KeptSite, name: str, role: Role, call: DecidedCall, turn: int
 
 def _first_token(site: KeptSite, call: DecidedCall, context: int) -> int:
     """The site's own where that leaves the call at least half of the context and at most half more: all share it."""
-    own = max(0, site.span.header_start - context)
+    own_start = max(0, site.span.header_start - context)
     at = call.span.header_start
     is_same = call.rendered is site.rendered or call.span.header_start == site.span.header_start
-    if is_same and own + (context // 2 if own else 0) <= at <= own + context + context // 2:
-        return own
+    if is_same and own_start + (context // 2 if own_start else 0) <= at <= own_start + context + context // 2:
+        return own_start
     return max(0, at - context // 2)
 
 

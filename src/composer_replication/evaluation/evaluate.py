@@ -63,13 +63,13 @@ def measurable(config: CrfConfig, run: RunDir, sides: Sequence[PlacedConversatio
     """
     section = replace(config.evaluation, token_gaps=0)  # they are no part of the primary figure
     view = _view(replace(config, evaluation=section), run, sides, load_tokenizer(model), section.states)
-    names, places = units_of(run, sides), view.asked.places_of(section.primary)
+    names, sessions = units_of(run, sides), view.asked.places_of(section.primary)
     left_out = view.held.drops + view.drops
-    if missing := len(view.asked.sites) - len(places) if section.primary == "forced_correction" else 0:
+    if missing := len(view.asked.sites) - len(sessions) if section.primary == "forced_correction" else 0:
         left_out[NO_CORRECTION] = missing
     return Measurable(
-        values=len(places),
-        units=len({names[session] for session in places}),
+        values=len(sessions),
+        units=len({names[session] for session in sessions}),
         held_out=len({names[row.session] for row in sides if row.side == "test"}),
         sessions=view.held.num_sessions["test"],
         over=over_of(run),
@@ -96,13 +96,13 @@ def evaluate_run(
     began, arms = time.monotonic(), arms_of(before, after, controls)
     tokenizers, have_same_tokens = tokenizers_of(arms)
     views = _views(config, run, sides, tokenizers, have_same_tokens=have_same_tokens)
-    _, held, asked, drops = views[arms[0].base]
-    kept = Kept(scores or run.root / PARTIAL)
+    _, held, questions, drops = views[arms[0].base]
+    partial_results = Kept(scores or run.root / PARTIAL)
     try:
-        answers = _answers(config, arms, views, kept) if asked.are_any else Answers()
+        answers = _answers(config, arms, views, partial_results) if questions.are_any else Answers()
     finally:
-        kept.close()
-    results = results_of(config, run, held, asked, answers, sides)
+        partial_results.close()
+    results = results_of(config, run, held, questions, answers, sides)
     record = record_of(config, run, arms, held, answers, results, have_same_tokens=have_same_tokens)
     say_when_named(record, primary_then)
     record["seconds"] = round(time.monotonic() - began, 1)
@@ -111,7 +111,7 @@ def evaluate_run(
         _write_rows(run, name, rows, held, drops)
     write_evaluation(run, record)
     if scores is None:
-        kept.remove()
+        partial_results.remove()
     return record
 
 
@@ -159,32 +159,32 @@ def _window_settings(config: CrfConfig) -> WindowSettings:
 def _keep_common_states(views: Sequence[_View], most: int) -> None:
     """Of models with other tokens, what they draw compares and nothing else; at states that all can be shown."""
     by_place = [{state.place: state for state in view.asked.states} for view in views]
-    common = [place for place in by_place[0] if all(place in each for each in by_place)]
-    chosen = [place for sort in ("erring", "good") for place in [each for each in common if each[2] == sort][:most]]
+    common = [key for key in by_place[0] if all(key in states for states in by_place)]
+    chosen = [key for sort in ("erring", "good") for key in [shared for shared in common if shared[2] == sort][:most]]
     for view, states in zip(views, by_place, strict=True):
-        asked = view.asked
-        asked.states = [states[place] for place in chosen]
-        asked.sites, asked.turns, asked.gaps, asked.code = [], [], [], []
+        questions = view.asked
+        questions.states = [states[key] for key in chosen]
+        questions.sites, questions.turns, questions.gaps, questions.code = [], [], [], []
 
 
 def _answers(config: CrfConfig, arms: Sequence[Arm], views: Mapping[str, _View], kept: Kept) -> Answers:
     shared = next(iter(views.values()))
     longest = max(view.asked.longest(config.evaluation.new_tokens) for view in views.values())
     engine = engine_of(arms, config.evaluation, longest) if longest else None
-    found = Answers() if engine is None else Answers(engine=engine.name)
+    answers = Answers() if engine is None else Answers(engine=engine.name)
     for arm, model in each_model(arms, config.evaluation.precision):
         view = views.get(arm.base, shared)
         digest, drawing = digest_of_arm(arm, model), None if engine is None else engine.of(arm)
-        asked = view.asked, view.renderer, config.evaluation, kept, drawing
+        arguments = view.asked, view.renderer, config.evaluation, kept, drawing
         try:
-            add_answers(found, ask(model, digest, arm.name, *asked))
+            add_answers(answers, ask(model, digest, arm.name, *arguments))
         except NonFiniteError:
-            found.broken.append(arm.name)
+            answers.broken.append(arm.name)
         if view.asked.states:
-            said = ids_said(session.rendered for session in view.held.sessions)
-            untrained = untrained_rows(model, view.renderer.tokenizer, said)
-            found.unlearnt |= {} if untrained is None else {arm.name: untrained.in_words()}
-    return Answers(broken=found.broken) if {"before", "after"} & set(found.broken) else found
+            said_ids = ids_said(session.rendered for session in view.held.sessions)
+            untrained = untrained_rows(model, view.renderer.tokenizer, said_ids)
+            answers.unlearnt |= {} if untrained is None else {arm.name: untrained.in_words()}
+    return Answers(broken=answers.broken) if {"before", "after"} & set(answers.broken) else answers
 
 
 def _write_rows(

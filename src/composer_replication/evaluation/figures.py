@@ -65,13 +65,13 @@ def forced_values(rows: Iterable[Row]) -> dict[str, list[Value]]:
     by_site: dict[str, dict[str, list[Row]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         by_site[row["site_id"]][row["role"]].append(row)
-    found: dict[str, list[Value]] = {name: [] for name in SORTS if name.startswith("forced_")}
+    values: dict[str, list[Value]] = {name: [] for name in SORTS if name.startswith("forced_")}
     for roles in by_site.values():
         erring = roles["erring"][0]
         moved = {role: _moved(several) for role, several in roles.items()}
 
         def add(name: str, change: Callable[[str], float], first: Row = erring, arms: Iterable[str] = moved["erring"]):
-            found[name].append(Value(first["session"], first["kind"], {arm: change(arm) for arm in arms}))
+            values[name].append(Value(first["session"], first["kind"], {arm: change(arm) for arm in arms}))
 
         add("forced_erring", lambda arm, by=moved: by["erring"][arm])
         if "good" in moved:
@@ -79,7 +79,7 @@ def forced_values(rows: Iterable[Row]) -> dict[str, list[Value]]:
             add("forced_gap", lambda arm, by=moved: by["good"][arm] - by["erring"][arm])
         if "correction" in moved:
             add("forced_correction", lambda arm, by=moved: by["correction"][arm] - by["erring"][arm])
-    return found
+    return values
 
 
 def _moved(rows: Sequence[Row]) -> dict[str, float]:
@@ -94,37 +94,37 @@ def figures_of(
     values: Mapping[str, Sequence[Value]], *, primary: str, seed: int, arms: Sequence[FigureArm], over: Over = "session"
 ) -> list[dict[str, Any]]:
     """Every figure over all sites, then those by kind; the primary one is marked; `over` is what sessions stand for."""
-    found: list[dict[str, Any]] = []
+    figures: list[dict[str, Any]] = []
     for name, several in values.items():
         for arm in arms:
             if several and (arm == "after" or controls_among(several[0].change)):
-                found.append(
+                figures.append(
                     _figure(name, arm, several, None, seed) | {"is_primary": name == primary and arm == "after"}
                 )
     for name in BY_KIND:
         several = values.get(name, ())
-        for kind in sorted({each.kind for each in several if each.kind is not None}):
-            own = [each for each in several if each.kind == kind]
-            found += [_figure(name, arm, own, kind, seed) | {"is_primary": False} for arm in arms]
-    return [each | {"over": over} for each in found]
+        for kind in sorted({value.kind for value in several if value.kind is not None}):
+            kind_values = [value for value in several if value.kind == kind]
+            figures += [_figure(name, arm, kind_values, kind, seed) | {"is_primary": False} for arm in arms]
+    return [figure | {"over": over} for figure in figures]
 
 
 def _figure(name: str, arm: FigureArm, values: Sequence[Value], kind: str | None, seed: int) -> dict[str, Any]:
     sort = SORTS[name]
-    found = interval_of(values, arm, seed)
+    interval = interval_of(values, arm, seed)
     return {
         "name": name,
         "arm": arm,
         "label": sort.label,
         "unit": sort.unit,
-        "estimate": found.estimate,
-        "low": found.low,
-        "high": found.high,
-        "n": found.num_values,
-        "sessions": found.num_sessions,
+        "estimate": interval.estimate,
+        "low": interval.low,
+        "high": interval.high,
+        "n": interval.num_values,
+        "sessions": interval.num_sessions,
         "better": sort.better,
         "kind": kind,
-        "shuffles": None if arm == "after" else found.num_repeats,
+        "shuffles": None if arm == "after" else interval.num_repeats,
     }
 
 
@@ -132,7 +132,7 @@ def interval_of(values: Sequence[Value], arm: FigureArm, seed: int) -> Interval:
     """Of a control with several shuffles, and of the difference to it, the interval is over these as well."""
     names = ["after"] if arm == "after" else controls_among(values[0].change)
     changes = [
-        [each.change["after"] - each.change[name] if arm == "difference" else each.change[name] for each in values]
+        [value.change["after"] - value.change[name] if arm == "difference" else value.change[name] for value in values]
         for name in names
     ]
-    return repeated_interval(changes, [each.session for each in values], seed=seed)
+    return repeated_interval(changes, [value.session for value in values], seed=seed)

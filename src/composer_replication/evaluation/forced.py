@@ -64,8 +64,8 @@ def score_groups(
     for number, group in enumerate(groups):
         tell_phase(Phase(name=what, done=number, total=len(groups), items=items, kept_in=kept.path))
         key = f"{weights}:{digest_of(group)}"
-        known = kept.get(key)
-        scores.append(known if known is not None else kept.put(key, numbers(response_logprobs(model, group).tolist())))
+        sums = kept.get(key)
+        scores.append(sums if sums is not None else kept.put(key, numbers(response_logprobs(model, group).tolist())))
     tell_phase(Phase(name=what, done=len(groups), total=len(groups), items=items, kept_in=kept.path))
     return scores
 
@@ -83,19 +83,19 @@ def evaluated_rows(sites: Iterable[SiteDecisions], scores: Scores) -> list[dict[
     rows: list[dict[str, Any]] = []
     for number, site in enumerate(sites):
         means = {arm: _means(site, every[number]) for arm, every in scores.items()}
-        for at, each in enumerate(site.decided):
+        for at, decision in enumerate(site.decided):
             rows.append(
                 {
-                    "id": each.id,
-                    "conversation_id": each.conversation_id,
+                    "id": decision.id,
+                    "conversation_id": decision.conversation_id,
                     "session": site.session,
-                    "turn": each.turn,
-                    "turn_id": each.turn_id,
+                    "turn": decision.turn,
+                    "turn_id": decision.turn_id,
                     "site_id": site.site_id,
                     "kind": site.kind,
-                    "role": each.role,
-                    "basis": each.basis,
-                    "num_tokens": each.num_tokens,
+                    "role": decision.role,
+                    "basis": decision.basis,
+                    "num_tokens": decision.num_tokens,
                     **_of_arms(means, at),
                 }
             )
@@ -114,5 +114,5 @@ def _of_arms(means: Mapping[str, list[float]], at: int) -> dict[str, float | lis
 
 
 def _means(site: SiteDecisions, sums: Sequence[float]) -> list[float]:
-    left = iter(sums)
-    return [sum(next(left) for _ in each.responses) / each.num_tokens for each in site.decided]
+    remaining_sums = iter(sums)
+    return [sum(next(remaining_sums) for _ in decision.responses) / decision.num_tokens for decision in site.decided]

@@ -57,42 +57,42 @@ def read_held_out(
     num_learnt_sites: int = 0,
 ) -> HeldOut:
     """The test side of a run, read in one pass; of the others as many conversations as hold so many sites."""
-    places = {row.conversation_id: row for row in rows}
+    rows_by_id = {row.conversation_id: row for row in rows}
     names = {side: {row.session for row in rows if row.side == side} for side in SIDES}
-    found = HeldOut(
+    held_out = HeldOut(
         num_sessions={side: len(names[side]) for side in SIDES},
         num_sites=dict.fromkeys(SIDES, 0),
         duplicates=frozenset((row.conversation_id, turn) for row in rows for turn in row.near_duplicates),
     )
     num_known = 0
     for logged in read_sessions(run, with_sites=True, with_pairs=False):
-        place = places[logged.conversation.id]
+        placed_row = rows_by_id[logged.conversation.id]
         num_kept = sum(site.is_kept for site, _ in logged.sites)
-        found.num_sites[place.side] += num_kept
-        if place.side == "test":
-            held = _rendered(place, logged, renderer, settings)
+        held_out.num_sites[placed_row.side] += num_kept
+        if placed_row.side == "test":
+            held = _rendered(placed_row, logged, renderer, settings)
             drops = held.rendered.drops.items()
-            found.drops.update({reason: number for reason, number in drops if not reason.startswith("lm_ce")})
-            found.sessions.append(held)
+            held_out.drops.update({reason: number for reason, number in drops if not reason.startswith("lm_ce")})
+            held_out.sessions.append(held)
         elif num_kept and num_known < num_learnt_sites:
-            found.learnt.append(_rendered(place, logged, renderer, settings))
-            num_known += len(found.learnt[-1].rendered.sites)
-    return found
+            held_out.learnt.append(_rendered(placed_row, logged, renderer, settings))
+            num_known += len(held_out.learnt[-1].rendered.sites)
+    return held_out
 
 
 def _rendered(
     place: PlacedConversation, logged: LoggedSession, renderer: Renderer, settings: WindowSettings
 ) -> HeldOutSession:
     right = corrections_of(logged)
-    known = LoggedSession(conversation=logged.conversation, sites=logged.sites, corrections=right)
-    return HeldOutSession(place.session, place.side, known, render_session(renderer, known, settings))
+    session = LoggedSession(conversation=logged.conversation, sites=logged.sites, corrections=right)
+    return HeldOutSession(place.session, place.side, session, render_session(renderer, session, settings))
 
 
 def corrections_of(logged: LoggedSession) -> dict[str, ToolCall]:
     """What the session itself shows should have been done, by the site's id."""
     from composer_replication.pairs.corrections import ACTED, own_pairs
 
-    kept = {site.id for site, _ in logged.sites if site.is_kept}
+    kept_ids = {site.id for site, _ in logged.sites if site.is_kept}
     failures = [site for site, _ in logged.sites]
-    pairs = own_pairs(logged.conversation, failures, only=kept) if kept else ()
-    return {each.site_id: each.chosen for each in pairs if each.source != ACTED}
+    pairs = own_pairs(logged.conversation, failures, only=kept_ids) if kept_ids else ()
+    return {pair.site_id: pair.chosen for pair in pairs if pair.source != ACTED}

@@ -53,10 +53,10 @@ def sampled_rows(
     numbers: dict[tuple[str, str], list[int]] = {}
     for number, state in enumerate(states):
         numbers.setdefault((state.conversation_id, state.turn_id), []).append(number)
-    wanted = {conversation for conversation, _ in numbers}
+    conversation_ids = {conversation for conversation, _ in numbers}
     rows: dict[int, list[dict[str, Any]]] = {}
     for session in held.sessions:
-        if session.conversation.id not in wanted:
+        if session.conversation.id not in conversation_ids:
             continue
         for turn, judge in _moments(session, earlier):
             for number in numbers.get((session.conversation.id, turn.id), ()):
@@ -97,7 +97,7 @@ class _Moment:
         action, rule = _read(drawn)
         calls = () if action is None else action.calls
         is_known = all(call.name in self._schemas for call in calls) if self._schemas else True
-        said = self._said(action, rule, is_known)
+        judgement = self._said(action, rule, is_known)
         state = self._state
         return {
             "id": f"{state.id}:{arm}:{at}",
@@ -115,9 +115,9 @@ class _Moment:
             "parsed": action is not None,
             "known_tool": is_known,
             "only_looks": bool(calls) and all(map(only_looks_at, calls)),
-            "verdict": said.says,
-            "rule": said.rule,
-            "kind": said.kind or None,
+            "verdict": judgement.says,
+            "rule": judgement.rule,
+            "kind": judgement.kind or None,
             "same_as_logged": action is not None and same_action(action, self._turn.action, self._context),
             "same_as_correction": self._is_right(action),
             "tokens": drawn.num_tokens,
@@ -129,7 +129,7 @@ class _Moment:
         if not is_known:
             return Judgement("fails", "unknown_tool", "tool_not_found", "no tool of this name is there")
         verdicts = [self._judge.verdict(call) for call in action.calls]
-        return min(verdicts, key=lambda each: _WORST_FIRST.index(each.says))
+        return min(verdicts, key=lambda verdict: _WORST_FIRST.index(verdict.says))
 
     def _is_right(self, action: Action | None) -> bool | None:
         if self._right is None:
@@ -182,17 +182,17 @@ def sampled_values(rows: Sequence[Mapping[str, Any]], states: Sequence[State]) -
     kinds = {(state.conversation_id, state.turn_id, state.sort): state.kind for state in states}
     by_state: dict[tuple[str, str, str], dict[str, list[Mapping[str, Any]]]] = {}
     for row in rows:
-        place = (row["conversation_id"], row["turn_id"], row["state"])
-        by_state.setdefault(place, {}).setdefault(row["arm"], []).append(row)
-    found: dict[str, list[Value]] = {name: [] for name in _MEASURES}
-    for place, arms in by_state.items():
+        state_key = (row["conversation_id"], row["turn_id"], row["state"])
+        by_state.setdefault(state_key, {}).setdefault(row["arm"], []).append(row)
+    values: dict[str, list[Value]] = {name: [] for name in _MEASURES}
+    for state_key, arms in by_state.items():
         session = arms["before"][0]["session"]
         for name, measure in _MEASURES.items():
             means = {arm: _mean(measure, several) for arm, several in arms.items()}
-            if all(each is not None for each in means.values()):
+            if all(mean is not None for mean in means.values()):
                 change = {arm: mean - means["before"] for arm, mean in means.items() if arm != "before"}
-                found[name].append(Value(session, kinds[place], change))
-    return found
+                values[name].append(Value(session, kinds[state_key], change))
+    return values
 
 
 def _mean(measure: Any, rows: Sequence[Mapping[str, Any]]) -> Any:
@@ -216,6 +216,6 @@ def _of_arm(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         **means,
         "cut_off": _mean(_is(CUT_OFF), rows),
         "verdicts": dict(sorted(Counter(row["verdict"] for row in rows).items())),
-        "calls": dict(sorted(tools.items(), key=lambda each: (-each[1], each[0]))),
+        "calls": dict(sorted(tools.items(), key=lambda entry: (-entry[1], entry[0]))),
         "rows": len(rows),
     }

@@ -37,8 +37,8 @@ class Questions:
 
     def longest(self, new_tokens: int) -> int:
         """Tokens of the longest prompt with what may be drawn behind it."""
-        drawn = [len(each.prompt) + new_tokens for each in self.states]
-        sums = [len(each.prompt) + max(new_tokens, _SUM_TOKENS) for each in self.sums]
+        drawn = [len(state.prompt) + new_tokens for state in self.states]
+        sums = [len(question.prompt) + max(new_tokens, _SUM_TOKENS) for question in self.sums]
         return max([*drawn, *sums], default=0)
 
     def places_of(self, primary: Primary) -> list[str]:
@@ -46,7 +46,7 @@ class Questions:
         if primary == "sampled_failures":
             return [state.session for state in self.states]
         role = "correction" if primary == "forced_correction" else "good"
-        return [site.session for site in self.sites if any(each.role == role for each in site.decided)]
+        return [site.session for site in self.sites if any(decision.role == role for decision in site.decided)]
 
     @property
     def are_any(self) -> bool:
@@ -114,30 +114,30 @@ def ask(
     """
     weights = f"{digest}:{next(model.parameters()).dtype}"
     groups = [site.responses for site in asked.sites]
-    found = Answers(digests={arm: digest})
+    answers = Answers(digests={arm: digest})
     # Without a site to score, one state tells whether actions can be drawn at all.
     groups = groups or [[(state.prompt, len(state.prompt) - 1)] for state in asked.states[:1]]
     scores = score_groups(model, weights, groups, kept, what=f"log-probs, {arm}", items="sites")
-    found.scores[arm] = scores[: len(asked.sites)]
+    answers.scores[arm] = scores[: len(asked.sites)]
     if controls_among([arm]) and arm != control_name():
-        return found
+        return answers
     if asked.turns:
-        found.losses[damage.GOOD_TURNS] = {arm: _losses(model, weights, asked.turns, kept, f"good turns, {arm}")}
+        answers.losses[damage.GOOD_TURNS] = {arm: _losses(model, weights, asked.turns, kept, f"good turns, {arm}")}
     if asked.code:
-        found.losses[damage.CODE] = {arm: _losses(model, weights, asked.code, kept, f"code, {arm}")}
+        answers.losses[damage.CODE] = {arm: _losses(model, weights, asked.code, kept, f"code, {arm}")}
     if asked.gaps and arm != "control":
-        found.gaps[arm] = gaps_of(model, weights, asked.gaps, kept, arm=arm)
+        answers.gaps[arm] = gaps_of(model, weights, asked.gaps, kept, arm=arm)
     if asked.states:
-        found.draws[arm] = draw_actions(model, weights, renderer, asked.states, section, kept, arm, engine)
+        answers.draws[arm] = draw_actions(model, weights, renderer, asked.states, section, kept, arm, engine)
     if asked.sums:
-        found.losses[damage.SUMS] = {arm: _sums(model, weights, asked.sums, renderer, section, kept, arm, engine)}
-    return found
+        answers.losses[damage.SUMS] = {arm: _sums(model, weights, asked.sums, renderer, section, kept, arm, engine)}
+    return answers
 
 
 def _losses(model: Any, weights: str, asked: list[GoodTurn] | list[Question], kept: Kept, what: str) -> list[float]:
-    responses = [each.response if isinstance(each, GoodTurn) else each.whole for each in asked]
-    sums = score_groups(model, weights, [[each] for each in responses], kept, what=what, items="texts")
-    return damage.losses(responses, [each[0] for each in sums])
+    responses = [text.response if isinstance(text, GoodTurn) else text.whole for text in asked]
+    sums = score_groups(model, weights, [[response] for response in responses], kept, what=what, items="texts")
+    return damage.losses(responses, [scores[0] for scores in sums])
 
 
 def _sums(
@@ -152,9 +152,9 @@ def _sums(
 ) -> list[float]:
     """100 for every question that is answered with the right number, by the likeliest tokens."""
     likeliest = replace(section, temperature=0.0, samples=1, new_tokens=max(section.new_tokens, _SUM_TOKENS))
-    states = [State(str(at), "", "", 0, "", "good", "", None, each.prompt) for at, each in enumerate(asked)]
+    states = [State(str(at), "", "", 0, "", "good", "", None, question.prompt) for at, question in enumerate(asked)]
     drawn = draw_actions(model, weights, renderer, states, likeliest, kept, f"sums, {arm}", engine)
-    return [100.0 * is_right(texts[0].text, each.answer) for texts, each in zip(drawn, asked, strict=True)]
+    return [100.0 * is_right(texts[0].text, question.answer) for texts, question in zip(drawn, asked, strict=True)]
 
 
 def add_answers(into: Answers, more: Answers) -> None:

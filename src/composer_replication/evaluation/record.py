@@ -63,26 +63,26 @@ def results_of(
     sides: Sequence[PlacedConversation],
 ) -> Results:
     """Rows and values; the artefact of a part that was not asked for is written empty, so that none is an old one."""
-    found = Results()
+    results = Results()
     rows = evaluated_rows(asked.sites, answers.scores) if answers.scores else []
     tools = read_tools(run, with_test=True) if run.path("tools").exists() else table_of(())
     drawn: list[dict[str, Any]] = []
     if answers.draws:
         drawn = sampled_rows(held, tools, asked.states, answers.draws, earlier_sessions(read_conversations(run)))
     gaps = gap_rows(asked.gaps, answers.gaps) if answers.gaps else []
-    found.rows = {"evaluated": rows, "sampled": drawn, "token_gaps": gaps}
-    found.values = forced_values(rows)
+    results.rows = {"evaluated": rows, "sampled": drawn, "token_gaps": gaps}
+    results.values = forced_values(rows)
     if drawn:
-        found.values |= sampled_values(drawn, asked.states)
-        found.sampled = sampled_summary(drawn, asked.states, answers.draws, config.evaluation)
-        found.sampled["engine"] = answers.engine
+        results.values |= sampled_values(drawn, asked.states)
+        results.sampled = sampled_summary(drawn, asked.states, answers.draws, config.evaluation)
+        results.sampled["engine"] = answers.engine
     if GOOD_TURNS in answers.losses:
-        found.values[GOOD_TURNS] = loss_values(asked.turns, answers.losses[GOOD_TURNS])
-    found.damage = [damage_row(name, UNITS[name], by_arm) for name, by_arm in answers.losses.items()]
+        results.values[GOOD_TURNS] = loss_values(asked.turns, answers.losses[GOOD_TURNS])
+    results.damage = [damage_row(name, UNITS[name], by_arm) for name, by_arm in answers.losses.items()]
     units = units_of(run, sides)
-    for name, values in found.values.items():
-        found.values[name] = [each._replace(session=units[each.session]) for each in values]
-    return found
+    for name, values in results.values.items():
+        results.values[name] = [value._replace(session=units[value.session]) for value in values]
+    return results
 
 
 def record_of(
@@ -98,7 +98,7 @@ def record_of(
     """What evaluation.json holds, but for when its primary figure was named and what could not be asked."""
     section = config.evaluation
     controls = controls_among(arm.name for arm in arms if arm.name not in answers.broken)
-    shown: list[FigureArm] = ["after", *(["control", "difference"] if controls else [])]
+    figure_arms: list[FigureArm] = ["after", *(["control", "difference"] if controls else [])]
     nothing = _why_nothing(held, answers) if have_same_tokens else _OTHER_TOKENS_THAN_PRIMARY
     return {
         "created": now(),
@@ -109,7 +109,7 @@ def record_of(
         "settings": asdict(section),
         **_verdict(config, run, arms, answers, results, nothing=nothing, has_controls=bool(controls)),
         "figures": figures_of(
-            results.values, primary=section.primary, seed=section.seed, arms=shown, over=over_of(run)
+            results.values, primary=section.primary, seed=section.seed, arms=figure_arms, over=over_of(run)
         ),
         "sampled": results.sampled,
         "not_run": _not_run(config, results, answers, has_control=len(arms) > 2, have_same_tokens=have_same_tokens),
@@ -159,12 +159,12 @@ def _of_training(arms: Sequence[Arm]) -> list[str]:
     """That the training saw only a part of what it was to learn from, where its record says so."""
     record = next((read_training(Path(arm.given)) for arm in arms if arm.name == "after"), {})
     steps, counts = record.get("steps"), record.get("counts") or {}
-    seen, windows = (counts.get(name, 0) for name in ("windows_seen", "windows"))
-    if not steps or not seen or seen >= windows:
+    seen_windows, windows = (counts.get(name, 0) for name in ("windows_seen", "windows"))
+    if not steps or not seen_windows or seen_windows >= windows:
         return []
-    whole = math.ceil(windows * steps / seen)
+    whole = math.ceil(windows * steps / seen_windows)
     return [
-        f"The {steps:,} steps saw {seen:,} of {windows:,} windows, less than one pass over the data: "
+        f"The {steps:,} steps saw {seen_windows:,} of {windows:,} windows, less than one pass over the data: "
         f"train.optimiser.steps = {whole:,} would be one."
     ]
 
@@ -220,17 +220,17 @@ def _not_run(
         "gsm8k": (section.gsm8k is not None, "evaluation.gsm8k names no file"),
         "code": (section.code is not None, "evaluation.code names no file"),
     }
-    said = {part: reason for part, (is_there, reason) in reasons.items() if not is_there}
+    missing_parts = {part: reason for part, (is_there, reason) in reasons.items() if not is_there}
     if not have_same_tokens:
-        said |= dict.fromkeys(("forced", "corrections", "token_gaps", "good_turns", "code"), _OTHER_TOKENS)
+        missing_parts |= dict.fromkeys(("forced", "corrections", "token_gaps", "good_turns", "code"), _OTHER_TOKENS)
     for name in answers.broken:
         parts = (name,) if controls_among([name]) else ("forced", "corrections", "sampled", "token_gaps", "good_turns")
-        said |= dict.fromkeys(parts, f"the log-probs of the model {name!r} are {_BROKEN}")
-    return said
+        missing_parts |= dict.fromkeys(parts, f"the log-probs of the model {name!r} are {_BROKEN}")
+    return missing_parts
 
 
 def _models(arms: Sequence[Arm], digests: Mapping[str, str]) -> dict[str, Any]:
-    said: dict[str, Any] = {
+    models: dict[str, Any] = {
         arm.name: {
             "name": arm.given,
             "digest": digests.get(arm.name),
@@ -238,6 +238,6 @@ def _models(arms: Sequence[Arm], digests: Mapping[str, str]) -> dict[str, Any]:
         }
         for arm in arms
     }
-    if "control" in said:
-        said["control"] |= {"what": CONTROL, "lacks": control_lacks(arms)}
-    return {"control": None, **said}
+    if "control" in models:
+        models["control"] |= {"what": CONTROL, "lacks": control_lacks(arms)}
+    return {"control": None, **models}

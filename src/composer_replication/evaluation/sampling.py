@@ -58,22 +58,22 @@ class Drawn(NamedTuple):
 def states_of(held: HeldOut, sites: Sequence[SiteDecisions], *, most: int, context: int) -> list[State]:
     """Up to `most` of each sort, a state of every session before a second one of any."""
     spans = {
-        (each.conversation_id, span.turn_id): (sequence.ids, span)
-        for each in (session.rendered for session in held.sessions)
-        for sequence in each.sequences
+        (rendered.conversation_id, span.turn_id): (sequence.ids, span)
+        for rendered in (session.rendered for session in held.sessions)
+        for sequence in rendered.sequences
         for span in sequence.spans
     }
-    found: dict[Sort, dict[tuple[str, str], State]] = {"erring": {}, "good": {}}
+    states: dict[Sort, dict[tuple[str, str], State]] = {"erring": {}, "good": {}}
     for site in _in_turn(sites):
-        wanted: dict[Sort, Any] = {
+        decisions: dict[Sort, Any] = {
             "erring": site.decided[0],
-            "good": next(each for each in site.decided if each.role == "good"),
+            "good": next(decision for decision in site.decided if decision.role == "good"),
         }
-        for sort, each in wanted.items():
-            place = (each.conversation_id, each.turn_id)
-            if place in spans and place not in found[sort] and len(found[sort]) < most:
-                found[sort][place] = _state(site, sort, each, *spans[place], context)
-    return [*found["erring"].values(), *found["good"].values()]
+        for sort, decision in decisions.items():
+            turn_key = (decision.conversation_id, decision.turn_id)
+            if turn_key in spans and turn_key not in states[sort] and len(states[sort]) < most:
+                states[sort][turn_key] = _state(site, sort, decision, *spans[turn_key], context)
+    return [*states["erring"].values(), *states["good"].values()]
 
 
 def _in_turn(sites: Sequence[SiteDecisions]) -> Iterator[SiteDecisions]:
@@ -106,29 +106,29 @@ def draw_actions(
     number = section.samples if section.temperature else min(1, section.samples)
     draw = (_Drawer if engine is None else partial(_VllmDrawer, engine))(model, renderer, section, number)
     settings = f"{weights}:drawn:{number}:{section.temperature}:{section.new_tokens}:{section.seed}:{draw.name}"
-    found: list[list[Drawn]] = []
+    draws: list[list[Drawn]] = []
     for batch in _batches(states, number, draw.most_at_once):
         tell_phase(
-            Phase(name=f"drawn actions, {arm}", done=len(found), total=len(states), items="states", kept_in=kept.path)
+            Phase(name=f"drawn actions, {arm}", done=len(draws), total=len(states), items="states", kept_in=kept.path)
         )
-        key = f"{settings}:{digest_of([(each.prompt, 0) for each in batch])}"
-        known = kept.get(key)
-        rows = known if known is not None else kept.put(key, _as_rows(draw([each.prompt for each in batch])))
-        found += [[Drawn(*row) for row in several] for several in rows]
+        key = f"{settings}:{digest_of([(state.prompt, 0) for state in batch])}"
+        kept_rows = kept.get(key)
+        rows = kept_rows if kept_rows is not None else kept.put(key, _as_rows(draw([state.prompt for state in batch])))
+        draws += [[Drawn(*row) for row in several] for several in rows]
     tell_phase(
-        Phase(name=f"drawn actions, {arm}", done=len(found), total=len(states), items="states", kept_in=kept.path)
+        Phase(name=f"drawn actions, {arm}", done=len(draws), total=len(states), items="states", kept_in=kept.path)
     )
-    return found
+    return draws
 
 
 def _as_rows(drawn: Sequence[Sequence[Drawn]]) -> list[list[list[Any]]]:
-    return [[list(each) for each in several] for several in drawn]
+    return [[list(draw) for draw in several] for several in drawn]
 
 
 def _batches(states: Sequence[State], number: int, most: int) -> Iterator[list[State]]:
     batch: list[State] = []
     for state in states:
-        longest = max(len(each.prompt) for each in (*batch, state))
+        longest = max(len(candidate.prompt) for candidate in (*batch, state))
         if batch and (len(batch) == most or (len(batch) + 1) * number * longest > _MOST_TOKENS):
             yield batch
             batch = []
@@ -147,7 +147,7 @@ class _Texts:
         self._stops: list[int] = sorted({*ends, *([] if own_end is None else [int(own_end)])})
 
     def _drawn(self, ids: list[int], has_ended: bool = False) -> Drawn:
-        end = next((at for at, each in enumerate(ids) if each in self._stops), None)
+        end = next((at for at, token in enumerate(ids) if token in self._stops), None)
         text = self._renderer.tokenizer.decode(ids[:end], skip_special_tokens=False)
         return Drawn(str(text), len(ids) if end is None else end, has_ended or end is not None)
 
@@ -166,7 +166,7 @@ class _VllmDrawer(_Texts):
 
     def __call__(self, prompts: Sequence[list[int]]) -> list[list[Drawn]]:
         answers = self._draw(prompts, _seed_of(prompts, self._seed))
-        return [[self._drawn(*each) for each in several] for several in answers]
+        return [[self._drawn(*answer) for answer in several] for several in answers]
 
 
 class _Drawer(_Texts):
@@ -197,12 +197,12 @@ class _Drawer(_Texts):
         ids = torch.tensor([[pad] * (width - len(row)) + row for row in rows], device=device)
         mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows], device=device)
         torch.manual_seed(_seed_of(prompts, self._seed))
-        made = self._generate(self._model, input_ids=ids, attention_mask=mask, generation_config=self._config)
-        drawn = [self._drawn(row[width:]) for row in made.tolist()]
+        sequences = self._generate(self._model, input_ids=ids, attention_mask=mask, generation_config=self._config)
+        drawn = [self._drawn(row[width:]) for row in sequences.tolist()]
         return [drawn[at : at + self._number] for at in range(0, len(drawn), self._number)]
 
 
 def _seed_of(prompts: Sequence[list[int]], seed: int) -> int:
     """The same for every model, and whatever was drawn before."""
-    digest = hashlib.sha256(f"{seed}:{digest_of([(each, 0) for each in prompts])}".encode()).digest()
+    digest = hashlib.sha256(f"{seed}:{digest_of([(prompt, 0) for prompt in prompts])}".encode()).digest()
     return int.from_bytes(digest[:6], "big")

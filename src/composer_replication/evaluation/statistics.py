@@ -132,11 +132,11 @@ def verdict_word(found: Interval, *, higher_is_better: bool, fewest_sessions: in
 def _by_session(values: Sequence[float], sessions: Sequence[str]) -> tuple[Array, Array]:
     """Sum and number of each session's values, in the order of their names: the draws depend on nothing else."""
     names = sorted(set(sessions))
-    place = {name: at for at, name in enumerate(names)}
+    positions = {name: at for at, name in enumerate(names)}
     sums, sizes = np.zeros(len(names)), np.zeros(len(names))
     for value, session in zip(values, sessions, strict=True):
-        sums[place[session]] += value
-        sizes[place[session]] += 1
+        sums[positions[session]] += value
+        sizes[positions[session]] += 1
     return sums, sizes
 
 
@@ -149,8 +149,8 @@ def _alike(values: Sequence[float], sums: Array, sizes: Array) -> float:
     within = max(0.0, inner) / (number - groups)
     between = float((sizes * (sums / sizes - sums.sum() / number) ** 2).sum()) / (groups - 1)
     usual = (number - float((sizes**2).sum()) / number) / (groups - 1)
-    own = max(0.0, (between - within) / usual)
-    share = own / (own + within) if own + within > 0 else 1.0
+    session_variance = max(0.0, (between - within) / usual)
+    share = session_variance / (session_variance + within) if session_variance + within > 0 else 1.0
     return (2 * share + 1) / 3
 
 

@@ -44,28 +44,28 @@ def gap_sites(
     renderer: Renderer, held: HeldOut, *, most: int, context: int, placement: Placement, part: Part
 ) -> list[GapSite]:
     """Sites of held-out sessions, then of learnt ones, `most` of them; a hint without a place in a template is none."""
-    found: list[GapSite] = []
+    sites: list[GapSite] = []
     for site in _sites(renderer, held, context, placement, part):
-        if len(found) == most:
+        if len(sites) == most:
             break
-        found.append(site)
-    return found
+        sites.append(site)
+    return sites
 
 
 def _sites(renderer: Renderer, held: HeldOut, context: int, placement: Placement, part: Part) -> Iterator[GapSite]:
     for session in (*held.sessions, *held.learnt):
-        for each in session.rendered.sites:
-            first = max(0, each.span.header_start - context)
+        for site in session.rendered.sites:
+            first = max(0, site.span.header_start - context)
             options: dict[str, Any] = {"placement": placement, "part": part, "first": first}
-            turn = hinted_turn(renderer, each.rendered, each.span, each.hint, **options)
+            turn = hinted_turn(renderer, site.rendered, site.span, site.hint, **options)
             if isinstance(turn, str):
                 continue
             end = min(turn.end, turn.start + _MOST_TOKENS)
-            ids = each.rendered.ids
+            ids = site.rendered.ids
             yield GapSite(
-                each.site.id,
+                site.site.id,
                 session.conversation.id,
-                each.number,
+                site.number,
                 session.side,
                 [_shown(text) for text in token_texts(renderer.tokenizer, ids[turn.start : end])],
                 (ids[first:end], turn.start - first),
@@ -84,15 +84,15 @@ def gaps_of(model: nn.Module, weights: str, sites: Sequence[GapSite], kept: Kept
     for number, site in enumerate(sites):
         tell_phase(Phase(name=f"token gaps, {arm}", done=number, total=len(sites), items="sites", kept_in=kept.path))
         key = f"{weights}:gaps:{digest_of([site.plain, site.hinted])}"
-        known = kept.get(key)
-        gaps.append(known if known is not None else kept.put(key, numbers(_gaps(model, site))))
+        kept_gaps = kept.get(key)
+        gaps.append(kept_gaps if kept_gaps is not None else kept.put(key, numbers(_gaps(model, site))))
     tell_phase(Phase(name=f"token gaps, {arm}", done=len(sites), total=len(sites), items="sites", kept_in=kept.path))
     return gaps
 
 
 def _gaps(model: nn.Module, site: GapSite) -> list[float]:
     plain, hinted = token_logprobs(model, [site.plain, site.hinted])
-    return [round(each, 4) for each in (hinted - plain).tolist()]
+    return [round(gap, 4) for gap in (hinted - plain).tolist()]
 
 
 def gap_rows(sites: Sequence[GapSite], gaps: Mapping[str, list[list[float]]]) -> list[dict[str, Any]]:

@@ -42,31 +42,31 @@ def verdict_of(
         power = {"sites": 0, "sessions": 0, "smallest_effect": None, "unit": sort.unit}
         if "after" in broken and "before" not in broken:
             sentences = [f"{_WORDS['worse']}: its log-probs there are not numbers.", _BROKEN]
-            said = {"word": "worse", "sentences": sentences, "remarks": []}
-            return said, power | {"sentence": "Nothing could be seen."}
+            verdict = {"word": "worse", "sentences": sentences, "remarks": []}
+            return verdict, power | {"sentence": "Nothing could be seen."}
         why = nothing or "no held-out session holds an error that could be compared with a good call"
         ask = f"Errors in at least {fewest_sessions} held-out {over}s are needed; hold more out or ingest more."
-        said = {"word": "too_thin", "sentences": [f"{_WORDS['too_thin']}: {why}.", ask], "remarks": []}
-        return said, power | {"sentence": "Nothing could be seen."}
+        verdict = {"word": "too_thin", "sentences": [f"{_WORDS['too_thin']}: {why}.", ask], "remarks": []}
+        return verdict, power | {"sentence": "Nothing could be seen."}
     has_control = has_control and bool(controls_among(values[0].change))
-    found = interval_of(values, "after", seed)
-    word = verdict_word(found, higher_is_better=sort.better == "higher", fewest_sessions=fewest_sessions)
-    power = _power(found, sort.unit, over, fewest_sessions)
-    first = f"{_WORDS[word]}: {_in_words(primary, found, over)}."
+    interval = interval_of(values, "after", seed)
+    word = verdict_word(interval, higher_is_better=sort.better == "higher", fewest_sessions=fewest_sessions)
+    power = _power(interval, sort.unit, over, fewest_sessions)
+    first = f"{_WORDS[word]}: {_in_words(primary, interval, over)}."
     second = power["sentence"]
-    if found.num_sessions < fewest_sessions:
+    if interval.num_sessions < fewest_sessions:
         second = (
-            f"Errors in at least {fewest_sessions} held-out {over}s are needed, and there are {found.num_sessions}; "
+            f"Errors in at least {fewest_sessions} held-out {over}s are needed, and there are {interval.num_sessions}; "
             f"hold more {over}s out, or ingest more."
         )
     elif has_control and word in ("better", "worse"):
-        second = _beside_control(values, found, seed)
+        second = _beside_control(values, interval, seed)
     remarks = [
         _movement(every),
-        _of_control(values, found, over, fewest_sessions, seed) if has_control else "",
+        _of_control(values, interval, over, fewest_sessions, seed) if has_control else "",
         _worse_besides(primary, every, seed, over),
     ]
-    return {"word": word, "sentences": [first, second], "remarks": [each for each in remarks if each]}, power
+    return {"word": word, "sentences": [first, second], "remarks": [remark for remark in remarks if remark]}, power
 
 
 def _in_words(name: str, found: Interval, over: Over) -> str:
@@ -131,8 +131,8 @@ def _shuffles(number: int) -> str:
 
 def _movement(every: Mapping[str, Sequence[Value]]) -> str:
     """That the weights have hardly moved, where that is so: without it a figure near 0 looks like a finding."""
-    sizes = sorted(abs(each.change["after"]) for name in _MOVES for each in every.get(name, ()))
-    drawn = (each.change["after"] for name, values in every.items() if name.startswith("sampled") for each in values)
+    sizes = sorted(abs(value.change["after"]) for name in _MOVES for value in every.get(name, ()))
+    drawn = (value.change["after"] for name, values in every.items() if name.startswith("sampled") for value in values)
     if not sizes or any(drawn) or (middle := sizes[len(sizes) // 2]) >= _HARDLY:
         return ""
     if not sizes[-1]:
@@ -161,8 +161,8 @@ def _of_control(values: Sequence[Value], after: Interval, over: Over, fewest: in
 def _worse_besides(primary: str, every: Mapping[str, Sequence[Value]], seed: int, over: Over) -> str:
     """Figures of what training may cost whose whole interval lies on the wrong side."""
     costs: list[str] = []
-    for name in (each for each in _COSTS if each != primary and every.get(each)):
-        found = interval_of(every[name], "after", seed)
-        if found.excludes_zero and (found.estimate > 0) != (SORTS[name].better == "higher"):
-            costs.append(_in_words(name, found, over))
+    for name in (name for name in _COSTS if name != primary and every.get(name)):
+        interval = interval_of(every[name], "after", seed)
+        if interval.excludes_zero and (interval.estimate > 0) != (SORTS[name].better == "higher"):
+            costs.append(_in_words(name, interval, over))
     return f"Worse besides: {'; '.join(costs)}." if costs else ""

@@ -43,7 +43,7 @@ class VllmEngine:
         self._section, self._longest = section, longest
         self._adapters = {arm.adapter: at for at, arm in enumerate(arms, start=1) if arm.adapter is not None}
         ranks = [int(adapter_facts(Path(adapter)).get("r") or 0) for adapter in self._adapters]
-        self._rank = next(each for each in _RANKS if each >= max(ranks, default=0))
+        self._rank = next(rank for rank in _RANKS if rank >= max(ranks, default=0))
         self._base, self._llm = "", None
 
     def of(self, arm: Arm) -> ArmEngine:
@@ -53,7 +53,7 @@ class VllmEngine:
         vllm = importlib.import_module(NAME)
         lora = importlib.import_module(f"{NAME}.lora.request").LoRARequest
         llm = self._engine(vllm, arm)
-        asked = None if arm.adapter is None else lora(arm.name, self._adapters[arm.adapter], arm.adapter)
+        lora_request = None if arm.adapter is None else lora(arm.name, self._adapters[arm.adapter], arm.adapter)
 
         def draw(prompts: Sequence[list[int]], seed: int) -> list[list[tuple[list[int], bool]]]:
             settings = vllm.SamplingParams(
@@ -66,9 +66,11 @@ class VllmEngine:
                 seed=seed % 2**31,
                 stop_token_ids=list(stops),
             )
-            given = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
-            answers = llm.generate(given, settings, use_tqdm=False, lora_request=asked)
-            return [[(list(each.token_ids), each.finish_reason == "stop") for each in one.outputs] for one in answers]
+            token_prompts = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
+            answers = llm.generate(token_prompts, settings, use_tqdm=False, lora_request=lora_request)
+            return [
+                [(list(output.token_ids), output.finish_reason == "stop") for output in one.outputs] for one in answers
+            ]
 
         return draw
 

@@ -108,17 +108,17 @@ def right_texts(facts: Mapping[str, Any]) -> Iterator[str]:
 def quoted(text: object) -> str:
     """Text of a session as it stands in a hint: one line, bounded, in backticks that it cannot leave."""
     line = " ".join(str(text).split())
-    kept = "".join(each for each in line if each.isprintable()).replace("`", "'")
-    if len(kept) > _MAX_QUOTED:
-        kept = kept[: _MAX_QUOTED - 1] + "…"
-    return f"`{kept}`" if kept else ""
+    printable = "".join(char for char in line if char.isprintable()).replace("`", "'")
+    if len(printable) > _MAX_QUOTED:
+        printable = printable[: _MAX_QUOTED - 1] + "…"
+    return f"`{printable}`" if printable else ""
 
 
 def listed(names: Iterable[object]) -> str:
     """Names one after the other, each quoted; a long list is cut and says so."""
-    shown = [name for each in names if (name := quoted(each))]
-    more = f" and {len(shown) - _MAX_LISTED} more" if len(shown) > _MAX_LISTED else ""
-    return ", ".join(shown[:_MAX_LISTED]) + more
+    quoted_names = [name for raw_name in names if (name := quoted(raw_name))]
+    more = f" and {len(quoted_names) - _MAX_LISTED} more" if len(quoted_names) > _MAX_LISTED else ""
+    return ", ".join(quoted_names[:_MAX_LISTED]) + more
 
 
 def given(context: HintContext | None, key: str) -> Any:

@@ -31,18 +31,22 @@ def quotes_call(text: str, call: ToolCall | None, right: Iterable[str], *, only_
     allowed = list(right)
     looked_at = " \n ".join(_SESSION_TEXT.findall(text)) if only_quoted else text
     parts = sorted({*call_parts(call)}, key=lambda part: (-len(part), part))
-    return [part for part in parts if _stands_in(part, looked_at) and not any(part in each for each in allowed)]
+    return [
+        part
+        for part in parts
+        if _stands_in(part, looked_at) and not any(part in allowed_text for allowed_text in allowed)
+    ]
 
 
 def call_parts(call: ToolCall) -> Iterator[str]:
     """What a hint could quote of a call: its parameters, their values, lines, names, parts of paths, quotes."""
-    yield from (each for each in call.arguments if len(each) >= _MIN_WORD and _NAME.search(each))
+    yield from (name for name in call.arguments if len(name) >= _MIN_WORD and _NAME.search(name))
     for text in _texts(call.arguments if call.raw_arguments is None else call.raw_arguments):
         whole = " ".join(text.split())
         if _MIN_WORD <= len(whole) <= _MAX_VALUE:
             yield whole
         yield from (" ".join(line.split()) for line in text.splitlines() if len(line.strip()) >= _MIN_LINE)
-        yield from (next(each for each in match.groups() if each) for match in _IN_QUOTES.finditer(text))
+        yield from (next(group for group in match.groups() if group) for match in _IN_QUOTES.finditer(text))
         for word in _WORD.findall(text):
             yield from _names(word.strip(_EDGES))
 
@@ -53,8 +57,8 @@ def _names(word: str) -> Iterator[str]:
         return
     *folders, last = re.split(r"[/\\]", word)
     stem = last.rpartition(".")[0]
-    yield from (each for each in (word, last) if len(each) >= _MIN_WORD)
-    yield from (each for each in folders if len(each) >= _MIN_WORD and _NAME.search(each))
+    yield from (name for name in (word, last) if len(name) >= _MIN_WORD)
+    yield from (folder for folder in folders if len(folder) >= _MIN_WORD and _NAME.search(folder))
     if len(stem) >= _MIN_STEM:
         yield stem
 
@@ -63,13 +67,13 @@ def _texts(value: Any) -> Iterator[str]:
     """All texts of a value, however deep, in their order."""
     waiting = [value]
     while waiting:
-        each = waiting.pop()
-        if isinstance(each, str):
-            yield each[:_MAX_TEXT]
-        elif isinstance(each, Mapping):
-            waiting += cast("Mapping[str, Any]", each).values()
-        elif isinstance(each, list | tuple):
-            waiting += cast("list[Any]", each)
+        node = waiting.pop()
+        if isinstance(node, str):
+            yield node[:_MAX_TEXT]
+        elif isinstance(node, Mapping):
+            waiting += cast("Mapping[str, Any]", node).values()
+        elif isinstance(node, list | tuple):
+            waiting += cast("list[Any]", node)
 
 
 def _stands_in(part: str, text: str) -> bool:

@@ -43,17 +43,17 @@ def no_match_facts(path: str, wanted: str, seen: SessionState, edits: Sequence[t
         return {"edit_problem": "escapes"}
     if file is None or not file.text.strip(_UNSEEN + "\n"):
         return {"edit_problem": "unread"}
-    lines, asked = file.text.split("\n")[:_MAX_LINES], wanted.split("\n")
-    other = _other_file(asked, lines, seen, path)
-    if other is not None:
-        return {"edit_problem": "other_file", "meant": other}
-    offset = _place_of(asked, lines)
-    facts = _alone(asked, lines, is_whole=file.is_whole) if offset is None else _at(offset, asked, lines)
+    lines, wanted_lines = file.text.split("\n")[:_MAX_LINES], wanted.split("\n")
+    other_path = _other_file(wanted_lines, lines, seen, path)
+    if other_path is not None:
+        return {"edit_problem": "other_file", "meant": other_path}
+    offset = _place_of(wanted_lines, lines)
+    facts = _alone(wanted_lines, lines, is_whole=file.is_whole) if offset is None else _at(offset, wanted_lines, lines)
     if facts.get("edit_problem") == "whitespace" and file.doubt < 2:
         return facts
     if file.doubt:  # what was shown then may not be what is there now
         return {"edit_problem": "changed" if file.doubt == 2 or file.may_be_reworked else "differs"}
-    if _was_changed(asked, lines, edits):
+    if _was_changed(wanted_lines, lines, edits):
         facts["edit_problem"] = "own_edit"
     return facts
 
@@ -68,15 +68,15 @@ def _is_escaped(wanted: str, text: str) -> bool:
 
 def _place_of(asked: Sequence[str], lines: Sequence[str]) -> int | None:
     """Where most lines of the text stand in the file, whatever their whitespace; None where none does."""
-    places: dict[str, list[int]] = {}
+    positions_by_line: dict[str, list[int]] = {}
     for number, line in enumerate(lines):
-        places.setdefault(line.strip(), []).append(number)
+        positions_by_line.setdefault(line.strip(), []).append(number)
     votes: dict[int, float] = {}
     for number, line in enumerate(asked):
         stripped = line.strip()
-        found = places.get(stripped, []) if len(stripped) >= _MIN_ANCHOR else []
-        for place in found:
-            votes[place - number] = votes.get(place - number, 0) + len(stripped) / len(found)
+        positions = positions_by_line.get(stripped, []) if len(stripped) >= _MIN_ANCHOR else []
+        for position in positions:
+            votes[position - number] = votes.get(position - number, 0) + len(stripped) / len(positions)
     return max(votes, key=lambda offset: (votes[offset], -abs(offset))) if votes else None
 
 
@@ -85,9 +85,9 @@ def _at(offset: int, asked: Sequence[str], lines: Sequence[str]) -> HintContext:
     only_whitespace: str | None = None
     last = len(asked) - 1
     for number, line in enumerate(asked):
-        place = offset + number
-        right = lines[place] if 0 <= place < len(lines) else None
-        if right == _UNSEEN or (right is None and place >= len(lines)):
+        position = offset + number
+        right = lines[position] if 0 <= position < len(lines) else None
+        if right == _UNSEEN or (right is None and position >= len(lines)):
             return {"edit_problem": "unshown"}
         if right is None or right == line or (number == last and right.startswith(line)):
             continue
@@ -115,13 +115,13 @@ def _what_differs(wrong: str, right: str) -> str:
     A line that is nearly the wrong one, quoted whole, makes the wrong one likelier.
     """
     words = _WORD_OR_SIGN.findall(right)
-    bare = [[word.strip() for word in each] for each in (_WORD_OR_SIGN.findall(wrong), words)]
+    bare = [[word.strip() for word in line_words] for line_words in (_WORD_OR_SIGN.findall(wrong), words)]
     blocks = SequenceMatcher(None, *bare, autojunk=False).get_matching_blocks()
-    own = set(range(len(words))) - {k for block in blocks for k in range(block.b, block.b + block.size)}
-    near = {k for place in own for k in (place - 1, place, place + 1)}
+    own_indices = set(range(len(words))) - {k for block in blocks for k in range(block.b, block.b + block.size)}
+    near = {k for index in own_indices for k in (index - 1, index, index + 1)}
     near |= {k for k in range(len(words)) if {k - 1, k + 1} <= near}  # one word is no shorter as three dots
-    shown = "".join(word if place in near else _LEFT_OUT for place, word in enumerate(words)) if own else ""
-    return re.sub(f"{_LEFT_OUT}+", _LEFT_OUT, shown).strip(f"{_LEFT_OUT} ")
+    excerpt = "".join(word if index in near else _LEFT_OUT for index, word in enumerate(words)) if own_indices else ""
+    return re.sub(f"{_LEFT_OUT}+", _LEFT_OUT, excerpt).strip(f"{_LEFT_OUT} ")
 
 
 def _is_same_place(number: int, offset: int, asked: Sequence[str], lines: Sequence[str]) -> bool:
@@ -132,15 +132,15 @@ def _is_same_place(number: int, offset: int, asked: Sequence[str], lines: Sequen
         for near in (_neighbour(number, asked, -1), _neighbour(number, asked, 1))
         if near is not None
     ]
-    match = [wanted for wanted, is_there in neighbours if wanted == is_there]
-    is_alone = any(sum(other.strip() == each for other in lines) == 1 for each in match)
+    match = [neighbour for neighbour, is_there in neighbours if neighbour == is_there]
+    is_alone = any(sum(other_line.strip() == neighbour for other_line in lines) == 1 for neighbour in match)
     return (is_alone and len(match) == 2) or _says_the_same(line, right, is_anchored=is_alone)
 
 
 def _neighbour(number: int, asked: Sequence[str], step: int) -> int | None:
     """The next line of the text that is not empty."""
-    places = range(number + step, len(asked) if step > 0 else -1, step)
-    return next((place for place in places if asked[place].strip()), None)
+    indices = range(number + step, len(asked) if step > 0 else -1, step)
+    return next((index for index in indices if asked[index].strip()), None)
 
 
 def _says_the_same(line: str, right: str, *, is_anchored: bool = False) -> bool:
@@ -151,16 +151,16 @@ def _says_the_same(line: str, right: str, *, is_anchored: bool = False) -> bool:
     is_comment = _COMMENT.match(line) is not None
     if is_comment != (_COMMENT.match(right) is not None):
         return False
-    declared, other = _DECLARED.search(line), _DECLARED.search(right)
-    if (declared and declared[1]) != (other and other[1]):
+    declared, other_declared = _DECLARED.search(line), _DECLARED.search(right)
+    if (declared and declared[1]) != (other_declared and other_declared[1]):
         return False
-    names, others = _names(line), _names(right)
-    shared = names & others
-    return bool(shared) and ((is_anchored and not is_comment) or 2 * len(shared) > len(names | others))
+    names, other_names = _names(line), _names(right)
+    shared = names & other_names
+    return bool(shared) and ((is_anchored and not is_comment) or 2 * len(shared) > len(names | other_names))
 
 
 def _names(line: str) -> set[str]:
-    return {each for each in re.findall(r"\w{3,}", line) if each.lower() not in _KEYWORDS}
+    return {name for name in re.findall(r"\w{3,}", line) if name.lower() not in _KEYWORDS}
 
 
 def _alone(asked: Sequence[str], lines: Sequence[str], *, is_whole: bool) -> HintContext:
@@ -168,7 +168,10 @@ def _alone(asked: Sequence[str], lines: Sequence[str], *, is_whole: bool) -> Hin
     code = [line for line in asked if not _COMMENT.match(line)]
     longest = max((line.strip() for line in code), key=len, default="")[:200]
     likely = [line.strip() for line in lines if longest and _says_the_same(longest, line)]
-    near = sorted(((SequenceMatcher(None, longest, each[:200]).ratio(), each) for each in likely[:400]), reverse=True)
+    near = sorted(
+        ((SequenceMatcher(None, longest, candidate[:200]).ratio(), candidate) for candidate in likely[:400]),
+        reverse=True,
+    )
     if near and near[0][0] >= _LIKE and (len(near) == 1 or near[1][0] < near[0][0]):
         return _line_facts(longest, near[0][1])
     return {"edit_problem": "elsewhere" if is_whole else "unshown"}
@@ -179,7 +182,11 @@ def _other_file(asked: Sequence[str], lines: Sequence[str], seen: SessionState, 
     telling = {line.strip() for line in asked if len(line.strip()) >= _MIN_TELLING}
     if not telling or telling & {line.strip() for line in lines}:
         return None
-    holders = [other for other, text in seen.read.items() if other != path and all(each in text for each in telling)]
+    holders = [
+        other_path
+        for other_path, text in seen.read.items()
+        if other_path != path and all(line in text for line in telling)
+    ]
     return short_path(holders[0], seen.paths.root) if len(holders) == 1 else None
 
 
@@ -187,8 +194,8 @@ def _was_changed(asked: Sequence[str], lines: Sequence[str], edits: Sequence[tup
     """Whether what is missing in the file stood there until an edit of this session replaced it."""
     there = {line.strip() for line in lines}
     missing = {line.strip() for line in asked if len(line.strip()) >= _MIN_ANCHOR} - there
-    gone = {line.strip() for old, new in edits for line in old.split("\n") if line.strip() not in new}
-    return bool(missing) and bool(missing & gone)
+    removed_lines = {line.strip() for old, new in edits for line in old.split("\n") if line.strip() not in new}
+    return bool(missing) and bool(missing & removed_lines)
 
 
 def ambiguous_facts(path: str, wanted: str, said: str, seen: SessionState) -> HintContext:
@@ -199,13 +206,16 @@ def ambiguous_facts(path: str, wanted: str, said: str, seen: SessionState) -> Hi
         facts["num_matches"] = int(number[1] or number[2])
     lines = re.search(r" in lines \[((?:\d{1,6}, )+\d{1,6})\]", said[-400:])
     if lines is not None:
-        return {"num_matches": lines[1].count(",") + 1, "places": [f"line {each}" for each in lines[1].split(", ")]}
+        return {
+            "num_matches": lines[1].count(",") + 1,
+            "places": [f"line {line_number}" for line_number in lines[1].split(", ")],
+        }
     file = seen.texts.get(path)
     text = "" if file is None or file.doubt else file.text
-    places = [match.start() for match in re.finditer(re.escape(wanted), text)] if wanted else []
-    if len(places) < 2 or len(places) != facts.get("num_matches", len(places)):
+    offsets = [match.start() for match in re.finditer(re.escape(wanted), text)] if wanted else []
+    if len(offsets) < 2 or len(offsets) != facts.get("num_matches", len(offsets)):
         return facts
-    heads = [_head_above(text[:place].split("\n")) for place in places[: _MAX_NAMES // 2]]
+    heads = [_head_above(text[:offset].split("\n")) for offset in offsets[: _MAX_NAMES // 2]]
     if None not in heads and len(set(heads)) == len(heads):
         facts["places"] = [head for head in heads if head is not None]
     return facts

@@ -47,7 +47,7 @@ _SLIP = 0.8
 def meant_name(said: str) -> str | None:
     """What the error asks about: "did you mean …?"."""
     match = _MEANT.search(said[:_MAX_SAID]) or _NEAR.search(said[:_MAX_SAID])
-    return next(each for each in match.groups() if each).rstrip(".") if match else None
+    return next(group for group in match.groups() if group).rstrip(".") if match else None
 
 
 def choices_in(said: str) -> list[str]:
@@ -55,11 +55,11 @@ def choices_in(said: str) -> list[str]:
     match = _CHOICES.search(said[:_MAX_SAID])
     if match is None:
         return []
-    text = next(each for each in match.groups() if each)
+    text = next(group for group in match.groups() if group)
     text = _END_OF_LIST.split(text, maxsplit=1)[0]
-    names = [each.rstrip(".:") for each in _CHOICE.findall(text) if each.lower() not in _NO_CHOICE]
-    found = [each for each in dict.fromkeys(names) if each][:_MAX_CHOICES]
-    return found if len(found) > 1 else []
+    names = [choice.rstrip(".:") for choice in _CHOICE.findall(text) if choice.lower() not in _NO_CHOICE]
+    choices = [name for name in dict.fromkeys(names) if name][:_MAX_CHOICES]
+    return choices if len(choices) > 1 else []
 
 
 def unknown_option(said: str) -> str | None:
@@ -70,8 +70,10 @@ def unknown_option(said: str) -> str | None:
 
 def near_option(wrong: str, options: Sequence[str]) -> str | None:
     """The one option that differs from this one by a slip of the pen; another option is no better than none."""
-    near = [name for ratio, name in _ranked(wrong.strip("-"), [each.strip("-") for each in options]) if ratio >= _SLIP]
-    return next(each for each in options if each.strip("-") == near[0]) if len(near) == 1 else None
+    near = [
+        name for ratio, name in _ranked(wrong.strip("-"), [option.strip("-") for option in options]) if ratio >= _SLIP
+    ]
+    return next(option for option in options if option.strip("-") == near[0]) if len(near) == 1 else None
 
 
 def options_in(said: str) -> list[str]:
@@ -84,15 +86,15 @@ def options_in(said: str) -> list[str]:
 def command_to_run(said: str) -> str | None:
     """The command that a check or a hook asks for."""
     match = _RUN.search(said[:_MAX_SAID])
-    return None if match is None else next(each for each in match.groups() if each).strip()
+    return None if match is None else next(group for group in match.groups() if group).strip()
 
 
 def nearest(wrong: str, names: Sequence[str]) -> str | None:
     """The one name that was surely meant: the same but for case or a prefix, or much nearer than all others."""
     for is_same in (_is_same, _is_inside):
-        found = [name for name in names if is_same(wrong.casefold(), name.casefold())]
-        if len(found) == 1:
-            return found[0]
+        matches = [name for name in names if is_same(wrong.casefold(), name.casefold())]
+        if len(matches) == 1:
+            return matches[0]
     ranked = sorted(_ranked(wrong, names), reverse=True)
     if not ranked or ranked[0][0] < _CLOSE or (len(ranked) > 1 and ranked[1][0] > ranked[0][0] - 0.1):
         return None

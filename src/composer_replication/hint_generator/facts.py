@@ -69,14 +69,14 @@ def collect_facts(
     needs or refuses. `inferred_tools` are those that sessions of the same agent called.
     """
     call, walk = call_of(site, conversation), along or StateAlong(conversation)
-    seen = walk.before(site.turn_id)
+    state = walk.before(site.turn_id)
     schemas = tool_schemas or {}
     facts: HintContext = {"error_kind": site.kind, "tool_name": site.tool}
     if site.evidence_text:
         facts["error_message"] = site.evidence_text
-    facts |= _tool_facts(site, seen, schemas, inferred_tools or {})
+    facts |= _tool_facts(site, state, schemas, inferred_tools or {})
     if call is not None:
-        case = Case(site, call, said_of(site, conversation), seen, walk.edits_of)
+        case = Case(site, call, said_of(site, conversation), state, walk.edits_of)
         if case.path:
             facts["path"] = case.path
         if site.kind == "input_validation":
@@ -120,17 +120,17 @@ def _renamed_parameter(call: ToolCall, facts: HintContext, inferred: _Schemas) -
     has = {*facts.get("seen_parameters", ()), *(inferred.get(call.name, {}).get("properties") or ())}
     for wrong in facts.get("unexpected_parameters", ()):
         for names in (PATH, OLD_TEXT, NEW_TEXT):
-            others = [name for name in names if name in has and name not in call.arguments] if wrong in names else []
-            if len(others) == 1:
-                return {"meant_parameter": others[0]}
+            synonyms = [name for name in names if name in has and name not in call.arguments] if wrong in names else []
+            if len(synonyms) == 1:
+                return {"meant_parameter": synonyms[0]}
     return {}
 
 
 def _wrong_value(case: Case) -> HintContext:
     """The values there are, where the error lists them, and the one that was surely meant."""
     choices = choices_in(case.said)
-    values = [each for each in case.call.arguments.values() if isinstance(each, str) and 0 < len(each) < _MAX_VALUE]
-    wrong = max((each for each in values if each in case.said), key=len, default=None)
+    values = [value for value in case.call.arguments.values() if isinstance(value, str) and 0 < len(value) < _MAX_VALUE]
+    wrong = max((value for value in values if value in case.said), key=len, default=None)
     meant = meant_name(case.said) or (nearest(wrong, choices) if wrong and choices else None)
     lines = _NUM_LINES.search(case.said)
     advice = f"The file has {lines[1] or lines[2]} lines: ask for none after its last." if lines else None
@@ -145,16 +145,16 @@ def _unread(case: Case) -> HintContext:
     if not case.path:
         return {}
     name = case.path.rpartition("/")[2]
-    is_renamed = any(_RENAMES.search(each) and name in each for each in case.seen.commands)
+    is_renamed = any(_RENAMES.search(command) and name in command for command in case.seen.commands)
     counts_no_more = case.seen.texts.starts_with_summary or case.seen.has_touched(case.path) or is_renamed
     return {"was_read": case.seen.was_in_a_command(case.path), "counts_no_more": counts_no_more}
 
 
 def _no_match(case: Case) -> HintContext:
-    wanted, facts = _old_text(case.call.arguments), advised_facts(case)
-    if not case.path or not wanted or facts:
+    old_text, facts = _old_text(case.call.arguments), advised_facts(case)
+    if not case.path or not old_text or facts:
         return facts
-    return no_match_facts(case.path, wanted, case.seen, case.edits(case.path))
+    return no_match_facts(case.path, old_text, case.seen, case.edits(case.path))
 
 
 def _ambiguous(case: Case) -> HintContext:
@@ -172,10 +172,16 @@ def _folder(case: Case) -> HintContext:
 
 
 def _unknown_program(case: Case) -> HintContext:
-    match = next((found for each in _PROGRAM if (found := each.search(case.site.evidence_text))), None)
+    match = next((hit for pattern in _PROGRAM if (hit := pattern.search(case.site.evidence_text))), None)
     program = match[1] if match else ""
-    others, instead = sorted(case.seen.programs - {program}), _INSTEAD.get(program, "")
-    meant = instead if instead.partition(" ")[0] in others else nearest(program, others) if program else None
+    other_programs, instead = sorted(case.seen.programs - {program}), _INSTEAD.get(program, "")
+    meant = (
+        instead
+        if instead.partition(" ")[0] in other_programs
+        else nearest(program, other_programs)
+        if program
+        else None
+    )
     return advised_facts(case) | known(meant=meant_name(case.said) or meant)
 
 
@@ -191,14 +197,14 @@ def _wrong_use(case: Case) -> HintContext:
 
 
 def _of_git(case: Case) -> HintContext:
-    asked = command_to_run(case.said) or ""
+    command = command_to_run(case.said) or ""
     if _NOT_A_FILE_OF_GIT.search(case.said) and case.path:
-        place = place_of_shell(case)
+        shell_facts = place_of_shell(case)
         is_file = posixpath.splitext(case.path)[1] != ""
-        if "path_from_shell" in place or ("shell_folder" in place and is_file):
-            place.pop("advice", None)
-            return place
-    return advised_facts(case) | known(meant=asked if asked.startswith("git ") else None)
+        if "path_from_shell" in shell_facts or ("shell_folder" in shell_facts and is_file):
+            shell_facts.pop("advice", None)
+            return shell_facts
+    return advised_facts(case) | known(meant=command if command.startswith("git ") else None)
 
 
 def _gate(case: Case) -> HintContext:

@@ -63,8 +63,8 @@ def hint_edit_no_match(ctx: HintContext | None = None) -> str:
         "longer": "Copy the text to change from what was shown instead of writing it from memory. One of its lines is"
         " shorter in the file.",
     }
-    other = str(given(ctx, "advice") or f"{rule} {read} again and copy from what it shows.")
-    return words.get(str(given(ctx, "edit_problem")), other)
+    fallback = str(given(ctx, "advice") or f"{rule} {read} again and copy from what it shows.")
+    return words.get(str(given(ctx, "edit_problem")), fallback)
 
 
 def _indent(ctx: HintContext | None) -> str:
@@ -85,9 +85,9 @@ def _beginning(line: str) -> str:
 
 def hint_edit_ambiguous(ctx: HintContext | None = None) -> str:
     """Text that is in the file more than once."""
-    number, places, everywhere = given(ctx, "num_matches"), given(ctx, "places"), text_fact(ctx, "meant_parameter")
+    number, locations, everywhere = given(ctx, "num_matches"), given(ctx, "places"), text_fact(ctx, "meant_parameter")
     times = {2: "twice"}.get(number, f"{number} times") if isinstance(number, int) and number > 1 else "more than once"
-    where = f", at {listed(places)}" if places else ""
+    where = f", at {listed(locations)}" if locations else ""
     how = f"set {everywhere}" if everywhere else "have all of them changed at once"
     can_all = everywhere or given(ctx, "can_replace_all")
     all_of_them = f", or {how} where every place is to change" if can_all else ""
@@ -148,9 +148,9 @@ def names_shown(ctx: HintContext | None) -> str:
 def hint_is_directory(ctx: HintContext | None = None) -> str:
     """A folder where a file is needed."""
     names, finder = given(ctx, "names_there"), text_fact(ctx, "finder_tool")
-    shown = f", such as {listed(names)}" if names else ""
+    sample = f", such as {listed(names)}" if names else ""
     return (
-        f"This path is a folder, and the tool opens single files. List it with {finder or '`ls`'} and open one{shown}."
+        f"This path is a folder, and the tool opens single files. List it with {finder or '`ls`'} and open one{sample}."
     )
 
 

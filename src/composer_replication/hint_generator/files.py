@@ -34,27 +34,27 @@ _OTHER_ENDING = {".yml": ".yaml", ".yaml": ".yml", ".js": ".ts", ".jsx": ".tsx",
 def missing_path_facts(path: str, said: str, seen: SessionState) -> HintContext:
     """Which file was meant, where the error or the session says so; else what its folder is known to hold."""
     paths = seen.paths
-    wanted = paths.absolute(path, paths.root)
-    folder, _, name = wanted.rpartition("/")
-    names = [each.rpartition("/")[2] for each in choices_in(said)]
+    full_path = paths.absolute(path, paths.root)
+    folder, _, name = full_path.rpartition("/")
+    names = [choice.rpartition("/")[2] for choice in choices_in(said)]
     meant = meant_name(said) or nearest(name, names)
     if meant is not None:
         return {"meant": meant, "is_from_error": True}
     if names:
         return {"names_there": names[:_MAX_NAMES], "is_from_error": True}
     there = names_in(folder, seen)
-    close = [each for each in there if _is_spelled_alike(name, each)]
+    close = [entry for entry in there if _is_spelled_alike(name, entry)]
     if len(close) == 1:
         return {"meant": short_path(f"{folder}/{close[0]}", paths.root)}
     is_folder = bool(there) or folder in paths.folders
-    found = None if is_folder else _same_name(wanted, paths.files)
-    if found is not None:
-        return {"meant": short_path(found, paths.root)}
+    namesake = None if is_folder else _same_name(full_path, paths.files)
+    if namesake is not None:
+        return {"meant": short_path(namesake, paths.root)}
     ending = _OTHER_ENDING.get(posixpath.splitext(name)[1])
     if ending:
         return {"other_ending": ending}
-    alike = [each for each in there if ("." in each) >= ("." in name)]
-    alike.sort(key=lambda each: -SequenceMatcher(None, name, each).ratio())
+    alike = [entry for entry in there if ("." in entry) >= ("." in name)]
+    alike.sort(key=lambda entry: -SequenceMatcher(None, name, entry).ratio())
     return {"names_there": alike[:_MAX_NAMES]} if alike else {}
 
 
@@ -63,7 +63,7 @@ def _is_spelled_alike(name: str, other: str) -> bool:
     (stem, ending), (other_stem, other_ending) = posixpath.splitext(name), posixpath.splitext(other)
     if stem == other_stem:
         return True
-    num_words, num_other = (len(re.split(r"[_.-]", each)) for each in (stem, other_stem))
+    num_words, num_other = (len(re.split(r"[_.-]", base)) for base in (stem, other_stem))
     is_near = SequenceMatcher(None, stem, other_stem).ratio() >= _ALIKE
     return ending == other_ending and num_words == num_other and is_near
 
@@ -71,15 +71,15 @@ def _is_spelled_alike(name: str, other: str) -> bool:
 def _same_name(wanted: str, files: set[str]) -> str | None:
     """The one file of that name; of several the one whose folders agree best, if one alone does."""
     *folders, name = wanted.split("/")
-    found = sorted(each for each in files if each.rpartition("/")[2] == name and each != wanted)
-    related = [each for each in found if _are_related(folders, each.split("/")[:-1])]
+    namesakes = sorted(path for path in files if path.rpartition("/")[2] == name and path != wanted)
+    related = [path for path in namesakes if _are_related(folders, path.split("/")[:-1])]
     if len(related) > 1:
-        agree = sorted((_num_same_end(folders, each.split("/")[:-1]), each) for each in related)
+        agree = sorted((_num_same_end(folders, path.split("/")[:-1]), path) for path in related)
         return agree[-1][1] if agree[-1][0] > agree[-2][0] else None
     if related:
         return related[0]
     is_common = name.partition(".")[0].lower() in _COMMON
-    return found[0] if len(found) == 1 and not is_common else None
+    return namesakes[0] if len(namesakes) == 1 and not is_common else None
 
 
 def _are_related(one: Sequence[str], other: Sequence[str]) -> bool:
@@ -104,14 +104,14 @@ def short_path(path: str, root: str | None) -> str:
 def names_in(folder: str, seen: SessionState) -> list[str]:
     """Names that the session has shown in a folder."""
     start = seen.paths.absolute(folder, seen.paths.root).rstrip("/") + "/"
-    inside = {each[len(start) :].partition("/")[0] for each in seen.paths.files if each.startswith(start)}
-    return sorted(each for each in inside if _PLAIN_NAME.fullmatch(each))
+    inside = {path[len(start) :].partition("/")[0] for path in seen.paths.files if path.startswith(start)}
+    return sorted(name for name in inside if _PLAIN_NAME.fullmatch(name))
 
 
 def typed_path(message: str, command: str) -> str | None:
     """The path that a shell's message is about, if the command names it."""
     for match in _THING.finditer(message):
-        thing = next(each for each in match.groups() if each)
+        thing = next(group for group in match.groups() if group)
         if thing in command:
             return thing
         ends = [word for word in re.findall(r"[\w./@+~-]+", command) if "/" in word or "." in word]

@@ -53,9 +53,9 @@ def parameter_facts(call: ToolCall | None, message: str, schema: Mapping[str, An
     properties = schema.get("properties") if schema is not None else None
     if call is not None and call.raw_arguments is None and isinstance(properties, Mapping):
         required = schema.get("required") if schema is not None else None
-        missing = missing or [each for each in required or () if each not in call.arguments]
+        missing = missing or [name for name in required or () if name not in call.arguments]
         closed = schema is not None and schema.get("additionalProperties") is False
-        unexpected = unexpected or [each for each in call.arguments if closed and each not in properties]
+        unexpected = unexpected or [name for name in call.arguments if closed and name not in properties]
         wrong = wrong or [
             f"{name}: {kind}"
             for name, value in call.arguments.items()
@@ -71,14 +71,18 @@ def parameter_facts(call: ToolCall | None, message: str, schema: Mapping[str, An
 
 
 def _named(pattern: re.Pattern[str], message: str) -> list[str]:
-    found = (next(each for each in match.groups() if each) for match in pattern.finditer(message[:4000]))
-    return list(dict.fromkeys(found))
+    names = (next(group for group in match.groups() if group) for match in pattern.finditer(message[:4000]))
+    return list(dict.fromkeys(names))
 
 
 def _types(message: str) -> list[str]:
-    said = message[:4000]
-    found = [*_TYPE.findall(said), *_SHOULD_BE.findall(said), *((name, kind) for kind, name in _EXPECTED.findall(said))]
-    return [f"{name}: {kind}" for name, kind in found]
+    text = message[:4000]
+    typed_names = [
+        *_TYPE.findall(text),
+        *_SHOULD_BE.findall(text),
+        *((name, kind) for kind, name in _EXPECTED.findall(text)),
+    ]
+    return [f"{name}: {kind}" for name, kind in typed_names]
 
 
 def _wrong_kind(value: Any, schema: Any) -> str | None:

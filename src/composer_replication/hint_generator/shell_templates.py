@@ -29,8 +29,8 @@ def hint_cmd_not_found(ctx: HintContext | None = None) -> str:
     meant, advice = text_fact(ctx, "meant"), given(ctx, "advice")
     if meant:
         return f"The command here is {meant}. Use commands that have worked in this session."
-    other = "Use commands that this session has shown to work, or check with `command -v` before relying on another."
-    return str(advice or other)
+    fallback = "Use commands that this session has shown to work, or check with `command -v` before relying on another."
+    return str(advice or fallback)
 
 
 def hint_shell_path_missing(ctx: HintContext | None = None) -> str:
@@ -65,8 +65,8 @@ def hint_wrong_folder(ctx: HintContext | None = None) -> str:
         return f"The shell stands in {here} since an earlier command. Name paths from there, or go back with {back}."
     if meant := text_fact(ctx, "meant"):
         return f"From the project's folder the path is {meant}: mind which folder the shell stands in."
-    other = _LIST_FIRST if given(ctx, "is_absolute") else _BEHIND_CD if is_behind_cd else _FOLDER
-    return str(given(ctx, "advice") or other)
+    fallback = _LIST_FIRST if given(ctx, "is_absolute") else _BEHIND_CD if is_behind_cd else _FOLDER
+    return str(given(ctx, "advice") or fallback)
 
 
 def hint_usage_error(ctx: HintContext | None = None) -> str:
@@ -77,33 +77,33 @@ def hint_usage_error(ctx: HintContext | None = None) -> str:
     if choices:
         return f"This command takes {listed(choices)}: use one of these."
     if given(ctx, "is_unknown_option"):
-        other = (
+        fallback = (
             "Leave out an option that the program has not shown, or look it up in its `--help` first: options differ"
             " between programs and between systems."
         )
     else:
-        other = (
+        fallback = (
             "Look up what the call takes before making it: the program's `--help`, or its list of tasks or commands,"
             " shows which arguments it needs and in which form."
         )
-    return str(advice or other)
+    return str(advice or fallback)
 
 
 def hint_git_state(ctx: HintContext | None = None) -> str:
     """A git command that the state of the repository does not allow."""
-    advice, asked = given(ctx, "advice"), text_fact(ctx, "meant")
+    advice, command = given(ctx, "advice"), text_fact(ctx, "meant")
     if given(ctx, "shell_folder"):
         return hint_wrong_folder(ctx)
     rule = "Look at `git status` before a command that depends on the branch, the remote or a clean tree."
     rule = str(advice or rule)
-    return f"{first_sentences(rule, 1)} Here that is {asked}." if asked else rule
+    return f"{first_sentences(rule, 1)} Here that is {command}." if command else rule
 
 
 def hint_hook_blocked(ctx: HintContext | None = None) -> str:
     """What a check of the project refuses for the second time."""
-    asked = text_fact(ctx, "meant")
-    if asked:
-        return f"This project checks such calls: run {asked} before them, as it has asked for before."
+    command = text_fact(ctx, "meant")
+    if command:
+        return f"This project checks such calls: run {command} before them, as it has asked for before."
     return "This project checks such calls and has refused one before. Do first what the check asks for, then call."
 
 

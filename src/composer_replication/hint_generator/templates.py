@@ -89,10 +89,10 @@ def _what_is_needed(ctx: HintContext | None, name: str) -> str:
 
 
 def _what_there_is(ctx: HintContext | None) -> str:
-    takes, seen = _takes(ctx), given(ctx, "seen_parameters")
+    takes, seen_parameters = _takes(ctx), given(ctx, "seen_parameters")
     if takes:
         return f" It takes {takes}."
-    return f" Calls that worked had {listed(seen)}." if seen else ""
+    return f" Calls that worked had {listed(seen_parameters)}." if seen_parameters else ""
 
 
 def hint_repeated_failure(ctx: HintContext | None = None) -> str:
@@ -100,9 +100,9 @@ def hint_repeated_failure(ctx: HintContext | None = None) -> str:
     kind = str(given(ctx, "error_kind"))
     kind = "type_error" if kind == "input_validation" and kind not in HINT_TEMPLATES else kind
     template = HINT_TEMPLATES.get(kind) if kind != "repeated_failure" else None
-    other = str(given(ctx, "advice") or "Read what came back for the cause first.")
-    known = other if template is None else template(ctx or {})
-    return f"The same call has failed before, and would fail again unchanged. {first_sentences(known, 1)}"
+    fallback = str(given(ctx, "advice") or "Read what came back for the cause first.")
+    hint = fallback if template is None else template(ctx or {})
+    return f"The same call has failed before, and would fail again unchanged. {first_sentences(hint, 1)}"
 
 
 def hint_runtime_error(ctx: HintContext | None = None) -> str:
@@ -121,9 +121,9 @@ def _takes(ctx: HintContext | None) -> str:
         return ""
     required = cast("Mapping[str, Any]", schema).get("required")
     needed = set(cast("list[str]", required)) if isinstance(required, list) else set[str]()
-    names = sorted(cast("Mapping[str, Any]", properties), key=lambda each: (each not in needed, each))
-    shown = [quoted(each) + (" (required)" if each in needed else "") for each in names[:12]]
-    return ", ".join(shown)
+    names = sorted(cast("Mapping[str, Any]", properties), key=lambda name: (name not in needed, name))
+    labels = [quoted(name) + (" (required)" if name in needed else "") for name in names[:12]]
+    return ", ".join(labels)
 
 
 HINT_TEMPLATES: dict[str, Template] = {

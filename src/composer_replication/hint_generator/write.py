@@ -49,7 +49,7 @@ def write_hint(
     somebody wrote down, `inferred_tools` those that sessions of the same agent called; `along` saves work where a
     conversation has many sites.
     """
-    unknown = [each for each in sources if each not in _SOURCES]
+    unknown = [source for source in sources if source not in _SOURCES]
     if unknown or ("writer" in sources and writer is None):
         got = f"{list(sources)}, writer={'None' if writer is None else 'given'}"
         expected = f"sources among {list(_SOURCES)}, and a writer where one is named"
@@ -75,18 +75,20 @@ def write_hint(
 def said_hint(words: str, *, template: str = CORRECTED, scrubber: Scrubber | None = None) -> Hint | None:
     """What a user said as a hint, in the user's words; None where nothing is left of them that can be shown."""
     words = words if scrubber is None else scrubber.scope().text(words)
-    shown = " ".join("".join(each if each.isprintable() else " " for each in words).split()).replace('"', "'")
-    shown = shown if len(shown) <= _MAX_SAID else shown[: _MAX_SAID - 1].rpartition(" ")[0] + "…"
-    text = f'The user says: "{shown}"'
-    if not any(each not in _EMPTY for each in re.findall(r"\w[\w']*", shown.lower().replace("\u2019", "'"))):
+    shown_words = " ".join("".join(char if char.isprintable() else " " for char in words).split()).replace('"', "'")
+    shown_words = (
+        shown_words if len(shown_words) <= _MAX_SAID else shown_words[: _MAX_SAID - 1].rpartition(" ")[0] + "…"
+    )
+    text = f'The user says: "{shown_words}"'
+    if not any(word not in _EMPTY for word in re.findall(r"\w[\w']*", shown_words.lower().replace("\u2019", "'"))):
         return None  # a fragment: what it points to is not in it
-    return Hint(text=text, source="user", template=template, version=VERSION, facts={"words": shown})
+    return Hint(text=text, source="user", template=template, version=VERSION, facts={"words": shown_words})
 
 
 def user_words(site: ErrorSite, conversation: Conversation) -> str:
     """The words that a site's evidence is: of a refusal, or of the message after a stop."""
-    turn = next((each for each in conversation.turns if each.id == site.result_turn_id), None)
-    results = () if turn is None else (each.text for each in turn.results if each.call_id == site.call_id)
+    turn = next((turn for turn in conversation.turns if turn.id == site.result_turn_id), None)
+    results = () if turn is None else (result.text for result in turn.results if result.call_id == site.call_id)
     text = next(iter(results), "" if turn is None else turn.text)
     return text[slice(*site.evidence)]
 

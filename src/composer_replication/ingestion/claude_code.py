@@ -75,7 +75,11 @@ class ClaudeCodeIngester:
 
     def ingest_conversation(self, path: str | Path) -> Conversation:
         """The conversation as it stood at the end; after a compaction, `ingest_conversations` has the earlier parts."""
-        main = [each for each in self.ingest_conversations(path) if each.parent is None or _continues(each)]
+        main = [
+            conversation
+            for conversation in self.ingest_conversations(path)
+            if conversation.parent is None or _continues(conversation)
+        ]
         if not main:
             raise InputError(explain(f"{path}", got="no conversation", expected="a Claude Code session log"))
         return main[-1]
@@ -87,15 +91,17 @@ class ClaudeCodeIngester:
             raise InputError(explain(str(path), got="no such file", expected="a Claude Code session log"))
         self.last_report, self.last_stats = IngestReport(), IngestionStats()
         contexts = list(read(SourceFile(path, path.name), self.last_report))
-        kept = contexts
+        conversations = contexts
         if self._skip_sidechain:  # a sub-agent's file may not say in its records whose it is
             is_agents_own = path.match("agent-*.jsonl")
-            kept = [each for each in contexts if not is_agents_own and (each.parent is None or _continues(each))]
+            conversations = [
+                context for context in contexts if not is_agents_own and (context.parent is None or _continues(context))
+            ]
         if self._scrubber is not None:
             scope = self._scrubber.scope()
-            kept = [scrub_conversation(each, scope) for each in kept]
-        self._count(contexts, kept)
-        return kept
+            conversations = [scrub_conversation(conversation, scope) for conversation in conversations]
+        self._count(contexts, conversations)
+        return conversations
 
     def _count(self, contexts: list[Conversation], kept: list[Conversation]) -> None:
         stats, report = self.last_stats, self.last_report
@@ -103,12 +109,14 @@ class ClaudeCodeIngester:
         stats.n_records_skipped = report.skipped.total() + report.counts["records without a message"]
         stats.skipped_truncated_lines = report.skipped["truncated last line"]
         stats.skipped_summary = report.counts["summaries"]
-        stats.skipped_subagent = sum(len(each.turns) for each in contexts) - sum(len(each.turns) for each in kept)
-        assistants = [turn for each in kept for turn in each.turns if turn.role == "assistant"]
+        stats.skipped_subagent = sum(len(context.turns) for context in contexts) - sum(
+            len(conversation.turns) for conversation in kept
+        )
+        assistants = [turn for conversation in kept for turn in conversation.turns if turn.role == "assistant"]
         stats.n_assistant_turns = len(assistants)
         stats.n_tool_use_blocks = sum(len(turn.calls) for turn in assistants)
         stats.n_text_blocks = sum(bool(turn.text) for turn in assistants)
-        versions = sorted({each.agent_version for each in contexts if each.agent_version})
+        versions = sorted({context.agent_version for context in contexts if context.agent_version})
         stats.version_warnings = [f"untested CLI version {v}" for v in versions if not _TESTED_VERSIONS.match(v)]
 
 

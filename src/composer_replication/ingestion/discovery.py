@@ -58,7 +58,7 @@ def families(sources: Iterable[SourceFile]) -> list[Family]:
         home = folder.removesuffix(f"/{_SUBAGENTS}") + ".jsonl" if source.path.parent.name == _SUBAGENTS else ""
         files_of.setdefault(home or source.name, []).append(source)
     return [
-        Family(name, tuple(sorted(files_of[name], key=lambda each: file_order(each.name)))) for name in sorted(files_of)
+        Family(name, tuple(sorted(files_of[name], key=lambda file: file_order(file.name)))) for name in sorted(files_of)
     ]
 
 
@@ -135,7 +135,7 @@ def is_ignored(relative: str, patterns: Sequence[str]) -> bool:
     """A pattern matches a whole path, a file name, or any folder above the file."""
     parts = relative.split("/")
     candidates = [relative, parts[-1], *("/".join(parts[:n]) for n in range(1, len(parts))), *parts[:-1]]
-    return any(fnmatch.fnmatchcase(each, pattern.rstrip("/")) for pattern in patterns for each in candidates)
+    return any(fnmatch.fnmatchcase(candidate, pattern.rstrip("/")) for pattern in patterns for candidate in candidates)
 
 
 class Links:
@@ -154,7 +154,9 @@ class Links:
     def why_not_entered(self, folder: Path) -> str:
         """Why a link to a folder is not followed; empty where it is."""
         target = _real(folder)
-        if any(target.is_relative_to(each) for each in self._entered) or self._root.is_relative_to(target):
+        if any(target.is_relative_to(entered_folder) for entered_folder in self._entered) or self._root.is_relative_to(
+            target
+        ):
             return TO_A_FOLDER
         if not self._follow:
             return LEADS_OUT

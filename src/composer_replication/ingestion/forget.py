@@ -34,24 +34,24 @@ def mark(run: RunDir, gone: Set[str]) -> None:
 
 def forget(run: RunDir, gone: Set[str]) -> None:
     """Write conversations, their sources and the tools inferred from them anew, without these conversations."""
-    given = read_tools(run, with_test=True).given
-    meta, tools, settled = run.meta("conversations"), ToolSchemas(), list[SessionSource]()
+    given_tools = read_tools(run, with_test=True).given
+    meta, tools, sources = run.meta("conversations"), ToolSchemas(), list[SessionSource]()
     counts, drops = Counter[str](), Counter[str]()
     is_scrubbed = meta.settings.get("scrubbed") is True
 
     def kept_rows() -> Iterator[Row]:
         for account, family in _families(run):
-            kept = [row for row in family if row["id"] not in gone]
-            if len(kept) < len(family):
-                if not kept:
+            remaining_rows = [row for row in family if row["id"] not in gone]
+            if len(remaining_rows) < len(family):
+                if not remaining_rows:
                     continue  # nothing is left to say where it was
-                bare = with_suffix(kept, suffix="", remove=account.id_suffix)
+                bare = with_suffix(remaining_rows, suffix="", remove=account.id_suffix)
                 account = replace(with_rows(account, bare), skipped={}, skips=())
-            settled.append(account)
-            for row in kept:
+            sources.append(account)
+            for row in remaining_rows:
                 tools.add_row(row)
                 yield row
-        add_totals(settled, counts, drops)
+        add_totals(sources, counts, drops)
 
     run.write_jsonl(
         "conversations",
@@ -62,8 +62,8 @@ def forget(run: RunDir, gone: Set[str]) -> None:
         drops=drops,
         settings=meta.settings,
     )
-    write_accounts(run, settled, is_scrubbed=is_scrubbed)
-    tool_schemas.write_tools(run, tools, given, is_scrubbed=is_scrubbed)
+    write_accounts(run, sources, is_scrubbed=is_scrubbed)
+    tool_schemas.write_tools(run, tools, given_tools, is_scrubbed=is_scrubbed)
 
 
 def _bare(row: Row) -> Row:

@@ -96,8 +96,8 @@ def _write(
         settings=settings | salted,
     )
     write_accounts(run, sources, is_scrubbed=scrub is not None)
-    given = tools if scrub is None else scrub.scrubber().scope().value(dict(tools))
-    tool_schemas.write_tools(run, inferred, given, is_scrubbed=scrub is not None)
+    given_tools = tools if scrub is None else scrub.scrubber().scope().value(dict(tools))
+    tool_schemas.write_tools(run, inferred, given_tools, is_scrubbed=scrub is not None)
     return IngestSummary.of(sources, planned, gathered, lost=earlier.lost, is_scrubbed=scrub is not None)
 
 
@@ -113,7 +113,11 @@ def _refuse_what_cannot_be_read_anew(run: RunDir, planned: Plan, earlier: Earlie
     """Rows of an older version are read anew from their logs, all of which have to be among those named now."""
     if not earlier.is_old:
         return
-    missing = [each.source.path for each in planned.families if each.family is None or _has_lost_files(each)]
+    missing = [
+        planned_family.source.path
+        for planned_family in planned.families
+        if planned_family.family is None or _has_lost_files(planned_family)
+    ]
     if missing:
         got = (
             f"a run made before arguments kept their order, with {len(missing)} sessions whose logs are not among"
@@ -130,12 +134,12 @@ def _has_lost_files(planned: Planned) -> bool:
 
 def _refuse_empty(planned: Plan, gathered: Sequence[GatheredFamily]) -> None:
     """A path that holds no session at all is an error, also beside others that do."""
-    held = {each.source.path: each for each in gathered}
+    held = {family.source.path: family for family in gathered}
     for root, paths in planned.of_root.items():
         below = [held[path] for path in paths]
-        if root in planned.all_ignored or any(each.facts or FORGOTTEN in each.source.skipped for each in below):
+        if root in planned.all_ignored or any(family.facts or FORGOTTEN in family.source.skipped for family in below):
             continue
         reasons = Counter[str](planned.outside.skipped)
-        for each in below:
-            reasons.update(each.source.skipped)
+        for family in below:
+            reasons.update(family.source.skipped)
         raise no_session(root, reasons)

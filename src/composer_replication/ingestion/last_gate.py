@@ -66,10 +66,10 @@ class LastGate:
         if self.is_open:
             return []
         data: Any = orjson.loads(body)
-        parts = [("parameters", {key: each for key, each in data.items() if key not in ("messages", "tools")}, False)]
+        parts = [("parameters", {key: value for key, value in data.items() if key not in ("messages", "tools")}, False)]
         parts += [("tools", data.get("tools"), True)]
-        for number, each in enumerate(data["messages"], start=1):
-            parts.append((f"message {number} ({each.get('role')})", each, True))
+        for number, message in enumerate(data["messages"], start=1):
+            parts.append((f"message {number} ({message.get('role')})", message, True))
         return [
             find
             for name, part, is_text in parts
@@ -113,8 +113,8 @@ class LastGate:
         texts, names = self._texts.scope(), self._ids.scope()
         (texts if is_text else names).value(view.value)
         names.value(view.shown)
-        for each in view.ids:
-            names.text(each)
+        for identity in view.ids:
+            names.text(identity)
         return Counter(texts.report.counts) + Counter(names.report.counts)
 
 
@@ -157,7 +157,7 @@ def refusal(what: str, finds: Sequence[Find]) -> InputError:
     for find in finds:
         kinds.update(find.kinds)
     more = len(finds) - _MAX_TOLD
-    places = [f"  {find}" for find in finds[:_MAX_TOLD]] + ([f"  and {more:,} more"] if more > 0 else [])
+    locations = [f"  {find}" for find in finds[:_MAX_TOLD]] + ([f"  and {more:,} more"] if more > 0 else [])
     steps = (
         "`crf ingest PATH... -o RUN --reread` takes out what the rules and this environment know by now",
         "`crf forget SESSION --run RUN` leaves a session out",
@@ -169,7 +169,7 @@ def refusal(what: str, finds: Sequence[Find]) -> InputError:
     )
     got = f"{number} ({_listed(kinds)})"
     message = explain(what, got=got, expected="none; nothing of it went out", fix="The places:")
-    return InputError("\n".join([message, *places, "What to do:", *(f"  {step}" for step in steps)]))
+    return InputError("\n".join([message, *locations, "What to do:", *(f"  {step}" for step in steps)]))
 
 
 @lru_cache(maxsize=4096)

@@ -53,7 +53,7 @@ def detect(path: Path) -> Ingester | None:
     """The format of a file by its content, or None."""
     with path.open("rb") as file:
         head = file.read(_HEAD_BYTES)
-    return next((each for each in map(ingester, FORMATS) if each.sniff(head, path)), None)
+    return next((candidate for candidate in map(ingester, FORMATS) if candidate.sniff(head, path)), None)
 
 
 def ingest(
@@ -101,7 +101,7 @@ def read_family(family: Family, report: IngestReport) -> Iterator[Conversation]:
 
 def read_with_files(family: Family, report: IngestReport) -> Iterator[tuple[Conversation, str]]:
     """The same, each with the name of its file."""
-    read = [(each, source.name) for source in family.sources for each in read_any(source, report)]
+    read = [(conversation, source.name) for source in family.sources for conversation in read_any(source, report)]
     conversations = [conversation for conversation, _ in read]
     started = {
         agent: (conversation.id, turn.id, call_id)

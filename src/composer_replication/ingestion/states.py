@@ -109,9 +109,9 @@ class History:
 
     def messages(self) -> Iterator[Message]:
         left_out = 0
-        kept = self._kept()
+        kept_indices = self._kept()
         for number, unit in enumerate(self._units):
-            if number not in kept:
+            if number not in kept_indices:
                 left_out += unit.num_turns
                 continue
             if left_out:
@@ -137,19 +137,19 @@ class History:
         if self._max_tokens is None or not units:
             return range(len(units))
         latest = next((at for at in reversed(range(len(units))) if units[at].is_users_word), None)
-        kept = {at for at, unit in enumerate(units) if unit.stays} | {len(units) - 1}
-        kept |= set() if latest is None else {latest}
-        room = self._max_tokens * _BYTES_PER_TOKEN - sum(units[at].size for at in kept)
+        kept_indices = {at for at, unit in enumerate(units) if unit.stays} | {len(units) - 1}
+        kept_indices |= set() if latest is None else {latest}
+        room = self._max_tokens * _BYTES_PER_TOKEN - sum(units[at].size for at in kept_indices)
         for at in reversed(range(len(units))):
-            if at in kept:
+            if at in kept_indices:
                 continue
             room -= units[at].size
             if room < 0:
                 break
-            kept.add(at)
-        return kept
+            kept_indices.add(at)
+        return kept_indices
 
 
 def _mark(num_turns: int) -> Message:
-    said = "1 turn of this session is" if num_turns == 1 else f"{num_turns} turns of this session are"
-    return {"role": "user", "content": f"[{said} left out here]"}
+    subject = "1 turn of this session is" if num_turns == 1 else f"{num_turns} turns of this session are"
+    return {"role": "user", "content": f"[{subject} left out here]"}

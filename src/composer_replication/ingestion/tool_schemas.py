@@ -26,7 +26,7 @@ def load_tool_schemas(path: Path) -> dict[str, dict[str, Any]]:
         fix = 'Write the schemas of the tools: [{"name": ..., "parameters": ...}], or leave --tools out.'
         expected = "a list with tools in it, or an object with one"
         raise InputError(explain(str(path), got=got, expected=expected, fix=fix))
-    return dict(_named_schema(each, f"{path}, tool {number}") for number, each in enumerate(cast("list[Any]", tools)))
+    return dict(_named_schema(tool, f"{path}, tool {number}") for number, tool in enumerate(cast("list[Any]", tools)))
 
 
 def write_tools(

@@ -77,11 +77,13 @@ class Repository:
         # A name may be used again: what was merged before is another branch, and of the others the next one is meant.
         merged = (tip for when, tip in (self._merged.get(branch, []) if branch else ()) if when > seconds)
         names += islice(merged, 1)
-        for place, name in enumerate((*names, "HEAD", "refs/heads/main", "refs/heads/master")):
+        for index, name in enumerate((*names, "HEAD", "refs/heads/main", "refs/heads/master")):
             # By the first parent: what others had committed by then may have been merged only later.
-            found = self._ask("rev-list", "-1", "--first-parent", f"--before={seconds}", "--end-of-options", name, "--")
-            if found is not None and found.strip():
-                return found.strip().decode("ascii", "replace"), not branch or place < len(names)
+            commit = self._ask(
+                "rev-list", "-1", "--first-parent", f"--before={seconds}", "--end-of-options", name, "--"
+            )
+            if commit is not None and commit.strip():
+                return commit.strip().decode("ascii", "replace"), not branch or index < len(names)
         return None, False
 
     @cached_property
@@ -120,10 +122,10 @@ class Repository:
     def versions(self, path: str) -> tuple[str, ...]:
         """Every text that a file has had in any commit; none where not all of them can be had."""
         blobs = self.history.versions.get(path, []) if self.history else []
-        given = "\n".join(blobs).encode()
-        if not 0 < len(blobs) <= _MAX_VERSIONS or not self._can_be_had(given, len(blobs)):
+        blob_lines = "\n".join(blobs).encode()
+        if not 0 < len(blobs) <= _MAX_VERSIONS or not self._can_be_had(blob_lines, len(blobs)):
             return ()
-        texts = tuple(_texts(self._ask("cat-file", "--batch", given=given) or b""))
+        texts = tuple(_texts(self._ask("cat-file", "--batch", given=blob_lines) or b""))
         return texts if len(texts) == len(blobs) else ()
 
     def _can_be_had(self, names: bytes, number: int) -> bool:
@@ -200,8 +202,8 @@ class Checkout:
             squeezed = self._repository.squeezed(relative)
             return without_blanks(text) in squeezed if squeezed else None
         versions, plain = self._repository.versions(relative), text.replace("\r\n", "\n")
-        wanted = plain.rstrip("\n") or plain  # an edit is tried without its last line's end, too
-        return any(wanted in each for each in versions) if versions else None
+        needle = plain.rstrip("\n") or plain  # an edit is tried without its last line's end, too
+        return any(needle in version for version in versions) if versions else None
 
 
 def without_blanks(text: str) -> str:
@@ -211,14 +213,14 @@ def without_blanks(text: str) -> str:
 
 def _texts(out: bytes) -> Iterator[str]:
     """The texts that `cat-file --batch` prints, each behind its name and size."""
-    place = 0
-    while (end := out.find(b"\n", place)) >= 0:
-        words = out[place:end].split()
-        place = end + 1
+    position = 0
+    while (end := out.find(b"\n", position)) >= 0:
+        words = out[position:end].split()
+        position = end + 1
         size = int(words[2]) if len(words) == 3 else -1  # a missing object has no size, and no line of its own
         if 0 <= size <= _MAX_TEXT and words[1] == b"blob":
-            yield out[place : place + size].decode("utf-8", "replace").replace("\r\n", "\n")
-        place += size + 1
+            yield out[position : position + size].decode("utf-8", "replace").replace("\r\n", "\n")
+        position += size + 1
 
 
 def seconds_of(when: str) -> int | None:

@@ -52,7 +52,7 @@ class EarlierSessions:
             self._roots[root].append((when, relative))
             folder, _, name = relative.rpartition("/")
             self._inside[folder][name].append((when, root))
-        for path in {each for relative in files for each in with_parents(relative)}:
+        for path in {shown_path for relative in files for shown_path in with_parents(relative)}:
             self._events[path].append((when, root, True))
         for ends in paths.named:
             self._named[ends] = min(when, self._named.get(ends, when))
@@ -104,7 +104,7 @@ class PathKnowledge:
         if not kin:
             return None
         for path in with_parents(relative):
-            events = [each for each in self._until_now(self._sessions._events.get(path, [])) if each[1] in kin]
+            events = [event for event in self._until_now(self._sessions._events.get(path, [])) if event[1] in kin]
             if events and not events[-1][2]:
                 is_new = events[-1][0] < self._sessions._named.get(_last_parts(path), 0) < self._when
                 return None if is_new else Standing(False, "missing_in_earlier_session")
@@ -128,8 +128,10 @@ class PathKnowledge:
     def _has_stem(self, name: str, kin: frozenset[str]) -> bool:
         """Whether a file of the root differs from this one in its ending alone."""
         stem = name.rpartition(".")[0]
-        others = [other for other in self._sessions._inside.get("", {}) if other.rpartition(".")[0] == stem]
-        return bool(stem) and any(self._is_inside("", other, kin) for other in others)
+        namesakes = [
+            root_name for root_name in self._sessions._inside.get("", {}) if root_name.rpartition(".")[0] == stem
+        ]
+        return bool(stem) and any(self._is_inside("", namesake, kin) for namesake in namesakes)
 
     def _is_inside(self, folder: str, name: str, kin: frozenset[str]) -> bool:
         return any(root in kin for _, root in self._until_now(self._sessions._inside[folder][name]))
@@ -140,7 +142,7 @@ class PathKnowledge:
     def text(self, relative: str, shown: Iterable[str]) -> str | None:
         """The file as an earlier session last knew it whole."""
         kin = self._folders(shown)
-        texts = [each for each in self._until_now(self._sessions._texts.get(relative, [])) if each[1] in kin]
+        texts = [version for version in self._until_now(self._sessions._texts.get(relative, [])) if version[1] in kin]
         return texts[-1][2] if texts else None
 
     def is_too_large(self, relative: str, shown: Iterable[str]) -> bool:
@@ -151,7 +153,7 @@ class PathKnowledge:
     def has_name(self, name: tuple[str, str], shown: Iterable[str]) -> bool | None:
         """Whether an agent or skill was there when it was last asked for; None where it never was."""
         kin = self._folders(shown) or {self._root}
-        events = [each for each in self._until_now(self._sessions._names.get(name, [])) if each[1] in kin]
+        events = [event for event in self._until_now(self._sessions._names.get(name, [])) if event[1] in kin]
         return events[-1][2] if events else None
 
     def _num_inside(self, folder: str, kin: frozenset[str]) -> int:
@@ -159,12 +161,14 @@ class PathKnowledge:
 
     def _folders(self, shown: Iterable[str]) -> frozenset[str]:
         if self._kin is None:
-            own = [relative for _, relative in self._until_now(self._sessions._roots.get(self._root, []))]
-            files = {path for path in (*own[-_MAX_COMPARED:], *islice(shown, _MAX_COMPARED)) if "/" in path}
-            if not own and len(files) < _MIN_SHARED:
+            own_files = [relative for _, relative in self._until_now(self._sessions._roots.get(self._root, []))]
+            files = {path for path in (*own_files[-_MAX_COMPARED:], *islice(shown, _MAX_COMPARED)) if "/" in path}
+            if not own_files and len(files) < _MIN_SHARED:
                 return frozenset()  # nothing to recognise the project by yet
             events = (self._until_now(self._sessions._events.get(path, [])) for path in files)
-            shared = Counter(root for each in events for root in {root for _, root, is_there in each if is_there})
+            shared = Counter(
+                root for path_events in events for root in {root for _, root, is_there in path_events if is_there}
+            )
             self._kin = frozenset(
                 {self._root, *(root for root, number in shared.items() if self._is_kin(root, number, files))}
             )

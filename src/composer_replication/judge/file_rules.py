@@ -17,17 +17,17 @@ _TAKE_FOLDERS = word_set("grep glob ls list list_directory list_dir list_files s
 
 def judge_file_call(call: ToolCall, known: Known) -> Judgement:
     """A call of a file tool: first its path, then, for an edit, whether the file was read and holds the text."""
-    given = path_argument(call.arguments)
-    if not given:
+    argument = path_argument(call.arguments)
+    if not argument:
         return Judgement("unknown", "no_path")
-    path = known.paths.absolute(given)
+    path = known.paths.absolute(argument)
     standing = known.standing(path)
     takes_folders = plain_name(call.name) in _TAKE_FOLDERS
     if standing.is_folder and not takes_folders:
         return Judgement("fails", "a_folder", "is_directory", "the session has shown it to be a folder")
     if is_edit(call.name):
         return _judge_edit(call, path, known)
-    if known.is_doubled(given, known.paths.shell.path):
+    if known.is_doubled(argument, known.paths.shell.path):
         return Judgement("fails", "from_another_folder", "file_not_found", "the shell stands in another folder")
     if standing.is_there is False and known.texts.was_read(path) is not True:
         known.said_missing(path, standing)
@@ -41,11 +41,11 @@ def judge_file_call(call: ToolCall, known: Known) -> Judgement:
 
 def _judge_edit(call: ToolCall, path: str, known: Known) -> Judgement:
     operations = edit_operations(call, known.paths.root) or []
-    replaces = [each for each in operations if isinstance(each, Replace)]
-    if replaces and all(each.old == each.new for each in replaces):
+    replaces = [operation for operation in operations if isinstance(operation, Replace)]
+    if replaces and all(edit.old == edit.new for edit in replaces):
         return Judgement("fails", "edit_noop", "edit_noop", "what is to be replaced equals what replaces it")
     standing, was_read = known.standing(path), known.texts.was_read(path)
-    writes = bool(operations) and all(isinstance(each, Put) for each in operations)
+    writes = bool(operations) and all(isinstance(operation, Put) for operation in operations)
     if was_read is True:
         return _judge_read(call, replaces, path, known)
     if writes and known.texts.has_plan and PLANS in path:
@@ -70,9 +70,11 @@ def _judge_read(call: ToolCall, replaces: list[Replace], path: str, known: Known
     lost = Judgement("fails", "changed_and_too_large", "edit_not_read", "a command changed it, and it is too large")
     if change == "surely":
         return lost
-    said = _judge_text(replaces[0], path, known) if replaces else Judgement("ok", "was_read", "edit_not_read")
-    is_doubtful = change == "maybe" and said.says != "fails"
-    return Judgement("risky", lost.rule, lost.kind, "a formatter ran, and it is too large") if is_doubtful else said
+    judgement = _judge_text(replaces[0], path, known) if replaces else Judgement("ok", "was_read", "edit_not_read")
+    is_doubtful = change == "maybe" and judgement.says != "fails"
+    return (
+        Judgement("risky", lost.rule, lost.kind, "a formatter ran, and it is too large") if is_doubtful else judgement
+    )
 
 
 def _judge_text(edit: Replace, path: str, known: Known) -> Judgement:

@@ -38,19 +38,19 @@ class History:
                 self._removed[path] = max(when, self._removed.get(path, 0))
             else:
                 blobs[path][blob] = None
-        self.versions = {path: list(found) for path, found in blobs.items()}
+        self.versions = {path: list(versions) for path, versions in blobs.items()}
         self._paths = sorted(self._added)
 
     def adds_elsewhere(self, path: str, behind: Collection[str]) -> bool:
         """Whether a commit that does not lie behind the checkout has added the path, or something below it."""
-        return any(commit not in behind for each in self._at_or_below(path) for commit in self._added[each])
+        return any(commit not in behind for added_path in self._at_or_below(path) for commit in self._added[added_path])
 
     def removed_at(self, path: str) -> int | None:
         """When the last of it was removed; 0 where it never was there, None where it was and nobody removed it."""
         last = 0
-        for each in self._at_or_below(path):
-            when = self._removed.get(each, 0)
-            if when <= self._added_at[each]:
+        for added_path in self._at_or_below(path):
+            when = self._removed.get(added_path, 0)
+            if when <= self._added_at[added_path]:
                 return None  # a merge that took the other side's files does not say so
             last = max(last, when)
         return last
@@ -59,10 +59,10 @@ class History:
         if path in self._added:
             yield path
         start = f"{path}/"
-        for place in range(bisect_left(self._paths, start), len(self._paths)):
-            if not self._paths[place].startswith(start):
+        for index in range(bisect_left(self._paths, start), len(self._paths)):
+            if not self._paths[index].startswith(start):
                 return
-            yield self._paths[place]
+            yield self._paths[index]
 
 
 def merged_branches(merges: bytes) -> dict[str, list[tuple[int, str]]]:
@@ -70,14 +70,14 @@ def merged_branches(merges: bytes) -> dict[str, list[tuple[int, str]]]:
 
     `merges` as `rev-list --merges --format=%P%x09%ct%x09%s` prints them.
     """
-    found: dict[str, list[tuple[int, str]]] = defaultdict(list)
+    branches: dict[str, list[tuple[int, str]]] = defaultdict(list)
     for line in _text(merges).split("\n"):
         parents, _, rest = line.partition("\t")
         when, _, subject = rest.partition("\t")
         name = _MERGED.match(subject)
         if name is not None and len(parents.split()) == 2 and when.isdecimal():
-            found[name[1] or name[2]].append((int(when), parents.split()[1]))
-    return {name: sorted(tips) for name, tips in found.items()}
+            branches[name[1] or name[2]].append((int(when), parents.split()[1]))
+    return {name: sorted(tips) for name, tips in branches.items()}
 
 
 def _entries(changes: bytes) -> Iterator[tuple[str, str, str, str]]:

@@ -53,12 +53,12 @@ class Known:
         if standing.is_there is not None or relative is None:
             return standing
         by_project = self._project.standing(relative, self.paths.relative_files()) if self._project else None
-        opinions = [each for each in (self._in_checkout(relative), by_project) if each is not None]
-        if any(each.is_there for each in opinions):
-            return next(each for each in opinions if each.is_there)
+        opinions = [opinion for opinion in (self._in_checkout(relative), by_project) if opinion is not None]
+        if any(opinion.is_there for opinion in opinions):
+            return next(opinion for opinion in opinions if opinion.is_there)
         is_anothers = self._checkout is not None and _is_anothers(relative, standing.why, self._checkout.files)
         believed = _BELIEVED_WHERE.get("only_its_name" if is_anothers else standing.why, ())
-        opinions = [each for each in opinions if each.why in believed]
+        opinions = [opinion for opinion in opinions if opinion.why in believed]
         if not opinions or self._is_behind(opinions[0]):
             return standing
         return opinions[0]
@@ -69,8 +69,8 @@ class Known:
 
     def _is_behind(self, opinion: Standing) -> bool:
         """Whether the session has since shown what this source said is not there."""
-        said = self._said_missing.get(opinion.why, ())
-        return any(path in self.paths.files or path in self.paths.folders for path in said)
+        missing_paths = self._said_missing.get(opinion.why, ())
+        return any(path in self.paths.files or path in self.paths.folders for path in missing_paths)
 
     def _in_checkout(self, relative: str) -> Standing | None:
         if self._checkout is None or not self._is_its_project(relative, self._checkout):
@@ -84,9 +84,9 @@ class Known:
 
     def _is_its_project(self, relative: str, checkout: Checkout) -> bool:
         """Whether the session works in what was checked out: by its files, or by the folder that it asks for."""
-        shown = list(islice((path for path in self.paths.relative_files() if "/" in path), _MAX_SHOWN))
-        if len(shown) >= _MIN_SHOWN:
-            return sum(path in checkout.files for path in shown) >= _MIN_SHARE * len(shown)
+        shown_paths = list(islice((path for path in self.paths.relative_files() if "/" in path), _MAX_SHOWN))
+        if len(shown_paths) >= _MIN_SHOWN:
+            return sum(path in checkout.files for path in shown_paths) >= _MIN_SHARE * len(shown_paths)
         parts = relative.split("/")
         return len(parts) > 2 and "/".join(parts[:2]) in checkout.folders
 
@@ -101,8 +101,8 @@ class Known:
 
     def is_own_command(self, name: str) -> bool:
         """Whether the agent itself does what is asked for, and the project has no skill or command of that name."""
-        made = (f".claude/skills/{name}/SKILL.md", f".claude/commands/{name}.md")
-        return name in OWN_COMMANDS and not (self._checkout and self._checkout.files.intersection(made))
+        definitions = (f".claude/skills/{name}/SKILL.md", f".claude/commands/{name}.md")
+        return name in OWN_COMMANDS and not (self._checkout and self._checkout.files.intersection(definitions))
 
     def is_doubled(self, word: str, here: str | None) -> bool:
         """Whether a path is there from the project's root, while the shell stands in another of its folders."""
@@ -117,17 +117,17 @@ class Known:
 
     def text(self, path: str) -> tuple[FileText | None, str]:
         """A file as it is known, and who knows it: the session where it was shown whole, else others that agree."""
-        shown = self.texts.get(path)
-        if shown is None or shown.is_whole or shown.doubt == 2:
-            return shown, ""
+        file_text = self.texts.get(path)
+        if file_text is None or file_text.is_whole or file_text.doubt == 2:
+            return file_text, ""
         for source, whole in self._whole_texts(path):
             rebuilt = _with_edits(whole, self.texts.edits(path))
-            if rebuilt is not None and shown.is_part_of(rebuilt):
+            if rebuilt is not None and file_text.is_part_of(rebuilt):
                 completed = FileText()
                 completed.write(rebuilt)
-                completed.doubt, completed.may_be_reworked = shown.doubt, shown.may_be_reworked
+                completed.doubt, completed.may_be_reworked = file_text.doubt, file_text.may_be_reworked
                 return completed, source
-        return shown, ""
+        return file_text, ""
 
     def was_never_committed(self, path: str, text: str, *, but_for_blanks: bool = True) -> bool:
         """Whether no commit of any time has this text in the file, which is committed otherwise."""
@@ -196,7 +196,7 @@ def _is_committed(relative: str, files: Collection[str]) -> bool:
     if folder:
         return not any(part.startswith(".") for part in folder.split("/"))
     stem = name.rpartition(".")[0] or name
-    return any(other.rpartition(".")[0] == stem for other in files)
+    return any(file.rpartition(".")[0] == stem for file in files)
 
 
 def _is_anothers(relative: str, why: str, files: Collection[str]) -> bool:

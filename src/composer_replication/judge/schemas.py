@@ -44,10 +44,10 @@ NO_SKILLS = word_set("add-dir clear compact exit logout rewind terminal-setup")
 
 def misfit(tool: str, given: frozenset[str]) -> str | None:
     """What is missing or too much in a call; None where nothing is, or the tool is not known."""
-    known = PARAMETERS.get(tool)
-    if known is None:
+    parameters = PARAMETERS.get(tool)
+    if parameters is None:
         return None
-    missing, unexpected = known.required - given, given - known.required - known.others
+    missing, unexpected = parameters.required - given, given - parameters.required - parameters.others
     words = [f"{name} is missing" for name in sorted(missing)] + [
         f"{name} is none of its own" for name in sorted(unexpected)
     ]

@@ -60,19 +60,19 @@ class Score:
         if judged.result is None:
             return
         self.num_calls += 1
-        site, said = judged.site, judged.judgement
+        site, judgement = judged.site, judged.judgement
         if site is not None and site.blame in NOT_ASKED:
             self.num_left_out += 1
             return
-        key = (said.says, said.rule, said.kind)
+        key = (judgement.says, judgement.rule, judgement.kind)
         self._said[key] += 1
         if site is None:
             self.num_good += 1
             return
         self._failed[key] += 1
-        self._of_kind[key] += site.kind == said.kind
+        self._of_kind[key] += site.kind == judgement.kind
         self._kinds[site.kind] += 1
-        self._predicted[site.kind] += said.says == "fails"
+        self._predicted[site.kind] += judgement.says == "fails"
 
     @property
     def num_failures(self) -> int:
@@ -90,8 +90,8 @@ class Score:
     @property
     def precision(self) -> float | None:
         """None where nothing was predicted."""
-        said = self.num_predicted + self.num_false
-        return self.num_predicted / said if said else None
+        num_predictions = self.num_predicted + self.num_false
+        return self.num_predicted / num_predictions if num_predictions else None
 
     @property
     def share_predicted(self) -> float | None:
@@ -105,7 +105,7 @@ class Score:
     @property
     def rules(self) -> list[RuleScore]:
         """Predictions first, then what may well fail, what works, and what nobody can say."""
-        rows = [RuleScore(*key, said, self._failed[key], self._of_kind[key]) for key, said in self._said.items()]
+        rows = [RuleScore(*key, count, self._failed[key], self._of_kind[key]) for key, count in self._said.items()]
         return sorted(rows, key=lambda row: (_ORDER.index(row.says), -row.said, row.rule, row.kind))
 
     @property

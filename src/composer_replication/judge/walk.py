@@ -62,11 +62,11 @@ def state_at_end(conversation: Conversation) -> SessionState:
 
 def earlier_sessions(conversations: Iterable[Conversation]) -> EarlierSessions:
     """What each of them has shown by its end, for those that began later."""
-    known = EarlierSessions()
+    sessions = EarlierSessions()
     for conversation in conversations:
-        known.add(conversation, state_at_end(conversation))
-    known.sort()
-    return known
+        sessions.add(conversation, state_at_end(conversation))
+    sessions.sort()
+    return sessions
 
 
 def _calls(

@@ -135,9 +135,9 @@ def _denominator(
 def _check_shapes(logprobs: Tensor, old: Tensor, advantages: Tensor, mask: Tensor) -> None:
     if logprobs.dim() != 2:
         raise ShapeError(explain("logprobs shape", got=tuple(logprobs.shape), expected="(B, T)"))
-    for name, each in (("old_logprobs", old), ("mask", mask)):
-        if each.shape != logprobs.shape:
-            raise ShapeError(explain(f"{name} shape", got=tuple(each.shape), expected=tuple(logprobs.shape)))
+    for name, tensor in (("old_logprobs", old), ("mask", mask)):
+        if tensor.shape != logprobs.shape:
+            raise ShapeError(explain(f"{name} shape", got=tuple(tensor.shape), expected=tuple(logprobs.shape)))
     if advantages.shape not in (logprobs.shape[:1], logprobs.shape):
         expected = f"{tuple(logprobs.shape[:1])} or {tuple(logprobs.shape)}"
         raise ShapeError(explain("advantages shape", got=tuple(advantages.shape), expected=expected))

@@ -75,8 +75,8 @@ def generalized_jsd_loss(
     rows.check_choice(reduction, rows.REDUCTIONS, "reduction")
     rows.check_logit_pair(student_logits, teacher_logits)
     divergence.check(student_logits.shape[-1])
-    kept = rows.kept_from_labels(labels, student_logits)
-    student, teacher = rows.select_rows(student_logits, kept), rows.select_rows(teacher_logits, kept)
+    row_mask = rows.kept_from_labels(labels, student_logits)
+    student, teacher = rows.select_rows(student_logits, row_mask), rows.select_rows(teacher_logits, row_mask)
     if logits_are_probs:
         log_s, log_t = (rows.in_compute_dtype(p).clamp_min(1e-8).log() for p in (student, teacher.detach()))
         values_N = log_prob_divergence(log_s, log_t, divergence.beta)
@@ -85,4 +85,4 @@ def generalized_jsd_loss(
     rows.check_finite_rows(values_N, "generalized_jsd_loss")
     values_N = rows.cap_rows(values_N, token_clip)
     entries = student_logits.shape[-1] if top_k is None or logits_are_probs else top_k
-    return rows.reduce_rows(values_N, kept, student_logits.shape, reduction, entries)
+    return rows.reduce_rows(values_N, row_mask, student_logits.shape, reduction, entries)

@@ -39,9 +39,9 @@ def lm_cross_entropy(
     check_label_smoothing(label_smoothing)
     rows.check_logit_pair(logits, logits)
     rows.check_mask_shape(token_ids, logits, "token_ids")
-    kept = rows.kept_from_mask(mask, logits)
-    chosen = token_ids.flatten() if kept is None else token_ids[kept]
+    row_mask = rows.kept_from_mask(mask, logits)
+    chosen = token_ids.flatten() if row_mask is None else token_ids[row_mask]
     rows.check_token_ids(chosen, logits.shape[-1])
-    values_N = TokenCrossEntropy(label_smoothing=label_smoothing)(rows.select_rows(logits, kept), chosen)
+    values_N = TokenCrossEntropy(label_smoothing=label_smoothing)(rows.select_rows(logits, row_mask), chosen)
     rows.check_finite_rows(values_N, "lm_cross_entropy")
     return values_N.sum() / max(values_N.numel(), 1)

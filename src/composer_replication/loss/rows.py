@@ -74,10 +74,10 @@ def kept_from_mask(mask: Tensor | None, logits: Tensor, name: str = "mask") -> T
     check_mask_shape(mask, logits, name)
     if mask.dtype == torch.bool:
         return mask
-    kept = mask == 1
-    if not bool((kept | (mask == 0)).all()):
+    row_mask = mask == 1
+    if not bool((row_mask | (mask == 0)).all()):
         raise InputError(explain(f"{name} values", got="values other than 0 and 1", expected="a 0/1 or boolean mask"))
-    return kept
+    return row_mask
 
 
 def check_unit_interval(value: float, name: str) -> None:

@@ -111,10 +111,10 @@ def sdpo_loss(
     divergence = StudentTopK(beta=float(beta), top_k=top_k, add_tail=add_tail)
     rows.check_logit_pair(student_logits, teacher_logits)
     divergence.check(student_logits.shape[-1])
-    kept = rows.kept_from_mask(mask, student_logits)
+    row_mask = rows.kept_from_mask(mask, student_logits)
     _check_sampling_inputs(student_logits, token_ids, old_logprobs, is_clip, sampled_token, beta)
-    student, teacher = rows.select_rows(student_logits, kept), rows.select_rows(teacher_logits, kept)
-    chosen = None if token_ids is None else _select(token_ids, kept)
+    student, teacher = rows.select_rows(student_logits, row_mask), rows.select_rows(teacher_logits, row_mask)
+    chosen = None if token_ids is None else _select(token_ids, row_mask)
     if chosen is not None:
         rows.check_token_ids(chosen, student_logits.shape[-1])
     if sampled_token:
@@ -125,7 +125,7 @@ def sdpo_loss(
     if is_clip is not None:
         assert chosen is not None
         assert old_logprobs is not None
-        old_N = _select(old_logprobs, kept)
+        old_N = _select(old_logprobs, row_mask)
         values_N = values_N * importance_weights(_logprob_of(student.detach(), chosen), old_N, is_clip)
     rows.check_finite_rows(values_N, "sdpo_loss")
     return values_N.sum() / max(values_N.numel(), 1)

@@ -16,15 +16,15 @@ from composer_replication.loss import rows
 
 def avg_sequence_logprob(model_logprobs: Tensor, response_mask: Tensor) -> Tensor:
     """Mean log-prob of each sequence's response tokens, (B, T) and a 0/1 mask -> (B,); no empty responses."""
-    kept = rows.kept_from_mask(response_mask, model_logprobs[..., None], "response_mask")
-    assert kept is not None
-    lengths = kept.sum(-1)
+    token_mask = rows.kept_from_mask(response_mask, model_logprobs[..., None], "response_mask")
+    assert token_mask is not None
+    lengths = token_mask.sum(-1)
     if bool((lengths == 0).any()):
         empty = int((lengths == 0).nonzero()[0, 0])
         raise InputError(
             explain(f"response_mask of sequence {empty}", got="no response token", expected="at least one")
         )
-    return rows.in_compute_dtype(model_logprobs).masked_fill(~kept, 0.0).sum(-1) / lengths
+    return rows.in_compute_dtype(model_logprobs).masked_fill(~token_mask, 0.0).sum(-1) / lengths
 
 
 def simpo_loss(

@@ -47,8 +47,8 @@ def rows_in_place(model: nn.Module) -> Iterator[None]:
     The wrappers write a new matrix at each call, which a pass of one token spends most of its time on, and which asks
     the host for the places: no CUDA graph can be recorded of it. Nothing may be trained inside.
     """
-    layers: list[Any] = [each for each in model.modules() if hasattr(each, "trainable_tokens_delta")]
-    layers = [each for each in layers if not (each.merged or each.disable_adapters)]
+    layers: list[Any] = [module for module in model.modules() if hasattr(module, "trainable_tokens_delta")]
+    layers = [layer for layer in layers if not (layer.merged or layer.disable_adapters)]
     before: list[tuple[Any, Tensor, Tensor]] = []
     with torch.no_grad():
         for layer in layers:

@@ -39,8 +39,8 @@ def batch_channels(
     pairs = batch.pairs if options.beta > 0 else None
     contrast = batch.contrast if options.contrasts else None
     are_apart = passes.pairs is not passes.student
-    others = [int(has_sites), int(contrast is not None), int(are_apart and pairs is not None)]
-    sites_anywhere, contrast_anywhere, pairs_anywhere = agreed_most(models_of(model, options.teachers), others)
+    flags = [int(has_sites), int(contrast is not None), int(are_apart and pairs is not None)]
+    sites_anywhere, contrast_anywhere, pairs_anywhere = agreed_most(models_of(model, options.teachers), flags)
     ran = hidden_rows(model, passes.student)
     hidden_LH = in_head_dtype(ran.hidden, head)
     lm_ce = response_channel(
@@ -72,23 +72,23 @@ def _taught(
     noisy; then rows without a hint are left to the loss, which has them already.
     """
     passes, noisy = batch.passes, is_noisy(model)
-    only_live = not noisy and all(is_live(each, model) for each in options.teachers)
+    only_live = not noisy and all(is_live(teacher, model) for teacher in options.teachers)
     parts = [(passes.hinted, batch.teacher_rows)]
     contrast = batch.contrast or ContrastRows(batch.student_rows[:0], batch.student_rows[:0])
     if with_contrast:
         parts.append((passes.contrast, contrast.rows))
     if with_contrast and not only_live:
         parts.append((passes.student, batch.student_rows[contrast.numbers]))
-    found: dict[int, list[Teacher]] = {}
+    teachers_by_part: dict[int, list[Teacher]] = {}
     for is_own in (True, False):
         numbers = [number for number, (tokens, _) in enumerate(parts) if (tokens is passes.student) == is_own]
         if numbers:
             these = [parts[number] for number in numbers]
-            made = hidden_LH[torch.cat([rows for _, rows in these])].detach() if is_own and not noisy else None
-            found |= zip(numbers, rows_by_part(model, options.teachers, these, made), strict=True)
+            live_rows = hidden_LH[torch.cat([rows for _, rows in these])].detach() if is_own and not noisy else None
+            teachers_by_part |= zip(numbers, rows_by_part(model, options.teachers, these, live_rows), strict=True)
     if not with_contrast or batch.contrast is None:
-        return found[0], None
-    return found[0], Contrast(contrast.numbers, found[1], found.get(2, ()))
+        return teachers_by_part[0], None
+    return teachers_by_part[0], Contrast(contrast.numbers, teachers_by_part[1], teachers_by_part.get(2, ()))
 
 
 def rows_by_part(
@@ -106,8 +106,8 @@ def rows_by_part(
                 hidden[id(tokens)] = hidden_rows(teacher, tokens).hidden
         return torch.cat([hidden[id(tokens)][rows] for tokens, rows in parts])
 
-    found = teacher_rows(model, teachers, parts[0][0].input_ids.reshape(1, -1), rows_of, live_rows)
-    return split_rows(found, [rows.numel() for _, rows in parts])
+    shares = teacher_rows(model, teachers, parts[0][0].input_ids.reshape(1, -1), rows_of, live_rows)
+    return split_rows(shares, [rows.numel() for _, rows in parts])
 
 
 _NOISE = ("drop", "jitter", "neftune_noise_alpha")

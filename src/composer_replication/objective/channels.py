@@ -147,8 +147,8 @@ def pair_channel(
     """Channel 3 from the log-probs of all responses, chosen first."""
     num_pairs = logprobs.numel() // 2
     if references is not None:
-        given = [each.to(logprobs) for each in references]
-        loss = dpo_loss(logprobs[:num_pairs], logprobs[num_pairs:], *given, beta=preference.beta)
+        reference_logprobs = [reference.to(logprobs) for reference in references]
+        loss = dpo_loss(logprobs[:num_pairs], logprobs[num_pairs:], *reference_logprobs, beta=preference.beta)
     else:
         averages = logprobs / lengths
         loss = simpo_loss(averages[:num_pairs], averages[num_pairs:], beta=preference.beta, gamma=preference.gamma)

@@ -63,8 +63,8 @@ def compose_loss(
     `denominators` replaces a channel's item count (`components.counts`): micro-batches then add up to the whole. With
     `sdpo_wrapper="taid"` the `sdpo_jsd` component is TAID's cross-entropy, which ends at the teacher's entropy, not 0.
     """
-    given = locals()
-    knobs = LossKnobs(**{each.name: given[each.name] for each in fields(LossKnobs)})
+    arguments = locals()
+    knobs = LossKnobs(**{field.name: arguments[field.name] for field in fields(LossKnobs)})
     options = channel_options(
         model,
         knobs,
@@ -123,8 +123,8 @@ def _channels(
         batch = inputs
         batch.check(embedding_count(model))
     else:
-        wanted = Wanted(options.alpha > 0, options.beta > 0, needs_reference, options.contrasts)
-        batch = read_flat_batch(inputs, embedding_count(model), wanted)
+        needs = Wanted(options.alpha > 0, options.beta > 0, needs_reference, options.contrasts)
+        batch = read_flat_batch(inputs, embedding_count(model), needs)
     if options.beta > 0 and needs_reference and batch.pairs is not None:
         batch.pairs.references()
     counts = batch.counts(hints=options.alpha > 0, pairs=options.beta > 0)

@@ -86,15 +86,15 @@ def agreed_most(models: Sequence[nn.Module], counts: list[int]) -> list[int]:
 
 def is_sharded(model: nn.Module) -> bool:
     kind = _sharded_kind()
-    return kind is not None and any(isinstance(each, kind) for each in unwrapped(model).modules())
+    return kind is not None and any(isinstance(module, kind) for module in unwrapped(model).modules())
 
 
 def _groups(model: nn.Module) -> list[Any]:
     """The process groups over which a model's weights are spread: its own mesh, not all processes there are."""
     if not is_sharded(model):
         return []
-    meshes: list[Any] = [getattr(each, "device_mesh", None) for each in model.parameters()]
-    mesh = next((each for each in meshes if each is not None), None)
+    meshes: list[Any] = [getattr(parameter, "device_mesh", None) for parameter in model.parameters()]
+    mesh = next((mesh for mesh in meshes if mesh is not None), None)
     if mesh is None:  # inside a forward all weights may be whole; the state remembers where they came from
         mesh = _remembered_mesh(model)
     return [mesh.get_group(dimension) for dimension in range(mesh.ndim)]
@@ -120,7 +120,7 @@ def _entry(model: nn.Module, causal_lm: nn.Module) -> nn.Module | None:
     kind = _sharded_kind()
     inner = unwrapped(model)
     chain = (inner, getattr(inner, "base_model", None), causal_lm)
-    return next((each for each in chain if kind is not None and isinstance(each, kind)), None)
+    return next((wrapper for wrapper in chain if kind is not None and isinstance(wrapper, kind)), None)
 
 
 def _sharded_kind() -> type[nn.Module] | None:

@@ -65,22 +65,22 @@ def fingerprint_of(model: nn.Module, renderer: Renderer, *, with_adapter: bool =
 def precision_of(model: nn.Module) -> str:
     """The dtype in which a pass computes if it is made here and now: autocast's where it is on, or the weights' own."""
     tensors = _start_tensors(causal_lm_of(model)).values()
-    own = {each.dtype for each in tensors if each.is_floating_point()}
+    own_dtypes = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
     device = next(iter(tensors)).device.type
-    if own == {torch.float64}:  # which autocast leaves alone
-        used = own
+    if own_dtypes == {torch.float64}:  # which autocast leaves alone
+        used = own_dtypes
     elif torch.is_autocast_enabled(device):
         used = {torch.get_autocast_dtype(device)}
     else:
         sharded = _dtype_of_shards(model)
-        used = own if sharded is None else {sharded}
-    return " and ".join(sorted(str(each).removeprefix("torch.") for each in used))
+        used = own_dtypes if sharded is None else {sharded}
+    return " and ".join(sorted(str(dtype).removeprefix("torch.") for dtype in used))
 
 
 def _dtype_of_shards(model: nn.Module) -> torch.dtype | None:
     """What FSDP2 casts weights to when it makes them whole for a pass, where its policy says so."""
     states: list[Any] = (
-        [getattr(each, "_get_fsdp_state", None) for each in model.modules()] if is_sharded(model) else []
+        [getattr(module, "_get_fsdp_state", None) for module in model.modules()] if is_sharded(model) else []
     )
     return next((state()._mp_policy.param_dtype for state in states if state is not None), None)
 
@@ -93,22 +93,22 @@ def weights_digest(model: nn.Module, *, with_adapter: bool = False) -> str:
     sample of its values, has the digest it had. Those on the meta device have no bytes.
     """
     module, sharded = _below_adapters(model), is_sharded(model)
-    for each in module.modules() if sharded else ():
-        if hasattr(each, "reshard"):  # after a pass the root's weights may be whole, and cast
-            each.reshard()
+    for submodule in module.modules() if sharded else ():
+        if hasattr(submodule, "reshard"):  # after a pass the root's weights may be whole, and cast
+            submodule.reshard()
     tensors = _start_tensors(module)
     for name, tensor in tuple(tensors.items()):
         tensors |= {f"{name}.{key}": value for key, value in _quantisation(tensor).items()}
     config = _digest_of(_config_of(module))
-    if with_adapter and (own := adapter_tensors(module)):
-        return _hashed(weights_digest(model), own)
+    if with_adapter and (own_tensors := adapter_tensors(module)):
+        return _hashed(weights_digest(model), own_tensors)
     if sharded:  # all processes gather together, so none may know more than another
         return _hashed(config, tensors)
     state = _state_of(config, tensors)
-    known = _hashed_before.get(module)
-    if known is None or known[0] != state:
-        known = _hashed_before[module] = state, _hashed(config, tensors)
-    return known[1]
+    cache_entry = _hashed_before.get(module)
+    if cache_entry is None or cache_entry[0] != state:
+        cache_entry = _hashed_before[module] = state, _hashed(config, tensors)
+    return cache_entry[1]
 
 
 def has_no_weights(model: nn.Module) -> bool:
@@ -117,21 +117,21 @@ def has_no_weights(model: nn.Module) -> bool:
     Such a model was made and never loaded: under FSDP's `cpu_ram_efficient_loading` all ranks but 0 begin with one.
     """
     below = _below_adapters(model)
-    own = {id(tensor) for tensor in adapter_tensors(below).values()}
+    own_ids = {id(tensor) for tensor in adapter_tensors(below).values()}
     for tensor in below.parameters():
         local: Tensor = tensor.detach().to_local() if hasattr(tensor, "to_local") else tensor.detach()
-        if id(tensor) not in own and not local.is_meta and bool(local.any()):
+        if id(tensor) not in own_ids and not local.is_meta and bool(local.any()):
             return False
     return True
 
 
 def trained_adapter_digest(model: nn.Module) -> str | None:
     """Of an adapter's own weights; None without one, or with a fresh one: a LoRA that adds nothing, its Bs all zero."""
-    own = adapter_tensors(_below_adapters(model))
-    second = [each for name, each in own.items() if _LORA_B.search(name)]
-    if not own or (second and not any(not each.is_meta and bool(_whole(each).any()) for each in second)):
+    own_tensors = adapter_tensors(_below_adapters(model))
+    second = [tensor for name, tensor in own_tensors.items() if _LORA_B.search(name)]
+    if not own_tensors or (second and not any(not tensor.is_meta and bool(_whole(tensor).any()) for tensor in second)):
         return None
-    return _hashed("", own)
+    return _hashed("", own_tensors)
 
 
 def _hashed(config: str, tensors: dict[str, Tensor]) -> str:
@@ -153,16 +153,16 @@ def _state_of(config: str, tensors: dict[str, Tensor]) -> str:
 
     A sample alone would miss a change of one value; a count alone, those that a kernel makes behind torch's back.
     """
-    seen = hashlib.sha256(config.encode())
+    hasher = hashlib.sha256(config.encode())
     for name, tensor in tensors.items():
         about = (name, tensor.dtype, tuple(tensor.shape), tensor.device, tensor.data_ptr(), tensor._version)
-        seen.update(repr(about).encode())
+        hasher.update(repr(about).encode())
         if not tensor.is_meta and tensor.numel():
             flat = tensor.detach().reshape(-1)
             # An odd step: one that divides the length of the rows would read the same few columns of each.
             few = flat[:: max(1, flat.numel() // _SAMPLED) | 1].contiguous().cpu()
-            seen.update(few.view(torch.uint8).numpy())  # pyright: ignore[reportArgumentType]
-    return seen.hexdigest()
+            hasher.update(few.view(torch.uint8).numpy())  # pyright: ignore[reportArgumentType]
+    return hasher.hexdigest()
 
 
 def _below_adapters(model: nn.Module) -> Any:
@@ -187,10 +187,12 @@ def _start_tensors(causal_lm: nn.Module) -> dict[str, Tensor]:
         "base_layer": [name for name in adapted if name.removesuffix(".token_adapter") not in rows],
         "original_module": [name for name in saved if name not in rows],
     }
-    kept = set(causal_lm.state_dict())
-    buffers = ((name, buffer) for name, buffer in causal_lm.named_buffers() if name in kept)
-    named = ((_name_below_adapters(name, wrapped), each) for name, each in (*causal_lm.named_parameters(), *buffers))
-    return {bare_name(name): tensor for name, tensor in named if name is not None}
+    state_keys = set(causal_lm.state_dict())
+    buffers = ((name, buffer) for name, buffer in causal_lm.named_buffers() if name in state_keys)
+    named_tensors = (
+        (_name_below_adapters(name, wrapped), tensor) for name, tensor in (*causal_lm.named_parameters(), *buffers)
+    )
+    return {bare_name(name): tensor for name, tensor in named_tensors if name is not None}
 
 
 def adapter_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -209,7 +211,7 @@ def _config_of(causal_lm: Any) -> dict[str, Any]:
 
 def _without_volatile(value: Any) -> Any:
     if isinstance(value, dict):
-        return {str(key): _without_volatile(each) for key, each in value.items() if key not in _VOLATILE}
+        return {str(key): _without_volatile(setting) for key, setting in value.items() if key not in _VOLATILE}
     return value
 
 

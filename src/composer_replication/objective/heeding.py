@@ -65,10 +65,10 @@ class HeedVerdict:
             f"own hints lower the erring decision more than another kind's at {_share(self.over_other, self.num_sites)}"
         )
         if self.good_effect is not None:
-            others = f" ({self.num_elsewhere} of them by calls of other sessions, having none before it)"
+            elsewhere_text = f" ({self.num_elsewhere} of them by calls of other sessions, having none before it)"
             figures += (
                 f", and more than they lower good calls before it in the same sessions at "
-                f"{_share(self.over_good, self.num_with_good)}{others if self.num_elsewhere else ''}, "
+                f"{_share(self.over_good, self.num_with_good)}{elsewhere_text if self.num_elsewhere else ''}, "
                 f"which they move by {self.good_effect:+.2f} nats a token"
             )
         if self.num_with_good < self.num_sites:

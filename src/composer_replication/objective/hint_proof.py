@@ -123,14 +123,14 @@ def prove_hints(
     """
     if margin < 0:
         raise InputError(explain("margin", got=margin, expected="0 or more nats"))
-    others = wrong_hints(sites, [site.kind for site in sites], seed=seed)
+    other_sites = wrong_hints(sites, [site.kind for site in sites], seed=seed)
     by_site = {proof.site_id: proof for proof in known}
     proofs: list[HintProof] = []
-    for site, other in zip(sites, others, strict=True):
+    for site, other_site in zip(sites, other_sites, strict=True):
         if site.site_id in by_site:
             proofs.append(by_site[site.site_id])
             continue
-        proofs.append(_proof(_Scores(model, renderer, site, placement, part, max_context), site, other, margin))
+        proofs.append(_proof(_Scores(model, renderer, site, placement, part, max_context), site, other_site, margin))
         if on_proof is not None:
             on_proof(proofs[-1])
     return proofs
@@ -175,9 +175,13 @@ class _Scores:
         pairs = [
             (call, [self._responses(call, hint) for hint in ("", self._site.hint)]) for call in self._site.good_calls
         ]
-        good = [(call, pair) for call, pair in pairs if not any(isinstance(each, str) for each in pair)]
-        asked = [each for each in (*erring, *(each for _, pair in good for each in pair)) if not isinstance(each, str)]
-        means = iter(self._means(asked))
+        good = [(call, pair) for call, pair in pairs if not any(isinstance(variant, str) for variant in pair)]
+        scored = [
+            variant
+            for variant in (*erring, *(variant for _, pair in good for variant in pair))
+            if not isinstance(variant, str)
+        ]
+        means = iter(self._means(scored))
         return [next(means) for _ in hints], [(call, next(means), next(means)) for call, _ in good]
 
     def _responses(self, call: DecidedCall, hint: str) -> list[Response] | str:
@@ -187,11 +191,12 @@ class _Scores:
         if isinstance(turn, str):
             return turn
         shift, ids = turn.teacher_start - turn.start, turn.context.ids
-        said = 0 if self._part == "call" or call.span.call_start is None else call.span.call_start - turn.start
-        before, at_once = ids[: turn.teacher_start], ids[turn.teacher_start + said :]
-        from_there = shift - turn.teacher_start - said
+        text_length = 0 if self._part == "call" or call.span.call_start is None else call.span.call_start - turn.start
+        before, at_once = ids[: turn.teacher_start], ids[turn.teacher_start + text_length :]
+        from_there = shift - turn.teacher_start - text_length
         return [
-            ([*before, *at_once[: end + from_there]], begin + shift - said) for begin, end in call.decision.stretches
+            ([*before, *at_once[: end + from_there]], begin + shift - text_length)
+            for begin, end in call.decision.stretches
         ]
 
     def _first_token(self, call: DecidedCall) -> int:
@@ -203,9 +208,9 @@ class _Scores:
         return max(0, call.span.header_start - self._max_context // 2)
 
     def _means(self, asked: Sequence[list[Response]]) -> list[float]:
-        sums = iter(response_logprobs(self._model, [each for several in asked for each in several]).tolist())
+        sums = iter(response_logprobs(self._model, [response for several in asked for response in several]).tolist())
         sizes = [[len(ids) - start for ids, start in several] for several in asked]
-        return [sum(next(sums) for _ in each) / sum(each) for each in sizes]
+        return [sum(next(sums) for _ in lengths) / sum(lengths) for lengths in sizes]
 
 
 def _proof(scores: _Scores, site: ProvableSite, other: ProvableSite | None, margin: float) -> HintProof:

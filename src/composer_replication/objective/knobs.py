@@ -30,8 +30,8 @@ def annealed(weight: float, anneal: Anneal, *, step: int, total_steps: int, end:
     """
     if anneal == "none" or total_steps <= 1:
         return weight
-    gone = min(max(step / (total_steps - 1), 0.0), 1.0)
-    return weight * (1.0 - gone * (1.0 - end))
+    progress = min(max(step / (total_steps - 1), 0.0), 1.0)
+    return weight * (1.0 - progress * (1.0 - end))
 
 
 def check_anneal(anneal: str, end: float = 0.0) -> None:

@@ -52,7 +52,7 @@ def causal_lm_of(model: nn.Module) -> Any:
         fix = "Its virtual tokens would be skipped; use LoRA or another adapter inside the layers."
         raise UnsupportedModelError(explain("PEFT model", got="prompt learning", expected="adapters only", fix=fix))
     configs: Any = getattr(model, "peft_config", None) or {}
-    if any(getattr(each, "alora_invocation_tokens", None) for each in configs.values()):
+    if any(getattr(config, "alora_invocation_tokens", None) for config in configs.values()):
         fix = "Its adapter acts from a token on that only its own forward looks for."
         raise UnsupportedModelError(explain("PEFT model", got="aLoRA", expected="another adapter", fix=fix))
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model  # pyright: ignore[reportCallIssue]
@@ -86,10 +86,10 @@ def hidden_states(model: nn.Module, input_ids: Tensor, attention_mask: Tensor | 
 
 def decoder_of(causal_lm: Any) -> Any:
     """The body of a causal LM. `get_decoder` finds a head of that name first, or gives up and returns the model."""
-    found = causal_lm.get_decoder()
-    if found is causal_lm or found is causal_lm.get_output_embeddings():
-        return getattr(causal_lm, "model", found)
-    return found
+    decoder = causal_lm.get_decoder()
+    if decoder is causal_lm or decoder is causal_lm.get_output_embeddings():
+        return getattr(causal_lm, "model", decoder)
+    return decoder
 
 
 def head_of(model: nn.Module, probe_ids: Tensor) -> LinearHead:
@@ -121,15 +121,15 @@ def head_of(model: nn.Module, probe_ids: Tensor) -> LinearHead:
         )
     _warn_of_cast(model)
     candidates = _candidates(causal_lm.config)
-    known = _probed.get(causal_lm)
-    if known is None or (known.head_id, known.candidates) != (id(layer), candidates):
-        known = _Probed(id(layer), candidates, _find_transform(causal_lm, layer, candidates, probe_ids))
-        _probed[causal_lm] = known
+    probe = _probed.get(causal_lm)
+    if probe is None or (probe.head_id, probe.candidates) != (id(layer), candidates):
+        probe = _Probed(id(layer), candidates, _find_transform(causal_lm, layer, candidates, probe_ids))
+        _probed[causal_lm] = probe
     weight, bias = layer.weight, linear.bias
     if torch.is_autocast_enabled(weight.device.type):
         # Once for all channels; each would otherwise make and keep its own copy of the head.
         weight = weight.to(torch.get_autocast_dtype(weight.device.type))
-    return LinearHead(weight, bias, *known.transform)
+    return LinearHead(weight, bias, *probe.transform)
 
 
 def _warn_of_cast(model: nn.Module) -> None:
@@ -169,11 +169,13 @@ def _find_transform(causal_lm: Any, layer: Any, candidates: list[_Transform], pr
     check_finite_rows(got.flatten(), f"{type(causal_lm).__name__}'s own logits, before any loss")
     if body_feeds_head and len(fitting) == 1:
         return fitting[0]
-    found = "a head that does not read the body's last hidden states" if not body_feeds_head else f"{len(fitting)} fits"
+    finding = (
+        "a head that does not read the body's last hidden states" if not body_feeds_head else f"{len(fitting)} fits"
+    )
     raise UnsupportedModelError(
         explain(
             f"logits of {type(causal_lm).__name__}",
-            got=f"{found} among {len(candidates)} known scales and soft-caps",
+            got=f"{finding} among {len(candidates)} known scales and soft-caps",
             expected="softcap * tanh(scale * (hidden @ weight.T + bias) / softcap), in exactly one way",
             fix="If the head's weights are all zero, initialise them first." if len(fitting) > 1 else "",
         )
@@ -185,8 +187,8 @@ def _rows_with_large_logits(weight: Tensor, candidates: list[_Transform]) -> Ten
     generator = torch.Generator().manual_seed(0)
     row = torch.randn(weight.shape[1], generator=generator).to(weight)
     largest = (weight.float() @ row.float()).abs().max().item()
-    wanted = 2.0 * max((c.softcap or 5.0) / min(abs(c.scale), 1.0) for c in candidates)
-    return row * (wanted / largest) if largest > 0.0 else row
+    target = 2.0 * max((c.softcap or 5.0) / min(abs(c.scale), 1.0) for c in candidates)
+    return row * (target / largest) if largest > 0.0 else row
 
 
 def _close(got: Tensor, want: Tensor) -> bool:

@@ -27,10 +27,10 @@ def reference_logprobs(model: nn.Module, inputs: Mapping[str, Tensor]) -> dict[s
 
     Call it once, before the first optimizer step, and keep the result: `batch |= reference_logprobs(model, batch)`.
     """
-    given = checked_keys(inputs, embedding_count(model))
-    sequences, pairs = read_pairs(given, needs_reference=False)
+    tensors = checked_keys(inputs, embedding_count(model))
+    sequences, pairs = read_pairs(tensors, needs_reference=False)
     if sequences is None:
-        raise InputError(explain("batch", got=sorted(given), expected="the dpo_chosen_* and dpo_rejected_* keys"))
+        raise InputError(explain("batch", got=sorted(tensors), expected="the dpo_chosen_* and dpo_rejected_* keys"))
     chosen, rejected = _pair_logprobs(model, sequences, pairs).chunk(2)
     return {"dpo_chosen_ref_logprobs": chosen.clone(), "dpo_rejected_ref_logprobs": rejected.clone()}
 
@@ -44,12 +44,12 @@ def with_reference(model: nn.Module, batch: TreeBatch) -> TreeBatch:
     (anywhere,) = agreed_most([model], [int(batch.pairs is not None)])
     if not anywhere:
         return batch
-    found = _pair_logprobs(model, batch.tree, batch.pairs)  # also without any: processes that have some wait for it
+    logprobs = _pair_logprobs(model, batch.tree, batch.pairs)  # also without any: processes that have some wait for it
     if batch.pairs is None:
         return batch
-    chosen, rejected = found.chunk(2)
-    known = replace(batch.pairs, chosen_reference=chosen.clone(), rejected_reference=rejected.clone())
-    return replace(batch, pairs=known)
+    chosen, rejected = logprobs.chunk(2)
+    referenced_pairs = replace(batch.pairs, chosen_reference=chosen.clone(), rejected_reference=rejected.clone())
+    return replace(batch, pairs=referenced_pairs)
 
 
 def response_logprobs(model: nn.Module, responses: Sequence[Response]) -> Tensor:

@@ -142,8 +142,8 @@ def row_groups(
     if is_whole:
         return [RowGroup(None, student, terms)]
     has_one = torch.zeros(num_rows, dtype=torch.int8, device=numbers_M.device).index_fill_(0, numbers_M, 1)
-    others = has_one.argsort(stable=True)[: num_rows - numbers_M.numel()]  # without asking the GPU how many
-    plain = RowGroup(others, student_NH[others], _terms(_rows_of(teachers, others)))
+    other_numbers = has_one.argsort(stable=True)[: num_rows - numbers_M.numel()]  # without asking the GPU how many
+    plain = RowGroup(other_numbers, student_NH[other_numbers], _terms(_rows_of(teachers, other_numbers)))
     return [RowGroup(numbers_M, student, terms), plain]
 
 
@@ -175,19 +175,19 @@ def _factors(weighting: RowWeighting, stats: RowStats, vocab: int) -> Tensor:
 
 def split_rows(teachers: Sequence[Teacher], sizes: Sequence[int]) -> list[list[Teacher]]:
     """Teachers whose rows are several lists one after the other, as one list of teachers for each."""
-    parts = [each.rows_NH.split(list(sizes)) for each in teachers]
+    parts = [teacher.rows_NH.split(list(sizes)) for teacher in teachers]
     return [
-        [each._replace(rows_NH=part[number]) for each, part in zip(teachers, parts, strict=True)]
+        [teacher._replace(rows_NH=part[number]) for teacher, part in zip(teachers, parts, strict=True)]
         for number in range(len(sizes))
     ]
 
 
 def _terms(teachers: Sequence[Teacher], times: float = 1.0) -> list[TeacherTerm]:
-    return [TeacherTerm(each.rows_NH, each.head, times * each.coefficient) for each in teachers]
+    return [TeacherTerm(teacher.rows_NH, teacher.head, times * teacher.coefficient) for teacher in teachers]
 
 
 def _rows_of(teachers: Sequence[Teacher], numbers: Tensor) -> list[Teacher]:
-    return [each._replace(rows_NH=each.rows_NH[numbers]) for each in teachers]
+    return [teacher._replace(rows_NH=teacher.rows_NH[numbers]) for teacher in teachers]
 
 
 def sigmoid_gate(student_logprobs_N: Tensor, teacher_logprobs_N: Tensor, tau: float) -> Tensor:

@@ -46,20 +46,24 @@ def check_teachers(teachers: Sequence[WeightedTeacher] | None, student: nn.Modul
     """Coefficients must add up to 1, or the teacher would be sharper or flatter than its weights say."""
     if teachers is None:
         return (LIVE,)
-    given = tuple(teachers)
-    total = math.fsum(each.coefficient for each in given)
-    if not given or any(each.coefficient <= 0 for each in given) or abs(total - 1.0) > 1e-6:
-        got = [each.coefficient for each in given]
+    weighted_teachers = tuple(teachers)
+    total = math.fsum(teacher.coefficient for teacher in weighted_teachers)
+    if (
+        not weighted_teachers
+        or any(teacher.coefficient <= 0 for teacher in weighted_teachers)
+        or abs(total - 1.0) > 1e-6
+    ):
+        got = [teacher.coefficient for teacher in weighted_teachers]
         raise InputError(explain("sdpo_teachers coefficients", got=got, expected="positive numbers that add up to 1"))
-    for each in given:
-        if each.without_adapter:
-            check_can_switch_off(each.model or student)
-    return given
+    for teacher in weighted_teachers:
+        if teacher.without_adapter:
+            check_can_switch_off(teacher.model or student)
+    return weighted_teachers
 
 
 def models_of(student: nn.Module, teachers: Sequence[WeightedTeacher]) -> list[nn.Module]:
     """Every model that a step runs: where one of them is sharded, processes must agree on its passes."""
-    return [student, *(each.model for each in teachers if each.model is not None)]
+    return [student, *(teacher.model for teacher in teachers if teacher.model is not None)]
 
 
 def is_live(teacher: WeightedTeacher, student: nn.Module) -> bool:
@@ -76,12 +80,12 @@ def teacher_rows(
 ) -> list[Teacher]:
     """Each share's rows; `live_rows` are those of the student itself where a pass has given them already."""
     shares: list[Teacher] = []
-    for each in teachers:
-        model = each.model or student
-        if live_rows is not None and is_live(each, student):
-            shares.append(Teacher(live_rows, head_of(model, probe_ids), each.coefficient))
+    for teacher in teachers:
+        model = teacher.model or student
+        if live_rows is not None and is_live(teacher, student):
+            shares.append(Teacher(live_rows, head_of(model, probe_ids), teacher.coefficient))
             continue
-        shares.append(_share(model, each, probe_ids, rows_of))
+        shares.append(_share(model, teacher, probe_ids, rows_of))
     return _mixed(shares)
 
 
@@ -95,13 +99,13 @@ def _share(
         rows, weight, bias = rows_of(model).detach().to(head.weight.dtype), head.weight.detach(), head.bias
         if is_sharded(model):  # whole only in here, and the loss needs it outside
             weight, bias = weight.clone(), None if bias is None else bias.detach().clone()
-        found.append(head)
+        heads.append(head)
         return rows, weight, bias
 
-    found: list[LinearHead] = []
+    heads: list[LinearHead] = []
     with torch.no_grad(), evaluating(model), below_adapter(model) if teacher.without_adapter else nullcontext():
         rows, weight, bias = inside_forward(model, causal_lm, work)
-    return Teacher(rows, replace(found[0], weight=weight, bias=bias), teacher.coefficient)
+    return Teacher(rows, replace(heads[0], weight=weight, bias=bias), teacher.coefficient)
 
 
 def _mixed(shares: list[Teacher]) -> list[Teacher]:
@@ -110,16 +114,16 @@ def _mixed(shares: list[Teacher]) -> list[Teacher]:
     Not in half precision: rounded, a hundredth of a share is mostly nothing.
     """
     mixed: dict[int, Teacher] = {}
-    for each in shares:
-        is_exact = each.rows_NH.dtype in (torch.float32, torch.float64)
-        is_linear = each.head.softcap is None and each.head.bias is None
-        key = each.head.weight.data_ptr() if is_exact and is_linear else id(each)
+    for teacher in shares:
+        is_exact = teacher.rows_NH.dtype in (torch.float32, torch.float64)
+        is_linear = teacher.head.softcap is None and teacher.head.bias is None
+        key = teacher.head.weight.data_ptr() if is_exact and is_linear else id(teacher)
         if key not in mixed:
-            mixed[key] = each
+            mixed[key] = teacher
             continue
         one = mixed[key]
-        total = one.coefficient + each.coefficient
-        share = each.coefficient / total
-        rows = torch.lerp(one.rows_NH, each.rows_NH, share)
+        total = one.coefficient + teacher.coefficient
+        share = teacher.coefficient / total
+        rows = torch.lerp(one.rows_NH, teacher.rows_NH, share)
         mixed[key] = Teacher(rows, one.head, total)
     return list(mixed.values())

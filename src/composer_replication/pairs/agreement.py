@@ -55,25 +55,27 @@ class PairReport:
 
     def count(self, kind: str, vote: Vote, student_key: str) -> None:
         """One state's vote, under the kind of what the student did there."""
-        found = self.agreement.setdefault(kind, KindAgreement())
-        found.num_states += 1
-        found.num_votes += vote.num_votes
-        found.num_with_student += sum(len(each.teachers) for each in vote.classes if each.key == student_key)
-        found.num_teacher_pairs += vote.num_votes * (vote.num_votes - 1) // 2
-        found.num_agreeing_pairs += vote.num_agreeing_pairs
-        found.num_consensus += vote.winner is not None
+        agreement = self.agreement.setdefault(kind, KindAgreement())
+        agreement.num_states += 1
+        agreement.num_votes += vote.num_votes
+        agreement.num_with_student += sum(
+            len(vote_class.teachers) for vote_class in vote.classes if vote_class.key == student_key
+        )
+        agreement.num_teacher_pairs += vote.num_votes * (vote.num_votes - 1) // 2
+        agreement.num_agreeing_pairs += vote.num_agreeing_pairs
+        agreement.num_consensus += vote.winner is not None
 
     def to_dict(self) -> dict[str, object]:
         """As JSON can hold it, kinds by name."""
         kinds = {
             kind: {
-                "num_states": each.num_states,
-                "num_votes": each.num_votes,
-                "with_student": each.with_student,
-                "with_each_other": each.with_each_other,
-                "num_consensus": each.num_consensus,
+                "num_states": agreement.num_states,
+                "num_votes": agreement.num_votes,
+                "with_student": agreement.with_student,
+                "with_each_other": agreement.with_each_other,
+                "num_consensus": agreement.num_consensus,
             }
-            for kind, each in sorted(self.agreement.items())
+            for kind, agreement in sorted(self.agreement.items())
         }
         return {
             "num_states": self.num_states,

@@ -54,8 +54,8 @@ def decide(failed: FailedCall) -> Decided:
         **dict.fromkeys(_TYPED_WRONG, _typed_again),
     }
     rule = rules.get(failed.site.kind)
-    found = None if rule is None else rule(failed)
-    return None if found is None or _is_the_call(failed, found[0]) else found
+    decision = None if rule is None else rule(failed)
+    return None if decision is None or _is_the_call(failed, decision[0]) else decision
 
 
 def _is_the_call(failed: FailedCall, chosen: ToolCall) -> bool:
@@ -82,8 +82,8 @@ def _not_found(failed: FailedCall) -> Decided:
 def _search_by_name(failed: FailedCall, path: str) -> Decided:
     """A search that nobody made, as the session searches; where it never did, the list that brought the file up."""
     name = name_to_search(path, failed.later, failed.judge.state, failed.cwd)
-    found = name and (searching(failed.call, name, failed.judge.state) or tree_with(name, failed.later))
-    return (found, "look_first") if found else None
+    search = name and (searching(failed.call, name, failed.judge.state) or tree_with(name, failed.later))
+    return (search, "look_first") if search else None
 
 
 def _listing(failed: FailedCall) -> Decided:
@@ -91,8 +91,8 @@ def _listing(failed: FailedCall) -> Decided:
 
 
 def _search(failed: FailedCall, path: str) -> Decided:
-    found = search_for(path, failed.call, failed.later, failed.judge.state, failed.cwd)
-    return None if found is None else (found.call, "look_first")
+    search = search_for(path, failed.call, failed.later, failed.judge.state, failed.cwd)
+    return None if search is None else (search.call, "look_first")
 
 
 def _elsewhere(failed: FailedCall) -> Decided:
@@ -115,26 +115,28 @@ def _typed_again(failed: FailedCall) -> Decided:
         return otherwise
     later = _next_alike(failed) or _typed_otherwise(failed)
     if later is None:
-        asked = help_for(command_of(failed.call), failed.later)
-        return None if asked is None else (asked, "look_first")
+        help_call = help_for(command_of(failed.call), failed.later)
+        return None if help_call is None else (help_call, "look_first")
     if is_edit(later.call.name):
-        said = failed.judge.verdict(later.call)
-        return (later.call, "corrected") if said.says == "ok" else None
-    told, ours = Command.of(failed.error).words, Command.of(asked_by(failed.call)).words
+        verdict = failed.judge.verdict(later.call)
+        return (later.call, "corrected") if verdict.says == "ok" else None
+    error_words, ours = Command.of(failed.error).words, Command.of(asked_by(failed.call)).words
     new = Command.of(asked_by(later.call)).words - ours
-    named = [word for word in new if word in told or is_name(word)]
+    names = [word for word in new if word in error_words or is_name(word)]
     if not command_of(later.call):  # a value of one word names something: a skill, an agent, a folder
-        given = {each for each in later.call.arguments.values() if isinstance(each, str)}
-        others = [each for each in given - {*failed.call.arguments.values()} if each and not re.search(r"\s", each)]
-        named += others
-        if not all("/" in each or failed.log.was_said(failed.site, each) for each in others):
+        later_texts = {value for value in later.call.arguments.values() if isinstance(value, str)}
+        new_texts = [
+            text for text in later_texts - {*failed.call.arguments.values()} if text and not re.search(r"\s", text)
+        ]
+        names += new_texts
+        if not all("/" in text or failed.log.was_said(failed.site, text) for text in new_texts):
             return None
-    return (later.call, "corrected") if failed.are_shown(named) else None
+    return (later.call, "corrected") if failed.are_shown(names) else None
 
 
 def _other_paths(failed: FailedCall) -> Decided:
     """The very next command, where it has other paths alone: folders around those it had, or shown ones in them."""
-    later = next((each for each in failed.later[:1] if command_of(each.call)), None)
+    later = next((candidate for candidate in failed.later[:1] if command_of(candidate.call)), None)
     inside = None if later is None else other_paths(command_of(failed.call), later.words)
     return (later.call, "corrected") if later is not None and inside is not None and failed.are_shown(inside) else None
 
@@ -152,12 +154,12 @@ def _told(failed: FailedCall) -> Decided:
     """
     if is_edit(failed.call.name):
         return edit_rules.edit_again(failed)
-    said = set(plain_words(failed.site.evidence_text))
+    user_words = set(plain_words(failed.site.evidence_text))
     for later in failed.later[:1]:
         if channel_of(later.call.name) == channel_of(failed.call.name) == "shell":
             mine, theirs = (set(plain_words(text)) for text in (command_of(failed.call), later.words))
-            names_it = (theirs - mine) & said and not said & (mine - theirs)
-            left_out = said & (mine - theirs) and not theirs - mine and _AGAINST.search(failed.site.evidence_text)
+            names_it = (theirs - mine) & user_words and not user_words & (mine - theirs)
+            left_out = user_words & (mine - theirs) and not theirs - mine and _AGAINST.search(failed.site.evidence_text)
             if names_it or left_out:
                 return later.call, "corrected"
     return None
@@ -174,16 +176,16 @@ def _next_alike(failed: FailedCall, calls: Sequence[LaterCall] | None = None) ->
 
 def _is_meant(failed: FailedCall, later: LaterCall, name: str) -> bool:
     """Whether a call is for a file of this name, and for the same in it."""
-    other = (later.path or "").rstrip("/").rpartition("/")[2]
-    like = difflib.SequenceMatcher(None, other[:_MAX_NAME], name[:_MAX_NAME]).ratio()
+    later_name = (later.path or "").rstrip("/").rpartition("/")[2]
+    like = difflib.SequenceMatcher(None, later_name[:_MAX_NAME], name[:_MAX_NAME]).ratio()
     same = failed.call.arguments.get("pattern") == later.call.arguments.get("pattern")
     return same and like >= _MIN_NAME
 
 
 def _is_read(failed: FailedCall, path: str) -> bool:
     """Whether all of it had been shown, and nobody came by since: to read it again tells nothing."""
-    known = failed.judge.state.texts.get(path)
-    return known is not None and known.is_whole and not known.doubt
+    file = failed.judge.state.texts.get(path)
+    return file is not None and file.is_whole and not file.doubt
 
 
 def _is_shown(failed: FailedCall, later: LaterCall) -> bool:

@@ -47,8 +47,8 @@ class Correction(NamedTuple):
 
 def correction_of(conversation: Conversation, site: ErrorSite) -> Correction | None:
     """What should have been done in place of the site's call, as far as its session knew; None where nobody can say."""
-    own = own_pairs(conversation, find_error_sites(conversation), only={site.id})
-    return next((each for each in own if each.source != ACTED), None)
+    own_corrections = own_pairs(conversation, find_error_sites(conversation), only={site.id})
+    return next((correction for correction in own_corrections if correction.source != ACTED), None)
 
 
 def own_pairs(
@@ -58,20 +58,20 @@ def own_pairs(
 
     `failures` are all failures of the conversation, kept or not; `only` are ids of those to look at.
     """
-    found = {site.call_id: site for site in failures if site.kind != NO_FAILURE}
-    log, turn_id = LaterCalls(conversation, found), ""
-    for judged in judged_calls(conversation, sites=found):
+    sites_by_call = {site.call_id: site for site in failures if site.kind != NO_FAILURE}
+    log, turn_id = LaterCalls(conversation, sites_by_call), ""
+    for judged in judged_calls(conversation, sites=sites_by_call):
         if judged.turn.id == turn_id:  # what the calls before it in the same turn brought was not known yet
             continue
         turn_id = judged.turn.id
         if judged.turn.origin != "model":
             continue
-        for place, call in enumerate(judged.turn.calls):
-            site = found.get(call.id)
+        for call_index, call in enumerate(judged.turn.calls):
+            site = sites_by_call.get(call.id)
             if site is not None and site.is_kept and log.is_one(call) and (only is None or site.id in only):
                 decided = decide(FailedCall(judged.judge, site, call, log, conversation.cwd))
                 if decided is not None:
-                    yield _correction(site, (log.turn_number(turn_id), place), call, *decided)
+                    yield _correction(site, (log.turn_number(turn_id), call_index), call, *decided)
         if only is None and len(judged.turn.calls) == 1 and log.has_worked(judged.call):
             yield from _acted(judged, log.turn_number(turn_id))
 
@@ -91,5 +91,5 @@ def _acted(judged: JudgedCall, turn_number: int) -> Iterator[Correction]:
 
 def without_labels(call: ToolCall) -> ToolCall:
     """The call without words that are for the reader of the log alone."""
-    kept: dict[str, Any] = {key: each for key, each in call.arguments.items() if not is_label(call.name, key)}
-    return replace(call, arguments=kept)
+    arguments: dict[str, Any] = {key: value for key, value in call.arguments.items() if not is_label(call.name, key)}
+    return replace(call, arguments=arguments)

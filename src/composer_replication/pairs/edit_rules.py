@@ -25,8 +25,8 @@ def not_read(failed: FailedCall) -> Decided:
     The agent asks for it whatever comes next, so where the session did not read it, the whole file is to be read.
     """
     rule, state = failed.judge.verdict(failed.call).rule, failed.judge.state
-    gone = rule == "read_before" and state.texts.is_continued and not state.has_touched(failed.path or "")
-    if rule != "not_read" and not gone:
+    is_forgotten = rule == "read_before" and state.texts.is_continued and not state.has_touched(failed.path or "")
+    if rule != "not_read" and not is_forgotten:
         return None
     return stale(failed)
 
@@ -42,11 +42,11 @@ def no_match(failed: FailedCall) -> Decided:
 
     Nothing where the text was there before the turn, or an earlier edit had made the change: no call was needed.
     """
-    said = failed.judge.verdict(failed.call)
-    if said.says == "ok" or _is_done(failed):
+    verdict = failed.judge.verdict(failed.call)
+    if verdict.says == "ok" or _is_done(failed):
         return None
-    known = failed.judge.state.texts.get(failed.path or "")
-    had_all = known is not None and known.is_whole and known.doubt != _CHANGED
+    file = failed.judge.state.texts.get(failed.path or "")
+    had_all = file is not None and file.is_whole and file.doubt != _CHANGED
     return edit_again(failed) or (None if had_all else _reading(failed))
 
 
@@ -58,8 +58,8 @@ def ambiguous(failed: FailedCall) -> Decided:
 def edit_again(failed: FailedCall) -> Decided:
     """The same change at the same place, as it worked later, where the session knew all of it before."""
     again = _same_edit(failed)
-    said = None if again is None else failed.judge.verdict(again)
-    if again is None or said is None or said.says != "ok" or not said.rule.startswith(_FOUND):
+    verdict = None if again is None else failed.judge.verdict(again)
+    if again is None or verdict is None or verdict.says != "ok" or not verdict.rule.startswith(_FOUND):
         return None
     pairs = itertools.product(_edits(failed, failed.call), _edits(failed, again))
     if not any(itertools.starmap(share_a_place, pairs)):
@@ -68,10 +68,10 @@ def edit_again(failed: FailedCall) -> Decided:
 
 
 def _is_done(failed: FailedCall) -> bool:
-    shown = failed.judge.state.has_shown_text
-    edits = [each for each in _edits(failed, failed.call) if isinstance(each, Replace)]
-    done = [each for each in edits if len(each.new.strip()) >= _MIN_DONE and each.new not in each.old]
-    return any(shown(each.path, each.new) and not shown(each.path, each.old) for each in done)
+    has_shown = failed.judge.state.has_shown_text
+    edits = [edit for edit in _edits(failed, failed.call) if isinstance(edit, Replace)]
+    done = [edit for edit in edits if len(edit.new.strip()) >= _MIN_DONE and edit.new not in edit.old]
+    return any(has_shown(edit.path, edit.new) and not has_shown(edit.path, edit.old) for edit in done)
 
 
 def _knew_names(failed: FailedCall, again: ToolCall) -> bool:
@@ -132,7 +132,7 @@ def _as_known(failed: FailedCall, look: ToolCall, *, is_known: bool) -> Decided:
 
 def _had_shown(failed: FailedCall, lines: Sequence[str]) -> bool:
     """Whether the session had shown or written these lines, and nobody is known to have changed the file since."""
-    known = failed.judge.state.texts.get(failed.path or "")
-    if known is None or known.doubt == _CHANGED:
+    file = failed.judge.state.texts.get(failed.path or "")
+    if file is None or file.doubt == _CHANGED:
         return False
-    return all(known.count(line) for line in lines if line.strip())
+    return all(file.count(line) for line in lines if line.strip())

@@ -78,12 +78,12 @@ def _finds(line: bytes, gate: LastGate, number: int) -> Iterator[Find]:
     """What the gate finds in the bytes of a row; one whose name is a find is told by its number."""
     row: Any = decode_object(line)
     name = {"state_id": row["state_id"]}
-    place = f"pair {row['state_id'] if gate.look(name, '') is None else number}"
+    location = f"pair {row['state_id'] if gate.look(name, '') is None else number}"
     parts: list[tuple[str, Any]] = [("state_id", name), ("tools", decode(row["tools"].encode()))]
     for column in ("prompt", "chosen", "rejected"):
-        parts += [(f"{column} message {number}", each) for number, each in enumerate(row[column], start=1)]
-    found = (gate.look(part, f"{place}, {name}") for name, part in parts)
-    return (find for find in found if find is not None)
+        parts += [(f"{column} message {number}", message) for number, message in enumerate(row[column], start=1)]
+    finds = (gate.look(part, f"{location}, {name}") for name, part in parts)
+    return (find for find in finds if find is not None)
 
 
 def _rows(
@@ -101,15 +101,15 @@ def preference_row(
     pair: DPOPair | NormalizedDPOPair, *, number: int = 0, tools: Tools | None = None, arguments: Arguments = "object"
 ) -> dict[str, Any]:
     """One pair as a row; `number` is what an error calls it beside its state's id."""
-    given = _fields(pair, number)
-    where = f"pair {number} ({given['state_id']!r})"
-    prompt = prompt_messages(given["state_messages"], arguments, where)
+    fields = _fields(pair, number)
+    where = f"pair {number} ({fields['state_id']!r})"
+    prompt = prompt_messages(fields["state_messages"], arguments, where)
     if not prompt:
         raise InputError(explain(f"state of {where}", got="no messages", expected="at least one"))
-    schemas = given.get("tools") or tools or ()
-    chosen, rejected = answer_messages((given["chosen"], given["rejected"]), arguments)
+    schemas = fields.get("tools") or tools or ()
+    chosen, rejected = answer_messages((fields["chosen"], fields["rejected"]), arguments)
     return {
-        "state_id": given["state_id"],
+        "state_id": fields["state_id"],
         "prompt": prompt,
         "chosen": [chosen],
         "rejected": [rejected],
@@ -120,16 +120,16 @@ def preference_row(
 def _fields(pair: DPOPair | NormalizedDPOPair, number: int) -> Mapping[str, Any]:
     if isinstance(pair, NormalizedDPOPair):
         sides = {"chosen": pair.chosen_messages, "rejected": pair.rejected_messages}
-        texts = {side: "\n".join(str(message["content"]) for message in said) for side, said in sides.items()}
+        texts = {side: "\n".join(str(message["content"]) for message in messages) for side, messages in sides.items()}
         return pair.metadata | {"state_id": pair.state_id, "state_messages": pair.state_messages} | texts
-    wanted = {"state_id": str, "state_messages": list, "chosen": str, "rejected": str}
-    given = cast("Mapping[str, Any]", pair) if isinstance(pair, Mapping) else {}  # pyright: ignore[reportUnnecessaryIsInstance]
-    for key, kind in wanted.items():
-        if not isinstance(given.get(key), kind):
+    expected_types = {"state_id": str, "state_messages": list, "chosen": str, "rejected": str}
+    fields = cast("Mapping[str, Any]", pair) if isinstance(pair, Mapping) else {}  # pyright: ignore[reportUnnecessaryIsInstance]
+    for key, kind in expected_types.items():
+        if not isinstance(fields.get(key), kind):
             raise InputError(
-                explain(f"pair {number}, {key!r}", got=type(given.get(key)).__name__, expected=kind.__name__)
+                explain(f"pair {number}, {key!r}", got=type(fields.get(key)).__name__, expected=kind.__name__)
             )
-    return given
+    return fields
 
 
 def answer_message(action: str, arguments: Arguments) -> Message:
@@ -151,25 +151,25 @@ def answer_messages(actions: Sequence[str], arguments: Arguments) -> list[Messag
 def prompt_messages(messages: Sequence[Mapping[str, Any]], arguments: Arguments, where: str) -> list[Message]:
     """The messages of a state; a tool's result carries the name of the tool that its call had."""
     names: dict[str, str] = {}
-    made: list[Message] = []
+    prompt: list[Message] = []
     for number, message in enumerate(messages):
-        place = f"message {number} of {where}"
+        location = f"message {number} of {where}"
         role = _ROLES.get(str(message.get("role"))) if isinstance(message, Mapping) else None  # pyright: ignore[reportUnnecessaryIsInstance]
         if role is None:
             got = repr(message.get("role")) if isinstance(message, Mapping) else type(message).__name__  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise InputError(explain(f"role of {place}", got=got, expected=f"one of {', '.join(_ROLES)}"))
-        text = required_text(message.get("content"), place)
+            raise InputError(explain(f"role of {location}", got=got, expected=f"one of {', '.join(_ROLES)}"))
+        text = required_text(message.get("content"), location)
         if role == "assistant":
-            calls = message_calls(message, place)
+            calls = message_calls(message, location)
             names |= {call.id: call.name for call in calls}
-            made.append(_assistant(text, thinking_text(message, place), calls, arguments))
+            prompt.append(_assistant(text, thinking_text(message, location), calls, arguments))
         elif role == "tool":
             identity = str(message.get("tool_call_id") or "")
             name = str(message.get("name") or names.get(identity, ""))
-            made.append({"role": role, "content": text, "tool_call_id": identity, "name": name})
+            prompt.append({"role": role, "content": text, "tool_call_id": identity, "name": name})
         else:
-            made.append({"role": role, "content": text})
-    return made
+            prompt.append({"role": role, "content": text})
+    return prompt
 
 
 def _assistant(text: str, thinking: str, calls: Iterable[ToolCall], arguments: Arguments) -> Message:
@@ -193,12 +193,12 @@ def _reads_back(value: object) -> bool:
     """Whether the numbers in it mean the same after `datasets` has read them."""
     waiting = [value]
     while waiting:
-        each = waiting.pop()
-        if isinstance(each, Mapping):
-            waiting.extend(cast("Mapping[str, object]", each).values())
-        elif isinstance(each, list | tuple):
-            waiting.extend(cast("list[object]", each))
-        elif isinstance(each, int | float) and not _is_kept(each):
+        node = waiting.pop()
+        if isinstance(node, Mapping):
+            waiting.extend(cast("Mapping[str, object]", node).values())
+        elif isinstance(node, list | tuple):
+            waiting.extend(cast("list[object]", node))
+        elif isinstance(node, int | float) and not _is_kept(node):
             return False
     return True
 

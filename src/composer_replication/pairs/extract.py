@@ -60,8 +60,8 @@ def extract_dpo_pairs(
     tools: Tools | None = None,
 ) -> list[DPOPair]:
     """At most one pair per state: the action most teachers took, if enough did and the student did another."""
-    given = {"teachers": teachers, "cwd": cwd, "tools": tools}
-    return extract_pairs(states, teacher_actions, agreement_threshold, **given).pairs
+    options = {"teachers": teachers, "cwd": cwd, "tools": tools}
+    return extract_pairs(states, teacher_actions, agreement_threshold, **options).pairs
 
 
 def extract_pairs(
@@ -82,9 +82,9 @@ def extract_pairs(
     order = list(dict.fromkeys([*(teachers or ()), *(result["teacher_slug"] for result in results)]))
     answers: dict[str, dict[str, TeacherCallResult]] = {}
     for result in results:
-        given = answers.setdefault(result["state_id"], {})
-        if result["teacher_slug"] not in given or given[result["teacher_slug"]]["error"] is not None:
-            given[result["teacher_slug"]] = result  # after a failure, the answer to a second question
+        state_answers = answers.setdefault(result["state_id"], {})
+        if result["teacher_slug"] not in state_answers or state_answers[result["teacher_slug"]]["error"] is not None:
+            state_answers[result["teacher_slug"]] = result  # after a failure, the answer to a second question
     work = _Extraction(order, agreement_threshold, StateContexts(cwd=cwd, tools=tools))
     for state in states:
         work.take(state, answers.pop(_unused(state["state_id"], work.seen), {}))
@@ -160,7 +160,7 @@ class _Extraction:
             pair=pair,
             chosen_by=first,
             teachers=result.winner.teachers,
-            classes=tuple(each.teachers for each in result.classes),
+            classes=tuple(vote_class.teachers for vote_class in result.classes),
             student_kind=kind,
             chosen_kind=action_kind(action),
             chosen_action=action,

@@ -31,7 +31,7 @@ class FailedCall:
     def is_ours(self, later: ToolCall, measure: Callable[[ToolCall, ToolCall], float]) -> bool:
         """Whether a later call is like this one, and like no other of its turn more."""
         ours = measure(self.call, later)
-        return ours > 0 and all(measure(each, later) <= ours for each in self.beside)
+        return ours > 0 and all(measure(other_call, later) <= ours for other_call in self.beside)
 
     def are_shown(self, words: Sequence[str]) -> bool:
         """Whether the session had shown all of them; of very many nobody asks, for each is searched for."""

@@ -50,7 +50,7 @@ class LaterCall:
     def words(self) -> str:
         """What it asks for, in its own letters."""
         command = command_text(self.call.name, self.call.arguments)
-        return command or " ".join(each for each in self.call.arguments.values() if isinstance(each, str))
+        return command or " ".join(value for value in self.call.arguments.values() if isinstance(value, str))
 
     @property
     def lines(self) -> list[str]:
@@ -93,10 +93,10 @@ class LaterCalls:
 
     def __init__(self, conversation: Conversation, failures: Mapping[str, ErrorSite]) -> None:
         self._conversation = conversation
-        self._results = {each.call_id: each for turn in conversation.turns for each in turn.results}
+        self._results = {result.call_id: result for turn in conversation.turns for result in turn.results}
         self._failures = failures
-        made = Counter(call.id for turn in conversation.turns for call in turn.calls)
-        self._reused = {identity for identity, number in made.items() if number > 1}
+        call_counts = Counter(call.id for turn in conversation.turns for call in turn.calls)
+        self._reused = {identity for identity, number in call_counts.items() if number > 1}
         self._places = {turn.id: number for number, turn in enumerate(conversation.turns)}
         assistant = [turn.id for turn in conversation.turns if turn.role == "assistant"]
         self._numbers = {turn_id: number for number, turn_id in enumerate(assistant)}
@@ -125,8 +125,8 @@ class LaterCalls:
 
     def beside(self, site: ErrorSite) -> list[ToolCall]:
         """The other calls of the site's turn that failed as well."""
-        place = self._places.get(site.turn_id)
-        calls = () if place is None else self._conversation.turns[place].calls
+        turn_index = self._places.get(site.turn_id)
+        calls = () if turn_index is None else self._conversation.turns[turn_index].calls
         return [call for call in calls if call.id != site.call_id and call.id in self._failures]
 
     def was_said(self, site: ErrorSite, word: str) -> bool:
@@ -138,13 +138,15 @@ class LaterCalls:
         """Whether one of these lines of a file had been shown with its number before the site: `12→`, `a.py:12`."""
         turns = self._conversation.turns[: self._places.get(site.turn_id, 0)]
         of_file = {call.id for turn in turns for call in turn.calls if path_argument(call.arguments) == path}
-        named = re.compile(rf"{re.escape(path.rpartition('/')[2])}(?:[:-]|,? lines? )(\d{{1,6}})")
+        line_reference = re.compile(rf"{re.escape(path.rpartition('/')[2])}(?:[:-]|,? lines? )(\d{{1,6}})")
         results = (
-            (each.text, _NUMBER if each.call_id in of_file else named) for turn in turns for each in turn.results
+            (result.text, _NUMBER if result.call_id in of_file else line_reference)
+            for turn in turns
+            for result in turn.results
         )
-        said = ((turn.text, named) for turn in turns if turn.role == "user")
+        user_texts = ((turn.text, line_reference) for turn in turns if turn.role == "user")
         return any(
-            int(number) in lines for text, form in (*results, *said) for number in form.findall(text[:_MAX_TEXT])
+            int(number) in lines for text, form in (*results, *user_texts) for number in form.findall(text[:_MAX_TEXT])
         )
 
     def after(self, site: ErrorSite, *, with_failed_work: bool = False) -> list[LaterCall]:
@@ -152,14 +154,14 @@ class LaterCalls:
 
         `with_failed_work` are also those that ran what they should, and it failed: tests, a build.
         """
-        found: list[LaterCall] = []
+        later_calls: list[LaterCall] = []
         turns = self._conversation.turns
         for turn in itertools.islice(turns, self._places.get(site.turn_id, len(turns)) + 1, None):
             is_heard = turn.role == "user" and turn.origin == "human" and turn.id != site.result_turn_id
             if is_heard and not turn.text.startswith(INTERRUPTED):
                 break
             ran = [call for call in turn.calls if self.has_worked(call) or (with_failed_work and self._has_run(call))]
-            found += [LaterCall(call, self.text_of(call)) for call in ran]
-            if len(found) >= _MAX_LATER or any(plain_name(call.name) in _ASK for call in turn.calls):
+            later_calls += [LaterCall(call, self.text_of(call)) for call in ran]
+            if len(later_calls) >= _MAX_LATER or any(plain_name(call.name) in _ASK for call in turn.calls):
                 break  # what follows a question rests on its answer
-        return found[:_MAX_LATER]
+        return later_calls[:_MAX_LATER]

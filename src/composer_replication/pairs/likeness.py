@@ -33,7 +33,7 @@ def command_of(call: ToolCall) -> str:
 
 def asked_by(call: ToolCall) -> str:
     """All that a call asks for, without words for the reader of the log."""
-    return " ".join(str(each) for key, each in call.arguments.items() if not is_label(call.name, key))
+    return " ".join(str(value) for key, value in call.arguments.items() if not is_label(call.name, key))
 
 
 def likeness(one: str, other: str) -> float:
@@ -44,7 +44,7 @@ def likeness(one: str, other: str) -> float:
 
 def likeness_of_calls(one: ToolCall, other: ToolCall) -> float:
     """The same for what two calls ask for, where a file counts by its name and not by the way to it."""
-    first, second = (_FOLDERS.sub("", asked_by(each)[:_MAX_COMPARED]) for each in (one, other))
+    first, second = (_FOLDERS.sub("", asked_by(call)[:_MAX_COMPARED]) for call in (one, other))
     return likeness(first, second)
 
 
@@ -56,13 +56,13 @@ def have_same_purpose(call: ToolCall, other: ToolCall, error: str) -> bool:
     ours, theirs = Command.of(command_of(call)), Command.of(command_of(other))
     if _subcommands(ours) != _subcommands(theirs):
         return False
-    first, second = ({*_WORD.findall(_FOLDERS.sub("", each.text))} for each in (ours, theirs))
+    first, second = ({*_WORD.findall(_FOLDERS.sub("", command.text))} for command in (ours, theirs))
     return all(word in error or word.startswith("-") or len(word) < 3 for word in first - second)
 
 
 def _subcommands(command: Command) -> set[tuple[str, str]]:
     programs = ((name, first if name in _WITH_SUBCOMMAND else "") for name, first in command.programs)
-    return {each for each in programs if each[0] != _MOVES}
+    return {program for program in programs if program[0] != _MOVES}
 
 
 def other_paths(wrong: str, right: str) -> list[str] | None:
@@ -73,9 +73,9 @@ def other_paths(wrong: str, right: str) -> list[str] | None:
     ours, theirs = (set(text.split()) for text in (wrong, right))
     if ours <= theirs or theirs <= ours or not all("/" in word for word in ours ^ theirs):
         return None
-    had, new = ({_bare(word) for word in each} for each in (ours - theirs, theirs - ours))
-    inside = [word for word in new if not any(f"{each}/".startswith(f"{word}/") for each in had)]
-    return inside if all(any(word.startswith(f"{each}/") for each in had) for word in inside) else None
+    had, new = ({_bare(word) for word in words} for words in (ours - theirs, theirs - ours))
+    inside = [word for word in new if not any(f"{path}/".startswith(f"{word}/") for path in had)]
+    return inside if all(any(word.startswith(f"{path}/") for path in had) for word in inside) else None
 
 
 def _bare(word: str) -> str:
@@ -101,7 +101,7 @@ def share_a_place(one: Operation, other: Operation) -> bool:
         return False
     if one.new == other.new and one.old.strip() and one.old in other.old:
         return True
-    first, second = ({line.strip() for line in each.old.split("\n")} - {""} for each in (one, other))
+    first, second = ({line.strip() for line in edit.old.split("\n")} - {""} for edit in (one, other))
     alike = max(likeness(one.old, other.old), likeness(one.new, other.old))
     return bool(first & second) or _overlap(one.old, other.old) or alike >= MIN_ALIKE
 
@@ -119,15 +119,15 @@ def lines_for(edits: Iterable[Operation], shown: list[str]) -> list[str]:
 
     An edit that replaces no text, as a whole file that is written does, is about all of them.
     """
-    shown, place = shown[:_MAX_LINES], set[int]()
+    shown, line_numbers = shown[:_MAX_LINES], set[int]()
     for edit in edits:
-        wanted = edit.old.split("\n") if isinstance(edit, Replace) else []
-        if not any(line.strip() for line in wanted):
+        edit_lines = edit.old.split("\n") if isinstance(edit, Replace) else []
+        if not any(line.strip() for line in edit_lines):
             return shown
-        for number in sorted(range(len(wanted)), key=lambda number: -len(wanted[number].strip()))[:_TELLING]:
-            for found in _where(wanted[number].strip(), shown):
-                place.update(range(found - number, found - number + len(wanted)))
-    return [shown[number] for number in sorted(place) if 0 <= number < len(shown)]
+        for number in sorted(range(len(edit_lines)), key=lambda number: -len(edit_lines[number].strip()))[:_TELLING]:
+            for position in _where(edit_lines[number].strip(), shown):
+                line_numbers.update(range(position - number, position - number + len(edit_lines)))
+    return [shown[number] for number in sorted(line_numbers) if 0 <= number < len(shown)]
 
 
 def _where(wanted: str, shown: list[str]) -> list[int]:
@@ -149,4 +149,4 @@ def is_name(word: str) -> bool:
 
 
 def plain_words(text: str) -> list[str]:
-    return [word for word in "".join(each if each.isalnum() else " " for each in text.lower()).split() if len(word) > 1]
+    return [word for word in "".join(char if char.isalnum() else " " for char in text.lower()).split() if len(word) > 1]

@@ -28,9 +28,9 @@ async def replay_and_normalize_trace(
     `replay_kwargs` go to `replay_trace`; `teachers=None` are its own. What was dropped is in the normalizer's `counts`.
     """
     normalizer = normalizer or DJNormalizer()  # before a cent is spent: its recipe may be wrong
-    asked: dict[str, Any] = {} if teachers is None else {"teachers": teachers}
+    teacher_options: dict[str, Any] = {} if teachers is None else {"teachers": teachers}
     check_threshold(len(DEFAULT_TEACHERS if teachers is None else teachers), agreement_threshold)
-    actions = await teacher_replay.replay_trace(states, max_total_usd=max_total_usd, **asked, **replay_kwargs)
+    actions = await teacher_replay.replay_trace(states, max_total_usd=max_total_usd, **teacher_options, **replay_kwargs)
     pairs = teacher_replay.extract_dpo_pairs(states, actions, agreement_threshold=agreement_threshold)
     return actions, normalizer.normalize(pairs)
 

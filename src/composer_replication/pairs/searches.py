@@ -32,7 +32,7 @@ def search_for(
     stem, pattern = name.lstrip(".").partition(".")[0].lower(), failed.arguments.get("pattern")
     is_settled = state.paths.standing(normal_path(path, cwd)).why in _SETTLED
     looks_for_text = plain_name(failed.name) in SEARCHES
-    for place, look in enumerate(itertools.takewhile(lambda each: each.is_look, later[:_NEXT])):
+    for index, look in enumerate(itertools.takewhile(lambda call: call.is_look, later[:_NEXT])):
         words = look.words.lower()
         if look.found_nothing and len(stem) >= _MIN_WORD and stem in words:
             return None  # there is no such file anywhere: its name was made up, and no search is for it
@@ -44,7 +44,7 @@ def search_for(
             continue
         if len(stem) >= _MIN_WORD and stem in words:
             return look
-        uses = later[place + 1 : place + 1 + _NEXT_USE]
+        uses = later[index + 1 : index + 1 + _NEXT_USE]
         if not looks_for_text and not is_settled and _lists(look, folder, cwd) and _is_used(look, uses, folder, cwd):
             return look
     return None
@@ -59,10 +59,13 @@ def name_to_search(path: str, later: Sequence[LaterCall], state: SessionState, c
         return None
     folder, _, name = path.rstrip("/").rpartition("/")
     stem = name[: len(name) - len(name.lstrip("."))] + name.lstrip(".").partition(".")[0]
-    others = [each.path for each in later if each.path and normal_path(each.path, cwd) != normal_path(path, cwd)]
-    if "." in name[1:] and any(other.rpartition("/")[2] == name for other in others):
+    other_paths = [call.path for call in later if call.path and normal_path(call.path, cwd) != normal_path(path, cwd)]
+    if "." in name[1:] and any(other_path.rpartition("/")[2] == name for other_path in other_paths):
         return name
-    is_beside = any(other.rpartition("/")[0] == folder and _begins(other.rpartition("/")[2], stem) for other in others)
+    is_beside = any(
+        other_path.rpartition("/")[0] == folder and _begins(other_path.rpartition("/")[2], stem)
+        for other_path in other_paths
+    )
     return f"{stem}*" if is_beside and len(stem) > _MIN_WORD else None
 
 
@@ -76,9 +79,9 @@ def help_for(command: str, later: Sequence[LaterCall]) -> ToolCall | None:
     """What the same program says about itself, asked right after the failure."""
     programs = {name for name, _ in Command.of(command).programs}
     for look in later[:1]:
-        asked = Command.of(look.words)
-        same = {first for name, first in asked.programs if name in programs}
-        if same and (_ASKS_FOR_HELP.search(asked.text) or _LISTS_ITSELF & same):
+        look_command = Command.of(look.words)
+        same = {first for name, first in look_command.programs if name in programs}
+        if same and (_ASKS_FOR_HELP.search(look_command.text) or _LISTS_ITSELF & same):
             return look.call
     return None
 
@@ -90,9 +93,11 @@ def _begins(name: str, stem: str) -> bool:
 def _is_into_what_was_shown(look: LaterCall, missing: str, state: SessionState, cwd: str | None) -> bool:
     """Whether it could have been made before the failure: not where it looks into what nobody had heard of."""
     words = (word for word in Command.of(look.words).words if is_path(word) and "/" in word and "*" not in word)
-    named = [look.path] if look.path else list(itertools.islice(words, _MAX_NAMES))
-    own = normal_path(missing, cwd)
-    return all(path == own or _is_known(path, cwd, state) for path in (normal_path(each, cwd) for each in named))
+    names = [look.path] if look.path else list(itertools.islice(words, _MAX_NAMES))
+    missing_path = normal_path(missing, cwd)
+    return all(
+        path == missing_path or _is_known(path, cwd, state) for path in (normal_path(name, cwd) for name in names)
+    )
 
 
 def _is_known(path: str, cwd: str | None, state: SessionState) -> bool:
@@ -112,14 +117,14 @@ def _is_new(look: LaterCall, state: SessionState) -> bool:
 
 def _lists(look: LaterCall, folder: str, cwd: str | None) -> bool:
     """Whether it shows what this folder holds."""
-    named = [look.path or "", *(word for word in Command.of(look.words).words if is_path(word))]
-    folders = {normal_path(each, cwd) for each in named if each} - {"/"}
+    names = [look.path or "", *(word for word in Command.of(look.words).words if is_path(word))]
+    folders = {normal_path(name, cwd) for name in names if name} - {"/"}
     is_named = folder.rpartition("/")[2].lower() in re.split(r"[/\s]", look.words.lower())
     return look.is_listing and (is_named or normal_path(folder, cwd) in folders)
 
 
 def _is_used(look: LaterCall, uses: Sequence[LaterCall], folder: str, cwd: str | None) -> bool:
     """Whether what it listed was then opened in that folder: so it was what the failing call was after."""
-    paths = [each.path for each in uses if each.path]
+    paths = [call.path for call in uses if call.path]
     there = [path for path in paths if normal_path(path.rpartition("/")[0], cwd) == normal_path(folder, cwd)]
     return any(path.rpartition("/")[2] in look.text for path in there)

@@ -55,7 +55,7 @@ def pair_strength(value: Mapping[Any, Any]) -> Strength:
     if value.get("type") == "password" or value.get("inputType") == "password":
         return Strength.PASSWORD
     if "value" in value or "Value" in value or "ParameterValue" in value:
-        name = next((named for key in _PAIR_NAMES if (named := value.get(key))), None)
+        name = next((sibling for key in _PAIR_NAMES if (sibling := value.get(key))), None)
         if isinstance(name, str):
             return name_strength(name)
     return Strength.NONE
@@ -83,11 +83,11 @@ def is_blob(text: object) -> bool:
 def written_secret(value: Mapping[Any, Any]) -> str | None:
     """The field with what is typed into a password field: `{"element": "Password field", "text": ...}`."""
     for target in () if _TARGETS.isdisjoint(value) else TARGETS:
-        named = value.get(target)
+        label = value.get(target)
         if (
-            isinstance(named, str)
-            and len(named) <= _LONGEST_TARGET
-            and _SECRET_TARGET.search(PLACEHOLDER.sub("", named))
+            isinstance(label, str)
+            and len(label) <= _LONGEST_TARGET
+            and _SECRET_TARGET.search(PLACEHOLDER.sub("", label))
         ):
             key = next((key for key in _WRITTEN if isinstance(value.get(key), str)), None)
             return key if key and _is_typed(value[key]) else None
@@ -106,8 +106,8 @@ def is_command_line(items: Sequence[Any]) -> bool:
     texts = [item for item in items if isinstance(item, str)]
     if len(texts) != len(items):
         return False
-    named = any(text.startswith("-") and name_strength(text) >= Strength.TOKEN for text in texts[:-1])
-    return named or texts[0].rpartition("/")[2] in _LOGIN_COMMANDS
+    has_secret_flag = any(text.startswith("-") and name_strength(text) >= Strength.TOKEN for text in texts[:-1])
+    return has_secret_flag or texts[0].rpartition("/")[2] in _LOGIN_COMMANDS
 
 
 def is_named_pair(items: Sequence[Any]) -> bool:
@@ -119,10 +119,10 @@ def is_named_pair(items: Sequence[Any]) -> bool:
 
 def field_strength(name: str, inherited: Strength, pair: Strength) -> Strength:
     """What the name of a field, the object above it and its sibling say together."""
-    own = name_strength(name)
+    own_strength = name_strength(name)
     if name in PAIR_VALUES:
-        return max(own, pair, inherited if inherited >= Strength.TOKEN else Strength.NONE)
-    return own
+        return max(own_strength, pair, inherited if inherited >= Strength.TOKEN else Strength.NONE)
+    return own_strength
 
 
 def is_whole_secret(text: str, strength: Strength, name: str) -> bool:

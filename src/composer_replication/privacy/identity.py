@@ -91,12 +91,12 @@ class Identity:
 
     def _home(self, home: str, pseudonym: Callable[[str], str]) -> str:
         parent, separator, name = home.rpartition("\\" if "\\" in home else "/")
-        kept = (
+        home_root = (
             parent
             if re.fullmatch(r"/home|/Users|[A-Za-z]:\\Users|[A-Za-z]:/Users|/mnt/[a-z]/Users|/[a-z]/Users", parent)
             else "/home"
         )
-        return kept + (separator if kept == parent else "/") + pseudonym(name)
+        return home_root + (separator if home_root == parent else "/") + pseudonym(name)
 
     def _name(self, name: str, pseudonym: Callable[[str], str]) -> str:
         bare = name.rstrip(".")
@@ -138,12 +138,12 @@ _NO_NAMES = re.compile(
 
 def people_in(text: str) -> Iterator[str]:
     """Every e-mail address, phone number and name in a text, longest first: a name may hold another."""
-    found = {*_addresses(text), *(match[0] for match in _PHONE.finditer(text) if _is_phone(match[0]))}
+    people = {*_addresses(text), *(match[0] for match in _PHONE.finditer(text) if _is_phone(match[0]))}
     for match in (*_BEFORE_ADDRESS.finditer(text), *_LINE.finditer(text)):
         name = match["name"].strip()
         if name[0].isupper() and not _NO_NAMES.search(name):
-            found.add(name)
-    yield from sorted(found, key=lambda each: (-len(each), each))
+            people.add(name)
+    yield from sorted(people, key=lambda person: (-len(person), person))
 
 
 def _addresses(text: str) -> Iterator[str]:
@@ -161,6 +161,6 @@ def _is_phone(number: str) -> bool:
 
 def without_people(text: str, pseudonym: Callable[[str], str]) -> str:
     """The text with other people as pseudonyms; the same object when there are none."""
-    for each in people_in(text):
-        text = re.sub(rf"(?<!\w){re.escape(each)}(?!\w)", lambda _, person=each: pseudonym(person), text)
+    for name in people_in(text):
+        text = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", lambda _, person=name: pseudonym(person), text)
     return text

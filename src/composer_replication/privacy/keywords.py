@@ -43,14 +43,14 @@ class WordFilter:
         """The triggers that occur in a text given as one byte a character."""
         loaded = self._loaded
         words = set(flat.translate(_TABLE).split()) - self._plain
-        found: set[bytes] = set()
+        triggers: set[bytes] = set()
         new: list[bytes] = []
         for word in words:
             if (hits := loaded.get(word)) is not None:
-                found.update(hits)
+                triggers.update(hits)
             else:
                 new.append(word)
-        return found | self._learn(new) if new else found
+        return triggers | self._learn(new) if new else triggers
 
     def _learn(self, words: list[bytes]) -> set[bytes]:
         """Search new words all at once, and one by one only the words with a trigger in them."""

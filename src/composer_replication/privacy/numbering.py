@@ -48,11 +48,11 @@ class Numbering:
 
     def reserve(self, text: str) -> bool:
         """Give no number away that a text has already, as `<KIND_3>` or `USER_1`; False when it has none."""
-        taken = list(_taken(text))
-        for kind, number in taken:
+        pseudonyms = list(_taken(text))
+        for kind, number in pseudonyms:
             if number > self._highest.get(kind, 0):
                 self._highest[kind] = number
-        return bool(taken)
+        return bool(pseudonyms)
 
     def reserve_all(self, value: Any) -> None:
         """The same for every string of a JSON-like value, keys too."""
@@ -80,13 +80,13 @@ def holds_number(text: str) -> bool:
 
 def one_name_each(names: dict[Any, str], keys: Iterable[Any]) -> dict[Any, str]:
     """New names of keys, made different from each other and from the keys that stay: no value may be lost."""
-    taken = {key for key in keys if key not in names}
+    taken_names = {key for key in keys if key not in names}
     result: dict[Any, str] = {}
     for key, name in names.items():
         chosen, number = name, 2
-        while chosen in taken:
+        while chosen in taken_names:
             chosen, number = f"{name}#{number}", number + 1
-        taken.add(chosen)
+        taken_names.add(chosen)
         result[key] = chosen
     return result
 

@@ -88,18 +88,18 @@ class Paragraphs:
     def _rest(self, text: str, border: str, words: set[bytes]) -> str:
         if _NUMBER.match(f"\n{text[:20]}"):
             text = _NUMBER.sub("\n", f"\n{text}")[1:]
-        known, paragraphs = self._known, text.split("\n\n")
+        known_rows, paragraphs = self._known, text.split("\n\n")
         rows = list(map(hash, zip(*[paragraphs[first:] for first in range(_IN_A_ROW)], strict=False)))
-        repeated = bytes(map(known.__contains__, rows))
+        repeated = bytes(map(known_rows.__contains__, rows))
         if 1 in repeated:
-            words.update(*{known[row] for row in compress(rows, repeated)})
-        new = [row for row in dict.fromkeys(rows) if row not in known]
+            words.update(*{known_rows[row] for row in compress(rows, repeated)})
+        new = [row for row in dict.fromkeys(rows) if row not in known_rows]
         self._latest += new
-        known.update(dict.fromkeys(new, _NO_WORDS))
+        known_rows.update(dict.fromkeys(new, _NO_WORDS))
         if 1 not in repeated:
             return text
-        begin, kept = 0, []
+        begin, parts = 0, []
         for match in _REPEATED.finditer(repeated):
-            kept.append("\n\n".join(paragraphs[begin : match.start() + _IN_A_ROW // 2]))
+            parts.append("\n\n".join(paragraphs[begin : match.start() + _IN_A_ROW // 2]))
             begin = match.end() + _IN_A_ROW // 2
-        return border.join([*kept, "\n\n".join(paragraphs[begin:])])
+        return border.join([*parts, "\n\n".join(paragraphs[begin:])])

@@ -42,14 +42,14 @@ def pair_groups(records: RunRecords) -> list[PairGroup]:
     grouped: dict[str, list[int]] = defaultdict(list)
     for at, row in enumerate(records.pairs):
         grouped[str(row.get("source") or "teachers")].append(at)
-    found: list[PairGroup] = []
-    for source, places in grouped.items():
-        kinds = Counter(_kind(records.pairs[at].get("metadata") or {}) for at in places)
-        first = {_kind(records.pairs[at].get("metadata") or {}): at for at in reversed(places)}
+    groups: list[PairGroup] = []
+    for source, indices in grouped.items():
+        kinds = Counter(_kind(records.pairs[at].get("metadata") or {}) for at in indices)
+        first = {_kind(records.pairs[at].get("metadata") or {}): at for at in reversed(indices)}
         examples = [records.pairs[at] for at in sorted(first.values())[:_EXAMPLES]]
-        shown = [(str(row["conversation_id"]), pair_view(row)) for row in examples]
-        found.append(PairGroup(source, _SOURCES.get(source, ""), len(places), kinds.most_common(), shown))
-    return sorted(found, key=lambda group: (-group.number, group.source))
+        views = [(str(row["conversation_id"]), pair_view(row)) for row in examples]
+        groups.append(PairGroup(source, _SOURCES.get(source, ""), len(indices), kinds.most_common(), views))
+    return sorted(groups, key=lambda group: (-group.number, group.source))
 
 
 def _kind(metadata: Mapping[str, object]) -> str:
@@ -81,10 +81,10 @@ def _drops(records: RunRecords, meanings: Mapping[str, str]) -> Iterator[Drop]:
     counted.append(("train", {why: n for why, n in trained.items() if why.rpartition(": ")[2] not in reasons}))
     counted.append(("evaluate", (records.evaluation or {}).get("drops") or {}))
     for stage, numbers in counted:
-        for reason, number in sorted(numbers.items(), key=lambda each: (-each[1], each[0])):
+        for reason, number in sorted(numbers.items(), key=lambda reason_count: (-reason_count[1], reason_count[0])):
             channel, _, why = reason.rpartition(": ")
-            shown = f"{_CHANNELS.get(channel, channel)}: {why}" if channel else why
-            yield Drop(stage, shown.replace("_", " "), number, meanings.get(why, ""))
+            label = f"{_CHANNELS.get(channel, channel)}: {why}" if channel else why
+            yield Drop(stage, label.replace("_", " "), number, meanings.get(why, ""))
 
 
 class FileOfRun(NamedTuple):
@@ -102,15 +102,15 @@ class FileOfRun(NamedTuple):
 
 def files_of(records: RunRecords) -> list[FileOfRun]:
     """Every file of records and every checked file, in the order of the pipeline."""
-    found: list[FileOfRun] = []
+    files: list[FileOfRun] = []
     for name, artefact in ARTEFACTS.items():
         if not records.has(name) or artefact.kind not in ("records", "file") or name in _NOT_LISTED:
             continue
         try:
-            found.append(_file(records, name))
+            files.append(_file(records, name))
         except ComposerError as error:
-            found.append(FileOfRun(artefact.file_name, artefact.command, None, "", "", "", "", f"unreadable: {error}"))
-    return found
+            files.append(FileOfRun(artefact.file_name, artefact.command, None, "", "", "", "", f"unreadable: {error}"))
+    return files
 
 
 def _file(records: RunRecords, name: str) -> FileOfRun:
@@ -121,9 +121,9 @@ def _file(records: RunRecords, name: str) -> FileOfRun:
         state = "of other weights" if name == "evaluation" and records.other_weights else "current"
         return FileOfRun(artefact.file_name, artefact.command, None, sha256, "", "", "", state)
     meta = records.run.meta(name)
-    own = [each.name for each in meta.sources if each.kind == "artefact"]
-    outside = len(meta.sources) - len(own)
-    made_from = ", ".join([*own, *([f"{outside:,} files outside the run"] if outside else [])])
+    artefact_names = [source.name for source in meta.sources if source.kind == "artefact"]
+    outside = len(meta.sources) - len(artefact_names)
+    made_from = ", ".join([*artefact_names, *([f"{outside:,} files outside the run"] if outside else [])])
     state = "current" if records.run.is_current(name) else "stale: what it was made from has changed since"
     return FileOfRun(
         artefact.file_name, artefact.command, meta.rows, meta.sha256, made_from, meta.created, meta.tool_version, state

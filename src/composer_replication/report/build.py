@@ -99,16 +99,16 @@ def _of_evaluation(records: RunRecords, listed: sessions.SessionList) -> dict[st
     evaluation = records.evaluation
     arms, counts = figures.sampled_table(evaluation)
     mix_arms, mix = figures.call_mix(evaluation)
-    shown = figures.figures(evaluation)
-    verdict, worse = figures.verdict(records, len(listed.sessions)), figures.got_worse(shown)
+    all_figures = figures.figures(evaluation)
+    verdict, worse = figures.verdict(records, len(listed.sessions)), figures.got_worse(all_figures)
     return {
         "verdict": verdict,
-        "remarks": [each for each in verdict.remarks if not (worse and each.startswith("Worse besides"))],
+        "remarks": [remark for remark in verdict.remarks if not (worse and remark.startswith("Worse besides"))],
         "evaluation": evaluation,
         "other_weights": records.other_weights,
         "of_shuffles": figures.of_shuffles(evaluation),
-        "figures": shown,
-        "still": [figure for figure in shown if figure.is_still],
+        "figures": all_figures,
+        "still": [figure for figure in all_figures if figure.is_still],
         "got_worse": worse,
         "near_duplicates": figures.near_duplicates(evaluation),
         "primary": figures.primary_figure(evaluation),
@@ -162,15 +162,15 @@ def _changes_plot(records: RunRecords) -> str:
             groups["erring, control"] = (moved.control[role], plots.QUIET)
     if not groups:
         return ""
-    said = ", ".join(f"{label} {figures.signed(sorted(v)[len(v) // 2], 'nats')}" for label, (v, _) in groups.items())
-    return plots.histograms(groups, name="changes", description=f"Medians of the change in nats a token: {said}")
+    medians = ", ".join(f"{label} {figures.signed(sorted(v)[len(v) // 2], 'nats')}" for label, (v, _) in groups.items())
+    return plots.histograms(groups, name="changes", description=f"Medians of the change in nats a token: {medians}")
 
 
 def _by_project(records: RunRecords) -> Mapping[str, list[Any]]:
-    found: dict[str, list[Any]] = defaultdict(list)
+    rules_by_project: dict[str, list[Any]] = defaultdict(list)
     for rule in records.conventions:
-        found[rule.project].append(rule)
-    return dict(found)
+        rules_by_project[rule.project].append(rule)
+    return dict(rules_by_project)
 
 
 class _Links:
@@ -187,8 +187,8 @@ class _Links:
         session = self._listed.of_conversation.get(conversation_id)
         if session is None:
             return ""
-        place = "" if self._folder is None else f"{self._folder.name}/{_file_name(session)}"
-        return f"{place}#site-{site_id}"
+        page = "" if self._folder is None else f"{self._folder.name}/{_file_name(session)}"
+        return f"{page}#site-{site_id}"
 
 
 def _write_page(path: Path, text: bytes) -> None:

@@ -50,7 +50,7 @@ def explained(counts: Iterable[str], drops: Iterable[str]) -> list[str]:
     """A line for each count and drop that its name does not explain, called as the tables call it, each once."""
     noted = {reason: reason.replace("_", " ") for reason in map(reason_of, sorted(counts))}
     left_out = {reason: reason for reason in map(reason_of, sorted(drops))}
-    return [f"{shown}: {MEANINGS[reason]}" for reason, shown in (noted | left_out).items() if reason in MEANINGS]
+    return [f"{label}: {MEANINGS[reason]}" for reason, label in (noted | left_out).items() if reason in MEANINGS]
 
 
 def of_good_turns(counts: Mapping[str, int], drops: Mapping[str, int]) -> list[str]:

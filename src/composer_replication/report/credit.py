@@ -108,18 +108,23 @@ class Credit:
             self._sites[site.conversation_id].append((site, hint))
 
     def parts(self, conversations: Sequence[Conversation]) -> list[Part]:
-        return [Part(each.id, _what(each), list(_stretches(self._turns(each)))) for each in conversations]
+        return [
+            Part(conversation.id, _what(conversation), list(_stretches(self._turns(conversation))))
+            for conversation in conversations
+        ]
 
     def _turns(self, conversation: Conversation) -> Iterator[TurnView]:
         at_turn: dict[str, list[tuple[ErrorSite, Hint | None]]] = defaultdict(list)
         for site, hint in self._sites[conversation.id]:
             at_turn[site.turn_id].append((site, hint))
         shown_by = {site.result_turn_id for site, _ in self._sites[conversation.id]}
-        asked = -1
+        assistant_turn = -1
         for number, turn in enumerate(conversation.turns, start=1):
-            asked += turn.role == "assistant"
-            pairs = self._records.pairs_at.get((conversation.id, asked), []) if turn.role == "assistant" else []
-            sites = [self._site(*each, pairs) for each in at_turn.get(turn.id, ())]
+            assistant_turn += turn.role == "assistant"
+            pairs = (
+                self._records.pairs_at.get((conversation.id, assistant_turn), []) if turn.role == "assistant" else []
+            )
+            sites = [self._site(*site_and_hint, pairs) for site_and_hint in at_turn.get(turn.id, ())]
             most = MAX_NEAR_SITE if sites or turn.id in shown_by else _MAX_TEXT
             yield TurnView(
                 number=number,
@@ -128,7 +133,7 @@ class Credit:
                 text=cut(turn.text, most),
                 thinking=len(turn.thinking),
                 calls=[(call.name, cut(arguments_of(call), most)) for call in turn.calls],
-                results=[(bool(each.is_error), cut(each.text, most)) for each in turn.results],
+                results=[(bool(result.is_error), cut(result.text, most)) for result in turn.results],
                 sites=sites,
                 pairs=[] if sites else [pair_view(row) for row in pairs],
             )
@@ -200,8 +205,8 @@ def _what(conversation: Conversation) -> str:
 
 
 def _who(turn: Turn) -> str:
-    named = {"human": "user", "model": "model", "tool": "result", "meta": "harness", "summary": "summary"}
-    return named.get(turn.origin, turn.origin)
+    labels = {"human": "user", "model": "model", "tool": "result", "meta": "harness", "summary": "summary"}
+    return labels.get(turn.origin, turn.origin)
 
 
 def _proof_lines(row: Row | None) -> list[tuple[str, str]]:
@@ -236,13 +241,13 @@ def _gaps(row: Row | None) -> Gaps | None:
         return None
     whole = list(zip(row["tokens"], row["before"], row["after"], strict=True))
     tokens = [Token(_shown(text), b, a, _class(b), _class(a)) for text, b, a in whole[:_MAX_TOKENS]]
-    told = sorted(tokens, key=lambda token: -abs(token.before))[:_MOST_TOLD]
+    most_moved = sorted(tokens, key=lambda token: -abs(token.before))[:_MOST_TOLD]
     return Gaps(
         tokens=tokens,
         num_left_out=len(whole) - len(tokens),
         mean_before=signed(sum(row["before"]) / len(whole), "nats"),
         mean_after=signed(sum(row["after"]) / len(whole), "nats"),
-        told=[token for token in told if token.class_before],
+        told=[token for token in most_moved if token.class_before],
     )
 
 

@@ -86,7 +86,7 @@ class Figure(NamedTuple):
     @property
     def is_still(self) -> bool:
         """Whether no arm changed anything anywhere."""
-        return not self.is_primary and all(each.interval == UNCHANGED for each in self.arms)
+        return not self.is_primary and all(arm.interval == UNCHANGED for arm in self.arms)
 
     @property
     def has_control(self) -> bool:
@@ -94,25 +94,25 @@ class Figure(NamedTuple):
 
     def of(self, arm: str) -> Interval | None:
         """What one arm shows, by the arm's own name in the evaluation."""
-        return next((each for each in self.arms if each.arm == _ARMS[arm]), None)
+        return next((interval for interval in self.arms if interval.arm == _ARMS[arm]), None)
 
 
 def verdict(records: RunRecords, num_sessions: int) -> Verdict:
     """Of the evaluation; of a run without one, what there is and what is missing."""
     evaluation = records.evaluation
     if evaluation is not None:
-        said = evaluation["verdict"]
-        first, second = [*said["sentences"], "", ""][:2]
+        verdict_record = evaluation["verdict"]
+        first, second = [*verdict_record["sentences"], "", ""][:2]
         if records.other_weights:
             arms = " and ".join(_ARMS[arm] for arm in records.other_weights)
-            told = f"What was measured ({arms}) is not the weights that lie in this run: crf evaluate measures those."
-            return Verdict("other_weights", _WORDS["other_weights"], (told, f"Of the others it says: {first}"))
-        word = str(said["word"])
-        remarks = tuple(map(str, said.get("remarks") or _control_lacks(evaluation)))
+            notice = f"What was measured ({arms}) is not the weights that lie in this run: crf evaluate measures those."
+            return Verdict("other_weights", _WORDS["other_weights"], (notice, f"Of the others it says: {first}"))
+        word = str(verdict_record["word"])
+        remarks = tuple(map(str, verdict_record.get("remarks") or _control_lacks(evaluation)))
         return Verdict(word, _WORDS.get(word, word.replace("_", " ")), (first, second), remarks)
-    kept = [site for site, hint in records.sites if site.is_kept and hint is not None]
+    sites = [site for site, hint in records.sites if site.is_kept and hint is not None]
     first = (
-        f"{_counted(num_sessions, 'session')} in this run, with {_counted(len(kept), 'failing call')} to learn from."
+        f"{_counted(num_sessions, 'session')} in this run, with {_counted(len(sites), 'failing call')} to learn from."
     )
     steps = (records.training_record or {}).get("steps")
     if steps:
@@ -134,8 +134,8 @@ def near_duplicates(evaluation: Row | None) -> str:
     number, states = split.get("near_duplicates") or 0, split.get("states")
     of_all = f" of {states:,}" if states else ""
     stands = "stands" if number == 1 else "stand"
-    said = f"{number:,}{of_all} held-out states {stands} nearly word for word in a learnt session"
-    return f"{said}, and nothing is asked there" if number else ""
+    sentence = f"{number:,}{of_all} held-out states {stands} nearly word for word in a learnt session"
+    return f"{sentence}, and nothing is asked there" if number else ""
 
 
 def of_shuffles(evaluation: Row | None) -> str:
@@ -156,8 +156,10 @@ def figures(evaluation: Row | None) -> list[Figure]:
 def primary_figure(evaluation: Row | None) -> Figure | None:
     """The primary figure by itself, its strips as long as it needs."""
     rows = (evaluation or {}).get("figures", ())
-    named = {row["name"] for row in rows if row["is_primary"]}
-    return next(iter(_figures({"figures": [row for row in rows if row["name"] in named]}, of_kinds=False)), None)
+    primary_names = {row["name"] for row in rows if row["is_primary"]}
+    return next(
+        iter(_figures({"figures": [row for row in rows if row["name"] in primary_names]}, of_kinds=False)), None
+    )
 
 
 def got_worse(shown: Iterable[Figure]) -> list[str]:
@@ -186,7 +188,7 @@ def _figures(evaluation: Row | None, *, of_kinds: bool) -> list[Figure]:
     for row in rows:
         groups[row["name"], row["kind"] or ""].append(row)
     order = list(_ARMS)
-    found = [
+    all_figures = [
         Figure(
             label=str(first["label"]),
             unit=str(first["unit"]),
@@ -201,7 +203,7 @@ def _figures(evaluation: Row | None, *, of_kinds: bool) -> list[Figure]:
         for (_, kind), group in groups.items()
         for first in [group[0]]
     ]
-    return sorted(found, key=lambda each: not each.is_primary)
+    return sorted(all_figures, key=lambda figure: not figure.is_primary)
 
 
 def _interval(row: Row, widest: float) -> Interval:

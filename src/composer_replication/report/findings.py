@@ -50,7 +50,7 @@ def _groups(records: RunRecords, name_of: Callable[[ErrorSite], str]) -> list[Gr
     grouped: dict[str, list[tuple[ErrorSite, Hint | None]]] = defaultdict(list)
     for site, hint in failures(records):
         grouped[name_of(site)].append((site, hint))
-    found = [
+    groups = [
         Group(
             name=name,
             meaning=MEANINGS.get(name, ""),
@@ -61,12 +61,12 @@ def _groups(records: RunRecords, name_of: Callable[[ErrorSite], str]) -> list[Gr
         )
         for name, sites in grouped.items()
     ]
-    return sorted(found, key=lambda group: (-group.number, group.name))
+    return sorted(groups, key=lambda group: (-group.number, group.name))
 
 
 def failures(records: RunRecords) -> Iterator[tuple[ErrorSite, Hint | None]]:
     """Sites without what looked like a failure and was none."""
-    return (each for each in records.sites if each[0].kind != NO_FAILURE)
+    return (site_and_hint for site_and_hint in records.sites if site_and_hint[0].kind != NO_FAILURE)
 
 
 class HintTests(NamedTuple):
@@ -190,7 +190,7 @@ def worst_misfires(records: RunRecords) -> list[Suspect]:
             if why:
                 ranked.append((rank, -badness, Suspect(site, hint, why)))
                 break
-    ranked.sort(key=lambda each: (*each[:2], each[2].site.id))
+    ranked.sort(key=lambda entry: (*entry[:2], entry[2].site.id))
     return [suspect for _, _, suspect in ranked[:_MOST_TO_LOOK_AT]]
 
 
@@ -198,12 +198,12 @@ def _doubts(records: RunRecords, site: ErrorSite) -> Iterator[tuple[float, str]]
     """How bad each doubt is, and its sentence; an empty one where there is none. The gravest kind comes first."""
     moved = decision_of(records.evaluated.get(site.id, ()), "erring")
     change = moved.after - moved.before if moved else 0.0
-    said = f"after training the erring call is likelier: {signed(change, _NATS)} nats a token"
-    yield change, said if change >= _WORTH_A_LOOK else ""
+    sentence = f"after training the erring call is likelier: {signed(change, _NATS)} nats a token"
+    yield change, sentence if change >= _WORTH_A_LOOK else ""
     proof = records.proofs.get(site.id)
     effect = _good_effect(proof) if proof else None
     harm = -effect if effect is not None else 0.0
-    said = f"its hint makes good calls rarer, too: {signed(-harm, _NATS)} nats a token"
-    yield harm, said if harm >= _WORTH_A_LOOK else ""
-    said = f"the rule that found it is only {site.confidence:.0%} sure"
-    yield 1 - site.confidence, said if site.confidence < _SURE else ""
+    sentence = f"its hint makes good calls rarer, too: {signed(-harm, _NATS)} nats a token"
+    yield harm, sentence if harm >= _WORTH_A_LOOK else ""
+    sentence = f"the rule that found it is only {site.confidence:.0%} sure"
+    yield 1 - site.confidence, sentence if site.confidence < _SURE else ""

@@ -32,7 +32,7 @@ def page(template: str, **values: Any) -> bytes:
 @cache
 def _environment() -> Environment:
     jinja2 = require("jinja2", extra="report")
-    made: Environment = jinja2.Environment(
+    environment: Environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_FOLDER),
         autoescape=lambda name: not str(name).endswith(".md.jinja"),
         undefined=jinja2.StrictUndefined,
@@ -48,8 +48,8 @@ def _environment() -> Environment:
         "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'; "
         f"script-src 'sha256-{digest}'"
     )
-    made.globals.update(style=markup(style), script=markup(script), policy=policy)
-    made.filters.update(
+    environment.globals.update(style=markup(style), script=markup(script), policy=policy)
+    environment.filters.update(
         count=lambda number: f"{number:,}",
         plain=lambda name: str(name).replace("_", " "),
         number=_number,
@@ -63,7 +63,7 @@ def _environment() -> Environment:
         duration=_duration,
         percent=lambda share: f"{share:.0%}",
     )
-    return made
+    return environment
 
 
 def _text(name: str) -> str:

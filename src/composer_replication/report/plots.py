@@ -108,17 +108,17 @@ def histograms(groups: Mapping[str, tuple[Sequence[float], str]], *, name: str, 
 
     def draw(axes: Axes) -> None:
         axes.axvline(0, color=QUIET, linewidth=0.9)
-        for place, (values, colour) in enumerate(reversed(list(groups.values()))):
+        for row, (values, colour) in enumerate(reversed(list(groups.values()))):
             counts = [0] * 33
             for value in values:
                 counts[min(int((value - low) / width), 32)] += 1
             heights = [0.82 * count / max(counts) for count in counts]
             axes.bar(
-                [low + (at + 0.5) * width for at in range(33)], heights, width * 0.92, place, color=colour, alpha=0.55
+                [low + (at + 0.5) * width for at in range(33)], heights, width * 0.92, row, color=colour, alpha=0.55
             )
             middle = sorted(values)[len(values) // 2]
-            axes.plot([middle, middle], [place, place + 0.9], color=colour, linewidth=2.4)
-        axes.set_yticks([place + 0.35 for place in range(len(groups))], list(groups)[::-1])
+            axes.plot([middle, middle], [row, row + 0.9], color=colour, linewidth=2.4)
+        axes.set_yticks([row + 0.35 for row in range(len(groups))], list(groups)[::-1])
         axes.grid(visible=False, axis="y")
         axes.set_xlabel("change in nats a token")
 
@@ -148,7 +148,7 @@ def _inline(svg: str, name: str, description: str) -> str:
     svg = _FONT.sub(r"\1 var(--font)", svg)
     for colour, variable in _COLOURS.items():
         svg = svg.replace(colour, variable)
-    used = {found[2] for found in _REFERENCE.finditer(svg)}
-    svg = _ID.sub(lambda found: f' id="{name}-{found[1]}"' if found[1] in used else "", svg)
+    used = {match[2] for match in _REFERENCE.finditer(svg)}
+    svg = _ID.sub(lambda match: f' id="{name}-{match[1]}"' if match[1] in used else "", svg)
     svg = _REFERENCE.sub(rf"\1{name}-\2", svg)
     return svg.replace("<svg ", f'<svg role="img" aria-label="{escape(description)}" ', 1).strip()

@@ -69,11 +69,11 @@ class Metrics(NamedTuple):
 
 def by_command(absent: Iterable[Absent]) -> dict[str, list[str]]:
     """Files that are simply not there, by the command that writes them."""
-    found: dict[str, list[str]] = defaultdict(list)
-    for each in absent:
-        if not each.reason:
-            found[each.command].append(each.file_name)
-    return dict(found)
+    names_by_command: dict[str, list[str]] = defaultdict(list)
+    for artefact in absent:
+        if not artefact.reason:
+            names_by_command[artefact.command].append(artefact.file_name)
+    return dict(names_by_command)
 
 
 @dataclass
@@ -100,7 +100,7 @@ class RunRecords:
 
     def on_request(self) -> dict[str, str]:
         """What a run need not have, with what its absence means."""
-        missing = {each.name for each in self.absent()}
+        missing = {artefact.name for artefact in self.absent()}
         return {
             ARTEFACTS[name].file_name: why
             for name, why in _ON_REQUEST.items()
@@ -112,8 +112,8 @@ class RunRecords:
 
     def path(self, name: str) -> Path:
         """Where an artefact is; a training may have written its own elsewhere."""
-        own = ARTEFACTS[name].command == "crf train" and name not in ("hint_proof", "ref_logprobs")
-        return (self.training if own else self.run.root) / ARTEFACTS[name].file_name
+        is_in_training = ARTEFACTS[name].command == "crf train" and name not in ("hint_proof", "ref_logprobs")
+        return (self.training if is_in_training else self.run.root) / ARTEFACTS[name].file_name
 
     def command(self, name: str) -> str:
         artefact = ARTEFACTS[name]
@@ -130,10 +130,10 @@ class RunRecords:
     @cached_property
     def pairs_at(self) -> Mapping[tuple[str, int], list[Row]]:
         """Pairs by conversation and assistant turn, counted from 0."""
-        found: dict[tuple[str, int], list[Row]] = defaultdict(list)
+        pairs_by_turn: dict[tuple[str, int], list[Row]] = defaultdict(list)
         for row in self.pairs:
-            found[row["conversation_id"], row["turn_number"]].append(row)
-        return found
+            pairs_by_turn[row["conversation_id"], row["turn_number"]].append(row)
+        return pairs_by_turn
 
     @cached_property
     def settings(self) -> Row | None:
@@ -175,18 +175,18 @@ class RunRecords:
     @cached_property
     def evaluated(self) -> Mapping[str, list[Row]]:
         """Scored decisions by site; those of no site are under an empty id."""
-        found: dict[str, list[Row]] = defaultdict(list)
+        rows_by_site: dict[str, list[Row]] = defaultdict(list)
         for row in self.rows("evaluated"):
-            found[row["site_id"] or ""].append(row)
-        return found
+            rows_by_site[row["site_id"] or ""].append(row)
+        return rows_by_site
 
     @cached_property
     def sampled(self) -> Mapping[tuple[str, str], list[Row]]:
         """Sampled actions by conversation and turn."""
-        found: dict[tuple[str, str], list[Row]] = defaultdict(list)
+        rows_by_turn: dict[tuple[str, str], list[Row]] = defaultdict(list)
         for row in self.rows("sampled"):
-            found[row["conversation_id"], row.get("turn_id", "")].append(row)
-        return found
+            rows_by_turn[row["conversation_id"], row.get("turn_id", "")].append(row)
+        return rows_by_turn
 
     @cached_property
     def evaluation(self) -> Row | None:
@@ -196,27 +196,27 @@ class RunRecords:
     def other_weights(self) -> list[str]:
         """Arms of the evaluation that are not the weights that lie here: their figures say nothing about those."""
         models = (self.evaluation or {}).get("models") or {}
-        found: list[str] = []
+        other_arms: list[str] = []
         controls = ((name, control_folder(self.training, shuffle_of(name))) for name in controls_among(models))
         for arm, root in (("after", self.training), *controls):
             folders = (root / ARTEFACTS[name].file_name for name in ("adapter", "model"))
             here = {digest for folder in folders if (digest := weight_files_digest(folder))}
             if models.get(arm) and here and models[arm].get("files") not in here:
-                found.append(control_name(1) if controls_among([arm]) else arm)
-        return list(dict.fromkeys(found))
+                other_arms.append(control_name(1) if controls_among([arm]) else arm)
+        return list(dict.fromkeys(other_arms))
 
     @cached_property
     def training_record(self) -> Row | None:
         """`training.json` beside the weights."""
-        places = [self.path(name) / "training.json" for name in ("adapter", "model")]
-        return next((self._json("adapter", place) for place in places if place.exists()), None)
+        paths = [self.path(name) / "training.json" for name in ("adapter", "model")]
+        return next((self._json("adapter", path) for path in paths if path.exists()), None)
 
     def control_times(self) -> Iterator[tuple[Mapping[str, float], list[Row]]]:
         """Of each shuffle the seconds before its first step, and its metrics."""
         for folder in control_folders(self.training):
             record = folder / ARTEFACTS["adapter"].file_name / "training.json"
-            known = (self._json("control", record) if record.exists() else None) or {}
-            yield known.get("seconds") or {}, self._journal(folder / ARTEFACTS["metrics"].file_name).rows
+            control_record = (self._json("control", record) if record.exists() else None) or {}
+            yield control_record.get("seconds") or {}, self._journal(folder / ARTEFACTS["metrics"].file_name).rows
 
     @cached_property
     def metrics(self) -> Metrics:

@@ -62,7 +62,7 @@ def list_sessions(records: RunRecords) -> SessionList:
         began = next((turn.timestamp for turn in conversation.turns if turn.timestamp), "") or ""
         session.began = min(filter(None, (session.began, began)), default="")
     _count(records, home)
-    ordered = sorted(sessions.values(), key=lambda each: (each.began, each.id))
+    ordered = sorted(sessions.values(), key=lambda session: (session.began, session.id))
     for number, session in enumerate(ordered, start=1):
         session.number = number
     return SessionList(ordered, home, projects)
@@ -84,8 +84,8 @@ def _session_of(
 
 def _name(conversation: Conversation) -> str:
     """Its title, or what was asked for first."""
-    asked = (turn.text for turn in conversation.turns if turn.role == "user" and turn.origin == "human")
-    text = " ".join((conversation.title or next(filter(str.strip, asked), "") or conversation.id).split())
+    prompts = (turn.text for turn in conversation.turns if turn.role == "user" and turn.origin == "human")
+    text = " ".join((conversation.title or next(filter(str.strip, prompts), "") or conversation.id).split())
     return text if len(text) <= _MAX_NAME else text[: _MAX_NAME - 1] + "…"
 
 

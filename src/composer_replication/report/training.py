@@ -52,14 +52,22 @@ def training_of(records: RunRecords) -> Training:
     """From `metrics.jsonl` and, where the training has ended, `training.json`."""
     record: Row = records.training_record or {}
     rows, control = records.metrics.rows, records.control_metrics.rows
-    said = {each["name"]: each for each in record.get("channels", ())}
+    channel_records = {channel["name"]: channel for channel in record.get("channels", ())}
     counts: Mapping[str, int] = record.get("counts") or {}
-    names = [name for name in _CHANNELS if name in said or has_figure(rows, name)]
+    names = [name for name in _CHANNELS if name in channel_records or has_figure(rows, name)]
     steps = record.get("steps") or _last(rows, "step")
-    read = {each.name: vars(each) for each in channel_results(names, rows, {})}  # of a training that has not ended
+    read = {
+        channel.name: vars(channel) for channel in channel_results(names, rows, {})
+    }  # of a training that has not ended
     return Training(
         channels=[
-            _channel(name, rows, control, said.get(name), channel_in_words(said.get(name, read[name]), steps))
+            _channel(
+                name,
+                rows,
+                control,
+                channel_records.get(name),
+                channel_in_words(channel_records.get(name, read[name]), steps),
+            )
             for name in names
         ],
         svg_held_out=_held_out(rows, control),
@@ -155,11 +163,13 @@ def adviser_costs(records: RunRecords) -> list[AdviserCost]:
     for row in records.rows("teacher_calls"):
         added = (1, row["error"] is not None, row["prompt_tokens"], row["completion_tokens"], row["cost_usd"])
         totals[row["teacher_slug"]] = [a + b for a, b in zip(totals[row["teacher_slug"]], added, strict=True)]
-    found = [
+    costs = [
         AdviserCost(slug, int(calls), int(errors), int(prompt), int(completion), usd)
         for slug, (calls, errors, prompt, completion, usd) in sorted(totals.items())
     ]
-    said = records.run.meta("sites").settings if records.sites else {}
-    if isinstance(usd := said.get("writer_usd"), float):
-        found.append(AdviserCost(f"{said.get('writer')}, hints", int(str(said.get("writer_calls", 0))), 0, 0, 0, usd))
-    return found
+    settings = records.run.meta("sites").settings if records.sites else {}
+    if isinstance(usd := settings.get("writer_usd"), float):
+        costs.append(
+            AdviserCost(f"{settings.get('writer')}, hints", int(str(settings.get("writer_calls", 0))), 0, 0, 0, usd)
+        )
+    return costs

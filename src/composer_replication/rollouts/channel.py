@@ -78,7 +78,7 @@ def place_sites(
     sizes = [turn.end - turn.start for _, turn in flat]
     begins = [first[sample] + turn.start - 1 for sample, turn in flat]
     sequence_N = torch.cat([torch.full((size,), sample) for (sample, _), size in zip(flat, sizes, strict=True)])
-    position_N = torch.cat([torch.arange(each, each + size) for each, size in zip(begins, sizes, strict=True)])
+    position_N = torch.cat([torch.arange(begin, begin + size) for begin, size in zip(begins, sizes, strict=True)])
     _check_inside(position_N, input_ids.shape[1])
     targets_N = input_ids[sequence_N.to(device), position_N.to(device) + 1]
     if completion_mask is not None:
@@ -112,10 +112,10 @@ class _Contexts:
     def check_targets(self, targets_N: Tensor) -> None:
         """Raise unless every hinted sequence predicts the tokens of the batch."""
         sizes = [turn.end - turn.start for turn in self._turns]
-        wanted = targets_N.cpu().split(sizes)
+        expected_tokens = targets_N.cpu().split(sizes)
         numbers = list(range(len(self._turns))) + [number for number in self._contrasted for _ in range(2)]
         for (ids, start), number in zip(self._sequences, numbers, strict=True):
-            if not torch.equal(ids[start : start + sizes[number]], wanted[number]):
+            if not torch.equal(ids[start : start + sizes[number]], expected_tokens[number]):
                 got = f"turn {self._turns[number].turn_id}, whose tokens differ from the batch's"
                 fix = "The batch was reordered without its sites."
                 raise AlignmentError(explain("erring turns in the batch", got=got, expected="the same", fix=fix))
@@ -126,15 +126,15 @@ class _Contexts:
         sizes = [turn.end - turn.start for turn in self._turns]
         numbers = [*range(len(self._turns)), *(number for number in self._contrasted for _ in range(2))]
         rows = [
-            tree.rows[place][start - 1 : start - 1 + sizes[number]]
-            for place, ((_, start), number) in enumerate(zip(self._sequences, numbers, strict=True))
+            tree.rows[index][start - 1 : start - 1 + sizes[number]]
+            for index, ((_, start), number) in enumerate(zip(self._sequences, numbers, strict=True))
         ]
-        hinted, others = rows[: len(self._turns)], rows[len(self._turns) :]
+        hinted, contrast_rows = rows[: len(self._turns)], rows[len(self._turns) :]
         nothing = torch.empty(0, dtype=torch.int64, device=device)
         firsts = torch.tensor([0, *sizes]).cumsum(0).tolist()
         in_channel = [torch.arange(firsts[n], firsts[n] + sizes[n], device=device) for n in self._contrasted]
         numbers_M = torch.cat(in_channel or [nothing])
-        wrong, unhinted = torch.cat(others[::2] or [nothing]), torch.cat(others[1::2] or [nothing])
+        wrong, unhinted = torch.cat(contrast_rows[::2] or [nothing]), torch.cat(contrast_rows[1::2] or [nothing])
         return tree, torch.cat(hinted), numbers_M, wrong, unhinted, len(self._turns) - len(self._contrasted)
 
 
@@ -172,7 +172,7 @@ class RolloutChannel:
             if sites
             else (probe_ids.new_empty(0),) * 3
         )
-        parts = [(tree, each) for each in rows]
+        parts = [(tree, row_indices) for row_indices in rows]
         self._teachers, wrong, unhinted = rows_by_part(self._model, self._options.teachers, parts)
         if sites is not None:
             both = Contrast(sites.contrast_numbers_M, wrong, unhinted)
@@ -232,9 +232,9 @@ def hint_drops(teachers: Sequence[Teacher], contrast: Contrast, targets_N: Tenso
         return torch.zeros(0, 2, device=targets_N.device)
     turn_M = (turn_position_N[numbers_M] == 0).cumsum(0) - 1
     tokens_M = targets_N[numbers_M]
-    own = [each._replace(rows_NH=each.rows_NH[numbers_M]) for each in teachers]
-    found = [_logprobs(each, tokens_M).float() for each in (contrast.unhinted, own, contrast.wrong)]
-    drops_M2 = torch.stack([found[0] - found[1], found[0] - found[2]], dim=1)
+    own_teachers = [teacher._replace(rows_NH=teacher.rows_NH[numbers_M]) for teacher in teachers]
+    logprobs = [_logprobs(group, tokens_M).float() for group in (contrast.unhinted, own_teachers, contrast.wrong)]
+    drops_M2 = torch.stack([logprobs[0] - logprobs[1], logprobs[0] - logprobs[2]], dim=1)
     num_turns = int(turn_M[-1]) + 1
     length_T = torch.bincount(turn_M, minlength=num_turns)
     return drops_M2.new_zeros(num_turns, 2).index_add_(0, turn_M, drops_M2) / length_T[:, None]
@@ -242,6 +242,6 @@ def hint_drops(teachers: Sequence[Teacher], contrast: Contrast, targets_N: Tenso
 
 def _logprobs(teachers: Sequence[Teacher], tokens_M: Tensor) -> Tensor:
     """What a sum of shares says of each token."""
-    terms = [TeacherTerm(each.rows_NH, each.head, each.coefficient) for each in teachers]
+    terms = [TeacherTerm(teacher.rows_NH, teacher.head, teacher.coefficient) for teacher in teachers]
     first = teachers[0]
     return linear_row_stats(first.rows_NH, first.head, terms, tokens_M).teacher_logprobs

@@ -80,23 +80,23 @@ def conversation_of(rollout: Rollout, runs: Sequence[Run]) -> Conversation:
     open_calls: list[ToolCall] = []
     number = 0
     raised = iter(rollout.raised) if rollout.raised is not None else None
-    for place, message in enumerate(rollout.messages):
+    for index, message in enumerate(rollout.messages):
         if message.get("role") == "assistant":
             run = runs[number] if number < len(runs) else Run(0, 0)
             turn = _assistant_turn(message, number, _ids(rollout, run))
             open_calls = list(turn.calls)
             number += 1
         elif message.get("role") == "tool":
-            turn = _result_turn(message, place, open_calls, None if raised is None else next(raised, False))
+            turn = _result_turn(message, index, open_calls, None if raised is None else next(raised, False))
         else:
-            turn = _plain_turn(len(rollout.prompt) + place, message)
+            turn = _plain_turn(len(rollout.prompt) + index, message)
         turns.append(turn)
     return Conversation(id=rollout.rollout_id, format=FORMAT, turns=tuple(turns))
 
 
 def is_parsed(rollout: Rollout, runs: Sequence[Run]) -> bool:
     """Whether each run of sampled tokens has a message of its own."""
-    return sum(each.get("role") == "assistant" for each in rollout.messages) == len(runs)
+    return sum(message.get("role") == "assistant" for message in rollout.messages) == len(runs)
 
 
 def _ids(rollout: Rollout, run: Run) -> tuple[int, ...]:
@@ -131,7 +131,7 @@ def _assistant_turn(message: Message, number: int, ids: tuple[int, ...]) -> Turn
 
 def _result_turn(message: Message, place: int, open_calls: list[ToolCall], raised: bool | None) -> Turn:
     """Results name their tool, not their call, and those of asynchronous tools come last: the first open call of it."""
-    call = next((each for each in open_calls if each.name == message.get("name")), None)
+    call = next((open_call for open_call in open_calls if open_call.name == message.get("name")), None)
     if call is None and open_calls:
         call = open_calls[0]
     if call is not None:
@@ -158,28 +158,32 @@ def result_of(content: str) -> tuple[str, bool | None]:
 
 
 def _calls(message: Message, turn: str) -> tuple[ToolCall, ...]:
-    entries = [each for each in written_calls(message) if isinstance(each.entry, Mapping)]
-    return tuple(_call(each, f"{turn}-call-{number}") for number, each in enumerate(entries))
+    entries = [call for call in written_calls(message) if isinstance(call.entry, Mapping)]
+    return tuple(_call(call, f"{turn}-call-{number}") for number, call in enumerate(entries))
 
 
 def _call(written: WrittenCall, identity: str) -> ToolCall:
     """A parsed value goes through the one reader of arguments as text: an engine's parser has limits of its own."""
-    given = written.arguments
-    text = given if given is None or isinstance(given, str) else json.dumps(given, ensure_ascii=False, default=str)
+    arguments = written.arguments
+    text = (
+        arguments
+        if arguments is None or isinstance(arguments, str)
+        else json.dumps(arguments, ensure_ascii=False, default=str)
+    )
     return tool_call(identity, str(written.name or ""), text)
 
 
 def signalled_sites(rollout: Rollout, conversation: Conversation) -> list[ErrorSite]:
     """What the environment itself says; it knows whose doing it was, and says so by saying it."""
-    known = {turn.id for turn in conversation.turns}
-    found: list[ErrorSite] = []
+    turn_ids = {turn.id for turn in conversation.turns}
+    sites: list[ErrorSite] = []
     for number, signal in enumerate(rollout.signals):
         kind, message = str(signal.get("kind", "other")), str(signal.get("message", ""))
         turn_id = assistant_id(int(signal.get("turn", -1)))
         blame = signal.get("blame") or ("model" if USUAL_BLAME.get(kind, "model") in ("model", "unknown") else None)
-        is_kept = turn_id in known and blame == "model"
+        is_kept = turn_id in turn_ids and blame == "model"
         why = "the environment's signal" if is_kept else "blame or turn of a signal: not the model's, or no such turn"
-        found.append(
+        sites.append(
             ErrorSite(
                 id=f"{rollout.rollout_id}-signal-{number}",
                 conversation_id=rollout.rollout_id,
@@ -201,7 +205,7 @@ def signalled_sites(rollout: Rollout, conversation: Conversation) -> list[ErrorS
                 reason=why,
             )
         )
-    return found
+    return sites
 
 
 def signal_of(site: ErrorSite, rollout: Rollout) -> Mapping[str, Any] | None:

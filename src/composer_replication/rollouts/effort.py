@@ -93,8 +93,8 @@ class EffortPenalty:
         self, completions: Sequence[Any], completion_ids: Sequence[Sequence[int]], **kwargs: Any
     ) -> list[float]:
         """TRL passes everything by name: the prompts and the columns of the data set come too."""
-        spent = [self.effort(each, ids) for each, ids in zip(completions, completion_ids, strict=True)]
-        weighed = [each.weighed(self.weights) for each in spent]
+        spent = [self.effort(completion, ids) for completion, ids in zip(completions, completion_ids, strict=True)]
+        weighed = [effort.weighed(self.weights) for effort in spent]
         log_metric = kwargs.get("log_metric")
         if log_metric is not None and weighed:
             log_metric("effort/x", math.fsum(weighed) / len(weighed))

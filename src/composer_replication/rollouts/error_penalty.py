@@ -28,7 +28,7 @@ class ErrorPenalty:
 
     def __call__(self, completions: Sequence[Any], messages: Sequence[Any] | None = None, **given: Any) -> list[float]:
         """TRL passes everything by name: the columns of the data set and of a rollout function come too."""
-        counts = [errors_in(each) for each in (completions if messages is None else messages)]
+        counts = [errors_in(rollout) for rollout in (completions if messages is None else messages)]
         log_metric = given.get("log_metric")
         if log_metric is not None and counts:
             log_metric("errors/per_rollout", sum(counts) / len(counts))
@@ -39,6 +39,6 @@ def errors_in(messages: str | Sequence[Message]) -> int:
     """Calls of a rollout that failed, where that is the model's doing."""
     if isinstance(messages, str):
         return 0
-    runs = [Run(0, 0)] * sum(each.get("role") == "assistant" for each in messages)
+    runs = [Run(0, 0)] * sum(message.get("role") == "assistant" for message in messages)
     rollout = Rollout(rollout_id="", prompt_ids=(), completion_ids=(), sampled=None, prompt=(), messages=list(messages))
-    return sum(each.is_kept for each in find_error_sites(conversation_of(rollout, runs), extra_rules=ROLLOUT_RULES))
+    return sum(site.is_kept for site in find_error_sites(conversation_of(rollout, runs), extra_rules=ROLLOUT_RULES))

@@ -63,17 +63,17 @@ def judged_by_schema(
     argument that the message names.
     """
     calls = {call.id: call for turn in conversation.turns for call in turn.calls}
-    return [_judged(each, calls.get(each.call_id), tools.get(each.tool)) for each in sites]
+    return [_judged(site, calls.get(site.call_id), tools.get(site.tool)) for site in sites]
 
 
 def _judged(site: ErrorSite, call: ToolCall | None, schema: Mapping[str, Any] | None) -> ErrorSite:
     if site.kind != "other" or site.blame != "unknown" or site.is_soft or call is None:
         return site
     does_not_fit = bool(parameter_facts(call, site.evidence_text, schema))
-    named = [name for name in call.arguments if re.search(rf"\b{re.escape(name)}\b", site.evidence_text)]
-    if not (does_not_fit or named):
+    names = [name for name in call.arguments if re.search(rf"\b{re.escape(name)}\b", site.evidence_text)]
+    if not (does_not_fit or names):
         return site
-    why = "its arguments do not fit the schema" if does_not_fit else f"the message names its argument {named[0]}"
+    why = "its arguments do not fit the schema" if does_not_fit else f"the message names its argument {names[0]}"
     return replace(
         site, kind="input_validation", blame="model", confidence=0.8, is_kept=True, reason=f"a tool raised: {why}"
     )

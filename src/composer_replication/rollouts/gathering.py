@@ -27,29 +27,29 @@ class ToolRecord:
 
     def _watched(self, name: str, tool: Callable[..., Any]) -> Callable[..., Any]:
         """Refuses what the tool refuses, in its words: arguments are bound by it alone, and at the same moment."""
-        seen = self._raised.setdefault(name, [])
+        raised = self._raised.setdefault(name, [])
 
         async def outcome(coroutine: Any, place: int) -> Any:
             result = await coroutine
-            seen[place] = False
+            raised[place] = False
             return result
 
         @functools.wraps(tool)
         def noted(*args: Any, **named: Any) -> Any:
-            seen.append(True)
-            place = len(seen) - 1
+            raised.append(True)
+            index = len(raised) - 1
             result = tool(*args, **named)
             if inspect.iscoroutine(result):
-                return outcome(result, place)
-            seen[place] = False
+                return outcome(result, index)
+            raised[index] = False
             return result
 
         return noted
 
     def of_messages(self, messages: Sequence[Mapping[str, Any]]) -> list[bool]:
         """Of each tool message; a name that no tool has was refused."""
-        left = {name: iter(raised) for name, raised in self._raised.items()}
-        return [_next(left, each) for each in messages if each.get("role") == "tool"]
+        remaining = {name: iter(raised) for name, raised in self._raised.items()}
+        return [_next(remaining, message) for message in messages if message.get("role") == "tool"]
 
 
 def _next(left: dict[str, Iterator[bool]], message: Mapping[str, Any]) -> bool:
@@ -80,8 +80,10 @@ def gather_rollouts(
         signals: Any = fields["signals"][number] if "signals" in fields else None
         if signals is None and environments:
             signals = getattr(environments[number], "signals", None)
-        said = fields["messages"][number] if "messages" in fields else completions[number]
-        messages: list[Any] = said if isinstance(said, list) else [{"role": "assistant", "content": str(said)}]
+        completion = fields["messages"][number] if "messages" in fields else completions[number]
+        messages: list[Any] = (
+            completion if isinstance(completion, list) else [{"role": "assistant", "content": str(completion)}]
+        )
         rollouts.append(
             Rollout(
                 rollout_id=f"{name}-{number}",
@@ -117,9 +119,9 @@ _schemas: WeakKeyDictionary[Any, Mapping[str, Any]] = WeakKeyDictionary()
 
 def schemas_of(tools: Sequence[Any]) -> Mapping[str, Mapping[str, Any]]:
     """Parameter schemas by tool name; of functions those that the template shows, from signature and docstring."""
-    schemas = [each if isinstance(each, Mapping) else _schema(each) for each in tools]
-    functions: list[Any] = [each.get("function", each) for each in schemas]
-    return {str(each["name"]): each.get("parameters") or {} for each in functions}
+    schemas = [tool if isinstance(tool, Mapping) else _schema(tool) for tool in tools]
+    functions: list[Any] = [schema.get("function", schema) for schema in schemas]
+    return {str(function["name"]): function.get("parameters") or {} for function in functions}
 
 
 def _schema(tool: Callable[..., Any]) -> Mapping[str, Any]:

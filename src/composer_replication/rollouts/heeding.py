@@ -71,23 +71,33 @@ class Heeding:
     def add(self, comparisons: Iterable[Comparison]) -> None:
         """Those of one generation."""
         alike: dict[tuple[int, str, str], list[Comparison]] = {}
-        finite = (each for each in comparisons if math.isfinite(each.own_drop) and math.isfinite(each.other_drop))
-        for each in sorted(finite):  # in one order, however a step was cut
-            alike.setdefault(each[:3], []).append(each)
+        finite = (
+            comparison
+            for comparison in comparisons
+            if math.isfinite(comparison.own_drop) and math.isfinite(comparison.other_drop)
+        )
+        for comparison in sorted(finite):  # in one order, however a step was cut
+            alike.setdefault(comparison[:3], []).append(comparison)
         for (_, kind, other_kind), several in alike.items():
-            own, other = (fmean(getattr(each, name) for each in several) for name in ("own_drop", "other_drop"))
+            own_drop, other_drop = (
+                fmean(getattr(comparison, name) for comparison in several) for name in ("own_drop", "other_drop")
+            )
             cell = self._cells.get((kind, other_kind), _Cell())
-            added = (1.0, own, other, (own - other) ** 2)
+            added = (1.0, own_drop, other_drop, (own_drop - other_drop) ** 2)
             self._cells[kind, other_kind] = _Cell(*(a + b for a, b in zip(cell, added, strict=True)))
         if self.compared > 2 * ENOUGH_COMPARED:  # what a model did long ago fades
-            self._cells = {kinds: _Cell(*(each / 2 for each in cell)) for kinds, cell in self._cells.items()}
+            self._cells = {kinds: _Cell(*(total / 2 for total in cell)) for kinds, cell in self._cells.items()}
 
     def _pairs(self) -> list[tuple[float, _Cell, _Cell]]:
         """Kinds that were compared both ways, with their weight: what is known of both counts."""
-        both_ways = [(one, other) for one, other in self._cells if one < other and (other, one) in self._cells]
-        cells = [(self._cells[one, other], self._cells[other, one]) for one, other in sorted(both_ways)]
-        enough = [pair for pair in cells if min(each.number for each in pair) >= _FEWEST_OF_KINDS]
-        return [(1 / (1 / one.number + 1 / other.number), one, other) for one, other in enough]
+        both_ways = [
+            (one, other_kind)
+            for one, other_kind in self._cells
+            if one < other_kind and (other_kind, one) in self._cells
+        ]
+        cells = [(self._cells[one, other_kind], self._cells[other_kind, one]) for one, other_kind in sorted(both_ways)]
+        enough = [pair for pair in cells if min(cell.number for cell in pair) >= _FEWEST_OF_KINDS]
+        return [(1 / (1 / one.number + 1 / other_cell.number), one, other_cell) for one, other_cell in enough]
 
     @property
     def compared(self) -> int:
@@ -105,7 +115,7 @@ class Heeding:
 
     def _mean(self, name: str) -> float:
         pairs = self._pairs()
-        sums = [weight * fmean(getattr(each, name) / each.number for each in both) for weight, *both in pairs]
+        sums = [weight * fmean(getattr(cell, name) / cell.number for cell in both) for weight, *both in pairs]
         return math.fsum(sums) / math.fsum(weight for weight, _, _ in pairs) if pairs else 0.0
 
     @property
@@ -114,16 +124,16 @@ class Heeding:
         pairs, spread = self._pairs(), self._spread()
         total = math.fsum(weight for weight, _, _ in pairs)
         variance = math.fsum(
-            weight**2 * math.fsum(max(spread, each.within / (each.number - 1)) / each.number for each in both) / 4
+            weight**2 * math.fsum(max(spread, cell.within / (cell.number - 1)) / cell.number for cell in both) / 4
             for weight, *both in pairs
         )
         return (self.own_drop - self.other_drop) * total / math.sqrt(variance) if variance else 0.0
 
     def _spread(self) -> float:
         """The variance of comparisons of the same kinds, over all of them; no cell is taken to have less."""
-        cells = [each for each in self._cells.values() if each.number > 1]
-        spare = math.fsum(each.number - 1 for each in cells)
-        return math.fsum(each.within for each in cells) / spare if spare else 0.0
+        cells = [cell for cell in self._cells.values() if cell.number > 1]
+        spare = math.fsum(cell.number - 1 for cell in cells)
+        return math.fsum(cell.within for cell in cells) / spare if spare else 0.0
 
     @property
     def is_shown(self) -> bool | None:
@@ -148,7 +158,7 @@ class Heeding:
         return [[*kinds, *cell] for kinds, cell in self._cells.items()]
 
     def load_state(self, rows: Iterable[Iterable[Any]]) -> None:
-        self._cells = {(kind, other): _Cell(*sums) for kind, other, *sums in rows}
+        self._cells = {(kind, other_kind): _Cell(*sums) for kind, other_kind, *sums in rows}
 
 
 def shown(compared: float, deviations: float) -> bool | None:

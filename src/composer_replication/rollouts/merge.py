@@ -62,10 +62,10 @@ def merge_groups(
     `group_advantages`. `total` is called on every process, whether it exchanges anything or not.
     `images` is for batches with pixels.
     """
-    old, new = (_by_sample(dict(each), images) for each in (batch, replacement))
-    for one, other in ((old, new), (new, old)):
-        if "tool_mask" in other and "tool_mask" not in one:
-            one["tool_mask"] = torch.ones_like(one["completion_ids"], dtype=other["tool_mask"].dtype)
+    old, new = (_by_sample(dict(source_batch), images) for source_batch in (batch, replacement))
+    for one, other_batch in ((old, new), (new, old)):
+        if "tool_mask" in other_batch and "tool_mask" not in one:
+            one["tool_mask"] = torch.ones_like(one["completion_ids"], dtype=other_batch["tool_mask"].dtype)
     if old.keys() != new.keys():
         got = f"{sorted(old.keys() ^ new.keys())} in one of the two"
         raise InputError(explain("batches to merge", got=got, expected="the same keys in both"))
@@ -89,19 +89,19 @@ def _sources(size: int, groups: Sequence[tuple[int, int]], num_generations: int)
 
 
 def _merged(key: str, old: Batch, new: Batch, sources: Sequence[int], pad_id: int) -> Any:
-    one, other = old[key], new[key]
+    one, other_value = old[key], new[key]
     if one is None:
         return None
     if isinstance(one, list):
-        rows = [*one, *other]
+        rows = [*one, *other_value]
         return [rows[source] for source in sources]
     if one.dim() == 0:
         return one
-    one, other = _same_width(key, old, new, pad_id)
-    if one.shape[1:] != other.shape[1:]:
-        got = f"{tuple(one.shape)} and {tuple(other.shape)}"
+    one, other_value = _same_width(key, old, new, pad_id)
+    if one.shape[1:] != other_value.shape[1:]:
+        got = f"{tuple(one.shape)} and {tuple(other_value.shape)}"
         raise ShapeError(explain(f"{key} of two batches", got=got, expected="rows of one shape"))
-    return torch.cat([one, other])[torch.tensor(sources, device=one.device)]
+    return torch.cat([one, other_value])[torch.tensor(sources, device=one.device)]
 
 
 def _same_width(key: str, old: Batch, new: Batch, pad_id: int) -> tuple[Tensor, Tensor]:

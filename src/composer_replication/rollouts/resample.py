@@ -113,7 +113,7 @@ def resample(
     equal_G = equal_reward_groups(rewards, num_generations)
     before, drawn, rounds = int(equal_G.sum()), 0, 0
     while rounds < max_resamples and bool(equal_G.any()):
-        plan = [groups_to_draw(equal_G, num_processes=num_processes, rank=each) for each in range(num_processes)]
+        plan = [groups_to_draw(equal_G, num_processes=num_processes, rank=process) for process in range(num_processes)]
         new = draw(plan[rank])
         rounds, drawn = rounds + 1, drawn + sum(map(len, plan))
         slots = _taken(equal_G, equal_reward_groups(new.rewards, num_generations), plan)
@@ -129,14 +129,14 @@ def resample(
 def _taken(equal_G: Tensor, new_equal_G: Tensor, plan: list[list[int]]) -> list[list[tuple[int, int]]]:
     """For each process, (local group, number among its new ones) where an equal group got an unequal one."""
     local = equal_G.numel() // len(plan)
-    taken: list[list[tuple[int, int]]] = []
+    slots: list[list[tuple[int, int]]] = []
     first_new = 0
     for rank, groups in enumerate(plan):
         pairs = [(group, number) for number, group in enumerate(groups)]
         is_wanted = [bool(equal_G[rank * local + group]) and not bool(new_equal_G[first_new + n]) for group, n in pairs]
-        taken.append([pair for pair, wanted in zip(pairs, is_wanted, strict=True) if wanted])
+        slots.append([pair for pair, is_exchanged in zip(pairs, is_wanted, strict=True) if is_exchanged])
         first_new += len(groups)
-    return taken
+    return slots
 
 
 def _merged_rewards(rewards: Tensor, new: Tensor, slots: list[list[tuple[int, int]]], num_generations: int) -> Tensor:

@@ -132,28 +132,28 @@ class RolloutSites:
         sites = find_error_sites(conversation, min_confidence=self.options.min_confidence, extra_rules=self._rules)
         sequence = self._rendered(rollout, runs)
         judged = judged_by_schema(sites, conversation, rollout.tools)
-        found = FoundSites(sequence, sites=[*judged, *signalled_sites(rollout, conversation)])
-        found.counts.update(rollouts=1, turns=len(runs), sites=len(found.sites))
-        for site in found.sites:
+        found_sites = FoundSites(sequence, sites=[*judged, *signalled_sites(rollout, conversation)])
+        found_sites.counts.update(rollouts=1, turns=len(runs), sites=len(found_sites.sites))
+        for site in found_sites.sites:
             if not site.is_kept:
-                found.counts["not_taught:" + site.reason.partition(":")[0]] += 1
+                found_sites.counts["not_taught:" + site.reason.partition(":")[0]] += 1
                 continue
             if site.kind in self.options.unhinted_kinds:
-                found.counts["not_taught:unhinted_kind"] += 1
+                found_sites.counts["not_taught:unhinted_kind"] += 1
                 continue
             hint = self._hint(site, conversation, rollout)
             turn = self.hinted(sequence, site.turn_id, hint) if hint else NO_HINT
             if hint is None or isinstance(turn, str):
-                found.counts[f"dropped:{turn}"] += 1
+                found_sites.counts[f"dropped:{turn}"] += 1
                 continue
-            found.counts["kind:" + site.kind] += 1
+            found_sites.counts["kind:" + site.kind] += 1
             if self.options.part == "call" and turn.is_whole:
-                found.counts["whole_turn_without_call"] += 1
+                found_sites.counts["whole_turn_without_call"] += 1
             ids = torch.tensor(turn.ids)
-            found.taught.append(
+            found_sites.taught.append(
                 TaughtTurn(turn.start, turn.end, ids, turn.teacher_start, site.kind, hint, site.turn_id)
             )
-        return found
+        return found_sites
 
     def _with_malformed(self, conversation: Conversation) -> Conversation:
         """With the parser's refusals: a turn that opens a call and has none is answered by what was wrong with it."""
@@ -233,7 +233,7 @@ class RolloutSites:
 
     def hinted(self, sequence: RenderedSequence, turn_id: str, hint: str) -> HintedTurn | str:
         """The turn after a hint, or why not."""
-        span = next((each for each in sequence.spans if each.turn_id == turn_id), None)
+        span = next((candidate for candidate in sequence.spans if candidate.turn_id == turn_id), None)
         if span is None:
             return NO_HEADER
         options = self.options
@@ -268,9 +268,9 @@ def _roles_before(rollout: Rollout) -> list[str]:
     everything = [*rollout.prompt, *rollout.messages]
     first = len(rollout.prompt)
     return [
-        str(everything[place - 1].get("role", "")) if place else ""
-        for place in range(first, len(everything))
-        if everything[place].get("role") == "assistant"
+        str(everything[index - 1].get("role", "")) if index else ""
+        for index in range(first, len(everything))
+        if everything[index].get("role") == "assistant"
     ]
 
 

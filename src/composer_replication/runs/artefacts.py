@@ -81,7 +81,7 @@ def control_folder(root: Path, shuffle: int = 1) -> Path:
 def control_folders(root: Path) -> list[Path]:
     """Those that are there, in the order of their shuffles."""
     first = control_folder(root)
-    numbers = sorted(int(each.name) for each in first.glob("[2-9]*") if each.name.isdecimal())
+    numbers = sorted(int(folder.name) for folder in first.glob("[2-9]*") if folder.name.isdecimal())
     return [first, *(control_folder(root, number) for number in numbers)] if first.is_dir() else []
 
 
@@ -98,7 +98,7 @@ def find_artefact(name: str, *, kind: Kind | None = None) -> Artefact:
         fix = f"Did you mean {near[0]!r}?" if near else ""
         raise InputError(explain("artefact name", got=repr(name), expected=f"one of {', '.join(ARTEFACTS)}", fix=fix))
     if kind is not None and artefact.kind != kind:
-        names = ", ".join(each.name for each in ARTEFACTS.values() if each.kind == kind)
+        names = ", ".join(candidate.name for candidate in ARTEFACTS.values() if candidate.kind == kind)
         raise InputError(
             explain(f"artefact {name!r}", got=f"an artefact of kind {artefact.kind!r}", expected=f"one of {names}")
         )

@@ -65,11 +65,11 @@ class Convention:
 
     def note(self, line: str) -> None:
         """A line below the rule's own."""
-        kinds, said = _FOR.match(line), _SAID.match(line)
+        kinds, mention = _FOR.match(line), _SAID.match(line)
         if kinds is not None:
-            self.call_kinds += [kind for each in kinds[1].split(",") if (kind := _plain(each.strip()))]
-        elif said is not None:
-            self.said.append((said[1], unquote(said[2])))
+            self.call_kinds += [kind for name in kinds[1].split(",") if (kind := _plain(name.strip()))]
+        elif mention is not None:
+            self.said.append((mention[1], unquote(mention[2])))
         self.lines.append(line)
 
 
@@ -107,10 +107,10 @@ class _File:
     def add(self, heard: Heard) -> Convention:
         """A rule at the end of its project, which is made where it is not there."""
         rule = Convention(heard.project, _shown(heard.words))
-        places = [at for at, part in enumerate(self.parts) if _is_in(part, rule.project)]
-        if not places:
+        positions = [at for at, part in enumerate(self.parts) if _is_in(part, rule.project)]
+        if not positions:
             self.parts += ["", f"## {_escaped(rule.project)}", ""]
-        self.parts.insert((places or [len(self.parts) - 1])[-1] + 1, rule)
+        self.parts.insert((positions or [len(self.parts) - 1])[-1] + 1, rule)
         rule.lines.append(f"- [ ] {_escaped(rule.words)}")
         if heard.call_kind:
             rule.note(f"  - for: {_escaped(heard.call_kind)}")
@@ -141,20 +141,22 @@ def add_conventions(run: RunDir, heard: Sequence[Heard]) -> list[Convention]:
 
     A place where nothing is said any more goes, and with the last of its places a rule that nobody had marked.
     """
-    heard = [each._replace(project=_shown(each.project)) for each in heard]
+    heard = [remark._replace(project=_shown(remark.project)) for remark in heard]
     file = _read(run)
     before = file.text()
-    _keep_said(file, {each.site_id for each in heard}, with_kept=False)
-    words = {each.site_id: (each.project, _key(each.words)) for each in heard}
-    known = {(rule.project, _key(rule.words)): rule for rule in file.rules}
+    _keep_said(file, {remark.site_id for remark in heard}, with_kept=False)
+    words = {remark.site_id: (remark.project, _key(remark.words)) for remark in heard}
+    known_rules = {(rule.project, _key(rule.words)): rule for rule in file.rules}
     for rule in file.rules:
-        known |= {words[site]: rule for site, _ in rule.said if site in words}
+        known_rules |= {words[site]: rule for site, _ in rule.said if site in words}
     noted = {site for rule in file.rules for site, _ in rule.said}
-    for each in heard:
-        if each.site_id not in noted and _shown(each.words):
-            rule = known.get(words[each.site_id]) or file.add(each)
-            known[words[each.site_id]] = rule
-            rule.note(f"  - said at site {each.site_id} of {quote(each.conversation_id, safe='#', errors='replace')}")
+    for remark in heard:
+        if remark.site_id not in noted and _shown(remark.words):
+            rule = known_rules.get(words[remark.site_id]) or file.add(remark)
+            known_rules[words[remark.site_id]] = rule
+            rule.note(
+                f"  - said at site {remark.site_id} of {quote(remark.conversation_id, safe='#', errors='replace')}"
+            )
     if file.rules or run.path(NAME).exists():
         _write(run, file, before)
     return file.rules
@@ -162,11 +164,11 @@ def add_conventions(run: RunDir, heard: Sequence[Heard]) -> list[Convention]:
 
 def kept_by_call(rules: Iterable[Convention]) -> dict[tuple[str, str], str]:
     """The words to use in a project for a kind of call, of the rules that the user keeps; of two, the first."""
-    found: dict[tuple[str, str], str] = {}
+    words_by_call: dict[tuple[str, str], str] = {}
     for rule in rules:
         for kind in rule.call_kinds if rule.is_kept else ():
-            found.setdefault((rule.project, kind), rule.words)
-    return found
+            words_by_call.setdefault((rule.project, kind), rule.words)
+    return words_by_call
 
 
 def num_forgotten(run: RunDir, gone: Set[str]) -> int:
@@ -178,16 +180,16 @@ def forget_conventions(run: RunDir, gone: Set[str]) -> None:
     """Take out what was said in these conversations, kept by the user or not; rules of the user's own stay."""
     file = _read(run)
     before = file.text()
-    left = {site for rule in file.rules for site, where in rule.said if where not in gone}
-    _keep_said(file, left, with_kept=True)
+    remaining_sites = {site for rule in file.rules for site, where in rule.said if where not in gone}
+    _keep_said(file, remaining_sites, with_kept=True)
     _write(run, file, before)
 
 
 def _keep_said(file: _File, sites: Set[str], *, with_kept: bool) -> None:
     """Leave only these places where something was said; rules go with their last one. Kept ones only `with_kept`."""
-    for rule in [each for each in file.rules if each.said and (with_kept or not each.is_kept)]:
-        rule.said = [each for each in rule.said if each[0] in sites]
-        rule.lines = [line for line in rule.lines if (said := _SAID.match(line)) is None or said[1] in sites]
+    for rule in [candidate for candidate in file.rules if candidate.said and (with_kept or not candidate.is_kept)]:
+        rule.said = [mention for mention in rule.said if mention[0] in sites]
+        rule.lines = [line for line in rule.lines if (mention := _SAID.match(line)) is None or mention[1] in sites]
         if not rule.said:
             file.parts = [part for part in file.parts if part is not rule]
 
@@ -226,7 +228,7 @@ def _key(words: str) -> str:
 
 def _shown(words: str) -> str:
     """On one line, without what cannot be seen."""
-    line = " ".join("".join(each if each.isprintable() else " " for each in words).split())
+    line = " ".join("".join(character if character.isprintable() else " " for character in words).split())
     return line if len(line) <= _MAX_WORDS else line[: _MAX_WORDS - 1] + "…"
 
 

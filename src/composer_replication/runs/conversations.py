@@ -11,9 +11,9 @@ from composer_replication.runs.directory import RunDir
 from composer_replication.types import Conversation, Link, Provenance, ToolCall, ToolResult, Turn, Usage
 
 SCHEMA, VERSION = "conversation", 2
-KEYS = frozenset(each.name for each in fields(Conversation))
+KEYS = frozenset(field.name for field in fields(Conversation))
 _CONVERSATION, _TURN, _LINK, _CALL, _RESULT, _USAGE = (
-    tuple(each.name for each in fields(kind)) for kind in (Conversation, Turn, Link, ToolCall, ToolResult, Usage)
+    tuple(field.name for field in fields(kind)) for kind in (Conversation, Turn, Link, ToolCall, ToolResult, Usage)
 )
 
 
@@ -35,7 +35,7 @@ def from_row(row: Mapping[str, Any]) -> Conversation:
         link = row["parent"]
         return Conversation(
             **_known(Conversation, row, skip=("turns", "parent")),
-            turns=tuple(_turn(each) for each in row["turns"]),
+            turns=tuple(_turn(turn) for turn in row["turns"]),
             parent=None if link is None else Link(**link),
         )
     except (KeyError, TypeError) as error:
@@ -54,8 +54,8 @@ def _turn(row: Mapping[str, Any]) -> Turn:
     provenance = row["provenance"]
     return Turn(
         **_known(Turn, row, skip=("calls", "results", "usage", "provenance", "token_ids", "logprobs")),
-        calls=tuple(ToolCall(**each) for each in row["calls"]),
-        results=tuple(ToolResult(**each) for each in row["results"]),
+        calls=tuple(ToolCall(**call) for call in row["calls"]),
+        results=tuple(ToolResult(**result) for result in row["results"]),
         usage=None if usage is None else Usage(**usage),
         provenance=Provenance(file=provenance["file"], lines=tuple(provenance["lines"])),
         token_ids=None if token_ids is None else tuple(token_ids),
@@ -64,7 +64,7 @@ def _turn(row: Mapping[str, Any]) -> Turn:
 
 
 def _known(kind: type, row: Mapping[str, Any], *, skip: tuple[str, ...]) -> dict[str, Any]:
-    return {each.name: row[each.name] for each in fields(kind) if each.name not in skip}
+    return {field.name: row[field.name] for field in fields(kind) if field.name not in skip}
 
 
 def _turn_row(turn: Turn) -> dict[str, object]:

@@ -45,9 +45,9 @@ class RunDir:
         if root.exists() and not root.is_dir():
             raise RunError(explain(str(root), got="a file", expected="a path for a new folder"))
         root.mkdir(parents=True, exist_ok=True)
-        found = sorted(each.name for each in root.iterdir() if not is_temporary(each))
-        if found and MARKER not in found:
-            raise RunError(explain(str(root), got=f"a folder with {found[0]!r} in it", expected="an empty one"))
+        names = sorted(entry.name for entry in root.iterdir() if not is_temporary(entry))
+        if names and MARKER not in names:
+            raise RunError(explain(str(root), got=f"a folder with {names[0]!r} in it", expected="an empty one"))
         marker = {"layout_version": _LAYOUT_VERSION, "created": now(), "tool_version": _tool_version()}
         try:
             atomic_create_json(root / MARKER, marker)
@@ -113,7 +113,7 @@ class RunDir:
 
     def remove_leftovers(self, *names: str) -> None:
         """Delete temporary files of these artefacts that a killed process left; the caller holds the run."""
-        prefixes = tuple(f".{each}." for name in names for each in _files_of(name))
+        prefixes = tuple(f".{file_name}." for name in names for file_name in _files_of(name))
         for path in self.root.iterdir():
             if is_temporary(path) and path.name.startswith(prefixes):
                 remove(path)
@@ -192,7 +192,9 @@ class RunDir:
             return False
         sources = self.meta(name).sources if find_artefact(name).kind == "records" else ()
         return all(
-            self.is_current(each.name) and self.source(each.name) == each for each in sources if each.kind == "artefact"
+            self.is_current(source.name) and self.source(source.name) == source
+            for source in sources
+            if source.kind == "artefact"
         )
 
     def changed_sources(self, name: str) -> list[str]:

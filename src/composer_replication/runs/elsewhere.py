@@ -33,14 +33,14 @@ def note_elsewhere(run: RunDir, what: Made, path: Path) -> None:
     if run.root.resolve() in path.resolve().parents:
         return
     name = portable_name(path, run.root)
-    if (what, name) not in {(each.what, each.path) for each in _noted(run)}:
+    if (what, name) not in {(entry.what, entry.path) for entry in _noted(run)}:
         with run.append_jsonl(_NAME) as journal:
             journal.append({"what": what, "path": name, "created": now()})
 
 
 def made_elsewhere(run: RunDir) -> tuple[MadeElsewhere, ...]:
     """What was made and is still there, in order."""
-    return tuple(each for each in _noted(run) if find_source(each.path, run.root).exists())
+    return tuple(entry for entry in _noted(run) if find_source(entry.path, run.root).exists())
 
 
 def _noted(run: RunDir) -> list[MadeElsewhere]:

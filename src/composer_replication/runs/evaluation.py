@@ -37,7 +37,7 @@ def shuffle_of(name: str) -> int:
 
 def controls_among(names: Iterable[str]) -> list[str]:
     """Those of these names that are a control's, in the order of their shuffles."""
-    return sorted((each for each in names if each.partition("-")[0] == _CONTROL), key=shuffle_of)
+    return sorted((name for name in names if name.partition("-")[0] == _CONTROL), key=shuffle_of)
 
 
 def read_evaluation(run: RunDir) -> dict[str, Any]:
@@ -87,7 +87,7 @@ def adapter_settings(folder: Path) -> bytes:
         settings = decode_object(raw)
     except ValueError:  # whoever loads it says what is wrong
         return raw
-    return encode({key: each for key, each in settings.items() if key not in _OF_A_PLACE}, where=ADAPTER_SETTINGS)
+    return encode({key: value for key, value in settings.items() if key not in _OF_A_PLACE}, where=ADAPTER_SETTINGS)
 
 
 def read_rows(run: RunDir, name: Rows) -> Iterator[dict[str, Any]]:

@@ -93,10 +93,10 @@ class Journal:
         lock(self._descriptor, exclusive=True)
         try:
             size = os.fstat(self._descriptor).st_size
-            kept = _end_of_last_line(self._descriptor, self._path) if size else 0
-            if kept < size:
-                os.ftruncate(self._descriptor, kept)
-                _log.warning("%s: cut %d bytes of a line that an earlier crash left torn", self._path, size - kept)
+            kept_size = _end_of_last_line(self._descriptor, self._path) if size else 0
+            if kept_size < size:
+                os.ftruncate(self._descriptor, kept_size)
+                _log.warning("%s: cut %d bytes of a line that an earlier crash left torn", self._path, size - kept_size)
         finally:
             unlock(self._descriptor)
 

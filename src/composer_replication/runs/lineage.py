@@ -52,7 +52,7 @@ def trace_lineage(directory: Path, name: str) -> Lineage:
     return Lineage(
         artefacts=tuple(walk.visited),
         inputs=tuple(walk.inputs),
-        stale=tuple(each for each in walk.visited if each in walk.stale),
+        stale=tuple(artefact for artefact in walk.visited if artefact in walk.stale),
         missing=tuple(walk.missing),
     )
 
@@ -141,17 +141,17 @@ def read_object(path: Path) -> dict[str, Any]:
 
 def half_trained(root: Path) -> str:
     """How far a training in this folder has come that has left no weights yet; empty where none has begun."""
-    places = {name: root / ARTEFACTS[name].file_name for name in ("checkpoints", "adapter", "model", "config")}
-    if not places["checkpoints"].is_dir() or places["adapter"].is_dir() or places["model"].is_dir():
+    paths = {name: root / ARTEFACTS[name].file_name for name in ("checkpoints", "adapter", "model", "config")}
+    if not paths["checkpoints"].is_dir() or paths["adapter"].is_dir() or paths["model"].is_dir():
         return ""
-    found = (_CHECKPOINT.fullmatch(each.name) for each in places["checkpoints"].iterdir())
-    steps = max((int(each[1]) for each in found if each), default=0)
+    matches = (_CHECKPOINT.fullmatch(folder.name) for folder in paths["checkpoints"].iterdir())
+    steps = max((int(match[1]) for match in matches if match), default=0)
     try:
-        told: Any = tomllib.loads(places["config"].read_text(encoding="utf-8"))
-        wanted = f" of {told['train']['optimiser']['steps']}"
+        config: Any = tomllib.loads(paths["config"].read_text(encoding="utf-8"))
+        total = f" of {config['train']['optimiser']['steps']}"
     except (OSError, ValueError, LookupError, TypeError):  # it had not come that far, or somebody edited it
-        wanted = ""
-    return f"a training that stands at step {steps}{wanted}; `crf run {root}` goes on with it"
+        total = ""
+    return f"a training that stands at step {steps}{total}; `crf run {root}` goes on with it"
 
 
 @dataclass(frozen=True, kw_only=True)

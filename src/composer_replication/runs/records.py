@@ -146,11 +146,11 @@ def _stream(rows: Iterable[Row | Line], file: BinaryIO, draft: ArtefactMeta, fil
 def _same_keys(row: object, keys: frozenset[str] | None, where: str) -> frozenset[str]:
     if not isinstance(row, Mapping | Line):
         raise InputError(explain(where, got=f"a row of type {type(row).__name__}", expected="a mapping"))
-    found = row.keys if isinstance(row, Line) else frozenset(cast("Mapping[str, object]", row))
+    row_keys = row.keys if isinstance(row, Line) else frozenset(cast("Mapping[str, object]", row))
     if keys is None:
-        return found
-    if found != keys:
-        raise InputError(explain(where, got=_difference(found, keys), expected="the keys of line 1, all and only"))
+        return row_keys
+    if row_keys != keys:
+        raise InputError(explain(where, got=_difference(row_keys, keys), expected="the keys of line 1, all and only"))
     return keys
 
 

@@ -60,7 +60,9 @@ class ArtefactMeta:
     def to_bytes(self) -> bytes:
         """The sidecar's text; only `created`, and a salt in `settings`, differ between two writes of the same rows."""
         fields: dict[str, object] = {name: getattr(self, name) for name in self.__slots__}
-        fields["sources"] = [{"kind": each.kind, "name": each.name, "sha256": each.sha256} for each in self.sources]
+        fields["sources"] = [
+            {"kind": source.kind, "name": source.name, "sha256": source.sha256} for source in self.sources
+        ]
         fields["sidecar_version"] = SIDECAR_VERSION
         return encode(fields, where=f"sidecar of {self.artefact}", indent=True) + b"\n"
 
@@ -115,9 +117,10 @@ def sha256_of_file(path: Path) -> str:
 def _meta_from(fields: Mapping[str, object]) -> ArtefactMeta:
     values: dict[str, Any] = {name: _typed({"settings": {}, **fields}, name, kind) for name, kind in _KINDS.items()}
     values["sources"] = tuple(
-        Source(**{name: _typed(each, name, str) for name in ("kind", "name", "sha256")}) for each in values["sources"]
+        Source(**{name: _typed(source, name, str) for name in ("kind", "name", "sha256")})
+        for source in values["sources"]
     )
-    odd = [each for each in values["keys"] if not isinstance(each, str)]
+    odd = [key for key in values["keys"] if not isinstance(key, str)]
     if odd:
         raise TypeError(f"keys holds {odd[0]!r}, expected str")
     values["keys"] = tuple(values["keys"])

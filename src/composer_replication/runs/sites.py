@@ -16,7 +16,7 @@ from composer_replication.types import Conversation, ErrorSite, Hint
 SCHEMA, VERSION = "error_site", 1
 _MIN_PREFIX, _MAX_NEAR = 4, 3
 _STRUCK = "struck_hints"
-_SITE = tuple(each.name for each in fields(ErrorSite))
+_SITE = tuple(field.name for field in fields(ErrorSite))
 
 
 class SiteOfRun(NamedTuple):
@@ -35,14 +35,14 @@ def read_sites(run: RunDir) -> Iterator[tuple[ErrorSite, Hint | None]]:
 def find_site(run: RunDir, identity: str, *, what: str = "site") -> tuple[ErrorSite, Hint | None]:
     """The site with this id, or whose id alone begins like this."""
     every = list(read_sites(run))
-    found = [each for each in every if each[0].id.startswith(identity)]
-    if len(found) == 1 and len(identity) >= _MIN_PREFIX:
-        return found[0]
-    number = f"{len(found)} sites begin with" if found else "no site has, or begins with"
+    matches = [row for row in every if row[0].id.startswith(identity)]
+    if len(matches) == 1 and len(identity) >= _MIN_PREFIX:
+        return matches[0]
+    number = f"{len(matches)} sites begin with" if matches else "no site has, or begins with"
     got = f"{identity!r}, which {number}"
     expected = f"the id of a site, or its first {_MIN_PREFIX} characters or more"
     ids = list(dict.fromkeys(site.id for site, _ in every))
-    begin = [each for each in ids if identity and each.startswith(identity)]
+    begin = [site_id for site_id in ids if identity and site_id.startswith(identity)]
     near = begin[:_MAX_NEAR] or get_close_matches(identity, ids, n=_MAX_NEAR)
     fix = f"`crf sites {run.root} --list` shows them" + (f". Near it: {', '.join(near)}" if near else ".")
     raise InputError(explain(what, got=got, expected=expected, fix=fix))
@@ -51,7 +51,9 @@ def find_site(run: RunDir, identity: str, *, what: str = "site") -> tuple[ErrorS
 def read_site(run: RunDir, identity: str) -> SiteOfRun:
     """The site with this id, or whose id alone begins like this."""
     site, hint = find_site(run, identity)
-    conversation = next((each for each in read_conversations(run) if each.id == site.conversation_id), None)
+    conversation = next(
+        (candidate for candidate in read_conversations(run) if candidate.id == site.conversation_id), None
+    )
     if conversation is None:
         fix = "The conversations were written anew: run `crf sites RUN` again."
         what = f"conversation of site {site.id}"
@@ -91,14 +93,14 @@ def strike_sites(
 
 def _rewrite(run: RunDir, struck: frozenset[str]) -> None:
     meta, rows = run.meta("sites"), list(read_sites(run))
-    gone = Counter(f"hint: {hint.source}" for site, hint in rows if site.id in struck and hint is not None)
+    struck_hints = Counter(f"hint: {hint.source}" for site, hint in rows if site.id in struck and hint is not None)
     run.write_jsonl(
         "sites",
         [to_row(struck_out(site), None) if site.id in struck else to_row(site, hint) for site, hint in rows],
         schema=SCHEMA,
         version=VERSION,
         sources=meta.sources,
-        counts=dict(Counter(meta.counts) - gone),
+        counts=dict(Counter(meta.counts) - struck_hints),
         drops=meta.drops,
         settings={**meta.settings, "struck": sorted(struck_sites(run))},
     )

@@ -37,4 +37,4 @@ def _homes() -> list[Path]:
         home = Path.home()
     except RuntimeError:
         return []
-    return [each for each in (home, home.resolve()) if each.is_absolute() and each.parent != each]
+    return [path for path in (home, home.resolve()) if path.is_absolute() and path.parent != path]

@@ -128,19 +128,21 @@ def place_conversations(
     sides: dict[Side, list[_Session]] = {"test": [], "validation": []}
     shares: dict[Side, float] = {"test": test, "validation": validation}
     for side, share in shares.items():
-        wanted = math.ceil(num_sessions * share)
-        while units and len(sides[side]) < wanted:
+        quota = math.ceil(num_sessions * share)
+        while units and len(sides[side]) < quota:
             sides[side] += units.pop()
     if num_sessions and not units:
         what = "sessions" if by == "time" else "projects"
-        said = f"{1 - validation - test:.0%} of them to train on, {validation:.0%} for validation, {test:.0%} for test"
+        shares_text = (
+            f"{1 - validation - test:.0%} of them to train on, {validation:.0%} for validation, {test:.0%} for test"
+        )
         number = f"{num_sessions} session" + ("" if num_sessions == 1 else "s")
         got = f"{number}, and none left to train on"
         fix = (
             "Read more logs. To learn from all there is, with nothing held out to judge by: "
             "`--set split.test=0 --set split.validation=0`."
         )
-        raise InputError(explain("split", got=got, expected=f"more {what}: {said}", fix=fix))
+        raise InputError(explain("split", got=got, expected=f"more {what}: {shares_text}", fix=fix))
     sides["train"] = [session for unit in units for session in unit]
     return [
         PlacedConversation(identity, session.name, side, _shown(session.began), session.project)
@@ -153,7 +155,7 @@ def place_conversations(
 def _units(sessions: list[_Session], by: By) -> list[list[_Session]]:
     """What may not be parted, the first to be held out last."""
     if by == "time":
-        return [[session] for session in sorted(sessions, key=lambda each: (each.began, each.draw))]
+        return [[session] for session in sorted(sessions, key=lambda session: (session.began, session.draw))]
     projects: dict[str, list[_Session]] = {}
     for session in sessions:
         projects.setdefault(session.project, []).append(session)
@@ -170,17 +172,17 @@ def _sessions(conversations: Iterable[Conversation]) -> list[_Session]:
             name = home[name]
         return name
 
-    seen: dict[str, tuple[datetime, str, str | None]] = {}
-    for each in conversations:
-        seen[each.id] = (_began(each), each.cwd or "", each.session_id)
-        for other in (
-            each.parent and f"conversation {each.parent.conversation_id}",
-            each.session_id and f"session {each.session_id}",
+    facts_by_id: dict[str, tuple[datetime, str, str | None]] = {}
+    for conversation in conversations:
+        facts_by_id[conversation.id] = (_began(conversation), conversation.cwd or "", conversation.session_id)
+        for linked_name in (
+            conversation.parent and f"conversation {conversation.parent.conversation_id}",
+            conversation.session_id and f"session {conversation.session_id}",
         ):
-            if other:
-                home[find(f"conversation {each.id}")] = find(other)
+            if linked_name:
+                home[find(f"conversation {conversation.id}")] = find(linked_name)
     sessions: dict[str, _Session] = {}
-    for identity, (began, project, name) in seen.items():
+    for identity, (began, project, name) in facts_by_id.items():
         session = sessions.setdefault(find(f"conversation {identity}"), _Session([], set(), began, project))
         session.conversations.append(identity)
         session.names |= {name} if name else set()
@@ -193,10 +195,10 @@ def _began(conversation: Conversation) -> datetime:
     for turn in conversation.turns:
         if turn.timestamp:
             try:
-                found = datetime.fromisoformat(turn.timestamp)
+                timestamp = datetime.fromisoformat(turn.timestamp)
             except ValueError:
                 continue
-            return found if found.tzinfo else found.replace(tzinfo=UTC)
+            return timestamp if timestamp.tzinfo else timestamp.replace(tzinfo=UTC)
     return _LONG_AGO
 
 

@@ -38,7 +38,7 @@ class ToolTable:
 
     def schemas(self, format_name: str) -> dict[str, Schema]:
         """The parameters of these tools, by name."""
-        return {each["function"]["name"]: each["function"]["parameters"] for each in self.of(format_name)}
+        return {tool["function"]["name"]: tool["function"]["parameters"] for tool in self.of(format_name)}
 
 
 def read_tools(run: RunDir, *, with_test: bool = False) -> ToolTable:
@@ -59,16 +59,16 @@ def read_tools(run: RunDir, *, with_test: bool = False) -> ToolTable:
 
 def table_of(rows: Iterable[Mapping[str, Any]]) -> ToolTable:
     """Rows of `tools.jsonl` as a table."""
-    given: dict[str, Schema] = {}
+    declared: dict[str, Schema] = {}
     inferred: dict[str, dict[str, Schema]] = defaultdict(dict)
     for row in rows:
         try:
-            of_one = given if row["format"] is None else inferred[row["format"]]
+            of_one = declared if row["format"] is None else inferred[row["format"]]
             of_one[row["name"]] = row["parameters"]
         except KeyError as error:
             expected = f"the fields of {SCHEMA} {VERSION}"
             raise ArtefactCorruptError(explain("row of tools.jsonl", got=error, expected=expected)) from error
-    return ToolTable(given, inferred)
+    return ToolTable(declared, inferred)
 
 
 def _as_requests_take_them(schemas: Mapping[str, Schema]) -> list[Tool]:

@@ -36,18 +36,18 @@ def cut_sessions(
     unproved: Mapping[str, str] | None = None,
 ) -> CutSessions:
     """The windows of all sessions, in order; `unproved` are sites that a proof has dropped, and why."""
-    sessions, found = list(sessions), CutSessions()
+    sessions, cut = list(sessions), CutSessions()
     wrong = _wrong_hints(sessions) if settings.contrast else {}
     for session in sessions:
-        found.counts.update(session.counts)
-        found.drops.update(session.drops)
-        _cut(renderer, session, settings, unproved or {}, wrong, found)
-    return found
+        cut.counts.update(session.counts)
+        cut.drops.update(session.drops)
+        _cut(renderer, session, settings, unproved or {}, wrong, cut)
+    return cut
 
 
 def _wrong_hints(sessions: Iterable[RenderedSession]) -> dict[str, str | None]:
     """For each site that may teach the hint of one of another kind, by the site's id."""
-    hints = [each for session in sessions for each in session.hints]
+    hints = [hint for session in sessions for hint in session.hints]
     wrong = wrong_hints([text for _, _, text in hints], [kind for _, kind, _ in hints])
     return {site_id: text for (site_id, _, _), text in zip(hints, wrong, strict=True)}
 
@@ -60,18 +60,18 @@ def _cut(
     wrong: Mapping[str, str | None],
     into: CutSessions,
 ) -> None:
-    into.drops.update(f"{_SITES}: {unproved[each.site.id]}" for each in session.sites if each.site.id in unproved)
+    into.drops.update(f"{_SITES}: {unproved[site.site.id]}" for site in session.sites if site.site.id in unproved)
     for number, rendered in enumerate(session.sequences):
-        sites = [each for each in session.sites if each.rendered is rendered and each.site.id not in unproved]
-        pairs = [each for each in session.pairs if each.rendered is rendered]
+        sites = [site for site in session.sites if site.rendered is rendered and site.site.id not in unproved]
+        pairs = [pair for pair in session.pairs if pair.rendered is rendered]
         batches = session_batches(
             renderer,
             rendered,
             budget=settings.budget,
             overlap=settings.overlap,
             responses=[span for span in rendered.spans if span.turn_id in session.responses],
-            sites=[SiteHint(each.span, each.hint, wrong.get(each.site.id)) for each in sites],
-            pairs=[each.tokens() for each in pairs],
+            sites=[SiteHint(site.span, site.hint, wrong.get(site.site.id)) for site in sites],
+            pairs=[pair.tokens() for pair in pairs],
             placement=settings.placement,
             part=settings.part,
             max_length=settings.max_length,

@@ -135,21 +135,21 @@ class LoggedSessions(torch.utils.data.Dataset[TreeBatch]):
     @property
     def models(self) -> frozenset[str]:
         """Names of the models that wrote the sessions' turns."""
-        return frozenset(name for each in self.rendered for name in each.models)
+        return frozenset(name for session in self.rendered for name in session.models)
 
     @property
     def digest(self) -> str:
         """Of every tree's tokens and of what counts in them: a run goes on with the same data or not at all."""
-        found = hashlib.sha256()
+        hasher = hashlib.sha256()
         for item in self._items:
             for window in item.windows:
                 small = window.small
-                found.update(f"{window.conversation_id}:{window.first}:{window.end}".encode())
+                hasher.update(f"{window.conversation_id}:{window.first}:{window.end}".encode())
                 for rows in (small.tree.input_ids, small.response.rows, small.student_rows, small.teacher_rows):
-                    found.update(rows.numpy().tobytes())
+                    hasher.update(rows.numpy().tobytes())
                 if small.pairs is not None:
-                    found.update(small.pairs.rows.numpy().tobytes())
-        return found.hexdigest()
+                    hasher.update(small.pairs.rows.numpy().tobytes())
+        return hasher.hexdigest()
 
     @property
     def longest_tree(self) -> int:
@@ -177,13 +177,13 @@ class LoggedSessions(torch.utils.data.Dataset[TreeBatch]):
         computed again. `max_context` tokens before a turn are scored; without a number, `budget`.
         """
         used = {site_id for window in self.windows for site_id in window.site_ids}
-        sites = [each for session in self.rendered for each in session.sites if each.site.id in used]
+        sites = [site for session in self.rendered for site in session.sites if site.site.id in used]
         context = self.settings.budget if max_context is None else max_context
         settings = self.settings
         options = ProofSettings(
             margin=margin, placement=settings.placement, part=settings.part, max_context=context, seed=seed
         )
-        good = [each for session in self.rendered for each in session.good_calls]
+        good = [call for session in self.rendered for call in session.good_calls]
         proofs = prove_sites(model, self.renderer, sites, good, options, self.run, with_adapter=with_adapter)
         return self.with_proofs(proofs)
 
@@ -215,25 +215,27 @@ class LoggedSessions(torch.utils.data.Dataset[TreeBatch]):
         )
         options: dict[str, Any] = {"path": where, "with_adapter": with_adapter}
         store = reference_logprobs_of_batches(model, self.renderer, batches, **options)
-        looked_up = [[store.lookup(*pair.chosen, *pair.rejected) for pair in each] for each in pairs]
-        made = self._with_windows([w.with_references(r) for w, r in zip(self.windows, looked_up, strict=True)])
-        made.reference_precision = store.fingerprint.precision
-        return made
+        looked_up = [[store.lookup(*pair.chosen, *pair.rejected) for pair in window_pairs] for window_pairs in pairs]
+        sessions = self._with_windows([w.with_references(r) for w, r in zip(self.windows, looked_up, strict=True)])
+        sessions.reference_precision = store.fingerprint.precision
+        return sessions
 
     def check_references(self, model: nn.Module) -> None:
         """References that are there are in the precision of the steps, under whose autocast this is called."""
-        known, used = self.reference_precision, precision_of(model)
-        if known is not None and known != used:
+        reference_precision, used = self.reference_precision, precision_of(model)
+        if reference_precision is not None and reference_precision != used:
             fix = "Give the sessions without references, which the trainer computes, or make them under autocast."
-            raise StaleArtefactError(explain("reference log-probs", got=f"those of {known}", expected=used, fix=fix))
+            raise StaleArtefactError(
+                explain("reference log-probs", got=f"those of {reference_precision}", expected=used, fix=fix)
+            )
 
     def without_responses(self) -> LoggedSessions:
         """With no target for channel 1, where its weight is 0."""
         bare = [window.without_responses() for window in self.windows]
-        made = self._with_windows([window for window in bare if any(window.counts().values())])
-        made.counts = self.counts.copy()
-        made.counts[CHANNELS[0]] = 0
-        return made
+        sessions = self._with_windows([window for window in bare if any(window.counts().values())])
+        sessions.counts = self.counts.copy()
+        sessions.counts[CHANNELS[0]] = 0
+        return sessions
 
     def only_responses(self, *, hinted_corrections: bool = False) -> LoggedSessions:
         """Cut again for channel 1 alone: without hinted contexts and pairs, which a warm-up has no use for.
@@ -242,9 +244,9 @@ class LoggedSessions(torch.utils.data.Dataset[TreeBatch]):
         """
         sessions = self.rendered
         if hinted_corrections:
-            place = self.settings.placement
-            sessions = [with_hinted_corrections(self.renderer, each, placement=place) for each in sessions]
-        bare = [replace(each, sites=[], pairs=[], hints=[]) for each in sessions]
+            placement = self.settings.placement
+            sessions = [with_hinted_corrections(self.renderer, session, placement=placement) for session in sessions]
+        bare = [replace(session, sites=[], pairs=[], hints=[]) for session in sessions]
         return type(self)(bare, self.renderer, self.settings, pack=self._pack)
 
     def require_items(self) -> None:
@@ -257,11 +259,11 @@ class LoggedSessions(torch.utils.data.Dataset[TreeBatch]):
             raise InputError(explain("logged sessions", got=got, expected="at least one", fix=fix))
 
     def _with_windows(self, windows: list[StoredWindow]) -> LoggedSessions:
-        made = object.__new__(type(self))
-        made.__dict__.update(self.__dict__)
-        made.windows = windows
-        made._items = made._packed()
-        return made
+        copy = object.__new__(type(self))
+        copy.__dict__.update(self.__dict__)
+        copy.windows = windows
+        copy._items = copy._packed()
+        return copy
 
     def _packed(self) -> list[SessionItem]:
         if not self._pack:
@@ -276,4 +278,8 @@ def _rendered(
     settings: WindowSettings,
     only: Callable[[Conversation], bool] | None,
 ) -> Iterator[RenderedSession]:
-    return (render_session(renderer, each, settings) for each in sessions if only is None or only(each.conversation))
+    return (
+        render_session(renderer, session, settings)
+        for session in sessions
+        if only is None or only(session.conversation)
+    )

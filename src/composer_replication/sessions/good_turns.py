@@ -53,9 +53,9 @@ def good_turns(session: LoggedSession, *, work_failures: bool = False) -> GoodTu
 
 def rejected_turn_ids(session: LoggedSession) -> set[str]:
     """The turns that the session's pairs reject."""
-    asked = [turn.id for turn in session.conversation.turns if turn.role == "assistant"]
+    assistant_ids = [turn.id for turn in session.conversation.turns if turn.role == "assistant"]
     rejecting = (pair.turn_number for pair in session.pairs if pair.rejects_turn)
-    return {asked[number] for number in rejecting if 0 <= number < len(asked)}
+    return {assistant_ids[number] for number in rejecting if 0 <= number < len(assistant_ids)}
 
 
 def taught_otherwise(session: LoggedSession) -> set[str]:
@@ -78,13 +78,13 @@ class _Against:
         has_image = False
         for number, turn in enumerate(self._turns):
             if turn.origin == "model" and turn.role == "assistant":
-                found = set(self._of_calls(turn))
-                found |= {INTERRUPTED} if self._is_interrupted(number) else set()
-                found |= {REJECTED} if turn.id in self._rejected else set()
-                found |= {IMAGE} if has_image else set()
-                found |= {UNSEEN} if turn.extra.get("unseen_context") else set()
-                found |= {TEXT_FOLLOWS_CALL} if not turn.token_ids and text_follows_call(turn) else set()
-                yield turn, next((reason for reason in _ORDER if reason in found), "")
+                objections = set(self._of_calls(turn))
+                objections |= {INTERRUPTED} if self._is_interrupted(number) else set()
+                objections |= {REJECTED} if turn.id in self._rejected else set()
+                objections |= {IMAGE} if has_image else set()
+                objections |= {UNSEEN} if turn.extra.get("unseen_context") else set()
+                objections |= {TEXT_FOLLOWS_CALL} if not turn.token_ids and text_follows_call(turn) else set()
+                yield turn, next((reason for reason in _ORDER if reason in objections), "")
             has_image = has_image or bool(turn.extra.get("images"))
 
     def _of_calls(self, turn: Turn) -> Iterator[str]:
@@ -109,11 +109,11 @@ class _Against:
 def _failed_calls(turns: Sequence[Turn]) -> set[tuple[str, str]]:
     """(turn, call) of results marked as failed; some logs use an id again, and then the latest call of it is meant."""
     caller: dict[str, str] = {}
-    found: set[tuple[str, str]] = set()
+    failed: set[tuple[str, str]] = set()
     for turn in turns:
         caller |= {call.id: turn.id for call in turn.calls}
-        found |= {(caller.get(each.call_id, ""), each.call_id) for each in turn.results if each.is_error}
-    return found
+        failed |= {(caller.get(result.call_id, ""), result.call_id) for result in turn.results if result.is_error}
+    return failed
 
 
 def _up_to_next_answer(turns: Sequence[Turn]) -> Iterator[Turn]:

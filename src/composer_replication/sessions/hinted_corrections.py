@@ -34,15 +34,15 @@ def with_hinted_corrections(
         for pair in session.pairs:
             if not _is_of(pair, site):
                 continue
-            made = _sequence(renderer, site, pair, placement, f"{site.site.id}:{len(sequences)}")
-            if isinstance(made, str):
-                drops[f"{_RESPONSES}: {made}"] += 1
+            corrected = _sequence(renderer, site, pair, placement, f"{site.site.id}:{len(sequences)}")
+            if isinstance(corrected, str):
+                drops[f"{_RESPONSES}: {corrected}"] += 1
             else:
-                sequences.append(made)
+                sequences.append(corrected)
     return replace(
         session,
         sequences=[*session.sequences, *sequences],
-        responses=session.responses | {each.spans[-1].turn_id for each in sequences},
+        responses=session.responses | {sequence.spans[-1].turn_id for sequence in sequences},
         counts=session.counts + Counter({HINTED_CORRECTIONS: len(sequences)}),
         drops=session.drops + drops,
     )
@@ -66,7 +66,7 @@ def _sequence(
         return hinted
     context = hinted.context
     ids = [*context.ids[: context.start], *chosen.rest]
-    before = [each for each in site.rendered.spans if each.end <= context.hint_start]
+    before = [turn_span for turn_span in site.rendered.spans if turn_span.end <= context.hint_start]
     corrected = TurnSpan(
         turn_id=f"{name}:corrected",
         header_start=context.start - (span.start - span.header_start),

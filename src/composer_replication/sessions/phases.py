@@ -58,8 +58,8 @@ class PhaseTimes:
 
     def __init__(self, path: Path, on_phase: OnPhase) -> None:
         self._path, self._on_phase = path, on_phase
-        known: dict[str, Any] = decode_object(path.read_bytes()) if path.exists() else {}
-        self._earlier: dict[str, float] = known
+        earlier: dict[str, Any] = decode_object(path.read_bytes()) if path.exists() else {}
+        self._earlier: dict[str, float] = earlier
         self._began: dict[str, float] = {}
         self.seconds = dict(self._earlier)
 

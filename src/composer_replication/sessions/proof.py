@@ -42,7 +42,7 @@ SCHEMA, VERSION = "hint_proof", 3
 _NAME = "hint_proof"
 _PARTIAL = "hint_proof.partial.jsonl"
 _SOURCES = ("conversations", "sites")
-_PROOF = tuple(each.name for each in fields(HintProof))
+_PROOF = tuple(field.name for field in fields(HintProof))
 _MOST_GOOD_CALLS = 4
 _MOST_WITH_OWN_CONTEXT = 2
 _MOST_LOOKED_AT = 64
@@ -75,18 +75,18 @@ def prove_sites(
     on the model is not a fresh one, and the figures are those of the weights with it.
     """
     provable = _provable(renderer, sites, good_calls, settings.max_context)
-    said: dict[str, str] = {}
+    recorded_settings: dict[str, str] = {}
     if run is not None:
-        said = _settings_of(model, renderer, settings, with_adapter) | {"sites": _digest(provable)}
-        known = _stored(run, said)
-        if known is not None and [each.site.id for each in sites] == [proof.site_id for proof in known]:
-            return known
-    with _PartialProofs.open(run, said, provable, model) as partial:
+        recorded_settings = _settings_of(model, renderer, settings, with_adapter) | {"sites": _digest(provable)}
+        stored_proofs = _stored(run, recorded_settings)
+        if stored_proofs is not None and [site.site.id for site in sites] == [proof.site_id for proof in stored_proofs]:
+            return stored_proofs
+    with _PartialProofs.open(run, recorded_settings, provable, model) as partial:
         partial.tell()
         options = {**asdict(settings), "known": tuple(partial.proofs), "on_proof": partial.add}
         proofs = prove_hints(model, renderer, provable, **options)
     if run is not None:
-        _store(run, sites, proofs, said)
+        _store(run, sites, proofs, recorded_settings)
         partial.remove()
     return proofs
 
@@ -96,15 +96,15 @@ def _provable(
 ) -> list[ProvableSite]:
     return [
         ProvableSite(
-            site_id=each.site.id,
-            rendered=each.rendered,
-            span=each.span,
-            hint=each.hint,
-            kind=each.site.kind,
-            decision=each.decision,
-            good_calls=_controls(renderer, each, good_calls, max_context),
+            site_id=site.site.id,
+            rendered=site.rendered,
+            span=site.span,
+            hint=site.hint,
+            kind=site.site.kind,
+            decision=site.decision,
+            good_calls=_controls(renderer, site, good_calls, max_context),
         )
-        for each in sites
+        for site in sites
     ]
 
 
@@ -118,15 +118,21 @@ def _controls(
     sessions; among these the same tool's, and of these the nearest.
     """
     session = site.rendered.conversation_id
-    own = [each for each in good_calls if each.rendered.conversation_id == session and each.number < site.number]
-    near = [each for each in own if each.rendered is site.rendered and is_near(each.span, site.span, max_context)]
-    others = (each for each in good_calls if each.rendered.conversation_id != session)
-    for places, most in ((near, _MOST_GOOD_CALLS), (own, _MOST_WITH_OWN_CONTEXT), (others, _MOST_WITH_OWN_CONTEXT)):
-        nearest = sorted(places, key=lambda each: (each.words.name != site.site.tool, abs(each.number - site.number)))
+    own_calls = [call for call in good_calls if call.rendered.conversation_id == session and call.number < site.number]
+    near = [call for call in own_calls if call.rendered is site.rendered and is_near(call.span, site.span, max_context)]
+    other_calls = (call for call in good_calls if call.rendered.conversation_id != session)
+    for candidates, most in (
+        (near, _MOST_GOOD_CALLS),
+        (own_calls, _MOST_WITH_OWN_CONTEXT),
+        (other_calls, _MOST_WITH_OWN_CONTEXT),
+    ):
+        nearest = sorted(
+            candidates, key=lambda call: (call.words.name != site.site.tool, abs(call.number - site.number))
+        )
         calls = (
-            DecidedCall(place.rendered, place.span, decision)
-            for place in nearest[:_MOST_LOOKED_AT]
-            if (decision := decide_like(renderer, place.rendered, place.span, place.words, site.decision))
+            DecidedCall(candidate.rendered, candidate.span, decision)
+            for candidate in nearest[:_MOST_LOOKED_AT]
+            if (decision := decide_like(renderer, candidate.rendered, candidate.span, candidate.words, site.decision))
         )
         if chosen := list(islice(calls, most)):
             return chosen
@@ -159,18 +165,18 @@ class _PartialProofs:
         path = run.path(_NAME).with_name(_PARTIAL)
         made_of = {name: run.meta(name).sha256 for name in _SOURCES}
         header = {"settings": said, "made_of": made_of}
-        known = _first_known(sites, _read_partial(path, header))
+        known_proofs = _first_known(sites, _read_partial(path, header))
         # As many on every process that holds a part of the weights: they have to make their passes together.
-        least = -agreed_most([model], [-len(known)])[0]
+        least = -agreed_most([model], [-len(known_proofs)])[0]
         if distributed.is_available() and distributed.is_initialized() and distributed.get_rank():
-            yield cls(path, len(sites), known[:least], None)
+            yield cls(path, len(sites), known_proofs[:least], None)
             return
-        if not known:
+        if not known_proofs:
             path.unlink(missing_ok=True)
         with Journal(path) as journal:
-            if not known:
+            if not known_proofs:
                 journal.append(header)
-            yield cls(path, len(sites), known[:least], journal)
+            yield cls(path, len(sites), known_proofs[:least], journal)
 
     def add(self, proof: HintProof) -> None:
         if self._journal is not None:
@@ -206,11 +212,11 @@ def _first_known(sites: Sequence[ProvableSite], proofs: Sequence[HintProof]) -> 
 
 def _digest(sites: Sequence[ProvableSite]) -> str:
     """Of what is proved, and where: sites with their hints, whose order decides what each is compared with."""
-    shown = [
-        (each.site_id, each.kind, each.hint, each.decision, [good.decision for good in each.good_calls])
-        for each in sites
+    entries = [
+        (site.site_id, site.kind, site.hint, site.decision, [good.decision for good in site.good_calls])
+        for site in sites
     ]
-    return hashlib.sha256(repr(shown).encode()).hexdigest()
+    return hashlib.sha256(repr(entries).encode()).hexdigest()
 
 
 def _stored(run: RunDir, said: dict[str, str]) -> list[HintProof] | None:
@@ -225,14 +231,14 @@ def _store(run: RunDir, sites: Sequence[KeptSite], proofs: Sequence[HintProof], 
             **asdict(proof),
             "advantage": proof.advantage,
             "advantage_over_good": proof.advantage_over_good,
-            "conversation_id": each.site.conversation_id,
-            "turn_id": each.site.turn_id,
-            "kind": each.site.kind,
+            "conversation_id": site.site.conversation_id,
+            "turn_id": site.site.turn_id,
+            "kind": site.site.kind,
         }
-        for each, proof in zip(sites, proofs, strict=True)
+        for site, proof in zip(sites, proofs, strict=True)
     )
     reasons = Counter(proof.reason for proof in proofs)
-    kept, found = reasons.pop("kept", 0), verdict(proofs)
+    num_kept, heed_verdict = reasons.pop("kept", 0), verdict(proofs)
     run.write_jsonl(
         _NAME,
         rows,
@@ -241,11 +247,11 @@ def _store(run: RunDir, sites: Sequence[KeptSite], proofs: Sequence[HintProof], 
         sources=_SOURCES,
         counts={
             "sites": len(proofs),
-            "kept": kept,
-            "lowered_more_than_by_another_kind": found.over_other,
-            "lowered_more_than_good_calls": found.over_good,
-            "compared_with_good_calls": found.num_with_good,
-            "compared_with_those_of_other_sessions": found.num_elsewhere,
+            "kept": num_kept,
+            "lowered_more_than_by_another_kind": heed_verdict.over_other,
+            "lowered_more_than_good_calls": heed_verdict.over_good,
+            "compared_with_good_calls": heed_verdict.num_with_good,
+            "compared_with_those_of_other_sessions": heed_verdict.num_elsewhere,
         },
         drops=reasons,
         settings=said,
@@ -253,5 +259,5 @@ def _store(run: RunDir, sites: Sequence[KeptSite], proofs: Sequence[HintProof], 
 
 
 def _settings_of(model: nn.Module, renderer: Renderer, settings: ProofSettings, with_adapter: bool) -> dict[str, str]:
-    said = {name: str(value) for name, value in asdict(settings).items()}
-    return said | fingerprint_of(model, renderer, with_adapter=with_adapter)._asdict()
+    recorded_settings = {name: str(value) for name, value in asdict(settings).items()}
+    return recorded_settings | fingerprint_of(model, renderer, with_adapter=with_adapter)._asdict()

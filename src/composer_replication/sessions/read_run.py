@@ -33,12 +33,14 @@ class LoggedSession:
         """What should have stood in place of the failing call, where somebody knows: one call for one call."""
         if site.id in self.corrections:
             return self.corrections[site.id]
-        asked = [turn for turn in self.conversation.turns if turn.role == "assistant"] if self.pairs else []
-        number = next((at for at, turn in enumerate(asked) if turn.id == site.turn_id), None)
-        here = [each for each in self.pairs if each.turn_number == number and each.rejects_turn]
-        by_call = (each for each in here if each.rejected and each.rejected.calls[0].id == site.call_id)
+        assistant_turns = [turn for turn in self.conversation.turns if turn.role == "assistant"] if self.pairs else []
+        number = next((at for at, turn in enumerate(assistant_turns) if turn.id == site.turn_id), None)
+        here = [pair for pair in self.pairs if pair.turn_number == number and pair.rejects_turn]
+        by_call = (pair for pair in here if pair.rejected and pair.rejected.calls[0].id == site.call_id)
         whole = (
-            each for each in here if each.rejected is None and number is not None and len(asked[number].calls) == 1
+            pair
+            for pair in here
+            if pair.rejected is None and number is not None and len(assistant_turns[number].calls) == 1
         )
         pair = next(by_call, None) or next(whole, None)
         if pair is None:

@@ -86,8 +86,8 @@ class ReferenceLogprobs:
     def load(cls, path: str | Path, expected: Fingerprint) -> ReferenceLogprobs:
         """What `save` wrote, if it was computed with what is in use now."""
         about, tensors = _read(Path(path))
-        found = Fingerprint(*(about.get(name, "") for name in Fingerprint._fields))
-        if different := found.differences(expected):
+        fingerprint = Fingerprint(*(about.get(name, "") for name in Fingerprint._fields))
+        if different := fingerprint.differences(expected):
             fix = "They are numbers of something else: delete the file, or go back to what it was made with."
             if torch.distributed.is_available() and torch.distributed.is_initialized():
                 fix = f"Start rank {torch.distributed.get_rank()} as the process that wrote them was started."
@@ -95,7 +95,7 @@ class ReferenceLogprobs:
             raise StaleArtefactError(explain(f"reference log-probs in {path}", got=got, expected="the same", fix=fix))
         keys, values = (tensors[name].tolist() for name in ("keys", "logprobs"))
         logprobs = {bytes(key): value for key, value in zip(keys, values, strict=True)}
-        return cls(found, logprobs, of_steps=about.get("passes") == "steps")
+        return cls(fingerprint, logprobs, of_steps=about.get("passes") == "steps")
 
     def _value(self, ids: Sequence[int], start: int) -> float:
         value = self._values.get(_key(ids, start))
@@ -126,14 +126,14 @@ def precompute_ref_logprobs(
     """
     if max_tree_tokens < 1:
         raise InputError(explain("max_tree_tokens", got=max_tree_tokens, expected="1 or more"))
-    wanted = {_key(*response): response for pair in pairs for response in pair}
+    by_key = {_key(*response): response for pair in pairs for response in pair}
 
     def groups_of(store: ReferenceLogprobs) -> list[_ReferencePass]:
-        missing = [response for response in wanted.values() if response not in store]
+        missing = [response for response in by_key.values() if response not in store]
         groups = _groups(missing, max_tree_tokens)
         return [_ReferencePass(group, partial(_tree_logprobs, model, group)) for group in groups]
 
-    return _completed(model, renderer, groups_of, len(wanted), path=path, with_adapter=with_adapter)
+    return _completed(model, renderer, groups_of, len(by_key), path=path, with_adapter=with_adapter)
 
 
 def reference_logprobs_of_batches(
@@ -197,9 +197,9 @@ def _completed(
         raise InputError(explain("reference log-probs", got=got, expected="the start weights", fix=fix))
     fingerprint = fingerprint_of(model, renderer, with_adapter=with_adapter)
     where = None if path is None else Path(path)
-    known = where is not None and where.exists()
+    is_stored = where is not None and where.exists()
     store = ReferenceLogprobs(fingerprint, of_steps=of_steps)
-    if where and known:
+    if where and is_stored:
         store = ReferenceLogprobs.load(where, fingerprint)
         if of_steps and not store.of_steps and fingerprint.precision not in _EXACT_ENOUGH:
             got = "those of other passes, by precompute_ref_logprobs or an earlier version"
@@ -210,7 +210,7 @@ def _completed(
     passes = passes_of(store)
     with nullcontext() if with_adapter else start_weights(model):
         _compute(model, store, passes, total, where)
-    if where is not None and not passes and not known:
+    if where is not None and not passes and not is_stored:
         _save_with_others(store, where)
     return store
 
@@ -224,18 +224,18 @@ def _compute(
         tell_phase(Phase(name="reference log-probs", done=total - left, total=total, items="responses", kept_in=path))
 
     (passes,) = agreed_most([model], [len(groups)])
-    left = sum(len(group.responses) for group in groups)
+    num_left = sum(len(group.responses) for group in groups)
     for group in groups:
-        tell(left)
+        tell(num_left)
         for response, value in zip(group.responses, group.compute(), strict=True):
             store.add(response, value)
         if path is not None:
             _save_with_others(store, path)
-        left -= len(group.responses)
+        num_left -= len(group.responses)
     for _ in range(passes - len(groups)):  # another process has more, and its passes take all of us
         response_logprobs(model, [([0, 0], 1)])
     if groups:
-        tell(left)
+        tell(num_left)
 
 
 def _save_with_others(store: ReferenceLogprobs, path: Path) -> None:
@@ -251,7 +251,7 @@ def _groups(responses: list[ResponseIds], max_tree_tokens: int) -> Iterator[list
     """Neighbours in sorted order, as many as fit: they share the most."""
     if not responses:
         return
-    prefixes = SharedPrefixes([torch.tensor(each.ids) for each in responses])
+    prefixes = SharedPrefixes([torch.tensor(response.ids) for response in responses])
     group: list[ResponseIds] = []
     size = 0
     for number, shared in prefixes.in_sorted_order():
@@ -278,10 +278,12 @@ def _read(path: Path) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
     except SafetensorError as error:
         fix = "Delete it; it is computed again."
         raise ArtefactCorruptError(explain(str(path), got=str(error), expected="safetensors", fix=fix)) from error
-    shapes = {name: tuple(each.shape) for name, each in tensors.items()}
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     number = shapes.get("logprobs", (0,))[0]
-    wanted = {"keys": (number, 32), "logprobs": (number,)}
-    if (about.get("schema"), about.get("version")) != (_SCHEMA, _VERSION) or shapes != wanted:
+    expected_shapes = {"keys": (number, 32), "logprobs": (number,)}
+    if (about.get("schema"), about.get("version")) != (_SCHEMA, _VERSION) or shapes != expected_shapes:
         got = f"schema {about.get('schema')} version {about.get('version')}, {shapes}"
-        raise ArtefactCorruptError(explain(str(path), got=got, expected=f"{_SCHEMA} version {_VERSION}, {wanted}"))
+        raise ArtefactCorruptError(
+            explain(str(path), got=got, expected=f"{_SCHEMA} version {_VERSION}, {expected_shapes}")
+        )
     return about, tensors

@@ -147,23 +147,23 @@ class RenderedSession:
 def render_session(renderer: Renderer, session: LoggedSession, settings: WindowSettings) -> RenderedSession:
     """What the channels that are on may have of a session."""
     conversation = session.conversation
-    found = RenderedSession(conversation_id=conversation.id, models=models_of(conversation), sequences=[])
-    found.counts["conversations"] += 1
+    rendered_session = RenderedSession(conversation_id=conversation.id, models=models_of(conversation), sequences=[])
+    rendered_session.counts["conversations"] += 1
     try:
-        found.sequences = [_with_shared_ids(each) for each in renderer.render(conversation)]
+        rendered_session.sequences = [_with_shared_ids(sequence) for sequence in renderer.render(conversation)]
     except AlignmentError:  # a template that puts one message's text into another's turn: of no use for any
         raise
     except InputError:  # no turns, or none that this template can show
-        found.drops[f"conversations: {NOT_RENDERED}"] += 1
-    found.counts.update(thinking_counts(found.sequences))
+        rendered_session.drops[f"conversations: {NOT_RENDERED}"] += 1
+    rendered_session.counts.update(thinking_counts(rendered_session.sequences))
     if settings.use_sites:
-        _keep_sites(found, session, renderer)
+        _keep_sites(rendered_session, session, renderer)
     if settings.use_pairs:
-        _keep_pairs(found, session, renderer)
+        _keep_pairs(rendered_session, session, renderer)
     good = good_turns(session, work_failures=settings.work_failures)
-    found.good_calls = _good_calls(found, conversation, good.good)
-    found.responses = _responses(found, session, settings, good)
-    return found
+    rendered_session.good_calls = _good_calls(rendered_session, conversation, good.good)
+    rendered_session.responses = _responses(rendered_session, session, settings, good)
+    return rendered_session
 
 
 def models_of(conversation: Conversation) -> frozenset[str]:
@@ -173,13 +173,13 @@ def models_of(conversation: Conversation) -> frozenset[str]:
 
 def _with_shared_ids(sequence: RenderedSequence) -> RenderedSequence:
     """One number object for each id: a list of them then takes 8 bytes a token, and not 36."""
-    return replace(sequence, ids=[_known_ids.setdefault(each, each) for each in sequence.ids])
+    return replace(sequence, ids=[_known_ids.setdefault(token_id, token_id) for token_id in sequence.ids])
 
 
 def _keep_sites(into: RenderedSession, session: LoggedSession, renderer: Renderer) -> None:
     """Sites that may teach and have a hint, in the order of the session; the others are counted."""
     turns = {turn.id: (number, turn) for number, turn in enumerate(session.conversation.turns)}
-    places = {span.turn_id: (rendered, span) for rendered in into.sequences for span in rendered.spans}
+    spans_by_turn = {span.turn_id: (rendered, span) for rendered in into.sequences for span in rendered.spans}
     for site, hint in session.sites:
         if not site.is_kept:
             continue
@@ -187,10 +187,10 @@ def _keep_sites(into: RenderedSession, session: LoggedSession, renderer: Rendere
             into.hints.append((site.id, site.kind, hint.text))
         if hint is None or not hint.text.strip():
             into.drops[f"{_SITES}: without_hint"] += 1
-        elif site.turn_id not in places:
+        elif site.turn_id not in spans_by_turn:
             into.drops[f"{_SITES}: {NOT_IN_RENDERING}"] += 1
         else:
-            rendered, span = places[site.turn_id]
+            rendered, span = spans_by_turn[site.turn_id]
             number, turn = turns[site.turn_id]
             call_number = next((at for at, call in enumerate(turn.calls) if call.id == site.call_id), 0)
             options = {"format_name": session.conversation.format, "right": session.right_call(site)}
@@ -216,8 +216,8 @@ def _responses(
     if settings.responses == "none":
         return frozenset()
     if settings.responses == "all":
-        own = {turn.id for turn in session.conversation.turns if turn.origin == "model"}
-        return frozenset(own - taught_otherwise(session))
+        own_ids = {turn.id for turn in session.conversation.turns if turn.origin == "model"}
+        return frozenset(own_ids - taught_otherwise(session))
     into.counts.update(model_turns=len(found.good) + len(found.not_good), good_turns=len(found.good))
     into.drops.update(f"{_RESPONSES}: {reason}" for reason in found.not_good.values())
     return found.good
@@ -225,18 +225,18 @@ def _responses(
 
 def _keep_pairs(into: RenderedSession, session: LoggedSession, renderer: Renderer) -> None:
     turns = session.conversation.turns
-    asked = [index for index, turn in enumerate(turns) if turn.role == "assistant"]
-    places = {span.turn_id: (rendered, span) for rendered in into.sequences for span in rendered.spans}
+    assistant_indices = [index for index, turn in enumerate(turns) if turn.role == "assistant"]
+    spans_by_turn = {span.turn_id: (rendered, span) for rendered in into.sequences for span in rendered.spans}
     for pair in session.pairs:
-        index = asked[pair.turn_number] if 0 <= pair.turn_number < len(asked) else None
-        kept: KeptPair | str = NO_SUCH_TURN
+        index = assistant_indices[pair.turn_number] if 0 <= pair.turn_number < len(assistant_indices) else None
+        outcome: KeptPair | str = NO_SUCH_TURN
         if index is not None:
-            place = places.get(turns[index].id)
-            kept = _pair(renderer, session.conversation, index, pair, *place) if place else NOT_IN_RENDERING
-        if isinstance(kept, KeptPair):
-            into.pairs.append(kept)
+            location = spans_by_turn.get(turns[index].id)
+            outcome = _pair(renderer, session.conversation, index, pair, *location) if location else NOT_IN_RENDERING
+        if isinstance(outcome, KeptPair):
+            into.pairs.append(outcome)
         else:
-            into.drops[f"{_PAIRS}: {kept}"] += 1
+            into.drops[f"{_PAIRS}: {outcome}"] += 1
 
 
 def _pair(
@@ -249,13 +249,13 @@ def _pair(
 ) -> KeptPair | str:
     """Chosen against rejected; or why not. A logged turn's side is the session itself where the contexts agree."""
     before, logged = conversation.turns[:index], conversation.turns[index]
-    name, place = f"{pair.state_id}:chosen", (rendered, span)
+    name, location = f"{pair.state_id}:chosen", (rendered, span)
     if pair.rejected is not None:  # one call of the turn, or none of it
-        logged, place = turn_of(pair.rejected, turn_id=f"{pair.state_id}:rejected"), None
+        logged, location = turn_of(pair.rejected, turn_id=f"{pair.state_id}:rejected"), None
     answer = answer_turn(pair.chosen, turn_id=name) if pair.action is None else turn_of(pair.action, turn_id=name)
-    named = {"conversation_id": pair.state_id, "format_name": conversation.format}  # for the session's tools
+    options = {"conversation_id": pair.state_id, "format_name": conversation.format}  # for the session's tools
     try:
-        sides = compared_ids(renderer, before, answer, logged, **named, logged=place)
+        sides = compared_ids(renderer, before, answer, logged, **options, logged=location)
     except InputError:
         return NOT_RENDERED
     if isinstance(sides, str):
@@ -267,7 +267,7 @@ def _pair(
 
 def ids_said(sessions: Iterable[RenderedSession]) -> set[int]:
     """Ids of all tokens that stand in turns of the model's own."""
-    said: set[int] = set()
-    for sequence in (each for session in sessions for each in session.sequences):
-        said.update(*(sequence.ids[span.start : span.end] for span in sequence.spans))
-    return said
+    spoken_ids: set[int] = set()
+    for sequence in (rendered for session in sessions for rendered in session.sequences):
+        spoken_ids.update(*(sequence.ids[span.start : span.end] for span in sequence.spans))
+    return spoken_ids

@@ -29,7 +29,7 @@ def shuffle_sessions(sessions: Iterable[RenderedSession], *, seed: int = 0) -> l
     """
     sessions = list(sessions)
     sites = [site for session in sessions for site in session.sites]
-    wrong = iter(wrong_hints([each.hint for each in sites], [each.site.kind for each in sites], seed=seed))
+    wrong = iter(wrong_hints([site.hint for site in sites], [site.site.kind for site in sites], seed=seed))
     turned = _turned([pair for session in sessions for pair in session.pairs], seed)
     return [_shuffled(session, [next(wrong) for _ in session.sites], turned) for session in sessions]
 

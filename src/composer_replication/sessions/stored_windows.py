@@ -50,9 +50,9 @@ class StoredWindow:
 
     def batch(self, device: str | torch.device = "cpu") -> TreeBatch:
         """The batch that was stored."""
-        rows = tuple(torch.cat([torch.arange(*run) for run in each.tolist()]) for each in self.small.tree.rows)
+        rows = tuple(torch.cat([torch.arange(*run) for run in runs.tolist()]) for runs in self.small.tree.rows)
         tree = replace(self.small.tree, rows=rows)
-        return _mapped(replace(self.small, tree=tree), lambda each: each.to(device, _whole(each.dtype)))
+        return _mapped(replace(self.small, tree=tree), lambda tensor: tensor.to(device, _whole(tensor.dtype)))
 
     def pair_ids(self) -> list[PairIds]:
         """Both sides of each pair in the context that this window shows them in."""
@@ -61,7 +61,7 @@ class StoredWindow:
         if pairs is None:
             return []
         owned = [pairs.response == side for side in range(2 * pairs.num_pairs)]
-        sides = [_path_ids(batch.tree, pairs.rows[own], pairs.targets[own]) for own in owned]
+        sides = [_path_ids(batch.tree, pairs.rows[mask], pairs.targets[mask]) for mask in owned]
         return [PairIds(*sides[number :: pairs.num_pairs]) for number in range(pairs.num_pairs)]
 
     def with_references(self, references: Sequence[tuple[float, float]]) -> StoredWindow:
@@ -72,11 +72,11 @@ class StoredWindow:
             expected = f"one for each of {pairs.num_pairs} pairs"
             raise InputError(explain("reference log-probs", got=len(references), expected=expected))
         chosen, rejected = torch.tensor(references, dtype=torch.float64).unbind(1)
-        known = replace(pairs, chosen_reference=chosen, rejected_reference=rejected)
-        return replace(self, small=replace(self.small, pairs=known))
+        referenced_pairs = replace(pairs, chosen_reference=chosen, rejected_reference=rejected)
+        return replace(self, small=replace(self.small, pairs=referenced_pairs))
 
     def without_responses(self) -> StoredWindow:
-        nothing = TargetRows(*(each[:0] for each in self.small.response))
+        nothing = TargetRows(*(tensor[:0] for tensor in self.small.response))
         return replace(self, small=replace(self.small, response=nothing))
 
 
@@ -88,7 +88,7 @@ class SessionItem:
 
     @property
     def num_tokens(self) -> int:
-        return sum(each.num_tokens for each in self.windows)
+        return sum(window.num_tokens for window in self.windows)
 
     def batch(self, device: str | torch.device = "cpu") -> TreeBatch:
         return side_by_side([window.batch(device) for window in self.windows])
@@ -123,7 +123,7 @@ def side_by_side(batches: Sequence[TreeBatch]) -> TreeBatch:
 
 def moved(batch: TreeBatch, device: str | torch.device) -> TreeBatch:
     """The batch on a device."""
-    return _mapped(batch, lambda each: each.to(device))
+    return _mapped(batch, lambda tensor: tensor.to(device))
 
 
 def _mapped(value: T, change: Callable[[Tensor], Tensor]) -> T:
@@ -131,9 +131,9 @@ def _mapped(value: T, change: Callable[[Tensor], Tensor]) -> T:
     if isinstance(value, Tensor):
         return change(value)  # pyright: ignore[reportReturnType]
     if is_dataclass(value) and not isinstance(value, type):
-        return replace(value, **{each.name: _mapped(getattr(value, each.name), change) for each in fields(value)})
-    if isinstance(value, tuple) and any(isinstance(each, Tensor) for each in value):
-        several: Any = [_mapped(each, change) for each in value]
+        return replace(value, **{field.name: _mapped(getattr(value, field.name), change) for field in fields(value)})
+    if isinstance(value, tuple) and any(isinstance(member, Tensor) for member in value):
+        several: Any = [_mapped(member, change) for member in value]
         return type(value)(*several) if hasattr(value, "_fields") else type(value)(several)
     return value
 
@@ -158,7 +158,7 @@ def _path_ids(tree: TokenTree, rows: Tensor, targets: Tensor) -> ResponseIds:
     """The sequence of a response: the path to the row that predicts its last token, and that token."""
     last = int(rows[-1])
     depth = int(tree.position_ids[last])
-    path = next(each for each in tree.rows if each.numel() > depth and int(each[depth]) == last)
+    path = next(candidate for candidate in tree.rows if candidate.numel() > depth and int(candidate[depth]) == last)
     start = int(tree.position_ids[int(rows[0])]) + 1
     return ResponseIds([*tree.input_ids[path[: depth + 1]].tolist(), int(targets[-1])], start)
 
@@ -182,7 +182,7 @@ def collate(batches: Sequence[TreeBatch]) -> dict[str, SessionBatch]:
 def items_of(batches: Sequence[Mapping[str, SessionBatch]]) -> dict[str, int]:
     """Items of each channel in all of these, and the tokens of their trees."""
     total: Counter[str] = Counter()
-    for each in batches:
-        total.update(each[KEY].items)
-        total[TOKENS] += each[KEY].batch.tree.input_ids.numel()
+    for batch in batches:
+        total.update(batch[KEY].items)
+        total[TOKENS] += batch[KEY].batch.tree.input_ids.numel()
     return {name: total[name] for name in (*CHANNELS, TOKENS)}

@@ -116,7 +116,7 @@ class KnownFailures:
             return False
         if verdict.kind == "cmd_not_found" and verdict.blame == "env":
             since = self._calls.worked_since(number)
-            return not any(_INSTALLS.search(command_of(each).text) for each in since)
+            return not any(_INSTALLS.search(command_of(later_call).text) for later_call in since)
         is_path = verdict.kind == "shell_path_missing" and verdict.blame == "unknown"
         return is_path and self._calls.only_looked_since(number)
 
@@ -129,7 +129,7 @@ class KnownFailures:
     def _is_broken(self, call: ToolCall, result: ToolResult, verdict: Verdict) -> bool:
         """Whether the last two calls were of this tool, too, and failed in these words: not for what they asked."""
         fault, last = _fault(call, result, verdict), self._faults[-2:]
-        is_same = [each == fault and number >= self._calls.number - 2 for each, number, _ in last]
+        is_same = [earlier_fault == fault and number >= self._calls.number - 2 for earlier_fault, number, _ in last]
         return fault is not None and is_same == [True, True] and last[-1][2] < self._calls.made(call)
 
 
@@ -151,8 +151,8 @@ def _is_escaped(call: ToolCall, result: ToolResult) -> bool:
 def _key(call: ToolCall) -> bytes:
     """Equal for calls that ask the same of the same tool, however they describe it."""
     command = command_text(call.name, call.arguments)
-    asked = command or {key: each for key, each in call.arguments.items() if key not in _SAID_ABOUT}
+    request = command or {key: value for key, value in call.arguments.items() if key not in _SAID_ABOUT}
     try:
-        return encode([call.name, asked, call.raw_arguments or ""], where="call")
+        return encode([call.name, request, call.raw_arguments or ""], where="call")
     except InputError:
         return repr((call.name, call.raw_arguments, sorted(call.arguments, key=str))).encode("utf-8", "replace")

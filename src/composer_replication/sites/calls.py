@@ -36,7 +36,7 @@ class CallsSoFar:
 
     def worked_since(self, number: int) -> Iterator[ToolCall]:
         """Calls that worked after call number `number`, the last one first."""
-        later = itertools.takewhile(lambda each: each[0] > number, reversed(self._worked))
+        later = itertools.takewhile(lambda entry: entry[0] > number, reversed(self._worked))
         return (call for _, call in later)
 
     def only_looked_since(self, number: int) -> bool:

@@ -64,11 +64,11 @@ def classify(
     """`is_error` is None where the format has no flag: then the text alone decides, and only clear cases count."""
     view, channel = View.of(text), channel_of(tool)
     # What the call itself says: a message about anything else is not about the call.
-    said = command_text(tool, arguments) or f"{tool} {plain_name(tool)} {' '.join(map(str, arguments))}"
+    call_text = command_text(tool, arguments) or f"{tool} {plain_name(tool)} {' '.join(map(str, arguments))}"
     result = _Result(
         view,
         channel,
-        Command.of(said),
+        Command.of(call_text),
         is_error,
         tuple(extra_rules),
         may_be_soft=is_shell(tool),
@@ -91,11 +91,11 @@ class _Result:
     def verdict(self) -> Verdict:
         if self.is_error is False and self.channel != "shell":
             return _no_failure("the log says that it worked")
-        found = self._first(self.extra_rules) or self._from_harness()
-        if found is None and not (self.view.is_tagged and self.channel == "shell"):
-            found = self._from_shell() if self.channel == "shell" else self._from_tool()
-        if found is not None:
-            return found
+        verdict = self._first(self.extra_rules) or self._from_harness()
+        if verdict is None and not (self.view.is_tagged and self.channel == "shell"):
+            verdict = self._from_shell() if self.channel == "shell" else self._from_tool()
+        if verdict is not None:
+            return verdict
         if self.is_error is True or self._begins_with_error():
             return Verdict("other", "unknown", 0.3, (0, 0), False, "it failed, and no rule knows why")
         return _no_failure("nothing in it says that it failed")
@@ -106,9 +106,9 @@ class _Result:
     def _from_harness(self) -> Verdict | None:
         if self.is_error is False and not self.view.is_tagged:
             return None
-        found = self._first(REFUSALS) or self._about_the_call()
+        verdict = self._first(REFUSALS) or self._about_the_call()
         # Nothing was run, so it is no soft failure.
-        return None if found is None else replace(found, is_soft=False)
+        return None if verdict is None else replace(verdict, is_soft=False)
 
     def _about_the_call(self) -> Verdict | None:
         """No such tool, arguments that do not fit; by rules for whoever may say so here."""
@@ -137,42 +137,42 @@ class _Result:
         if not self._may_speak:
             return None
         is_message = self.is_error is True or self.view.is_tagged or self.view.is_labelled
-        found = self._first(FAULTS) if is_message else None
-        found = found or (self._first(EDITS) if self.is_edit else None)
+        verdict = self._first(FAULTS) if is_message else None
+        verdict = verdict or (self._first(EDITS) if self.is_edit else None)
         may_read = is_message or FULL_MESSAGE.match(self.view.text) is not None
-        return found or (self._first((*READS, *MISUSES)) if may_read else None)
+        return verdict or (self._first((*READS, *MISUSES)) if may_read else None)
 
     def _from_shell(self) -> Verdict | None:
         if self.is_error is not True and self.view.text.isascii() and not self.view.has_any(TROUBLE):
             return None
-        found = self._first(WITHHELD)
-        found = found or (self._as_typed() if self._may_be_typed_wrongly else None)
-        if found is not None:
-            return found
+        verdict = self._first(WITHHELD)
+        verdict = verdict or (self._as_typed() if self._may_be_typed_wrongly else None)
+        if verdict is not None:
+            return verdict
         if self.command.only_shows:
             return self._from_reader()
         is_expected = not self._failed and self.command.expects_failure
-        found = self._work() or (None if is_expected else self._from_machine()) or self._outcome(PROGRAMS)
-        found = found or self._first(PATCHES) or (None if is_expected else self._slip())
-        return found or (self._fallback() if self._failed else None)
+        verdict = self._work() or (None if is_expected else self._from_machine()) or self._outcome(PROGRAMS)
+        verdict = verdict or self._first(PATCHES) or (None if is_expected else self._slip())
+        return verdict or (self._fallback() if self._failed else None)
 
     def _as_typed(self) -> Verdict | None:
         """A command that could not work as it was typed says so at once, or as the last thing it does."""
         ends = replace(self, view=self.view.ends(_NEAR_AN_END))
-        found = ends._first(_TYPED) or ends._first(own_words(self.command))
-        if found is None or (
-            found.kind == "shell_syntax" and "\\!" in self.view.text and "\\!" not in self.command.text
+        verdict = ends._first(_TYPED) or ends._first(own_words(self.command))
+        if verdict is None or (
+            verdict.kind == "shell_syntax" and "\\!" in self.view.text and "\\!" not in self.command.text
         ):
             return None  # some tools put a backslash before each exclamation mark, whatever the quotes
-        begin = self.view.here(found.span[0])
+        begin = self.view.here(verdict.span[0])
         first, rest = self.view.text[:begin], self.view.text[begin:]
         if names_a_place(rest):
             return None
-        if found.kind != "shell_syntax" and follows_trouble(first, self.command):
+        if verdict.kind != "shell_syntax" and follows_trouble(first, self.command):
             return None
         if not self._failed and self.may_be_soft:
-            return self._behind_a_pipe(found, first)
-        return found
+            return self._behind_a_pipe(verdict, first)
+        return verdict
 
     def _behind_a_pipe(self, found: Verdict, first: str) -> Verdict | None:
         """The same where the status is that of another command: only if it is the first thing that was printed."""
@@ -191,31 +191,31 @@ class _Result:
 
     def _slip(self, is_own: Callable[[str], bool] | None = None) -> Verdict | None:
         """The model's own, unless something else in the same result speaks against it."""
-        found = self._first(SLIPS, is_own)
-        return None if found is None else weighed(found, self.view, self.command)
+        verdict = self._first(SLIPS, is_own)
+        return None if verdict is None else weighed(verdict, self.view, self.command)
 
     def _from_machine(self) -> Verdict | None:
-        found = self._outcome(MACHINE)
-        if found is not None and found.kind == "os_permission" and not self._failed:
+        verdict = self._outcome(MACHINE)
+        if verdict is not None and verdict.kind == "os_permission" and not self._failed:
             return self._outcome(MACHINE, self.command.is_own)  # a test may well be called "permission denied"
-        return found
+        return verdict
 
     def _from_reader(self) -> Verdict | None:
         """What it shows is somebody else's text; only a message in its own name is its own."""
         is_own = self.command.is_own
         ended_well = not self._failed and not is_own(self.view.last_line)  # with trouble on the way, perhaps
-        found = (None if ended_well else self._first(MACHINE, is_own)) or self._slip(is_own)
+        verdict = (None if ended_well else self._first(MACHINE, is_own)) or self._slip(is_own)
         searches = any(name in ("grep", "rg") for name, _ in self.command.programs)
         found_nothing = self.is_error is not True and searches  # an answer, though its status is 1
-        return found or (self._fallback() if self._failed and not found_nothing else None)
+        return verdict or (self._fallback() if self._failed and not found_nothing else None)
 
     def _work(self) -> Verdict | None:
         missing = self._outcome(MISSING)
-        found = self._outcome(TESTS) or self._outcome(CHECKS) or self._outcome(BUILDS)
+        verdict = self._outcome(TESTS) or self._outcome(CHECKS) or self._outcome(BUILDS)
         if missing is not None:
             # Tests that cannot even be collected fail like tests, but not because of the work.
-            return replace(missing, kind="test_failure") if found and found.kind == "test_failure" else missing
-        return found
+            return replace(missing, kind="test_failure") if verdict and verdict.kind == "test_failure" else missing
+        return verdict
 
     def _outcome(self, rules: Iterable[FailureRule], is_own: Callable[[str], bool] | None = None) -> Verdict | None:
         """`_first` among the rules that, without a flag, can be how this command ended and not something it printed."""
@@ -223,7 +223,7 @@ class _Result:
 
     def _endings(self, rules: Iterable[FailureRule]) -> list[FailureRule]:
         runs_commands = self.may_be_soft
-        return [each for each in rules if may_end_in(each, self.command, self.view, runs_commands=runs_commands)]
+        return [rule for rule in rules if may_end_in(rule, self.command, self.view, runs_commands=runs_commands)]
 
     @cached_property
     def _exit(self) -> tuple[int, int] | None:
@@ -256,21 +256,21 @@ class _Result:
 
     def _first(self, rules: Iterable[FailureRule], is_own: Callable[[str], bool] | None = None) -> Verdict | None:
         """The first rule that matches; of several blames within a group, one that is not the model's."""
-        found: Verdict | None = None
-        for each in rules:
-            if self.channel not in each.channels:
+        model_verdict: Verdict | None = None
+        for rule in rules:
+            if self.channel not in rule.channels:
                 continue
-            span = next(each.matches(self.view, self.command, is_own), None)
+            span = next(rule.matches(self.view, self.command, is_own), None)
             if span is None:
                 continue
-            is_soft = self._is_soft and each.whose not in ("user", "harness")
+            is_soft = self._is_soft and rule.whose not in ("user", "harness")
             is_sure = not is_soft or self._states_exit or self._is_whole(span)
-            confidence = each.confidence * (1.0 if is_sure else _SOFT_CONFIDENCE)
-            verdict = Verdict(each.kind, each.whose, confidence, self.view.place(*span), is_soft, f"rule {each.kind}")
-            if each.whose != "model":
+            confidence = rule.confidence * (1.0 if is_sure else _SOFT_CONFIDENCE)
+            verdict = Verdict(rule.kind, rule.whose, confidence, self.view.place(*span), is_soft, f"rule {rule.kind}")
+            if rule.whose != "model":
                 return verdict
-            found = found or verdict
-        return found
+            model_verdict = model_verdict or verdict
+        return model_verdict
 
 
 def _no_failure(reason: str) -> Verdict:

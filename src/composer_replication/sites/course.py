@@ -28,8 +28,8 @@ _CHANGES_FILES = re.compile(
 )
 # A formatter changes files that nobody named; these change what the model asked for.
 _MOVES_THE_TREE = frozenset(
-    ("git", each)
-    for each in word_set("checkout restore switch stash reset rebase merge pull cherry-pick revert apply am")
+    ("git", subcommand)
+    for subcommand in word_set("checkout restore switch stash reset rebase merge pull cherry-pick revert apply am")
 )
 _REWRITES_HISTORY = re.compile(r"\bgit\b.{0,60}\b(?:rebase|commit\b.{0,80}--amend|reset|filter-branch)\b")
 _PUSH_REFUSED = re.compile(r"\[rejected\]|non-fast-forward|failed to push some refs|tip of your current")
@@ -110,14 +110,16 @@ class Course:
         if self._written is None:
             self._written = _written_files(self._conversation)
         for text in self._said:
-            named = (first or second for first, second in _PLANNED.findall(text[:_MAX_SAID]))
-            self._planned.update(path.rpartition("/")[2] for path in named)
+            planned_paths = (first or second for first, second in _PLANNED.findall(text[:_MAX_SAID]))
+            self._planned.update(path.rpartition("/")[2] for path in planned_paths)
         self._said.clear()
         message = result.text[slice(*verdict.span)]
         typed = (word for word in command_of(call).words if word in message and is_path(word))
         names = [name] if name else [normal_path(word, self._cwd) for word in typed]
-        made = self._calls.made(call)
-        return any(each.rpartition("/")[2] in self._planned or self._written.get(each, -1) > made for each in names)
+        call_turn = self._calls.made(call)
+        return any(
+            path.rpartition("/")[2] in self._planned or self._written.get(path, -1) > call_turn for path in names
+        )
 
     def _changed_it_itself(self, name: str) -> bool:
         """Whether a command of the model's had changed the file since it was last read or written."""

@@ -61,17 +61,19 @@ def _excuses(
         yield "the session had shown this path"
     if kind == "shell_path_missing" and _CHANGES_FOLDER.search(message) is None:
         paths = [word for word in command.words if word in message and is_path(word) and _ends_in(message, word)]
-        if any(before.has_shown(each) for each in paths):
+        if any(before.has_shown(typed_path) for typed_path in paths):
             yield "the session had shown this path"
-        if before.build_failed and any(_PRODUCT.search(each) or _SHELL_SAYS.match(message) for each in paths):
+        if before.build_failed and any(
+            _PRODUCT.search(typed_path) or _SHELL_SAYS.match(message) for typed_path in paths
+        ):
             yield _NOT_BUILT
     if kind == "edit_not_read" and path and before.has_touched(path):
         yield "the session had read or written this file"
     if kind == "output_too_large" and path and not before.had_failed(path):
         yield "nothing had shown how large this file is"
-    if kind == "api_misuse" and any(before.has_shown(each) for each in _urls(arguments)):
+    if kind == "api_misuse" and any(before.has_shown(url) for url in _urls(arguments)):
         yield "the session had shown this address"
-    if kind == "usage_error" and any(before.has_shown(each) for each in _names(message, command)):
+    if kind == "usage_error" and any(before.has_shown(name) for name in _names(message, command)):
         yield "the session had shown this name"
     if kind == "edit_no_match" and path and any(_had(before, path, arguments.get(key)) for key in OLD_TEXT):
         yield "the text was copied from the file as it was last read"
@@ -85,13 +87,19 @@ def _ends_in(message: str, path: str) -> bool:
 def _is_elsewhere(tool: str, arguments: Mapping[str, Any], message: str, before: SessionState) -> bool:
     """Whether a relative path was typed that the session had shown, and the shell stands in another folder."""
     command = Command.of(command_text(tool, arguments))
-    asked = _LOOKED_FOR.search(message)
+    looked_for = _LOOKED_FOR.search(message)
     words = (word.strip("'\"").removeprefix("./").rstrip("/.") for word in command.text.split())
-    typed = {word for word in words if word in message and (is_path(word) or asked or _CHANGES_FOLDER.search(message))}
+    typed = {
+        word for word in words if word in message and (is_path(word) or looked_for or _CHANGES_FOLDER.search(message))
+    }
     for path in typed:
         if path.startswith(("/", "~")) or not path:
             continue
-        if asked is not None and asked[1].endswith(f"/{path}") and _is_doubled(asked[1].removesuffix(f"/{path}"), path):
+        if (
+            looked_for is not None
+            and looked_for[1].endswith(f"/{path}")
+            and _is_doubled(looked_for[1].removesuffix(f"/{path}"), path)
+        ):
             return True
         if before.is_from_elsewhere(path) or (_CHANGES_FOLDER.search(message) and before.has_shown(path)):
             return True
@@ -106,17 +114,17 @@ def _has_lost_variable(
     Of a path the message shows what was left of the word; of other things it does not say what came in.
     """
     command = command_text(tool, arguments)
-    named = {
+    variables = {
         name for name in _VARIABLE.findall(command) if _is_set(name, command) or before.was_in_a_command(f"{name}=")
     }
-    if not named:
+    if not variables:
         return False
     if verdict.kind not in ("shell_path_missing", "wrong_folder", "is_directory"):
         return True
-    words = {word.strip("'\"") for word in command.split() if named.intersection(_VARIABLE.findall(word))}
-    left = {_VARIABLE.sub("", word).strip("'\"") for word in words}
+    words = {word.strip("'\"") for word in command.split() if variables.intersection(_VARIABLE.findall(word))}
+    remainders = {_VARIABLE.sub("", word).strip("'\"") for word in words}
     message = re.split(r"[\s:'\"`‘’]+", text[slice(*verdict.span)])
-    return any(word in message for word in left if word) or "" in left
+    return any(word in message for word in remainders if word) or "" in remainders
 
 
 def _is_set(name: str, command: str) -> bool:
@@ -130,7 +138,9 @@ def _is_doubled(folder: str, path: str) -> bool:
 
 
 def _urls(arguments: Mapping[str, Any]) -> list[str]:
-    return [each for each in arguments.values() if isinstance(each, str) and each.startswith(("http://", "https://"))]
+    return [
+        value for value in arguments.values() if isinstance(value, str) and value.startswith(("http://", "https://"))
+    ]
 
 
 def _names(message: str, command: Command) -> list[str]:

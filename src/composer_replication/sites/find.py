@@ -95,22 +95,22 @@ class _Finder:
 
     def _answered(self) -> Iterator[_Answered | ErrorSite]:
         """Calls in the order of their results, and interruptions between them."""
-        made: dict[str, tuple[Turn, ToolCall]] = {}
+        calls_by_id: dict[str, tuple[Turn, ToolCall]] = {}
         open_calls: dict[str, tuple[Turn, ToolCall]] = {}
         last: Turn | None = None
         for number, turn in enumerate(self._conversation.turns):
             self._course.at(number, turn.text, turn.calls)
             if turn.role == "assistant":
                 last = turn
-                made |= {call.id: (turn, call) for call in turn.calls}
+                calls_by_id |= {call.id: (turn, call) for call in turn.calls}
                 open_calls |= {call.id: (turn, call) for call in turn.calls}
             for result in turn.results:
-                if result.call_id not in made:
+                if result.call_id not in calls_by_id:
                     orphan = ToolCall(id=result.call_id, name="", arguments={})
                     self._pass_over(_Answered(turn, orphan, turn, result), "a result without its call")
                     continue
                 open_calls.pop(result.call_id, None)
-                yield _Answered(*made[result.call_id], turn, result)
+                yield _Answered(*calls_by_id[result.call_id], turn, result)
             if turn.role == "user" and last is not None:
                 yield from self._from_user(turn, last, next(iter(open_calls), ""))
             if turn.role != "assistant" and not _is_observation(self._conversation, turn):
@@ -175,7 +175,7 @@ class _Finder:
         link = self._conversation.parent
         reason = self._reason_to_drop(turn, verdict)
         start, end = verdict.span
-        shown = View.of(text[start:end] if end > start else text.lstrip().partition("\n")[0]).text
+        evidence = View.of(text[start:end] if end > start else text.lstrip().partition("\n")[0]).text
         self._answers[call.id] += 1
         parts = (self._conversation.id, turn.id, call.id, answered.result_turn.id, str(self._answers[call.id]))
         return ErrorSite(
@@ -189,7 +189,7 @@ class _Finder:
             blame=verdict.blame,
             confidence=round(verdict.confidence, 3),
             evidence=verdict.span,
-            evidence_text=shown[:_MAX_EVIDENCE].strip(),
+            evidence_text=evidence[:_MAX_EVIDENCE].strip(),
             is_soft=verdict.is_soft,
             is_rewound=link is not None and link.kind == "branch",
             repeats=0,
@@ -226,5 +226,5 @@ def _is_observation(conversation: Conversation, turn: Turn) -> bool:
 
 
 def _looks_bad(text: str) -> bool:
-    shown = (text if len(text) <= 2 * _LOOKED_AT else text[:_LOOKED_AT] + text[-_LOOKED_AT:]).lower()
-    return any(word in shown for word in _BAD_WORDS)
+    excerpt = (text if len(text) <= 2 * _LOOKED_AT else text[:_LOOKED_AT] + text[-_LOOKED_AT:]).lower()
+    return any(word in excerpt for word in _BAD_WORDS)

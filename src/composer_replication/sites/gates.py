@@ -52,8 +52,8 @@ def gate_of(verdict: Verdict, command: Command, text: str) -> str:
     if _IS_BROKEN.search(text[start : end + _LOOKED_AT]):
         return ""
     words = _PARTICULAR.sub("", text[start:end]).split()
-    own = [word for word in words if word.strip(_MARKS) not in command.words]  # the rest is what this command says
-    return " ".join(own[:_MAX_WORDS])
+    terms = [word for word in words if word.strip(_MARKS) not in command.words]  # the rest is what this command says
+    return " ".join(terms[:_MAX_WORDS])
 
 
 def as_convention(verdict: Verdict, reason: str = REFUSED_BEFORE) -> Verdict:
@@ -84,19 +84,20 @@ def conventions(refusals: Sequence[Refusal], *, held_out: Set[str] = frozenset()
 
     What conversations show that are `held_out` is known to them alone.
     """
-    learnt = [each for each in refusals if each.site.conversation_id not in held_out]
+    learnt = [refusal for refusal in refusals if refusal.site.conversation_id not in held_out]
     later = _later(refusals) if held_out else {}
     return _later(learnt) | {key: site for key, site in later.items() if site.conversation_id in held_out}
 
 
 def _later(refusals: Iterable[Refusal]) -> dict[str, ErrorSite]:
     first: dict[tuple[str, str], Refusal] = {}
-    known = sorted(
-        (each for each in refusals if each.time and each.project), key=lambda each: (each.time, each.site.id)
+    dated_refusals = sorted(
+        (refusal for refusal in refusals if refusal.time and refusal.project),
+        key=lambda refusal: (refusal.time, refusal.site.id),
     )
     later = dict[str, ErrorSite]()
-    for each in known:
-        earliest = first.setdefault((each.project, each.gate), each)
-        if earliest.time < each.time and earliest.site.conversation_id != each.site.conversation_id:
-            later[each.site.id] = each.site
+    for refusal in dated_refusals:
+        earliest = first.setdefault((refusal.project, refusal.gate), refusal)
+        if earliest.time < refusal.time and earliest.site.conversation_id != refusal.site.conversation_id:
+            later[refusal.site.id] = refusal.site
     return later

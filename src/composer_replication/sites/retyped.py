@@ -119,39 +119,39 @@ def _retyped(turns: Sequence[Turn], sites: Mapping[str, ErrorSite], failed: set[
         words = (*words, turn.thinking[:_FIRST_WORDS], turn.text[:_FIRST_WORDS])
         if turn.calls and waiting:
             yield from _admitted(words, turn.calls[0], waiting)
-        made = [(call, command_text(call.name, call.arguments)) for call in turn.calls]
-        for call, command in made if waiting else ():
+        call_commands = [(call, command_text(call.name, call.arguments)) for call in turn.calls]
+        for call, command in call_commands if waiting else ():
             if command and call.id not in failed:
                 yield from _worked(command, waiting)
             if not _changes_nothing(call):
                 waiting.clear()
-            for each in waiting:
-                each.calls_left -= 1
-        waiting = [each for each in waiting if each.calls_left > 0]
-        waiting += [_Waiting(sites[call.id], text, _typed(text)) for call, text in made if call.id in sites]
+            for failure in waiting:
+                failure.calls_left -= 1
+        waiting = [failure for failure in waiting if failure.calls_left > 0]
+        waiting += [_Waiting(sites[call.id], text, _typed(text)) for call, text in call_commands if call.id in sites]
 
 
 def _worked(command: str, waiting: Sequence[_Waiting]) -> Iterator[tuple[str, str]]:
     typed = _typed(command) if waiting else None
-    for each in waiting:
-        kind = None if typed is None or each.typed is None else _mistake(each.typed, typed, each.site.kind)
+    for failure in waiting:
+        kind = None if typed is None or failure.typed is None else _mistake(failure.typed, typed, failure.site.kind)
         if kind is not None:
-            yield each.site.call_id, kind
+            yield failure.site.call_id, kind
 
 
 def _admitted(words: Sequence[str], call: ToolCall, waiting: Sequence[_Waiting]) -> Iterator[tuple[str, str]]:
     """What the model itself calls a wrong command, in the words right after it, and types anew."""
-    fresh = [each for each in waiting if each.is_fresh]
-    for each in fresh:
-        each.is_fresh = False
-    said = next(filter(None, map(_ADMITS.search, words)), None)
-    if said is None or len(fresh) != 1 or not is_shell(call.name):
+    fresh = [failure for failure in waiting if failure.is_fresh]
+    for failure in fresh:
+        failure.is_fresh = False
+    admission = next(filter(None, map(_ADMITS.search, words)), None)
+    if admission is None or len(fresh) != 1 or not is_shell(call.name):
         return
     site, typed = fresh[0].site, fresh[0].typed
     again = _typed(command_text(call.name, call.arguments))
     is_same = typed is not None and again is not None and typed.words[0] == again.words[0]
-    is_place = _PLACE.search(said[0]) is not None
-    if said["quotes"] and "!" in fresh[0].command:  # which some tools escape, whatever the quotes
+    is_place = _PLACE.search(admission[0]) is not None
+    if admission["quotes"] and "!" in fresh[0].command:  # which some tools escape, whatever the quotes
         return
     if is_same or (is_place and site.kind not in _IS_THE_WORK):
         yield site.call_id, "wrong_folder" if is_place else "usage_error"
@@ -176,7 +176,7 @@ def _mistake(first: _Typed, second: _Typed, kind: str) -> str | None:
         return "usage_error"
     if first.options == second.options and len(first.operands) == len(second.operands) and kind not in _IS_THE_WORK:
         pairs = list(zip(first.operands, second.operands, strict=True))
-        same = sum(one == other for one, other in pairs)
+        same = sum(one == other_operand for one, other_operand in pairs)
         moved = [pair for pair in pairs if pair[0] != pair[1] and _is_end(*pair)]
         return "wrong_folder" if moved and same + len(moved) == len(pairs) else None
     return None
@@ -207,10 +207,16 @@ def _typed(command: str) -> _Typed | None:
     if not command or len(command) > 2000:
         return None
     try:
-        simple = [each for _, each in commands_in(parse_script(command)) if isinstance(each, Simple)]
+        simple = [
+            shell_command
+            for _, shell_command in commands_in(parse_script(command))
+            if isinstance(shell_command, Simple)
+        ]
     except NotUnderstood:
         return None
-    lines = [[word.raw if word.literal is None else word.literal for word in each.words] for each in simple]
+    lines = [
+        [word.raw if word.literal is None else word.literal for word in shell_command.words] for shell_command in simple
+    ]
     folder = next((line[1] for line in lines if line[:1] == ["cd"] and len(line) > 1), "")
     programs = [line for line in lines if line and line[0] not in _FILTERS]
     if len(programs) != 1 or programs[0][0] in _WRAPPERS:

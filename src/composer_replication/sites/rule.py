@@ -49,7 +49,7 @@ class FailureRule:
             raise InputError(explain("rule, blame", got=repr(self.blame), expected=f"one of {', '.join(BLAMES)}"))
         if not 0 < self.confidence <= 1:
             raise InputError(explain("rule, confidence", got=self.confidence, expected="above 0 and at most 1"))
-        if not self.needles or any(each != each.lower() for each in self.needles):
+        if not self.needles or any(needle != needle.lower() for needle in self.needles):
             raise InputError(explain("rule, needles", got=self.needles, expected="at least one word in lower case"))
         if self.pattern.flags & re.DOTALL:
             raise InputError("rule, pattern: dot must not match a line end: messages of different lines are no message")
@@ -101,7 +101,7 @@ def rule(
 ) -> FailureRule:
     """A rule from plain words. `^` and `$` are ends of a line."""
     words = channels.split()
-    chosen = tuple[Channel, ...](each for each in CHANNELS if each in words)
+    chosen = tuple[Channel, ...](channel for channel in CHANNELS if channel in words)
     return FailureRule(
         kind=kind,
         pattern=re.compile(pattern, re.MULTILINE | (re.IGNORECASE if ignore_case else 0)),

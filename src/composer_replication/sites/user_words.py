@@ -94,8 +94,8 @@ class Words(NamedTuple):
 
 def words_of_refusal(text: str) -> Words | None:
     """The user's own words in a refusal; None where there are none."""
-    said = _SAID.search(text, 0, _SAID_WITHIN)
-    return None if said is None else own_words(text, said.end())
+    match = _SAID.search(text, 0, _SAID_WITHIN)
+    return None if match is None else own_words(text, match.end())
 
 
 def own_words(text: str, start: int = 0) -> Words | None:
@@ -136,8 +136,8 @@ def convention_in(words: str) -> str:
     """The sentence that may hold elsewhere in the project; empty where none does."""
     if not corrects(words):
         return ""
-    rules = (each for each in _sentences(words) if _RULE.search(_bare(each)) and not each.endswith("?"))
-    return next((each for each in rules if not _PARTICULAR.search(each)), "")
+    rules = (sentence for sentence in _sentences(words) if _RULE.search(_bare(sentence)) and not sentence.endswith("?"))
+    return next((sentence for sentence in rules if not _PARTICULAR.search(sentence)), "")
 
 
 def call_kind(call: ToolCall) -> str:
@@ -154,7 +154,7 @@ def call_kind(call: ToolCall) -> str:
 
 
 def _sentences(words: str) -> Iterator[str]:
-    return (each for part in _BETWEEN_SENTENCES.split(words) if (each := part.strip()))
+    return (sentence for part in _BETWEEN_SENTENCES.split(words) if (sentence := part.strip()))
 
 
 def _bare(sentence: str) -> str:

@@ -84,12 +84,12 @@ class View:
 
     def has_any(self, needles: tuple[str, ...]) -> bool:
         """Whether one of these words, in lower case, is in the text; each word is looked for once, however many ask."""
-        known, lowered = self._known, self.lowered
+        known_needles, lowered = self._known, self.lowered
         for needle in needles:
-            found = known.get(needle)
-            if found is None:
-                found = known[needle] = needle in lowered
-            if found:
+            is_present = known_needles.get(needle)
+            if is_present is None:
+                is_present = known_needles[needle] = needle in lowered
+            if is_present:
                 return True
         return False
 
@@ -130,7 +130,7 @@ class View:
         if head >= tail:
             return self
         offset = head + len(_GAP) - tail
-        first = (each for each in self.pieces if each[0] < head)
+        first = (piece for piece in self.pieces if piece[0] < head)
         last = ((here + offset, there) for here, there in self.pieces if here > tail)
         pieces = (*first, (tail + offset, self._there(tail)), *last)
         return View(self.text[:head] + _GAP + self.text[tail:], pieces, self.is_cut, self.envelope)
@@ -139,8 +139,8 @@ class View:
         """A span of this text as a span of the original."""
         if self.envelope:
             quoted = json.dumps(self.text[start:end], ensure_ascii=False)[1:-1]
-            found = self.envelope.find(quoted)
-            return (found, found + len(quoted)) if found >= 0 else (0, len(self.envelope))
+            position = self.envelope.find(quoted)
+            return (position, position + len(quoted)) if position >= 0 else (0, len(self.envelope))
         return self._there(start), self._there(end - 1) + 1 if end > start else self._there(start)
 
     def here(self, position: int) -> int:
@@ -199,17 +199,17 @@ def _cleaned(original: str, offset: int, *, is_cut: bool) -> View:
         return _cleaned(original[: _MAX_CODES * 4], offset, is_cut=True)
     if num_codes > _MAX_CODES:
         original = original[:_MAX_CODES]
-    kept: list[str] = []
+    kept_parts: list[str] = []
     pieces: list[tuple[int, int]] = [(0, offset)]
     cursor = length = 0
     for code in _CODES.finditer(original):
-        kept.append(original[cursor : code.start()])
+        kept_parts.append(original[cursor : code.start()])
         length += code.start() - cursor
         if code[0].startswith("\r"):
             pieces.append((length, offset + code.start()))
-            kept.append("\n")
+            kept_parts.append("\n")
             length += 1
         cursor = code.end()
         pieces.append((length, offset + cursor))
-    kept.append(original[cursor:])
-    return View("".join(kept), tuple(pieces), is_cut)
+    kept_parts.append(original[cursor:])
+    return View("".join(kept_parts), tuple(pieces), is_cut)

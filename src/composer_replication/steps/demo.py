@@ -78,8 +78,8 @@ def demo_config(logs: Path, *, settings: tuple[str, ...] = SETTINGS) -> CrfConfi
     """What the demo is told, as anybody could write it into a file."""
     from composer_replication.config.presets import load_with_preset
 
-    places = (f"ingest.paths={value_text([str(logs)])}", f"train.model={value_text(str(student_folder()))}")
-    return load_with_preset(overrides=[*settings, *places])
+    path_settings = (f"ingest.paths={value_text([str(logs)])}", f"train.model={value_text(str(student_folder()))}")
+    return load_with_preset(overrides=[*settings, *path_settings])
 
 
 def use_one_thread() -> None:
@@ -93,12 +93,12 @@ def use_one_thread() -> None:
 
 def channels_that_did_not_run(run: Path) -> list[str]:
     """Return what became of each channel with a weight that no step of a training, or of a control, has taught."""
-    found: list[str] = []
+    outcomes: list[str] = []
     for folder in (run, *control_folders(run)):
         record: dict[str, Any] = decode_object((folder / "adapter" / "training.json").read_bytes())
-        found += [
-            f"{each['name']} of {folder}: {channel_in_words(each, record['steps'])}"
-            for each in record["channels"]
-            if each["weight"] and not each["steps"]
+        outcomes += [
+            f"{channel['name']} of {folder}: {channel_in_words(channel, record['steps'])}"
+            for channel in record["channels"]
+            if channel["weight"] and not channel["steps"]
         ]
-    return found
+    return outcomes

@@ -59,7 +59,7 @@ def plan_run(config: CrfConfig, output: Path) -> RunPlan:
         run = _copy_of(output, Path(folder) / "run")
         remarks: list[str] = []
         steps, price = _light_steps(config, run)
-        is_asked = any(each.why for each in steps if each.name == "sites")
+        is_asked = any(step.why for step in steps if step.name == "sites")
         there = learnable(run)
         check_learnable(config, there)
         config = as_made(config)
@@ -67,13 +67,13 @@ def plan_run(config: CrfConfig, output: Path) -> RunPlan:
         check_judgeable(config, there, judged, remarks.append)
         steps += _heavy_steps(config, run, output)
         training = plan(replace(config, train=replace(config.train, output=None)), run)
-    made = [each.name for each in steps if each.why]
+    step_names = [step.name for step in steps if step.why]
     return RunPlan(
         steps=steps,
         training=training,
         price=price,
         writer_usd=config.sites.max_usd if config.sites.writer and is_asked else None,
-        time=time_of_run(config, judged, training, made),
+        time=time_of_run(config, judged, training, step_names),
         remarks=[f"to learn from: {there.in_words()}", *remarks, *training.remarks],
     )
 
@@ -84,8 +84,8 @@ def _copy_of(output: Path, place: Path) -> RunDir:
         return RunDir.create(place)
     run = RunDir.open(output)
     place.mkdir()
-    light = [each for each in ARTEFACTS.values() if each.command in _LIGHT]
-    names = {"run.json", *(each.file_name for each in light), *(each.sidecar_name for each in light)}
+    light = [artefact for artefact in ARTEFACTS.values() if artefact.command in _LIGHT]
+    names = {"run.json", *(artefact.file_name for artefact in light), *(artefact.sidecar_name for artefact in light)}
     for path in sorted(run.root.iterdir()):
         if path.name in names or path.name.startswith("teacher_cache.sqlite"):
             shutil.copy2(path, place / path.name)
@@ -129,7 +129,7 @@ def _heavy_steps(config: CrfConfig, run: RunDir, output: Path) -> list[PlannedSt
         why = why_train(arm, run)
         words = what_training_does(arm, run, why) if why.why else ""
         steps.append(PlannedStep(name, words if has_run else NOT_THERE))
-    why = next((f"{each.name} is made" for each in steps if each.why), "")
+    why = next((f"{step.name} is made" for step in steps if step.why), "")
     for name, file in (("evaluate", "evaluation"), ("report", "report_html")):
         is_there = has_run and RunDir.open(output).path(file).exists()
         steps.append(PlannedStep(name, why or ("" if is_there else NOT_THERE)))

@@ -46,15 +46,15 @@ def evaluate(
     from composer_replication.sessions.phases import telling_phases
     from composer_replication.trainer.from_config.training import Progress
 
-    told = progress or Progress()
+    observer = progress or Progress()
     models = models_of(config, run, before=before, after=after, control=control)
-    with telling_phases(told.on_phase, told.say), run.used_for("training"):
+    with telling_phases(observer.on_phase, observer.say), run.used_for("training"):
         then = trained_with(models.after)
         primary = None if then is None else load(CrfConfig, then).evaluation.primary
         options: dict[str, Any] = {"primary_then": primary, "scores": scores}
         record = evaluate_run(config, run, required_split(run), **models._asdict(), **options)
     if config.train.report_to != "none":
-        _report(config, run, record, told)
+        _report(config, run, record, observer)
     return record
 
 
@@ -107,11 +107,11 @@ def models_of(
     root = Path(config.train.output) if config.train.output is not None else run.root
     if after is None:
         after = _trained(root)
-        controls = controls or [found for each in control_folders(root) if (found := _trained(each))]
+        controls = controls or [weights for folder in control_folders(root) if (weights := _trained(folder))]
         if after is None:
-            begun = half_trained(root)
-            got = f"no name, and {begun or 'no trained weights in the run'}"
-            fix = "" if begun else "Run `crf train`, or name them."
+            partial_training = half_trained(root)
+            got = f"no name, and {partial_training or 'no trained weights in the run'}"
+            fix = "" if partial_training else "Run `crf train`, or name them."
             raise InputError(explain("--after", got=got, expected="weights", fix=fix))
     if before is None:
         before = _start_of(Path(after)) or config.train.model
@@ -122,10 +122,10 @@ def models_of(
 
 
 def _trained(root: Path) -> str | None:
-    places = (root / ARTEFACTS[name].file_name for name in ("adapter", "model"))
-    return next((str(place) for place in places if place.is_dir()), None)
+    paths = (root / ARTEFACTS[name].file_name for name in ("adapter", "model"))
+    return next((str(path) for path in paths if path.is_dir()), None)
 
 
 def _start_of(folder: Path) -> str | None:
-    said = read_training(folder).get("start_weights")  # somebody else's weights say nothing
-    return said if isinstance(said, str) else None
+    start_weights = read_training(folder).get("start_weights")  # somebody else's weights say nothing
+    return start_weights if isinstance(start_weights, str) else None

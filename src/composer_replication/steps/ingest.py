@@ -30,7 +30,7 @@ def ingest(
     """
     return ingest_into(
         run,
-        [str(Path(each).expanduser()) for each in section.paths],
+        [str(Path(path).expanduser()) for path in section.paths],
         scrub=None if no_scrub else scrub_settings(section, os.environ),
         exclude=section.exclude,
         num_workers=section.workers,
@@ -50,8 +50,8 @@ def run_directory(path: Path) -> Generator[RunDir, None, None]:
         yield run
     finally:
         if not has_files and not run.path("conversations").exists():
-            for each in run.root.iterdir():
-                each.unlink()
+            for file in run.root.iterdir():
+                file.unlink()
             run.root.rmdir()
 
 

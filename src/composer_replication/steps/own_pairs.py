@@ -71,40 +71,47 @@ class OwnPairs:
         """The pairs of a conversation, and of what it has too much to balance others with a few."""
         sites = find_error_sites(conversation) if self._sites is None else self._sites[conversation.id]
         self.num_failures += sum(site.is_kept for site in sites)
-        found = list(own_pairs(conversation, sites))
-        corrections = [each for each in found if each.source != ACTED]
+        candidates = list(own_pairs(conversation, sites))
+        corrections = [correction for correction in candidates if correction.source != ACTED]
         balance = self._balances[conversation.id in self._held_out]
-        balance.owed.update(_looked_for(each.kind) for each in corrections if each.how == "look_first")
-        acted = sorted((each for each in found if each.source == ACTED), key=lambda each: _order(conversation, each))
+        balance.owed.update(
+            _looked_for(correction.kind) for correction in corrections if correction.how == "look_first"
+        )
+        acted = sorted(
+            (correction for correction in candidates if correction.source == ACTED),
+            key=lambda correction: _order(conversation, correction),
+        )
         chosen: list[Correction] = []
         spare: list[Correction] = []
-        room = {how: min(MOST_SPARE - len(known), _MOST_OF_A_SESSION) for how, known in balance.spare.items()}
-        for each in acted:
-            if balance.owed[each.how] > 0:
-                balance.owed[each.how] -= 1
-                chosen.append(each)
-            elif room[each.how] > 0:
-                room[each.how] -= 1
-                spare.append(each)
-        made = self._made(conversation, [*corrections, *chosen, *spare])
-        self.pairs += made[: len(made) - len(spare)]
-        for each, pair in zip(spare, made[len(made) - len(spare) :], strict=True):
-            balance.spare[each.how].append(pair)
+        room = {
+            how: min(MOST_SPARE - len(spare_pairs), _MOST_OF_A_SESSION) for how, spare_pairs in balance.spare.items()
+        }
+        for correction in acted:
+            if balance.owed[correction.how] > 0:
+                balance.owed[correction.how] -= 1
+                chosen.append(correction)
+            elif room[correction.how] > 0:
+                room[correction.how] -= 1
+                spare.append(correction)
+        pairs = self._made(conversation, [*corrections, *chosen, *spare])
+        self.pairs += pairs[: len(pairs) - len(spare)]
+        for correction, pair in zip(spare, pairs[len(pairs) - len(spare) :], strict=True):
+            balance.spare[correction.how].append(pair)
 
     def balanced(self) -> list[OwnPair]:
         """All pairs, with spare ones of other sessions for what is still owed."""
         return [*self.pairs, *(pair for balance in self._balances.values() for pair in balance.spare_ones())]
 
     def _made(self, conversation: Conversation, chosen: Iterable[Correction]) -> list[OwnPair]:
-        wanted = {each.turn_number for each in chosen}
+        turn_numbers = {correction.turn_number for correction in chosen}
         before = {}
-        for number, (messages, _) in enumerate(states(conversation)) if wanted else ():
-            if number in wanted:
+        for number, (messages, _) in enumerate(states(conversation)) if turn_numbers else ():
+            if number in turn_numbers:
                 # A log with a system prompt of its own needs none of ours in front of it.
                 is_own = len(messages) > 1 and messages[1].get("role") == "system"
                 before[number] = messages[1:] if is_own else messages
         tools = self._tools.of(conversation.format)
-        return [_pair(conversation, each, before[each.turn_number], tools) for each in chosen]
+        return [_pair(conversation, correction, before[correction.turn_number], tools) for correction in chosen]
 
 
 def without_opposite(pairs: Iterable[tuple[PairRecord, Mapping[str, Any]]]) -> dict[str, int]:

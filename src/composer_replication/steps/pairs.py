@@ -69,29 +69,29 @@ def write_pairs(
     # First: a run that may not go out is not worked on.
     gate = None if export is None else gate_of(run, os.environ, no_scrub=no_scrub, allowed=allowed)
     normalizer = _normalizer(section)
-    own = OwnPairs(run) if section.corrections else None
-    asked = None
-    if own is None or run.path("teacher_calls").exists():
-        asked = _asked(section, run, own)
+    own_pairs = OwnPairs(run) if section.corrections else None
+    replay_pairs = None
+    if own_pairs is None or run.path("teacher_calls").exists():
+        replay_pairs = _asked(section, run, own_pairs)
     else:
         for conversation in read_conversations(run):
-            own.take(conversation)
-    candidates = [*(asked.candidates if asked else ()), *(own.balanced() if own else ())]
-    records = {each.record.pair["state_id"]: each.record for each in candidates}
+            own_pairs.take(conversation)
+    candidates = [*(replay_pairs.candidates if replay_pairs else ()), *(own_pairs.balanced() if own_pairs else ())]
+    records = {candidate.record.pair["state_id"]: candidate.record for candidate in candidates}
     held_out = held_out_of(run)
-    kept, filtered = _filtered(normalizer, candidates, held_out)
-    written = [(records[pair.state_id], pair.metadata) for pair in kept]
-    _write(section, run, asked, own, filtered, written)
+    kept_pairs, filtered = _filtered(normalizer, candidates, held_out)
+    written = [(records[pair.state_id], pair.metadata) for pair in kept_pairs]
+    _write(section, run, replay_pairs, own_pairs, filtered, written)
     num_exported = None
-    if export is not None and kept:
+    if export is not None and kept_pairs:
         note_elsewhere(run, "preference data set", export)  # before it is there, so that no copy is unknown
-        learnt = [each for each in kept if _conversation_of(each.state_id) not in held_out]
+        learnt = [pair for pair in kept_pairs if _conversation_of(pair.state_id) not in held_out]
         num_exported = export_preferences(_kept_pairs(learnt, records), export, gate=gate)
     return PairsOfRun(
-        report=asked.report if asked else None,
+        report=replay_pairs.report if replay_pairs else None,
         filtered=filtered,
         by_source=Counter(record.source for record, _ in written),
-        num_failures=own.num_failures if own else 0,
+        num_failures=own_pairs.num_failures if own_pairs else 0,
         without_opposite=without_opposite(written),
         num_exported=num_exported,
     )
@@ -113,12 +113,17 @@ def _asked(section: PairsConfig, run: RunDir, own: OwnPairs | None) -> _Asked:
     states = RunStates(asked_how.section, run, knows_failures=True)
     called = {call["state_id"] for call in read_calls(run)}
     every = states.read(along=own.take if own else None)
-    asked = {each.state["state_id"]: each for each in every if each.state["state_id"] in called}
+    asked_states = {
+        turn_state.state["state_id"]: turn_state for turn_state in every if turn_state.state["state_id"] in called
+    }
     extraction = extract_pairs(
-        (each.state for each in asked.values()), read_calls(run), threshold, teachers=asked_how.teachers
+        (turn_state.state for turn_state in asked_states.values()),
+        read_calls(run),
+        threshold,
+        teachers=asked_how.teachers,
     )
-    chosen = _chosen(extraction, asked, section)
-    candidates = [OwnPair(record, _facts(asked[record.pair["state_id"]])) for record in chosen]
+    chosen = _chosen(extraction, asked_states, section)
+    candidates = [OwnPair(record, _facts(asked_states[record.pair["state_id"]])) for record in chosen]
     return _Asked(candidates, extraction.report, threshold, states.sources)
 
 
@@ -169,16 +174,18 @@ def _filtered(
     normalizer: DJNormalizer, candidates: Sequence[OwnPair], held_out: Set[str]
 ) -> tuple[list[NormalizedDPOPair], dict[str, int]]:
     """What the filters keep, and their counts. Of equal pairs the first is kept, so each side is filtered by itself."""
-    kept: list[NormalizedDPOPair] = []
+    pairs: list[NormalizedDPOPair] = []
     counts: Counter[str] = Counter()
     for is_held_out in (False, True) if held_out else (False,):
         side = (
-            each for each in candidates if (_conversation_of(each.record.pair["state_id"]) in held_out) == is_held_out
+            candidate
+            for candidate in candidates
+            if (_conversation_of(candidate.record.pair["state_id"]) in held_out) == is_held_out
         )
-        kept += normalizer.normalize(cast("Any", {**each.record.pair, **each.facts}) for each in side)
+        pairs += normalizer.normalize(cast("Any", {**candidate.record.pair, **candidate.facts}) for candidate in side)
         for reason, number in normalizer.counts.items():
             counts[reason] += number
-    return kept, dict(counts)
+    return pairs, dict(counts)
 
 
 def _conversation_of(state_id: str) -> str:
@@ -194,17 +201,17 @@ class _AskedHow(NamedTuple):
 
 def _settings(run: RunDir) -> _AskedHow:
     """From the sidecar of the calls; before version 0.2 all of it was text."""
-    said: dict[str, Any] = dict(run.meta("teacher_calls").settings)
-    if isinstance(said["teachers"], str):
-        history = said["max_history_tokens"]
-        said |= {
-            "teachers": [name for name in said["teachers"].split(", ") if name],
-            "threshold": int(said["threshold"]),
-            "send_tools": said["tools"] == "sent",
+    settings: dict[str, Any] = dict(run.meta("teacher_calls").settings)
+    if isinstance(settings["teachers"], str):
+        history = settings["max_history_tokens"]
+        settings |= {
+            "teachers": [name for name in settings["teachers"].split(", ") if name],
+            "threshold": int(settings["threshold"]),
+            "send_tools": settings["tools"] == "sent",
             "max_history_tokens": int(history) if history else None,
         }
     names = ("gate", "threshold", "send_tools", "max_history_tokens")
-    return _AskedHow(ReplayConfig(states="all", **{name: said[name] for name in names}), said["teachers"])
+    return _AskedHow(ReplayConfig(states="all", **{name: settings[name] for name in names}), settings["teachers"])
 
 
 def _normalizer(section: PairsConfig) -> DJNormalizer:
@@ -230,22 +237,22 @@ def _threshold(asked_how: _AskedHow, threshold: int | None) -> int:
 
 def _chosen(extraction: Extraction, asked: Mapping[str, StateOfTurn], section: PairsConfig) -> list[PairRecord]:
     """The pairs that were asked for, their texts as asked for; the report counts the others."""
-    found: list[PairRecord] = []
+    chosen_records: list[PairRecord] = []
     report = extraction.report
     for record in extraction.records:
-        each = asked[record.pair["state_id"]]
-        report.num_rejected_worked += not each.has_failed
-        pair = record.pair if section.thinking else _without_thinking(record.pair, each)
-        if not each.has_failed and not section.where_it_worked:
+        turn_state = asked[record.pair["state_id"]]
+        report.num_rejected_worked += not turn_state.has_failed
+        pair = record.pair if section.thinking else _without_thinking(record.pair, turn_state)
+        if not turn_state.has_failed and not section.where_it_worked:
             report.drop(WORKED)
         elif not pair["rejected"].strip() or not pair["chosen"].strip():
             report.drop(_ONLY_THINKING)
         else:
             action = None if section.thinking else record.chosen_action
             record = replace(record, pair=pair, chosen_action=action)
-            found.append(record if section.words else _calls_alone(record, each))
-    report.num_pairs = len(found)
-    return found
+            chosen_records.append(record if section.words else _calls_alone(record, turn_state))
+    report.num_pairs = len(chosen_records)
+    return chosen_records
 
 
 def _without_thinking(pair: DPOPair, each: StateOfTurn) -> DPOPair:
@@ -278,5 +285,11 @@ def _row(record: PairRecord, metadata: Mapping[str, Any]) -> dict[str, object]:
     pair = {key: value for key, value in record.pair.items() if key != "state_messages"}
     about = {key: value for key, value in asdict(record).items() if key != "pair"}
     session, index = _conversation_of(record.pair["state_id"]), record.pair["state_id"].rpartition("::")[2]
-    known = {key: value for key, value in metadata.items() if key != "tools"}
-    return {**pair, "conversation_id": session, "turn_number": int(index.partition(".")[0]), **about, "metadata": known}
+    kept_metadata = {key: value for key, value in metadata.items() if key != "tools"}
+    return {
+        **pair,
+        "conversation_id": session,
+        "turn_number": int(index.partition(".")[0]),
+        **about,
+        "metadata": kept_metadata,
+    }

@@ -112,7 +112,7 @@ def plan_replay(
     sources = [run.source(name) for name in (*states.sources, *(["tools"] if section.send_tools else []))]
     with TeacherStore(options.cache) as store:
         survey = Survey(teachers, options, store, gate)
-        asked = [survey.look_at(each.state) for each in states.read()]
+        planned_states = [survey.look_at(turn_state.state) for turn_state in states.read()]
         meter = store.meter()
     return ReplayPlan(
         run=run,
@@ -121,7 +121,7 @@ def plan_replay(
         options=replace(options, last_gate=gate),
         states=states,
         sources=sources,
-        asked=asked,
+        asked=planned_states,
         price=survey.price(meter.spent + meter.unknown, cap_nano - meter.spent - meter.unknown),
         finds=tuple(survey.finds.values()),
     )
@@ -216,11 +216,11 @@ class _Outcomes:
 
 def _written_down(plan: ReplayPlan) -> Iterator[TraceState]:
     """The planned states, each with its session's tools kept before it is asked about."""
-    asked = AskedTools(plan.run)
-    for each in plan.states.read(only=(planned.state_id for planned in plan.asked), verify=False):
-        if each.state.get("tools"):
-            asked.keep(session_of(each.state), each.state["tools"])  # pyright: ignore[reportTypedDictNotRequiredAccess]
-        yield each.state
+    asked_tools = AskedTools(plan.run)
+    for turn_state in plan.states.read(only=(planned.state_id for planned in plan.asked), verify=False):
+        if turn_state.state.get("tools"):
+            asked_tools.keep(session_of(turn_state.state), turn_state.state["tools"])  # pyright: ignore[reportTypedDictNotRequiredAccess]
+        yield turn_state.state
 
 
 def _write(plan: ReplayPlan, store: TeacherStore, outcomes: _Outcomes) -> Mapping[str, int]:
@@ -230,11 +230,11 @@ def _write(plan: ReplayPlan, store: TeacherStore, outcomes: _Outcomes) -> Mappin
         _while_unchanged(plan, _rows(plan, store, outcomes, counts := Counter())),
         schema=SCHEMA,
         version=VERSION,
-        sources=[each for each in plan.sources if each.name != "tools"],
+        sources=[source for source in plan.sources if source.name != "tools"],
         counts=counts,
         drops={},
         settings={
-            "teachers": [each.slug for each in plan.teachers],
+            "teachers": [teacher.slug for teacher in plan.teachers],
             "gate": plan.options.gate or "none",
             "threshold": plan.options.agreement_threshold,
             "send_tools": plan.section.send_tools,
@@ -255,14 +255,14 @@ def _rows(
         counts["states"] += 1
         for index, (teacher, key) in enumerate(zip(plan.teachers, planned.keys, strict=True)):
             failed = outcomes.failures.get((planned.state_id, index))
-            known = None if failed or not key else store.reply(key)
-            if failed is None and known is None:
+            reply = None if failed or not key else store.reply(key)
+            if failed is None and reply is None:
                 # Else a gate saw that it could not matter.
                 counts["reply gone" if outcomes.was_answered(planned.state_id, index) else "not asked"] += 1
                 continue
-            if known is not None:
+            if reply is not None:
                 store.ascribe(key, planned.session)
-            answer = answer_of(known or {}, is_cached=True) if failed is None else None
+            answer = answer_of(reply or {}, is_cached=True) if failed is None else None
             result = failed if answer is None else call_result(planned.state_id, planned.flags, teacher.slug, answer)
             assert result is not None
             if is_unsent(result):
@@ -271,8 +271,8 @@ def _rows(
                 counts["calls"] += 1
                 counts["calls with an error"] += result["error"] is not None
             counts["flagged"] += bool(result.get("flags"))
-            kept = {name: value for name, value in result.items() if name not in _RUN_DEPENDENT}
-            yield {**kept, "conversation_id": planned.session}
+            row = {name: value for name, value in result.items() if name not in _RUN_DEPENDENT}
+            yield {**row, "conversation_id": planned.session}
 
 
 def _while_unchanged(plan: ReplayPlan, rows: Iterator[dict[str, object]]) -> Iterator[dict[str, object]]:

@@ -77,27 +77,27 @@ def run_steps(
 
     `is_remembered` writes down what the run is told.
     """
-    told, result, config = listener or Listener(), RunResult(), settled(config)
+    observer, result, config = listener or Listener(), RunResult(), settled(config)
     if config.replay.teachers is not None or config.sites.writer is not None:
         as_made(config)  # before anybody is paid
     if is_remembered:
         remember(config, run)
     config = replace(config, train=replace(config.train, run=str(run.root)))
     with run.used_alone("crf run"):
-        for name, why, make in _steps(config, run, told):
+        for name, why, make in _steps(config, run, observer):
             if not why:
                 result.outcomes.append(Outcome(name, False, "as it should be", 0.0))
                 continue
-            told.begin(name, why)
+            observer.begin(name, why)
             began = time.monotonic()
-            made = make()
+            step_result = make()
             result.outcomes.append(Outcome(name, True, why, time.monotonic() - began))
-            told.done(name, made)
-            if getattr(made, "stopped_by", ""):
-                result.stopped_by = made.stopped_by
+            observer.done(name, step_result)
+            if getattr(step_result, "stopped_by", ""):
+                result.stopped_by = step_result.stopped_by
                 return result
-    if not any(each.was_made for each in result.outcomes if each.name != "ingest"):
-        told.say("nothing to do: the training, the evaluation and the report are up to date")
+    if not any(outcome.was_made for outcome in result.outcomes if outcome.name != "ingest"):
+        observer.say("nothing to do: the training, the evaluation and the report are up to date")
     _take_results(run, result)
     return result
 
@@ -150,14 +150,14 @@ def _of_training(config: CrfConfig, run: RunDir, there: Learnable, told: Listene
         why_evaluate += "; scores that an interrupted evaluation kept are used where they still hold"
     yield "evaluate", why_evaluate, compare
     records = ("evaluation", "conversations", "split", "sites", "pairs", "teacher_calls", "hint_proof")
-    shown = {**hashes(run, records), **trained_of(weights)}
+    report_sources = {**hashes(run, records), **trained_of(weights)}
 
     def page() -> Any:
         report = step_named("report").function(run, trained_in=weights["after"].parent)
-        note_files("report", run, shown)
+        note_files("report", run, report_sources)
         return report
 
-    yield "report", why_files("report", run, shown), page
+    yield "report", why_files("report", run, report_sources), page
 
 
 def _ingest(config: CrfConfig, run: RunDir, told: Listener) -> Any:

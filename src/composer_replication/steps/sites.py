@@ -122,7 +122,7 @@ class _Rules:
 
     def __init__(self, run: RunDir, scrubber: Scrubber | None, min_confidence: float) -> None:
         self.held_out = held_out_of(run)
-        rules = [each for each in read_conventions(run) if not each.said or {at for _, at in each.said} - self.held_out]
+        rules = [rule for rule in read_conventions(run) if not rule.said or {at for _, at in rule.said} - self.held_out]
         self._kept = kept_by_call(rules) if min_confidence <= _AS_SURE_AS_A_RULE else {}
         self._scrubber = scrubber
         self.heard: list[Heard] = []
@@ -147,8 +147,8 @@ class _Rules:
         rule, call = convention_in(user_words(site, conversation)), call_of(site, conversation)
         if rule and call is not None:
             rule = rule if self._scrubber is None else self._scrubber.scope().text(rule)
-            place = (site.id, site.conversation_id)
-            self.heard.append(Heard(project_of(conversation), rule, call_kind(call), *place))
+            origin = (site.id, site.conversation_id)
+            self.heard.append(Heard(project_of(conversation), rule, call_kind(call), *origin))
 
 
 def _is_copied(site: ErrorSite, conversation: Conversation) -> bool:
@@ -170,8 +170,10 @@ def _with_hints(
         passed_over, mine = list[ErrorSite](), list[gates.Refusal]()
         failures = find_error_sites(conversation, min_confidence=min_confidence, passed_over=passed_over, refusals=mine)
         # Given schemas alone say what a tool needs; those that were inferred say which tools there are.
-        known = {"tool_schemas": tools.given, "inferred_tools": tools.schemas(conversation.format)}
-        hint_of = partial(write_hint, conversation=conversation, along=StateAlong(conversation), **known, **options)
+        tool_options = {"tool_schemas": tools.given, "inferred_tools": tools.schemas(conversation.format)}
+        hint_of = partial(
+            write_hint, conversation=conversation, along=StateAlong(conversation), **tool_options, **options
+        )
         second = {refusal.site.id: refusal.site for refusal in mine if refusal.site.is_kept}
         for failure in failures:
             site, hint = rules.applied(failure, conversation)
@@ -215,10 +217,10 @@ def tabulate(sites: Iterable[ErrorSite]) -> list[KindCount]:
             number=len(group),
             num_kept=sum(site.is_kept for site in group),
             confidence=round(sum(site.confidence for site in group) / len(group), 2),
-            example=shown.evidence_text,
-            example_id=shown.id,
+            example=example.evidence_text,
+            example_id=example.id,
         )
         for (kind, blame), group in groups.items()
-        for shown in [next((site for site in group if site.evidence_text), group[0])]
+        for example in [next((site for site in group if site.evidence_text), group[0])]
     ]
     return sorted(table, key=lambda row: (row.blame != "model", row.blame, -row.number, row.kind))

@@ -75,7 +75,7 @@ def write_split(section: SplitConfig, run: RunDir) -> SplitOfRun:
         version=VERSION,
         sources=made_of,
         counts={
-            **{f"sessions: {each.side}": each.sessions for each in done.counts()},
+            **{f"sessions: {side_count.side}": side_count.sessions for side_count in done.counts()},
             "states: test": num_test,
             "near-duplicate states: test": done.num_near_duplicates,
         },

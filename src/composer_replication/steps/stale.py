@@ -43,17 +43,19 @@ def why_records(name: str, config: CrfConfig, run: RunDir) -> str:
         meta = run.meta(name)
     except (ArtefactCorruptError, ArtefactNotFoundError):
         return "cannot be read"
-    known = {source.name for source in meta.sources}
-    changed += [each for each in _READ_IF_THERE.get(name, ()) if run.path(each).exists() and each not in known]
+    source_names = {source.name for source in meta.sources}
+    changed += [
+        source for source in _READ_IF_THERE.get(name, ()) if run.path(source).exists() and source not in source_names
+    ]
     if changed:
         return f"{' and '.join(dict.fromkeys(changed))} changed since"
     now = _SETTINGS[name](config, run)
-    other = [
+    changed_settings = [
         f"{key}: {before} -> {value}"
         for key, value in now.items()
         if (before := meta.settings.get(key, _UNKNOWN)) is not _UNKNOWN and before != value
     ]
-    return "; ".join(other)
+    return "; ".join(changed_settings)
 
 
 def _of_split(config: CrfConfig, _run: RunDir) -> dict[str, Any]:
@@ -73,15 +75,15 @@ def _of_sites(config: CrfConfig, run: RunDir) -> dict[str, Any]:
 def _of_calls(config: CrfConfig, _run: RunDir) -> dict[str, Any]:
     section = config.replay
     names = ("gate", "threshold", "send_tools", "max_history_tokens", "states", "limit", "max_usd")
-    asked = [str(each["slug"]) for each in read_specs(section.teachers, "replay.teachers") or ()]
-    return {"teachers": asked, **{name: getattr(section, name) for name in names}}
+    slugs = [str(spec["slug"]) for spec in read_specs(section.teachers, "replay.teachers") or ()]
+    return {"teachers": slugs, **{name: getattr(section, name) for name in names}}
 
 
 def _of_pairs(config: CrfConfig, _run: RunDir) -> dict[str, Any]:
     section = config.pairs
-    said = {"threshold": section.threshold} if section.threshold is not None else {}
+    settings = {"threshold": section.threshold} if section.threshold is not None else {}
     names = ("where_it_worked", "thinking", "corrections", "filters", "recipe")
-    return said | {name: getattr(section, name) for name in names}
+    return settings | {name: getattr(section, name) for name in names}
 
 
 _SETTINGS: Mapping[str, Callable[[CrfConfig, RunDir], dict[str, Any]]] = {
@@ -104,8 +106,8 @@ def why_files(step: str, run: RunDir, made_of: Mapping[str, str | None]) -> str:
         return "was not made by `crf run`"
     now = {**made_of, **_left(step, run)}
     changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
-    options = [f"{each}: {before.get(each, 'unset')} -> {now.get(each)}" for each in changed if "." in each]
-    files = [each for each in changed if "." not in each]
+    options = [f"{name}: {before.get(name, 'unset')} -> {now.get(name)}" for name in changed if "." in name]
+    files = [name for name in changed if "." not in name]
     return "; ".join([*([f"{' and '.join(files)} changed since"] if files else []), *options])
 
 
@@ -128,19 +130,19 @@ def evaluated_of(config: CrfConfig, run: RunDir, weights: Mapping[str, Path | No
     """What an evaluation is made of: the records, the weights, the section, and the files that it names."""
     records = hashes(run, ("conversations", "split", "sites", "pairs"))
     section = config.evaluation
-    asked = {"gsm8k": section.gsm8k, "code": section.code}
-    files = {name: None if path is None else _hash_of(Path(path)) for name, path in asked.items()}
+    paths = {"gsm8k": section.gsm8k, "code": section.code}
+    files = {name: None if path is None else _hash_of(Path(path)) for name, path in paths.items()}
     options = {f"evaluation.{name}": value_text(value) for name, value in vars(section).items()}
     return {**records, **trained_of(weights), **files, **options}
 
 
 def trained_of(weights: Mapping[str, Path | None]) -> dict[str, str | None]:
     """Weights by their training's record, and by their own bytes."""
-    found: dict[str, str | None] = {}
+    digests: dict[str, str | None] = {}
     for name, folder in weights.items():
-        found[name] = None if folder is None else _hash_of(folder / "training.json")
-        found[f"weights of {name}"] = None if folder is None else weight_files_digest(folder)
-    return found
+        digests[name] = None if folder is None else _hash_of(folder / "training.json")
+        digests[f"weights of {name}"] = None if folder is None else weight_files_digest(folder)
+    return digests
 
 
 def hashes(run: RunDir, names: Iterable[str]) -> dict[str, str | None]:

@@ -84,24 +84,26 @@ class RunStates:
         `verify=False` is for a file whose checksum was compared by an earlier reading. `along` sees every conversation.
         """
         section = self._section
-        tools, asked = (read_tools(self._run), AskedTools(self._run)) if section.send_tools else (None, None)
+        tools, asked_tools = (read_tools(self._run), AskedTools(self._run)) if section.send_tools else (None, None)
         ids, number = None if only is None else set(only), 0
         for conversation in read_conversations(self._run, verify=verify):
             if along is not None:
                 along(conversation)
             if conversation.id in self._held_out:
                 continue
-            shown = asked.of(conversation, tools.of(conversation.format)) if tools and asked else None
+            session_tools = (
+                asked_tools.of(conversation, tools.of(conversation.format)) if tools and asked_tools else None
+            )
             failures = self._failures_of(conversation) if ids is None else {}
-            for each in self._of(conversation, failures):
-                if not (self._is_wanted(each) if ids is None else each.state["state_id"] in ids):
+            for turn_state in self._of(conversation, failures):
+                if not (self._is_wanted(turn_state) if ids is None else turn_state.state["state_id"] in ids):
                     continue
                 if section.limit is not None and number >= section.limit:
                     return
                 number += 1
-                if shown:
-                    each.state["tools"] = shown
-                yield each
+                if session_tools:
+                    turn_state.state["tools"] = session_tools
+                yield turn_state
 
     def _of(self, conversation: Conversation, failures: _Failures) -> Iterator[StateOfTurn]:
         history = states(conversation, max_history_tokens=self._section.max_history_tokens)
@@ -117,10 +119,10 @@ class RunStates:
     def _failures_of(self, conversation: Conversation) -> _Failures:
         if not self._finds:
             return self._failures.get(conversation.id, {})
-        found: _Failures = {}
+        failures: _Failures = {}
         for site in find_error_sites(conversation):
-            self._take(site, found)
-        return found
+            self._take(site, failures)
+        return failures
 
     def _take(self, site: ErrorSite, failures: _Failures) -> None:
         if site.is_kept:

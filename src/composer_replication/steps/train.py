@@ -46,9 +46,9 @@ def train(
 
     config = _with_run(config, run)
     if config.train.run is not None and config.train.output is not None and (replica is None or replica.rank == 0):
-        folder, named = TrainingFolder.of(config), RunDir.open(config.train.run)
-        note_elsewhere(named, "checkpoints", folder.checkpoints)
-        note_elsewhere(named, "trained weights", folder.trained(is_adapter=config.train.adapter.kind != "none"))
+        folder, run_dir = TrainingFolder.of(config), RunDir.open(config.train.run)
+        note_elsewhere(run_dir, "checkpoints", folder.checkpoints)
+        note_elsewhere(run_dir, "trained weights", folder.trained(is_adapter=config.train.adapter.kind != "none"))
     result = run_training(config, resume=resume, must_fit=must_fit, progress=progress, replica=replica)
     if result.saved is not None and os.environ.get("RANK", "0") == "0":  # of several processes, the one that saved
         _finish(result.saved, config)
@@ -94,24 +94,27 @@ def why_train(config: CrfConfig, run: RunDir) -> WhyTrain:
 
     config = fitted(_with_run(config, run))
     folder = TrainingFolder.of(config)
-    changes = [each for each in folder.changed_options(config) if each.partition(":")[0] not in _MAY_CHANGE]
-    now = {each.name: each.sha256 for each in sources_of(run, SOURCES)}
+    changes = [change for change in folder.changed_options(config) if change.partition(":")[0] not in _MAY_CHANGE]
+    now = {source.name: source.sha256 for source in sources_of(run, SOURCES)}
     record = folder.record(is_adapter=config.train.adapter.kind != "none")
-    before = folder.made_of() if record is None else {each["name"]: each["sha256"] for each in record["sources"]}
+    before = folder.made_of() if record is None else {source["name"]: source["sha256"] for source in record["sources"]}
     changed = [name for name in now if before is not None and before.get(name) != now[name]]
     why = "; ".join([*([f"{' and '.join(changed)} changed since"] if changed else []), *changes])
     if why and folder.has_begun:
         return WhyTrain(why, is_other=True)
-    wanted, made = config.train.optimiser.steps, folder.newest_step() if record is None else record["steps"]
-    steps = f"train.optimiser.steps: {made} -> {wanted}"
-    if made is not None and made > wanted:  # one of so many steps cannot be made of it
+    requested_steps, finished_steps = (
+        config.train.optimiser.steps,
+        folder.newest_step() if record is None else record["steps"],
+    )
+    steps = f"train.optimiser.steps: {finished_steps} -> {requested_steps}"
+    if finished_steps is not None and finished_steps > requested_steps:  # one of so many steps cannot be made of it
         return WhyTrain(steps, is_other=True)
     if record is not None:
-        return WhyTrain(steps if made != wanted else "")
+        return WhyTrain(steps if finished_steps != requested_steps else "")
     if not folder.has_begun:
         return WhyTrain("is not there yet")
-    free = [each for each in folder.changed_options(config) if each.partition(":")[0] in _MAY_CHANGE]
-    return WhyTrain("; ".join([folder.resumption(wanted), *free]))
+    free = [change for change in folder.changed_options(config) if change.partition(":")[0] in _MAY_CHANGE]
+    return WhyTrain("; ".join([folder.resumption(requested_steps), *free]))
 
 
 def what_training_does(config: CrfConfig, run: RunDir, why: WhyTrain, kept_in: str | None = None) -> str:
@@ -122,8 +125,8 @@ def what_training_does(config: CrfConfig, run: RunDir, why: WhyTrain, kept_in: s
     from composer_replication.trainer.from_config.output_folder import TrainingFolder
 
     if why.is_other:
-        kept = f"; the earlier training is kept in {kept_in}" if kept_in else "; the earlier training would be kept"
-        return f"starts from the beginning, because of changes ({why.why}){kept}"
+        note = f"; the earlier training is kept in {kept_in}" if kept_in else "; the earlier training would be kept"
+        return f"starts from the beginning, because of changes ({why.why}){note}"
     folder = TrainingFolder.of(_with_run(config, run))
     if folder.record(is_adapter=config.train.adapter.kind != "none") is None:
         return why.why
@@ -137,15 +140,15 @@ def set_aside(config: CrfConfig, run: RunDir) -> Path:
     """
     from composer_replication.trainer.from_config.output_folder import TrainingFolder
 
-    place = TrainingFolder.of(_with_run(config, run)).set_aside()
+    folder = TrainingFolder.of(_with_run(config, run)).set_aside()
     if config.train.control == "none":
-        measured = run.path("earlier") / place.name
+        measured = run.path("earlier") / folder.name
         measured.mkdir(parents=True, exist_ok=True)
         for artefact in (ARTEFACTS[name] for name in ("evaluation", "evaluated", "sampled", "token_gaps")):
             for name in dict.fromkeys((artefact.file_name, artefact.sidecar_name)):
                 if (path := run.root / name).is_file():
                     path.rename(measured / name)
-    return place
+    return folder
 
 
 def plan(config: CrfConfig, run: RunDir | None = None) -> TrainingPlan:

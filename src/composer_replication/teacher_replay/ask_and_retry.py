@@ -126,22 +126,22 @@ class Asker:
         """The answer to a request. The same request, asked twice at once, is sent once, also by another process."""
         waits, attempts, waited_s = 0, 0, 0.0
         while True:
-            while (other := self._asking.get(request.key)) is not None:
-                await asyncio.wait([other])
-            known = self._store.reply(request.key)
-            if known is not None:
+            while (in_flight := self._asking.get(request.key)) is not None:
+                await asyncio.wait([in_flight])
+            stored_reply = self._store.reply(request.key)
+            if stored_reply is not None:
                 self.counts["cached"] += 1
                 self._store.ascribe(request.key, request.session)
                 await asyncio.sleep(0)  # requests in flight must not wait until all that is known is told
-                return answer_of(known, is_cached=True)
+                return answer_of(stored_reply, is_cached=True)
             outcome = await self._ask_alone(request, attempts)
             if isinstance(outcome, Answer):
                 return outcome
             claim, attempts = outcome
             if claim.holder is not None:
                 if waited_s >= self._patience.longest_claim_s:
-                    said = f"not sent: for {waited_s:.0f} s {_waited_for(claim)}"
-                    return Answer(None, said, False, True, waited_s, attempts)
+                    reason = f"not sent: for {waited_s:.0f} s {_waited_for(claim)}"
+                    return Answer(None, reason, False, True, waited_s, attempts)
                 self.counts["waited for another process"] += waits == 0
                 waits += 1
                 waited_s += await self._wait_for(claim, waits, waited_s)
@@ -183,8 +183,8 @@ class Asker:
             self.counts[f"failure: {outcome.error.partition(':')[0]}"] += 1
             wait_s = self._patience.wait_s(attempt, outcome.retry_after_s, self._draw) if outcome.is_retried else None
             if wait_s is None or attempt == most:
-                said = outcome.error if attempt == 1 else f"{outcome.error} (attempt {attempt})"
-                return Answer(None, said, False, False, latency_s, attempt)
+                error = outcome.error if attempt == 1 else f"{outcome.error} (attempt {attempt})"
+                return Answer(None, error, False, False, latency_s, attempt)
             await self._endpoints.pause(wait_s)
         raise AssertionError("a claim is met before the last attempt is made")
 
@@ -272,8 +272,8 @@ class Asker:
         intent, reply = sent
         cost = request.bound_nano if reply.cost_nano is None else reply.cost_nano
         data = {**reply._asdict(), "cost_nano": cost, "latency_s": round(latency_s, 4), "attempts": attempt}
-        kept = (request.key, request.teacher.slug, data)
-        self._settle(intent, cost, kept, request.session)
+        reply_record = (request.key, request.teacher.slug, data)
+        self._settle(intent, cost, reply_record, request.session)
         return answer_of(data, is_cached=False)
 
 

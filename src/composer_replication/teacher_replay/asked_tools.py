@@ -35,11 +35,11 @@ class AskedTools:
 
     def of(self, conversation: Conversation, current: list[Tool]) -> list[Tool]:
         """The tools to ask about a session with: those of the first time, or the current ones."""
-        known = self._lists.get(self._digest_of.get(conversation.id, ""))
-        if known is None:
+        first_tools = self._lists.get(self._digest_of.get(conversation.id, ""))
+        if first_tools is None:
             return current
         called = {call.name for turn in conversation.turns for call in turn.calls}
-        return known if called & _names(current) <= _names(known) else current
+        return first_tools if called & _names(current) <= _names(first_tools) else current
 
     def keep(self, conversation_id: str, tools: list[Tool]) -> None:
         """Write down what a session is asked about with, before it is."""

@@ -32,7 +32,7 @@ def session_of(state: TraceState) -> str:
 
 def sessions(states: Iterable[TraceState]) -> Iterator[list[Numbered]]:
     """Neighbours of one session, together. One session at a time is held, so memory does not grow with the log."""
-    for _, group in groupby(starmap(Numbered, enumerate(states)), key=lambda each: session_of(each.state)):
+    for _, group in groupby(starmap(Numbered, enumerate(states)), key=lambda numbered: session_of(numbered.state)):
         yield list(group)
 
 

@@ -83,12 +83,12 @@ async def write_hints(
 
     A request that looks as if it held a secret is not sent. Raises InputError where the cap has no room for any call.
     """
-    (known,) = teachers_of([teacher], api_key, replace(options, environment=environment))
+    (writer,) = teachers_of([teacher], api_key, replace(options, environment=environment))
     texts, held_back, counts = dict[str, str](), dict[str, str](), Counter[str]()
     nano: list[int] = []
     kept_back: list[str] = []  # why the cap had no room
     gate = options.last_gate or LastGate(environment)
-    builder = RequestBuilder(known, options.settings._replace(fence=False))  # the prompt has its own marks
+    builder = RequestBuilder(writer, options.settings._replace(fence=False))  # the prompt has its own marks
     client = TeacherClient(max_concurrency=options.max_concurrency, timeout_s=options.timeout_s)
     with TeacherStore(options.cache) as store:
         asker = Asker(client, store, cap_nano=check_cap(max_total_usd), gate=gate, patience=options.patience)
@@ -122,10 +122,10 @@ async def _asked(
     asker: Asker, builder: RequestBuilder, gate: LastGate, site: ErrorSite, conversation: Conversation
 ) -> Answer:
     """The model's answer, or why it was not asked."""
-    place = f"site {site.id}"
-    if (find := _find_in_uncut(site, conversation, gate, place)) is not None:
+    label = f"site {site.id}"
+    if (find := _find_in_uncut(site, conversation, gate, label)) is not None:
         return Answer(None, f"{NOT_SENT}: {find}", False, True, 0.0, 0)
-    return await asker.ask(builder.build(prompt_of(site, conversation), None, site.conversation_id, place=place))
+    return await asker.ask(builder.build(prompt_of(site, conversation), None, site.conversation_id, place=label))
 
 
 def _text_of(answer: Answer) -> str:
@@ -145,11 +145,11 @@ def prompt_of(site: ErrorSite, conversation: Conversation, *, max_shown: int | N
 
     There is nothing in it of what came after.
     """
-    call, said = call_of(site, conversation), said_of(site, conversation)
+    call, error_text = call_of(site, conversation), said_of(site, conversation)
     arguments = arguments_text(call)[:max_shown] if call else ""
     right = ", ".join(dict.fromkeys(right_texts(collect_facts(site, conversation))))[:max_shown]
-    known = f"\n\nKnown to be right: {right}" if right else ""
-    rule, data = as_data(f"Arguments: {arguments}\n\nError: {said[:max_shown]}{known}")
+    facts_text = f"\n\nKnown to be right: {right}" if right else ""
+    rule, data = as_data(f"Arguments: {arguments}\n\nError: {error_text[:max_shown]}{facts_text}")
     return [
         {"role": "system", "content": f"{_SYSTEM}\n\n{rule}"},
         {"role": "user", "content": f"Tool: {site.tool}\nKind of error: {site.kind}\n{data}"},
@@ -167,16 +167,16 @@ def why_refused(text: str, site: ErrorSite, conversation: Conversation) -> str |
     if quotes_call(text, call_of(site, conversation), right_texts(collect_facts(site, conversation))):
         return QUOTES
     before, after = _texts_around(site, conversation)
-    known, later = _parts(before, _WORDS), _parts(after, _NAMES)
-    if any(part in later and part not in known for part in _parts(text, _WORDS)):
+    known_parts, later = _parts(before, _WORDS), _parts(after, _NAMES)
+    if any(part in later and part not in known_parts for part in _parts(text, _WORDS)):
         return "knows what comes later"
     return None
 
 
 def _parts(text: str, words: re.Pattern[str]) -> set[str]:
     """Parts of names and paths, in lower case: of four letters and more, or three digits."""
-    found = (part for word in words.findall(text) for part in _PART.findall(word))
-    return {part.casefold() for part in found if len(part) >= 4 or (part.isdigit() and len(part) >= 3)}
+    parts = (part for word in words.findall(text) for part in _PART.findall(word))
+    return {part.casefold() for part in parts if len(part) >= 4 or (part.isdigit() and len(part) >= 3)}
 
 
 def _texts_around(site: ErrorSite, conversation: Conversation) -> tuple[str, str]:

@@ -61,7 +61,7 @@ def fence(messages: Sequence[Message], session: str = "") -> list[Message]:
 def as_sent(messages: Sequence[Message]) -> list[Message]:
     """The messages without what only we know about them."""
     return [
-        {key: each for key, each in message.items() if key != ORIGIN} if ORIGIN in message else message
+        {key: value for key, value in message.items() if key != ORIGIN} if ORIGIN in message else message
         for message in messages
     ]
 
@@ -84,12 +84,12 @@ def flags(messages: Iterable[Message]) -> list[str]:
 def _talks(text: str) -> bool:
     """Whether a text reads like an instruction; looked at once, for it stands in every later state of its session."""
     name = (hash(text), len(text))
-    known = _LOOKED_AT.get(name)
-    if known is None:
+    is_instruction = _LOOKED_AT.get(name)
+    if is_instruction is None:
         if len(_LOOKED_AT) >= _MAX_KNOWN:
             _LOOKED_AT.clear()
-        known = _LOOKED_AT[name] = _TALKS.search(text[:_MAX_LOOKED_AT]) is not None
-    return known
+        is_instruction = _LOOKED_AT[name] = _TALKS.search(text[:_MAX_LOOKED_AT]) is not None
+    return is_instruction
 
 
 def _mark(messages: Sequence[Message]) -> str:

@@ -39,10 +39,10 @@ class Price(NamedTuple):
 
 def price_of(teacher: Mapping[str, Any]) -> Price | None:
     """A teacher's price; None where it has none. A price that is no price is an error, not a zero."""
-    given = [teacher.get(name) for name in ("input_per_mtok", "output_per_mtok")]
-    if any(each is None for each in given):
+    token_prices = [teacher.get(name) for name in ("input_per_mtok", "output_per_mtok")]
+    if any(price is None for price in token_prices):
         return None
-    read, written, request = (_amount(each, teacher) for each in (*given, teacher.get("per_request_usd") or 0))
+    read, written, request = (_amount(price, teacher) for price in (*token_prices, teacher.get("per_request_usd") or 0))
     return Price(read, written, request)
 
 

@@ -42,18 +42,18 @@ async def list_models(base_url: str, api_key: str | None, *, timeout_s: float = 
 
 def with_prices(teachers: Iterable[Mapping[str, Any]], listed: Iterable[Listed]) -> list[TeacherSpec]:
     """The teachers with the prices of the list; one that is not in it, or has no price there, is an error."""
-    known = {each.slug: each for each in listed}
-    found: list[TeacherSpec] = []
+    entries = {entry.slug: entry for entry in listed}
+    priced_teachers: list[TeacherSpec] = []
     for teacher in teachers:
         slug = str(teacher["slug"])
-        entry = known.get(slug)
+        entry = entries.get(slug)
         if entry is None or entry.spec is None:
             got = "not in the list" if entry is None else "no price there"
-            near = get_close_matches(slug, [each for each in known if each != slug and known[each].spec], n=1)
+            near = get_close_matches(slug, [name for name in entries if name != slug and entries[name].spec], n=1)
             fix = f"Did you mean {near[0]}?" if near else ""
             raise InputError(explain(f"teacher {slug}", got=got, expected="a model with a price", fix=fix))
-        found.append(cast("TeacherSpec", {**teacher, **entry.spec}))
-    return found
+        priced_teachers.append(cast("TeacherSpec", {**teacher, **entry.spec}))
+    return priced_teachers
 
 
 def _listed(row: dict[str, Any]) -> Listed:

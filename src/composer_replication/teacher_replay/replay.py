@@ -117,29 +117,29 @@ async def replay_trace(
     if options is not None and changed:
         fix = "Put them into ReplayOptions."
         raise InputError(explain("replay_trace", got=f"options and {sorted(changed)}", expected="one", fix=fix))
-    given = options or ReplayOptions(**changed)  # pyright: ignore[reportArgumentType]
-    known = teachers_of(teachers, api_key, given)
-    if given.gate is not None:
-        check_threshold(len(known), given.agreement_threshold)
+    replay_options = options or ReplayOptions(**changed)  # pyright: ignore[reportArgumentType]
+    resolved_teachers = teachers_of(teachers, api_key, replay_options)
+    if replay_options.gate is not None:
+        check_threshold(len(resolved_teachers), replay_options.agreement_threshold)
     _check_all(states)
-    if not resume and given.cache is not None and Path(given.cache).exists():
+    if not resume and replay_options.cache is not None and Path(replay_options.cache).exists():
         fix = "Leave resume=True, or name another file."
-        raise InputError(explain("cache", got=f"{given.cache}, which exists", expected="a new file", fix=fix))
-    _check_affordable(states, known, max_total_usd, given)
-    found: dict[tuple[int, int], TeacherCallResult] = {}
+        raise InputError(explain("cache", got=f"{replay_options.cache}, which exists", expected="a new file", fix=fix))
+    _check_affordable(states, resolved_teachers, max_total_usd, replay_options)
+    results: dict[tuple[int, int], TeacherCallResult] = {}
 
     def keep(state: int, teacher: int, result: TeacherCallResult) -> None:
         if not (result["error"] or "").startswith("budget: "):
-            found[state, teacher] = result
+            results[state, teacher] = result
 
-    report = await replay(states, known, max_total_usd, options=given, on_result=keep)
+    report = await replay(states, resolved_teachers, max_total_usd, options=replay_options, on_result=keep)
     if why := report.given_up or report.stopped:
-        _warn_of_stop(why, found.values())
-    return [found[place] for place in sorted(found)]
+        _warn_of_stop(why, results.values())
+    return [results[key] for key in sorted(results)]
 
 
 def _warn_of_stop(why: str, results: Collection[TeacherCallResult]) -> None:
-    num_kept_back = sum((each["error"] or "").startswith("stopped: ") for each in results)
+    num_kept_back = sum((result["error"] or "").startswith("stopped: ") for result in results)
     _log.warning("stopped, %d of %d calls were kept back: %s", num_kept_back, len(results), why)
 
 
@@ -209,7 +209,7 @@ class _Replay:
     async def all_of(self, states: Iterable[TraceState], order: OrderName, *, num_workers: int) -> None:
         """Every question: a session in order one by one, or the longest state of it first and then all others."""
         if self.gate is None:
-            lanes = ([(each, index) for each in group] for group, index in by_teacher(states, len(self._slugs)))
+            lanes = ([(numbered, index) for numbered in group] for group, index in by_teacher(states, len(self._slugs)))
             await self._work_off(lanes, self._of_one_teacher, order, num_workers)
         else:
             await self._work_off(self._gated(states), self._of_all_teachers, order, num_workers)
@@ -230,7 +230,7 @@ class _Replay:
         """Sessions, each read by the gate in order when its turn has come: it is not asked about in order."""
         assert self.gate is not None
         for group in sessions(states):
-            self.gate.read_ahead([each.state for each in group])
+            self.gate.read_ahead([numbered.state for numbered in group])
             yield group
 
     async def _of_one_teacher(self, job: tuple[Numbered, int]) -> None:
@@ -262,8 +262,8 @@ class _Replay:
 
 def request_of(builder: RequestBuilder, state: TraceState) -> Request:
     """The request that asks about a state."""
-    place = f"state {state['state_id']}"
-    return builder.build(state["messages"], state.get("tools"), session_of(state), place=place)
+    label = f"state {state['state_id']}"
+    return builder.build(state["messages"], state.get("tools"), session_of(state), place=label)
 
 
 def check_threshold(num_teachers: int, threshold: int) -> None:
@@ -294,28 +294,28 @@ def _check_affordable(
     is_new = options.cache is None or not Path(options.cache).exists()
     with TeacherStore(None if is_new else options.cache) as store:
         meter = store.meter()
-        left = cap_nano - meter.spent - meter.unknown
+        remaining_nano = cap_nano - meter.spent - meter.unknown
         for state in states:
             for builder in builders:
                 try:
                     request = request_of(builder, state)
                 except InputError:  # it is reported as that state's result, and costs nothing
                     continue
-                if request.bound_nano <= left or store.reply(request.key) is not None:
+                if request.bound_nano <= remaining_nano or store.reply(request.key) is not None:
                     return
                 cheapest = min(request.bound_nano, request.bound_nano if cheapest is None else cheapest)
     if cheapest is not None:
-        check_cap_fits_a_call(left, cheapest, max_total_usd)
+        check_cap_fits_a_call(remaining_nano, cheapest, max_total_usd)
 
 
 def _check_all(states: Sequence[TraceState]) -> None:
     """Before anything is paid for: every state is one, and no two have one name."""
-    seen: set[str] = set()
+    seen_ids: set[str] = set()
     for number, state in enumerate(states):
         _check(state, number)
-        if state["state_id"] in seen:
+        if state["state_id"] in seen_ids:
             raise InputError(explain("state_id", got=f"{state['state_id']!r} twice", expected="every id once"))
-        seen.add(state["state_id"])
+        seen_ids.add(state["state_id"])
 
 
 def _check(state: TraceState, number: int) -> None:

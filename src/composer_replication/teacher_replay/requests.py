@@ -58,9 +58,9 @@ class RequestBuilder:
         place: str = "a request",
     ) -> Request:
         """The request for one state. `messages` are those of the state; fencing happens here, with a session's mark."""
-        shown = fence(messages, session) if self._settings.fence else as_sent(messages)
+        sent_messages = fence(messages, session) if self._settings.fence else as_sent(messages)
         parameters = self._parameters(tools)
-        body = encode_as_written({**parameters, "messages": shown}, where=f"request to {self._teacher.slug}")
+        body = encode_as_written({**parameters, "messages": sent_messages}, where=f"request to {self._teacher.slug}")
         # A token is at least a byte, and the JSON around a message is longer than what a template puts around it.
         bound = self._teacher.price.bound(len(body), self._settings.max_tokens)
         return Request(self._teacher, self._key(parameters, messages), body, bound, session, place)
@@ -87,9 +87,9 @@ class RequestBuilder:
         about = {**parameters, "base_url": self._teacher.base_url, "fence": self._settings.fence}
         key = hashlib.sha256(encode(about, where="request parameters")).digest()
         for message in messages:
-            known = self._prefixes.get((key, id(message)))
-            if known is not None and known[1] is message:
-                key = known[0]
+            known_prefix = self._prefixes.get((key, id(message)))
+            if known_prefix is not None and known_prefix[1] is message:
+                key = known_prefix[0]
                 continue
             before, key = key, hashlib.sha256(key + encode(message, where="message")).digest()
             if len(self._prefixes) >= _MAX_KNOWN_PREFIXES:

@@ -80,9 +80,9 @@ def read_specs(path: str | None, key: str) -> list[dict[str, Any]]:
         raise refused(error) from error
     if not isinstance(specs, list):
         raise refused(f"JSON, but no list: {type(specs).__name__}")
-    for number, each in enumerate(cast("list[object]", specs), start=1):
-        if not isinstance(each, dict):
-            raise refused(f"a list whose item {number} is {each!r:.60}")
+    for number, spec in enumerate(cast("list[object]", specs), start=1):
+        if not isinstance(spec, dict):
+            raise refused(f"a list whose item {number} is {spec!r:.60}")
     return cast("list[dict[str, Any]]", specs)
 
 
@@ -103,10 +103,10 @@ def read_teachers(
     """Teachers with their endpoint, price and key; what is missing is named before anything is sent."""
     if not given:
         raise InputError(explain("teachers", got="none", expected="at least one"))
-    slugs = [str(each.get("slug") or "") for each in given]
+    slugs = [str(spec.get("slug") or "") for spec in given]
     if len(set(slugs)) < len(slugs) or not all(slugs):
         raise InputError(explain("teachers", got=f"slugs {slugs}", expected="each with a slug of its own"))
-    return [_read(each, environment, api_key, base_url, prices or {}) for each in given]
+    return [_read(spec, environment, api_key, base_url, prices or {}) for spec in given]
 
 
 def _read(
@@ -162,7 +162,7 @@ def _clean(key: str | None) -> str | None:
     if key is None:
         return None
     stripped = key.strip()
-    if not stripped or not all(33 <= ord(each) < 127 for each in stripped):
+    if not stripped or not all(33 <= ord(character) < 127 for character in stripped):
         got = f"{len(stripped)} characters, some of which no key has"
         raise InputError(explain("a teacher's key", got=got, expected="printable ASCII without blanks"))
     return stripped

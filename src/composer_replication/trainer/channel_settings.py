@@ -45,7 +45,7 @@ class ChannelSettings(LossKnobs):
 
     def loss_options(self) -> dict[str, Any]:
         """Keyword arguments of `compose_loss`, without the weights and without TAID's t, which move."""
-        names = {each.name for each in fields(LossKnobs)} - {"alpha_sdpo", "beta_replay"}
+        names = {field.name for field in fields(LossKnobs)} - {"alpha_sdpo", "beta_replay"}
         return {name: value for name, value in vars(self).items() if name in names}
 
     def taid_schedule(self, total_steps: int) -> TAIDScheduler:

@@ -72,7 +72,7 @@ if available("trl"):
 __all__ = ["ComposerReplicationTrainer", "RolloutOptions"]
 
 logger = logging.getLogger(__name__)
-_KNOBS = {each.name for each in fields(ChannelSettings)}
+_KNOBS = {knob.name for knob in fields(ChannelSettings)}
 _NOT_GIVEN = object()
 _LOGGED_METRIC = {SDPO: LOGGED_SITES, REPLAY: LOGGED_PAIRS}
 
@@ -125,8 +125,8 @@ class ComposerReplicationTrainer(TaughtRollouts, _Trainer):
         metrics_path: str | Path | None = None,
         **kwargs: Any,
     ) -> None:
-        given = locals()
-        knobs = {name: given[name] for name in _DEFAULTS}
+        arguments = locals()
+        knobs = {name: arguments[name] for name in _DEFAULTS}
         knobs |= {name: kwargs.pop(name) for name in sorted(_KNOBS & kwargs.keys())}
         self.settings, self.figures = _settings_of(knobs, settings), ComposerFigures()
         self.wants_sites = self.settings.alpha_sdpo > 0 or measure_channels
@@ -229,11 +229,11 @@ class ComposerReplicationTrainer(TaughtRollouts, _Trainer):
     def after_step(self) -> None:
         """After an optimiser step, before anything is logged or saved."""
         per_generation = self.args.steps_per_generation or 1
-        place = self._step % (per_generation * self.num_iterations)  # of the micro-step that comes next
-        whole = place == 0 or place >= per_generation
-        told = self.channels.after_step(self.model, self.state.global_step, ends_generation=whole)
-        if told and self.accelerator.is_main_process:
-            logger.warning("step %d: %s", self.state.global_step, told)
+        micro_step = self._step % (per_generation * self.num_iterations)  # of the micro-step that comes next
+        whole = micro_step == 0 or micro_step >= per_generation
+        warning = self.channels.after_step(self.model, self.state.global_step, ends_generation=whole)
+        if warning and self.accelerator.is_main_process:
+            logger.warning("step %d: %s", self.state.global_step, warning)
         watch = self.channels.watch
         self._metrics["train"].update({name: [value] for name, value in (watch.metrics() if watch else {}).items()})
         self.figures.end_step(self._metrics["train"])
@@ -279,7 +279,7 @@ class ComposerReplicationTrainer(TaughtRollouts, _Trainer):
         text = json.dumps(values).encode()
         padded = accelerator.pad_across_processes(torch.tensor([list(text)], device=accelerator.device), dim=1)
         rows = accelerator.gather(padded).tolist()
-        return [Comparison(*each) for row in rows for each in json.loads(bytes(row).rstrip(b"\0"))]
+        return [Comparison(*comparison) for row in rows for comparison in json.loads(bytes(row).rstrip(b"\0"))]
 
     def _make_start_model(self, options: RolloutOptions) -> nn.Module | None:
         """A copy of the start weights for k1, where neither an adapter nor TRL's reference model has them."""
@@ -325,11 +325,13 @@ def _settings_of(knobs: dict[str, Any], settings: ChannelSettings | None) -> Cha
     """From single knobs or all at once; both ways together would leave one of them unheard."""
     if settings is None:
         return ChannelSettings(**knobs)
-    given = [name for name, value in knobs.items() if value != _DEFAULTS.get(name, _NOT_GIVEN)]
-    if given:
-        raise InputError(explain("channel knobs", got=f"settings and {', '.join(given)}", expected="one of the two"))
+    changed_knobs = [name for name, value in knobs.items() if value != _DEFAULTS.get(name, _NOT_GIVEN)]
+    if changed_knobs:
+        raise InputError(
+            explain("channel knobs", got=f"settings and {', '.join(changed_knobs)}", expected="one of the two")
+        )
     return settings
 
 
 _SIGNATURE = inspect.signature(ComposerReplicationTrainer.__init__).parameters
-_DEFAULTS = {name: each.default for name, each in _SIGNATURE.items() if name in _KNOBS}
+_DEFAULTS = {name: parameter.default for name, parameter in _SIGNATURE.items() if name in _KNOBS}

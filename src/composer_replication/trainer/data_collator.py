@@ -173,10 +173,10 @@ class ComposerDataCollator:
         for number, example in enumerate(batch):
             where = _name(example, number)
             reward = self._reward(example, where)
-            made = self._trace_rows(example, where)
-            sites += [site._replace(student_row=len(students) + site.student_row) for site in made.sites]
-            students += made.students
-            rewards += [reward] * len(made.students)
+            rows = self._trace_rows(example, where)
+            sites += [site._replace(student_row=len(students) + site.student_row) for site in rows.sites]
+            students += rows.students
+            rewards += [reward] * len(rows.students)
             pairs += self._trace_pairs(example, where)
         if not students:  # one token that nothing scores: a long run must not end at one batch of unusable traces
             self.counts["batch_without_rows"] += 1
@@ -187,10 +187,10 @@ class ComposerDataCollator:
         """The pairs that batches of these traces hold, for `trainer.reference.precompute_ref_logprobs`. Not counted."""
         for number, example in enumerate(traces):
             before = Counter(self.counts)
-            found = self._trace_pairs(example, _name(example, number))
+            pairs = self._trace_pairs(example, _name(example, number))
             self.counts.clear()
             self.counts.update(before)
-            yield from found
+            yield from pairs
 
     def _trace_rows(self, example: TraceExample, where: str) -> TraceRows:
         messages = example.get("turns")
@@ -223,27 +223,27 @@ class ComposerDataCollator:
                 raise InputError(explain(what, got=type(hint).__name__, expected="text, or None for no hint"))
 
     def _trace_pairs(self, example: TraceExample, where: str) -> list[PairIds]:
-        given: Any = example.get("dpo_pairs") or ()
+        pairs: Any = example.get("dpo_pairs") or ()
         if not self.config.enable_replay_dpo:
             return []
-        if isinstance(given, str | Mapping) or not isinstance(given, Sequence):
-            raise InputError(explain(f"dpo_pairs of {where}", got=type(given).__name__, expected="a list of DPOPairs"))
-        made = [self._pairs.pair(pair, f"pair {number} of {where}") for number, pair in enumerate(given)]
-        return [pair for pair in made if pair is not None]
+        if isinstance(pairs, str | Mapping) or not isinstance(pairs, Sequence):
+            raise InputError(explain(f"dpo_pairs of {where}", got=type(pairs).__name__, expected="a list of DPOPairs"))
+        pair_ids = [self._pairs.pair(pair, f"pair {number} of {where}") for number, pair in enumerate(pairs)]
+        return [pair for pair in pair_ids if pair is not None]
 
     def _reward(self, example: TraceExample, where: str) -> float:
         key = self.config.rlvr_reward_key
-        given: Any = example.get(key)
-        if given is None:
+        value: Any = example.get(key)
+        if value is None:
             self.counts["no_reward"] += 1
             return math.nan
         try:
-            reward = math.nan if isinstance(given, str) else float(given)
+            reward = math.nan if isinstance(value, str) else float(value)
         except (TypeError, ValueError):
             reward = math.nan
         if not math.isfinite(reward):
             fix = "Leave the key out where there is no reward."
-            raise InputError(explain(f"{key} of {where}", got=repr(given), expected="a finite number", fix=fix))
+            raise InputError(explain(f"{key} of {where}", got=repr(value), expected="a finite number", fix=fix))
         return reward
 
     def _tensors(

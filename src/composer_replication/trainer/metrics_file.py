@@ -38,8 +38,8 @@ class MetricsFile(TrainerCallback):
     def _keep_up_to(self, step: int) -> None:
         rows = read_journal(self.path).rows
         lines = self.path.read_bytes().split(b"\n")[: len(rows)]
-        kept = [line for line, row in zip(lines, rows, strict=True) if step and _step_of(row) <= step]
-        atomic_write_bytes(self.path, b"".join(line + b"\n" for line in kept))
+        kept_lines = [line for line, row in zip(lines, rows, strict=True) if step and _step_of(row) <= step]
+        atomic_write_bytes(self.path, b"".join(line + b"\n" for line in kept_lines))
 
 
 def _step_of(row: dict[str, object]) -> int:

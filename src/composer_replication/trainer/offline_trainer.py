@@ -129,16 +129,16 @@ class OfflineTrainer(WithTeacher, Trainer):
         if not spreads and warmed_up is not None:
             self.phase = take_warmed_up(model, Path(warmed_up))
         with self.accelerator.autocast():  # as the steps compute: what is compared has to be rounded alike
-            asked = {"settings": self.settings, "lm_weight": lm_weight, "with_adapter": bool(self.phase)}
+            shared_options = {"settings": self.settings, "lm_weight": lm_weight, "with_adapter": bool(self.phase)}
             proof = {"hint_margin": hint_margin, "shuffle_seed": shuffle_seed}
-            self.train_dataset = ready_sessions(sessions, model, reference_path, **proof, **asked)
+            self.train_dataset = ready_sessions(sessions, model, reference_path, **proof, **shared_options)
             if eval_sessions is not None:
-                self.eval_dataset = ready_sessions(eval_sessions, model, reference_path, **asked)
+                self.eval_dataset = ready_sessions(eval_sessions, model, reference_path, **shared_options)
         for sentence in what_cannot_work(self, model, self._train_sessions):
             self._say(sentence)
         if not spreads:
             attach_teacher(self.teacher, model, with_adapter=bool(self.phase))
-        self._num_weights = sum(each.numel() for each in model.parameters())
+        self._num_weights = sum(parameter.numel() for parameter in model.parameters())
 
     def _spread(self, model: nn.Module, args: TrainingArguments, warmed_up: str | Path | None) -> None:
         """Spread model and teacher over all processes, once a warm-up's weights are taken and the teacher's copied."""
@@ -200,11 +200,11 @@ class OfflineTrainer(WithTeacher, Trainer):
         """As always, with the channels' losses over all items, and `loss` as their weighted sum."""
         self._evaluation = EvaluationSums()
         output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **options)
-        found = EvaluationSums.metrics(self._everywhere(self._evaluation.both()), self.weights())
+        metrics = EvaluationSums.metrics(self._everywhere(self._evaluation.both()), self.weights())
         self._evaluation = None
-        found["loss"] = found.pop("total")
+        metrics["loss"] = metrics.pop("total")
         assert output.metrics is not None
-        output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in found.items()})
+        output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in metrics.items()})
         return output
 
     def _components(
@@ -257,8 +257,8 @@ class OfflineTrainer(WithTeacher, Trainer):
         """The sum over all processes."""
         if self.accelerator.num_processes == 1:
             return mine
-        found: Any = self.accelerator.reduce(mine.to(self.args.device), reduction="sum")
-        return found
+        total: Any = self.accelerator.reduce(mine.to(self.args.device), reduction="sum")
+        return total
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs:
@@ -281,8 +281,8 @@ class OfflineTrainer(WithTeacher, Trainer):
     def extra_state(self) -> dict[str, Any]:
         """What a resumed run needs besides weights, optimiser and random numbers."""
         taid = self.taid.state_dict() if self.settings.sdpo_wrapper == "taid" else None
-        own = {"teacher": local_state(self.teacher), "taid": taid, "channels": self.channel_log.state()}
-        return super().extra_state() | own
+        own_state = {"teacher": local_state(self.teacher), "taid": taid, "channels": self.channel_log.state()}
+        return super().extra_state() | own_state
 
     def load_extra_state(self, tree: dict[str, Any]) -> None:
         super().load_extra_state(tree)

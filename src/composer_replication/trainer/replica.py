@@ -29,7 +29,9 @@ class Replica:
 
     def part_of(self, session_ids: Iterable[str]) -> frozenset[str]:
         """This replica's sessions: every one is some replica's, and their numbers differ by one at most."""
-        drawn = sorted(session_ids, key=lambda each: (hashlib.sha256(f"replica:{each}".encode()).digest(), each))
+        drawn = sorted(
+            session_ids, key=lambda session_id: (hashlib.sha256(f"replica:{session_id}".encode()).digest(), session_id)
+        )
         return frozenset(drawn[self.rank :: self.world_size])
 
     def rows_of(self, number: int) -> range:

@@ -110,17 +110,17 @@ def errors_of_ranks(text: str, *, is_own: bool) -> dict[int, str]:
             return {}
         key = "0" if rank else "any"
         store.wait([f"{prefix}{key}"], wait)
-        other, _, its_text = store.get(f"{prefix}{key}").decode().partition(" ")
-        return {int(other): its_text}
+        other_rank, _, its_text = store.get(f"{prefix}{key}").decode().partition(" ")
+        return {int(other_rank): its_text}
     except (KeyError, ValueError, RuntimeError):  # RuntimeError also where nobody else failed by an error of its own
         return {}
 
 
 def _refuse(what: str, texts: Sequence[str], fix: str) -> None:
-    others = [rank for rank, text in enumerate(texts) if text != texts[0]]
-    if others:
-        got = "; ".join(f"{_shown(texts[rank], texts[0])} on rank {rank}" for rank in others)
-        expected = f"{_shown(texts[0], texts[others[0]])}, as on rank 0"
+    differing_ranks = [rank for rank, text in enumerate(texts) if text != texts[0]]
+    if differing_ranks:
+        got = "; ".join(f"{_shown(texts[rank], texts[0])} on rank {rank}" for rank in differing_ranks)
+        expected = f"{_shown(texts[0], texts[differing_ranks[0]])}, as on rank 0"
         raise InputError(explain(what, got=got, expected=expected, fix=fix))
 
 
@@ -138,11 +138,13 @@ def _layout(module: nn.Module) -> str:
     """Count, dtypes and a digest of names and shapes: what has to be equal before a weight can be sent."""
     import hashlib
 
-    named = [*module.named_parameters(), *module.named_buffers()]
-    dtypes = sorted({str(tensor.dtype).removeprefix("torch.") for _, tensor in named if tensor.is_floating_point()})
-    rows = [f"{name} {tensor.dtype} {tuple(tensor.shape)}" for name, tensor in named]
+    named_tensors = [*module.named_parameters(), *module.named_buffers()]
+    dtypes = sorted(
+        {str(tensor.dtype).removeprefix("torch.") for _, tensor in named_tensors if tensor.is_floating_point()}
+    )
+    rows = [f"{name} {tensor.dtype} {tuple(tensor.shape)}" for name, tensor in named_tensors]
     digest = hashlib.sha256("\n".join(sorted(rows)).encode()).hexdigest()
-    return f"{len(named)} tensors in {' and '.join(dtypes)} ({digest[:12]})"
+    return f"{len(named_tensors)} tensors in {' and '.join(dtypes)} ({digest[:12]})"
 
 
 def _materialise(module: nn.Module) -> None:
@@ -168,12 +170,12 @@ def _broadcast(tensors: Sequence[Tensor], *, receives: bool) -> None:
 def _gather(text: str) -> list[str]:
     """The texts of all ranks, in order: as bytes, since objects would be pickled."""
     device = _device()
-    own = text.encode()
+    own_bytes = text.encode()
     lengths = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(num_processes())]
-    distributed.all_gather(lengths, torch.tensor([len(own)], device=device))
+    distributed.all_gather(lengths, torch.tensor([len(own_bytes)], device=device))
     longest = max(int(length) for length in lengths)
     rows = [torch.zeros(longest, dtype=torch.uint8, device=device) for _ in lengths]
-    distributed.all_gather(rows, torch.tensor(list(own.ljust(longest, b"\0")), dtype=torch.uint8, device=device))
+    distributed.all_gather(rows, torch.tensor(list(own_bytes.ljust(longest, b"\0")), dtype=torch.uint8, device=device))
     return [bytes(row[: int(length)].tolist()).decode() for row, length in zip(rows, lengths, strict=True)]
 
 

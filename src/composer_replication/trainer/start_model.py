@@ -52,16 +52,16 @@ def prepare_model(
         check_quantization(model, peft_config)
     has_adapter = adapter_follows or peft_config is not None
     dtype = weight_dtype(bf16=args.bf16, has_adapter=has_adapter)
-    found = _load(model, quantization, dtype) if isinstance(model, str) else model
-    share_start_weights(found)  # before anything is copied or computed from them
+    prepared_model = _load(model, quantization, dtype) if isinstance(model, str) else model
+    share_start_weights(prepared_model)  # before anything is copied or computed from them
     if peft_config is not None:
         if token_rows is not None:
-            peft_config = with_token_rows(peft_config, found, token_rows(found))
-        found = _adapted(found, args, peft_config, quantization)
-        share_start_weights(found)
+            peft_config = with_token_rows(peft_config, prepared_model, token_rows(prepared_model))
+        prepared_model = _adapted(prepared_model, args, peft_config, quantization)
+        share_start_weights(prepared_model)
     if not adapter_follows:
-        check_weights_to_train(found)
-    return found
+        check_weights_to_train(prepared_model)
+    return prepared_model
 
 
 def shard_model(model: nn.Module, args: Any) -> None:
@@ -92,7 +92,7 @@ def shard_model(model: nn.Module, args: Any) -> None:
 
 def check_weights_to_train(model: nn.Module) -> None:
     """Those that an optimiser changes are in fp32 or better: none here keeps whole copies of halves."""
-    trained = [(name, each.dtype) for name, each in model.named_parameters() if each.requires_grad]
+    trained = [(name, parameter.dtype) for name, parameter in model.named_parameters() if parameter.requires_grad]
     half = [f"{name} in {str(dtype).removeprefix('torch.')}" for name, dtype in trained if dtype in _HALVES]
     if half:
         got = f"{len(half)} of {len(trained)} in half precision, the first {half[0]}"
@@ -121,7 +121,7 @@ def check_router_loss(model: nn.Module) -> str | None:
         )
         got = f"true, which asks for the router's auxiliary loss ({weight:g} times)"
         raise ConfigError(explain("output_router_logits on logged sessions", got=got, expected="false", fix=fix))
-    trained = [name for name, each in model.named_parameters() if each.requires_grad and _ROUTER.search(name)]
+    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad and _ROUTER.search(name)]
     if not trained:
         return None
     return f"routers are trained without their auxiliary loss ({len(trained)} weights, the first {trained[0]})"
@@ -144,9 +144,9 @@ def _adapted(found: nn.Module, args: Any, peft_config: Any, quantization: Quanti
         raise adapter_refused(error, found) from error
     settle_token_rows(adapted)
     if args.bf16 or args.fp16:  # PEFT makes its own weights whole, but not its copies (`modules_to_save`)
-        for each in adapted.parameters():
-            if each.requires_grad and each.dtype in _HALVES:
-                each.data = each.data.float()
+        for parameter in adapted.parameters():
+            if parameter.requires_grad and parameter.dtype in _HALVES:
+                parameter.data = parameter.data.float()
     return adapted
 
 
@@ -156,7 +156,7 @@ def check_targets(model: nn.Module, peft_config: Any) -> None:
     if not isinstance(targets, list | tuple | set) or not targets:
         return
     names = [name for name, _ in model.named_modules()]
-    unknown = sorted(each for each in targets if not any(f".{name}".endswith(f".{each}") for name in names))
+    unknown = sorted(target for target in targets if not any(f".{name}".endswith(f".{target}") for name in names))
     if unknown:
         raise adapter_refused(ValueError(f"targets that no layer has: {', '.join(unknown)}"), model)
 
@@ -164,7 +164,7 @@ def check_targets(model: nn.Module, peft_config: Any) -> None:
 def adapter_refused(error: Exception, model: nn.Module) -> ConfigError:
     """What PEFT refuses: mostly layers by names that the model does not have."""
     got = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    linear = {name.rpartition(".")[2] for name, each in model.named_modules() if isinstance(each, nn.Linear)}
+    linear = {name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     expected = f"names of this model's layers: {', '.join(sorted(linear - {'lm_head'}))}, or all-linear"
     fix = "Set train.adapter.targets to some of them (target_modules of a peft_config)."
     return ConfigError(explain("train.adapter", got=got, expected=expected, fix=fix))

@@ -61,12 +61,12 @@ class TeacherKeeper:
         self._is_below_adapter = stays_as_it_began and has_adapter(start) and not with_adapter
         if self.kind == "live" or self._is_below_adapter:
             return
-        self._moving = [name for name, each in start.named_parameters() if each.requires_grad]
+        self._moving = [name for name, parameter in start.named_parameters() if parameter.requires_grad]
         self._copy = _copy_of(start)
         if self.kind == "ema":
             weights = dict(self._copy.named_parameters())
             halves = {name: weights[name] for name in self._moving if weights[name].dtype in _HALVES}
-            self._masters = {name: each.detach().float() for name, each in halves.items()}
+            self._masters = {name: weight.detach().float() for name, weight in halves.items()}
 
     @property
     def model(self) -> nn.Module | None:
@@ -85,10 +85,10 @@ class TeacherKeeper:
             return None
         if self._copy is None and not self._is_below_adapter:
             raise InputError(explain("teacher", got=f"{self.kind}, not attached", expected="attach(model) first"))
-        other = WeightedTeacher(self._copy, 1.0, without_adapter=self._is_below_adapter)
+        teacher = WeightedTeacher(self._copy, 1.0, without_adapter=self._is_below_adapter)
         if self.kind == "trust_region":
-            return [other._replace(coefficient=1.0 - self.live_share), WeightedTeacher(coefficient=self.live_share)]
-        return [other]
+            return [teacher._replace(coefficient=1.0 - self.live_share), WeightedTeacher(coefficient=self.live_share)]
+        return [teacher]
 
     @torch.no_grad()
     def after_step(self, model: nn.Module) -> None:
@@ -118,11 +118,11 @@ class TeacherKeeper:
                 explain(f"start weights of teacher {self.kind}", got=got, expected="those", fix=fix)
             )
         self._steps = tree["steps"]
-        own = self._averages()
-        if own.keys() != tree["weights"].keys():
-            missing = sorted(own.keys() ^ tree["weights"].keys())[:3]
+        averages = self._averages()
+        if averages.keys() != tree["weights"].keys():
+            missing = sorted(averages.keys() ^ tree["weights"].keys())[:3]
             raise StaleArtefactError(explain("teacher weights", got=f"others, such as {missing}", expected="the same"))
-        for name, weight in own.items():
+        for name, weight in averages.items():
             weight.copy_(tree["weights"][name].to(weight))
         self.settle()
 
@@ -147,9 +147,13 @@ def live_teacher_warning(kind: str, alpha_sdpo: float, trainer: Any) -> str | No
 
     `trainer` is a `transformers.Trainer`: its optimiser where it was given one, the one that its arguments name if not.
     """
-    given: Any = getattr(trainer, "optimizer_cls_and_kwargs", None)
-    named = given[0].__name__ if given else str(getattr(trainer.args.optim, "value", trainer.args.optim))
-    name = named if trainer.optimizer is None else type(trainer.optimizer).__name__
+    class_and_kwargs: Any = getattr(trainer, "optimizer_cls_and_kwargs", None)
+    configured_name = (
+        class_and_kwargs[0].__name__
+        if class_and_kwargs
+        else str(getattr(trainer.args.optim, "value", trainer.args.optim))
+    )
+    name = configured_name if trainer.optimizer is None else type(trainer.optimizer).__name__
     if kind != "live" or not alpha_sdpo > 0 or not any(part in name.lower() for part in _ADAPTIVE):
         return None
     return (
@@ -161,11 +165,11 @@ def live_teacher_warning(kind: str, alpha_sdpo: float, trainer: Any) -> str | No
 
 def _copy_of(model: nn.Module) -> nn.Module:
     """A second model in eval mode whose trainable weights are its own; frozen ones are those of the first."""
-    shared = [each for each in model.parameters() if not each.requires_grad]
-    twin = copy.deepcopy(model, {id(each): each for each in shared})
+    shared = [parameter for parameter in model.parameters() if not parameter.requires_grad]
+    twin = copy.deepcopy(model, {id(parameter): parameter for parameter in shared})
     causal_lm = causal_lm_of(twin)
     causal_lm.__dict__.pop("forward", None)  # a forward patched onto the first model would run the first one's weights
-    frozen = {id(each) for each in shared}
+    frozen = {id(parameter) for parameter in shared}
     for parameter in twin.parameters():
         if id(parameter) not in frozen:
             parameter.requires_grad_(False)
@@ -205,9 +209,9 @@ def shard_like(copy: nn.Module, model: nn.Module) -> nn.Module:
     from torch.distributed.fsdp import FSDPModule, fully_shard
 
     plain = dict(unwrapped(copy).named_modules())
-    sharded = [(name, each) for name, each in unwrapped(model).named_modules() if isinstance(each, FSDPModule)]
-    for name, each in reversed(sharded):  # the inner ones first, as the root takes what they leave
-        state: Any = each._get_fsdp_state()  # pyright: ignore[reportCallIssue]
+    sharded = [(name, module) for name, module in unwrapped(model).named_modules() if isinstance(module, FSDPModule)]
+    for name, module in reversed(sharded):  # the inner ones first, as the root takes what they leave
+        state: Any = module._get_fsdp_state()  # pyright: ignore[reportCallIssue]
         options: dict[str, Any] = {"mp_policy": state._mp_policy}
         group = state._fsdp_param_group
         if group is not None:
@@ -238,9 +242,9 @@ def load_local_state(teacher: TeacherKeeper, tree: dict[str, Any]) -> None:
         teacher.load_state(tree)
         return
     reshard(teacher)
-    own: dict[str, Tensor] = teacher.state()["weights"]
-    teacher.load_state(tree | {"weights": own})  # what else there is to check and to take
-    for name, weight in own.items():
+    weights: dict[str, Tensor] = teacher.state()["weights"]
+    teacher.load_state(tree | {"weights": weights})  # what else there is to check and to take
+    for name, weight in weights.items():
         _local(weight).copy_(tree["weights"][name])
     teacher.settle()
 

@@ -40,9 +40,9 @@ class UntrainedRows(NamedTuple):
     num_unused: int
 
     def in_words(self) -> str:
-        named, share = ", ".join(self.tokens.values()), max(self.distances) / self.typical
+        token_names, share = ", ".join(self.tokens.values()), max(self.distances) / self.typical
         return (
-            f"these weights never learnt {named}, which the chat template writes: the row of the head is within"
+            f"these weights never learnt {token_names}, which the chat template writes: the row of the head is within"
             f" {share:.1%} (limit {self.limit / self.typical:.0%}) of a trained token's distance from those of"
             f" {self.num_unused} unused entries, so what it draws has any of those in their place"
         )
@@ -55,13 +55,16 @@ def untrained_rows(model: nn.Module, tokenizer: Any, said: Iterable[int]) -> Unt
     layer: Any = causal_lm_of(model).get_output_embeddings()
     head: Tensor = below_rows(layer).weight
     by_adapter: dict[str, list[int]] = {} if below_rows(layer) is layer else layer.token_adapter.token_indices
-    trained = {each for ids in by_adapter.values() for each in ids}
+    trained = {number for ids in by_adapter.values() for number in ids}
     added = {number: text for text, number in tokenizer.get_added_vocab().items() if number < head.shape[0]}
-    wanted = {number: added[number] for number in sorted((set(said) & added.keys()) - trained)}
-    unused = [*range(len(tokenizer), head.shape[0]), *(each for each in added if _NAMED_UNUSED.search(added[each]))]
-    unused = [each for each in unused if each not in wanted]
-    ordinary = [each for each in range(min(len(tokenizer), head.shape[0])) if each not in added]
-    if not wanted or len(unused) < _FEWEST_UNUSED or not ordinary or head.is_meta:
+    tokens = {number: added[number] for number in sorted((set(said) & added.keys()) - trained)}
+    unused = [
+        *range(len(tokenizer), head.shape[0]),
+        *(number for number in added if _NAMED_UNUSED.search(added[number])),
+    ]
+    unused = [number for number in unused if number not in tokens]
+    ordinary = [number for number in range(min(len(tokenizer), head.shape[0])) if number not in added]
+    if not tokens or len(unused) < _FEWEST_UNUSED or not ordinary or head.is_meta:
         return None
     centre = _rows(head, unused).mean(0)
 
@@ -73,10 +76,10 @@ def untrained_rows(model: nn.Module, tokenizer: Any, said: Iterable[int]) -> Unt
     limit = max(spread, _NEAR * typical)
     if not spread <= _SPREAD * typical or not typical:  # so that NaN fails too
         return None
-    near = {each: far for each, far in zip(wanted, distances([*wanted]).tolist(), strict=True) if far <= limit}
+    near = {number: far for number, far in zip(tokens, distances([*tokens]).tolist(), strict=True) if far <= limit}
     if not near:
         return None
-    return UntrainedRows({each: wanted[each] for each in near}, [*near.values()], typical, limit, len(unused))
+    return UntrainedRows({number: tokens[number] for number in near}, [*near.values()], typical, limit, len(unused))
 
 
 def _rows(head: Tensor, ids: Sequence[int]) -> Tensor:
@@ -91,8 +94,8 @@ def with_token_rows(peft_config: Any, model: nn.Module, ids: Sequence[int]) -> A
     wrapped = [causal_lm.get_input_embeddings(), causal_lm.get_output_embeddings()]
     if wrapped[1].weight is wrapped[0].weight:
         wrapped = wrapped[:1]
-    names = {each: name for name, each in causal_lm.named_modules()}
-    peft_config.trainable_token_indices = {names[each]: sorted(ids) for each in wrapped}
+    names = {module: name for name, module in causal_lm.named_modules()}
+    peft_config.trainable_token_indices = {names[module]: sorted(ids) for module in wrapped}
     return peft_config
 
 
@@ -104,16 +107,16 @@ def settle_token_rows(model: nn.Module) -> None:
         return
     if "bias" not in head._parameters and below_rows(head).bias is None:
         head.register_parameter("bias", None)
-    for name, each in model.named_parameters():
+    for name, weight in model.named_parameters():
         if "trainable_tokens_delta" in name:
-            each.data = each.data.float() if each.dtype in (torch.bfloat16, torch.float16) else each.data
+            weight.data = weight.data.float() if weight.dtype in (torch.bfloat16, torch.float16) else weight.data
 
 
 def ids_of_tokens(tokenizer: Any, tokens: Sequence[str]) -> list[int]:
     """The ids of tokens by their texts."""
-    known = tokenizer.get_vocab()
-    if unknown := [each for each in tokens if each not in known]:
+    vocabulary = tokenizer.get_vocab()
+    if unknown := [token for token in tokens if token not in vocabulary]:
         fix = 'Name tokens as the vocabulary has them, or "auto".'
         got = f"{', '.join(unknown)}, not in the vocabulary"
         raise ConfigError(explain("train.adapter.token_rows", got=got, expected="tokens of this model", fix=fix))
-    return [known[each] for each in tokens]
+    return [vocabulary[token] for token in tokens]

@@ -95,11 +95,11 @@ def warm_up(
         fix = "Run `crf pairs`, or set train.warmup.hinted_corrections = false."
         expected = "sites whose correction is known"
         raise InputError(explain("hinted corrections", got=f"none; {dict(data.drops)}", expected=expected, fix=fix))
-    known, origin = finished_warm_up(folder), _origin(model, args, patience)
-    if known is not None:
-        _check_same_origin(folder, known, origin)
-        _check_same_data(folder / known.checkpoint, data, origin)
-        return known
+    outcome, origin = finished_warm_up(folder), _origin(model, args, patience)
+    if outcome is not None:
+        _check_same_origin(folder, outcome, origin)
+        _check_same_data(folder / outcome.checkpoint, data, origin)
+        return outcome
     evaluated = None if patience is None or held_out is None else held_out.only_responses()
     if patience is not None and (evaluated is None or args.save_steps != args.eval_steps):
         got = "no held-out sessions" if evaluated is None else f"{args.save_steps} steps, evaluations {args.eval_steps}"
@@ -114,16 +114,16 @@ def warm_up(
     end = f"checkpoint-{_lowest(losses) if losses else state.global_step}"
     _check_same_data(folder / end, data, origin)
     learnt = [float(line[_LEARNT]) for line in state.log_history if _LEARNT in line]
-    known = FinishedWarmUp(
+    outcome = FinishedWarmUp(
         checkpoint=end,
         steps=state.global_step,
-        held_out=[[*each] for each in losses],
+        held_out=[[*evaluation] for evaluation in losses],
         learnt=[learnt[0], learnt[-1]] if learnt else [],
         **origin,
     )
     if args.should_save:
-        atomic_write_json(folder / FINISHED, {"schema": _SCHEMA, "version": _VERSION, **asdict(known)})
-    return known
+        atomic_write_json(folder / FINISHED, {"schema": _SCHEMA, "version": _VERSION, **asdict(outcome)})
+    return outcome
 
 
 def _make_steps(
@@ -166,18 +166,18 @@ def name_logprob(model: nn.Module, sessions: LoggedSessions) -> float | None:
     A model that knows the harness is nearly sure of how a call begins, and chooses among a few names. The calls are
     spread evenly over the sessions, and the same at every start.
     """
-    places = [place for session in sessions.rendered for place in session.good_calls]
-    chosen = [places[at * len(places) // _CALLS] for at in range(_CALLS)] if len(places) > _CALLS else places
-    found: list[float] = []
-    for place in chosen:
-        span = place.span
-        decision = decide(sessions.renderer, place.rendered, span, place.words)
+    calls = [call for session in sessions.rendered for call in session.good_calls]
+    chosen = [calls[at * len(calls) // _CALLS] for at in range(_CALLS)] if len(calls) > _CALLS else calls
+    logprobs: list[float] = []
+    for call in chosen:
+        span = call.span
+        decision = decide(sessions.renderer, call.rendered, span, call.words)
         if span.call_start is None or decision.basis in ("call", "turn"):
             continue
         first = max(0, span.call_start - _CONTEXT)
-        ids = place.rendered.ids[first : decision.stretches[0][1]]
-        found += response_logprobs(model, [(ids, span.call_start - first)]).tolist()
-    return fmean(found) if found else None
+        ids = call.rendered.ids[first : decision.stretches[0][1]]
+        logprobs += response_logprobs(model, [(ids, span.call_start - first)]).tolist()
+    return fmean(logprobs) if logprobs else None
 
 
 class _Watching(TrainerCallback):
@@ -221,7 +221,7 @@ def _held_out_losses(history: Sequence[Mapping[str, Any]]) -> list[tuple[int, fl
 
 def _lowest(losses: Sequence[tuple[int, float]]) -> int:
     """The step of the lowest loss, the first of several."""
-    return min(losses, key=lambda each: each[1])[0]
+    return min(losses, key=lambda evaluation: evaluation[1])[0]
 
 
 def _origin(model: nn.Module, args: TrainingArguments, patience: int | None) -> dict[str, Any]:
@@ -239,12 +239,12 @@ def _origin(model: nn.Module, args: TrainingArguments, patience: int | None) -> 
 def _check_same_origin(folder: Path, known: FinishedWarmUp, now: Mapping[str, Any]) -> None:
     """Raise StaleArtefactError that names what a finished warm-up began with otherwise."""
     before, after = (
-        {name.replace("_", " "): str(each[name])[:12] for name in _START} | each["settings"]
-        for each in (asdict(known), now)
+        {name.replace("_", " "): str(origin[name])[:12] for name in _START} | origin["settings"]
+        for origin in (asdict(known), now)
     )
     different = [name for name in {**before, **after} if before.get(name) != after.get(name)]
     if different:
-        got, expected = (", ".join(f"{name} {each.get(name)}" for name in different) for each in (before, after))
+        got, expected = (", ".join(f"{name} {values.get(name)}" for name in different) for values in (before, after))
         raise StaleArtefactError(explain(str(folder / FINISHED), got=got, expected=expected, fix=_ELSEWHERE))
 
 

@@ -65,11 +65,11 @@ def model_card(
         "## Training",
         _training(trained.record),
         "## Data",
-        "\n".join(f"- {each}" for each in data_facts(trained.run)) or "Nothing is known here about the data.",
+        "\n".join(f"- {fact}" for fact in data_facts(trained.run)) or "Nothing is known here about the data.",
         "## Figures",
         *_figures(evaluation),
         "## Limits",
-        "\n".join(f"- {each}" for each in [*_LIMITS, *_limits_of(evaluation)]),
+        "\n".join(f"- {limit}" for limit in [*_LIMITS, *_limits_of(evaluation)]),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -88,7 +88,7 @@ def data_card(run: RunDir, *, name: str, what: str, fields: Mapping[str, str], f
         "## Fields",
         f"| field | what it is |\n|---|---|\n{rows}",
         "## Where it is from",
-        "\n".join(f"- {each}" for each in data_facts(run)),
+        "\n".join(f"- {fact}" for fact in data_facts(run)),
         "## Limits",
         "\n".join(
             [
@@ -147,8 +147,8 @@ def data_facts(run: RunDir | None) -> Iterator[str]:
     """Sentences about a run's data, from the sidecars: numbers only."""
     if run is None:
         return
-    known = {name: _counts(run, name) for name in ("conversations", "sites", "pairs", "split")}
-    talk, sites, pairs, sides = (known[name] for name in ("conversations", "sites", "pairs", "split"))
+    counts = {name: _counts(run, name) for name in ("conversations", "sites", "pairs", "split")}
+    talk, sites, pairs, sides = (counts[name] for name in ("conversations", "sites", "pairs", "split"))
     if talk:
         formats = sorted(key.removeprefix("files: ") for key in talk if key.startswith("files: "))
         of_what = f" ({', '.join(formats)})" if formats else ""
@@ -173,7 +173,7 @@ def data_facts(run: RunDir | None) -> Iterator[str]:
 def _scrubbing(run: RunDir, talk: Mapping[str, int]) -> str:
     if run.meta("conversations").settings.get("scrubbed") is not True:
         return "Secrets were left in on purpose (`--no-scrub`)."
-    number = sum(each for key, each in talk.items() if key.startswith("redacted: "))
+    number = sum(count for key, count in talk.items() if key.startswith("redacted: "))
     return f"Secrets and names were taken out before anything was written: {number:,} places."
 
 
@@ -189,21 +189,24 @@ def _counts(run: RunDir, name: str) -> dict[str, int]:
 def _training(record: Mapping[str, Any]) -> str:
     if not record:
         return "No record of a training lies beside these weights."
-    channels = [each for each in record.get("channels", ()) if isinstance(each, Mapping)]
+    channels = [channel for channel in record.get("channels", ()) if isinstance(channel, Mapping)]
     by_state: dict[bool, list[Mapping[str, Any]]] = {True: [], False: []}
-    for each in channels:
-        by_state[bool(each.get("steps"))].append(each)
-    ran = [f"{each.get('name')} (weight {each.get('weight'):g}, {each.get('steps')} steps)" for each in by_state[True]]
-    others = [f"{each.get('name')} ({channel_in_words(each, None)})" for each in by_state[False]]
+    for channel in channels:
+        by_state[bool(channel.get("steps"))].append(channel)
+    ran = [
+        f"{channel.get('name')} (weight {channel.get('weight'):g}, {channel.get('steps')} steps)"
+        for channel in by_state[True]
+    ]
+    untaught = [f"{channel.get('name')} ({channel_in_words(channel, None)})" for channel in by_state[False]]
     warmed = f" after a warm-up of {record['warmup_steps']}" if record.get("warmup_steps") else ""
     lines = [
         f"{record.get('steps', 0)} steps{warmed}; channels that ran: {', '.join(ran) or 'none'}.",
-        *([f"Channels that were not taught: {', '.join(others)}."] if others else []),
+        *([f"Channels that were not taught: {', '.join(untaught)}."] if untaught else []),
         f"Digests: config {str(record.get('config_hash'))[:12]}, start weights {str(record.get('start_digest'))[:12]}.",
-        *(f"Alarm: {each}." for each in record.get("alarms", ())),
-        *(f"Diagnosis: {each}" for each in record.get("diagnosis", ())),
+        *(f"Alarm: {alarm}." for alarm in record.get("alarms", ())),
+        *(f"Diagnosis: {finding}" for finding in record.get("diagnosis", ())),
     ]
-    return "\n".join(f"- {_cell(each)}" for each in lines)
+    return "\n".join(f"- {_cell(line)}" for line in lines)
 
 
 def _figures(evaluation: Mapping[str, Any] | None) -> Iterator[str]:
@@ -213,18 +216,18 @@ def _figures(evaluation: Mapping[str, Any] | None) -> Iterator[str]:
         yield "Figures of other weights are not shown here."
         return
     verdict = evaluation["verdict"]
-    yield " ".join(_cell(each) for each in verdict["sentences"])
+    yield " ".join(_cell(sentence) for sentence in verdict["sentences"])
     if remarks := verdict.get("remarks"):
-        yield "\n".join(f"- {_cell(each)}" for each in remarks)
-    rows = [_row(each) for each in evaluation["figures"] if each.get("kind") is None]
+        yield "\n".join(f"- {_cell(remark)}" for remark in remarks)
+    rows = [_row(figure) for figure in evaluation["figures"] if figure.get("kind") is None]
     head = "| figure | arm | estimate | 95% interval | n | sessions | which way |\n|---|---|---|---|---|---|---|"
     yield "\n".join([head, *rows])
-    named, over = evaluation.get("named", "after training"), (evaluation.get("split") or {}).get("over", "session")
-    yield f"The figure in bold was named {named}, the others are exploratory. Intervals: over held-out {over}s."
+    when_named, over = evaluation.get("named", "after training"), (evaluation.get("split") or {}).get("over", "session")
+    yield f"The figure in bold was named {when_named}, the others are exploratory. Intervals: over held-out {over}s."
     if damage := evaluation.get("damage"):
         lines = [
-            f"| {_cell(each['name'])} | {each['before']:.4g} | {each['after']:.4g} | {_cell(each['unit'])} |"
-            for each in damage
+            f"| {_cell(metric['name'])} | {metric['before']:.4g} | {metric['after']:.4g} | {_cell(metric['unit'])} |"
+            for metric in damage
         ]
         yield "\n".join(["| damage | before | after | unit |\n|---|---|---|---|", *lines])
 
@@ -258,5 +261,5 @@ def _front_matter(head: Mapping[str, Any]) -> str:
 
 def _cell(text: str) -> str:
     """On one line, with nothing that markdown or a browser would act upon."""
-    line = " ".join("".join(each if each.isprintable() else " " for each in str(text)).split())
+    line = " ".join("".join(character if character.isprintable() else " " for character in str(text)).split())
     return line.replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|").replace("`", "'")

@@ -100,9 +100,9 @@ class Arms:
             written = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), **options)
         new = written[0, ids.shape[1] :].tolist()
         ends = self._ends
-        is_cut = not any(each in ends for each in new)
-        said = new if is_cut else new[: next(at for at, each in enumerate(new) if each in ends)]
-        return Answer(self.tokenizer.decode(said, skip_special_tokens=False).strip(), len(said), is_cut)
+        is_cut = not any(token in ends for token in new)
+        answer_ids = new if is_cut else new[: next(at for at, token in enumerate(new) if token in ends)]
+        return Answer(self.tokenizer.decode(answer_ids, skip_special_tokens=False).strip(), len(answer_ids), is_cut)
 
     def says(self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] | None) -> Prompt:
         """The prompt for an answer to these messages."""
@@ -119,7 +119,7 @@ class Arms:
         """The prompt of the turn that a site is about, as a training renders it."""
         site, _, conversation = read_site(run, identity)
         renderer = make_renderer(_render_of(self.trained), self.tokenizer, tools_of(run))
-        turn = next(each for each in conversation.turns if each.id == site.turn_id)
+        turn = next(candidate for candidate in conversation.turns if candidate.id == site.turn_id)
         for sequence in renderer.render(conversation):
             for span in sequence.spans:
                 if span.turn_id == site.turn_id:
@@ -160,8 +160,8 @@ def _side_of(run: RunDir, conversation_id: str) -> str:
 
 def run_tools(run: RunDir | None) -> list[dict[str, Any]] | None:
     """The tools of the agent with the most of them, for words that belong to no session."""
-    known = tools_of(run)
-    return max(known.values(), key=len) if known else None
+    tools_by_format = tools_of(run)
+    return max(tools_by_format.values(), key=len) if tools_by_format else None
 
 
 def _render_of(trained: Trained) -> RenderConfig:

@@ -101,10 +101,10 @@ def export_data_set(
 def _by_side(run: RunDir) -> Iterator[tuple[str, LoggedSession]]:
     """Every conversation with the side of the split that it stands on; all are `train` where nobody drew one."""
     split = sides_of(run)
-    known = {} if split is None else {each: side for side in split._fields for each in getattr(split, side)}
+    sides = {} if split is None else {identity: side for side in split._fields for identity in getattr(split, side)}
     for session in read_sessions(run, with_sites=True, with_pairs=run.path("pairs").exists()):
-        if split is None or session.conversation.id in known:
-            yield known.get(session.conversation.id, "train"), session
+        if split is None or session.conversation.id in sides:
+            yield sides.get(session.conversation.id, "train"), session
 
 
 def _sft_rows(session: LoggedSession, tools: ToolTable) -> Iterator[Row]:
@@ -124,17 +124,17 @@ def _sft_rows(session: LoggedSession, tools: ToolTable) -> Iterator[Row]:
 
 def _sharegpt_rows(session: LoggedSession, tools: ToolTable) -> Iterator[Row]:
     conversation = session.conversation
-    said: list[Mapping[str, Any]] = []
+    messages: list[Mapping[str, Any]] = []
     for before, turn in states(conversation):
-        said = [*before, _message(turn)]
-    if not said:
+        messages = [*before, _message(turn)]
+    if not messages:
         return
-    talk = [{"from": _FROM.get(str(each["role"]), "human"), "value": _value(each)} for each in said]
+    talk = [{"from": _FROM.get(str(message["role"]), "human"), "value": _value(message)} for message in messages]
     yield {"id": conversation.id, "conversations": talk, "tools": _schemas(tools, conversation.format)}
 
 
 def _message(turn: Turn) -> dict[str, Any]:
-    calls = [call_entry(each.id, each.name, arguments_text(each)) for each in turn.calls]
+    calls = [call_entry(call.id, call.name, arguments_text(call)) for call in turn.calls]
     return {"role": "assistant", "content": turn.text, **({"tool_calls": calls} if calls else {})}
 
 
@@ -142,10 +142,10 @@ def _value(message: Mapping[str, Any]) -> str:
     """A message as one text; arguments that are no JSON stand as the model wrote them."""
     if message["role"] == "tool":
         return f"<tool_response>\n{message['content']}\n</tool_response>"
-    calls = [each["function"] for each in message.get("tool_calls", ())]
+    calls = [call["function"] for call in message.get("tool_calls", ())]
     blocks = [
-        f'<tool_call>\n{{"name": {json.dumps(each["name"])}, "arguments": {each["arguments"]}}}\n</tool_call>'
-        for each in calls
+        f'<tool_call>\n{{"name": {json.dumps(call["name"])}, "arguments": {call["arguments"]}}}\n</tool_call>'
+        for call in calls
     ]
     return "\n".join([*([str(message["content"])] if message["content"] else []), *blocks])
 

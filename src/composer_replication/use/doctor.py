@@ -87,14 +87,14 @@ def _packages() -> Iterator[Line]:
 
 def _extras() -> Iterator[Line]:
     for extra, purpose in _EXTRAS.items():
-        if wanted := _declared(extra):
-            yield _extra(extra, wanted, f"For {purpose}, type: {install_line(extra=extra)}")
+        if requirements := _declared(extra):
+            yield _extra(extra, requirements, f"For {purpose}, type: {install_line(extra=extra)}")
     there = [name for name, _ in _ALONE if available(name)]
     absent = [f"{name} ({purpose})" for name, purpose in _ALONE if name not in there]
-    said = f"installed: {', '.join(there) or 'none'}" + (
+    summary = f"installed: {', '.join(there) or 'none'}" + (
         f"; not needed by default: {', '.join(absent)}" if absent else ""
     )
-    yield Line("on request", "ok", said)
+    yield Line("on request", "ok", summary)
 
 
 def install_line(*packages: str, extra: str | None = None) -> str:
@@ -115,15 +115,16 @@ def _installed_from() -> str:
 
 
 def _extra(extra: str, wanted: Sequence[Requirement], fix: str) -> Line:
-    versions = {each.name: _version(each.name) for each in wanted}
+    versions = {requirement.name: _version(requirement.name) for requirement in wanted}
     missing = [f"no {name}" for name, version in versions.items() if version is None]
-    other = [
-        f"{each.name} {versions[each.name]}, expected {each.specifier}"
-        for each in wanted
-        if (version := versions[each.name]) is not None and not each.specifier.contains(version, prereleases=True)
+    mismatched = [
+        f"{requirement.name} {versions[requirement.name]}, expected {requirement.specifier}"
+        for requirement in wanted
+        if (version := versions[requirement.name]) is not None
+        and not requirement.specifier.contains(version, prereleases=True)
     ]
-    if missing or other:
-        return Line(f"extra {extra}", "warn", ", ".join([*missing, *other]), fix)
+    if missing or mismatched:
+        return Line(f"extra {extra}", "warn", ", ".join([*missing, *mismatched]), fix)
     return Line(f"extra {extra}", "ok", ", ".join(f"{name} {version}" for name, version in versions.items()))
 
 
@@ -136,7 +137,9 @@ def _declared(extra: str) -> list[Requirement]:
     except importlib.metadata.PackageNotFoundError:  # run from a source tree alone
         return []
     every = [Requirement(text) for text in texts]
-    return [each for each in every if each.marker and each.marker.evaluate({"extra": extra})]
+    return [
+        requirement for requirement in every if requirement.marker and requirement.marker.evaluate({"extra": extra})
+    ]
 
 
 def _devices() -> Iterator[Line]:
@@ -153,10 +156,10 @@ def _devices() -> Iterator[Line]:
     for index in range(torch.cuda.device_count()):
         free, total = torch.cuda.mem_get_info(index)
         bf16 = "bf16" if torch.cuda.is_bf16_supported() else "no bf16"
-        found = f"{torch.cuda.get_device_name(index)}, {free / GIB:.0f} of {total / GIB:.0f} GiB free, {bf16}"
+        facts = f"{torch.cuda.get_device_name(index)}, {free / GIB:.0f} of {total / GIB:.0f} GiB free, {bf16}"
         is_busy = free < total / 2
         yield Line(
-            f"gpu {index}", "warn" if is_busy else "ok", found, "Another program holds most of it" if is_busy else ""
+            f"gpu {index}", "warn" if is_busy else "ok", facts, "Another program holds most of it" if is_busy else ""
         )
 
 
@@ -175,9 +178,9 @@ def _memory() -> Line:
 
 
 def _disk(folder: Path) -> Line:
-    place = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
-    free, name = shutil.disk_usage(place).free, f"disk at {place}"
-    if not os.access(place, os.W_OK):
+    disk_folder = next(candidate for candidate in (folder.absolute(), *folder.absolute().parents) if candidate.exists())
+    free, name = shutil.disk_usage(disk_folder).free, f"disk at {disk_folder}"
+    if not os.access(disk_folder, os.W_OK):
         return Line(name, "fail", "cannot be written to", "Take another folder, or look at whose it is")
     fix = (
         ""
@@ -233,8 +236,10 @@ def _model(name: str) -> Iterator[Line]:
         return
     text, learnt = config.get_text_config(), learnt_context(name, tokenizer)
     window, _ = CrfConfig().train.batch.fitted(learnt).window
-    said = f"has learnt contexts of up to {learnt:,} tokens" if learnt else "does not say how long its contexts may be"
-    yield Line("model", "ok", f"{config.model_type}, {text.vocab_size:,} words, {said}: windows of {window:,}")
+    context_note = (
+        f"has learnt contexts of up to {learnt:,} tokens" if learnt else "does not say how long its contexts may be"
+    )
+    yield Line("model", "ok", f"{config.model_type}, {text.vocab_size:,} words, {context_note}: windows of {window:,}")
     yield Line("tokenizer", "ok", f"{type(tokenizer).__name__}, {len(tokenizer):,} tokens")
     yield _template(tokenizer)
     if Path(name).is_dir() and not any(Path(name).glob("*.safetensors")):

@@ -64,9 +64,9 @@ def merge_adapter(trained: Trained, folder: Path, *, precision: Precision = "aut
     if trained.adapter is None:
         _copy_whole(trained, folder)
         return MergeCheck(difference=0.0, effect=0.0, num_tokens=0, precision="as trained")
-    wanted = _wanted_dtype(trained.base, precision)
-    check = _merged(trained, trained.adapter, folder, wanted, device)
-    if not check.holds and precision == "auto" and wanted != torch.float32:
+    dtype = _wanted_dtype(trained.base, precision)
+    check = _merged(trained, trained.adapter, folder, dtype, device)
+    if not check.holds and precision == "auto" and dtype != torch.float32:
         shutil.rmtree(folder)  # of fewer bits there may be fewer files
         share = f"{check.difference / check.effect:.0%} of what the adapter changes"
         why = f"in {check.precision}, as the start weights are, rounding would lose {share}"
@@ -105,10 +105,10 @@ def _wanted_dtype(base: str, precision: Precision) -> torch.dtype:
     if precision == "auto":
         config = load_config(base, what=f"start weights {base!r}")
         name = str(getattr(config, "dtype", None) or "float32").removeprefix("torch.")
-    found = getattr(torch, name, None)
-    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise InputError(explain("precision", got=repr(name), expected=f"one of {', '.join(PRECISIONS)}"))
-    return found
+    return dtype
 
 
 def probe_ids(tokenizer: Any, config: Any) -> Tensor:

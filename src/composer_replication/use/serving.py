@@ -40,10 +40,10 @@ class Made(NamedTuple):
 
 def find_converter(environment: Mapping[str, str]) -> Path | None:
     """llama.cpp's converter: in the folder that LLAMA_CPP names, or on the PATH."""
-    named = [Path(environment[name]) / CONVERTER for name in _PLACES if environment.get(name)]
+    named_paths = [Path(environment[name]) / CONVERTER for name in _PLACES if environment.get(name)]
     on_path = shutil.which(CONVERTER, path=environment.get("PATH"))
-    found = [*named, *([Path(on_path)] if on_path else [])]
-    return next((path for path in found if path.is_file()), None)
+    candidates = [*named_paths, *([Path(on_path)] if on_path else [])]
+    return next((path for path in candidates if path.is_file()), None)
 
 
 def write_gguf(merged: Path, target: Path, *, precision: str, environment: Mapping[str, str] = os.environ) -> Made:
@@ -88,7 +88,7 @@ def write_ollama(folder: Path, tokenizer: Any, *, weights: str, max_length: int 
     parts = ollama_template(tokenizer)
     lines = [f"FROM {weights}"]
     if parts is not None:
-        lines += [f'TEMPLATE """{parts.template}"""', *(f"PARAMETER stop {_quoted(each)}" for each in parts.stops)]
+        lines += [f'TEMPLATE """{parts.template}"""', *(f"PARAMETER stop {_quoted(stop)}" for stop in parts.stops)]
     lines += [f"PARAMETER num_ctx {max_length}"] if max_length else []
     path = folder / "Modelfile"
     atomic_write_text(path, "\n".join(lines) + "\n")
@@ -109,31 +109,34 @@ class OllamaTemplate:
 
     def render(self, messages: Sequence[Mapping[str, str]]) -> str:
         """What Ollama makes of the template."""
-        said = (self.around[each["role"]][0] + each["content"] + self.around[each["role"]][1] for each in messages)
-        return self.begin + "".join(said) + self.answer
+        texts = (
+            self.around[message["role"]][0] + message["content"] + self.around[message["role"]][1]
+            for message in messages
+        )
+        return self.begin + "".join(texts) + self.answer
 
 
 def ollama_template(tokenizer: Any) -> OllamaTemplate | None:
     """The chat template in Ollama's language, or None where it does more than put texts around messages."""
     try:
-        found = _read_parts(tokenizer)
-        if found is None or not _can_be_written(found):
+        parts = _read_parts(tokenizer)
+        if parts is None or not _can_be_written(parts):
             return None
         talk = [{"role": role, "content": f"{role} {number}: a\n b"} for number in range(2) for role in _ROLES[1:]]
         for messages in ([{"role": "system", "content": "be brief"}, *talk[:3]], talk[:3]):
-            if found.render(messages) != _render(tokenizer, messages, prompt=True):
+            if parts.render(messages) != _render(tokenizer, messages, prompt=True):
                 return None
-        return found
+        return parts
     except (InputError, ValueError, TypeError, KeyError):  # a template may refuse a role, or an order of roles
         return None
 
 
 def _can_be_written(parts: OllamaTemplate) -> bool:
     """Whether no text of ours would be read as Ollama's own: its actions, the end of the template, an escape."""
-    texts = [parts.answer, *(each for pair in parts.around.values() for each in pair)]
+    texts = [parts.answer, *(text for pair in parts.around.values() for text in pair)]
     is_closed_early = '"""' in parts.template or parts.template.endswith('"')
-    are_plain = all(_quoted(each) == f'"{each}"' for each in parts.stops)
-    return are_plain and not is_closed_early and not any("{{" in each or each.endswith("{") for each in texts)
+    are_plain = all(_quoted(stop) == f'"{stop}"' for stop in parts.stops)
+    return are_plain and not is_closed_early and not any("{{" in text or text.endswith("{") for text in texts)
 
 
 def _quoted(text: str) -> str:
@@ -145,10 +148,10 @@ def _read_parts(tokenizer: Any) -> OllamaTemplate | None:
     talk = [{"role": role, "content": _MARK} for role in _ROLES]
     whole = _render(tokenizer, talk, prompt=False)
     pieces = whole.split(_MARK)
-    asked = _render(tokenizer, [*talk, {"role": "user", "content": _MARK}], prompt=False)
-    if len(pieces) != 4 or not asked.startswith(whole):
+    with_question = _render(tokenizer, [*talk, {"role": "user", "content": _MARK}], prompt=False)
+    if len(pieces) != 4 or not with_question.startswith(whole):
         return None
-    before_user, _, after_user = asked.removeprefix(whole).partition(_MARK)
+    before_user, _, after_user = with_question.removeprefix(whole).partition(_MARK)
     answer = _render(tokenizer, [talk[0], talk[1]], prompt=True).removeprefix(
         _render(tokenizer, talk[:2], prompt=False)
     )

@@ -17,15 +17,17 @@ _PROJECT = "huggingface"
 def evaluation_metrics(evaluation: Mapping[str, Any]) -> dict[str, float]:
     """Figures as metrics: `evaluation/ARM/NAME` and its interval's ends; by kind with the kind behind the name."""
     metrics: dict[str, float] = {}
-    for each in evaluation["figures"]:
-        name = "/".join(["evaluation", each["arm"], each["name"], *([each["kind"]] if each.get("kind") else [])])
+    for figure in evaluation["figures"]:
+        name = "/".join(
+            ["evaluation", figure["arm"], figure["name"], *([figure["kind"]] if figure.get("kind") else [])]
+        )
         for key, suffix in (("estimate", ""), ("low", "/low"), ("high", "/high")):
-            if each[key] is not None:
-                metrics[name + suffix] = float(each[key])
-    for each in evaluation.get("damage", ()):
+            if figure[key] is not None:
+                metrics[name + suffix] = float(figure[key])
+    for metric in evaluation.get("damage", ()):
         for arm in ("before", "after", "control"):
-            if each.get(arm) is not None:
-                metrics[f"evaluation/damage/{each['name']}/{arm}"] = float(each[arm])
+            if metric.get(arm) is not None:
+                metrics[f"evaluation/damage/{metric['name']}/{arm}"] = float(metric[arm])
     return metrics
 
 
@@ -37,7 +39,7 @@ def report_evaluation(report_to: str, evaluation: Mapping[str, Any], *, run_name
     if not available(report_to):
         raise MissingExtraError(f"{report_to} is not installed. Type: pip install {report_to}", name=report_to)
     tracker: Any = import_module(report_to)
-    models = {f"{arm}_model": str(each["name"]) for arm, each in evaluation["models"].items() if each}
+    models = {f"{arm}_model": str(model["name"]) for arm, model in evaluation["models"].items() if model}
     settings = {"verdict": evaluation["verdict"]["word"], "primary": evaluation["primary"], **models}
     tracker.init(
         project=os.environ.get(f"{report_to.upper()}_PROJECT", _PROJECT), name=f"{run_name}-evaluation", config=settings

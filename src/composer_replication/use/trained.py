@@ -50,8 +50,8 @@ class Trained:
 
 def find_trained(name: str, adapter: str | None = None) -> Trained:
     """What a run directory, an output folder of a training, an adapter, or a model's folder or name stands for."""
-    place = Path(name).expanduser()
-    run = RunDir.open(place) if (place / MARKER).is_file() else None
+    path = Path(name).expanduser()
+    run = RunDir.open(path) if (path / MARKER).is_file() else None
     if adapter is not None:
         folder = Path(adapter).expanduser()
         if not (folder / ADAPTER_CONFIG).is_file():
@@ -59,13 +59,13 @@ def find_trained(name: str, adapter: str | None = None) -> Trained:
             raise InputError(explain(f"--adapter {adapter}", got=f"no {ADAPTER_CONFIG} in it", expected="one", fix=fix))
         base = _base_of(folder) if run is not None else absolute_base(name)
         return Trained(base=base, adapter=folder, record=read_training(folder), run=run)
-    folder = _weights_in(place, run)
+    folder = _weights_in(path, run)
     if folder is None and run is not None:
         fix = (
             f"`crf train --set train.run={name!r} --set train.model=MODEL` trains some; or name them: --adapter FOLDER."
         )
-        begun = half_trained(run.root)
-        got, fix = (begun, "") if begun else ("none", fix)
+        progress = half_trained(run.root)
+        got, fix = (progress, "") if progress else ("none", fix)
         raise ArtefactNotFoundError(explain(f"trained weights of {name}", got=got, expected="an adapter", fix=fix))
     if folder is None:
         return Trained(base=absolute_base(name))
@@ -85,26 +85,26 @@ def _weights_in(place: Path, run: RunDir | None) -> Path | None:
             return folder
     if run is None:
         return None
-    noted = [each for each in made_elsewhere(run) if each.what == "trained weights"]
+    noted = [entry for entry in made_elsewhere(run) if entry.what == "trained weights"]
     return find_source(noted[-1].path, run.root) if noted else None
 
 
 def _base_of(adapter: Path) -> str:
     """The start weights that an adapter names. A relative path was meant from where it was trained: looked for from
     here, and from the folders that the adapter lies in."""
-    named = read_object(adapter / ADAPTER_CONFIG).get(_BASE) or read_training(adapter).get("start_weights")
-    if not isinstance(named, str) or not named:
+    base = read_object(adapter / ADAPTER_CONFIG).get(_BASE) or read_training(adapter).get("start_weights")
+    if not isinstance(base, str) or not base:
         fix = "Name the start weights: `crf chat MODEL --adapter FOLDER`."
-        raise InputError(explain(f"{adapter / ADAPTER_CONFIG}, {_BASE}", got=repr(named), expected="a model", fix=fix))
-    return absolute_base(named, near=adapter.resolve().parents)
+        raise InputError(explain(f"{adapter / ADAPTER_CONFIG}, {_BASE}", got=repr(base), expected="a model", fix=fix))
+    return absolute_base(base, near=adapter.resolve().parents)
 
 
 def absolute_base(name: str, *, near: Iterable[Path] = ()) -> str:
     """A folder by its absolute path, a hub name as it is; `student` is the model that comes with the package."""
     path = Path(name).expanduser()
-    for place in (path, *((folder / path) for folder in near)):
-        if name and place.is_dir():
-            return str(place.resolve())
+    for candidate in (path, *((folder / path) for folder in near)):
+        if name and candidate.is_dir():
+            return str(candidate.resolve())
     return resolve_model(name)
 
 
@@ -129,12 +129,12 @@ def licence_of(base: str) -> str:
             continue
         text = path.read_text(encoding="utf-8", errors="replace")
         if path.suffix == ".json":
-            known = read_object(path)
-            said = known.get("license") or known.get("licence")
-            if isinstance(said, str) and said.strip():
-                return _one_line(said)
-        elif text.startswith("---") and (found := _LICENCE_LINE.search(text.split("\n---", 1)[0])):
-            return _one_line(found[1])
+            card = read_object(path)
+            licence = card.get("license") or card.get("licence")
+            if isinstance(licence, str) and licence.strip():
+                return _one_line(licence)
+        elif text.startswith("---") and (match := _LICENCE_LINE.search(text.split("\n---", 1)[0])):
+            return _one_line(match[1])
     return UNKNOWN_LICENCE
 
 
@@ -149,8 +149,8 @@ def _cards_of(base: str) -> list[Path]:
         cached = [try_to_load_from_cache(base, name) for name in names]
     except HFValidationError:  # no name of a repository
         return []
-    return [Path(each) for each in cached if isinstance(each, str)]
+    return [Path(path) for path in cached if isinstance(path, str)]
 
 
 def _one_line(text: str) -> str:
-    return "".join(each for each in " ".join(text.split())[:80] if each.isprintable())
+    return "".join(character for character in " ".join(text.split())[:80] if character.isprintable())

@@ -37,8 +37,8 @@ def words_key(words: Sequence[Word], place: Place) -> Key:
     if name in SUBCOMMANDS and len(words) > 1:
         return _subcommand_key(name, words, place)
     program = PROGRAMS.get(name)
-    found = line_key(words[1:], program, place) if program is not None else None
-    return [name, found] if found is not None else plain_key(words, place)
+    rest_key = line_key(words[1:], program, place) if program is not None else None
+    return [name, rest_key] if rest_key is not None else plain_key(words, place)
 
 
 def plain_key(words: Sequence[Word], place: Place | None = None) -> Key:
@@ -141,14 +141,14 @@ def _subcommand_key(name: str, words: Sequence[Word], place: Place) -> Key:
     settings, at = list[object](), 1
     if name == "git":
         settings, at, place = _git_settings(words, place)
-    given = words[at].literal if at < len(words) else None
-    if given is None:
+    subcommand = words[at].literal if at < len(words) else None
+    if subcommand is None:
         return plain_key(words, place)
-    spelled = SAME_SUBCOMMAND.get(name, {}).get(given, (given,))
+    spelled = SAME_SUBCOMMAND.get(name, {}).get(subcommand, (subcommand,))
     program = SUBCOMMANDS[name].get(spelled[0])
-    rest = [*(literal_word(each) for each in spelled[1:]), *words[at + 1 :]]
-    found = line_key(rest, program, place) if program is not None else None
-    return [name, settings, spelled[0], found if found is not None else ["words", *(word.key for word in rest)]]
+    rest = [*(literal_word(text) for text in spelled[1:]), *words[at + 1 :]]
+    rest_key = line_key(rest, program, place) if program is not None else None
+    return [name, settings, spelled[0], rest_key if rest_key is not None else ["words", *(word.key for word in rest)]]
 
 
 def _git_settings(words: Sequence[Word], place: Place) -> tuple[Key, int, Place]:

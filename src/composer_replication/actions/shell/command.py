@@ -30,7 +30,8 @@ _SHOW = word_set(
     " printenv export set column fold tee cd pwd true date curl wget get-content get-childitem select-string"
 )
 _SHOW_PAIRS = frozenset(
-    ("git", each) for each in ("log", "show", "diff", "blame", "grep", "status", "reflog", "cat-file", "branch")
+    ("git", subcommand)
+    for subcommand in ("log", "show", "diff", "blame", "grep", "status", "reflog", "cat-file", "branch")
 ) | frozenset(
     {("docker", "logs"), ("kubectl", "logs"), ("kubectl", "describe"), ("gh", "run")}
     | {("gh", "pr"), ("gh", "issue"), ("gh", "api"), ("heroku", "logs"), ("pm2", "logs"), ("npm", "view")}
@@ -105,8 +106,8 @@ class Command:
     @cached_property
     def words(self) -> frozenset[str]:
         """Everything in it that may name a file or a program, with and without the folder in front."""
-        found = _WORD.findall(self.text)
-        trimmed = {word.strip("\\.:").rstrip("/") for word in found} | set(found)
+        words = _WORD.findall(self.text)
+        trimmed = {word.strip("\\.:").rstrip("/") for word in words} | set(words)
         return frozenset(trimmed | {word.rpartition("/")[2] for word in trimmed})
 
     @cached_property
@@ -127,8 +128,8 @@ class Command:
     def only_shows(self) -> bool:
         """Whether all it does is print text that was there before."""
         active = [pair for pair in self.programs if pair[0] not in _NEUTRAL]
-        shown = [pair for pair in self.programs if pair[0] in _SHOW or pair in _SHOW_PAIRS]
-        return bool(shown) and all(pair[0] in _SHOW or pair in _SHOW_PAIRS for pair in active)
+        show_programs = [pair for pair in self.programs if pair[0] in _SHOW or pair in _SHOW_PAIRS]
+        return bool(show_programs) and all(pair[0] in _SHOW or pair in _SHOW_PAIRS for pair in active)
 
     @cached_property
     def _paths(self) -> tuple[str, ...]:
@@ -178,8 +179,8 @@ class Command:
     @cached_property
     def only_git(self) -> bool:
         """Whether nothing in it but git itself can have run git: no script, no build, no package manager."""
-        others = [name for name, _ in self.programs if name not in _SHOW | _NEUTRAL | _BY_THEMSELVES]
-        return "git" in others and all(name == "git" for name in others)
+        other_names = [name for name, _ in self.programs if name not in _SHOW | _NEUTRAL | _BY_THEMSELVES]
+        return "git" in other_names and all(name == "git" for name in other_names)
 
     @cached_property
     def is_remote(self) -> bool:

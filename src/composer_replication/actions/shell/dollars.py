@@ -64,10 +64,10 @@ def here_body(text: str, at: int, end_mark: str, *, strips_tabs: bool) -> tuple[
 
 def ansi_text(text: str, at: int) -> tuple[str, int]:
     """What `$'…'` at `at` stands for, and the place behind it; only the plain escapes."""
-    found = _ANSI.match(text, at)
-    if found is None or any(escape not in _ANSI_MEANS for escape in _ANSI_ESCAPE.findall(found[1])):
+    match = _ANSI.match(text, at)
+    if match is None or any(escape not in _ANSI_MEANS for escape in _ANSI_ESCAPE.findall(match[1])):
         raise NotUnderstood("a quote with escapes that are not read")
-    return _ANSI_ESCAPE.sub(lambda escape: _ANSI_MEANS[escape[1]], found[1]), found.end()
+    return _ANSI_ESCAPE.sub(lambda escape: _ANSI_MEANS[escape[1]], match[1]), match.end()
 
 
 def _written_message(text: str, at: int) -> Dollar | None:
@@ -87,10 +87,10 @@ def _substitution(text: str, at: int) -> Dollar:
     stack, cursor = [")"], at + 2
     while stack:
         pattern = _IN_QUOTES if stack[-1] == '"' else _INSIDE
-        found = pattern.search(text, cursor)
-        if found is None or found.group() in ("<<", "#", "case", "`"):
+        match = pattern.search(text, cursor)
+        if match is None or match.group() in ("<<", "#", "case", "`"):
             raise NotUnderstood("an expansion whose end is not sure")
-        mark, cursor = found.group(), found.end()
+        mark, cursor = match.group(), match.end()
         if mark == "\\":
             cursor += 1
         elif mark == "'":

@@ -80,15 +80,15 @@ def keeps_sources(text: str) -> bool:
 def _all_commands(text: str, accepts: Callable[[Simple], bool]) -> bool:
     """Whether all that runs is accepted, and nothing of it writes or runs in the background."""
     try:
-        found = list(commands_in(parse_script(text)))
+        commands = list(commands_in(parse_script(text)))
     except NotUnderstood:
         return False
-    redirects = [redirect for _, command in found for redirect in command.redirects]
-    if any(chain.is_background for chain, _ in found) or any(
-        _writes(each.op, each.target.literal) for each in redirects
+    redirects = [redirect for _, command in commands for redirect in command.redirects]
+    if any(chain.is_background for chain, _ in commands) or any(
+        _writes(redirect.op, redirect.target.literal) for redirect in redirects
     ):
         return False
-    return bool(found) and all(accepts(command) for _, command in found if isinstance(command, Simple))
+    return bool(commands) and all(accepts(command) for _, command in commands if isinstance(command, Simple))
 
 
 def _writes(op: str, target: str | None) -> bool:
@@ -103,13 +103,13 @@ def _looks(command: Simple) -> bool:
         return False
     name, rest = words[0], words[1:]
     if name == "git":
-        return bool(rest) and rest[0] in _GIT_LOOKS and not any((each or "").startswith("--output") for each in rest)
+        return bool(rest) and rest[0] in _GIT_LOOKS and not any((word or "").startswith("--output") for word in rest)
     if name == "find":
-        return None not in rest and not _FIND_ACTS.intersection(each for each in rest if each)
+        return None not in rest and not _FIND_ACTS.intersection(word for word in rest if word)
     if name == "sed":
         return len(rest) > 1 and rest[0] == "-n" and _PRINTS_LINES.fullmatch(rest[1] or "") is not None
     if name == "sort":
-        return not any((each or "").startswith(("-o", "--output")) for each in rest)
+        return not any((word or "").startswith(("-o", "--output")) for word in rest)
     return name in _LOOKS
 
 
@@ -122,7 +122,7 @@ def _runs_checks(command: Simple) -> bool:
     words = [word.literal for word in command.words]
     if not words:
         return False
-    if any(each is not None and (each.startswith("--fix") or each == "--write") for each in words):
+    if any(word is not None and (word.startswith("--fix") or word == "--write") for word in words):
         return False
     if words[0] in ("python", "python3") and words[1:2] == ["-m"]:
         words = words[2:]

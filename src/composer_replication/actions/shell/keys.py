@@ -45,10 +45,10 @@ def folder_after(script: Script, folder: str | None) -> str | None:
     """Where a shell stands after a script that began in `folder`; None where that cannot be said."""
     walk = _Walk(_place(folder), 0)
     walk.script(script)
-    place = walk.place
-    if place.number or not place.folder.startswith("/"):
-        return folder if place == _place(folder) else None
-    return place.folder
+    location = walk.place
+    if location.number or not location.folder.startswith("/"):
+        return folder if location == _place(folder) else None
+    return location.folder
 
 
 def _place(folder: str | None) -> Place:
@@ -134,7 +134,9 @@ class _Walk:
     def _program(self, words: tuple[Word, ...]) -> Key:
         name = words[0].literal
         if name not in _MOVERS:
-            return program_key(words, self.place, lambda text, place: _script_text_key(text, place, self.depth + 1))
+            return program_key(
+                words, self.place, lambda text, location: _script_text_key(text, location, self.depth + 1)
+            )
         target = words[1].literal if len(words) == 2 else None
         if name != "cd" or target is None or target in ("", "-") or target.startswith("-") or self.place.number:
             key: Key = [name, *(path_key(word, self.place) for word in words[1:])]

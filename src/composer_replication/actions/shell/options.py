@@ -46,13 +46,13 @@ class Program:
     @cached_property
     def long_options(self) -> dict[str, tuple[str, str]]:
         """Name -> (name it counts as, "" or ":" or "?")."""
-        found: dict[str, tuple[str, str]] = {}
+        options: dict[str, tuple[str, str]] = {}
         for entry in self.long.split():
             name, _, letter = entry.partition("=")
             mark = name[-1] if name[-1] in ":?" else ""
             name = name.removesuffix(mark) if mark else name
-            found[name] = (letter or name, mark)
-        return found
+            options[name] = (letter or name, mark)
+        return options
 
     @cached_property
     def groups(self) -> list[frozenset[str]]:
@@ -91,7 +91,7 @@ def read_line(words: Sequence[Word], program: Program) -> CommandLine | None:
         if text == "--":
             line.dashes_at = len(line.operands)
             line.operands += words[at:]
-            if any(each.splits for each in words[at:]):
+            if any(operand.splits for operand in words[at:]):
                 return None
             break
         if not _opens_option(word):
@@ -101,10 +101,10 @@ def read_line(words: Sequence[Word], program: Program) -> CommandLine | None:
                 break
             continue
         following = words[at] if at < len(words) else None
-        taken = _take_option(word, following, program, line.options)
-        if taken is None:
+        num_values = _take_option(word, following, program, line.options)
+        if num_values is None:
             return None
-        at += taken
+        at += num_values
     return line if _order_is_free(line.options, program) else None
 
 
@@ -123,8 +123,8 @@ def _take_option(word: Word, following: Word | None, program: Program, options: 
     if text[1:].isdigit() and program.number:
         options.append(Option(program.number, literal_word(text[1:])))
         return 0
-    for place, letter in enumerate(text[1:], start=1):
-        name, value = program.aliases.get(letter, letter), text[place + 1 :]
+    for index, letter in enumerate(text[1:], start=1):
+        name, value = program.aliases.get(letter, letter), text[index + 1 :]
         if letter in program.flags:
             options.append(Option(name, None))
         elif letter in program.attached:
@@ -142,16 +142,16 @@ def _take_option(word: Word, following: Word | None, program: Program, options: 
 
 def _take_long(text: str, following: Word | None, program: Program, options: list[Option]) -> int | None:
     name, equals, value = text.partition("=")
-    known, mark = program.long_options.get(name, (None, ""))
+    known_name, mark = program.long_options.get(name, (None, ""))
     if equals:
         # A long option with its value in the same word says all there is to say, known or not.
-        options.append(Option(known or f"--{name}", literal_word(value)))
+        options.append(Option(known_name or f"--{name}", literal_word(value)))
         return 0
-    if known is None:
+    if known_name is None:
         return None
     if mark == ":":
-        return _take_value(known, following, options)
-    options.append(Option(known, None))
+        return _take_value(known_name, following, options)
+    options.append(Option(known_name, None))
     return 0
 
 
@@ -160,9 +160,9 @@ def _take_expanding(word: Word, program: Program, options: list[Option]) -> int 
     name, equals, value = word.pieces[0].text.partition("=")
     if not equals or not name.startswith("--"):
         return None
-    known, _ = program.long_options.get(name[2:], (None, ""))
+    known_name, _ = program.long_options.get(name[2:], (None, ""))
     pieces = (word.pieces[0]._replace(text=value), *word.pieces[1:])
-    options.append(Option(known or name, Word(tuple(each for each in pieces if each.text), word.raw)))
+    options.append(Option(known_name or name, Word(tuple(piece for piece in pieces if piece.text), word.raw)))
     return 0
 
 

@@ -81,35 +81,35 @@ def _special_key(name: str, words: Sequence[Word], place: Place, shell: ShellKey
 
 def _with_one_delimiter(word: Word) -> Word:
     """`s|a|b|` and `s/a/b/` are the same where neither part needs the delimiter or a backslash."""
-    found = _SUBSTITUTES.fullmatch(word.literal or "")
-    if found is None:
+    match = _SUBSTITUTES.fullmatch(word.literal or "")
+    if match is None:
         return word
-    return literal_word("\x01".join(("s", found["old"], found["new"], found["flags"])))
+    return literal_word("\x01".join(("s", match["old"], match["new"], match["flags"])))
 
 
 def _runner_key(name: str, words: Sequence[Word], place: Place, shell: ShellKey, depth: int) -> Key | None:
     """`sudo rm -rf x`: the runner's own words, then the program it runs."""
-    own = 1
+    num_own = 1
     if name == "timeout" or name in _NEEDS_RUN:
         second = words[1].literal if len(words) > 1 else None
         is_known = second == "run" if name in _NEEDS_RUN else second is not None and _DURATION.fullmatch(second)
-        own = 2 if is_known else 0
-    following = words[own].literal if own and own < len(words) else None
+        num_own = 2 if is_known else 0
+    following = words[num_own].literal if num_own and num_own < len(words) else None
     if following is None or following.startswith("-") or _ASSIGNMENT.match(following):
         return None
     if name == "npx":
-        return ["runs", name, words_key(words[own:], place)]
-    return ["runs", *(word.key for word in words[:own]), program_key(words[own:], place, shell, depth + 1)]
+        return ["runs", name, words_key(words[num_own:], place)]
+    return ["runs", *(word.key for word in words[:num_own]), program_key(words[num_own:], place, shell, depth + 1)]
 
 
 def _echo_key(words: Sequence[Word]) -> Key | None:
     """What is printed: words are joined by one blank."""
     texts = [word.literal for word in words[1:]]
-    own = 0
-    while own < len(texts) and texts[own] in ("-n", "-e", "-E", "-ne", "-en"):
-        own += 1
-    known = [text for text in texts[own:] if text is not None]
-    return ["echo", texts[:own], " ".join(known)] if len(known) == len(texts) - own else None
+    num_flags = 0
+    while num_flags < len(texts) and texts[num_flags] in ("-n", "-e", "-E", "-ne", "-en"):
+        num_flags += 1
+    literals = [text for text in texts[num_flags:] if text is not None]
+    return ["echo", texts[:num_flags], " ".join(literals)] if len(literals) == len(texts) - num_flags else None
 
 
 def _find_key(words: Sequence[Word], place: Place) -> Key | None:
@@ -146,13 +146,13 @@ def _python_key(name: str, words: Sequence[Word], place: Place, shell: ShellKey,
     """`python -m module …` is the module's command line; `-c` is code; else a script with words of its own."""
     texts = [word.literal for word in words]
     at = next((number for number, text in enumerate(texts[1:], start=1) if not _is_python_flag(text)), len(words))
-    own = sorted(str(text) for text in texts[1:at])
+    flags = sorted(str(text) for text in texts[1:at])
     if at + 1 < len(words) and texts[at] == "-m":
-        return [name, own, "-m", program_key(words[at + 1 :], place, shell, depth + 1)]
+        return [name, flags, "-m", program_key(words[at + 1 :], place, shell, depth + 1)]
     if at < len(words) and texts[at] == "-c":
-        return [name, own, "-c", [word.key for word in words[at + 1 :]]]
-    found = line_key(words[at:], _PYTHON_OPTIONS, place)
-    return [name, own, found] if found is not None else None
+        return [name, flags, "-c", [word.key for word in words[at + 1 :]]]
+    script_key = line_key(words[at:], _PYTHON_OPTIONS, place)
+    return [name, flags, script_key] if script_key is not None else None
 
 
 def _is_python_flag(text: str | None) -> bool:

@@ -75,7 +75,7 @@ def parse_script(text: str) -> Script:
 def commands_in(script: Script) -> Iterator[tuple[Chain, Command]]:
     """Every command that a script may run, with the chain it is part of; a block comes before its parts."""
     for chain in script:
-        for command in (each for pipeline in chain.pipelines for each in pipeline.commands):
+        for command in (stage for pipeline in chain.pipelines for stage in pipeline.commands):
             yield chain, command
             for part in command.parts if isinstance(command, Block) else ():
                 yield from commands_in(part)
@@ -203,13 +203,13 @@ class _Parser:
         return Block(kind, parts, names, tuple(redirects))
 
     def _simple(self) -> Simple:
-        found = _Found()
+        parts = _Found()
         while self.at < len(self.tokens) and not isinstance(token := self.tokens[self.at], Operator):
-            found.take(token)
+            parts.take(token)
             self.at += 1
-        if self._is_op("(") or not (found.words or found.sets or found.redirects):
+        if self._is_op("(") or not (parts.words or parts.sets or parts.redirects):
             raise NotUnderstood("a function, or no command")
-        return Simple(tuple(found.sets), tuple(found.words), tuple(found.redirects))
+        return Simple(tuple(parts.sets), tuple(parts.words), tuple(parts.redirects))
 
     def _keyword(self) -> str:
         """The next token if it is a word without quotes, else nothing."""
@@ -271,9 +271,9 @@ def assignment_in(word: Word) -> tuple[str, Word] | None:
     if assignment is None:
         return None
     name = assignment.group()
-    first, *others = word.pieces
-    rest = [Piece(first.kind, first.text.removeprefix(name)), *others]
-    value = Word(tuple(each for each in rest if each.text) or (Piece("text", ""),), word.raw[len(name) :])
+    first, *other_pieces = word.pieces
+    rest = [Piece(first.kind, first.text.removeprefix(name)), *other_pieces]
+    value = Word(tuple(piece for piece in rest if piece.text) or (Piece("text", ""),), word.raw[len(name) :])
     return name[:-1], value
 
 

@@ -231,12 +231,12 @@ class _Lexer:
             return
         if kind == "split" and self.text.startswith('$"', self.at):
             raise NotUnderstood("a translated string")
-        begin, found = self.at, dollar_at(self.text, self.at)
-        self.at = found.end
-        if found.is_text and (kind == "kept" or found.name == "$"):
-            pieces.add("text", found.name)
+        begin, dollar = self.at, dollar_at(self.text, self.at)
+        self.at = dollar.end
+        if dollar.is_text and (kind == "kept" or dollar.name == "$"):
+            pieces.add("text", dollar.name)
         else:
-            pieces.add(kind, self.text[begin : self.at] if found.is_text else found.name)
+            pieces.add(kind, self.text[begin : self.at] if dollar.is_text else dollar.name)
 
 
 @dataclass

@@ -56,12 +56,12 @@ def written_by(text: str) -> Written:
     except NotUnderstood:
         return Written(frozenset(), "")
     for command, has_moved, is_told in _sure_commands(script):
-        found = [each.target.literal or "" for each in command.redirects if each.op in (">", ">>", ">|")]
+        targets = [redirect.target.literal or "" for redirect in command.redirects if redirect.op in (">", ">>", ">|")]
         if isinstance(command, Simple):
             name, *rest = _words(command) or [""]
-            found += _written_operands(name, rest) if is_told or name == "tee" else []
+            targets += _written_operands(name, rest) if is_told or name == "tee" else []
             num_formatters += _formats(name, rest)
-        names.update(each for each in found if each.startswith("/") or not has_moved)
+        names.update(target for target in targets if target.startswith("/") or not has_moved)
     is_alone = num_formatters and len(list(commands_in(script))) == 1
     names = {name for name in names - {"", "/dev/null"} if _UNKNOWN not in name}
     return Written(frozenset(names), "alone" if is_alone else "among_others" if num_formatters else "")
@@ -77,8 +77,8 @@ def _sure_commands(script: Script) -> Iterator[tuple[Command, bool, bool]]:
         first = chain.pipelines[0]
         is_told = chain is script[-1] and not first.is_negated
         if not chain.is_background and "||" not in chain.joints:
-            yield from ((each, has_moved, is_told and each is first.commands[-1]) for each in first.commands)
-        names = {(_words(each) or [""])[0] for _, each in commands_in((chain,)) if isinstance(each, Simple)}
+            yield from ((command, has_moved, is_told and command is first.commands[-1]) for command in first.commands)
+        names = {(_words(command) or [""])[0] for _, command in commands_in((chain,)) if isinstance(command, Simple)}
         if names & _ENDERS:
             return
         has_moved = has_moved or bool(names & _MOVERS)
@@ -116,20 +116,20 @@ def _edited_by_sed(rest: list[str]) -> list[str]:
 
 def _edited_by_loop(rest: list[str]) -> list[str]:
     """The files of `perl -pi` and `ruby -pi`, whose own options end where the program or the first file stands."""
-    options, has_script, place = list[str](), False, 0
-    while place < len(rest) and rest[place].startswith("-"):
-        options.append(rest[place])
-        has_own = _LOOP_SCRIPT.fullmatch(rest[place]) is not None
-        has_script, place = has_script or has_own, place + 1 + has_own
+    options, has_script, index = list[str](), False, 0
+    while index < len(rest) and rest[index].startswith("-"):
+        options.append(rest[index])
+        has_own = _LOOP_SCRIPT.fullmatch(rest[index]) is not None
+        has_script, index = has_script or has_own, index + 1 + has_own
     is_edit = any(map(_LOOP_IN_PLACE.match, options)) and any(map(_LOOP.match, options))
-    return rest[place + (not has_script) :] if is_edit else []
+    return rest[index + (not has_script) :] if is_edit else []
 
 
 def _formats(name: str, rest: list[str]) -> bool:
     if _ONLY_LOOKS.intersection(rest):
         return False
     words = [name, *rest]
-    start = next((len(each) for each in _STARTERS if tuple(words[: len(each)]) == each), 0)
+    start = next((len(starter) for starter in _STARTERS if tuple(words[: len(starter)]) == starter), 0)
     name, *rest = words[start:] or [""]
     if name in _FORMATTERS or _FORMAT_IF_TOLD.get(name) in rest:
         return True

@@ -53,7 +53,7 @@ class Attempts:
         if name is not None and (not failed or _NO_NAME.search(text[:_MAX_HEAD])):
             self.names[name] = not failed
             listed = _AGENTS.search(text[:_MAX_TEXT]) if failed else None
-            self.agents = frozenset(each.strip() for each in listed[1].split(",")) if listed else self.agents
+            self.agents = frozenset(agent.strip() for agent in listed[1].split(",")) if listed else self.agents
         if failed:
             self._failed[_key(call)] = (kind, self._num_changes)
             if is_shell:
@@ -63,11 +63,11 @@ class Attempts:
 
     def last(self, call: ToolCall) -> Failure | None:
         """How this very call failed when it was last made; None where it did not."""
-        if not self._failed or (found := self._failed.get(_key(call))) is None:
+        if not self._failed or (failure := self._failed.get(_key(call))) is None:
             return None
-        return Failure(found[0], found[1] == self._num_changes)
+        return Failure(failure[0], failure[1] == self._num_changes)
 
 
 def _key(call: ToolCall) -> str:
-    asked = {name: value for name, value in call.arguments.items() if not is_label(call.name, name)}
-    return json.dumps([call.name, asked, call.raw_arguments], sort_keys=True, default=str)
+    arguments = {name: value for name, value in call.arguments.items() if not is_label(call.name, name)}
+    return json.dumps([call.name, arguments, call.raw_arguments], sort_keys=True, default=str)

@@ -46,10 +46,10 @@ class CommandChanges:
 
     def since(self, when: int, path: str) -> Change:
         """What became of a normal path after that time: a formatter may have left it as it was."""
-        for each in self._waiting:
-            if not each.failed:
-                self._take(each)
-            self._shell.take(each.command, each.output, failed=each.failed)
+        for run in self._waiting:
+            if not run.failed:
+                self._take(run)
+            self._shell.take(run.command, run.output, failed=run.failed)
         self._waiting.clear()
         if self._written_at.get(path, 0) > when:
             return "surely"
@@ -58,7 +58,7 @@ class CommandChanges:
     def _take(self, each: _Ran) -> None:
         names, formats = written_by(each.command)
         self._formatted_at = each.when if formats else self._formatted_at
-        named = _FORMATTED.findall(each.output[:_MAX_OUTPUT]) if formats == "alone" else []
-        for name in (*names, *named):
+        formatted_names = _FORMATTED.findall(each.output[:_MAX_OUTPUT]) if formats == "alone" else []
+        for name in (*names, *formatted_names):
             if name.startswith("/") or self._shell.path is not None:
                 self._written_at[normal_path(name, self._shell.path)] = each.when

@@ -45,9 +45,9 @@ class FileText:
         if is_all or not agrees or not self._are_numbered or self.doubt == 2:
             self._forget()
         self._lines += [None] * (start + len(lines) - len(self._lines))
-        known = self._lines[start : start + len(lines)]
+        known_lines = self._lines[start : start + len(lines)]
         self._lines[start : start + len(lines)] = [
-            new if new is not None else old for old, new in zip(known, lines, strict=True)
+            new if new is not None else old for old, new in zip(known_lines, lines, strict=True)
         ]
         if has_end:
             del self._lines[start + len(lines) :]
@@ -68,10 +68,10 @@ class FileText:
 
     def replace(self, old: str, new: str, *, everywhere: bool = False) -> None:
         """An edit that worked."""
-        shown = self.text
-        if old and old in shown:
+        shown_text = self.text
+        if old and old in shown_text:
             self._are_numbered = self._are_numbered and (self.is_whole or not everywhere)
-            changed = shown.replace(old, new) if everywhere else shown.replace(old, new, 1)
+            changed = shown_text.replace(old, new) if everywhere else shown_text.replace(old, new, 1)
             self._lines = [None if line == _UNSEEN else line for line in changed.split("\n")]
             self._text = changed
             return
@@ -92,11 +92,11 @@ class FileText:
         return bool(starts) and all(self._differs(start + 1, rest) for start in starts)
 
     def _differs(self, start: int, rest: list[str]) -> bool:
-        shown = self._lines[start : start + len(rest)]
-        if len(shown) < len(rest):
+        known_lines = self._lines[start : start + len(rest)]
+        if len(known_lines) < len(rest):
             return self._has_end
-        *middle, last = zip(shown, rest, strict=True)
-        if any(line is not None and line != other for line, other in middle):
+        *middle, last = zip(known_lines, rest, strict=True)
+        if any(line is not None and line != other_line for line, other_line in middle):
             return True
         return last[0] is not None and not last[0].startswith(last[1])
 
@@ -112,7 +112,7 @@ class FileText:
         lines = whole.split("\n")
         if self._are_numbered:
             return len(self._lines) <= len(lines) and all(
-                known is None or known == line for known, line in zip(self._lines, lines, strict=False)
+                known_line is None or known_line == line for known_line, line in zip(self._lines, lines, strict=False)
             )
         return False
 

@@ -47,19 +47,19 @@ class ShownFiles:
         elif key is not None:
             self._ran(call.arguments[key], text)
         elif only_looks(call.name, call.arguments):
-            shown = file_in_view(call, text)
-            if shown is not None:
-                self.files[normal_path(shown.path, self.cwd)] = shown.text
+            shown_file = file_in_view(call, text)
+            if shown_file is not None:
+                self.files[normal_path(shown_file.path, self.cwd)] = shown_file.text
         elif channel_of(call.name) == "file" or plain_name(call.name) in ("task", "agent"):
             self.files.clear()  # it may have changed any of them
 
     def _ran(self, command: object, output: str) -> None:
         words = [str(word) for word in cast("list[object]", command)] if isinstance(command, list) else None
         text = str(command) if words is None else shell_script(words) or " ".join(words)
-        shown = file_in_output(text, output)
-        if shown is not None:
-            if self.folder is not None or shown.path.startswith("/"):
-                self.files[normal_path(shown.path, self.folder)] = shown.text
+        shown_file = file_in_output(text, output)
+        if shown_file is not None:
+            if self.folder is not None or shown_file.path.startswith("/"):
+                self.files[normal_path(shown_file.path, self.folder)] = shown_file.text
             return
         if not keeps_sources(text):
             self.files.clear()

@@ -97,9 +97,9 @@ class KnownPaths:
                 return Standing(False, "below_a_file")
             if above in self._listed and last not in self._listed[above]:
                 return Standing(False, "not_listed")
-        for base, pattern, found in self._globs:
+        for base, pattern, matches in self._globs:
             inside = path[len(base) + 1 : MAX_PATH] if path.startswith(f"{base}/") else "."
-            if path not in found and not _HIDDEN.search(inside) and pattern.fullmatch(inside):
+            if path not in matches and not _HIDDEN.search(inside) and pattern.fullmatch(inside):
                 return Standing(False, "not_globbed")
         return Standing(None, self._said.how(path, self.relative(path) or path))
 
@@ -112,23 +112,23 @@ class KnownPaths:
         """A call and what came back for it."""
         if call.raw_arguments is not None:
             return
-        shown, channel = without_reminders(text), channel_of(call.name)
+        shown_text, channel = without_reminders(text), channel_of(call.name)
         if channel == "shell":
-            self._said.hear(shown)
-            self._ran(command_text(call.name, call.arguments), shown, failed)
+            self._said.hear(shown_text)
+            self._ran(command_text(call.name, call.arguments), shown_text, failed)
             return
-        given = path_argument(call.arguments)
-        path = self.absolute(given) if given else None
+        written_path = path_argument(call.arguments)
+        path = self.absolute(written_path) if written_path else None
         if failed:
-            self._refused(path, shown[:400])
+            self._refused(path, shown_text[:400])
             return
-        self._said.hear(shown)
+        self._said.hear(shown_text)
         if may_change_anything(call):
             self._forget()
         elif plain_name(call.name) in _LISTERS:
-            self._globbed(path or self.shell.path or self.root or "", call.arguments.get("pattern"), shown)
+            self._globbed(path or self.shell.path or self.root or "", call.arguments.get("pattern"), shown_text)
         elif plain_name(call.name) in _SEARCHERS:
-            self._searched(path, shown)
+            self._searched(path, shown_text)
         elif plain_name(call.name) in _FOLDER_LISTERS:
             self._see_folder(path or self.shell.path or self.root or "")
         elif channel == "file" and path:
@@ -174,12 +174,12 @@ class KnownPaths:
 
     def _globbed(self, base: str, pattern: object, text: str) -> None:
         lines = [line for line in text.split("\n") if line and len(line) < MAX_PATH and " " not in line]
-        found = frozenset(self.absolute(line) for line in lines)
-        for path in found:
+        paths = frozenset(self.absolute(line) for line in lines)
+        for path in paths:
             self.see_file(path)
         compiled = _glob_pattern(pattern) if isinstance(pattern, str) else None
-        if compiled is not None and base and len(found) < _MAX_FOUND and "truncated" not in text:
-            self._globs = [*self._globs[-_MAX_GLOBS:], (base, compiled, found)]
+        if compiled is not None and base and len(paths) < _MAX_FOUND and "truncated" not in text:
+            self._globs = [*self._globs[-_MAX_GLOBS:], (base, compiled, paths)]
 
     def _searched(self, path: str | None, text: str) -> None:
         if path is not None and path not in self.folders:
@@ -225,12 +225,12 @@ class KnownPaths:
 
     def _listed_by_ls(self, words: list[str], output: str, here: str) -> None:
         flags = "".join(word for word in words if word.startswith("-"))
-        places = [word for word in words if not word.startswith("-")]
-        if len(places) > 1 or re.search(r"[Rd]", flags):
+        targets = [word for word in words if not word.startswith("-")]
+        if len(targets) > 1 or re.search(r"[Rd]", flags):
             return
-        folder = self.absolute(places[0], here) if places else here
+        folder = self.absolute(targets[0], here) if targets else here
         rows = [row for row in output.split("\n") if row.strip() and not row.startswith("total ")]
-        if places and len(rows) == 1 and rows[0].endswith(places[0]):
+        if targets and len(rows) == 1 and rows[0].endswith(targets[0]):
             self.see_file(folder)
             return
         names = set(_HIDDEN_NAMES) if not re.search("[aA]", flags) else set[str]()

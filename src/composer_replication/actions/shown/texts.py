@@ -162,8 +162,8 @@ class FileTexts:
 
     def _searched(self, path: str, text: str) -> None:
         file = self.get(path)
-        for other, number, line in _HITS.findall(text[:_MAX_TEXT]) if file is not None else ():
-            if file is not None and (not other or normal_path(other, self.cwd) == normal_path(path, self.cwd)):
+        for hit_path, number, line in _HITS.findall(text[:_MAX_TEXT]) if file is not None else ():
+            if file is not None and (not hit_path or normal_path(hit_path, self.cwd) == normal_path(path, self.cwd)):
                 file.glimpse(int(number), line)
 
     def _edited(self, call: ToolCall, path: str | None, text: str) -> None:
@@ -200,9 +200,9 @@ class FileTexts:
             words = {word.rpartition("/")[2] for word in re.findall(r"[^\s'\"=:;|&<>()]+", command)}
             for name in (name for word in words for name in self._by_name.get(word, ())):
                 self._doubt(name)
-        shown = file_in_output(command, output)
-        if shown is not None and shown.path.startswith("/"):
-            self._file(shown.path).write(shown.text)
+        shown_file = file_in_output(command, output)
+        if shown_file is not None and shown_file.path.startswith("/"):
+            self._file(shown_file.path).write(shown_file.text)
 
     def _touch(self, path: str, *, in_full: bool) -> None:
         name = normal_path(path, self.cwd)

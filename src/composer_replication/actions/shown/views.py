@@ -57,8 +57,8 @@ def part_in_view(call: ToolCall, text: str) -> Part | None:
             if match is None or len(match[1]) > _MAX_DIGITS:
                 continue
             first = int(match[1])
-        shown = line[match.end() :]
-        lines.append(None if len(shown) >= _MAX_LINE or shown.endswith("[truncated]") else shown)
+        line_text = line[match.end() :]
+        lines.append(None if len(line_text) >= _MAX_LINE or line_text.endswith("[truncated]") else line_text)
     if not lines or first < 1:
         return None
     limit = call.arguments.get("limit")
@@ -87,8 +87,8 @@ def _end_without(text: str, end: int, blanks: str) -> int:
 def file_in_view(call: ToolCall, text: str) -> Shown | None:
     """The file a reading tool showed in full; None where it was asked for a part, or shows one."""
     path = path_argument(call.arguments)
-    others = [name for name, value in call.arguments.items() if value is not None and not is_label(call.name, name)]
-    if path is None or plain_name(call.name) not in _READERS or not _PATH_KEYS.issuperset(others):
+    names = [name for name, value in call.arguments.items() if value is not None and not is_label(call.name, name)]
+    if path is None or plain_name(call.name) not in _READERS or not _PATH_KEYS.issuperset(names):
         return None
     whole = _whole_text(text)
     return Shown(path, whole) if whole is not None else None
@@ -130,10 +130,10 @@ def _whole_text(text: str) -> str | None:
     while len(lines) > 1 and not lines[-1] and numbers[-1] is None and numbers[0] is not None:
         lines, numbers = lines[:-1], numbers[:-1]
     if numbers[0] is not None and int(numbers[0][1]) == 1 and None not in numbers:
-        found = [match for match in numbers if match is not None]
-        if [int(match[1]) for match in found] != list(range(1, len(found) + 1)):
+        matches = [match for match in numbers if match is not None]
+        if [int(match[1]) for match in matches] != list(range(1, len(matches) + 1)):
             return None
-        lines = [line[match.end() :] for line, match in zip(lines, found, strict=True)]
+        lines = [line[match.end() :] for line, match in zip(lines, matches, strict=True)]
     elif numbers[0] is not None and sum(match is not None for match in numbers) > 1:
         return None  # numbered from elsewhere, or with gaps
     whole = "\n".join(lines)

@@ -38,7 +38,7 @@ class CallWords(NamedTuple):
     @classmethod
     def of(cls, call: ToolCall) -> CallWords:
         values = [call.raw_arguments] if call.raw_arguments is not None else list(call.arguments.values())
-        value = next((each for each in values if isinstance(each, str)), values[0] if values else None)
+        value = next((argument for argument in values if isinstance(argument, str)), values[0] if values else None)
         text = value if isinstance(value, str) else "" if value is None else json.dumps(value, default=str)
         begin = _PLAIN.match(text.lstrip())
         return cls(call.name, begin[0] if begin else "")
@@ -100,12 +100,12 @@ def decide_like(
         whole = decide(renderer, rendered, span, None)
         ((first, end),) = whole.stretches
         return whole._replace(stretches=((first, min(end, first + other.num_tokens)),))
-    own = decide(renderer, rendered, span, words, most=span.end)
-    have, sizes = ([end - first for first, end in each.stretches] for each in (own, other))
-    if own.basis == "call" or len(have) < len(sizes) or any(map(int.__lt__, have, sizes)):
+    own_decision = decide(renderer, rendered, span, words, most=span.end)
+    have, sizes = ([end - first for first, end in decision.stretches] for decision in (own_decision, other))
+    if own_decision.basis == "call" or len(have) < len(sizes) or any(map(int.__lt__, have, sizes)):
         return None
     deep = (0, min(other.depth, have[-1] - sizes[-1]))
-    begins = [first + at for (first, _), at in zip(own.stretches, deep, strict=False)]
+    begins = [first + at for (first, _), at in zip(own_decision.stretches, deep, strict=False)]
     stretches = tuple((begin, begin + size) for begin, size in zip(begins, sizes, strict=False))
     return Decision(stretches, other.basis, other.depth)
 
@@ -128,19 +128,19 @@ def decide_against(
     calls, start = turn.calls, span.call_start
     if start is None or not calls:
         return decide(renderer, rendered, span, None)
-    own, alone = rendered.ids[start : span.call_end], _Alone(renderer, turn, format_name)
+    own_ids, alone = rendered.ids[start : span.call_end], _Alone(renderer, turn, format_name)
     if number or right is not None:
-        if alone.call_ids(calls) != own:
+        if alone.call_ids(calls) != own_ids:
             return decide(renderer, rendered, span, None if number else CallWords.of(calls[0]))
-        start += _num_same(alone.call_ids(_with(calls, number, _renamed(calls[number]))), own) if number else 0
-    found = decide(renderer, rendered, span, CallWords.of(calls[number]), start=start)
-    if right is None or found.basis == "call":
-        return found
-    others = alone.call_ids(_with(calls, number, right))
-    parting = (span.call_start or 0) + _num_same(others, own)
-    if others == own or parting >= (span.call_end or 0):
-        return found
-    name, argument = found.stretches[0], found.stretches[1:]
+        start += _num_same(alone.call_ids(_with(calls, number, _renamed(calls[number]))), own_ids) if number else 0
+    decision = decide(renderer, rendered, span, CallWords.of(calls[number]), start=start)
+    if right is None or decision.basis == "call":
+        return decision
+    other_ids = alone.call_ids(_with(calls, number, right))
+    parting = (span.call_start or 0) + _num_same(other_ids, own_ids)
+    if other_ids == own_ids or parting >= (span.call_end or 0):
+        return decision
+    name, argument = decision.stretches[0], decision.stretches[1:]
     if parting < name[1]:
         return Decision((name,), "correction")
     depth = max(0, parting - argument[0][0]) if argument else 0
@@ -173,9 +173,9 @@ class _Alone:
 
     def call_ids(self, calls: Sequence[ToolCall]) -> list[int]:
         turn = replace(self._turn, calls=tuple(calls), token_ids=None, logprobs=None)
-        asked = Turn(id=f"{turn.id}:asked", role="user", origin="human", text="u", provenance=turn.provenance)
+        question = Turn(id=f"{turn.id}:asked", role="user", origin="human", text="u", provenance=turn.provenance)
         try:
-            rendered = self._renderer.render(Conversation(id=turn.id, format=self._format, turns=(asked, turn)))[-1]
+            rendered = self._renderer.render(Conversation(id=turn.id, format=self._format, turns=(question, turn)))[-1]
         except InputError:  # the template refuses it
             return []
         span = rendered.spans[-1]

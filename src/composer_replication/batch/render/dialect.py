@@ -122,16 +122,16 @@ def _read_calls(probe: _Probe) -> dict[str, Any]:
     """How the template takes calls: arguments as a dict or as JSON text, any ids or short ones, one or several."""
     # A dict first: a template that quotes a string shows it too, but encoded twice.
     kinds: tuple[Arguments, ...] = ("dict", "text")
-    asked: list[tuple[Arguments, bool]] = [(kind, short) for short in (False, True) for kind in kinds]
-    found = [each for each in asked if _shows_call(probe, *each)]
-    if not found:
+    variants: list[tuple[Arguments, bool]] = [(kind, short) for short in (False, True) for kind in kinds]
+    accepted = [variant for variant in variants if _shows_call(probe, *variant)]
+    if not accepted:
         nothing = dict.fromkeys(
             ("calls", "parallel_calls", "text_beside_calls", "raw_arguments", "short_ids", "results"), False
         )
         return {**nothing, "arguments": "dict"}
-    arguments, short = found[0]
-    identity, given = SHORT_ID if short else PLAIN_ID, example_arguments(arguments)
-    call, two = calling(given, identity=identity), calling(given, identity=identity, count=2)
+    arguments, short = accepted[0]
+    identity, example = SHORT_ID if short else PLAIN_ID, example_arguments(arguments)
+    call, two = calling(example, identity=identity), calling(example, identity=identity, count=2)
     back = result(_CAME_BACK, identity=identity)
     return {
         "calls": True,
@@ -160,8 +160,8 @@ def _call_token(probe: _Probe, protected: ProtectedTokens, calls: Mapping[str, A
         return None
     text, prompt = _example_call(probe, calls), probe.text(user(_ASKED), prompt=True) or ""
     before = _SAID if calls["text_beside_calls"] else prompt
-    found = protected.pattern.search(text.rpartition(_TOOL)[0].rpartition(before)[2])
-    return found[0] if found and before in text else None
+    match = protected.pattern.search(text.rpartition(_TOOL)[0].rpartition(before)[2])
+    return match[0] if match and before in text else None
 
 
 def _example_call(probe: _Probe, calls: Mapping[str, Any]) -> str:
@@ -174,14 +174,14 @@ def _stops(probe: _Probe, protected: ProtectedTokens, plain: str, calls: Mapping
     tails = [plain.rpartition(_SAID)[2]]
     if calls["calls"]:
         tails.append(_example_call(probe, calls).rpartition(_VALUE)[2])
-    found = [protected.last_special(tail) for tail in tails]
-    return tuple(dict.fromkeys(stop for stop in found if stop))
+    candidates = [protected.last_special(tail) for tail in tails]
+    return tuple(dict.fromkeys(stop for stop in candidates if stop))
 
 
 def _can_start(probe: _Probe) -> bool:
     """Whether the assistant may speak first: a prompt after nothing must be what such a conversation begins with."""
-    prompt, said = probe.text(prompt=True), probe.text(assistant(_SAID))
-    is_same_start = prompt is not None and said is not None and said.startswith(prompt) and _SAID in said
+    prompt, answer = probe.text(prompt=True), probe.text(assistant(_SAID))
+    is_same_start = prompt is not None and answer is not None and answer.startswith(prompt) and _SAID in answer
     return is_same_start and probe.shows(system(_RULES), assistant(_SAID), words=(_SAID,))
 
 

@@ -104,17 +104,17 @@ class PieceEncoder:
         return [segment.token] if segment.token is not None else self._cache[segment._replace(start=0)]
 
     def _fill_cache(self, segments: list[_Segment]) -> None:
-        wanted = {segment._replace(start=0) for segment in segments if segment.token is None}
+        text_segments = {segment._replace(start=0) for segment in segments if segment.token is None}
         if self._cached_chars > _MAX_CACHED_CHARS:
             self._cache.clear()
             self._cached_chars = 0
-        new = [segment for segment in wanted if segment not in self._cache]
+        new = [segment for segment in text_segments if segment not in self._cache]
         if not new:
             return
         plain = [segment for segment in new if not segment.is_quoted]
-        found = zip(plain, self._encode_texts([each.text for each in plain]), strict=True)
-        self._cache.update((each, self._unforged(each.text, ids)) for each, ids in found)
-        self._cache.update((each, self._quoted_ids(each.text)) for each in new if each.is_quoted)
+        encoded = zip(plain, self._encode_texts([segment.text for segment in plain]), strict=True)
+        self._cache.update((segment, self._unforged(segment.text, ids)) for segment, ids in encoded)
+        self._cache.update((segment, self._quoted_ids(segment.text)) for segment in new if segment.is_quoted)
         self._cached_chars += sum(len(segment.text) for segment in new)
 
     def _encode_texts(self, texts: list[str]) -> list[list[int]]:
@@ -128,7 +128,7 @@ class PieceEncoder:
         """A tokenizer that rewrites text before it looks for tokens may find one that was not there."""
         if self.protected_ids.isdisjoint(ids):
             return ids
-        letters = [index for each in self._encode_texts(list(text)) for index in each]
+        letters = [index for char_ids in self._encode_texts(list(text)) for index in char_ids]
         if self.protected_ids.isdisjoint(letters):
             return letters
         got = f"{text[:40]!r}, which the tokenizer turns into a special token"
@@ -160,8 +160,8 @@ class PieceEncoder:
             finally:
                 self._backend.encode_special_tokens = False
         for cut in range(1, len(text)):
-            left, right = self._encode_texts([text[:cut], text[cut:]])
-            yield left + right
+            left_ids, right = self._encode_texts([text[:cut], text[cut:]])
+            yield left_ids + right
 
     def _encode_raw(self, text: str) -> list[int]:
         with tokenizing(self._tokenizer):
@@ -170,7 +170,7 @@ class PieceEncoder:
     def _leading_token(self) -> str:
         """A special token to put before every text where the tokenizer treats the start of a text in its own way."""
         strips = self._protected.swallows_before | self._protected.swallows_after
-        for token in sorted(self._protected.special, key=lambda each: (each in strips, each)):
+        for token in sorted(self._protected.special, key=lambda token: (token in strips, token)):
             led = self._encode_raw(token + "a")
             if led[:1] == [self._protected.ids[token]]:
                 return "" if led[1:] == self._encode_raw("a") else token
@@ -198,12 +198,12 @@ def token_texts(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[
     first = backend.token_to_id("a")
     lead = [] if first is None else [first]
     lead_text = backend.decode(lead, skip_special_tokens=False)
-    known: dict[int, str] = {}
+    texts: dict[int, str] = {}
     for index in dict.fromkeys(ids):
         text = backend.decode([*lead, index], skip_special_tokens=False)
-        shown = text.removeprefix(lead_text)
-        known[index] = _with_bytes(backend.id_to_token(index) or "", shown) if _LOST in shown else shown
-    return [known[index] for index in ids]
+        decoded = text.removeprefix(lead_text)
+        texts[index] = _with_bytes(backend.id_to_token(index) or "", decoded) if _LOST in decoded else decoded
+    return [texts[index] for index in ids]
 
 
 def joined_text(texts: Sequence[str]) -> str:
@@ -216,8 +216,8 @@ def _with_bytes(token: str, shown: str) -> str:
     match, alphabet = _BYTE_TOKEN.fullmatch(token), _byte_alphabet()
     if match:
         raw = bytes.fromhex(match[1])
-    elif token and all(each in alphabet for each in token):
-        raw = bytes(alphabet[each] for each in token)
+    elif token and all(character in alphabet for character in token):
+        raw = bytes(alphabet[character] for character in token)
     else:
         return shown
     return raw.decode("utf-8", "surrogateescape") if raw.decode("utf-8", "replace") == shown else shown
@@ -227,5 +227,5 @@ def _with_bytes(token: str, shown: str) -> str:
 def _byte_alphabet() -> dict[str, int]:
     """How byte-level vocabularies write bytes: printable Latin-1 as itself, the rest from U+0100 on, in order."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + at): byte for at, byte in enumerate(others)}
+    other_bytes = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + at): byte for at, byte in enumerate(other_bytes)}

@@ -67,9 +67,9 @@ class ProtectedTokens:
         if isinstance(value, str):
             return self.escape(value)
         if isinstance(value, dict):
-            return {self.escape(str(key)): self.escape_tree(each) for key, each in value.items()}
+            return {self.escape(str(key)): self.escape_tree(member) for key, member in value.items()}
         if isinstance(value, list | tuple):
-            return [self.escape_tree(each) for each in value]
+            return [self.escape_tree(element) for element in value]
         return value
 
     def plain(self, text: str) -> str:
@@ -81,8 +81,8 @@ class ProtectedTokens:
 
     def last_special(self, text: str) -> str | None:
         """The last special token that the template wrote into escaped text."""
-        found = self._special_pattern.findall(text)
-        return found[-1] if found else None
+        tokens = self._special_pattern.findall(text)
+        return tokens[-1] if tokens else None
 
     def splits_at_edge(self, before: str, after: str) -> bool:
         """Whether two texts that meet at an edge would read as a token that neither of them holds."""
@@ -91,7 +91,7 @@ class ProtectedTokens:
 
     def _edged(self, text: str) -> str:
         """A template may write `>` behind a name: half a token in a text must not become a whole one."""
-        if len(text) < self.longest and any(text in each for each in self._texts if text):
+        if len(text) < self.longest and any(text in token_text for token_text in self._texts if text):
             return f"{_EDGE}{text}{_EDGE}"
         sizes = range(1, min(self.longest, len(text)) + 1)
         end = _EDGE if any(text[-size:] in self._beginnings for size in sizes) else ""
@@ -99,12 +99,12 @@ class ProtectedTokens:
         return f"{start}{text}{end}" if start or end else text
 
     def _sentinel(self, match: re.Match[str]) -> str:
-        found = match[0]
-        return self._sentinels.get(found) or _ESCAPE + found
+        matched_text = match[0]
+        return self._sentinels.get(matched_text) or _ESCAPE + matched_text
 
     def _literal(self, match: re.Match[str]) -> str:
-        found = match[0]
-        return found[1:] or self._meaning.get(found, found)
+        matched_text = match[0]
+        return matched_text[1:] or self._meaning.get(matched_text, matched_text)
 
     def _normalized_if_forged(self, text: str) -> str:
         """Some tokenizers normalise before they look for added tokens: look-alikes are seen as they will be then."""

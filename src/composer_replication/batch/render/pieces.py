@@ -96,9 +96,9 @@ class Cutter:
         for number, step in enumerate(steps):
             if context is None:
                 context = self._render(view, view.messages(number), self._tools, prompt=True)
-                said = "".join(piece.context + piece.completion for piece in sequences[-1]) if sequences else ""
-                if sequences and context.startswith(said):
-                    context = context[len(said) :]
+                prefix = "".join(piece.context + piece.completion for piece in sequences[-1]) if sequences else ""
+                if sequences and context.startswith(prefix):
+                    context = context[len(prefix) :]
                 else:
                     if sequences:
                         self._check(view, number - 1, sequences[-1], steps[number - 1].edge)
@@ -110,13 +110,13 @@ class Cutter:
 
     def _check(self, view: _View, number: int, pieces: list[TurnPiece], edge: TurnEdge) -> None:
         """A sequence must be what the template renders up to its last turn, or else the prompt of that turn."""
-        said = "".join(piece.context + piece.completion for piece in pieces)
+        text = "".join(piece.context + piece.completion for piece in pieces)
         whole = self._render(view, view.messages(number, with_turn=True), self._tools)
-        is_right = whole.startswith(said)
+        is_right = whole.startswith(text)
         if edge.is_rewritten:
             prompt = self._render(view, view.messages(number), self._tools, prompt=True)
-            own = pieces[-1].completion
-            is_right = prompt.startswith(said.removesuffix(own).removesuffix(edge.added)) and own in whole
+            completion = pieces[-1].completion
+            is_right = prompt.startswith(text.removesuffix(completion).removesuffix(edge.added)) and completion in whole
         if not is_right:
             raise _WindowsMisleadError
 
@@ -127,10 +127,10 @@ class Cutter:
         edge = self._edges.find(item, self._renderings(view, item, before, tools, prompt, whole))
         start = edge.start
         completion, stop = self._up_to_stop(whole[start:])
-        said, follows = whole[:start] + completion, None
+        prefix, follows = whole[:start] + completion, None
         if not view.is_last(number) and not edge.is_rewritten:
             coming = self._render(view, [*before, *view.unit(number)], tools, prompt=True)
-            follows = coming[len(said) :] if coming.startswith(said) else None
+            follows = coming[len(prefix) :] if coming.startswith(prefix) else None
         call = None
         if item.bare is not None:
             call_start = self._call_token_start(item, completion)
@@ -176,8 +176,8 @@ class Cutter:
 
     def _call_start(self, bare: str, completion: str, stop: str) -> int:
         """The call is what a turn has beyond the same turn without it."""
-        said = self._up_to_stop(bare)[0].removesuffix(stop)
-        start = len(said) if completion.startswith(said) else 0
+        text = self._up_to_stop(bare)[0].removesuffix(stop)
+        start = len(text) if completion.startswith(text) else 0
         return start + len(completion[start:]) - len(completion[start:].lstrip())
 
     def _render(self, view: _View, messages: list[Message], tools: _Tools, *, prompt: bool = False) -> str:
@@ -236,12 +236,12 @@ class _View:
 
     def _last_units_with_thinking(self) -> list[int | None]:
         """For each unit, the last one before it that has thinking: a template may take it back later."""
-        last, found = None, list[int | None]()
+        last, last_units = None, list[int | None]()
         for number in range(len(self.starts)):
-            found.append(last)
+            last_units.append(last)
             if "reasoning_content" in self.item(number).message:
                 last = number
-        return found
+        return last_units
 
 
 def _piece(view: _View, number: int, step: _Step, context: str) -> TurnPiece:

@@ -96,7 +96,9 @@ class Renderer:
     ) -> None:
         by_format: Mapping[str | None, Sequence[Mapping[str, Any]]]
         by_format = tools if isinstance(tools, Mapping) else {None: tools or ()}
-        source = template_source(tokenizer, chat_template, [tool for own in by_format.values() for tool in own])
+        source = template_source(
+            tokenizer, chat_template, [tool for format_tools in by_format.values() for tool in format_tools]
+        )
         if chat_template is None and prefer_prefix_preserving:
             source = prefix_preserving(source) or source
         self.tokenizer = tokenizer
@@ -105,8 +107,11 @@ class Renderer:
         self.dialect = read_dialect(self.template, self.protected)
         self.encoder = PieceEncoder(tokenizer, self.protected)
         self.counts: Counter[str] = Counter()
-        self._tools = {name: list(own) for name, own in by_format.items()}
-        self._escaped = {name: [self.protected.escape_tree(tool) for tool in own] for name, own in by_format.items()}
+        self._tools = {name: list(format_tools) for name, format_tools in by_format.items()}
+        self._escaped = {
+            name: [self.protected.escape_tree(tool) for tool in format_tools]
+            for name, format_tools in by_format.items()
+        }
         self._is_by_format = isinstance(tools, Mapping)
         self.thinking = thinking or ThinkingRules()
         self._num_tokens = len(tokenizer)
@@ -118,7 +123,7 @@ class Renderer:
 
         Tools by format under names that JSON can sort, or one list where it holds for all.
         """
-        by_format = {name or "": own for name, own in self._tools.items()}
+        by_format = {name or "": format_tools for name, format_tools in self._tools.items()}
         return {
             "template": self.template.source,
             "options": self.template.options,
@@ -152,14 +157,14 @@ class Renderer:
     def _cut(self, conversation: Conversation) -> tuple[Chat, list[list[TurnPiece]]]:
         """The conversation in the template's dialect, or with calls as text where it refuses that."""
         refusal: InputError | None = None
-        given, escaped = self.tools_for(conversation.format), _of_format(self._escaped, conversation.format)
+        tools, escaped = self.tools_for(conversation.format), _of_format(self._escaped, conversation.format)
         for dialect in dict.fromkeys((self.dialect, self.dialect.without_tools())):
-            shown, as_text = (escaped, None) if dialect.tools else (None, given)
+            template_tools, as_text = (escaped, None) if dialect.tools else (None, tools)
             chat = to_chat(conversation, dialect, self.protected, thinking=self.thinking, tools=as_text)
             if refusal is not None:
                 chat.notes["refused_by_template"] += 1
             try:
-                return chat, Cutter(self.template, dialect, self.protected, shown).cut(chat)
+                return chat, Cutter(self.template, dialect, self.protected, template_tools).cut(chat)
             except AlignmentError as error:  # calls as text would hide it, and be nothing that the model writes
                 raise AlignmentError(f"conversation {conversation.id}: {error}") from error
             except InputError as error:
@@ -256,8 +261,8 @@ def why_no_target(turn: Turn, thinking: Outcome) -> str:
 def thinking_counts(sequences: Sequence[RenderedSequence]) -> Counter[str]:
     """Turns by what was done with their thinking, and those whose header ends with an empty thought."""
     spans = [span for sequence in sequences for span in sequence.spans]
-    found = Counter(f"thinking_{span.thinking}" for span in spans if span.thinking != "none")
-    return found + Counter(empty_thought_as_header=sum(span.has_empty_thought for span in spans))
+    counts = Counter(f"thinking_{span.thinking}" for span in spans if span.thinking != "none")
+    return counts + Counter(empty_thought_as_header=sum(span.has_empty_thought for span in spans))
 
 
 def _of_format(tools: Mapping[str | None, list[T]], format_name: str) -> list[T]:

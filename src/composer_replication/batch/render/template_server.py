@@ -28,21 +28,21 @@ _MAX_REASON = 2000
 
 def main() -> None:
     """Answer requests until whoever asks is gone."""
-    asked, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever a library prints is no answer
     from transformers.utils.chat_template_utils import render_jinja_template
 
     start_bytes = _address_space()
     common_text, common = b"", {}
-    while header := asked.read(REQUEST.size):
+    while header := requests.read(REQUEST.size):
         num_common, num_messages, seconds = REQUEST.unpack(header)
         size = num_common + num_messages
         _limit(start_bytes, size, seconds)
         began = time.process_time()
-        text = asked.read(num_common)
+        text = requests.read(num_common)
         if text != common_text:
             common_text, common = text, json.loads(text)
-        kind, answer = _render(render_jinja_template, common, json.loads(asked.read(num_messages)), size)
+        kind, answer = _render(render_jinja_template, common, json.loads(requests.read(num_messages)), size)
         _limit(start_bytes, size, 0.0)
         _answer(answers, kind, answer, time.process_time() - began)
 

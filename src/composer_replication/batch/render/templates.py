@@ -84,14 +84,16 @@ class ChatTemplate:
             raise SandboxError(explain(self.name, got=_EXCESS[kind], expected=expected, fix=_FIX))
         if kind == template_server.REFUSED:
             what, roles = "chat template", [message["role"] for message in messages]
-            shown = f"{roles[:8]}..." if len(roles) > 8 else str(roles)
-            raise InputError(explain(what, got=f"{text} on roles {shown}", expected="a rendering of these messages"))
+            roles_text = f"{roles[:8]}..." if len(roles) > 8 else str(roles)
+            raise InputError(
+                explain(what, got=f"{text} on roles {roles_text}", expected="a rendering of these messages")
+            )
         return text
 
 
 def _as_json(value: Any) -> bytes:
     """Return JSON in ASCII, which holds lone surrogates too; what JSON cannot hold becomes the name of its type."""
-    return json.dumps(value, default=lambda other: f"<{type(other).__name__}>").encode()
+    return json.dumps(value, default=lambda unknown: f"<{type(unknown).__name__}>").encode()
 
 
 def _jinja() -> Any:

@@ -43,18 +43,18 @@ class ThinkingRules:
                 raise InputError(explain(f"thinking: {name}", got=getattr(self, name), expected=f"one of {TREATMENTS}"))
 
     def is_own(self, turn: Turn) -> bool:
-        return bool(turn.token_ids) or any(fnmatchcase(turn.model or "", each) for each in self.student_models)
+        return bool(turn.token_ids) or any(fnmatchcase(turn.model or "", pattern) for pattern in self.student_models)
 
     def treatment(self, turn: Turn) -> Treatment:
         return self.own if self.is_own(turn) else self.others
 
     def alike(self, *answers: Turn) -> tuple[Turn, ...]:
         """Answers to compare: all with their thinking, where each has some that is a target, or all without."""
-        if all(each.thinking.strip() and self.treatment(each) == "target" for each in answers):
+        if all(answer.thinking.strip() and self.treatment(answer) == "target" for answer in answers):
             return answers
         return tuple(
-            replace(each, thinking="", token_ids=None, logprobs=None) if each.thinking.strip() else each
-            for each in answers
+            replace(answer, thinking="", token_ids=None, logprobs=None) if answer.thinking.strip() else answer
+            for answer in answers
         )
 
 
@@ -79,13 +79,13 @@ def read_thought_form(template: ChatTemplate, header: str) -> ThoughtForm:
     """Ask a template that shows thinking."""
     question: list[Message] = [{"role": "user", "content": _ASKED}]
     bare: Message = {"role": "assistant", "content": _SAID}
-    asked = template.render(question)
-    opening, closing = _block(template.render([*question, {**bare, "reasoning_content": _THOUGHT}]), asked)
+    question_text = template.render(question)
+    opening, closing = _block(template.render([*question, {**bare, "reasoning_content": _THOUGHT}]), question_text)
     mark = closing.strip()
     if not mark or not header:
         return ThoughtForm()
     plain = template.render([*question, bare])
-    empty = plain[len(asked + header) : plain.find(_SAID)] if plain.startswith(asked + header) else ""
+    empty = plain[len(question_text + header) : plain.find(_SAID)] if plain.startswith(question_text + header) else ""
     if _letters(empty) != _letters(opening.removeprefix(header) + closing):
         empty = ""
     if header.rstrip().endswith(mark):
@@ -101,8 +101,8 @@ def _block(thoughtful: str, asked: str) -> tuple[str, str]:
     if not thoughtful.startswith(asked) or _THOUGHT not in thoughtful:
         return "", ""
     opening, _, rest = thoughtful[len(asked) :].partition(_THOUGHT)
-    closing, said, _ = rest.partition(_SAID)
-    return opening, closing if said else ""
+    closing, separator, _ = rest.partition(_SAID)
+    return opening, closing if separator else ""
 
 
 def _header_when_off(template: ChatTemplate, question: list[Message], mark: str) -> str | None:

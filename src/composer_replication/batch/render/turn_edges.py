@@ -59,17 +59,17 @@ class EdgeFinder:
     def find(self, item: ChatItem, texts: Renderings) -> TurnEdge:
         """The edge of the turn; AlignmentError where its text would hold another message's."""
         lowest = 0 if texts.marked is None else len(texts.whole) - _num_common(texts.whole, texts.marked)
-        found = self._plain_edge(item, texts, lowest)
+        edge = self._plain_edge(item, texts, lowest)
         thought = str(item.message.get("reasoning_content", "")).strip()
-        if thought and thought in texts.whole[found.start :]:
-            found = found._replace(has_thought=True)
-        if not _is_sampled(item) and not found.has_thought:
-            found = self._without_thought(texts, found)
+        if thought and thought in texts.whole[edge.start :]:
+            edge = edge._replace(has_thought=True)
+        if not _is_sampled(item) and not edge.has_thought:
+            edge = self._without_thought(texts, edge)
         elif not _is_sampled(item) and item.thinking == "context":
-            found = self._behind_thought(item, texts, found)
-        if found.start < lowest:
-            raise self._foreign_text(item, texts.whole[found.start :])
-        return found
+            edge = self._behind_thought(item, texts, edge)
+        if edge.start < lowest:
+            raise self._foreign_text(item, texts.whole[edge.start :])
+        return edge
 
     def _plain_edge(self, item: ChatItem, texts: Renderings, lowest: int) -> TurnEdge:
         start, tail = self._begin(texts.prompt, texts.whole)
@@ -106,9 +106,12 @@ class EdgeFinder:
         header_start = len(prompt) - len(self._dialect.header)
         edges = [match.end() for match in self._edge.finditer(prompt, max(0, header_start))]
         ends = [*edges, header_start, len(prompt)] if prompt.endswith(self._dialect.header) else [len(prompt)]
-        places = range(earliest, latest + 1)
-        shared = ((_num_common(_end(prompt, end), _end(whole, at)), end, at) for end in ends for at in places)
-        best = max((each for each in shared if self._edge.search(prompt, each[1] - each[0], each[1])), default=None)
+        positions = range(earliest, latest + 1)
+        shared = ((_num_common(_end(prompt, end), _end(whole, at)), end, at) for end in ends for at in positions)
+        best = max(
+            (overlap for overlap in shared if self._edge.search(prompt, overlap[1] - overlap[0], overlap[1])),
+            default=None,
+        )
         _, end, start = best or (0, len(prompt), latest)
         return start, prompt[end:]
 
@@ -157,14 +160,14 @@ def marked_message(message: Message) -> Message:
 
     An empty text has none, but that of a result: where templates write results into the next turn, empty ones are too.
     """
-    found = {
+    marked = {
         key: _marked(value) if key in ("content", "reasoning_content") else value for key, value in message.items()
     }
     if message.get("role") == "tool" and message.get("content") == "":
-        found["content"] = _MARK
-    if "tool_calls" in found:
-        found["tool_calls"] = [_marked_call(call) for call in cast("list[dict[str, Any]]", found["tool_calls"])]
-    return found
+        marked["content"] = _MARK
+    if "tool_calls" in marked:
+        marked["tool_calls"] = [_marked_call(call) for call in cast("list[dict[str, Any]]", marked["tool_calls"])]
+    return marked
 
 
 def _marked_call(call: dict[str, Any]) -> dict[str, Any]:
@@ -179,8 +182,8 @@ def _marked(value: Any) -> Any:
         middle = len(value) // 2
         return f"{value[:middle]}{_MARK}{value[middle:]}" if value else value
     if isinstance(value, Mapping):
-        return {key: _marked(each) for key, each in cast("Mapping[str, Any]", value).items()}
-    return [_marked(each) for each in cast("list[Any]", value)] if isinstance(value, list) else value
+        return {key: _marked(member) for key, member in cast("Mapping[str, Any]", value).items()}
+    return [_marked(element) for element in cast("list[Any]", value)] if isinstance(value, list) else value
 
 
 def _is_sampled(item: ChatItem) -> bool:

@@ -36,12 +36,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _names(text: str) -> tuple[str, ...]:
-    return tuple(each.strip() for each in text.split(",") if each.strip())
+    return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def _numbers(text: str) -> tuple[int, ...]:
     try:
-        return tuple(int(each) for each in _names(text))
+        return tuple(int(number) for number in _names(text))
     except ValueError:
         raise argparse.ArgumentTypeError(f"got {text!r}, expected whole numbers, such as 1,2") from None
 
@@ -69,12 +69,12 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(explain("--config", got=f"{config}, which is no file", expected="arms.toml", fix=fix))
     refuse_unread(args)
     plan = read_plan(config, args.set, run=args.run)
-    places = places_of(plan, only=args.only, seeds=args.seeds)
+    jobs = places_of(plan, only=args.only, seeds=args.seeds)
     if args.dry_run:
         check_ready(plan, folder)
-        return _say_what_would_run(plan, folder, places)
+        return _say_what_would_run(plan, folder, jobs)
     listener = _listener(folder)
-    return _finish(run_jobs(plan, folder, places, workers=args.workers, listener=listener), folder, as_json=args.json)
+    return _finish(run_jobs(plan, folder, jobs, workers=args.workers, listener=listener), folder, as_json=args.json)
 
 
 def _listener(folder: Path) -> Listener:
@@ -94,8 +94,8 @@ def _listener(folder: Path) -> Listener:
 
     return Listener(
         begins=begins,
-        done=lambda place, result: say(
-            f"{place.arm}, seed {place.seed}: done in {duration(result.spent.seconds)},"
+        done=lambda job, result: say(
+            f"{job.arm}, seed {job.seed}: done in {duration(result.spent.seconds)},"
             f" {result.spent.steps:,} steps, {result.spent.rollouts:,} rollouts"
         ),
         failed=failed,
@@ -107,8 +107,8 @@ def _say_what_would_run(plan: Plan, folder: Path, places: list[Place]) -> int:
     from composer_replication.cli.console import show, table
 
     rows = [
-        (place.arm, place.seed, "is done" if _folder(folder, place).joinpath(RESULT).is_file() else "would run")
-        for place in places
+        (job.arm, job.seed, "is done" if _folder(folder, job).joinpath(RESULT).is_file() else "would run")
+        for job in places
     ]
     arms = [(name, arm.about, arm.predict, arm.expect or "") for name, arm in plan.arms.items()]
     show(
@@ -154,7 +154,7 @@ def _tables(found: Results) -> list[Any]:
 
     figures = figures_of(found, found.frozen.metrics)
     primary = found.frozen.experiment.primary
-    own = list(figure_rows(found, [each for each in figures if each.metric == primary]))
-    tables = [table(found.frozen.experiment.question, ("figure", *found.frozen.arms), own)]
+    primary_rows = list(figure_rows(found, [figure for figure in figures if figure.metric == primary]))
+    tables = [table(found.frozen.experiment.question, ("figure", *found.frozen.arms), primary_rows)]
     rows = list(against_rows(found, figures, [primary]))
     return [*tables, table("Against each other", AGAINST, rows)] if rows else tables

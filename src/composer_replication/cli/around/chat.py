@@ -55,14 +55,14 @@ def run(args: argparse.Namespace) -> int:
 
         arms = Arms(trained)
     sampling = Sampling(max_tokens=args.max_tokens, temperature=args.temperature, seed=args.seed)
-    asked: tuple[str, ...] = arms.names if args.compare else arms.names[-1:]
+    arm_names: tuple[str, ...] = arms.names if args.compare else arms.names[-1:]
     if args.compare and len(arms.names) == 1:
         say("crf chat: nothing was trained here, so there is one model to ask")
     if args.state is not None and trained.run is not None:
-        _answer(args, arms, asked, arms.at_site(trained.run, args.state), sampling)
+        _answer(args, arms, arm_names, arms.at_site(trained.run, args.state), sampling)
         return 0
     tools = None if args.no_tools else run_tools(trained.run)
-    histories: dict[str, list[dict[str, Any]]] = {arm: _beginning(args.system) for arm in asked}
+    histories: dict[str, list[dict[str, Any]]] = {arm: _beginning(args.system) for arm in arm_names}
     for text in [args.once] if args.once is not None else _typed():
         _turn(args, arms, histories, text, tools, sampling)
     return 0
@@ -129,12 +129,12 @@ def _show(args: argparse.Namespace, answers: dict[str, Answer], prompt: Prompt |
     from composer_replication.cli.console import plain, print_json, terminal_width
 
     if args.json:
-        said = {arm: each._asdict() for arm, each in answers.items()}
+        answer_records = {arm: answer._asdict() for arm, answer in answers.items()}
         logged = {} if prompt is None else {"logged": prompt.logged, "about": prompt.about}
-        print_json({**logged, "answers": said})
+        print_json({**logged, "answers": answer_records})
         return
     columns = {"the session": prompt.logged or ""} if prompt is not None else {}
-    columns |= {arm: each.text + (" […]" if each.is_cut else "") for arm, each in answers.items()}
+    columns |= {arm: answer.text + (" […]" if answer.is_cut else "") for arm, answer in answers.items()}
     if len(columns) == 1:
         print(plain(next(iter(columns.values()))))
     elif terminal_width() < _NARROW:
@@ -150,8 +150,8 @@ def _show_beside(columns: dict[str, str]) -> None:
 
     from composer_replication.cli.console import plain, show
 
-    made = Table(box=box.SIMPLE_HEAD, expand=True, show_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, expand=True, show_edge=False)
     for name in columns:
-        made.add_column(name, ratio=1, overflow="fold")
-    made.add_row(*(Text(plain(text)) for text in columns.values()))
-    show(made)
+        table.add_column(name, ratio=1, overflow="fold")
+    table.add_row(*(Text(plain(text)) for text in columns.values()))
+    show(table)

@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
 
     verbs = words_of_verbs()
     if args.json:
-        options = {verb: [name for each in words for name in each.names] for verb, (_, words) in verbs.items()}
+        options = {verb: [name for word in words for name in word.names] for verb, (_, words) in verbs.items()}
         print_json({"verbs": options})
         return 0
     print({"bash": _bash, "zsh": _zsh, "fish": _fish}[args.shell](verbs), end="")
@@ -42,7 +42,7 @@ def words_of_verbs() -> dict[str, tuple[str, list[Word]]]:
     from composer_replication.cli.main import build_parser
 
     # What `add_argument` took is kept in a list of actions.
-    (verbs,) = (each for each in build_parser()._actions if isinstance(each, argparse._SubParsersAction))
+    (verbs,) = (action for action in build_parser()._actions if isinstance(action, argparse._SubParsersAction))
     return {name: (parser.description or "", list(_words(parser))) for name, parser in verbs.choices.items()}
 
 
@@ -51,7 +51,12 @@ def _words(parser: argparse.ArgumentParser) -> Iterator[Word]:
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             yield _word(action)
-            inner = (word for each in action.choices.values() for word in _words(each) if "--help" not in word.names)
+            inner = (
+                word
+                for subparser in action.choices.values()
+                for word in _words(subparser)
+                if "--help" not in word.names
+            )
             yield from {word.names: word for word in inner}.values()
         elif action.help != argparse.SUPPRESS:
             yield _word(action)
@@ -67,14 +72,14 @@ def _bash(verbs: dict[str, tuple[str, list[Word]]]) -> str:
     """Options by verb, choices by option; where a file may stand, bash completes files as ever."""
     cases, values = list[str](), list[str]()
     for verb, (_, words) in verbs.items():
-        names = " ".join(name for each in words for name in each.names)
-        here = " ".join(choice for each in words if not each.names for choice in each.choices)
+        names = " ".join(name for word in words for name in word.names)
+        here = " ".join(choice for word in words if not word.names for choice in word.choices)
         cases.append(f"        {verb}) options={shlex.quote(names)}; choices={shlex.quote(here)} ;;")
-        for each in words:
-            if each.names and each.takes_value:
-                given = f'COMPREPLY=($(compgen -W {shlex.quote(" ".join(each.choices))} -- "$word"))'
-                place = "|".join(f"{verb}:{name}" for name in each.names)
-                values.append(f"        {place}) {given if each.choices else 'COMPREPLY=()'}; return ;;")
+        for word in words:
+            if word.names and word.takes_value:
+                reply = f'COMPREPLY=($(compgen -W {shlex.quote(" ".join(word.choices))} -- "$word"))'
+                pattern = "|".join(f"{verb}:{name}" for name in word.names)
+                values.append(f"        {pattern}) {reply if word.choices else 'COMPREPLY=()'}; return ;;")
     lines = [
         "# crf in bash: put `source <(crf completion bash)` into ~/.bashrc.",
         "_crf() {",
@@ -103,15 +108,15 @@ def _bash(verbs: dict[str, tuple[str, list[Word]]]) -> str:
 def _zsh(verbs: dict[str, tuple[str, list[Word]]]) -> str:
     cases = list[str]()
     for verb, (_, words) in verbs.items():
-        specs = [spec for each in words for spec in _zsh_specs(each)]
+        specs = [spec for word in words for spec in _zsh_specs(word)]
         cases.append(f"        {verb}) _arguments {' '.join(map(shlex.quote, specs))} '*:file:_files' ;;")
-    told = " ".join(shlex.quote(f"{verb}:{_zsh_text(text)}") for verb, (text, _) in verbs.items())
+    descriptions = " ".join(shlex.quote(f"{verb}:{_zsh_text(text)}") for verb, (text, _) in verbs.items())
     lines = [
         "#compdef crf",
         "# crf in zsh: put `source <(crf completion zsh)` behind compinit in ~/.zshrc.",
         "_crf() {",
         "    local -a verbs",
-        f"    verbs=({told})",
+        f"    verbs=({descriptions})",
         "    if (( CURRENT == 2 )); then",
         "        _describe 'verb' verbs",
         "        return",
@@ -144,14 +149,14 @@ def _fish(verbs: dict[str, tuple[str, list[Word]]]) -> str:
         lines.append(f"complete -c crf -n __fish_use_subcommand -f -a {verb} -d {_fish_text(text)}")
     for verb, (_, words) in verbs.items():
         here = f"complete -c crf -n '__fish_seen_subcommand_from {verb}'"
-        for each in words:
+        for word in words:
             choices = (
-                f" -x -a {_fish_text(' '.join(each.choices))}" if each.choices else " -r" if each.takes_value else ""
+                f" -x -a {_fish_text(' '.join(word.choices))}" if word.choices else " -r" if word.takes_value else ""
             )
-            flags = "".join(f" -l {n[2:]}" if n.startswith("--") else f" -s {n[1:]}" for n in each.names)
-            if flags or each.choices:
+            flags = "".join(f" -l {n[2:]}" if n.startswith("--") else f" -s {n[1:]}" for n in word.names)
+            if flags or word.choices:
                 lines.append(
-                    f"{here}{flags}{choices if flags else choices.replace(' -x', '')} -d {_fish_text(each.help)}"
+                    f"{here}{flags}{choices if flags else choices.replace(' -x', '')} -d {_fish_text(word.help)}"
                 )
     return "\n".join(lines) + "\n"
 

@@ -52,9 +52,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     collect.add_argument(
         "--timeout", type=float, metavar="S", help="how long to wait for replicas; default: to the end"
     )
-    for each in ("watch", "cancel", "collect"):
+    for verb in ("watch", "cancel", "collect"):
         text = "which launch of the bucket, by the number that `launch` printed; default: the last of this machine"
-        verbs.choices[each].add_argument("--launch", type=int, metavar="N", dest="number", help=text)
+        verbs.choices[verb].add_argument("--launch", type=int, metavar="N", dest="number", help=text)
 
 
 def _verb(verbs: Any, name: str, about: str) -> argparse.ArgumentParser:
@@ -76,9 +76,7 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trainer-module", metavar="MODULE", help="a trainer of your own instead of `crf train`")
     parser.add_argument("--trainer-fn", default="train", metavar="NAME", help="its function; default train")
     parser.add_argument("--trainer-kwargs-json", type=json.loads, default={}, metavar="JSON", help="its arguments")
-    keys = ", ".join(
-        each.name if each.default is None else f"{each.name} ({each.default})" for each in ROUND_KEYS.values()
-    )
+    keys = ", ".join(key.name if key.default is None else f"{key.name} ({key.default})" for key in ROUND_KEYS.values())
     text = f"of the outer loop or the rounds, which are, with their defaults: {keys}; may be repeated"
     parser.add_argument("--round", action="append", default=[], type=_pair, metavar="NAME=VALUE", help=text)
 
@@ -120,24 +118,24 @@ def _launch(args: argparse.Namespace) -> int:
 
     if str(Path.cwd()) not in sys.path:  # where processes of this machine look for a trainer
         sys.path.insert(0, str(Path.cwd()))
-    asked = _asked(args)
-    executor = starting.make_executor(asked.executor, asked.options)
-    looked_at = open_store(asked.bucket, probes=False)  # what is refused has left nothing behind
-    for line in check_launch(looked_at, asked, executor, args.launch_file, beside=args.beside):
+    request = _asked(args)
+    executor = starting.make_executor(request.executor, request.options)
+    looked_at = open_store(request.bucket, probes=False)  # what is refused has left nothing behind
+    for line in check_launch(looked_at, request, executor, args.launch_file, beside=args.beside):
         say(line)
     if args.dry_run:
-        above = max(known_numbers(place_of(asked.bucket)), default=-1)
-        show_asked(asked, next_number(looked_at, above=above), looked_at.uri, as_json=args.json)
+        above = max(known_numbers(place_of(request.bucket)), default=-1)
+        show_asked(request, next_number(looked_at, above=above), looked_at.uri, as_json=args.json)
         return 0
-    store = open_store(asked.bucket)
-    file = begin(store, asked, args.launch_file)
+    store = open_store(request.bucket)
+    file = begin(store, request, args.launch_file)
     say(f"launch file: {file.path}")  # before anything is started, so that whoever is interrupted knows it
     starting.start(file, executor, say)
     launch = file.read().launch
     say(f"launch {launch.number} at {store.uri}: {launch.replicas} replicas by {launch.executor}")
     if args.detach:
-        given = f"{args.bucket} --launch {launch.number}"
-        say(f"to see how they do: `crf diloco watch {given}`; to end them: `crf diloco cancel {given}`")
+        arguments = f"{args.bucket} --launch {launch.number}"
+        say(f"to see how they do: `crf diloco watch {arguments}`; to end them: `crf diloco cancel {arguments}`")
         return show_sight(look(store, file, executor), args.bucket, as_json=args.json)
     return _tend(args, store, file, executor)
 
@@ -152,11 +150,11 @@ def _asked(args: argparse.Namespace) -> Asked:
     if args.detach:
         options |= {"local": {"tied": False}, "ray": {"detached": True}}.get(args.executor, {})
     if args.trainer_module is not None:
-        own = {"module": args.trainer_module, "function": args.trainer_fn}
-        asked: dict[str, Any] = {**own, "arguments": {**args.trainer_kwargs_json, **outer}}
+        entry_point = {"module": args.trainer_module, "function": args.trainer_fn}
+        training: dict[str, Any] = {**entry_point, "arguments": {**args.trainer_kwargs_json, **outer}}
     else:
         refuse_unread(args)
-        asked = asking.training(args.config, overrides_of(args), outer, no_scrub=args.no_scrub, allowed=args.allow)
+        training = asking.training(args.config, overrides_of(args), outer, no_scrub=args.no_scrub, allowed=args.allow)
     return asking.Asked(
         bucket=asking.reachable(args.bucket, args.executor),
         executor=args.executor,
@@ -165,7 +163,7 @@ def _asked(args: argparse.Namespace) -> Asked:
         options=options,
         gpu=args.gpu,
         timeout_s=args.timeout,
-        **asked,
+        **training,
     )
 
 
@@ -211,8 +209,8 @@ def _watch(args: argparse.Namespace) -> int:
 
     file, store = open_file(args.bucket, args.number, args.launch_file), open_store(args.bucket, probes=False)
     if file is None:
-        shown = numbers(store)
-        number = shown[-1] if args.number is None and shown else args.number
+        launch_numbers = numbers(store)
+        number = launch_numbers[-1] if args.number is None and launch_numbers else args.number
         notice = None if number is None or args.relaunch else read_notice(store, number)
         if notice is None:
             raise no_file(args.bucket, args.number)
@@ -256,7 +254,7 @@ def _collect(args: argparse.Namespace) -> int:
     executor = _executor_of(file, may_lack=True)
     collected = collect(store, file, executor, args.output, timeout_s=args.timeout, said=say)
     show_collected(collected, number, args.bucket, as_json=args.json)
-    if any(each["status"] not in ("succeeded", "pending", "running") for each in collected.outcomes):
+    if any(outcome["status"] not in ("succeeded", "pending", "running") for outcome in collected.outcomes):
         return FAILED
     return NOT_YET if collected.running else DONE
 

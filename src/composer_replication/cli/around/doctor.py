@@ -24,17 +24,17 @@ def run(args: argparse.Namespace) -> int:
     from composer_replication.cli.console import plain, print_json, say
     from composer_replication.use.doctor import examine
 
-    place = None if args.run_dir is None else Path(args.run_dir)
+    folder = None if args.run_dir is None else Path(args.run_dir)
     with contextlib.redirect_stdout(sys.stderr):  # what libraries say while loading is not our output
-        lines = list(examine(model=args.model, folder=place, base_url=args.base_url, api_key_env=args.api_key_env))
-    number = {status: sum(each.status == status for each in lines) for status in ("ok", "warn", "fail")}
+        lines = list(examine(model=args.model, folder=folder, base_url=args.base_url, api_key_env=args.api_key_env))
+    number = {status: sum(line.status == status for line in lines) for status in ("ok", "warn", "fail")}
     if args.json:
-        print_json({"lines": [each._asdict() for each in lines], **number})
+        print_json({"lines": [line._asdict() for line in lines], **number})
     else:
-        width = max(len(each.name) for each in lines)
-        for each in lines:
-            print(plain(f"{each.status:<4}  {each.name:<{width}}  {each.found}"))
-            if each.fix:
-                print(plain(f"{'':<6}{'':<{width}}  -> {each.fix}"))
+        width = max(len(line.name) for line in lines)
+        for line in lines:
+            print(plain(f"{line.status:<4}  {line.name:<{width}}  {line.found}"))
+            if line.fix:
+                print(plain(f"{'':<6}{'':<{width}}  -> {line.fix}"))
         say(f"{number['ok']} ok, {number['warn']} warnings, {number['fail']} failures")
     return 1 if number["fail"] else 0

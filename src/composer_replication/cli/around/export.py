@@ -79,8 +79,11 @@ def _weights(args: argparse.Namespace) -> int:
             is_public=args.public,
         )
     if args.json:
-        made = {each.what: {"path": each.path and str(each.path), "about": each.sentence} for each in done.made}
-        print_json({"folder": str(done.folder), "check": done.check, "made": made, "pushed": done.pushed})
+        artefacts = {
+            artefact.what: {"path": artefact.path and str(artefact.path), "about": artefact.sentence}
+            for artefact in done.made
+        }
+        print_json({"folder": str(done.folder), "check": done.check, "made": artefacts, "pushed": done.pushed})
     else:
         _show_weights(done)
     return 0
@@ -93,7 +96,10 @@ def _show_weights(done: ExportedWeights) -> None:
         f"{done.check.num_tokens} tokens compared: {done.check}" if done.check.num_tokens else "copied as trained"
     )
     lines = [f"merged  {done.folder / 'merged'}: {compared}"]
-    lines += [f"{each.what:<6}  {f'{each.path}: ' if each.path else ''}{each.sentence}" for each in done.made]
+    lines += [
+        f"{artefact.what:<6}  {f'{artefact.path}: ' if artefact.path else ''}{artefact.sentence}"
+        for artefact in done.made
+    ]
     print(plain("\n".join(lines)))
     say(f"{done.folder}: weights and cards. `crf chat {done.folder / 'merged'} --once TEXT` talks to them")
     if done.pushed is not None:

@@ -61,7 +61,7 @@ def _show(plan: Forgetting, run_dir: RunDir, *, as_json: bool, done: bool, to_st
     verb = "Removed" if done else "Would remove"
     lines = [
         f"{verb} from the run, conversations: {len(plan.conversations)}",
-        *(f"  {plain(each)}" for each in plan.conversations),
+        *(f"  {plain(conversation)}" for conversation in plan.conversations),
     ]
     lines += [f"{verb} their rows from {run_dir.path(name).name}" for name in plan.filtered]
     lines += [f"{verb} {run_dir.path(name).name}, made from them" for name in plan.deleted]
@@ -73,7 +73,7 @@ def _show(plan: Forgetting, run_dir: RunDir, *, as_json: bool, done: bool, to_st
             f"{verb} {plan.answers.num_gone:,} paid answers of theirs{of_nobody} from teacher_cache.sqlite; "
             f"{plan.answers.num_kept:,} of other sessions stay, and what was spent stays counted"
         )
-    for each in plan.elsewhere:
-        may = "have learnt from" if each.what in ("checkpoints", "trained weights", "exported weights") else "hold"
-        lines.append(f"Not removed, outside of the run: {plain(each.path)} ({each.what}) may {may} them")
+    for artefact in plan.elsewhere:
+        may = "have learnt from" if artefact.what in ("checkpoints", "trained weights", "exported weights") else "hold"
+        lines.append(f"Not removed, outside of the run: {plain(artefact.path)} ({artefact.what}) may {may} them")
     print("\n".join(lines), file=sys.stderr if to_stderr else sys.stdout)

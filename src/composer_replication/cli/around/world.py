@@ -126,16 +126,16 @@ def _show(done: WorldLogs, args: argparse.Namespace) -> None:
     columns = ("mistake", "kind", "what it is", "could", "made", "rate", "set", "put right")
     rows = [
         (
-            each.mistake,
-            each.kind,
-            each.meaning,
-            each.could,
-            each.number,
-            f"{each.number / each.could:.2f}",
-            f"{each.rate:.2f}",
-            each.corrected,
+            count.mistake,
+            count.kind,
+            count.meaning,
+            count.could,
+            count.number,
+            f"{count.number / count.could:.2f}",
+            f"{count.rate:.2f}",
+            count.corrected,
         )
-        for each in done.mistakes
+        for count in done.mistakes
     ]
     show(table("Mistakes", columns, rows, shrinks="what it is"))
     say(f"{done.sessions} sessions of {done.calls} calls in {args.output}; {done.solved} tasks solved")

@@ -23,8 +23,8 @@ def launch_table(sight: Sight) -> Table:
 
     caption = escape(plain(round_line(sight)))
     rows = [
-        (each.rank, each.status, _exit(each.exit_code), each.in_round, each.attempt, each.where)
-        for each in sight.replicas
+        (replica.rank, replica.status, _exit(replica.exit_code), replica.in_round, replica.attempt, replica.where)
+        for replica in sight.replicas
     ]
     columns = ("rank", "status", "exit", "in the open round", "started again", "known as")
     return table(f"Launch {sight.launch.number}", columns, rows, caption=caption or None, shrinks="known as")
@@ -60,11 +60,11 @@ def end_lines(sight: Sight, bucket: str, *, is_said: bool) -> list[str]:
     """Why replicas failed, a line each unless that `is_said` already, and how to see more."""
     from composer_replication.steps.replicas.tending import about_end
 
-    failed = [each for each in sight.replicas if each.error]
-    lines = [] if is_said else [about_end(each) for each in failed]
+    failed = [replica for replica in sight.replicas if replica.error]
+    lines = [] if is_said else [about_end(replica) for replica in failed]
     if failed:
-        asked = f"{bucket} --launch {sight.launch.number}"
-        lines.append(f"all that they printed: `crf diloco collect {asked} --timeout 0 -o DIR`, in DIR/logs")
+        words = f"{bucket} --launch {sight.launch.number}"
+        lines.append(f"all that they printed: `crf diloco collect {words} --timeout 0 -o DIR`, in DIR/logs")
     return lines
 
 
@@ -75,21 +75,21 @@ def show_sight(sight: Sight, bucket: str, *, as_json: bool, is_said: bool = Fals
     if as_json:
         commits = 0 if sight.progress is None else sight.progress.step
         counts = {"launch": sight.launch.number, "commits": commits, "of": sight.launch.commits}
-        replicas = [each._asdict() for each in sight.replicas]
+        replicas = [replica._asdict() for replica in sight.replicas]
         pace = {"eta_s": sight.eta_s, "stalled_s": sight.stalled_s}
         print_json({**counts, **pace, "trouble": sight.trouble, "replicas": replicas})
     else:
         show(launch_table(sight))
         for line in end_lines(sight, bucket, is_said=is_said):
             say(line)
-    return 1 if any(each.status == "failed" for each in sight.replicas) else 0
+    return 1 if any(replica.status == "failed" for replica in sight.replicas) else 0
 
 
 def show_asked(asked: Asked, number: int, uri: str, *, as_json: bool) -> None:
     """What a launch would send and start."""
     from composer_replication.cli.console import print_json, say, show, table
 
-    files = {name: len(each) if isinstance(each, bytes) else each.stat().st_size for name, each in asked.files.items()}
+    files = {name: len(file) if isinstance(file, bytes) else file.stat().st_size for name, file in asked.files.items()}
     if as_json:
         print_json({"launch": number, "replicas": asked.replicas, "executor": asked.executor, "files": files})
         return
@@ -109,16 +109,19 @@ def show_collected(collected: Collected, number: int, bucket: str, *, as_json: b
         weights = str(collected.weights or "")
         print_json({"launch": number, "weights": weights, "still_running": running, "outcomes": outcomes})
         return
-    rows = [(each["rank"], each["status"], _exit(each["exit_code"]), each["error"] or "") for each in outcomes]
+    rows = [
+        (outcome["rank"], outcome["status"], _exit(outcome["exit_code"]), outcome["error"] or "")
+        for outcome in outcomes
+    ]
     show(table(f"Launch {number}", ("rank", "status", "exit", "error"), rows, shrinks="error"))
     weights = collected.weights
     what = "no weights were left in the bucket" if weights is None else f"{weights}: the trained weights"
     say(f"{what}; {collected.folder / 'logs'}: what the replicas printed")
     if running:
-        asked = f"{bucket} --launch {number}"
+        words = f"{bucket} --launch {number}"
         say(
-            f"still running: rank {', '.join(map(str, running))}; wait (`crf diloco watch {asked}`) and collect again, "
-            f"or end them (`crf diloco cancel {asked}`)"
+            f"still running: rank {', '.join(map(str, running))}; wait (`crf diloco watch {words}`) and collect again, "
+            f"or end them (`crf diloco cancel {words}`)"
         )
 
 
@@ -129,9 +132,9 @@ def _exit(code: int | None) -> str:
 
 def _ranks(sight: Sight, ranks: Sequence[int]) -> str:
     """Ranks of this launch, as many as a line holds."""
-    own = [each for each in ranks if each in range(sight.launch.replicas)]
-    more = f" and {len(own) - _MOST_RANKS} more" if len(own) > _MOST_RANKS else ""
-    return ", ".join(map(str, own[:_MOST_RANKS])) + more
+    own_ranks = [rank for rank in ranks if rank in range(sight.launch.replicas)]
+    more = f" and {len(own_ranks) - _MOST_RANKS} more" if len(own_ranks) > _MOST_RANKS else ""
+    return ", ".join(map(str, own_ranks[:_MOST_RANKS])) + more
 
 
 def _size(number: int) -> str:

@@ -155,10 +155,10 @@ class PhaseLines:
             self._name = ""
 
     def _left(self, phase: Phase, now: float) -> str:
-        made = phase.done - self._first
-        if phase.is_over or not made:
+        num_done = phase.done - self._first
+        if phase.is_over or not num_done:
             return ""
-        seconds = (now - self._began) / made * (phase.total - phase.done)
+        seconds = (now - self._began) / num_done * (phase.total - phase.done)
         return f", about {duration(seconds)} left"
 
 

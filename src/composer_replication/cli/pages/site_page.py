@@ -74,8 +74,8 @@ class _Page:
 
     def head(self, tokenizer: str) -> None:
         site, view, canvas = self.view.site, self.view, self.canvas
-        kept = "kept" if site.is_kept else "not kept"
-        what = f"{site.kind}, blame {site.blame}, confidence {site.confidence:g}, {kept}: {site.reason}"
+        status = "kept" if site.is_kept else "not kept"
+        what = f"{site.kind}, blame {site.blame}, confidence {site.confidence:g}, {status}: {site.reason}"
         canvas.line(one_line(f"site {site.id}  {what}"))
         where = f"conversation {site.conversation_id}, turn {site.turn_id}, tokenizer {tokenizer}"
         part = f", sequence {view.sequence + 1} of {view.num_sequences}" if view.num_sequences > 1 else ""
@@ -112,12 +112,12 @@ class _Page:
     def _thinking(self) -> None:
         """What was done with the turn's thinking, where there was some or a block for it."""
         span = self.view.span
-        said = [_THINKING[span.thinking]] if span.thinking in _THINKING else []
-        said += (
+        remarks = [_THINKING[span.thinking]] if span.thinking in _THINKING else []
+        remarks += (
             ["the header ends with an empty thought, as with thinking switched off"] if span.has_empty_thought else []
         )
-        if said:
-            self.canvas.line(f"  thinking: {'; '.join(said)}")
+        if remarks:
+            self.canvas.line(f"  thinking: {'; '.join(remarks)}")
 
     def _target(self) -> None:
         """The turn whole, every token of it; the call is a part of it."""
@@ -190,19 +190,19 @@ class _Page:
     def summary(self, asked: str) -> None:
         view, pairs, teacher = self.view, self.view.pairs, self.view.teacher
         call = f"{view.num_call:,}" if view.span.call_start is not None else "none"
-        said = f"target tokens: {view.num_target:,}, of which call: {call}"
+        counts = f"target tokens: {view.num_target:,}, of which call: {call}"
         self.canvas.line()
         if view.span.no_target:
-            self.canvas.line(f"{said}; no channel learns this turn ({view.span.no_target})", "bad")
+            self.canvas.line(f"{counts}; no channel learns this turn ({view.span.no_target})", "bad")
             return
         if teacher is None:
             why = one_line(view.site.reason)
-            self.canvas.line(f"{said}; no hint, so nothing will be taught here ({why})", "bad")
+            self.canvas.line(f"{counts}; no hint, so nothing will be taught here ({why})", "bad")
             return
         placed = teacher.placement
         if placed != asked:
             placed += f" (the template takes none {asked})"
-        self.canvas.line(f"{said}; hint {teacher.hint_end - teacher.hint_start:,} tokens placed {placed}", "good")
+        self.canvas.line(f"{counts}; hint {teacher.hint_end - teacher.hint_start:,} tokens placed {placed}", "good")
         first, last = pairs[0], pairs[-1]
         rows = f"student rows {first.student}..{last.student}, teacher rows {first.teacher}..{last.teacher}"
         same = f"every pair predicts the same token on both sides ({len(pairs):,} of {view.num_target:,})"

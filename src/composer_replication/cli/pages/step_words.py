@@ -18,18 +18,18 @@ def result_lines(evaluation: Mapping[str, Any], report: Path) -> Iterator[str]:
     yield from evaluation["verdict"]["sentences"]
     yield from evaluation["verdict"].get("remarks", ())
     name = evaluation["primary"]
-    primary = [each for each in evaluation["figures"] if each["name"] == name and each.get("kind") is None]
+    primary = [figure for figure in evaluation["figures"] if figure["name"] == name and figure.get("kind") is None]
     for arm, words in (("after", "trained"), ("control", "control")):
-        for each in primary:
-            if each["arm"] == arm:
-                shuffles = f", {each['shuffles']} shuffles" if (each.get("shuffles") or 1) > 1 else ""
-                yield f"{words}: {_figure(each)}{shuffles}"
+        for figure in primary:
+            if figure["arm"] == arm:
+                shuffles = f", {figure['shuffles']} shuffles" if (figure.get("shuffles") or 1) > 1 else ""
+                yield f"{words}: {_figure(figure)}{shuffles}"
     drawn = [
-        each
-        for each in evaluation["figures"]
-        if (each["name"], each["arm"], each.get("kind")) == ("sampled_failures", "after", None)
+        figure
+        for figure in evaluation["figures"]
+        if (figure["name"], figure["arm"], figure.get("kind")) == ("sampled_failures", "after", None)
     ]
-    yield from (f"drawn calls: {_figure(each)}" for each in drawn if each["name"] != name)
+    yield from (f"drawn calls: {_figure(figure)}" for figure in drawn if figure["name"] != name)
     yield f"report: {report}"
 
 
@@ -54,14 +54,14 @@ def _count(number: int, noun: str) -> str:
 
 
 def _split(made: Any) -> str:
-    sides = ", ".join(f"{each.side} {each.sessions:,}" for each in made.counts())
+    sides = ", ".join(f"{count.side} {count.sessions:,}" for count in made.counts())
     return f"sessions: {sides}; near-duplicate states of the test: {made.num_near_duplicates:,}"
 
 
 def _sites(made: Any) -> str:
     failures = [site for site in made.sites if site.kind != "no_failure"]
-    kept = sum(site.is_kept for site in failures)
-    return f"{len(failures):,} failures, by marks of the logs and by what results say; {kept:,} are mistakes to teach"
+    count = sum(site.is_kept for site in failures)
+    return f"{len(failures):,} failures, by marks of the logs and by what results say; {count:,} are mistakes to teach"
 
 
 def _replay(made: Any) -> str:
@@ -75,7 +75,9 @@ def _pairs(made: Any) -> str:
 
 def _train(made: Any) -> str:
     channels = ", ".join(
-        f"{each.name} {'in ' if each.steps else ''}{each.in_words(None)}" for each in made.channels if each.weight
+        f"{channel.name} {'in ' if channel.steps else ''}{channel.in_words(None)}"
+        for channel in made.channels
+        if channel.weight
     )
     return f"{made.steps:,} of {made.total_steps:,} steps; {channels}"
 
@@ -88,6 +90,6 @@ _WORDS = {
     "pairs": _pairs,
     "train": _train,
     "control": _train,
-    "evaluate": lambda made: str(made["verdict"]["word"]).replace("_", " "),
-    "report": lambda made: str(made.html),
+    "evaluate": lambda evaluation: str(evaluation["verdict"]["word"]).replace("_", " "),
+    "report": lambda report: str(report.html),
 }

@@ -94,12 +94,12 @@ class Canvas:
         self._column = self._indent = 0
 
     def _put(self, before: str, text: str, after: str, codes: str) -> None:
-        first, *others = text.split("\n")
+        first, *later_lines = text.split("\n")
         if self._column + cells(before + first + after) > self._width:
             self.break_line()
         self._write(before, _BOLD)
         self._write(first, codes)
-        for line in others:  # a line end of the text is one here too
+        for line in later_lines:  # a line end of the text is one here too
             self._break()
             self._write(line, codes)
         self._write(after, _BOLD)
@@ -123,9 +123,9 @@ class Canvas:
 
 def visible(text: str) -> str:
     """A token's text as it can be shown: a line end as ⏎ and a line end, a tab as ⇥, a stray byte as ‹e2›."""
-    shown = _CHARACTER.sub(_shown, text)
+    shown_text = _CHARACTER.sub(_shown, text)
     # A character that combines with the one before it would sit on our mark.
-    return _code_point(text[0]) + shown[1:] if text and unicodedata.category(text[0])[0] == "M" else shown
+    return _code_point(text[0]) + shown_text[1:] if text and unicodedata.category(text[0])[0] == "M" else shown_text
 
 
 def one_line(text: str) -> str:
@@ -142,21 +142,21 @@ def cells(text: str) -> int:
 
 def cut_to(text: str, width: int) -> str:
     """The text, cut and filled up with spaces to a number of columns."""
-    kept = text
-    while cells(kept) > width:
-        kept = kept[: min(len(kept) - 2, width - 1)].rstrip(LEFT_OUT) + LEFT_OUT
-    return kept + " " * (width - cells(kept))
+    short_text = text
+    while cells(short_text) > width:
+        short_text = short_text[: min(len(short_text) - 2, width - 1)].rstrip(LEFT_OUT) + LEFT_OUT
+    return short_text + " " * (width - cells(short_text))
 
 
 def _shown(match: re.Match[str]) -> str:
-    found = match[0]
-    if "\udc80" <= found[0] <= "\udcff":
-        return " ".join(f"{ord(each) - 0xDC00:02x}" for each in found).join(SPELLED)
-    if found == "\n":
+    chars = match[0]
+    if "\udc80" <= chars[0] <= "\udcff":
+        return " ".join(f"{ord(char) - 0xDC00:02x}" for char in chars).join(SPELLED)
+    if chars == "\n":
         return f"{NEWLINE}\n"
-    if found == "\t":
+    if chars == "\t":
         return TAB
-    return found if found.isprintable() and found not in _MARKS else _code_point(found)
+    return chars if chars.isprintable() and chars not in _MARKS else _code_point(chars)
 
 
 def _code_point(character: str) -> str:

@@ -59,9 +59,9 @@ def _evaluate(config: Any, run_dir: Any, args: argparse.Namespace) -> dict[str, 
         quiet_libraries()
         from composer_replication.steps.evaluate import evaluate
 
-        named = {"before": args.before, "after": args.after, "control": args.control}
+        arms = {"before": args.before, "after": args.after, "control": args.control}
         with training_progress(0) as progress:
-            return evaluate(config, run_dir, **named, progress=progress)
+            return evaluate(config, run_dir, **arms, progress=progress)
 
 
 def _show(record: Mapping[str, Any], *, as_json: bool) -> None:
@@ -70,11 +70,13 @@ def _show(record: Mapping[str, Any], *, as_json: bool) -> None:
     if as_json:
         print_json(dict(record))
         return
-    overall = [each for each in record["figures"] if each["kind"] is None and _is_shown(each, record["primary"])]
+    overall = [
+        figure for figure in record["figures"] if figure["kind"] is None and _is_shown(figure, record["primary"])
+    ]
     over = record["split"]["over"]
     if overall:
         columns = ("figure", "weights", "change", "95% interval", "unit", "better", "n", f"{over}s")
-        rows = [_row(each) for each in sorted(overall, key=lambda each: each["name"] != record["primary"])]
+        rows = [_row(figure) for figure in sorted(overall, key=lambda figure: figure["name"] != record["primary"])]
         show(table("Held-out sessions", columns, rows, caption=_CAPTION.format(over=over, named=record["named"])))
     if record["sampled"] is not None:
         show(_mix_table(record["sampled"]))

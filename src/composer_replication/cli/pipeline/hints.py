@@ -51,9 +51,9 @@ def run(args: argparse.Namespace) -> int:
             say(f"{words}: site {site.id} ({site.kind})")
     hints = [(site, hint) for site, hint in read_sites(run_dir) if site.is_kept and hint is not None]
     check_kinds(args.kind or (), {site.kind for site, _ in hints})
-    shown = [each for each in hints if not args.kind or each[0].kind in args.kind]
-    _show(run_dir, shown, as_json=args.json)
-    say(f"{len(shown)} of {len(hints)} hints. `--drop ID` strikes one out; `crf sites RUN --show ID` shows its call")
+    rows = [row for row in hints if not args.kind or row[0].kind in args.kind]
+    _show(run_dir, rows, as_json=args.json)
+    say(f"{len(rows)} of {len(hints)} hints. `--drop ID` strikes one out; `crf sites RUN --show ID` shows its call")
     return 0
 
 

@@ -73,15 +73,15 @@ def _show(summary: IngestSummary, run: RunDir, *, as_json: bool) -> None:
     rows = [[getattr(row, field) for field in _COLUMNS.values()] for row in formats]
     tables: list[Any] = [table("Sessions", list(_COLUMNS), rows, last_is_total=is_sum, caption=_CAPTION)]
     if summary.unplaced:
-        missing = [(each.format, each.what, each.number) for each in summary.unplaced]
+        missing = [(orphan.format, orphan.what, orphan.number) for orphan in summary.unplaced]
         tables.append(table("Calls and results without a counterpart", ("format", "what", "times"), missing))
     if summary.beside:
         tables.append(table("Beside the messages", ("what", "times"), list(summary.beside.items())))
     if summary.redactions:
         tables.append(table("Redacted", ("kind", "times"), list(summary.redactions.items())))
     if summary.skipped:
-        left = [(each.reason, each.number, each.first) for each in summary.skipped]
-        tables.append(table("Left out or repaired", ("why", "times", "first at"), left))
+        omissions = [(omission.reason, omission.number, omission.first) for omission in summary.skipped]
+        tables.append(table("Left out or repaired", ("why", "times", "first at"), omissions))
     show(*tables)
     read = f"{summary.num_read} files read" + (f", {summary.num_reused} unchanged" if summary.num_reused else "")
     say(f"{run.path('conversations')}: conversations: {summary.total.conversations:,} ({read})")

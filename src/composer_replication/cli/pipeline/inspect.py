@@ -54,17 +54,17 @@ def run(args: argparse.Namespace) -> int:
         refuse_unread(args)
         tools = read_schemas(args.tools) if args.tools else None
         is_training = bool(args.config or args.set)
-        shown = inspect_site(config, run_dir, args.site, tools=tools, is_training=is_training)
-    view, left_out = shown.view, _in_words(shown.left_out, config)
+        inspected = inspect_site(config, run_dir, args.site, tools=tools, is_training=is_training)
+    view, left_out = inspected.view, _in_words(inspected.left_out, config)
     if args.json:
         from composer_replication.canonical_json import encode_as_written
         from composer_replication.cli.console import write_json
 
-        said = {**view.as_json(), "left_out": left_out}
-        said |= {} if shown.proof is None else {"proof": asdict(shown.proof)}
-        write_json(encode_as_written(said, where=f"site {view.site.id}").decode())
+        record = {**view.as_json(), "left_out": left_out}
+        record |= {} if inspected.proof is None else {"proof": asdict(inspected.proof)}
+        write_json(encode_as_written(record, where=f"site {view.site.id}").decode())
         return 0
-    sys.stdout.write(_page(args, config, shown, left_out))
+    sys.stdout.write(_page(args, config, inspected, left_out))
     return 0
 
 

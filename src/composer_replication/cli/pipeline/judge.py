@@ -50,8 +50,12 @@ def _show(run_dir: RunDir, score: Score, *, as_json: bool) -> None:
         print_json({"run": str(run_dir.root), "in_all": _in_all(score), "rules": score.rules, "kinds": score.kinds})
         return
     columns = ("says", "rule", "kind", "said", "right", "wrong", "precision")
-    show(table("What was said before a call", columns, [_row(each) for each in score.rules], caption=_CAPTION))
-    kinds = [(each.kind, each.failures, each.predicted) for each in score.kinds]
+    show(
+        table(
+            "What was said before a call", columns, [_row(rule_score) for rule_score in score.rules], caption=_CAPTION
+        )
+    )
+    kinds = [(kind_score.kind, kind_score.failures, kind_score.predicted) for kind_score in score.kinds]
     show(table("Failures", ("kind", "failures", "predicted"), kinds))
     precision, share, false = score.precision, score.share_predicted, score.false_per_thousand
     say(

@@ -75,16 +75,16 @@ def _show(run_dir: RunDir, pairs: PairsOfRun, section: PairsConfig, args: argpar
     if args.json:
         report = None if pairs.report is None else pairs.report.to_dict()
         by_source = {**pairs.by_source, "failures": pairs.num_failures}
-        said = {"report": report, "filters": dict(pairs.filtered), "sources": by_source}
-        print_json({"run": str(run_dir.root), **said, "without_opposite": dict(pairs.without_opposite)})
+        record = {"report": report, "filters": dict(pairs.filtered), "sources": by_source}
+        print_json({"run": str(run_dir.root), **record, "without_opposite": dict(pairs.without_opposite)})
         return
     show(
         *(() if pairs.report is None else _report_tables(pairs.report)),
         table("Filters", ("what", "pairs"), sorted(pairs.filtered.items())),
         table("Pairs", ("source", "pairs", "chosen, and rejected"), _source_rows(pairs.by_source)),
     )
-    kept = pairs.filtered.get("kept", 0)
-    say(f"{run_dir.path('pairs')}: {kept} pairs{_shares(pairs)}")
+    num_kept = pairs.filtered.get("kept", 0)
+    say(f"{run_dir.path('pairs')}: {num_kept} pairs{_shares(pairs)}")
     for line in _notes(pairs, section):
         say(line)
     if args.export is not None:
@@ -96,8 +96,14 @@ def _report_tables(report: PairReport) -> tuple[Table, Table]:
     from composer_replication.cli.console import table
 
     rows = [
-        (kind, each.num_states, each.num_consensus, _share(each.with_each_other), _share(each.with_student))
-        for kind, each in sorted(report.agreement.items(), key=lambda item: -item[1].num_states)
+        (
+            kind,
+            agreement.num_states,
+            agreement.num_consensus,
+            _share(agreement.with_each_other),
+            _share(agreement.with_student),
+        )
+        for kind, agreement in sorted(report.agreement.items(), key=lambda item: -item[1].num_states)
     ]
     columns = ("student did", "states", "consensus", "teachers agree", "with student")
     return (
@@ -116,7 +122,7 @@ def _notes(pairs: PairsOfRun, section: PairsConfig) -> Iterator[str]:
     if section.corrections and not pairs.num_failures:
         yield "no call of this run failed by the model's doing: there is nothing that a session put right"
     if number := sum(pairs.without_opposite.values()):
-        by_kind = ", ".join(f"{each} for a {how.rpartition('_')[2]}" for how, each in pairs.without_opposite.items())
+        by_kind = ", ".join(f"{count} for a {how.rpartition('_')[2]}" for how, count in pairs.without_opposite.items())
         yield (
             f"{number} pairs say to look first ({by_kind}) and have no opposite from a state where acting at once was"
             " right: more of them than of those may teach to look always"
@@ -139,9 +145,9 @@ def _shares(pairs: PairsOfRun) -> str:
     if pairs.report is None:
         return ""
     from_teachers = pairs.by_source.get("teachers", 0)
-    own = sum(number for name, number in pairs.by_source.items() if name != "teachers")
-    asked = f"{pairs.report.num_asked} states that teachers were asked about"
-    return f": {from_teachers} from the {asked}, {own} from the sessions alone"
+    from_sessions = sum(number for name, number in pairs.by_source.items() if name != "teachers")
+    states = f"{pairs.report.num_asked} states that teachers were asked about"
+    return f": {from_teachers} from the {states}, {from_sessions} from the sessions alone"
 
 
 def _share(value: float | None) -> str:

@@ -91,8 +91,8 @@ def _print_plan(plan: ReplayPlan) -> None:
 
     from composer_replication.cli.console import print_json
 
-    said = {"run": str(plan.run.root), "done": False, "states": len(plan.asked), "cap_usd": plan.section.max_usd}
-    print_json({**said, **asdict(plan.price)})
+    summary = {"run": str(plan.run.root), "done": False, "states": len(plan.asked), "cap_usd": plan.section.max_usd}
+    print_json({**summary, **asdict(plan.price)})
 
 
 def _show(plan: ReplayPlan, done: Replayed, *, as_json: bool) -> None:
@@ -106,8 +106,8 @@ def _show(plan: ReplayPlan, done: Replayed, *, as_json: bool) -> None:
     num_calls = counts.get("calls", 0) + counts.get("calls not sent", 0)
     why = report.stopped or report.given_up
     rows = {**counts, **report.counts, **({"answers": done.num_answers} if why else {})}
-    shown = sorted((what, number) for what, number in rows.items() if what not in _COUNTED_TWICE)
-    show(table("Teacher calls, stopped early" if why else "Teacher calls", ("what", "number"), shown))
+    table_rows = sorted((what, number) for what, number in rows.items() if what not in _COUNTED_TWICE)
+    show(table("Teacher calls, stopped early" if why else "Teacher calls", ("what", "number"), table_rows))
     unknown = f" and ${report.unknown_billed_usd:.4f} held for {report.num_unknown_billed} attempts that may be billed"
     say(f"spent ${report.spent_usd:.4f}{unknown if report.num_unknown_billed else ''}; cap ${plan.section.max_usd:g}")
     if kept_back := report.counts.get(KEPT_BACK):

@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
                 "verdict": done.verdict.word,
                 "hints": done.hint_tests._asdict(),
                 "sentences": list(done.verdict.sentences),
-                "missing": [each.file_name for each in done.absent],
+                "missing": [artefact.file_name for artefact in done.absent],
             }
         )
         return 0
@@ -46,11 +46,11 @@ def run(args: argparse.Namespace) -> int:
     print(plain(str(done.markdown)))
     if done.folder is not None:
         say(f"{done.num_sessions:,} sessions: a page each in {done.folder}, which belongs beside the report")
-    if begun := half_trained(args.trained_in or Path(args.run)):
-        say(f"half made: {begun}")
+    if unfinished := half_trained(args.trained_in or Path(args.run)):
+        say(f"half made: {unfinished}")
     for command, files in by_command(done.absent).items():
         say(f"missing: {', '.join(files)}; `{command}` writes {'it' if len(files) == 1 else 'them'}")
-    for each in done.absent:
-        if each.reason:
-            say(f"cannot be read: {each.file_name}: {each.reason}")
+    for artefact in done.absent:
+        if artefact.reason:
+            say(f"cannot be read: {artefact.file_name}: {artefact.reason}")
     return 0

@@ -64,7 +64,7 @@ def _output(args: argparse.Namespace) -> Path:
     from composer_replication.runs.directory import MARKER
 
     paths = args.short.get("ingest.paths", [])
-    runs = [each for each in paths if (Path(each) / MARKER).is_file()]
+    runs = [path for path in paths if (Path(path) / MARKER).is_file()]
     if runs and (len(paths) > 1 or args.output is not None):
         expected = "logs, or a run alone to go on with: `crf run RUN`"
         raise InputError(explain("PATH", got=f"the run {runs[0]} among others, or with -o", expected=expected))
@@ -85,7 +85,7 @@ def config_from(args: argparse.Namespace, output: Path) -> CrfConfig:
     before = None if args.config is not None else told_before(output)
     config = settled(load_with_preset(args.config or before, flags))
     refuse_unread(args)
-    if before is not None and (same := reused(before, [each.partition("=")[0].strip() for each in flags])):
+    if before is not None and (same := reused(before, [flag.partition("=")[0].strip() for flag in flags])):
         say(f"as {before} says from before: {', '.join(same)}")
     if before is not None and "ingest.paths" not in args.short:
         config, lost = without_lost_logs(config)
@@ -154,7 +154,7 @@ def listener() -> Listener:
 
 
 def _as_json(result: RunResult) -> dict[str, Any]:
-    steps = [each._asdict() for each in result.outcomes]
+    steps = [outcome._asdict() for outcome in result.outcomes]
     return {"steps": steps, "report": str(result.report), "evaluation": result.evaluation}
 
 
@@ -168,13 +168,15 @@ def _show_plan(plan: RunPlan, *, as_json: bool) -> None:
         memory = plan.training.memory
         fits = None if memory is None else {"peak": memory.peak, "available": memory.available, "fits": memory.fits}
         price = None if plan.price is None else asdict(plan.price)
-        time = None if plan.time is None else [each._asdict() for each in plan.time]
-        seconds = None if plan.time is None else sum(each.seconds for each in plan.time)
-        said = {"seconds": seconds, "time": time, "memory": fits, "price": price, "writer_usd": plan.writer_usd}
-        said |= {"remarks": list(plan.remarks)}
-        print_json({"steps": [each._asdict() for each in plan.steps], **said, "counts": dict(plan.training.counts)})
+        time = None if plan.time is None else [part._asdict() for part in plan.time]
+        seconds = None if plan.time is None else sum(part.seconds for part in plan.time)
+        estimates = {"seconds": seconds, "time": time, "memory": fits, "price": price, "writer_usd": plan.writer_usd}
+        estimates |= {"remarks": list(plan.remarks)}
+        print_json(
+            {"steps": [step._asdict() for step in plan.steps], **estimates, "counts": dict(plan.training.counts)}
+        )
         return
-    rows = [(each.name, "make" if each.why else "keep", each.why or "as it should be") for each in plan.steps]
+    rows = [(step.name, "make" if step.why else "keep", step.why or "as it should be") for step in plan.steps]
     show(table("Steps", ("step", "would", "why"), rows))
     for remark in plan.remarks:
         say(remark)
@@ -186,10 +188,10 @@ def _show_plan(plan: RunPlan, *, as_json: bool) -> None:
     elif plan.price is None:
         say("price: nothing; no adviser is named")
     if plan.time:
-        rows = [(each.name, duration(each.seconds), each.basis) for each in plan.time]
+        rows = [(part.name, duration(part.seconds), part.basis) for part in plan.time]
         total = (
             "all of it",
-            duration(sum(each.seconds for each in plan.time)),
+            duration(sum(part.seconds for part in plan.time)),
             "by the speed of this machine right now",
         )
         show(table("Time, roughly", ("part", "about", "for"), [*rows, total], last_is_total=True))

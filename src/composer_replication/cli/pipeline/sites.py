@@ -76,22 +76,25 @@ def _list(run_dir: RunDir, args: argparse.Namespace) -> None:
     from composer_replication.runs.sites import read_sites
     from composer_replication.sites.find import NO_FAILURE
 
-    every = [each for each in read_sites(run_dir) if each[0].kind != NO_FAILURE]
+    every = [entry for entry in read_sites(run_dir) if entry[0].kind != NO_FAILURE]
     check_kinds(args.kind or (), {site.kind for site, _ in every})
-    shown = [each for each in every if _is_asked_for(each[0], args)] if args.list else []
+    listed = [entry for entry in every if _is_asked_for(entry[0], args)] if args.list else []
     if args.json:
-        rows = [{"site": site, "hint": hint} for site, hint in shown]
+        rows = [{"site": site, "hint": hint} for site, hint in listed]
         print_json({"run": str(run_dir.root), "sites": [{k: _plain_data(v) for k, v in row.items()} for row in rows]})
         return
-    for site, hint in shown:
-        kept = "kept" if site.is_kept else f"not kept: {site.reason}"
-        print(plain(f"{site.id}  {site.kind}, {site.tool}, blame {site.blame}, sure {site.confidence:.2f}, {kept}"))
+    for site, hint in listed:
+        state = "kept" if site.is_kept else f"not kept: {site.reason}"
+        print(plain(f"{site.id}  {site.kind}, {site.tool}, blame {site.blame}, sure {site.confidence:.2f}, {state}"))
         print(plain(f"    failed  {_short(site.evidence_text)}"))
         if hint is not None:
             print(plain(f"    hint    {' '.join(hint.text.split())}"))
     if args.list:
-        kept = sum(site.is_kept for site, _ in shown)
-        say(f"{len(shown)} sites, {kept} kept with a hint. `--show ID` shows one, `--drop ID` strikes it out for good")
+        num_kept = sum(site.is_kept for site, _ in listed)
+        say(
+            f"{len(listed)} sites, {num_kept} kept with a hint."
+            " `--show ID` shows one, `--drop ID` strikes it out for good"
+        )
 
 
 def _plain_data(record: ErrorSite | Hint | None) -> dict[str, object] | None:
@@ -127,13 +130,13 @@ def _show_table(run_dir: RunDir, every: Sequence[ErrorSite], args: argparse.Name
         print_json({"run": str(run_dir.root), "table": counted, "passed_over": dict(passed_over)})
         return
     columns = ("kind", "blame", "sites", "kept", "sure", "example", "id")
-    rows = [_row(each) for each in counted]
+    rows = [_row(count) for count in counted]
     show(table("Error sites", columns, rows, caption=_CAPTION, shrinks="example"))
     if passed_over:
         show(table("Looked like an error, and is none", ("why", "times"), sorted(passed_over.items())))
-    kept, number = sum(site.is_kept for site in sites), len(sites) - passed_over.total()
-    shown = "" if len(sites) == len(every) else "of the kinds and blames asked for: "
-    counted_in = f"{run_dir.path('sites')}: {shown}{number} failures, {kept} kept with a hint"
+    num_kept, number = sum(site.is_kept for site in sites), len(sites) - passed_over.total()
+    scope = "" if len(sites) == len(every) else "of the kinds and blames asked for: "
+    counted_in = f"{run_dir.path('sites')}: {scope}{number} failures, {num_kept} kept with a hint"
     say(f"{counted_in}. `crf sites RUN --list` shows them all, `--show ID` one")
 
 
@@ -141,15 +144,15 @@ def _show_rules(run_dir: RunDir, done: SitesOfRun, args: argparse.Namespace) -> 
     """How many sites are users' words, and where the rules are that they named."""
     from composer_replication.cli.console import say
 
-    said = sum(site.kind == "user_corrected" and site.is_kept for site in done.sites)
-    if said and not args.json:
-        say(f"{said} of them are corrections in the user's own words")
+    num_corrections = sum(site.kind == "user_corrected" and site.is_kept for site in done.sites)
+    if num_corrections and not args.json:
+        say(f"{num_corrections} of them are corrections in the user's own words")
     if done.conventions and not args.json:
         from composer_replication.runs.conventions import unread_lines
 
-        kept = [rule for rule in done.conventions if rule.is_kept]
-        idle = sum(not rule.call_kinds for rule in kept)
-        rules = f"rules that users named: {len(done.conventions)}, kept: {len(kept)}"
+        kept_rules = [rule for rule in done.conventions if rule.is_kept]
+        idle = sum(not rule.call_kinds for rule in kept_rules)
+        rules = f"rules that users named: {len(done.conventions)}, kept: {len(kept_rules)}"
         rules += f", of which {idle} have no `for:` below them and are used nowhere" if idle else ""
         say(f"{run_dir.path('conventions')}: {rules}. Mark with an x what holds elsewhere, and run this again")
         if unread := unread_lines(run_dir):
@@ -195,14 +198,14 @@ def _site_lines(site: ErrorSite, hint: Hint | None, conversation: Conversation) 
     from composer_replication.cli.console import plain
     from composer_replication.ingestion.states import action_text
 
-    turn = next(each for each in conversation.turns if each.id == site.turn_id)
+    turn = next(turn for turn in conversation.turns if turn.id == site.turn_id)
     results = [r for t in conversation.turns if t.id == site.result_turn_id for r in t.results]
-    text = next((each.text for each in results if each.call_id == site.call_id), site.evidence_text)
+    text = next((result.text for result in results if result.call_id == site.call_id), site.evidence_text)
     start, end = site.evidence
     marked = f"{text[:start]}>>>{text[start:end]}<<<{text[end:]}" if end > start else text
-    kept = "kept" if site.is_kept else "not kept"
+    state = "kept" if site.is_kept else "not kept"
     lines = [
-        f"site {site.id}  {site.kind}, blame {site.blame}, confidence {site.confidence:g}, {kept}: {site.reason}",
+        f"site {site.id}  {site.kind}, blame {site.blame}, confidence {site.confidence:g}, {state}: {site.reason}",
         f"conversation {site.conversation_id}, turn {site.turn_id}",
         f"read from {turn.provenance.file}, lines {', '.join(map(str, turn.provenance.lines))}",
     ]

@@ -36,8 +36,8 @@ def run(args: argparse.Namespace) -> int:
         print_json({"run": str(run_dir.root), "sides": counts, **states})
         return 0
     rows = [
-        (each.side, each.sessions, each.conversations, *((time or "")[:10] for time in (each.first, each.last)))
-        for each in counts
+        (count.side, count.sessions, count.conversations, *((time or "")[:10] for time in (count.first, count.last)))
+        for count in counts
     ]
     columns = ("side", "sessions", "contexts", "first began", "last began", "what for")
     show(table("Sessions", columns, [(*row, _WHAT_FOR[row[0]]) for row in rows]))

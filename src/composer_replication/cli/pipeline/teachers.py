@@ -41,16 +41,16 @@ def run(args: argparse.Namespace) -> int:
         _show(listed, as_json=args.json)
         return 0
     slugs = args.slug or [teacher["slug"] for teacher in DEFAULT_TEACHERS]
-    place = {"base_url": args.base_url} if args.base_url else {}
+    address = {"base_url": args.base_url} if args.base_url else {}
     key = {"api_key_env": args.api_key_env} if args.api_key_env else {}
-    found = with_prices([{"slug": slug, **place, **key} for slug in slugs], listed)
-    known = {each.slug: each for each in listed}
-    _show([known[teacher["slug"]] for teacher in found], as_json=args.json)
+    teachers = with_prices([{"slug": slug, **address, **key} for slug in slugs], listed)
+    models = {model.slug: model for model in listed}
+    _show([models[teacher["slug"]] for teacher in teachers], as_json=args.json)
     if args.output is not None:
         from composer_replication.atomic import atomic_write_json, written_through
 
-        atomic_write_json(written_through(args.output), found)
-        say(f"{args.output}: {len(found)} teachers with prices")
+        atomic_write_json(written_through(args.output), teachers)
+        say(f"{args.output}: {len(teachers)} teachers with prices")
     return 0
 
 
@@ -60,9 +60,9 @@ def _without_a_list(slugs: Sequence[str]) -> str:
 
     from composer_replication.teacher_replay.teachers import DEFAULT_TEACHERS
 
-    known = [teacher["slug"] for teacher in DEFAULT_TEACHERS]
-    near = {slug: get_close_matches(slug, known, n=1, cutoff=0.5) for slug in slugs if slug not in known}
-    meant = "".join(f" {slug} is none of ours: did you mean {found[0]}?" for slug, found in near.items() if found)
+    known_slugs = [teacher["slug"] for teacher in DEFAULT_TEACHERS]
+    near = {slug: get_close_matches(slug, known_slugs, n=1, cutoff=0.5) for slug in slugs if slug not in known_slugs}
+    meant = "".join(f" {slug} is none of ours: did you mean {matches[0]}?" for slug, matches in near.items() if matches)
     example = '[{"slug": "openai/gpt-5", "input_per_mtok": 1.25, "output_per_mtok": 10.0}]'
     return f"Prices are looked up there; without it write the file of teachers by hand: {example}.{meant}"
 
@@ -71,17 +71,17 @@ def _show(listed: Sequence[Listed], *, as_json: bool) -> None:
     from composer_replication.cli.console import print_json, say, show, table
 
     if as_json:
-        print_json({"models": [each._asdict() for each in listed]})
+        print_json({"models": [model._asdict() for model in listed]})
         return
     rows = [
         (
-            each.slug,
-            "" if each.spec is None else f"{each.spec['input_per_mtok']:.2f}",  # pyright: ignore[reportTypedDictNotRequiredAccess]
-            "" if each.spec is None else f"{each.spec['output_per_mtok']:.2f}",  # pyright: ignore[reportTypedDictNotRequiredAccess]
-            "" if each.context_length is None else f"{each.context_length:,}",
-            {True: "yes", False: "no", None: ""}[each.takes_tools],
+            model.slug,
+            "" if model.spec is None else f"{model.spec['input_per_mtok']:.2f}",  # pyright: ignore[reportTypedDictNotRequiredAccess]
+            "" if model.spec is None else f"{model.spec['output_per_mtok']:.2f}",  # pyright: ignore[reportTypedDictNotRequiredAccess]
+            "" if model.context_length is None else f"{model.context_length:,}",
+            {True: "yes", False: "no", None: ""}[model.takes_tools],
         )
-        for each in listed
+        for model in listed
     ]
     columns = ("model", "$ in / million", "$ out / million", "context", "tools")
     show(table("Teachers", columns, rows[:_MAX_SHOWN], caption="US dollars per million tokens, as the endpoint says"))

@@ -119,10 +119,10 @@ def _show_options(*, as_json: bool) -> None:
     options = describe(CrfConfig)
     if as_json:
         names = ("key", "type", "default", "sentence")
-        print_json({"options": [dict(zip(names, each, strict=True)) for each in options]})
+        print_json({"options": [dict(zip(names, option, strict=True)) for option in options]})
         return
-    for each in options:
-        print(f"{each.path}: {each.type_text} = {each.default}\n    {each.sentence}")
+    for option in options:
+        print(f"{option.path}: {option.type_text} = {option.default}\n    {option.sentence}")
 
 
 def _plan(config: CrfConfig) -> TrainingPlan:
@@ -175,9 +175,9 @@ def _show_plan(plan: TrainingPlan, *, as_json: bool) -> None:
     memory = plan.memory
     if as_json:
         fits = None if memory is None else {"peak": memory.peak, "available": memory.available, "fits": memory.fits}
-        found = {"mode": plan.mode, "counts": dict(plan.counts), "drops": dict(plan.drops), "memory": fits}
+        record = {"mode": plan.mode, "counts": dict(plan.counts), "drops": dict(plan.drops), "memory": fits}
         print_json(
-            found
+            record
             | {
                 "newest_checkpoint": plan.newest_checkpoint,
                 "changed": list(plan.changed),
@@ -209,7 +209,7 @@ def _show_result(result: TrainingResult, *, as_json: bool) -> None:
         return
     columns = ("channel", "weight", "taught in steps", "first loss", "last loss")
     caption = "Losses are means since the line of metrics before."
-    rows = [_channel_row(each, result.steps) for each in result.channels]
+    rows = [_channel_row(channel, result.steps) for channel in result.channels]
     show(table(f"Channels, {result.steps} of {result.total_steps} steps", columns, rows, caption=caption))
     if result.drops:
         print()
@@ -239,9 +239,11 @@ def _count_tables(counts: Mapping[str, int], drops: Mapping[str, int]) -> list[T
     """What there is, items of the channels last; and what was left out, where something was."""
     from composer_replication.cli.console import table
 
-    known = [(text, counts[name]) for name, text in _COUNTS if name in counts]
-    others = sorted((name.replace("_", " "), number) for name, number in counts.items() if name not in dict(_COUNTS))
-    tables = [table("To train on", ("what", "number"), [*known, *others])]
+    known_counts = [(text, counts[name]) for name, text in _COUNTS if name in counts]
+    other_counts = sorted(
+        (name.replace("_", " "), number) for name, number in counts.items() if name not in dict(_COUNTS)
+    )
+    tables = [table("To train on", ("what", "number"), [*known_counts, *other_counts])]
     return [*tables, table("Left out", ("what", "number"), _dropped_rows(drops))] if drops else tables
 
 
@@ -252,8 +254,8 @@ def _say_how_to_resume(result: TrainingResult, args: argparse.Namespace) -> None
 
     words = ["crf", "train", *([args.short["train.run"]] if "train.run" in args.short else [])]
     words += ["--config", args.config] if args.config else []
-    for each in args.set:
-        words += ["--set", each]
+    for override in args.set:
+        words += ["--set", override]
     command = shlex.join([*words, "--resume"])
     say(f"{result.stopped_by}: stopped after step {result.steps} of {result.total_steps}, which is saved.")
     say(f"go on with: {command}")

@@ -28,9 +28,9 @@ class ErrorFeedback:
 
         Cut what to send at multiples of BLOCK_ELEMENTS, or the shards' blocks are others than the vector's.
         """
-        wanted = vector if self.residual is None else vector + self._fitting(self.residual, vector)
-        sent = rounded(wanted, kind)
-        return sent, wanted - sent
+        compensated_vector = vector if self.residual is None else vector + self._fitting(self.residual, vector)
+        sent = rounded(compensated_vector, kind)
+        return sent, compensated_vector - sent
 
     def keep(self, residual: Tensor) -> None:
         """Send this with the next vector."""

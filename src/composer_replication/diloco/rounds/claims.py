@@ -46,7 +46,7 @@ def take_rank(
     holder = {"nonce": nonce, "host": socket.gethostname(), "pid": os.getpid()}
     while True:
         numbers = sorted(claim_numbers(store, layout, rank), reverse=True)
-        number = next((each for each in numbers if _was_made(store, layout, rank, each)), None)
+        number = next((claim for claim in numbers if _was_made(store, layout, rank, claim)), None)
         if number is not None and not takeover and read_goodbye(store, layout, rank, number) is None:
             _refuse_a_living_holder(store, layout, rank, number, lease_s, sleep)
         mine = 1 + max(numbers, default=-1)  # past what is there and cannot be read
@@ -98,8 +98,8 @@ def _named(holder: Mapping[str, Any]) -> str:
     """Who holds a rank, in words. Anybody may have written it into the bucket: text for a terminal is none of it."""
     pid, host = holder.get("pid"), holder.get("host")
     process = f"pid {pid}" if type(pid) is int and 0 < pid < _MOST_PID else "of no usable pid"
-    place = host if isinstance(host, str) and _HOST.fullmatch(host) else "a host of no usable name"
-    return f"a living process, {process} on {place}"
+    host_name = host if isinstance(host, str) and _HOST.fullmatch(host) else "a host of no usable name"
+    return f"a living process, {process} on {host_name}"
 
 
 def _beat(store: PatientStore, layout: Layout, rank: int, number: int) -> int | None:

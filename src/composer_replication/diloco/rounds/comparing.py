@@ -73,9 +73,9 @@ class Comparisons:
     def begin(self, store: PatientStore, place: Place, first: tuple[int, int], *, wait_s: float) -> None:
         """As another member: wait a little for what the first one says; `look` compares, now or later."""
         self._open.append(Comparison(place.step, first, self.state.numbers(place)))
-        said = functools.partial(self._said, store, place.step)
+        read_numbers = functools.partial(self._said, store, place.step)
         is_gone = functools.partial(self._is_gone, store, first)
-        _wait(said, seconds=wait_s, poll_s=self.state.settings.poll_s / 4, is_over=is_gone)
+        _wait(read_numbers, seconds=wait_s, poll_s=self.state.settings.poll_s / 4, is_over=is_gone)
 
     def look(self, store: PatientStore, place: Place, *, follows: bool) -> Place | None:
         """Compare what can be compared by now. Where mine are others: the first member's, loaded, and their place.
@@ -83,19 +83,19 @@ class Comparisons:
         `follows`: whether commits since an earlier step can be applied to the weights of that step.
         """
         later_is_open = False
-        for each in sorted(self._open, key=lambda each: -each.step):
-            is_over = self._is_over(store, place, each)
-            said = self._said(store, each.step)
-            verdict = judge(each.numbers, said, is_over=is_over, later_is_open=later_is_open)
+        for comparison in sorted(self._open, key=lambda comparison: -comparison.step):
+            is_over = self._is_over(store, place, comparison)
+            first_numbers = self._said(store, comparison.step)
+            verdict = judge(comparison.numbers, first_numbers, is_over=is_over, later_is_open=later_is_open)
             if verdict == "open":
-                later_is_open |= each.step > self.agreed
+                later_is_open |= comparison.step > self.agreed
                 continue
-            self._open.remove(each)
+            self._open.remove(comparison)
             if verdict == "equal":
-                self.agreed = max(self.agreed, each.step)
+                self.agreed = max(self.agreed, comparison.step)
             elif verdict == "never":
-                self._say_not_compared(place, each, "went on, left or was replaced without saying them")
-            elif (loaded := self._take(store, place, each, said or "", follows=follows)) is not None:
+                self._say_not_compared(place, comparison, "went on, left or was replaced without saying them")
+            elif (loaded := self._take(store, place, comparison, first_numbers or "", follows=follows)) is not None:
                 return loaded
         return None
 
@@ -103,11 +103,11 @@ class Comparisons:
         """At the end of a run: wait for what is still open while the member that it needs lives, and then say so."""
         until = time.monotonic() + self.state.settings.timeout_s
         loaded: Place | None = None
-        for each in sorted(self._open, key=lambda each: -each.step):
-            if each in self._open and each.step > self.agreed:  # else a later comparison has decided
-                self._wait_for_the_last_word(store, each, until)
+        for comparison in sorted(self._open, key=lambda comparison: -comparison.step):
+            if comparison in self._open and comparison.step > self.agreed:  # else a later comparison has decided
+                self._wait_for_the_last_word(store, comparison, until)
                 loaded = self.look(store, place, follows=follows) or loaded
-                self._give_up(place, _NOT_IN_TIME, since=each.step)  # an earlier one may decide then
+                self._give_up(place, _NOT_IN_TIME, since=comparison.step)  # an earlier one may decide then
         loaded = self.look(store, place, follows=follows) or loaded
         self._give_up(place, _NOT_IN_TIME)
         if self._apart is not None and self._apart.step > self.agreed:
@@ -177,8 +177,8 @@ class Comparisons:
                 offered_at.append(time.monotonic())
             return bool(offered_at) and time.monotonic() - offered_at[0] >= self.state.settings.grace_s
 
-        said = functools.partial(self._said, store, compared.step)
-        self._wait_while_it_lives(store, compared, said, until=until, is_over=went_on)
+        read_numbers = functools.partial(self._said, store, compared.step)
+        self._wait_while_it_lives(store, compared, read_numbers, until=until, is_over=went_on)
 
     def _is_past(self, store: PatientStore, compared: Comparison) -> bool:
         """Whether a state of a later step is published: nobody publishes the earlier one then."""
@@ -207,11 +207,11 @@ class Comparisons:
 
     def _give_up(self, place: Place, why: str, *, since: int = 0) -> None:
         """Those of this step and of later ones will not be compared any more."""
-        for each in self._open:
-            if each.step >= since:
-                agreed = f"; since step {self.agreed} they are agreed on" if self.agreed > each.step else ""
-                self._say_not_compared(place, each, f"{why}{agreed}")
-        self._open = [each for each in self._open if each.step < since]
+        for comparison in self._open:
+            if comparison.step >= since:
+                agreed = f"; since step {self.agreed} they are agreed on" if self.agreed > comparison.step else ""
+                self._say_not_compared(place, comparison, f"{why}{agreed}")
+        self._open = [comparison for comparison in self._open if comparison.step < since]
 
     def _say_not_compared(self, place: Place, compared: Comparison, why: str) -> None:
         what = "step %d: the weights of rank %d were not compared with those of rank %d, which %s"
@@ -224,8 +224,8 @@ def _wait(
     until = time.monotonic() + seconds
     while True:
         over = time.monotonic() >= until or is_over()  # before the look: what came last is not missed
-        if (seen := look()) is not None or over:
-            return seen
+        if (finding := look()) is not None or over:
+            return finding
         time.sleep(poll_s)
 
 

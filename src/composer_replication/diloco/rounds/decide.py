@@ -54,7 +54,7 @@ class Seen:
 
     @property
     def spent(self) -> frozenset[OfferId]:
-        return frozenset(each for outcome in self.ended for each in outcome.spent())
+        return frozenset(offer_id for outcome in self.ended for offer_id in outcome.spent())
 
 
 class Attempt(NamedTuple):
@@ -139,7 +139,7 @@ Action = MakeOffer | CreateSeal | Reduce | CreateOutcome | Follow | Heal | Wait 
 
 def decide(seen: Seen, me: Myself, timers: Timers) -> Action:
     """What to do next, given what was seen."""
-    void = next((each for each in seen.ended if each.result == "void" and _is_mine(each.members, me)), None)
+    void = next((outcome for outcome in seen.ended if outcome.result == "void" and _is_mine(outcome.members, me)), None)
     if void is not None:
         return Follow(void)
     if isinstance(seen.outcome, Outcome):
@@ -168,9 +168,9 @@ def _before_the_seal(seen: Seen, me: Myself, timers: Timers) -> Action:
             Member(offer.id, offer.manifest, 0.0 if offer.id in left_out else offer.weight) for offer in offers
         )
         return CreateSeal(Seal(me.base, me.spec, max(offer.num_shards for offer in offers), members))
-    others = _of_another_spec(seen, me) - ranks
-    if me.world_size - len(others) < me.quorum:
-        return Fail("spec", frozenset(others))
+    other_ranks = _of_another_spec(seen, me) - ranks
+    if me.world_size - len(other_ranks) < me.quorum:
+        return Fail("spec", frozenset(other_ranks))
     if timers.alone and len(joining := may_join(seen, me)) < me.quorum:
         return Fail("left", seen.finished - joining)
     return Wait(_missing(seen, me))
@@ -192,8 +192,8 @@ def _after_the_seal(seen: Seen, seal: Seal | Literal["unreadable"], me: Myself, 
     bad = tuple(sorted(me.unreadable & {member.id for member in seal.members}))
     if bad:
         return CreateOutcome("abort", bad=bad, reason="sealed offers are unreadable")
-    if own := own_shards(seal, me, absent):
-        return Reduce(own)
+    if my_shards := own_shards(seal, me, absent):
+        return Reduce(my_shards)
     owners = frozenset(_owner(seal, shard)[0] for shard in absent)
     if timers.reduce or owners <= seen.left:  # each begins at another one, so that not all do the same
         return Reduce((absent[me.rank % len(absent)],))
@@ -262,7 +262,7 @@ def candidates(seen: Seen, me: Myself) -> list[Offer]:
     What a process offered before it died is as good as any; the one that took its place has weight one round later.
     """
     latest: dict[int, Offer] = {}
-    for offer in sorted(seen.offers, key=lambda each: (each.weight > 0, each.id)):
+    for offer in sorted(seen.offers, key=lambda offer: (offer.weight > 0, offer.id)):
         if offer.base == me.base and offer.spec == me.spec and offer.id not in seen.spent:
             latest[offer.id.rank] = offer
     return [latest[rank] for rank in sorted(latest)]
@@ -295,8 +295,8 @@ def _counts(seen: Seen, me: Myself) -> bool:
 
 def _tried(seen: Seen, me: Myself) -> frozenset[int]:
     """My trials of this wait: those that I made, though nobody can read them, and those of an attempt that ended."""
-    known = [*(offer.id for offer in seen.offers), *seen.spent]
-    return me.tried | {each.trial for each in known if _is_me(each, me)}
+    known_ids = [*(offer.id for offer in seen.offers), *seen.spent]
+    return me.tried | {offer_id.trial for offer_id in known_ids if _is_me(offer_id, me)}
 
 
 def _owner(seal: Seal, shard: int) -> tuple[int, int]:

@@ -90,8 +90,8 @@ class GlobalState:
 
     def _is_alone(self, store: PatientStore, place: Place) -> bool:
         """Return whether every other replica that ever joined has finished, with all the commits that I need."""
-        others = ranks_that_joined(store, self.layout) - {place.rank}
-        return others <= ranks_that_left(store, self.layout).finished_for(place.commits)
+        other_ranks = ranks_that_joined(store, self.layout) - {place.rank}
+        return other_ranks <= ranks_that_left(store, self.layout).finished_for(place.commits)
 
     def newest(self, store: PatientStore, place: Place, *, margin: int) -> Place | None:
         """Load the newest state that is more than `margin` steps ahead; None where there is none that can be read."""
@@ -133,9 +133,9 @@ class GlobalState:
     def is_due(self, store: PatientStore, place: Place, every: int) -> bool:
         """Every so many steps, and when a replica that is behind asks for one."""
         behind = place.step - max(0, self.newest_step(store))
-        wanted = store.keys(self.layout.key("wanted")) if 0 < behind < every else []
-        store.delete(wanted)
-        return behind >= every or bool(wanted)
+        request_keys = store.keys(self.layout.key("wanted")) if 0 < behind < every else []
+        store.delete(request_keys)
+        return behind >= every or bool(request_keys)
 
     def readable(self, store: PatientStore) -> list[str]:
         """Return the names of the states whose records can be read, the newest first.

@@ -215,16 +215,16 @@ class Membership:
         self._take(store, self._comparisons.look(store, self.place, follows=follows), training=training)
 
     def _compare(self, store: PatientStore) -> None:
-        place = self.place
-        if not self.functions or self._heart is None or place.last is None or self._compared == place.step:
+        position = self.place
+        if not self.functions or self._heart is None or position.last is None or self._compared == position.step:
             return
-        self._compared = place.step
+        self._compared = position.step
         if self._is_first():
-            self._comparisons.say(store, place)
+            self._comparisons.say(store, position)
         else:
-            late = read_commit(store, self.layout, place.step) is not None  # the others do not wait for me either
-            first = place.last.members[0].id[:2]
-            self._comparisons.begin(store, place, first, wait_s=0.0 if late else self.settings.grace_s)
+            late = read_commit(store, self.layout, position.step) is not None  # the others do not wait for me either
+            first = position.last.members[0].id[:2]
+            self._comparisons.begin(store, position, first, wait_s=0.0 if late else self.settings.grace_s)
 
     def _finish_comparisons(self) -> None:
         store, follows = self.store, self.follower is not None
@@ -251,8 +251,8 @@ class Membership:
     def _others_have_finished(self, store: PatientStore) -> bool:
         """Return whether all other members of the last commit have finished, with all the commits that I need."""
         members = () if self.place.last is None else self.place.last.members
-        others = {member.id.rank for member in members} - {self.place.rank}
-        return bool(others) and others <= ranks_that_left(store, self.layout).finished_for(self.place.commits)
+        other_ranks = {member.id.rank for member in members} - {self.place.rank}
+        return bool(other_ranks) and other_ranks <= ranks_that_left(store, self.layout).finished_for(self.place.commits)
 
     def _me(self) -> tuple[int, int]:
         return self.place.rank, self.place.claim
@@ -274,8 +274,8 @@ class Membership:
         run = agree_on_run(store, self.layout, mine)
         about = {} if run is None else run.settings
         fix = f"Give all replicas the same settings, or begin another run with generation={self.generation + 1}."
-        if other := sorted(name for name in mine if about.get(name) != mine[name]):
-            got, expected = {name: _short(about.get(name)) for name in other}, {name: mine[name] for name in other}
+        if clashes := sorted(name for name in mine if about.get(name) != mine[name]):
+            got, expected = {name: _short(about.get(name)) for name in clashes}, {name: mine[name] for name in clashes}
             raise GenerationRefused(explain(where, got=got, expected=expected, fix=fix))
         assert run is not None  # or its settings would be others
         self.layout = self._state.layout = run.layout
@@ -322,9 +322,9 @@ class Membership:
         return RunningRound(store, self.layout, self.settings, self.place, vector, weight, self.pool)
 
     def _advance(self, outcome: Outcome) -> None:
-        place = self.place
-        base = next_base(place.base, place.step, outcome) if self.functions else STATELESS
-        self.place = replace(place, step=place.step + 1, base=base, last=outcome, first_trial=0)
+        position = self.place
+        base = next_base(position.base, position.step, outcome) if self.functions else STATELESS
+        self.place = replace(position, step=position.step + 1, base=base, last=outcome, first_trial=0)
 
     def _weights_were_replaced(self, *, training: bool) -> None:
         """What was trained from other weights has no weight until training has begun from the global ones."""

@@ -34,8 +34,8 @@ def find_place(
     if rank is None or world_size is None:
         raise InputError(explain("manager", got=f"rank {rank}, world_size {world_size}", expected="both"))
     limits = (getattr(store, "timeout_s", 1800.0), getattr(store, "poll_interval_s", 1.0))
-    given = (limits[0] if timeout_s is None else timeout_s, limits[1] if poll_s is None else poll_s)
-    return Where(objects, rank, world_size, *given)
+    chosen_limits = (limits[0] if timeout_s is None else timeout_s, limits[1] if poll_s is None else poll_s)
+    return Where(objects, rank, world_size, *chosen_limits)
 
 
 def settings_of(

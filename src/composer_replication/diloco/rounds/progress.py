@@ -58,7 +58,7 @@ class Progress:
 
     @property
     def num_bytes(self) -> int:
-        return sum(each.num_bytes for each in self.rounds)
+        return sum(summary.num_bytes for summary in self.rounds)
 
 
 def read_progress(store: ObjectStore, generation: int = 0, *, num_rounds: int = 20) -> Progress:
@@ -70,18 +70,18 @@ def read_progress(store: ObjectStore, generation: int = 0, *, num_rounds: int = 
         raise GenerationRefused(explain(where, got="no run", expected="one that a replica has begun"))
     layout, world_size = run.layout, run.world_size
     step = head(patient, layout)
-    commits = [(each, read_commit(patient, layout, each)) for each in range(max(0, step - num_rounds), step)]
-    rounds = tuple(_summary(each, commit[1]) for each, commit in commits if commit is not None)
+    commits = [(at_step, read_commit(patient, layout, at_step)) for at_step in range(max(0, step - num_rounds), step)]
+    rounds = tuple(_summary(at_step, commit[1]) for at_step, commit in commits if commit is not None)
     last = commits[-1][1] if commits else None
-    seen = RoundReader(patient, layout, step, world_size, last[1] if last else None).read()
+    view = RoundReader(patient, layout, step, world_size, last[1] if last else None).read()
     states = (name for name in published_states(patient, layout) if read_state(patient, layout, name) is not None)
     state = next(states, None)
     return Progress(
         generation=generation,
         world_size=world_size,
         step=step,
-        expected=tuple(sorted(seen.expected)),
-        offered=tuple(sorted({offer.id.rank for offer in seen.offers})),
+        expected=tuple(sorted(view.expected)),
+        offered=tuple(sorted({offer.id.rank for offer in view.offers})),
         left=tuple(sorted(ranks_that_left(patient, layout).ranks)),
         state_step=None if state is None else step_of(state),
         foreign=patient.traffic.foreign,
@@ -96,7 +96,7 @@ def head(store: PatientStore, layout: Layout) -> int:
     """
 
     def is_committed(step: int) -> bool:
-        return any(read_commit(store, layout, each) is not None for each in (step, step + 1))
+        return any(read_commit(store, layout, at_step) is not None for at_step in (step, step + 1))
 
     below, above = 0, 1
     while is_committed(above - 1):

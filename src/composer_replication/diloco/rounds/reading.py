@@ -229,7 +229,7 @@ class RoundReader:
 
     def _list_means(self, names: set[str], attempt: int, seal: Seal) -> None:
         folder, mean_of = f"mean/{attempt}/", digest(seal.members)
-        for name in sorted(each for each in names if each.startswith(folder)):
+        for name in sorted(name for name in names if name.startswith(folder)):
             mean = parse_mean(name.removeprefix(folder), mean_of)
             if mean is not None and mean[0] < seal.num_shards:
                 self.mean_shas.setdefault(attempt, {}).setdefault(*mean)
@@ -250,9 +250,9 @@ class RoundReader:
             if self.pool is not None:
                 self._departures = self.pool.submit(ranks_that_left, self.store, self.layout)
             else:
-                left = ranks_that_left(self.store, self.layout)  # where it fails, the next look asks again
+                departures = ranks_that_left(self.store, self.layout)  # where it fails, the next look asks again
                 self._departures = Future()
-                self._departures.set_result(left)
+                self._departures.set_result(departures)
         return self._departures
 
 
@@ -302,9 +302,9 @@ def read_commit(store: PatientStore, layout: Layout, step: int) -> tuple[int, Ou
 
 def newest_claim(store: PatientStore, layout: Layout, rank: int, *, after: int = -1) -> int | None:
     """Return the newest claim on a rank, by its number; None where no process has made one after that one."""
-    numbers = sorted((each for each in claim_numbers(store, layout, rank) if each > after), reverse=True)
+    numbers = sorted((claim for claim in claim_numbers(store, layout, rank) if claim > after), reverse=True)
     is_claim = functools.partial(unpack, "claim")
-    return next((each for each in numbers if read_record(store, layout, layout.claim(rank, each), is_claim)), None)
+    return next((claim for claim in numbers if read_record(store, layout, layout.claim(rank, claim), is_claim)), None)
 
 
 def claim_numbers(store: PatientStore, layout: Layout, rank: int) -> list[int]:
@@ -315,17 +315,17 @@ def claim_numbers(store: PatientStore, layout: Layout, rank: int) -> list[int]:
 
 def ranks_that_left(store: PatientStore, layout: Layout) -> Departures:
     """Return the ranks whose latest process said goodbye."""
-    left: set[int] = set()
+    ranks: set[int] = set()
     finished_at: dict[int, int] = {}
     for key in store.keys(layout.left()):
         who = _rank_and_claim(key.rpartition("/")[2])
         goodbye = None if who is None else read_goodbye(store, layout, who.rank, who.claim)
         if who is None or goodbye is None or newest_claim(store, layout, who.rank, after=who.claim) is not None:
             continue
-        left.add(who.rank)
+        ranks.add(who.rank)
         if goodbye.finished:
             finished_at[who.rank] = goodbye.step
-    return Departures(frozenset(left), finished_at)
+    return Departures(frozenset(ranks), finished_at)
 
 
 def read_goodbye(store: PatientStore, layout: Layout, rank: int, claim: int) -> Goodbye | None:

@@ -140,33 +140,33 @@ class RunningRound:
 
     def run(self) -> Ended:
         """Take part until the round is over for this replica. RoundTimeout names who stayed away."""
-        seen = self.reader.read()
+        view = self.reader.read()
         while True:
             me = self._myself()
-            self.clock.look(seen, len(candidates(seen, me)), joining=len(may_join(seen, me)))
-            action = decide(seen, me, self.clock.timers())
-            ended = self._end(seen, action)
-            if ended is None and could_fork(seen, action) and self.reader.has_a_later_round():
+            self.clock.look(view, len(candidates(view, me)), joining=len(may_join(view, me)))
+            action = decide(view, me, self.clock.timers())
+            ended = self._end(view, action)
+            if ended is None and could_fork(view, action) and self.reader.has_a_later_round():
                 ended = Ended("heal")
             if ended is not None:
                 ended.seconds = self.clock.elapsed()
                 return ended
-            seen = self._act(seen, action) or self.reader.read()
+            view = self._act(view, action) or self.reader.read()
 
     def take(self, outcome: Outcome) -> Result:
         """The mean of a commit into the vector, without taking part."""
         return self._follow(self.reader.read(), outcome).result
 
     def _myself(self) -> Myself:
-        place = self.place
+        position = self.place
         return Myself(
-            rank=place.rank,
-            claim=place.claim,
-            base=place.base,
+            rank=position.rank,
+            claim=position.claim,
+            base=position.base,
             spec=self.spec,
             quorum=self.settings.min_replicas,
             world_size=self.settings.world_size,
-            first_trial=place.first_trial,
+            first_trial=position.first_trial,
             judges_sizes=self.settings.judges_sizes,
             tried=frozenset(self.tried),
             unreadable=frozenset(self.unreadable),
@@ -184,7 +184,7 @@ class RunningRound:
     def _follow(self, seen: Seen, outcome: Outcome) -> Ended:
         if outcome.result == "void":
             self._weight_in(outcome)
-            return Ended("void", outcome, trials=1 + max(each.id.trial for each in outcome.members))
+            return Ended("void", outcome, trials=1 + max(member.id.trial for member in outcome.members))
         if outcome.spec != self.spec or len(outcome.means) != self.vector.num_shards:
             raise self._failure(Fail("spec", frozenset(member.id.rank for member in outcome.members)), seen)
         try:
@@ -239,7 +239,7 @@ class RunningRound:
         members = seen.seal.members if isinstance(seen.seal, Seal) else ()
         shas = self.reader.mean_shas.get(seen.attempt, {})
         means = tuple(shas[shard] for shard in sorted(shas)) if action.result == "commit" else ()
-        manifests = [self.reader.manifests[each.id][1] for each in members if each.id in self.reader.manifests]
+        manifests = [self.reader.manifests[member.id][1] for member in members if member.id in self.reader.manifests]
         return Outcome(
             action.result,
             self.place.base,

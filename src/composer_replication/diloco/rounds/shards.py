@@ -79,8 +79,8 @@ class ShardIO:
 
     def expect_seal(self, members: Sequence[Member], shards: Sequence[int]) -> None:
         """A seal is being created that will most likely have these members: ask for the first offers meanwhile."""
-        others = [each for each in members if each.weight and not self._is_mine(each)]
-        calls = (partial(self._read_offer, each, shard) for shard in shards for each in others)
+        other_members = [member for member in members if member.weight and not self._is_mine(member)]
+        calls = (partial(self._read_offer, member, shard) for shard in shards for member in other_members)
         self._offers = ((members, shards), self._in_order(calls))
 
     def expect_outcome(self, attempt: int, outcome: Outcome) -> None:
@@ -98,10 +98,10 @@ class ShardIO:
         if self._offers[0] != (members, shards):
             self.expect_seal(members, shards)
         (_, offers), self._offers = self._offers, (None, iter(()))
-        counted = [each for each in members if each.weight]
+        counted = [member for member in members if member.weight]
         puts: deque[Future[None]] = deque()
         for shard in shards:
-            vectors = (self._read_offer(each, shard) if self._is_mine(each) else next(offers) for each in counted)
+            vectors = (self._read_offer(member, shard) if self._is_mine(member) else next(offers) for member in counted)
             data, sha256 = self._mean_of(members, shard, vectors)
             puts.append(self._pool.submit(self._store.put, self._mean_key(attempt, members, shard, sha256), data))
             del data  # what waits to be put is bounded, and nothing else holds it
@@ -144,7 +144,7 @@ class ShardIO:
             put = list(self._in_order(partial(self._put, vector, offer, shard) for shard in range(vector.num_shards)))
         except NonFiniteError:
             return 0.0, (), 0.0
-        largest = max((each for _, each in put), default=0.0)
+        largest = max((magnitude for _, magnitude in put), default=0.0)
         if largest > MOST_MAGNITUDE:
             return 0.0, (), 0.0
         return self._round.weight, tuple(shard for shard, _ in put), largest
@@ -156,7 +156,7 @@ class ShardIO:
         return Shard(len(data), identity(data)), largest_of(values)
 
     def _mean_bytes(self, members: Sequence[Member], shard: int) -> tuple[bytes, str]:
-        return self._mean_of(members, shard, (self._read_offer(each, shard) for each in members if each.weight))
+        return self._mean_of(members, shard, (self._read_offer(member, shard) for member in members if member.weight))
 
     def _mean_of(self, members: Sequence[Member], shard: int, vectors: Iterable[Tensor]) -> tuple[bytes, str]:
         """A shard of the mean and its checksum, from the vectors of the members that have weight, in their order."""
@@ -186,21 +186,21 @@ class ShardIO:
 
     def _is_mine(self, member: Member) -> bool:
         """Whether it is an offer of this wait, whose numbers are here."""
-        place = self._round.place
-        own = member.id[:2] == (place.rank, place.claim) and member.id.trial >= place.first_trial
-        return own and self._offered is not None
+        position = self._round.place
+        is_own = member.id[:2] == (position.rank, position.claim) and member.id.trial >= position.first_trial
+        return is_own and self._offered is not None
 
     def _manifest(self, member: Member) -> Manifest | None:
-        known = self._round.reader.manifests.get(member.id)
-        return known[1] if known is not None and known[0] == member.manifest else None
+        entry = self._round.reader.manifests.get(member.id)
+        return entry[1] if entry is not None and entry[0] == member.manifest else None
 
     def _committed(self, attempt: int, outcome: Outcome, shard: int) -> Tensor:
         """A shard of the mean; where it is damaged, computed again and put in its place."""
         members, sha256 = outcome.members, outcome.means[shard]
         key = self._mean_key(attempt, members, shard, sha256)
-        asked = self._means.pop(key, None)
+        pending_mean = self._means.pop(key, None)
         try:
-            return asked.result() if asked is not None else self._read_mean(key, sha256, shard, members)
+            return pending_mean.result() if pending_mean is not None else self._read_mean(key, sha256, shard, members)
         except UnreadableOffer:
             data, again = self._mean_bytes(members, shard)
             if again != sha256:

@@ -48,9 +48,9 @@ class RoundVector:
         """Other numbers, cut in the same way."""
         if flat.numel() != self.elements:
             raise ShapeError(explain("numbers of a vector", got=f"{flat.numel():,}", expected=f"{self.elements:,}"))
-        other = copy.copy(self)
-        other.tensors, other._flat = [flat.detach()], [flat.detach().contiguous().view(-1)]
-        return other
+        vector = copy.copy(self)
+        vector.tensors, vector._flat = [flat.detach()], [flat.detach().contiguous().view(-1)]
+        return vector
 
     def finish(self) -> None:
         """After the last write: tensors that are no views of their flat form get theirs."""
@@ -77,9 +77,9 @@ def cut(elements: int, parties: int, shard_elements: int) -> tuple[int, int]:
     A large vector has several for each party: what is under way at once is then less than one party's part.
     """
     piece = min(shard_elements, max(_FINE_ELEMENTS, -(-elements // (_FINE_SHARDS * parties))))
-    wanted = max(parties, -(-elements // piece))
-    wanted = -(-wanted // parties) * parties
-    size = max(1, -(-elements // wanted))
+    num_pieces = max(parties, -(-elements // piece))
+    num_pieces = -(-num_pieces // parties) * parties
+    size = max(1, -(-elements // num_pieces))
     size = -(-size // BLOCK_ELEMENTS) * BLOCK_ELEMENTS
     return size, -(-elements // size)
 

@@ -97,8 +97,8 @@ class ObjectStoreAllReduce:
             self._gave_up = False
         self._refuse_an_old_round(store)
         vector = RoundVector([tensor], parties=self.world_size, shard_elements=_SHARD_BYTES // 4)
-        place = Place(self.rank, self._claim, self.round_id, _BASE)
-        round = RunningRound(store, self._layout, self._settings, place, vector, 1.0, self._pool, name=name)
+        position = Place(self.rank, self._claim, self.round_id, _BASE)
+        round = RunningRound(store, self._layout, self._settings, position, vector, 1.0, self._pool, name=name)
         try:
             ended = round.run()
         except RoundError:  # whoever wakes up later must not wait for this process
@@ -134,8 +134,8 @@ class ObjectStoreAllReduce:
             return
         before = self.round_id - 1
         folder = self._layout.shards(before)
-        own = [key for key in store.keys(folder) if key.removeprefix(f"{folder}/").startswith(f"{self.rank:05d}.")]
-        store.delete(own if self.rank else [*own, *store.keys(self._layout.round(before, "mean"))])
+        own_keys = [key for key in store.keys(folder) if key.removeprefix(f"{folder}/").startswith(f"{self.rank:05d}.")]
+        store.delete(own_keys if self.rank else [*own_keys, *store.keys(self._layout.round(before, "mean"))])
 
     def _where(self) -> str:
         return f"all-reduce {self.round_id} at {self.objects.uri}"

@@ -50,8 +50,10 @@ def tried(ask: Callable[[], Answer]) -> tuple[Answer | None, Exception | None]:
 
 def harmless(text: str) -> str:
     """Lines of a log without what a terminal would act upon: a replica prints what it was sent, too."""
-    shown = _COLOUR.sub("", text)
-    return "".join(each if each.isprintable() or each in "\n\t" else "\ufffd" for each in shown)
+    plain_text = _COLOUR.sub("", text)
+    return "".join(
+        character if character.isprintable() or character in "\n\t" else "\ufffd" for character in plain_text
+    )
 
 
 def in_brief(error: BaseException) -> str:
@@ -65,7 +67,7 @@ def how_it_ended(code: int | None) -> str:
     if code is None:
         return "failed, with no exit status from the service"
     number = -code if code < 0 else code - 128
-    if number in {each.value for each in signal.Signals}:
+    if number in {known_signal.value for known_signal in signal.Signals}:
         name = signal.Signals(number).name
         return f"killed by signal {number} ({name})" + (", by hand or out of memory" if name == "SIGKILL" else "")
     if code == REFUSED:

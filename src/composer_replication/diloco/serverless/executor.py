@@ -79,8 +79,8 @@ class Executor(ABC):
             if (error := sys.exception()) is not None and len(handles) < n_replicas:
                 # With the one whose answer was an error, which may run all the same unless it was refused.
                 for rank in range(len(handles) + (not self.was_refused(error))):
-                    if (left := self.end_start(job.launch, rank, 0, *handles[rank : rank + 1])) is not None:
-                        error.add_note(f"rank {rank} may still run ({in_brief(left)}): {self.by_hand_for(job.launch)}")
+                    if (fault := self.end_start(job.launch, rank, 0, *handles[rank : rank + 1])) is not None:
+                        error.add_note(f"rank {rank} may still run ({in_brief(fault)}): {self.by_hand_for(job.launch)}")
         return handles
 
     def job(
@@ -104,7 +104,7 @@ class Executor(ABC):
             gpu=gpu,
             timeout_s=timeout_s,
             secrets=self.secrets,
-            path=[each for each in sys.path if each] if self.takes_callables else [],
+            path=[entry for entry in sys.path if entry] if self.takes_callables else [],
         )
         self.check(job)
         return job
@@ -127,11 +127,11 @@ class Executor(ABC):
             raise InputError(explain(f"rank {handle.rank}", got=status, expected="one that has ended", fix=fix))
         if status == "succeeded":
             raise InputError(explain(f"rank {handle.rank}", got="one that has finished", expected="one that has not"))
-        known = job or self._jobs.get(self._key(handle))
-        if known is None:
+        known_job = job or self._jobs.get(self._key(handle))
+        if known_job is None:
             expected = "the job of a replica that another process launched: relaunch(handle, job)"
             raise InputError(explain(f"rank {handle.rank}", got="no job", expected=expected))
-        return self.start(replace(known, rank=handle.rank, attempt=handle.attempt + 1))
+        return self.start(replace(known_job, rank=handle.rank, attempt=handle.attempt + 1))
 
     def secret_values(self) -> dict[str, str]:
         """The secrets' values here; a name without one is an error that names it."""
@@ -152,8 +152,8 @@ class Executor(ABC):
 
         def end() -> None:
             handles = [handle] if handle is not None else self.find(launch, rank, attempt)
-            for each in handles:
-                self.cancel(each)
+            for replica in handles:
+                self.cancel(replica)
             if not handles and self.listed_s and not is_settled:
                 got = "none in the service's list, and an answer that was lost: it may start yet"
                 raise RunError(explain(f"rank {rank}", got=got, expected="its machine"))
@@ -197,12 +197,12 @@ class Executor(ABC):
         """Wait until all have ended, and say how; one that has not when the time is up is told as it stands."""
         deadline = None if timeout is None else time.monotonic() + timeout
         waiting = list(handles)
-        while waiting := [each for each in waiting if self.ask(each) not in ENDED]:
-            left = self.poll_interval_s if deadline is None else min(self.poll_interval_s, deadline - time.monotonic())
-            if left <= 0:
+        while waiting := [handle for handle in waiting if self.ask(handle) not in ENDED]:
+            pause = self.poll_interval_s if deadline is None else min(self.poll_interval_s, deadline - time.monotonic())
+            if pause <= 0:
                 break
-            time.sleep(left)
-        return [self._outcome(each) for each in handles]
+            time.sleep(pause)
+        return [self._outcome(handle) for handle in handles]
 
     def shown(self, text: str, n_lines: int) -> str:
         """The last lines of a log, without the secrets that are known here and what a terminal would act upon."""

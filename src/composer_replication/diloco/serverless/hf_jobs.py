@@ -89,7 +89,7 @@ class HFJobsExecutor(Executor):
     def find(self, launch: str, rank: int, attempt: int) -> list[ReplicaHandle]:
         owner, labels = self._owner(), _labels(launch, rank, attempt)
         jobs = self._asked(f"jobs of rank {rank}", lambda: list(self._api.list_jobs(labels=labels, namespace=owner)))
-        return [self._handle(launch, rank, attempt, {"job": each.id, "namespace": owner}) for each in jobs]
+        return [self._handle(launch, rank, attempt, {"job": job.id, "namespace": owner}) for job in jobs]
 
     def was_refused(self, error: BaseException) -> bool:
         status = getattr(getattr(error, "response", None), "status_code", 0)

@@ -91,8 +91,8 @@ class LocalProcessExecutor(Executor):
                 start_new_session=True,
             )
         self._processes[job.name] = process
-        known = look_up(process.pid)
-        return self._metadata(job.name, process.pid, "" if known is None else known.began, folder)
+        process_info = look_up(process.pid)
+        return self._metadata(job.name, process.pid, "" if process_info is None else process_info.began, folder)
 
     def _metadata(self, name: str, pid: int, began: str, folder: Path | str) -> dict[str, Any]:
         here = {"folder": str(folder), "host": socket.gethostname()}
@@ -101,10 +101,12 @@ class LocalProcessExecutor(Executor):
     def find(self, launch: str, rank: int, attempt: int) -> list[ReplicaHandle]:
         name = start_name(launch, rank, attempt)
         handles = []
-        for each in with_argument(name):
-            if MODULE in each.arguments:
-                folder = " ".join(each.arguments[each.arguments.index(name) + 1 :])
-                handles.append(self._handle(launch, rank, attempt, self._metadata(name, each.pid, each.began, folder)))
+        for process in with_argument(name):
+            if MODULE in process.arguments:
+                folder = " ".join(process.arguments[process.arguments.index(name) + 1 :])
+                handles.append(
+                    self._handle(launch, rank, attempt, self._metadata(name, process.pid, process.began, folder))
+                )
         return handles
 
     def _new_folder(self, job: ReplicaJob) -> Path:
@@ -156,8 +158,8 @@ class LocalProcessExecutor(Executor):
 
     def _signal(self, handle: ReplicaHandle, number: int, *, note: bool = False) -> None:
         """Signal the replica's process, and no other; `note` that it was cancelled, where it is ours to end."""
-        own, proven = self._processes.get(handle.metadata.get("name", "")), _proven(handle)
-        if own is None and proven is None:
+        child, proven = self._processes.get(handle.metadata.get("name", "")), _proven(handle)
+        if child is None and proven is None:
             if not self._is_alive(handle):
                 return
             got = f"process {handle.metadata.get('pid')}, which does not prove to be it"
@@ -166,8 +168,8 @@ class LocalProcessExecutor(Executor):
             raise RunError(explain(f"rank {handle.rank}", got=got, expected=expected, fix=fix))
         if note:
             (_folder_of(handle) / CANCELLED_FILE).touch()
-        if own is not None:
-            own.send_signal(number)  # of a child that nobody has waited for the number is its own
+        if child is not None:
+            child.send_signal(number)  # of a child that nobody has waited for the number is its own
         elif proven is not None:
             send_signal(proven, number)
 

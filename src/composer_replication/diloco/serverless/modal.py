@@ -87,10 +87,12 @@ class ModalExecutor(Executor):
         app, tags = self._opened_app(), _tags(launch, rank, attempt)
 
         def ask() -> list[str]:
-            return [each.object_id for each in self._modal.Sandbox.list(app_id=app.app_id, tags=tags)]
+            return [sandbox.object_id for sandbox in self._modal.Sandbox.list(app_id=app.app_id, tags=tags)]
 
         sandboxes = within(_ANSWER_S, f"Sandboxes of rank {rank} at Modal", ask)
-        return [self._handle(launch, rank, attempt, {"sandbox": each, "app": self.app_name}) for each in sandboxes]
+        return [
+            self._handle(launch, rank, attempt, {"sandbox": sandbox, "app": self.app_name}) for sandbox in sandboxes
+        ]
 
     def _opened_app(self) -> Any:
         if self._app is None:
@@ -123,9 +125,9 @@ class ModalExecutor(Executor):
 
     def stream_logs(self, handle: ReplicaHandle, *, n_lines: int = 200) -> str:
         self.shown("", n_lines)
-        asked = min(max(n_lines, 1), _MOST_ENTRIES)  # an entry is a line, or several
+        num_entries = min(max(n_lines, 1), _MOST_ENTRIES)  # an entry is a line, or several
         logs = self._sandbox(handle).logs
-        entries = within(_ANSWER_S, "the log of a Sandbox", lambda: list(logs.tail(asked)))
+        entries = within(_ANSWER_S, "the log of a Sandbox", lambda: list(logs.tail(num_entries)))
         return self.shown("".join(entry.message for entry in entries), n_lines)
 
     def cancel(self, handle: ReplicaHandle) -> None:

@@ -43,8 +43,8 @@ def look_up(pid: int) -> Process | None:
 def with_argument(argument: str) -> list[Process]:
     """The processes of this machine that were started with this argument, without those that they forked."""
     everything = (look_up(pid) for pid in _all_pids())
-    matching = {each.pid: each for each in everything if each is not None and argument in each.arguments}
-    return [each for each in matching.values() if each.parent not in matching]
+    matching = {process.pid: process for process in everything if process is not None and argument in process.arguments}
+    return [process for process in matching.values() if process.parent not in matching]
 
 
 def send_signal(process: Process, number: int) -> bool:
@@ -112,8 +112,8 @@ def _from_ps(pid: int) -> Process | None:
 
 def _all_pids() -> list[int]:
     if sys.platform == "linux":
-        return [int(each.name) for each in _PROC.iterdir() if each.name.isdigit()]
-    return [int(each) for each in _ps("-ax", "-o", "pid=").split()]
+        return [int(entry.name) for entry in _PROC.iterdir() if entry.name.isdigit()]
+    return [int(pid) for pid in _ps("-ax", "-o", "pid=").split()]
 
 
 def _ps(*arguments: str) -> str:

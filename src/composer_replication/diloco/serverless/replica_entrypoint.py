@@ -81,17 +81,17 @@ def rank_of(environment: Mapping[str, str], world_size: int) -> int:
 
 def settings_of(environment: Mapping[str, str]) -> dict[str, Any]:
     """The manager's settings among the variables."""
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for name, read in SETTINGS.items():
         variable = f"{PREFIX}{name.upper()}"
         if (text := environment.get(variable)) is None:
             continue
         try:
-            found[name] = read(text)
+            settings[name] = read(text)
         except (ValueError, KeyError):
             kind = "1 or 0" if read is _truth else "a whole number" if read is int else "a number"
             raise InputError(explain(variable, got=repr(text), expected=kind)) from None
-    return found
+    return settings
 
 
 def run(argv: Sequence[str] | None = None) -> None:

@@ -85,7 +85,7 @@ def _be_the_body(job: Mapping[str, Any], output: int, keeper: int) -> NoReturn:
         os.dup2(output, 2)
         os.close(output)
         os.environ.setdefault("PYTHONUNBUFFERED", "1")  # of processes that it starts: who is killed has said it by then
-        sys.stdout, sys.stderr = (os.fdopen(each, "w", 1, "utf-8", "backslashreplace") for each in (1, 2))
+        sys.stdout, sys.stderr = (os.fdopen(descriptor, "w", 1, "utf-8", "backslashreplace") for descriptor in (1, 2))
         _hand_back(_call(job))
         status = 0
     except SystemExit as end:
@@ -100,7 +100,7 @@ def _be_the_body(job: Mapping[str, Any], output: int, keeper: int) -> NoReturn:
 
 
 def _call(job: Mapping[str, Any]) -> Any:
-    sys.path[:0] = [each for each in job["path"] if each not in sys.path]
+    sys.path[:0] = [entry for entry in job["path"] if entry not in sys.path]
     return find_entrypoint(job["entrypoint"])(**job["args"])
 
 
@@ -230,10 +230,10 @@ def _end_all(body: int) -> None:
     """Whatever is left of the body's group; on Linux also those that left it, which are our children by now."""
     _signal_group(body, signal.SIGKILL)
     while children := list(_children()):
-        for each in children:
+        for child in children:
             with contextlib.suppress(ProcessLookupError, ChildProcessError):
-                os.kill(each, signal.SIGKILL)
-                os.waitpid(each, 0)
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
 
 
 def _children() -> Iterator[int]:

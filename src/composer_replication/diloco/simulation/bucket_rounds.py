@@ -151,9 +151,9 @@ class _Run:
     def _reduce_s(self, members: int) -> float:
         """One's own shards of all others, their mean back."""
         payload = self.scenario.work.payload_bytes
-        others = payload * (members - 1) / members
+        other_bytes = payload * (members - 1) / members
         mine = self.num_shards / members
-        return self._fetched(others, mine * (members - 1)) + self._sent(payload / members, mine)
+        return self._fetched(other_bytes, mine * (members - 1)) + self._sent(payload / members, mine)
 
     def _noticed(self) -> float:
         """Until a poll sees what has happened: a listing, and what it names that is new. Pauses grow to `poll_s`."""

@@ -41,14 +41,14 @@ class Clock:
         def step() -> None:
             if number in self._ended:
                 return
-            wanted = next(process, None)
-            if isinstance(wanted, Signal):
-                if wanted.happened:
+            wait = next(process, None)
+            if isinstance(wait, Signal):
+                if wait.happened:
                     self.at(self.now, step)
                 else:
-                    wanted.waiting.append(step)
-            elif wanted is not None:
-                self.at(self.now + wanted, step)
+                    wait.waiting.append(step)
+            elif wait is not None:
+                self.at(self.now + wait, step)
 
         self.at(self.now, step)
         return number

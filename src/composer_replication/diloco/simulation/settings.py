@@ -63,8 +63,8 @@ class Bucket:
 
     def num_shards(self, payload_bytes: float, parties: int) -> int:
         """A multiple of the parties; `rounds.vectors.cut` cuts large vectors finer, for the sake of memory."""
-        wanted = max(parties, -(-int(payload_bytes) // self.shard_bytes))
-        return -(-wanted // parties) * parties
+        least_shards = max(parties, -(-int(payload_bytes) // self.shard_bytes))
+        return -(-least_shards // parties) * parties
 
     def transfer_s(self, num_bytes: float, *, requests_s: float, line_mb_s: float, parties: int) -> float:
         """So many bytes in requests that take so long one after the other, while all parties do the same."""

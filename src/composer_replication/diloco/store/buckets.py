@@ -184,8 +184,8 @@ class BucketStore:
         if starts:
             tag = first.meta["e_tag"]
             with ThreadPoolExecutor(min(PARTS_AT_ONCE, len(starts))) as pool:
-                others = pool.map(lambda start: self._part(key, start, min(start + PART_BYTES, size), tag), starts)
-                data = b"".join([data, *others])
+                other_parts = pool.map(lambda start: self._part(key, start, min(start + PART_BYTES, size), tag), starts)
+                data = b"".join([data, *other_parts])
         if len(data) != size:
             raise TryAgain("truncated, or changed while it was read")
         return data
@@ -243,16 +243,16 @@ class BucketStore:
         try:
             answer = call(bucket)
         except (self._obstore.exceptions.BaseError, FileNotFoundError) as error:
-            named = self._named(error, operation, key)
+            store_error = self._named(error, operation, key)
         else:
             self._pace.has_answered = True
             return answer
         # Not inside of the handler: the provider's text would hang on it.
-        raise named
+        raise store_error
 
     def _named(self, error: Exception, operation: Operation, key: str) -> Exception:
         """Our error for one of obstore's; TryAgain where that may help."""
-        known, text = self._obstore.exceptions, str(error)
+        errors, text = self._obstore.exceptions, str(error)
         if isinstance(error, FileNotFoundError):
             self._pace.has_answered = True
             return missing(self.uri, key, cause_kind="404")
@@ -265,12 +265,12 @@ class BucketStore:
         if status == "507" or code in _FULL_CODES:
             return StoreFull(f"no room ({kind})", uri=self.uri, key=key, cause_kind=kind)
         is_passing = not status or status in ("408", "429") or status.startswith("5")
-        if isinstance(error, known.GenericError) and not is_passing and not is_of_bucket(text, self.uri):
+        if isinstance(error, errors.GenericError) and not is_passing and not is_of_bucket(text, self.uri):
             return without_credentials(self._scheme, uri=self.uri, key=key, kind=kind)
         if operation == "list" and status == "404":  # a folder without objects is an empty list
             return self._no_such_bucket()
         # obstore has no class of its own for a listing that is refused.
-        if status in ("401", "403") or isinstance(error, known.PermissionDeniedError | known.UnauthenticatedError):
+        if status in ("401", "403") or isinstance(error, errors.PermissionDeniedError | errors.UnauthenticatedError):
             return denied(self._scheme, operation, uri=self.uri, key=key, kind=kind)
         if is_passing:
             return TryAgain(kind or "no answer")

@@ -63,8 +63,8 @@ def is_of_bucket(text: str, uri: str) -> bool:
     if _OF_A_LISTING in text or "<Code>NoSuchBucket</Code>" in text:
         return True
     address = urlsplit(match[1]) if (match := _ADDRESS.search(text)) else None
-    place = _place(uri)
-    return address is not None and (place in address.path.split("/") or address.netloc.startswith(f"{place}."))
+    bucket = _place(uri)
+    return address is not None and (bucket in address.path.split("/") or address.netloc.startswith(f"{bucket}."))
 
 
 def without_credentials(scheme: str, *, uri: str, key: str, kind: str) -> StoreUnavailable:

@@ -116,14 +116,14 @@ class FileStore:
     def _write(self, key: str, data: bytes, *, mode: Literal["put", "create"]) -> None:
         path = self._path(key)
         with self._named_errors(key):
-            for left in reversed(range(_TRIES)):
+            for tries_left in reversed(range(_TRIES)):
                 try:
                     _make_folder(path.parent)
                     with staged(path) as stage:
                         stage.file.write(data)
                         stage.commit_new() if mode == "create" else stage.commit()
                 except FileNotFoundError:  # the folder went away between two lines
-                    if not left:
+                    if not tries_left:
                         raise
                 else:
                     return
@@ -170,8 +170,8 @@ class FileStore:
             kind = errno.errorcode.get(error.errno or 0, "OSError")
             if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP):
                 raise missing(self.uri, key, cause_kind=kind) from error
-            named = StoreDenied if error.errno in _DENIED else StoreFull if error.errno in _FULL else StoreUnavailable
-            raise named(error.strerror or str(error), uri=self.uri, key=key, cause_kind=kind) from error
+            failure = StoreDenied if error.errno in _DENIED else StoreFull if error.errno in _FULL else StoreUnavailable
+            raise failure(error.strerror or str(error), uri=self.uri, key=key, cause_kind=kind) from error
 
 
 def _make_folder(folder: Path) -> None:

@@ -48,11 +48,11 @@ class HubStore:
         self._hub: Any = _client()
         self._pace = pace
         self.uri = f"hf://{path}"
-        given = dict(options or {})
-        self._token = given.pop("token", None)
-        self._api = self._hub.HfApi(endpoint=given.pop("endpoint", None), token=self._token)
-        if given:
-            raise InputError(explain(f"options of {self.uri}", got=sorted(given), expected="endpoint and token alone"))
+        extras = dict(options or {})
+        self._token = extras.pop("token", None)
+        self._api = self._hub.HfApi(endpoint=extras.pop("endpoint", None), token=self._token)
+        if extras:
+            raise InputError(explain(f"options of {self.uri}", got=sorted(extras), expected="endpoint and token alone"))
         parts = path.strip("/").split("/")
         kind = _TYPES[parts.pop(0)] if parts[0] in _TYPES else "model"
         if len(parts) < 2:
@@ -75,9 +75,9 @@ class HubStore:
             head = self._head()
             if self._size_at(key, head) is not None:
                 return self._is_of(nonce, key, head)
-            made = self._commit([added()], f"create {key} {nonce}", parent=head)
+            revision = self._commit([added()], f"create {key} {nonce}", parent=head)
             # Where the same bytes came first, the client makes no commit and says nothing.
-            return self._is_of(nonce, key, made)
+            return self._is_of(nonce, key, revision)
 
         return self._call("conditional create", key, attempt, num_bytes=len(data))
 
@@ -126,9 +126,9 @@ class HubStore:
 
         def attempt() -> None:
             there = self._api.get_paths_info(paths=paths, revision=self._revision, **self._repository)
-            gone = [self._hub.CommitOperationDelete(path_in_repo=entry.path, is_folder=False) for entry in there]
-            if gone:
-                self._commit(gone, f"delete {len(gone)} objects", parent=None)
+            deletions = [self._hub.CommitOperationDelete(path_in_repo=entry.path, is_folder=False) for entry in there]
+            if deletions:
+                self._commit(deletions, f"delete {len(deletions)} objects", parent=None)
 
         if paths:
             self._call("delete", keys[0], attempt)
@@ -191,11 +191,11 @@ class HubStore:
         try:
             answer = _within(self._pace.request_s + more_s, call, (*unusable, StoreError, TryAgain))
         except unusable as error:
-            named = self._named(error, operation, key)
+            store_error = self._named(error, operation, key)
         else:
             self._pace.has_answered = True
             return answer
-        raise named  # outside of the handler: the client's text has addresses in it
+        raise store_error  # outside of the handler: the client's text has addresses in it
 
     def _named(self, error: Exception, operation: Operation, key: str) -> Exception:
         status = getattr(getattr(error, "response", None), "status_code", 0)
@@ -215,8 +215,8 @@ class HubStore:
         return StoreUnavailable(f"not understood ({kind})", uri=self.uri, key=key, cause_kind=kind)
 
     def _is_missing_repository(self, error: Exception) -> bool:
-        known = self._hub.errors
-        return isinstance(error, known.RepositoryNotFoundError | known.RevisionNotFoundError)
+        errors = self._hub.errors
+        return isinstance(error, errors.RepositoryNotFoundError | errors.RevisionNotFoundError)
 
 
 def _within(seconds: float, call: Callable[[], Answer], expected: tuple[type[Exception], ...]) -> Answer:

@@ -15,7 +15,7 @@ from composer_replication.diloco.store.retries import Pace
 from composer_replication.errors import InputError, explain
 
 SCHEMES = ("file", *CLASSES, "hf")
-_EXPECTED = f"{', '.join(f'{each}://' for each in SCHEMES)} and a place, or the path of a folder"
+_EXPECTED = f"{', '.join(f'{scheme}://' for scheme in SCHEMES)} and a place, or the path of a folder"
 _LIKE_A_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")  # of two letters or more: C:/ is a drive
 
 
@@ -61,11 +61,11 @@ def scheme_of(uri: str) -> str:
     _refuse_credentials(uri, scheme)
     if scheme not in SCHEMES:
         raise InputError(explain("place of a store", got=_shown(uri, scheme), expected=_EXPECTED))
-    place = rest.partition("/")[0]
-    if scheme == "file" and place not in ("", "localhost"):
+    authority = rest.partition("/")[0]
+    if scheme == "file" and authority not in ("", "localhost"):
         fix = "Behind file:// stands a whole path, with a third slash."
         raise InputError(explain("place of a store", got=_shown(uri, scheme), expected="file:///folder", fix=fix))
-    if scheme != "file" and not place:
+    if scheme != "file" and not authority:
         expected = f"{scheme}://, and the bucket's name"
         raise InputError(explain("place of a store", got=_shown(uri, scheme), expected=expected))
     return scheme

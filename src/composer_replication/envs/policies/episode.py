@@ -34,13 +34,16 @@ class Episode:
     @property
     def script(self) -> tuple[Scripted, ...]:
         """The mistakes in order."""
-        put_right = {turn: number for number, each in enumerate(self.turns) for turn in each.corrects}
+        put_right = {turn: number for number, played_turn in enumerate(self.turns) for turn in played_turn.corrects}
         return tuple(
             Scripted(
-                turn=number, mistake=each.mistake, kind=each.outcome.kind or "", corrected_at=put_right.get(number)
+                turn=number,
+                mistake=played_turn.mistake,
+                kind=played_turn.outcome.kind or "",
+                corrected_at=put_right.get(number),
             )
-            for number, each in enumerate(self.turns)
-            if each.mistake is not None
+            for number, played_turn in enumerate(self.turns)
+            if played_turn.mistake is not None
         )
 
     @property
@@ -125,7 +128,7 @@ def retrace(task: Task, calls: Iterable[tuple[str, Any]], *, runner: TestRunner 
     workspace = Workspace(task, runner=runner)
     situation = Situation(workspace)
     for tool, arguments in calls:
-        given = arguments if isinstance(arguments, Mapping) else {}
-        move = Move(text="", tool=tool, arguments=given)
+        call_arguments = arguments if isinstance(arguments, Mapping) else {}
+        move = Move(text="", tool=tool, arguments=call_arguments)
         situation.take(PlayedTurn(move=move, outcome=workspace.call(tool, arguments)))
     return situation

@@ -41,8 +41,8 @@ def expert_move(situation: Situation, style: Style) -> Move:
 
     def move(sentences: Sequence[str], tool: str, path: str = "", **arguments: str) -> Move:
         text = style.say(sentences, number, name=path.rpartition("/")[2])
-        given = {"file_path": absolute(path), **arguments} if path else arguments
-        return Move(text=text, tool=tool, arguments=given)
+        call_arguments = {"file_path": absolute(path), **arguments} if path else arguments
+        return Move(text=text, tool=tool, arguments=call_arguments)
 
     if edit is not None and not situation.has_looked and edit.path not in situation.read:
         return look(situation, style)

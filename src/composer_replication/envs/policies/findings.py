@@ -31,11 +31,11 @@ def expected_findings(episode: Episode) -> list[Finding]:
     """In the order of the turns. All of them are the model's, and may be taught."""
     findings: list[Finding] = []
     first: Scripted | None = None  # of which a repetition is one
-    for each in episode.script:
-        first = first if each.mistake == REPEAT and first is not None else each
-        how, chosen = _choice(episode, each, first.mistake) or (None, None)
-        findings.append(Finding(turn=each.turn, kind=each.kind, repeats=0, how=how, chosen=chosen))
-    return [replace(each, repeats=_num_before(episode, each)) for each in findings]
+    for scripted in episode.script:
+        first = first if scripted.mistake == REPEAT and first is not None else scripted
+        how, chosen = _choice(episode, scripted, first.mistake) or (None, None)
+        findings.append(Finding(turn=scripted.turn, kind=scripted.kind, repeats=0, how=how, chosen=chosen))
+    return [replace(finding, repeats=_num_before(episode, finding)) for finding in findings]
 
 
 def _num_before(episode: Episode, finding: Finding) -> int:
@@ -77,9 +77,12 @@ def _choice(episode: Episode, each: Scripted, mistake: str) -> tuple[How, Move] 
 def _knew(episode: Episode, path: str, turn: int) -> bool:
     """Whether the path had been named before the turn, or the file been read."""
     before = episode.turns[:turn]
-    shown = [episode.task.prompt, *(each.outcome.text for each in before if not each.outcome.failed)]
+    shown_texts = [
+        episode.task.prompt,
+        *(played_turn.outcome.text for played_turn in before if not played_turn.outcome.failed),
+    ]
     was_read = any(_is_read(episode, number) and before[number].move.path == path for number in range(turn))
-    return was_read or is_named(path, shown)
+    return was_read or is_named(path, shown_texts)
 
 
 def _is_read(episode: Episode, number: int) -> bool:

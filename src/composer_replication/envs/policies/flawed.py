@@ -69,7 +69,7 @@ class FlawedAgent:
         for name, rate in (*self.rates.items(), ("corrects", self.corrects)):
             if not 0 <= rate <= 1:
                 raise InputError(explain(f"rate of {name}", got=f"{rate:g}", expected="from 0 to 1"))
-        for tool in frozenset[str]().union(*(each.at for each in MISTAKES.values())):
+        for tool in frozenset[str]().union(*(mistake.at for mistake in MISTAKES.values())):
             together = [name for name in self.rates if tool in MISTAKES[name].at]
             total = sum(self.rates[name] for name in together)
             if total > 1 + _ROUNDING:
@@ -107,10 +107,10 @@ class FlawedPlayer:
         """One draw for all: each mistake comes at its own rate, whichever others could be made."""
         if number in self._force:
             return self._forced(number, moves)
-        left = random.random()
+        remaining = random.random()
         for name in moves:
-            left -= self._agent.rates.get(name, 0.0)
-            if left < 0:
+            remaining -= self._agent.rates.get(name, 0.0)
+            if remaining < 0:
                 return name
         return None
 
@@ -126,10 +126,10 @@ class FlawedPlayer:
         if could and self._drawn(number, {REPEAT: last.move}, random) == REPEAT:
             self._open.append(number)
             return Choice(last.move, REPEAT, could=could)
-        settled, self._open = tuple(self._open), []
+        corrected_turns, self._open = tuple(self._open), []
         if not self._will_correct:
             return Choice(Move(text=_GIVES_UP, tool="Finish", arguments={}), could=could)
-        return Choice(self._remedy(situation, settled[0]), corrects=settled, could=could)
+        return Choice(self._remedy(situation, corrected_turns[0]), corrects=corrected_turns, could=could)
 
     def _remedy(self, situation: Situation, turn: int) -> Move:
         """What the expert does here; after a guess, where a file is sought or known, exactly what was missing."""
@@ -157,4 +157,4 @@ CARELESS = FlawedAgent(
     },
     corrects=0.8,
 )
-AGENTS: Mapping[str, FlawedAgent] = {each.name: each for each in (EXPERT, CARELESS)}
+AGENTS: Mapping[str, FlawedAgent] = {agent.name: agent for agent in (EXPERT, CARELESS)}

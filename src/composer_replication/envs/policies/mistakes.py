@@ -49,8 +49,8 @@ class Mistake:
 
 def opportunities(situation: Situation, right: Move, random: Random) -> dict[str, Move]:
     """Every mistake that can be made here in place of the right move, with the call that it would be."""
-    possible = (each for each in _TABLE if right.tool in each.at)
-    moves = ((each.name, each.instead(situation, right, random)) for each in possible)
+    possible = (mistake for mistake in _TABLE if right.tool in mistake.at)
+    moves = ((mistake.name, mistake.instead(situation, right, random)) for mistake in possible)
     return {name: move for name, move in moves if move is not None}
 
 
@@ -60,8 +60,8 @@ def _said(sentences: Sequence[str], path: str) -> str:
 
 
 def _with(move: Move, tool: str | None = None, without: str = "", **arguments: Any) -> Move:
-    given = {key: value for key, value in move.arguments.items() if key != without}
-    return Move(text=move.text, tool=tool or move.tool, arguments=given | arguments)
+    kept_arguments = {key: value for key, value in move.arguments.items() if key != without}
+    return Move(text=move.text, tool=tool or move.tool, arguments=kept_arguments | arguments)
 
 
 def _guessed_path(situation: Situation, right: Move, random: Random) -> Move | None:
@@ -79,7 +79,7 @@ def _elsewhere(situation: Situation, path: str, move: Move, random: Random) -> M
     """The same name in a folder where it is not."""
     name = path.rpartition("/")[2]
     paths = [f"{folder}/{name}" for folder in _FOLDERS]
-    paths = [each for each in paths if each != path and situation.is_unheard_of(each)]
+    paths = [candidate for candidate in paths if candidate != path and situation.is_unheard_of(candidate)]
     return _with(move, file_path=absolute(random.choice(paths))) if paths else None
 
 
@@ -117,7 +117,7 @@ def _guessed_text(situation: Situation, right: Move, random: Random) -> Move | N
         words = _WORD.findall(old)
         for guess in random.sample(_GUESSES, len(_GUESSES)) if words else ():
             yield re.sub(rf"\b{words[-1]}\b", guess, old, count=1)
-        yield re.sub(r"\d+", lambda found: str(int(found[0][:9]) + 100), old, count=1)
+        yield re.sub(r"\d+", lambda match: str(int(match[0][:9]) + 100), old, count=1)
 
     return _other_text(situation, right, guesses)
 
@@ -155,9 +155,9 @@ def _noop(situation: Situation, right: Move, random: Random) -> Move | None:
 
 
 def _argument_name(situation: Situation, right: Move, random: Random) -> Move | None:
-    known, other = _RENAMED[right.tool]
-    given = {other if key == known else key: value for key, value in right.arguments.items()}
-    return Move(text=right.text, tool=right.tool, arguments=given)
+    right_name, wrong_name = _RENAMED[right.tool]
+    arguments = {wrong_name if key == right_name else key: value for key, value in right.arguments.items()}
+    return Move(text=right.text, tool=right.tool, arguments=arguments)
 
 
 def _argument_missing(situation: Situation, right: Move, random: Random) -> Move | None:
@@ -197,4 +197,4 @@ _TABLE: tuple[Mistake, ...] = (
     # Its opportunity is the turn after a mistake that was not itself a repetition: there, no other can be made.
     Mistake(REPEAT, "", frozenset(), "the call that has just failed, once more", _never),
 )
-MISTAKES: Mapping[str, Mistake] = {each.name: each for each in _TABLE}
+MISTAKES: Mapping[str, Mistake] = {mistake.name: mistake for mistake in _TABLE}

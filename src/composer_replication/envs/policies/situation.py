@@ -28,8 +28,8 @@ class Move:
     @property
     def path(self) -> str:
         """The file that the call names, below the root; empty where it names none."""
-        given = self.arguments.get("file_path")
-        return (below_root(given) or "") if isinstance(given, str) else ""
+        file_path = self.arguments.get("file_path")
+        return (below_root(file_path) or "") if isinstance(file_path, str) else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,23 +99,23 @@ class Situation:
             text = self.files.get(path)
             if text == stages[-1].text:
                 continue
-            known = next((stage for stage in stages if stage.text == text), None)
-            if known is None or known.edit is None or not known.edit.old:
+            current_stage = next((stage for stage in stages if stage.text == text), None)
+            if current_stage is None or current_stage.edit is None or not current_stage.edit.old:
                 return Edit(path=path, old="", new=stages[-1].text or "")
-            return known.edit
+            return current_stage.edit
         return None
 
     def done_edits(self) -> Sequence[Edit]:
         """Edits of the solution that the agent has made."""
-        made = [turn.move for turn in self.turns if turn.move.tool == "Edit" and not turn.outcome.failed]
-        done = {(move.path, move.arguments["old_string"], move.arguments["new_string"]) for move in made}
+        moves = [turn.move for turn in self.turns if turn.move.tool == "Edit" and not turn.outcome.failed]
+        done = {(move.path, move.arguments["old_string"], move.arguments["new_string"]) for move in moves}
         return [edit for edit in self.task.solution if (edit.path, edit.old, edit.new) in done]
 
 
 def is_named(path: str, texts: Sequence[str]) -> bool:
     """Whether one of the texts names a path below the root; a bare name may be any folder's, but in the first text."""
-    named = re.compile(rf"(?<![\w-]){re.escape(path)}(?![\w-])")
-    return any(named.search(text) for text in (texts if "/" in path else texts[:1]))
+    pattern = re.compile(rf"(?<![\w-]){re.escape(path)}(?![\w-])")
+    return any(pattern.search(text) for text in (texts if "/" in path else texts[:1]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,43 +57,43 @@ class Files:
         parts = name.split("/")
         if "\0" in name:
             return "null"
-        if len(name) > MAX_PATH or len(parts) > MAX_PARTS or any(len(each.encode()) > MAX_PART for each in parts):
+        if len(name) > MAX_PATH or len(parts) > MAX_PARTS or any(len(part.encode()) > MAX_PART for part in parts):
             return "too long"
         if any("/".join(parts[:count]) in self._texts for count in range(1, len(parts))):
             return "not a folder"
-        rest = sum(len(each) for path, each in self._texts.items() if path != name)
+        rest = sum(len(other_text) for path, other_text in self._texts.items() if path != name)
         too_many = name not in self._texts and len(self._texts) >= MAX_FILES
         return "no space" if len(text) > MAX_FILE or rest + len(text) > MAX_TOTAL or too_many else None
 
     def is_folder(self, name: str) -> bool:
-        return name == "" or any(each.startswith(f"{name}/") for each in self._texts)
+        return name == "" or any(path.startswith(f"{name}/") for path in self._texts)
 
     def below(self, folder: str) -> list[str]:
         """Every file below a folder, sorted."""
-        return sorted(each for each in self._texts if not folder or each.startswith(f"{folder}/"))
+        return sorted(path for path in self._texts if not folder or path.startswith(f"{folder}/"))
 
     def entries(self, folder: str) -> list[str]:
         """Names directly in a folder, folders with a slash."""
         start = len(folder) + 1 if folder else 0
-        parts = [each[start:].partition("/") for each in self.below(folder)]
+        parts = [path[start:].partition("/") for path in self.below(folder)]
         return sorted({name + slash for name, slash, _ in parts})
 
     def matching(self, folder: str, pattern: str) -> list[str] | None:
         """Files below a folder whose path in it fits a glob pattern; None for a pattern that is none."""
         pattern = pattern.removeprefix(absolute(folder) + "/").removeprefix("./")
-        wanted = _alternatives(pattern) if len(pattern) <= MAX_PATTERN else None
-        if wanted is None:
+        alternatives = _alternatives(pattern) if len(pattern) <= MAX_PATTERN else None
+        if alternatives is None:
             return None
         start = len(folder) + 1 if folder else 0
-        parts = [each.split("/") for each in wanted]
-        return [each for each in self.below(folder) if any(_fits(each[start:].split("/"), one) for one in parts)]
+        parts = [alternative.split("/") for alternative in alternatives]
+        return [path for path in self.below(folder) if any(_fits(path[start:].split("/"), one) for one in parts)]
 
     def similar(self, name: str) -> str | None:
         """A file that may have been meant: its name in other letters or another folder, or a name much like it."""
         names, last = sorted(self._texts), posixpath.basename(name).lower()
-        same = [each for each in names if last and posixpath.basename(each).lower() == last]
+        same = [path for path in names if last and posixpath.basename(path).lower() == last]
         close = difflib.get_close_matches(name[-200:], names, n=1, cutoff=0.8)
-        return next(iter([*(each for each in same if each.lower() == name.lower()), *same, *close]), None)
+        return next(iter([*(path for path in same if path.lower() == name.lower()), *same, *close]), None)
 
     def format_code(self) -> list[str]:
         """Takes spaces off the ends of lines and ends every file of code on one newline; the files it changed."""
@@ -109,15 +109,15 @@ class Files:
 
 def _alternatives(pattern: str) -> list[str] | None:
     """`*.{py,md}` is two patterns; None where braces make more than anybody writes."""
-    wanted, finished = [pattern], list[str]()
-    while wanted:
-        each = wanted.pop(0)
-        match = re.search(r"\{([^{}]*)\}", each)
+    waiting, finished = [pattern], list[str]()
+    while waiting:
+        alternative = waiting.pop(0)
+        match = re.search(r"\{([^{}]*)\}", alternative)
         if match is None:
-            finished.append(each)
+            finished.append(alternative)
         else:
-            wanted += [each[: match.start()] + one + each[match.end() :] for one in match[1].split(",")]
-        if len(wanted) + len(finished) > MAX_ALTERNATIVES:
+            waiting += [alternative[: match.start()] + one + alternative[match.end() :] for one in match[1].split(",")]
+        if len(waiting) + len(finished) > MAX_ALTERNATIVES:
             return None
     return finished
 

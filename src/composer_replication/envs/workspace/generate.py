@@ -45,7 +45,7 @@ class Size(NamedTuple):
 
 
 SIZES: dict[str, Size] = {
-    "easy": Size((1, 2), (0, 1), (1, 1), tuple(each for each in FAMILIES if each != "files_disagree")),
+    "easy": Size((1, 2), (0, 1), (1, 1), tuple(family for family in FAMILIES if family != "files_disagree")),
     "medium": Size((2, 3), (1, 2), (1, 2), FAMILIES),
     "hard": Size((3, 4), (2, 2), (2, 3), FAMILIES),
 }
@@ -74,10 +74,10 @@ class Draft:
     def module(self, first: Sequence[Kernel] = (), *, exactly: bool = False) -> Module:
         """A module about one thing, with these functions first and others behind them."""
         thing = self.things.pop()
-        others = [each for each in KERNELS if each not in first]
+        other_kernels = [kernel for kernel in KERNELS if kernel not in first]
         count = len(first) if exactly else max(self.draw.randint(*self.size.functions), len(first))
-        kernels = [*first, *self.draw.sample(others, count - len(first))]
-        functions = [fill(each, self.draw, thing, self.extras.pop()) for each in kernels]
+        kernels = [*first, *self.draw.sample(other_kernels, count - len(first))]
+        functions = [fill(kernel, self.draw, thing, self.extras.pop()) for kernel in kernels]
         self.modules.append(Module(path=f"{self.place}/{thing}s.py", functions=functions))
         return self.modules[-1]
 
@@ -92,7 +92,7 @@ def generate_task(seed: int, *, difficulty: Difficulty = "easy") -> Task:
         raise InputError(explain("difficulty", got=repr(difficulty), expected=" or ".join(SIZES)))
     draw = random.Random(f"workspace:{difficulty}:{seed}")  # noqa: S311 (a task, not a secret)
     size = SIZES[difficulty]
-    words = [draw.sample(each, len(each)) for each in (THINGS, EXTRAS)]
+    words = [draw.sample(vocabulary, len(vocabulary)) for vocabulary in (THINGS, EXTRAS)]
     draft = Draft(draw=draw, size=size, place=draw.choice(PLACES), things=words[0], extras=words[1])
     families = draw.sample(size.families, draw.randint(*size.faults))
     for family in families:
@@ -100,11 +100,11 @@ def generate_task(seed: int, *, difficulty: Difficulty = "easy") -> Task:
     for _ in range(draw.randint(*size.other_modules)):
         draft.module()
     draw.shuffle(draft.modules)
-    tests = {each.test_path: each.tests() for each in draft.modules}
-    wrong = {each.path: each.text(right=False) for each in draft.modules} | tests
-    right = {each.path: each.text(right=True) for each in draft.modules} | tests
+    tests = {module.test_path: module.tests() for module in draft.modules}
+    wrong = {module.path: module.text(right=False) for module in draft.modules} | tests
+    right = {module.path: module.text(right=True) for module in draft.modules} | tests
     if draw.random() < 0.3:
-        about = ", ".join(each.name.rpartition(".")[2] for each in draft.modules)
+        about = ", ".join(module.name.rpartition(".")[2] for module in draft.modules)
         wrong["README.md"] = right["README.md"] = f"# {draft.place}\n\nCode about {about}.\n"
     return Task(
         seed=seed,
@@ -113,7 +113,7 @@ def generate_task(seed: int, *, difficulty: Difficulty = "easy") -> Task:
         prompt=_prompt(draft, difficulty),
         files=dict(sorted(wrong.items())),
         solution=edits_between(wrong, right),
-        checks=tuple(check for each in draft.modules for check in each.checks()),
+        checks=tuple(check for module in draft.modules for check in module.checks()),
     )
 
 
@@ -121,30 +121,32 @@ def _prompt(draft: Draft, difficulty: Difficulty) -> str:
     if difficulty == "hard":
         return draft.draw.choice(ABOUT_ALL)
     if difficulty == "easy":
-        said = draft.said[0]
+        complaint = draft.said[0]
         start = draft.draw.choice(("In {path}, {text}.", "Please fix {path}: {text}."))
-        return start.format(path=said.module.path, text=said.text) + draft.draw.choice(ENDINGS)
+        return start.format(path=complaint.module.path, text=complaint.text) + draft.draw.choice(ENDINGS)
     about = [
-        draft.draw.choice(ABOUT_ONE).format(name=each.function, path=each.module.path, test=each.module.test_path)
-        for each in draft.said
+        draft.draw.choice(ABOUT_ONE).format(
+            name=complaint.function, path=complaint.module.path, test=complaint.module.test_path
+        )
+        for complaint in draft.said
     ]
     return " ".join(about) + draft.draw.choice(ENDINGS)
 
 
 def _break_one_function(draft: Draft, family: str) -> None:
-    kernels = [each for each in KERNELS if any(fault.family == family for fault in each.faults)]
+    kernels = [kernel for kernel in KERNELS if any(fault.family == family for fault in kernel.faults)]
     module = draft.module([draft.draw.choice(kernels)])
     function = module.functions[0]
-    fault = draft.draw.choice([each for each in function.faults if each.family == family])
+    fault = draft.draw.choice([fault for fault in function.faults if fault.family == family])
     twin = function.twins.get(fault.twin)
-    names = {each.name for each in module.functions}
+    names = {module_function.name for module_function in module.functions}
     if twin is not None and twin.name not in names and draft.draw.random() < TWIN_RATE:
         module.functions.append(twin)
     draft.break_function(module, function, fault)
 
 
 def _leave_one_out(draft: Draft, family: str) -> None:
-    plain = [each for each in KERNELS if each.source.count("\n") == 2]
+    plain = [kernel for kernel in KERNELS if kernel.source.count("\n") == 2]
     module = draft.module(draft.draw.sample(plain, 2))
     function = module.functions[0]
     signature = function.source.partition("def ")[2].partition(":")[0]

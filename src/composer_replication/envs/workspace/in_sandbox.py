@@ -42,7 +42,7 @@ class ShowBothSides(ast.NodeTransformer):
             return node
         sign = COMPARISONS[type(test.ops[0])]
         sides = [ast.Name(name, ast.Store()) for name in ("_left", "_right")]
-        loaded = [ast.Name(each.id, ast.Load()) for each in sides]
+        loaded = [ast.Name(side.id, ast.Load()) for side in sides]
         assigned = [
             ast.Assign([side], value) for side, value in zip(sides, (test.left, test.comparators[0]), strict=True)
         ]
@@ -55,7 +55,7 @@ class ShowBothSides(ast.NodeTransformer):
             ]
         )
         check = ast.Assert(ast.Compare(loaded[0], test.ops, [loaded[1]]), message)
-        return [ast.copy_location(ast.fix_missing_locations(each), node) for each in (*assigned, check)]
+        return [ast.copy_location(ast.fix_missing_locations(statement), node) for statement in (*assigned, check)]
 
 
 def canonical(value: Any, depth: int = 0) -> str:
@@ -64,12 +64,12 @@ def canonical(value: Any, depth: int = 0) -> str:
     if kind in (int, float, bool, str, type(None)):
         return repr(value)
     if depth < 20 and kind in (list, tuple):
-        return f"{kind.__name__}({', '.join(canonical(each, depth + 1) for each in value)})"
+        return f"{kind.__name__}({', '.join(canonical(member, depth + 1) for member in value)})"
     if depth < 20 and kind is dict:
-        pairs = [f"{canonical(key, depth + 1)}: {canonical(each, depth + 1)}" for key, each in value.items()]
+        pairs = [f"{canonical(key, depth + 1)}: {canonical(entry, depth + 1)}" for key, entry in value.items()]
         return "dict(" + ", ".join(sorted(pairs)) + ")"
     if depth < 20 and kind in (set, frozenset):
-        return f"{kind.__name__}({', '.join(sorted(canonical(each, depth + 1) for each in value))})"
+        return f"{kind.__name__}({', '.join(sorted(canonical(member, depth + 1) for member in value))})"
     return f"<{kind.__name__}>"
 
 
@@ -108,10 +108,10 @@ def said(error: BaseException, root: str, test_file: str) -> str:
         text = f"its message cannot be shown: {type(worse).__name__}"
     if not (isinstance(error, AssertionError) and text.startswith("assert ")):
         text = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    frames = [each for each in traceback.extract_tb(error.__traceback__) if each.filename.startswith(root)]
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename.startswith(root)]
     is_elsewhere = bool(frames) and frames[-1].filename != test_file
-    place = f" ({os.path.relpath(frames[-1].filename, root)}:{frames[-1].lineno})" if is_elsewhere else ""
-    return ADDRESS.sub("0x...", text.replace(root, "/workspace"))[:MAX_LINE] + place
+    location = f" ({os.path.relpath(frames[-1].filename, root)}:{frames[-1].lineno})" if is_elsewhere else ""
+    return ADDRESS.sub("0x...", text.replace(root, "/workspace"))[:MAX_LINE] + location
 
 
 def values(expressions: list[list[str]]) -> list[str]:

@@ -46,7 +46,7 @@ class Kernel:
 
 
 def _number(draw: random.Random, _value: int) -> list[Arguments]:
-    return [(each,) for each in draw.sample(range(2, 90), 4)]
+    return [(number,) for number in draw.sample(range(2, 90), 4)]
 
 
 def _two_numbers(draw: random.Random, _value: int) -> list[Arguments]:
@@ -56,7 +56,7 @@ def _two_numbers(draw: random.Random, _value: int) -> list[Arguments]:
 def _around(draw: random.Random, value: int) -> list[Arguments]:
     """Below, at and above a limit, far and near: each side is shown before anything is hidden."""
     near = [value - 1, value + 1, value, value - draw.randrange(2, 9), value + draw.randrange(2, 20)]
-    return [(each,) for each in near]
+    return [(number,) for number in near]
 
 
 def _lists_around(draw: random.Random, value: int) -> list[Arguments]:
@@ -70,12 +70,12 @@ def _long_lists(draw: random.Random, value: int) -> list[Arguments]:
 def _signed(draw: random.Random, value: int) -> list[Arguments]:
     """Below and above 0. The number that the value makes 0 of shows nothing, so it is not among them."""
     low = -draw.randrange(2, 40)
-    others = [draw.randrange(2, 40), -draw.randrange(41, 90), draw.randrange(41, 90)]
-    return [(each,) for each in (low - (low == -value), *others)]
+    other_numbers = [draw.randrange(2, 40), -draw.randrange(41, 90), draw.randrange(41, 90)]
+    return [(number,) for number in (low - (low == -value), *other_numbers)]
 
 
 def _words(draw: random.Random, _value: int) -> list[Arguments]:
-    return [(each,) for each in draw.sample(EXTRAS, 4)]
+    return [(word,) for word in draw.sample(EXTRAS, 4)]
 
 
 def _word_lists(draw: random.Random, _value: int) -> list[Arguments]:
@@ -155,7 +155,7 @@ KERNELS: tuple[Kernel, ...] = (
     Kernel(
         "count_high_$ts",
         "def $f($as):\n    high = [$a for $a in $as if $a > $K]\n    return len(high)\n",
-        lambda k, items: sum(each > k for each in items),
+        lambda k, items: sum(number > k for number in items),
         _lists_around,
         (_CONSTANT, Fault("off_by_one", "> $K", ">= $K", "$f must count only what is above $K")),
         "$K = $k\n",

@@ -53,16 +53,16 @@ class Module:
             parts = [function.constant, function.source]
             fault = self.faults.get(function.name)
             if fault is not None and not right:
-                parts = [each.replace(fault.right, fault.wrong) for each in parts]
+                parts = [part.replace(fault.right, fault.wrong) for part in parts]
             constants |= {parts[0]: None} if parts[0] else {}
             sources += [parts[1]] if parts[1] else []
         imports = self.wrong_imports if self.wrong_imports and not right else self.imports
-        head = "\n".join(each for each in ("".join(f"{each}\n" for each in imports), "".join(constants)) if each)
+        head = "\n".join(block for block in ("".join(f"{line}\n" for line in imports), "".join(constants)) if block)
         return "\n\n".join([head] * bool(head) + sources)
 
     def tests(self) -> str:
         """What the agent can read and run: the shown cases of every function."""
-        names = ", ".join(sorted(each.name for each in self.functions))
+        names = ", ".join(sorted(function.name for function in self.functions))
         blocks = [f"from {self.name} import {names}\n"]
         for function in self.functions:
             lines = [f"    assert {call} {_is(value)}" for call, value in function.cases[: function.shown]]
@@ -99,31 +99,33 @@ def fill(kernel: Kernel, draw: random.Random, thing: str, extra: str) -> Functio
         **{"p": str(prices[0]), "q": str(prices[1])},
     }
     names["f"] = _filled(kernel.name, names)
-    known: Any = (*words[:2], *prices) if looks_up else words if "label" in kernel.name else value
-    given = [(words[0],), (words[1],)] if looks_up else kernel.arguments(draw, value)
+    reference_value: Any = (*words[:2], *prices) if looks_up else words if "label" in kernel.name else value
+    argument_sets = [(words[0],), (words[1],)] if looks_up else kernel.arguments(draw, value)
     function = Function(
         name=names["f"],
         constant=_filled(kernel.constant, names),
         source=_filled(kernel.source, names),
-        faults=tuple(_filled_fault(each, names) for each in kernel.faults),
-        cases=_cases(names["f"], kernel.reference, known, given),
+        faults=tuple(_filled_fault(fault, names) for fault in kernel.faults),
+        cases=_cases(names["f"], kernel.reference, reference_value, argument_sets),
         shown=kernel.shown,
     )
     for fault in function.faults:
         if fault.twin_reference is not None:
             source = function.source.replace(function.name, fault.twin).replace(fault.right, fault.wrong)
-            cases = _cases(fault.twin, fault.twin_reference, known, given)
+            cases = _cases(fault.twin, fault.twin_reference, reference_value, argument_sets)
             function.twins[fault.twin] = replace(function, name=fault.twin, source=source, cases=cases, faults=())
     return function
 
 
 def _filled_fault(fault: Fault, names: dict[str, str]) -> Fault:
-    right, wrong, said, twin = (_filled(each, names) for each in (fault.right, fault.wrong, fault.said, fault.twin))
-    return replace(fault, right=right, wrong=wrong, said=said, twin=twin)
+    right, wrong, message, twin = (_filled(text, names) for text in (fault.right, fault.wrong, fault.said, fault.twin))
+    return replace(fault, right=right, wrong=wrong, said=message, twin=twin)
 
 
 def _cases(name: str, reference: Callable[..., Any], known: Any, given: list[Arguments]) -> tuple[tuple[str, Any], ...]:
-    return tuple((f"{name}({', '.join(map(_literal, each))})", reference(known, *each)) for each in given)
+    return tuple(
+        (f"{name}({', '.join(map(_literal, arguments))})", reference(known, *arguments)) for arguments in given
+    )
 
 
 def _filled(text: str, names: dict[str, str]) -> str:

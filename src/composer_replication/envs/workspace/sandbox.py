@@ -66,10 +66,10 @@ class TestRunner:
     def __init__(self, *, kind: Wall | None = None, seconds: int = 4) -> None:
         if seconds < 1:
             raise InputError(explain("seconds of a run", got=seconds, expected="1 or more"))
-        wanted = kind or os.environ.get(VARIABLE) or None
-        if wanted is not None and wanted not in get_args(Wall):
-            raise InputError(explain("kind of wall", got=repr(wanted), expected=" or ".join(get_args(Wall))))
-        self._wanted = _preferred() if wanted is None else (cast("Wall", wanted),)
+        requested_kind = kind or os.environ.get(VARIABLE) or None
+        if requested_kind is not None and requested_kind not in get_args(Wall):
+            raise InputError(explain("kind of wall", got=repr(requested_kind), expected=" or ".join(get_args(Wall))))
+        self._wanted = _preferred() if requested_kind is None else (cast("Wall", requested_kind),)
         self._seconds = seconds
         self._lock = threading.Lock()
         self._server: _Server | None = None
@@ -85,7 +85,7 @@ class TestRunner:
         """Every test of the files named."""
         reply = self._ask({"files": dict(files), "paths": list(paths)})
         try:
-            lines = [clean(str(each)[: 2 * MAX_LINE]) for each in reply["lines"]][:MAX_LINES]
+            lines = [clean(str(line)[: 2 * MAX_LINE]) for line in reply["lines"]][:MAX_LINES]
             failed, passed = int(reply["failed"]), int(reply["passed"])
         except (TypeError, KeyError, ValueError, OverflowError):
             return TestReport(text=ENDED, ended=False)
@@ -95,9 +95,9 @@ class TestRunner:
 
     def values(self, files: Mapping[str, str], expressions: Sequence[tuple[str, str]]) -> list[str]:
         """The value of each (module, expression) as canonical text; none at all where the process gave no answer."""
-        reply = self._ask({"files": dict(files), "expressions": [list(each) for each in expressions]})
+        reply = self._ask({"files": dict(files), "expressions": [list(expression) for expression in expressions]})
         return (
-            [clean(str(each)) for each in reply] if isinstance(reply, list) and len(reply) == len(expressions) else []
+            [clean(str(value)) for value in reply] if isinstance(reply, list) and len(reply) == len(expressions) else []
         )
 
     def close(self) -> None:
@@ -137,8 +137,8 @@ _RUNNERS = weakref.WeakSet[TestRunner]()
 
 def _renew_locks() -> None:
     """In a forked process: a thread that held a lock is not there to give it back."""
-    for each in list(_RUNNERS):
-        each._lock = threading.Lock()
+    for runner in list(_RUNNERS):
+        runner._lock = threading.Lock()
 
 
 os.register_at_fork(after_in_child=_renew_locks)
@@ -238,8 +238,8 @@ def _command(kind: Wall, scratch: str, seconds: int) -> list[str]:
     if kind != "bubblewrap":
         return python
     needed = [interpreter, sysconfig.get_path("stdlib"), f"{sys.base_prefix}/lib", str(PROGRAM.parent)]
-    shown = {each for each in (*needed, "/usr/lib", "/usr/lib64", "/lib", "/lib64") if Path(each).exists()}
-    binds = [part for path in sorted(shown) for part in ("--ro-bind", path, path)]
+    visible_paths = {path for path in (*needed, "/usr/lib", "/usr/lib64", "/lib", "/lib64") if Path(path).exists()}
+    binds = [part for path in sorted(visible_paths) for part in ("--ro-bind", path, path)]
     walls = ["--unshare-all", "--die-with-parent", "--as-pid-1", "--cap-drop", "ALL", "--uid", "65534", "--clearenv"]
     memory = ["--dev", "/dev", "--size", str(TMPFS_SIZE), "--tmpfs", RUNS, "--remount-ro", "/dev", "--remount-ro", "/"]
     rest = ["--setenv", "PYTHONHASHSEED", "0", *memory, "--chdir", "/"]

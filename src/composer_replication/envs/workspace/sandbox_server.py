@@ -53,7 +53,7 @@ def checked(result: int, what: str) -> None:
 
 
 def mount(source: str, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
-    texts = [None if each is None else each.encode() for each in (source, target, kind)]
+    texts = [None if argument is None else argument.encode() for argument in (source, target, kind)]
     checked(libc.mount(*texts, ctypes.c_ulong(flags), None if data is None else data.encode()), f"mount {target}")
 
 
@@ -61,8 +61,8 @@ def enter_namespaces(scratch: str, library: list[str]) -> None:
     """New namespaces, as root directly and else as a user of one's own; then a child that is process 1 in them."""
     user, group = os.geteuid(), os.getegid()
     is_root = user == 0
-    others = NEWNS | NEWPID | NEWNET | NEWIPC | NEWUTS
-    checked(libc.unshare(others if is_root else others | NEWUSER), "unshare")
+    namespaces = NEWNS | NEWPID | NEWNET | NEWIPC | NEWUTS
+    checked(libc.unshare(namespaces if is_root else namespaces | NEWUSER), "unshare")
     if not is_root:
         for name, text in (
             ("setgroups", "deny"),
@@ -87,8 +87,8 @@ def build_root(root: str, library: list[str]) -> None:
     for path in library:
         os.makedirs(root + path)
         mount(path, root + path, None, MS_BIND)
-        kept = os.statvfs(path).f_flag & 0xC0E  # flags of the source that only its owner may take away
-        flags = MS_BIND | MS_REMOUNT | MS_RDONLY | MS_NOSUID | MS_NODEV | kept | MS_RELATIME
+        kept_flags = os.statvfs(path).f_flag & 0xC0E  # flags of the source that only its owner may take away
+        flags = MS_BIND | MS_REMOUNT | MS_RDONLY | MS_NOSUID | MS_NODEV | kept_flags | MS_RELATIME
         mount("none", root + path, None, flags)
         packages = f"{root}{path}/site-packages"
         if os.path.isdir(packages):
@@ -177,10 +177,10 @@ class Runs:
         try:
             os.setsid()
             nothing = os.open("/dev/null", os.O_RDWR)
-            for each in (0, 1, 2):
-                os.dup2(nothing, each)
-            for each in self.channel:
-                os.close(each)
+            for descriptor in (0, 1, 2):
+                os.dup2(nothing, descriptor)
+            for descriptor in self.channel:
+                os.close(descriptor)
             limit_child(self.seconds)
             os.write(out, json.dumps(self.evidence.answer(request, self.root)).encode()[:MAX_REPLY])
         finally:
@@ -243,7 +243,7 @@ def main(kind: str, scratch: str, seconds: str) -> None:
     for name in PRELOADED.split():
         __import__(name)
     os.environ.clear()
-    library = [each for each in sys.path if os.path.isdir(each) and not each.endswith("lib-dynload")]
+    library = [path for path in sys.path if os.path.isdir(path) and not path.endswith("lib-dynload")]
     channel = (os.dup(0), os.dup(1))
     try:
         if kind == "namespaces":

@@ -47,7 +47,7 @@ TOOLS: tuple[dict[str, Any], ...] = (
     _tool("RunTests", "Formats the code, then runs all tests.", ""),
     _tool("Finish", "Ends the work.", ""),
 )
-SCHEMAS: dict[str, dict[str, Any]] = {each["function"]["name"]: each["function"]["parameters"] for each in TOOLS}
+SCHEMAS: dict[str, dict[str, Any]] = {tool["function"]["name"]: tool["function"]["parameters"] for tool in TOOLS}
 
 
 def as_mapping(arguments: object) -> dict[str, Any] | None:
@@ -59,8 +59,8 @@ def as_mapping(arguments: object) -> dict[str, Any] | None:
             return None
     if not isinstance(arguments, Mapping):
         return None
-    given = cast("Mapping[object, Any]", arguments)
-    return {clean(key): clean(value) for key, value in given.items() if isinstance(key, str)}
+    mapping = cast("Mapping[object, Any]", arguments)
+    return {clean(key): clean(value) for key, value in mapping.items() if isinstance(key, str)}
 
 
 def clean(value: Any) -> Any:
@@ -70,13 +70,13 @@ def clean(value: Any) -> Any:
 
 def issues(tool: str, given: Mapping[str, Any]) -> list[str]:
     """What does not fit, one line each, in the order of missing, unexpected, wrong."""
-    known = SCHEMAS[tool]["properties"]
-    missing = [f"The required parameter `{each}` is missing" for each in SCHEMAS[tool]["required"] if each not in given]
-    unexpected = [f"An unexpected parameter `{each[:80]}` was provided" for each in given if each not in known]
+    properties = SCHEMAS[tool]["properties"]
+    missing = [f"The required parameter `{name}` is missing" for name in SCHEMAS[tool]["required"] if name not in given]
+    unexpected = [f"An unexpected parameter `{name[:80]}` was provided" for name in given if name not in properties]
     wrong = [
-        f"The parameter `{key}` type is expected as `{known[key]['type']}` but provided as `{_type_of(value)}`"
+        f"The parameter `{key}` type is expected as `{properties[key]['type']}` but provided as `{_type_of(value)}`"
         for key, value in given.items()
-        if key in known and not _fits(value, known[key]["type"])
+        if key in properties and not _fits(value, properties[key]["type"])
     ]
     return [*missing, *unexpected[:5], *wrong]
 

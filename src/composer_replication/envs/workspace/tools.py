@@ -44,7 +44,7 @@ class Toolbox:
         name = below_root(path)
         if name is None or not self.files.is_folder(name):
             return words.folder_not_found(path)
-        entries = [f"  - {each}" for each in self.files.entries(name)]
+        entries = [f"  - {entry}" for entry in self.files.entries(name)]
         return _hits([f"- {absolute(name)}/", *entries], "")
 
     def find_files(self, pattern: str, path: str = "") -> Outcome:
@@ -54,7 +54,7 @@ class Toolbox:
         hits = self.files.matching(name, pattern)
         if hits is None:
             return words.invalid_glob(pattern)
-        return _hits([absolute(each) for each in hits], "No files found")
+        return _hits([absolute(hit) for hit in hits], "No files found")
 
     def find_lines(self, pattern: str, path: str = "") -> Outcome:
         name = below_root(path)
@@ -63,9 +63,9 @@ class Toolbox:
         try:
             expression = Regex(pattern)
             hits = [
-                f"{absolute(each)}:{number}:{line[:MAX_HIT]}"
-                for each in ([name] if name in self.files else self.files.below(name))
-                for number, line in enumerate(self.files[each].split("\n"), 1)
+                f"{absolute(file_name)}:{number}:{line[:MAX_HIT]}"
+                for file_name in ([name] if name in self.files else self.files.below(name))
+                for number, line in enumerate(self.files[file_name].split("\n"), 1)
                 if line and expression.matches(line)
             ]
         except PatternError as error:
@@ -87,8 +87,12 @@ class Toolbox:
         if start >= len(lines):
             return Outcome(text=words.SHORTER.format(offset=_number(offset), lines=len(lines)))
         stop = start + max(int(min(limit, MAX_LINES)), 1)
-        shown = "\n".join(f"{at:>6}→{line[:MAX_LINE]}" for at, line in enumerate(lines[start:stop], start + 1))
-        return Outcome(text=shown) if len(shown) <= MAX_CHARACTERS else words.too_large(len(shown) // 4)
+        numbered_text = "\n".join(f"{at:>6}→{line[:MAX_LINE]}" for at, line in enumerate(lines[start:stop], start + 1))
+        return (
+            Outcome(text=numbered_text)
+            if len(numbered_text) <= MAX_CHARACTERS
+            else words.too_large(len(numbered_text) // 4)
+        )
 
     def edit(self, file_path: str, old_string: str, new_string: str, replace_all: bool = False) -> Outcome:
         if old_string == new_string:
@@ -129,9 +133,9 @@ class Toolbox:
     def run_tests(self) -> Outcome:
         """Formats what is not formatted, as many a project's test command does, and runs every test."""
         formatted = self.files.format_code()
-        paths = [each for each in self.files.below("tests") if posixpath.basename(each).startswith("test_")]
-        report = self._runner().run_tests(self.files.texts, [each for each in paths if each.endswith(".py")])
-        text = "\n".join([*(f"reformatted {each}" for each in formatted), report.text])
+        paths = [path for path in self.files.below("tests") if posixpath.basename(path).startswith("test_")]
+        report = self._runner().run_tests(self.files.texts, [path for path in paths if path.endswith(".py")])
+        text = "\n".join([*(f"reformatted {path}" for path in formatted), report.text])
         return Outcome(text=text) if report.ended else words.thrown(None, text)
 
     def _file(self, path: str) -> str | Outcome:
@@ -152,8 +156,10 @@ class Toolbox:
         self.files.write(name, text)
         self._read[name] = text
         path = absolute(name)
-        said = f"File created successfully at: {path}" if is_new else f"The file {path} has been updated successfully."
-        return Outcome(text=said)
+        message = (
+            f"File created successfully at: {path}" if is_new else f"The file {path} has been updated successfully."
+        )
+        return Outcome(text=message)
 
 
 def _hits(lines: list[str], none: str) -> Outcome:

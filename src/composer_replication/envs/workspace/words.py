@@ -100,17 +100,17 @@ def search_timed_out() -> Outcome:
 def cannot_write(refusal: Refusal, path: str) -> Outcome:
     """What the operating system says, through the harness."""
     if refusal == "null":
-        shown = path.replace("\0", "\\x00")
+        shown_path = path.replace("\0", "\\x00")
         return thrown(
             "input_validation",
-            f"The argument 'path' must be a string, Uint8Array, or URL without null bytes. Received '{shown}'",
+            f"The argument 'path' must be a string, Uint8Array, or URL without null bytes. Received '{shown_path}'",
         )
-    said = {
+    messages = {
         "too long": "ENAMETOOLONG: name too long, open",
         "not a folder": "ENOTDIR: not a directory, open",
         "no space": "ENOSPC: no space left on device, write",
     }
-    return thrown(None, f"{said[refusal]} '{path}'")
+    return thrown(None, f"{messages[refusal]} '{path}'")
 
 
 def edit_noop() -> Outcome:

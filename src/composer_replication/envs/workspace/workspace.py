@@ -96,12 +96,12 @@ class Workspace:
         return self._before
 
     def _answers(self, files: Mapping[str, str]) -> list[str]:
-        return self._get_runner().values(files, [(each.module, each.expression) for each in self.task.checks])
+        return self._get_runner().values(files, [(check.module, check.expression) for check in self.task.checks])
 
     def _passing(self, answers: list[str]) -> dict[str, bool]:
         """Each test by name, and whether all of its checks hold; none does where there was no answer."""
         checks = self.task.checks
-        passes = {each.test: True for each in checks}
+        passes = {check.test: True for check in checks}
         for check, answer in zip(checks, answers or [None] * len(checks), strict=True):
             passes[check.test] &= answer == check.expected
         return passes
@@ -111,16 +111,16 @@ class Workspace:
             return words.thrown(None, "The session has ended.")
         if not isinstance(name, str) or name not in SCHEMAS:
             return words.unknown_tool(clean(str(name))[:100] if isinstance(name, str) else type(name).__name__)
-        given = as_mapping(arguments)
-        if given is None:
+        call_arguments = as_mapping(arguments)
+        if call_arguments is None:
             return words.not_an_object(name)
-        unfit = issues(name, given)
+        unfit = issues(name, call_arguments)
         if unfit:
             return words.invalid_arguments(name, unfit)
         if name == "Finish":
             self.finished = True
             return Outcome(text="Done.")
-        return self._tools.use(name, given)
+        return self._tools.use(name, call_arguments)
 
     def _get_runner(self) -> TestRunner:
         return self._runner or shared_runner()

@@ -60,9 +60,9 @@ def marks_along(row: Row) -> Iterator[str]:
     """One mark per turn: of the conversation up to there."""
     digest, length = hashlib.sha256(), 0
     for turn in row["turns"]:
-        said = _content(turn)
-        digest.update(said)
-        length += len(said)
+        content = _content(turn)
+        digest.update(content)
+        length += len(content)
         kind = "begins" if length >= _SHORTEST_BEGINNING else "whole"
         yield f"{kind}:{digest.hexdigest()[:_SIZE]}"
 
@@ -76,7 +76,7 @@ def is_marked(marks: Sequence[str], known: frozenset[str] | set[str]) -> bool:
     """Whether a conversation with these marks is one that is known, or goes on from one."""
     if not marks or not known:
         return False
-    return marks[-1] in known or any(each in known for each in marks if each.startswith("begins:"))
+    return marks[-1] in known or any(mark in known for mark in marks if mark.startswith("begins:"))
 
 
 def id_mark(kind: str, identity: str) -> str:
@@ -112,7 +112,7 @@ def is_forgotten(row: Row, marks: Sequence[str], known: frozenset[str] | set[str
     if {id_mark("conversation", row["id"]), id_mark("session", session)} & known:
         return True
     # Another session may well say the same few words; one that repeats many has copied them.
-    return is_marked([each for each in marks if each.startswith("begins:")], known)
+    return is_marked([mark for mark in marks if mark.startswith("begins:")], known)
 
 
 def _content(turn: Row) -> bytes:

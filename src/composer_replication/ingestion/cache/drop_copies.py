@@ -36,21 +36,23 @@ class SettledFamily(NamedTuple):
 def settle(gathered: Sequence[GatheredFamily]) -> Iterator[SettledFamily]:
     """Each family's account and the lines that stay, in order; only those that change are written anew."""
     reasons = _copies(gathered)
-    taken: set[str] = set()
+    taken_ids: set[str] = set()
     for number, family in enumerate(gathered):
         if number in reasons:
             yield SettledFamily(_as_copy(family.source, reasons[number]))
             continue
-        source, facts = family.source, [each for each in family.facts if not each.is_forgotten]
-        num_lost, ids = len(family.facts) - len(facts), {each.id for each in facts}
-        suffix = "@" + id_mark("path", source.path).partition(":")[2][:8] if ids & taken else ""
-        taken |= {f"{each}{suffix}" for each in ids}
+        source, facts = family.source, [row_facts for row_facts in family.facts if not row_facts.is_forgotten]
+        num_lost, ids = len(family.facts) - len(facts), {row_facts.id for row_facts in facts}
+        suffix = "@" + id_mark("path", source.path).partition(":")[2][:8] if ids & taken_ids else ""
+        taken_ids |= {f"{identity}{suffix}" for identity in ids}
         if not num_lost and not suffix:
             yield SettledFamily(source, family.lines(), facts)
             continue
-        kept = [row for row, each in zip(family.rows(), family.facts, strict=True) if not each.is_forgotten]
-        source = with_rows(source, kept, left_out={FORGOTTEN: num_lost}) if num_lost else source
-        lines = [encode_as_written(row, where="conversation") for row in with_suffix(kept, suffix=suffix)]
+        kept_rows = [
+            row for row, row_facts in zip(family.rows(), family.facts, strict=True) if not row_facts.is_forgotten
+        ]
+        source = with_rows(source, kept_rows, left_out={FORGOTTEN: num_lost}) if num_lost else source
+        lines = [encode_as_written(row, where="conversation") for row in with_suffix(kept_rows, suffix=suffix)]
         yield SettledFamily(replace(source, id_suffix=suffix), lines, facts)
 
 
@@ -64,14 +66,14 @@ def _copies(gathered: Sequence[GatheredFamily]) -> dict[int, str]:
     Of two equal families the later one is the copy, unless the later one holds the continuation of the other's end.
     Each family is looked up in indexes of the others, so the work grows with the logs and not with the pairs of them.
     """
-    others = _SharedConversations(gathered)
+    other_families = _SharedConversations(gathered)
     earlier_marks: set[str] = set()
     reasons: dict[int, str] = {}
     for number, family in enumerate(gathered):
-        others.remove(number)
-        reason = _why_copy(family, others, earlier_marks)
+        other_families.remove(number)
+        reason = _why_copy(family, other_families, earlier_marks)
         if reason is None:
-            others.restore(number, family)
+            other_families.restore(number, family)
             earlier_marks.update(facts.mark for facts in family.facts)
         else:
             reasons[number] = reason
@@ -95,7 +97,7 @@ def _why_copy(family: GatheredFamily, others: _SharedConversations, earlier_mark
     if equal_only:
         continued = [numbers for facts in family.facts for numbers in others.with_continuation(facts) if numbers]
         for facts in equal_only:
-            if not any(not equal.isdisjoint(each) for equal in others.with_equal(facts) for each in continued):
+            if not any(not equal.isdisjoint(numbers) for equal in others.with_equal(facts) for numbers in continued):
                 return None
     return (OLDER if OLDER in verdicts else COPY) if family.facts else None
 
@@ -222,9 +224,9 @@ class _TurnVersions:
             ((*ends, order) for ends, order in zip(ranges, self._orders, strict=True)),
             key=lambda candidate: candidate[1] - candidate[0],
         )
-        for _, other in reversed(order[first:last]):  # the longest first: shorter ones may have been dropped
-            if other != mark and all(map(str.startswith, self._parts[other], mine)):
-                yield self._families[other]
+        for _, other_mark in reversed(order[first:last]):  # the longest first: shorter ones may have been dropped
+            if other_mark != mark and all(map(str.startswith, self._parts[other_mark], mine)):
+                yield self._families[other_mark]
 
 
 def _parts(turn: Row) -> tuple[str, ...]:

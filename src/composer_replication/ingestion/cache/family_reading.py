@@ -74,8 +74,8 @@ def read_families(
             died = "a worker process could not start or died, perhaps for lack of memory: try `--workers 1`"
             raise RunError(died) from error
         finally:
-            for each in waiting:
-                each.cancel()
+            for future in waiting:
+                future.cancel()
 
 
 def read_lines(
@@ -105,11 +105,11 @@ def read_lines(
         draft,
         status="kept" if lines else "empty",
         format=file_format,
-        conversations=tuple(each.id for each in facts),
+        conversations=tuple(row_facts.id for row_facts in facts),
         file_of=tuple(file_of),
         counts=dict(sorted(report.counts.items())),
         skipped=dict(sorted(skipped.items())),
-        skips=tuple((shown(each.reason, scope), shown(each.file, scope), each.line) for each in report.skips),
+        skips=tuple((shown(skip.reason, scope), shown(skip.file, scope), skip.line) for skip in report.skips),
         redactions={} if scope is None or not lines else scope.report.to_dict(),
     )
     return FamilyLines(source, lines, facts)

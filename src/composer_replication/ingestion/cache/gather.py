@@ -52,15 +52,25 @@ def gather(
     progress: Callable[[int, int], None] | None,
 ) -> Generator[list[GatheredFamily], None, None]:
     """Read what is to be read, take over the rest. The spool has no name and is gone with the process."""
-    total, done = sum(each.num_bytes for each in planned), 0
-    asked = ((each.source, each.family) for each in planned if each.family is not None)
+    total, done = sum(planned_family.num_bytes for planned_family in planned), 0
+    families_to_read = (
+        (planned_family.source, planned_family.family)
+        for planned_family in planned
+        if planned_family.family is not None
+    )
     gathered: list[GatheredFamily] = []
     with tempfile.TemporaryFile(dir=folder) as spool:
         taking = _TakingOver(earlier, spool, None if scrub is None else scrub.family_scrubber())
-        reading = read_families(asked, scrub, earlier.forgotten, num_workers=num_workers or workers_for(total))
-        for each in planned:
-            gathered.append(taking.whole(each) if each.family is None else taking.beside(each, next(reading)))
-            done += each.num_bytes
+        reading = read_families(
+            families_to_read, scrub, earlier.forgotten, num_workers=num_workers or workers_for(total)
+        )
+        for planned_family in planned:
+            gathered.append(
+                taking.whole(planned_family)
+                if planned_family.family is None
+                else taking.beside(planned_family, next(reading))
+            )
+            done += planned_family.num_bytes
             if progress is not None:
                 progress(done, total)
         yield gathered
@@ -90,15 +100,15 @@ class _TakingOver:
             return self._spooled(*read, was_read=True)
         account, rows = self._rows(old)
         lines, facts = self._written(rows)
-        ids, marks = {each.id for each in read.facts}, {each.mark for each in read.facts}
-        kept = [
+        ids, marks = {fact.id for fact in read.facts}, {fact.mark for fact in read.facts}
+        kept_lines = [
             (file, line, fact)
             for name, file, line, fact in zip(old.file_of, account.file_of, lines, facts, strict=True)
             if name in planned.gone and fact.id not in ids and fact.mark not in marks  # not just renamed
         ]
         together = sorted(
-            [*kept, *zip(read.source.file_of, read.lines, read.facts, strict=True)],
-            key=lambda each: file_order(each[0]),
+            [*kept_lines, *zip(read.source.file_of, read.lines, read.facts, strict=True)],
+            key=lambda entry: file_order(entry[0]),
         )
         source = replace(
             read.source,
@@ -139,8 +149,8 @@ class _TakingOver:
             source,
             path=shown(source.path, scope),
             name=shown(source.name, scope),
-            files=[shown(each, scope) for each in source.files],
-            file_of=[shown(each, scope) for each in source.file_of],
+            files=[shown(file, scope) for file in source.files],
+            file_of=[shown(file, scope) for file in source.file_of],
             conversations=[row["id"] for row in scrubbed],
             skipped={shown(reason, scope): number for reason, number in source.skipped.items()},
             skips=[(shown(str(reason), scope), shown(str(file), scope), line) for reason, file, line in source.skips],

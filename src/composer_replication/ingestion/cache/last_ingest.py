@@ -44,12 +44,12 @@ class Earlier:
             return 0, []
         offset = self._offsets[self._first_rows[id(source)]]
         self.file.seek(offset)
-        taken = [orjson.loads(self.file.readline()) for _ in source.conversations]
-        if [row["id"] for row in taken] != [f"{each}{source.id_suffix}" for each in source.conversations]:
+        rows = [orjson.loads(self.file.readline()) for _ in source.conversations]
+        if [row["id"] for row in rows] != [f"{identity}{source.id_suffix}" for identity in source.conversations]:
             expected = f"the conversations of {source.path}"
             fix = "Ingest with --reread"
             raise ArtefactCorruptError(explain("conversations.jsonl", got="other rows", expected=expected, fix=fix))
-        return offset, taken
+        return offset, rows
 
     def close(self) -> None:
         if self.file is not None:
@@ -80,8 +80,8 @@ def read_forgotten(run: RunDir) -> Iterator[str]:
 
 def write_forgotten(run: RunDir, marks: set[str]) -> None:
     """Add marks to those that are there."""
-    known = {*read_forgotten(run), *marks}
-    rows = ({"mark": mark} for mark in sorted(known))
+    all_marks = {*read_forgotten(run), *marks}
+    rows = ({"mark": mark} for mark in sorted(all_marks))
     run.write_jsonl("forgotten", rows, schema=FORGOTTEN_SCHEMA, version=FORGOTTEN_VERSION)
 
 
@@ -97,7 +97,7 @@ def _complete(run: RunDir, scrub: ScrubSettings | None, forgotten: frozenset[str
         on_the_way_out.pop_all()  # all is well, and the caller closes it
     salt, digest = meta.settings.get("settings_salt"), meta.settings.get("settings_digest")
     fingerprint = Fingerprint.of(scrub, salt=salt if isinstance(salt, str) else None)
-    starts = accumulate((len(each.conversations) for each in sources), initial=0)
+    starts = accumulate((len(source.conversations) for source in sources), initial=0)
     first_rows = {id(source): start for source, start in zip(sources, starts, strict=False)}
     is_old = meta.version < OLDEST_READ[meta.schema]
     same = fingerprint.digest == digest and not is_old

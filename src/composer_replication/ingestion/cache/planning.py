@@ -85,13 +85,13 @@ class _Planning:
 
     def look_at(self, root: Path) -> None:
         folder = root if root.is_dir() else root.parent
-        place = portable_name(folder.resolve(), self._run_root)
+        folder_name = portable_name(folder.resolve(), self._run_root)
         report, left_out, below = IngestReport(), list[str](), self._plan.of_root.setdefault(root, set())
         files_below = discover(root, report, exclude=self._exclude, ignored=left_out, follow_links=self._follow_links)
         for family in families(files_below):
             files = family.files()
             if files not in self._seen:
-                self._seen[files] = path = self._unique(self._shown(f"{place}/{family.name}"))
+                self._seen[files] = path = self._unique(self._shown(f"{folder_name}/{family.name}"))
                 self._found[path] = (self._draft(path, family), family)
             below.add(self._seen[files])
         if left_out and not below:
@@ -100,26 +100,28 @@ class _Planning:
         self._ignored_inodes |= {(folder / name).stat().st_ino for name in left_out if (folder / name).is_file()}
         self._patterns += ignore_patterns(folder) if root.is_dir() else []
         self._plan.outside.skipped.update(report.skipped)
-        self._plan.outside.skips += [Skip(each.reason, self._shown(each.file), each.line) for each in report.skips]
+        self._plan.outside.skips += [Skip(skip.reason, self._shown(skip.file), skip.line) for skip in report.skips]
 
     def settle(self, *, reread: bool) -> Plan:
         matches = self._matches()
-        claimed = {id(each) for each in matches.values()}
-        gone = [each for each in self._earlier.sources if id(each) not in claimed and each.conversations]
-        kept = [each for each in gone if not self._is_left_out(each)]
+        claimed = {id(account) for account in matches.values()}
+        lost_accounts = [
+            account for account in self._earlier.sources if id(account) not in claimed and account.conversations
+        ]
+        kept_accounts = [account for account in lost_accounts if not self._is_left_out(account)]
         # The session that a copy was a copy of may be gone, so copies are looked at again where anything has changed.
-        is_still = len(kept) == len(gone) and all(
+        is_still = len(kept_accounts) == len(lost_accounts) and all(
             path in matches and _is_same(matches[path], draft) for path, (draft, _) in self._found.items()
         )
         planned = [
             _decide(draft, family, matches.get(path), reread, is_still) for path, (draft, family) in self._found.items()
         ]
-        for each in kept:  # somebody else's file may have the place of one that is gone
-            planned.append(Planned(replace(each, path=self._unique(each.path)), old=each))
-        self._plan.families = sorted(planned, key=lambda each: each.source.path)
+        for account in kept_accounts:  # somebody else's file may have the place of one that is gone
+            planned.append(Planned(replace(account, path=self._unique(account.path)), old=account))
+        self._plan.families = sorted(planned, key=lambda planned_family: planned_family.source.path)
         used = {pattern for pattern in self._exclude if any(is_ignored(name, [pattern]) for name in self._ignored)}
-        used |= {p for p in self._exclude if any(is_ignored(each.name, [p]) for each in self._earlier.sources)}
-        self._plan.unused_patterns = [each for each in self._exclude if each not in used]
+        used |= {p for p in self._exclude if any(is_ignored(account.name, [p]) for account in self._earlier.sources)}
+        self._plan.unused_patterns = [pattern for pattern in self._exclude if pattern not in used]
         return self._plan
 
     def _matches(self) -> dict[str, SessionSource]:
@@ -127,7 +129,7 @@ class _Planning:
         matches: dict[str, SessionSource] = {}
         claimed: set[int] = set()
         for key_of in (self._file_key, lambda account: account.path):
-            accounts = {key_of(each): each for each in self._earlier.sources if id(each) not in claimed}
+            accounts = {key_of(account): account for account in self._earlier.sources if id(account) not in claimed}
             for path, (draft, _) in self._found.items():
                 same = accounts.get(key_of(draft))
                 if path not in matches and same is not None and id(same) not in claimed:
@@ -153,9 +155,9 @@ class _Planning:
             path=path,
             name=self._shown(family.name),
             files=names,
-            sizes=[each.size for each in stamp],
-            mtimes_ns=[each.mtime_ns for each in stamp],
-            inodes=[each.inode for each in stamp],
+            sizes=[file_stamp.size for file_stamp in stamp],
+            mtimes_ns=[file_stamp.mtime_ns for file_stamp in stamp],
+            inodes=[file_stamp.inode for file_stamp in stamp],
         )
 
     def _shown(self, text: str) -> str:

@@ -60,7 +60,7 @@ class SessionSource:
     @staticmethod
     def from_row(row: Mapping[str, Any]) -> SessionSource:
         try:
-            return SessionSource(**{each.name: row[each.name] for each in fields(SessionSource)})
+            return SessionSource(**{field.name: row[field.name] for field in fields(SessionSource)})
         except (KeyError, TypeError) as error:
             expected = f"the fields of {SCHEMA} {VERSION}"
             raise ArtefactCorruptError(explain("row of session_sources", got=error, expected=expected)) from error
@@ -70,16 +70,16 @@ def with_rows(
     source: SessionSource, kept: Sequence[Row], *, left_out: Mapping[str, int] | None = None
 ) -> SessionSource:
     """The account of a family of which the rows `kept`, their ids without suffix, are what there is."""
-    counts: Counter[str] = Counter({key: each for key, each in source.counts.items() if key not in _OF_ROWS})
+    counts: Counter[str] = Counter({key: number for key, number in source.counts.items() if key not in _OF_ROWS})
     for row in kept:
         counts.update(counts_of(from_row(row)))
     index = {identity: number for number, identity in enumerate(source.conversations)}
-    places = [index.get(row["id"]) for row in kept]
+    positions = [index.get(row["id"]) for row in kept]
     return replace(
         source,
         status="kept" if kept else "empty",
         conversations=[row["id"] for row in kept],
-        file_of=[source.file_of[at] if at is not None else "" for at in places],
+        file_of=[source.file_of[at] if at is not None else "" for at in positions],
         counts=dict(sorted(counts.items())),
         skipped=dict(sorted((Counter(source.skipped) + Counter(left_out)).items())),
         redactions=source.redactions if kept else {},
@@ -124,10 +124,10 @@ def first_places(sources: Sequence[SessionSource]) -> dict[str, tuple[int, str]]
     """Reason -> how often something was left out for it, and where first."""
     first: dict[str, tuple[int, str]] = {}
     for source in sources:
-        places: dict[str, str] = {}
+        locations: dict[str, str] = {}
         for reason, file, line in source.skips:
-            places.setdefault(cast("str", reason), f"{file}:{line}" if line else str(file))
+            locations.setdefault(cast("str", reason), f"{file}:{line}" if line else str(file))
         for reason, number in source.skipped.items():
-            before, place = first.get(reason, (0, places.get(reason, source.name)))
-            first[reason] = (before + number, place)
+            before, location = first.get(reason, (0, locations.get(reason, source.name)))
+            first[reason] = (before + number, location)
     return first

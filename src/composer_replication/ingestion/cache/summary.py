@@ -91,17 +91,17 @@ class IngestSummary:
         redactions: Counter[str] = Counter()
         for source in sources:
             redactions.update(source.redactions)
-        places = first_places([*sources, _account_of(planned.outside)])
-        num_read = sum(len(each.source.sizes) for each in gathered if each.was_read)
+        first_skips = first_places([*sources, _account_of(planned.outside)])
+        num_read = sum(len(family.source.sizes) for family in gathered if family.was_read)
         return IngestSummary(
             formats=tuple(formats),
-            total=_counts("all", [each for group in by_format.values() for each in group]),
+            total=_counts("all", [source for group in by_format.values() for source in group]),
             redactions=dict(redactions.most_common()),
-            skipped=tuple(Left(reason, *places[reason]) for reason in sorted(places)),
+            skipped=tuple(Left(reason, *first_skips[reason]) for reason in sorted(first_skips)),
             unplaced=tuple(_unplaced(by_format)),
-            beside=_beside([each for group in by_format.values() for each in group]),
+            beside=_beside([source for group in by_format.values() for source in group]),
             num_read=num_read,
-            num_reused=sum(len(each.source.sizes) for each in gathered) - num_read,
+            num_reused=sum(len(family.source.sizes) for family in gathered) - num_read,
             is_scrubbed=is_scrubbed,
             remarks=tuple(_remarks(planned, lost)),
         )
@@ -144,5 +144,5 @@ def _counts(name: str, sources: Sequence[SessionSource]) -> FormatCounts:
 
 
 def _account_of(report: IngestReport) -> SessionSource:
-    places = [(skip.reason, skip.file, skip.line) for skip in report.skips]
-    return SessionSource(path="", name="", skipped=dict(report.skipped), skips=places)
+    skips = [(skip.reason, skip.file, skip.line) for skip in report.skips]
+    return SessionSource(path="", name="", skipped=dict(report.skipped), skips=skips)

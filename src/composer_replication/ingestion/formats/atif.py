@@ -64,10 +64,10 @@ def sniff(head: bytes, path: Path) -> bool:  # noqa: ARG001
 
 
 def read(source: SourceFile, report: IngestReport) -> Iterator[Conversation]:
-    taken: set[str] = set()
+    taken_ids: set[str] = set()
     for _, document in read_lines_or_document(source, report):
         if isinstance(document, dict):
-            yield from _family(document, source, report, taken)
+            yield from _family(document, source, report, taken_ids)
         else:
             report.skip("not a JSON object", source.name)
 
@@ -99,33 +99,33 @@ class _Trajectory:
         self.turns, self.links = TurnList(file, report), dict[str, Link]()
         self._document, self._id, self._file, self._report = document, id, file, report
         self._agent = as_record(document.get("agent"))
-        children = [as_record(each) for each in as_list(document.get("subagent_trajectories"))]
-        self._embedded = {_id(each) for each in children}
+        children = [as_record(trajectory) for trajectory in as_list(document.get("subagent_trajectories"))]
+        self._embedded = {_id(child) for child in children}
 
     def conversation(self, parent: Link | None) -> Conversation:
         steps = self._document.get("steps")
         if not isinstance(steps, list):
             self._report.skip("no steps", self._file)
         self.turns.each(as_list(steps), self._add)
-        document, own = self._document, as_record(as_record(self._document.get("extra")).get(OURS))
-        version, source_format = as_string(self._agent.get("version")), as_string(own.get("format"))
-        kept = {key: document[key] for key in KEPT_OF_DOCUMENT if document.get(key) is not None}
-        kept |= _rest("extra", document.get("extra"), {OURS})
-        named = {"version", "name"} if self._agent.get("name") == source_format else {"version"}
-        kept |= _rest("agent", self._agent, named)
-        extra = self.turns.kept(as_record(own.get("extra")), 0)
+        document, own_fields = self._document, as_record(as_record(self._document.get("extra")).get(OURS))
+        version, source_format = as_string(self._agent.get("version")), as_string(own_fields.get("format"))
+        kept_fields = {key: document[key] for key in KEPT_OF_DOCUMENT if document.get(key) is not None}
+        kept_fields |= _rest("extra", document.get("extra"), {OURS})
+        handled_keys = {"version", "name"} if self._agent.get("name") == source_format else {"version"}
+        kept_fields |= _rest("agent", self._agent, handled_keys)
+        extra = self.turns.kept(as_record(own_fields.get("extra")), 0)
         if source_format not in (None, FORMAT):
             extra["source_format"] = source_format
         return Conversation(
             id=self._id,
             format=FORMAT,
             turns=tuple(self.turns.turns),
-            parent=_link(own.get("parent"), parent) or parent,
+            parent=_link(own_fields.get("parent"), parent) or parent,
             session_id=as_string(document.get("session_id")),
-            title=as_string(own.get("title")),
-            cwd=as_string(own.get("cwd")),
+            title=as_string(own_fields.get("title")),
+            cwd=as_string(own_fields.get("cwd")),
             agent_version=None if version == UNKNOWN_VERSION else version,
-            extra=extra | self.turns.kept({"atif": kept} if kept else {}, 0),
+            extra=extra | self.turns.kept({"atif": kept_fields} if kept_fields else {}, 0),
         )
 
     def _add(self, step: Record, number: int) -> None:
@@ -133,32 +133,34 @@ class _Trajectory:
         if not isinstance(source, str) or source not in _ROLES:
             self._report.skip(f"unknown record type {source!r}", self._file, number)
             return
-        own = as_record(as_record(step.get("extra")).get(OURS))
+        own_fields = as_record(as_record(step.get("extra")).get(OURS))
         results = [
-            each for each in as_list(as_record(step.get("observation")).get("results")) if isinstance(each, dict)
+            result for result in as_list(as_record(step.get("observation")).get("results")) if isinstance(result, dict)
         ]
-        turn = self._turn(step, own, number)
-        if own.get("role") == "tool":
-            self._add_results(replace(turn, role="tool", origin=_origin(step, own, "tool")), results)
+        turn = self._turn(step, own_fields, number)
+        if own_fields.get("role") == "tool":
+            self._add_results(replace(turn, role="tool", origin=_origin(step, own_fields, "tool")), results)
             return
         # A system step may be there for its results alone.
-        if source != "system" or turn.text or own or not results:
+        if source != "system" or turn.text or own_fields or not results:
             turn = self.turns.add(turn)
-        for tool_turn in as_list(own.get("tool_turns")) if results else []:
+        for tool_turn in as_list(own_fields.get("tool_turns")) if results else []:
             part = as_record(tool_turn)
-            taken, results = results[: count(part.get("n"))], results[count(part.get("n")) :]
-            if taken:
-                self._add_results(self._tool_turn(step, part, turn, number), taken, caller=turn)
+            part_results, results = results[: count(part.get("n"))], results[count(part.get("n")) :]
+            if part_results:
+                self._add_results(self._tool_turn(step, part, turn, number), part_results, caller=turn)
         if results:
             self._add_results(self._tool_turn(step, {}, turn, number), results, caller=turn)
 
     def _turn(self, step: Record, own: Record, number: int) -> Turn:
         role, message = _ROLES[step["source"]], step.get("message")
         metrics = as_record(step.get("metrics")) or as_record(own.get("metrics"))
-        kept = {key: step[key] for key in KEPT_OF_STEP if step.get(key) is not None}
-        kept |= {key: metrics[key] for key in KEPT_OF_METRICS if metrics.get(key) is not None}
-        kept |= _rest("extra", step.get("extra"), {OURS}) | _rest("metrics_extra", metrics.get("extra"), {CACHE_KEY})
-        kept |= {"message": message} if isinstance(message, list) else {}
+        kept_fields = {key: step[key] for key in KEPT_OF_STEP if step.get(key) is not None}
+        kept_fields |= {key: metrics[key] for key in KEPT_OF_METRICS if metrics.get(key) is not None}
+        kept_fields |= _rest("extra", step.get("extra"), {OURS}) | _rest(
+            "metrics_extra", metrics.get("extra"), {CACHE_KEY}
+        )
+        kept_fields |= {"message": message} if isinstance(message, list) else {}
         model = step.get("model_name", self._agent.get("model_name")) if role == "assistant" else own.get("model")
         return Turn(
             id=as_string(own.get("id")) or as_text(step.get("step_id", number)),
@@ -176,7 +178,7 @@ class _Trajectory:
             logprobs=self._numbers(metrics.get("logprobs"), float, number),
             extra=image_count(message)
             | self._extra(own, number)
-            | self.turns.kept({"atif": self.turns.kept(kept, number)} if kept else {}, number),
+            | self.turns.kept({"atif": self.turns.kept(kept_fields, number)} if kept_fields else {}, number),
         )
 
     def _extra(self, own: Record, number: int) -> Record:
@@ -184,7 +186,7 @@ class _Trajectory:
         read_from = {"read_from": own["read_from"]} if isinstance(own.get("read_from"), dict) else {}
         extra = self.turns.kept(as_record(own.get("extra")) | read_from, number)
         agents = extra.get("agents", {})
-        if not isinstance(agents, dict) or not all(isinstance(each, str) for each in agents.values()):
+        if not isinstance(agents, dict) or not all(isinstance(agent, str) for agent in agents.values()):
             self._report.skip("broken agents", self._file, number)
             del extra["agents"]
         return extra
@@ -239,7 +241,7 @@ class _Trajectory:
         if given is None:
             return None
         good = (int,) if kind is int else (int, float)
-        if isinstance(given, list) and all(isinstance(each, good) and not isinstance(each, bool) for each in given):
+        if isinstance(given, list) and all(isinstance(value, good) and not isinstance(value, bool) for value in given):
             return tuple(map(kind, given))
         self._report.skip("broken token ids or logprobs", self._file, number)
         return None

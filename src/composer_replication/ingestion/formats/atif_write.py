@@ -33,9 +33,9 @@ _SOURCES = {"system": "system", "user": "user", "assistant": "agent", "tool": "s
 def to_atif(conversation: Conversation, *, subagents: Iterable[Conversation] = ()) -> dict[str, Any]:
     """The document as plain JSON data; conversations of `subagents` are embedded below the one they hang on."""
     children: dict[str, list[Conversation]] = {}
-    for each in subagents:
-        if each.parent is not None:
-            children.setdefault(each.parent.conversation_id, []).append(each)
+    for subagent in subagents:
+        if subagent.parent is not None:
+            children.setdefault(subagent.parent.conversation_id, []).append(subagent)
     return _document(conversation, children, {conversation.id})
 
 
@@ -49,18 +49,18 @@ def is_iso(timestamp: str) -> bool:
 
 
 def _document(conversation: Conversation, children: Mapping[str, list[Conversation]], seen: set[str]) -> dict[str, Any]:
-    kept = as_record(conversation.extra.get("atif"))
-    agent = as_record(kept.get("agent"))
+    kept_fields = as_record(conversation.extra.get("atif"))
+    agent = as_record(kept_fields.get("agent"))
     source_format = as_text(conversation.extra.get("source_format", conversation.format))
-    below = [each for each in children.get(conversation.id, []) if each.id not in seen]
-    seen |= {each.id for each in below}
+    below = [child for child in children.get(conversation.id, []) if child.id not in seen]
+    seen |= {child.id for child in below}
     parent = conversation.parent
-    own = {
+    own_fields = {
         "format": source_format,
         "title": conversation.title,
         "cwd": conversation.cwd,
         "parent": None if parent is None else asdict(parent),
-        "extra": {key: each for key, each in conversation.extra.items() if key not in ("atif", "source_format")}
+        "extra": {key: value for key, value in conversation.extra.items() if key not in ("atif", "source_format")}
         or None,
     }
     document = {
@@ -69,9 +69,9 @@ def _document(conversation: Conversation, children: Mapping[str, list[Conversati
         "trajectory_id": conversation.id,
         "agent": {"name": source_format, **agent, "version": conversation.agent_version or UNKNOWN_VERSION},
         "steps": _steps(conversation.turns, _references(below)),
-        **{key: kept.get(key) for key in KEPT_OF_DOCUMENT},
-        "extra": {**as_record(kept.get("extra")), OURS: _given(own)},
-        "subagent_trajectories": [_document(each, children, seen) for each in below] or None,
+        **{key: kept_fields.get(key) for key in KEPT_OF_DOCUMENT},
+        "extra": {**as_record(kept_fields.get("extra")), OURS: _given(own_fields)},
+        "subagent_trajectories": [_document(child, children, seen) for child in below] or None,
     }
     return _given(document)
 
@@ -114,12 +114,12 @@ def _answers(turn: Turn, caller: Turn) -> bool:
 
 
 def _step(turn: Turn, number: int) -> dict[str, Any]:
-    kept = as_record(turn.extra.get("atif"))
-    own, metrics = _own(turn), _metrics(turn, kept)
-    step: dict[str, Any] = {"step_id": number, "source": _SOURCES[turn.role], "message": _message(turn, kept)}
+    kept_fields = as_record(turn.extra.get("atif"))
+    own_fields, metrics = _own(turn), _metrics(turn, kept_fields)
+    step: dict[str, Any] = {"step_id": number, "source": _SOURCES[turn.role], "message": _message(turn, kept_fields)}
     if turn.timestamp is not None and is_iso(turn.timestamp):
         step["timestamp"] = turn.timestamp
-        del own["timestamp"]
+        del own_fields["timestamp"]
     if turn.role == "assistant":
         step |= _given(
             {
@@ -127,22 +127,22 @@ def _step(turn: Turn, number: int) -> dict[str, Any]:
                 "reasoning_content": turn.thinking or None,
                 "tool_calls": [_call(call) for call in turn.calls] or None,
                 "metrics": metrics or None,
-                **{key: kept.get(key) for key in KEPT_OF_STEP},
+                **{key: kept_fields.get(key) for key in KEPT_OF_STEP},
             }
         )
     else:  # the schema knows these on an agent's steps only
-        own |= _given({"model": turn.model, "thinking": turn.thinking or None, "metrics": metrics or None})
+        own_fields |= _given({"model": turn.model, "thinking": turn.thinking or None, "metrics": metrics or None})
     if turn.role == "tool":
-        own["role"] = "tool"
+        own_fields["role"] = "tool"
     if turn.origin == "copied":
         step["is_copied_context"] = True
-    step["extra"] = {**as_record(kept.get("extra")), OURS: own}
+    step["extra"] = {**as_record(kept_fields.get("extra")), OURS: own_fields}
     return step
 
 
 def _own(turn: Turn) -> dict[str, Any]:
     read_from = turn.extra.get("read_from", {"file": turn.provenance.file, "lines": list(turn.provenance.lines)})
-    extra = {key: each for key, each in turn.extra.items() if key not in ("atif", "read_from")}
+    extra = {key: value for key, value in turn.extra.items() if key not in ("atif", "read_from")}
     return _given(
         {
             "id": turn.id,
@@ -198,7 +198,7 @@ def _metrics(turn: Turn, kept: Mapping[str, Any]) -> dict[str, Any]:
     if turn.logprobs is not None and all(map(math.isfinite, turn.logprobs)):
         metrics["logprobs"] = list(turn.logprobs)
     elif turn.logprobs is not None:  # JSON has no infinity
-        extra["logprobs"] = [repr(each) for each in turn.logprobs]
+        extra["logprobs"] = [repr(logprob) for logprob in turn.logprobs]
     metrics |= {key: kept.get(key) for key in KEPT_OF_METRICS}
     return _given({**metrics, "extra": extra or None})
 

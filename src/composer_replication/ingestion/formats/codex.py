@@ -174,11 +174,11 @@ class _Part:
 
     def _add_usage(self, info: Any) -> None:
         """Token counts are repeated freely, so only the first one after an assistant message is its own."""
-        given, turns = as_record(info).get("last_token_usage"), self.turns.turns
-        place = next((n for n in reversed(range(len(turns))) if turns[n].origin == "model"), None)
-        if place is not None and turns[place].usage is None:
-            usage = usage_of(given, "input_tokens", "output_tokens", "cached_input_tokens")
-            turns[place] = replace(turns[place], usage=usage)
+        last_usage, turns = as_record(info).get("last_token_usage"), self.turns.turns
+        index = next((n for n in reversed(range(len(turns))) if turns[n].origin == "model"), None)
+        if index is not None and turns[index].usage is None:
+            usage = usage_of(last_usage, "input_tokens", "output_tokens", "cached_input_tokens")
+            turns[index] = replace(turns[index], usage=usage)
 
     def _link(self) -> Link | None:
         """What the part after a compaction hangs on."""
@@ -200,10 +200,10 @@ class _Part:
 
     def _mark_summary(self, item: _Item, summary: str) -> None:
         turns = self.turns.turns
-        is_it = (place for place, turn in enumerate(turns) if turn.role == "user" and turn.text.endswith(summary))
-        place = next(is_it, None) if summary else None
-        if place is not None:
-            turns[place] = replace(turns[place], origin="summary")
+        is_it = (index for index, turn in enumerate(turns) if turn.role == "user" and turn.text.endswith(summary))
+        index = next(is_it, None) if summary else None
+        if index is not None:
+            turns[index] = replace(turns[index], origin="summary")
         elif summary and not turns:
             self._add(item, "user", "summary", text=summary)
 
@@ -236,8 +236,8 @@ class _Item:
     @property
     def name(self) -> str:
         """The item's own id, or its place."""
-        place = f"line-{self.line}" if self.index is None else f"line-{self.line}.{self.index}"
-        return as_string(self.payload.get("id")) or place
+        position = f"line-{self.line}" if self.index is None else f"line-{self.line}.{self.index}"
+        return as_string(self.payload.get("id")) or position
 
     @property
     def call_id(self) -> str:

@@ -104,20 +104,20 @@ class _Log:
         if line == 0:
             # A document is no log: two messages with one id are two messages.
             key = key if key not in entries else f"{key}#{position}"
-        known = entries.get(key) or self.entries.get(key)
-        lines = known.lines if known else ()
-        place = line or position
-        entries[key] = _Entry(message, lines if place in lines else (*lines, place))
+        known_entry = entries.get(key) or self.entries.get(key)
+        lines = known_entry.lines if known_entry else ()
+        line_number = line or position
+        entries[key] = _Entry(message, lines if line_number in lines else (*lines, line_number))
 
     def _rewind(self, target: str | None, line: int) -> None:
         """The message it names goes too, and everything after it; an unknown name takes everything."""
         ids = list(self.entries)
         if target not in self.entries:
             self.report.skip("rewind to an unknown message", self.source.name, line)
-        gone = ids[ids.index(target) :] if target in self.entries else ids
-        for key in gone:
+        removed_ids = ids[ids.index(target) :] if target in self.entries else ids
+        for key in removed_ids:
             del self.entries[key]
-        self.report.counts["rewound messages"] += len(gone)
+        self.report.counts["rewound messages"] += len(removed_ids)
 
     def _replace(self, messages: list[Any], line: int) -> None:
         """A whole new list: new messages in place of answers begin a new context, all else only corrects this one."""
@@ -189,9 +189,14 @@ class _Log:
             provenance=where,
         )
         if results:
-            shown = image_count(*(as_record(call).get("result") for call in as_list(message.get("toolCalls"))))
+            result_images = image_count(*(as_record(call).get("result") for call in as_list(message.get("toolCalls"))))
             yield Turn(
-                id=f"{key}:results", role="tool", origin=origins[2], results=results, provenance=where, extra=shown
+                id=f"{key}:results",
+                role="tool",
+                origin=origins[2],
+                results=results,
+                provenance=where,
+                extra=result_images,
             )
 
     def _calls(self, written: Any, key: str, line: int) -> tuple[tuple[ToolCall, ...], tuple[ToolResult, ...]]:
@@ -213,21 +218,21 @@ class _Log:
 def _parts_text(content: Any) -> str:
     """Text of a part list: plain text, or what a tool answered (its output, its error, or all it said, as JSON)."""
     if isinstance(content, list):
-        return "\n".join(_parts_text(each) for each in cast("list[Any]", content))
+        return "\n".join(_parts_text(part) for part in cast("list[Any]", content))
     answer = content.get("functionResponse") if isinstance(content, dict) else None
     if not isinstance(answer, dict):
         return as_text(content)
     response = answer.get("response")
     if not isinstance(response, dict):
         return as_text(response)
-    said = response.get("output", response.get("error"))
-    if said is not None:
-        return as_text(said)
+    output = response.get("output", response.get("error"))
+    if output is not None:
+        return as_text(output)
     check_depth(response)
     return orjson.dumps(response).decode()
 
 
 def _thinking(thoughts: Any) -> str:
-    kept = [thought for thought in as_list(thoughts) if isinstance(thought, dict)]
-    pairs = [(as_text(thought.get("subject")), as_text(thought.get("description"))) for thought in kept]
+    thought_records = [thought for thought in as_list(thoughts) if isinstance(thought, dict)]
+    pairs = [(as_text(thought.get("subject")), as_text(thought.get("description"))) for thought in thought_records]
     return "\n\n".join(": ".join(part for part in pair if part) for pair in pairs if any(pair))

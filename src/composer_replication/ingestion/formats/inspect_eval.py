@@ -70,15 +70,17 @@ def read(source: SourceFile, report: IngestReport) -> Iterator[Conversation]:
         if (reason := _too_large(archive, samples, source.path)) is not None:
             report.skip(reason, source.name)
             return
-        left, taken = MAX_TOTAL_BYTES, set[str]()
-        header = as_record(as_record(_load(archive, members.get("header.json"), left, source.name, report)).get("eval"))
+        remaining_bytes, taken_ids = MAX_TOTAL_BYTES, set[str]()
+        header = as_record(
+            as_record(_load(archive, members.get("header.json"), remaining_bytes, source.name, report)).get("eval")
+        )
         if not samples:
             report.skip("no samples", source.name)
         for index, info in enumerate(samples):
-            sample = _load(archive, info, left, source.name, report)
-            left -= info.file_size
+            sample = _load(archive, info, remaining_bytes, source.name, report)
+            remaining_bytes -= info.file_size
             if isinstance(sample, dict):
-                yield from _conversation(sample, header, f"{stem(source.name)}:{index}", source.name, report, taken)
+                yield from _conversation(sample, header, f"{stem(source.name)}:{index}", source.name, report, taken_ids)
             elif sample is not None:
                 report.skip("sample is not an object", source.name)
 
@@ -127,7 +129,7 @@ def _conversation(
     if not reader.turns.turns:
         report.skip("sample without messages", file)
         return
-    kept = {key: sample[key] for key in ("epoch", "target", "scores", "error") if sample.get(key) is not None}
+    sample_fields = {key: sample[key] for key in ("epoch", "target", "scores", "error") if sample.get(key) is not None}
     task = {key: header[key] for key in ("task", "model") if isinstance(header.get(key), str)}
     packages = as_record(header.get("packages"))
     yield from reader.turns.conversation(
@@ -137,7 +139,7 @@ def _conversation(
         session_id=f"{as_string(header.get('eval_id')) or name}/{sample.get('id', name)}",
         title=as_string(header.get("task")),
         agent_version=as_string(packages.get("inspect_ai")),
-        extra=reader.turns.kept({"sample_id": sample.get("id"), **kept, **task}),
+        extra=reader.turns.kept({"sample_id": sample.get("id"), **sample_fields, **task}),
     )
 
 
@@ -150,15 +152,17 @@ class _Sample:
         self._attachments = as_record(sample.get("attachments"))
         self._left = MAX_MEMBER_BYTES  # attachments may be named often: what they grow to is capped as well
         self._events = [
-            each for each in as_list(sample.get("events")) if isinstance(each, dict) and each.get("event") == "model"
+            event
+            for event in as_list(sample.get("events"))
+            if isinstance(event, dict) and event.get("event") == "model"
         ]
         self._event_of = {as_string(_output_message(event).get("id")): event for event in self._events}
 
     def messages(self) -> list[Any]:
         """The sample's messages; where it has none, the last model call's input and answer."""
-        given = as_list(self._sample.get("messages"))
-        if given or not self._events:
-            return given
+        messages = as_list(self._sample.get("messages"))
+        if messages or not self._events:
+            return messages
         last = self._events[-1]
         data = as_record(self._sample.get("events_data"))
         pool = as_list(self._sample.get("message_pool")) or as_list(data.get("messages"))
@@ -169,7 +173,7 @@ class _Sample:
         """Messages by ranges of the pool, its end left out; the same range twice is no more than the pool's length."""
         messages: list[Any] = []
         for ref in as_list(refs):
-            bounds = [each for each in as_list(ref) if isinstance(each, int)]
+            bounds = [bound for bound in as_list(ref) if isinstance(bound, int)]
             good = len(bounds) == 2 and 0 <= bounds[0] <= bounds[1] <= len(pool)
             if not good or len(messages) + bounds[1] - bounds[0] > max(len(pool), 1) * 4:
                 self._report.skip("message reference outside the pool", self._file)
@@ -198,8 +202,8 @@ class _Sample:
         event = self._event_of.get(id, {})
         usage = as_record(event.get("output")).get("usage")
         return {
-            "text": as_text([each for each in blocks if not _is_reasoning(each)]),
-            "thinking": "\n".join(_reasoning(each) for each in blocks if _is_reasoning(each)),
+            "text": as_text([block for block in blocks if not _is_reasoning(block)]),
+            "thinking": "\n".join(_reasoning(block) for block in blocks if _is_reasoning(block)),
             "model": as_string(message.get("model")) or as_string(event.get("model")),
             "usage": usage_of(usage, "input_tokens", "output_tokens", *_CACHED, is_disjoint=True),
             "timestamp": as_string(event.get("timestamp")),
@@ -209,9 +213,9 @@ class _Sample:
     def _resolved(self, value: Any, number: int) -> Any:
         """The value with `attachment://` references replaced by what they name."""
         if isinstance(value, dict):
-            return {key: self._resolved(each, number) for key, each in value.items()}
+            return {key: self._resolved(child, number) for key, child in value.items()}
         if isinstance(value, list):
-            return [self._resolved(each, number) for each in value]
+            return [self._resolved(child, number) for child in value]
         match = _ATTACHMENT.fullmatch(value) if isinstance(value, str) else None
         if match is None:
             return value

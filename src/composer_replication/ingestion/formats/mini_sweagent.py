@@ -37,9 +37,9 @@ def sniff(head: bytes, path: Path) -> bool:
 
 
 def read(source: SourceFile, report: IngestReport) -> Iterator[Conversation]:
-    taken: set[str] = set()
+    taken_ids: set[str] = set()
     for _, document in read_lines_or_document(source, report):
-        yield from _conversation(document, source, report, taken)
+        yield from _conversation(document, source, report, taken_ids)
 
 
 def _conversation(document: Any, source: SourceFile, report: IngestReport, taken: set[str]) -> Iterator[Conversation]:
@@ -65,8 +65,8 @@ def _add(turns: TurnList, message: Record, number: int) -> None:
         turns.answer(call_id, as_text(content), None, id=id, line=number, extra=extra)
         return
     # Later versions call tools; a command inside the text is the model's text and stays there.
-    given = {"origin": _origin(turns, as_text(content))} if role == "user" else {"model": _model(message)}
-    if not turns.add_message(message, id, number, **given):
+    fields = {"origin": _origin(turns, as_text(content))} if role == "user" else {"model": _model(message)}
+    if not turns.add_message(message, id, number, **fields):
         turns.skip(f"unknown record type {role!r}", number)
 
 

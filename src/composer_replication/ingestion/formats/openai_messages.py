@@ -67,7 +67,11 @@ class _Found(NamedTuple):
 def read(source: SourceFile, report: IngestReport) -> Iterator[Conversation]:
     """Every conversation of the file; they are numbered if there are several."""
     conversations = _find(source, report)
-    ahead = [each for each in (next(conversations, None), next(conversations, None)) if each is not None]
+    ahead = [
+        conversation
+        for conversation in (next(conversations, None), next(conversations, None))
+        if conversation is not None
+    ]
     stem = Path(source.name).stem
     for index, (line, around, messages) in enumerate(chain(ahead, conversations)):
         session_id = as_string(around.get("session_id")) or as_string(around.get("id"))
@@ -101,7 +105,7 @@ def _find(source: SourceFile, report: IngestReport) -> Iterator[_Found]:
 def _values(source: SourceFile, report: IngestReport) -> Iterator[tuple[int, Any]]:
     for line, value in read_lines_or_document(source, report):
         if isinstance(value, list):
-            yield from ((0, each) for each in cast("list[Any]", value))
+            yield from ((0, document) for document in cast("list[Any]", value))
         else:
             yield line, value
 

@@ -81,7 +81,7 @@ def _session(record: Record, number: int, source: SourceFile, report: IngestRepo
 def _conversation(
     turns: TurnList, info: Record, session_id: str, part: int, parent: Link | None
 ) -> Iterator[Conversation]:
-    kept = ("id", "title", "directory", "version")
+    handled_keys = ("id", "title", "directory", "version")
     return turns.conversation(
         f"{session_id}:{part}" if part else session_id,
         FORMAT,
@@ -90,7 +90,7 @@ def _conversation(
         title=as_string(info.get("title")),
         cwd=as_string(info.get("directory")),
         agent_version=as_string(info.get("version")),
-        extra={key: value for key, value in info.items() if key not in kept},
+        extra={key: value for key, value in info.items() if key not in handled_keys},
     )
 
 
@@ -119,7 +119,7 @@ class _Step:
         # Thoughts are joined by an empty line: the first newline of it is the end of the thought before.
         last = len(self.thoughts) - 1
         sizes = {
-            "thinking": iter([len(each) + (number < last) for number, each in enumerate(self.thoughts)]),
+            "thinking": iter([len(thought) + (number < last) for number, thought in enumerate(self.thoughts)]),
             "text": iter(map(len, self.texts)),
             "call": iter(range(len(self.calls))),
         }
@@ -183,8 +183,8 @@ class _Message:
                 self._count_other(kind)
         if texts:
             extra = {"images": images} if images else {}
-            said, when = "\n".join(texts), self._timestamp
-            self._turns.say(self._id, "user", origin, self._position, said, timestamp=when, extra=extra)
+            text, when = "\n".join(texts), self._timestamp
+            self._turns.say(self._id, "user", origin, self._position, text, timestamp=when, extra=extra)
 
     def _add_assistant(self) -> None:
         steps = [step for step in self._steps() if not step.is_empty]
@@ -236,7 +236,7 @@ class _Message:
         call_id = as_string(part.get("callID")) or f"{self._id}:call-{index}"
         step.calls.append(logged_call(call_id, part.get("tool"), state.get("input")))
         step.order.append("call")
-        step.images += sum(is_image(each) for each in as_list(state.get("attachments")))
+        step.images += sum(is_image(attachment) for attachment in as_list(state.get("attachments")))
         status = state.get("status")
         if status == "completed":
             step.results.append(ToolResult(call_id=call_id, text=as_text(state.get("output")), is_error=False))

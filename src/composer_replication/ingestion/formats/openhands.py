@@ -62,12 +62,12 @@ def sniff(head: bytes, path: Path) -> bool:
 
 
 def read(source: SourceFile, report: IngestReport) -> Iterator[Conversation]:
-    taken: set[str] = set()
+    taken_ids: set[str] = set()
     in_lines = source.path.suffix == ".jsonl"
     for index, (line, value) in enumerate(read_lines_or_document(source, report)):
         record = {"history": value} if isinstance(value, list) else value
         name = f"{stem(source.name)}:{index}" if in_lines else stem(source.name)
-        yield from _conversation(as_record(record), name, line if in_lines else 0, source.name, report, taken)
+        yield from _conversation(as_record(record), name, line if in_lines else 0, source.name, report, taken_ids)
 
 
 def _conversation(
@@ -154,7 +154,7 @@ class _History:
     def _add_calls(self, event: Record, action: str, args: Record, index: int, line: int) -> None:
         metadata = as_record(event.get("tool_call_metadata"))
         response = as_record(metadata.get("model_response"))
-        known = self.turns.calls(_message(response), line)
+        calls = self.turns.calls(_message(response), line)
         call_id = as_string(metadata.get("tool_call_id")) or f"event-{_event_id(event, index)}"
         if isinstance(event.get("id"), int):
             self._call_of_event[event["id"]] = call_id
@@ -163,11 +163,11 @@ class _History:
             if all(call.id != call_id for call in self.turns.turns[at].calls):
                 self.turns.add_calls(at, (_call_of_action(call_id, metadata, action, args),))
             return
-        if all(call.id != call_id for call in known):
-            known = (*known, _call_of_action(call_id, metadata, action, args))
+        if all(call.id != call_id for call in calls):
+            calls = (*calls, _call_of_action(call_id, metadata, action, args))
         content = _message(response).get("content")
         text = as_text(content if content is not None else args.get("thought"))
-        self._add_assistant(event, text, known, index, line)
+        self._add_assistant(event, text, calls, index, line)
 
     def _add_assistant(self, event: Record, text: str, calls: tuple[ToolCall, ...], index: int, line: int) -> None:
         response = as_record(as_record(event.get("tool_call_metadata")).get("model_response"))
@@ -216,9 +216,9 @@ def _with_images(text: str, shown: Any) -> tuple[str, Record]:
 
 
 def _event_id(event: Record, index: int) -> str:
-    given = event.get("id")
+    event_id = event.get("id")
     made_up = f"{'o' if 'observation' in event else 'a'}{index}"
-    return str(given) if isinstance(given, int | str) and given != "" else made_up
+    return str(event_id) if isinstance(event_id, int | str) and event_id != "" else made_up
 
 
 def _message(response: Record) -> Record:
@@ -235,7 +235,7 @@ def _call_of_action(call_id: str, metadata: Record, action: str, args: Record) -
 def _knowledge(event: Record) -> str:
     """The text that a recall puts before the model."""
     extras = as_record(event.get("extras"))
-    notes = [as_record(each).get("content") for each in as_list(extras.get("microagent_knowledge"))]
+    notes = [as_record(entry).get("content") for entry in as_list(extras.get("microagent_knowledge"))]
     parts = [extras.get("repo_instructions"), extras.get("additional_agent_instructions"), *notes]
     return "\n\n".join(as_text(part) for part in parts if part)
 

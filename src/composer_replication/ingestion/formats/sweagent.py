@@ -39,15 +39,15 @@ def sniff(head: bytes, path: Path) -> bool:
 
 
 def read(source: SourceFile, report: IngestReport) -> Iterator[Conversation]:
-    taken: set[str] = set()
+    taken_ids: set[str] = set()
     for _, value in read_lines_or_document(source, report):
         document, name = as_record(value), stem(source.name)
         # An agent that retries keeps all attempts, and a copy of the best one at the top.
-        attempts = [each for each in as_list(document.get("attempts")) if isinstance(each, dict)]
+        attempts = [attempt for attempt in as_list(document.get("attempts")) if isinstance(attempt, dict)]
         for index, attempt in enumerate(attempts):
-            yield from _conversation(attempt, unique(f"{name}:{index}", taken), source.name, report)
+            yield from _conversation(attempt, unique(f"{name}:{index}", taken_ids), source.name, report)
         if not attempts:
-            yield from _conversation(document, unique(name, taken), source.name, report)
+            yield from _conversation(document, unique(name, taken_ids), source.name, report)
 
 
 def _conversation(document: Record, id: str, file: str, report: IngestReport) -> Iterator[Conversation]:
@@ -55,7 +55,7 @@ def _conversation(document: Record, id: str, file: str, report: IngestReport) ->
     if not isinstance(history, list) and not isinstance(steps, list):
         report.skip("neither history nor trajectory", file)
         return
-    spoken = any(isinstance(each, dict) and each.get("role") == "assistant" for each in as_list(history))
+    spoken = any(isinstance(message, dict) and message.get("role") == "assistant" for message in as_list(history))
     turns = TurnList(file, report)
     turns.each(as_list(history), lambda message, number: _add_message(turns, message, number))
     if not spoken and steps:
@@ -74,16 +74,16 @@ def _add_message(turns: TurnList, message: Record, number: int) -> None:
     role, content, id = message.get("role"), message.get("content"), str(number)
     waiting = [call.id for call in turns.open_calls()]
     # Demonstrations are shown to the model; nobody in this session wrote them.
-    given: Record = {"origin": "copied"} if message.get("is_demo") is True else {}
+    fields: Record = {"origin": "copied"} if message.get("is_demo") is True else {}
     if role == "tool" or (role == "user" and waiting and _is_observation(message)):
         # One observation answers all calls it names; without names it answers the first that waits.
-        ids = [as_text(each) for each in as_list(message.get("tool_call_ids"))]
+        ids = [as_text(call_id) for call_id in as_list(message.get("tool_call_ids"))]
         ids = ids or [as_text(message.get("tool_call_id"))] if role == "tool" else ids or waiting[:1]
         for call_id in ids:
             turns.answer(call_id, as_text(content), None, id=id, line=number, extra=image_count(content))
         return
-    given |= _spoken(turns, message, number) if role == "assistant" else {}
-    if not turns.add_message(message, id, number, **given):
+    fields |= _spoken(turns, message, number) if role == "assistant" else {}
+    if not turns.add_message(message, id, number, **fields):
         turns.skip(f"unknown record type {role!r}", number)
 
 
@@ -95,7 +95,7 @@ def _spoken(turns: TurnList, message: Record, number: int) -> Record:
         calls = (_shell(action, number),)
         text = as_text(message["thought"]) if isinstance(message.get("thought"), str) else content
         extra = {} if text == content else {"content": content}  # the message as the model wrote it
-    blocks = [each for each in as_list(message.get("thinking_blocks")) if isinstance(each, dict)]
+    blocks = [block for block in as_list(message.get("thinking_blocks")) if isinstance(block, dict)]
     thinking = "\n".join(as_text(block.get("thinking")) for block in blocks)
     return {"text": text, "thinking": thinking, "calls": calls, "extra": extra}
 
@@ -110,8 +110,8 @@ def _add_last_observation(turns: TurnList, steps: list[Any]) -> None:
     waiting, last = turns.open_calls(), as_record(steps[-1]) if steps else {}
     if len(waiting) != 1 or waiting[0] not in turns.turns[-1].calls or last.get("observation") is None:
         return
-    asked = waiting[0].arguments.get("input")
-    if asked is None or asked == as_text(last.get("action")):
+    call_input = waiting[0].arguments.get("input")
+    if call_input is None or call_input == as_text(last.get("action")):
         line = turns.turns[-1].provenance.lines[-1]
         turns.answer(waiting[0].id, as_text(last["observation"]), None, id=f"observation-{line}", line=line)
 

@@ -36,15 +36,15 @@ def unplaced_in(conversation: Conversation) -> Counter[str]:
     """What of a conversation has no counterpart, and how many images it shows; nothing is counted that is not there."""
     turns, counts = conversation.turns, Counter[str]()
     waiting: dict[str, list[int]] = {}
-    known: set[str] = set()
+    known_ids: set[str] = set()
     for number, turn in enumerate(turns):
         for call in turn.calls:
             waiting.setdefault(call.id, []).append(number)
-            known.add(call.id)
+            known_ids.add(call.id)
         for result in turn.results:
             if waiting.get(result.call_id):
                 waiting[result.call_id].pop(0)
-            elif result.call_id in known:
+            elif result.call_id in known_ids:
                 counts[TWICE] += 1
         images = turn.extra.get("images", 0)
         if type(images) is int and images > 0:

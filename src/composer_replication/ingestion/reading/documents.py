@@ -55,7 +55,7 @@ def read_lines_or_document(source: SourceFile, report: IngestReport) -> Iterator
     try:
         with source.path.open("rb", buffering=BUFFER_BYTES) as file:
             lines = enumerate(json_text.utf8_lines(file, MAX_LINE_BYTES), start=1)
-            number, line = next((each for each in lines if each[1].strip()), (0, b""))
+            number, line = next((numbered_line for numbered_line in lines if numbered_line[1].strip()), (0, b""))
             if not line:
                 report.skip("empty file", source.name)
                 return
@@ -147,7 +147,7 @@ def _depth_of_messages(value: Any) -> int:
     first = value[0] if isinstance(value, list) and value else None
     if not isinstance(first, dict) or "role" in first:
         return 1
-    return 3 if any(isinstance(each, list) and each and isinstance(each[0], dict) for each in first.values()) else 1
+    return 3 if any(isinstance(field, list) and field and isinstance(field[0], dict) for field in first.values()) else 1
 
 
 def _last_list(value: Any, depth: int) -> list[Any] | None:

@@ -168,9 +168,9 @@ def check_depth(value: Any, depth: int = 0) -> None:
     if depth > _MAX_DEPTH:
         raise RecursionError(TOO_DEEP)
     inner: Any = cast("Record", value).values() if isinstance(value, dict) else value
-    for each in inner if isinstance(value, (dict, list)) else ():
-        if isinstance(each, (dict, list)):
-            check_depth(each, depth + 1)
+    for child in inner if isinstance(value, (dict, list)) else ():
+        if isinstance(child, (dict, list)):
+            check_depth(child, depth + 1)
 
 
 _IMAGE_TYPES = frozenset({"image", "image_url", "input_image"})
@@ -195,13 +195,13 @@ def is_image(block: Any) -> bool:
 def images_in(content: Any) -> int:
     """How many images a content field shows: text models cannot see them, and `as_text` leaves a mark for each."""
     if isinstance(content, list):
-        return sum(is_image(each) for each in cast("list[Any]", content))
+        return sum(is_image(block) for block in cast("list[Any]", content))
     return int(is_image(content))
 
 
 def image_count(*contents: Any) -> Record:
     """What a turn's `extra` says about the images in its content fields: nothing where there are none."""
-    number = sum(images_in(each) for each in contents)
+    number = sum(images_in(content) for content in contents)
     return {"images": number} if number else {}
 
 

@@ -91,10 +91,10 @@ class TurnList:
 
         False where it is another's.
         """
-        named = as_string(message.get("role"))
-        if named not in _WRITERS:
+        writer = as_string(message.get("role"))
+        if writer not in _WRITERS:
             return False
-        (role, origin), content = _WRITERS[named], message.get("content")
+        (role, origin), content = _WRITERS[writer], message.get("content")
         fields: Record = {"origin": origin, "extra": image_count(content)}
         if "text" not in given:
             fields["text"] = as_text(content)
@@ -194,12 +194,12 @@ def usage_of(
     """
     if not isinstance(given, dict):
         return None
-    total, read, made = (count(_at(given, place)) for place in (input, cached, created))
+    total, read, written = (count(_at(given, path)) for path in (input, cached, created))
     return Usage(
-        input_tokens=total if is_disjoint else max(total - read - made, 0),
-        output_tokens=sum(count(_at(given, place)) for place in output.split()),
+        input_tokens=total if is_disjoint else max(total - read - written, 0),
+        output_tokens=sum(count(_at(given, path)) for path in output.split()),
         cache_read_tokens=read,
-        cache_creation_tokens=made,
+        cache_creation_tokens=written,
     )
 
 
@@ -219,7 +219,7 @@ def count(value: Any) -> int:
 
 def kept_fields(fields: Mapping[str, Any], file: str, line: int, report: IngestReport) -> Record:
     """Fields to keep beside a turn or conversation, without those nested beyond reason and without a forged agent."""
-    kept: Record = {}
+    record: Record = {}
     for key, value in fields.items():
         try:
             check_depth(value)
@@ -230,8 +230,8 @@ def kept_fields(fields: Mapping[str, Any], file: str, line: int, report: IngestR
         if key == "agent_id" and isinstance(value, dict | list):
             report.skip("broken agent_id", file, line)
         else:
-            kept[key] = value
-    return kept
+            record[key] = value
+    return record
 
 
 def as_list(value: Any) -> list[Any]:

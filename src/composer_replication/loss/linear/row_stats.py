@@ -58,16 +58,16 @@ def linear_row_stats(
     student = prepare_operands(hidden_NH, head)
     terms = tuple(prepared_term(term) for term in teacher_terms)
     wide = products.product_dtype(student.hidden)
-    found = torch.empty(3, num_rows, dtype=wide, device=hidden_NH.device)
+    stats_3N = torch.empty(3, num_rows, dtype=wide, device=hidden_NH.device)
 
     def visit(tile: slice, logits_nV: Tensor, grad_nV: Tensor | None, scratch: list[Tensor]) -> None:
         del grad_nV
         chosen_n1 = tokens.safe_N[tile][:, None].long()
         teacher_nV = sum_of_terms(terms, logits_nV, tile, scratch)
-        found[0, tile] = logits_nV.gather(-1, chosen_n1)[:, 0] - logits_nV.logsumexp(-1)
+        stats_3N[0, tile] = logits_nV.gather(-1, chosen_n1)[:, 0] - logits_nV.logsumexp(-1)
         log_p_nV = teacher_nV.sub_(teacher_nV.logsumexp(-1, keepdim=True))
-        found[1, tile] = log_p_nV.gather(-1, chosen_n1)[:, 0]
-        found[2, tile] = -(log_p_nV.exp().mul_(log_p_nV)).sum(-1)
+        stats_3N[1, tile] = log_p_nV.gather(-1, chosen_n1)[:, 0]
+        stats_3N[2, tile] = -(log_p_nV.exp().mul_(log_p_nV)).sum(-1)
 
     plan = plan_tiles(
         num_rows, vocab, device=hidden_NH.device, element_bytes=wide.itemsize, has_kernel=False, tile_rows=tile_rows
@@ -75,4 +75,4 @@ def linear_row_stats(
     with torch.autocast(hidden_NH.device.type, enabled=False):
         visit_tiles(student, plan, slice(0, num_rows), visit, num_scratch=num_term_tiles(terms), with_grad=False)
     # Not raised here: on a GPU that would wait for the verdict. The loss that is weighted with it complains.
-    return RowStats(*torch.where(tokens.given_N == tokens.safe_N, found, math.nan).unbind(0))
+    return RowStats(*torch.where(tokens.given_N == tokens.safe_N, stats_3N, math.nan).unbind(0))

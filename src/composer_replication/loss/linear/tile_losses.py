@@ -202,7 +202,7 @@ def with_tensors(record: Any, tensors: tuple[Tensor, ...]) -> Any:
 def _mapped(record: Any, change: Callable[[Any], Any]) -> Any:
     """The record or tuple with every part changed; anything else as it is."""
     if isinstance(record, tuple):
-        return tuple(change(each) for each in cast("tuple[Any, ...]", record))
+        return tuple(change(part) for part in cast("tuple[Any, ...]", record))
     if isinstance(record, _RECORDS):
         return replace(record, **{field.name: change(getattr(record, field.name)) for field in fields(record)})
     return record

@@ -182,19 +182,19 @@ class _LinearWeightedSum(torch.autograd.Function):
         grad_enabled: bool,
     ) -> tuple[Tensor, Tensor]:
         # needs_input_grad says nothing about no_grad, and grad mode is always off in here: the caller tells.
-        wanted = Wanted(*(grad_enabled and needed for needed in ctx.needs_input_grad[:3]))
-        values_N, gradients = job.run(wanted)
+        needs_grad = Wanted(*(grad_enabled and needed for needed in ctx.needs_input_grad[:3]))
+        values_N, gradients = job.run(needs_grad)
         loss = (job.weights_N * rows.cap_rows(values_N, token_clip)).sum()
         tokens = job.tile_loss.tokens
         passed = torch.isfinite(values_N).all() & torch.isfinite(loss)
         passed = passed if tokens is None else passed & tokens.are_valid()
         complain = partial(_complain, tokens, values_N, loss.clone())
-        ctx.check = check_now_or_after_backward(passed, complain, backward_follows=any(wanted))
+        ctx.check = check_now_or_after_backward(passed, complain, backward_follows=any(needs_grad))
         saved: list[Tensor] = []
         ctx.job = _Job(*without_tensors(tuple(job), saved))
         ctx.save_for_backward(hidden_NH, weight_VH, bias_V, *saved)
         # Cast right away: the fp32 sum of the head's gradient is freed before the backward pass needs the room.
-        ctx.gradients, ctx.wanted = gradients.stored_like(hidden_NH, weight_VH, bias_V), wanted
+        ctx.gradients, ctx.wanted = gradients.stored_like(hidden_NH, weight_VH, bias_V), needs_grad
         ctx.mark_non_differentiable(values_N)
         return loss, values_N
 

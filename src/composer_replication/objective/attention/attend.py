@@ -133,7 +133,7 @@ def as_computed(*states: Tensor) -> tuple[Tensor, ...]:
     device = states[0].device.type
     if not torch.is_autocast_enabled(device):
         return states
-    return tuple(each.to(torch.get_autocast_dtype(device)) for each in states)
+    return tuple(tensor.to(torch.get_autocast_dtype(device)) for tensor in states)
 
 
 def check_options(what: str, options: Mapping[str, Any]) -> None:
@@ -149,7 +149,7 @@ def _flex(
 ) -> Tensor:
     # On few heads a kernel that shares keys among them has too little to do in parallel.
     groups = query.shape[1] // key.shape[1]
-    key, value = (each.repeat_interleave(groups, dim=1) for each in (key, value))
+    key, value = (states.repeat_interleave(groups, dim=1) for states in (key, value))
     with torch._dynamo.config.patch(recompile_limit=_MAX_LENGTHS, accumulated_recompile_limit=_MAX_LENGTHS):
         return _compiled_flex()(query, key, value, _soft_cap(softcap), blocks, scale)
 

@@ -32,29 +32,29 @@ def check_causal(model: nn.Module, ids_T: Tensor) -> None:
     Looked at once for a model, and again with every sequence that is longer than any before.
     """
     body = causal_lm_of(model)
-    known = _longest.setdefault(body, {})
+    longest = _longest.setdefault(body, {})
     dtype = next(body.parameters()).dtype
     (length,) = agreed_most([model], [ids_T.numel()])
-    if length <= known.get(dtype, 1):
+    if length <= longest.get(dtype, 1):
         return
     half = max(1, ids_T.numel() // 2)
-    others = _rows_that_change(model, ids_T, half)
-    if agreed_most([model], [others]) != [0]:
-        got = f"{others} of {half} rows that change with the tokens behind them, in a sequence of {ids_T.numel()}"
+    num_changed = _rows_that_change(model, ids_T, half)
+    if agreed_most([model], [num_changed]) != [0]:
+        got = f"{num_changed} of {half} rows that change with the tokens behind them, in a sequence of {ids_T.numel()}"
         fix = "Sessions of this model cannot share prefixes or be padded; cut them shorter, or use another model."
         raise UnsupportedModelError(
             explain(f"rows of {type(body).__name__}", got=got, expected="rows that depend on what is before", fix=fix)
         )
-    known[dtype] = length
+    longest[dtype] = length
 
 
 def _rows_that_change(model: nn.Module, ids_T: Tensor, half: int) -> int:
     body = causal_lm_of(model)
-    kept = torch.arange(ids_T.numel(), device=ids_T.device) < half
-    changed = torch.where(kept, ids_T, other_tokens(ids_T, body))
+    is_kept = torch.arange(ids_T.numel(), device=ids_T.device) < half
+    changed = torch.where(is_kept, ids_T, other_tokens(ids_T, body))
     try:
-        with torch.no_grad(), evaluating(model), same_rows_for_experts(body, kept):
-            before, after = (hidden_states(model, each[None], None)[0, :half] for each in (ids_T, changed))
+        with torch.no_grad(), evaluating(model), same_rows_for_experts(body, is_kept):
+            before, after = (hidden_states(model, ids[None], None)[0, :half] for ids in (ids_T, changed))
     except torch.OutOfMemoryError:  # says nothing about the model
         raise
     except RuntimeError as error:  # a model that cannot even do this fails in every batch
@@ -78,10 +78,12 @@ def same_rows_for_experts(body: nn.Module, kept: Tensor) -> Iterator[bool]:
         return torch.where(kept.view(shape), value, value.narrow(dim, row, 1))
 
     def before(_block: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, Any]:
-        return tuple(swap(each) for each in args), {name: swap(each) for name, each in options.items()}
+        return tuple(swap(argument) for argument in args), {name: swap(option) for name, option in options.items()}
 
     blocks = [
-        each for each in body.modules() if any(type(child).__name__.endswith("Experts") for child in each.children())
+        module
+        for module in body.modules()
+        if any(type(child).__name__.endswith("Experts") for child in module.children())
     ]
     with ExitStack() as after:
         for block in blocks:
@@ -91,10 +93,10 @@ def same_rows_for_experts(body: nn.Module, kept: Tensor) -> Iterator[bool]:
 
 def other_tokens(ids: Tensor, body: Any) -> Tensor:
     """For each token another one of those given, so that it is one that this model is meant to read."""
-    found, place = ids.unique(return_inverse=True)
-    if found.numel() == 1:
+    unique_ids, inverse = ids.unique(return_inverse=True)
+    if unique_ids.numel() == 1:
         return (ids + 1) % body.get_input_embeddings().weight.shape[0]
-    return found.roll(-1)[place]
+    return unique_ids.roll(-1)[inverse]
 
 
 def same_bits(one: Tensor, other: Tensor) -> Tensor:

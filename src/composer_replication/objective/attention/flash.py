@@ -74,12 +74,12 @@ def plan_branches(tree: TokenTree) -> BranchPlan:
             prefixes.append((trunk[0], trunk[0] + _turn_off(together[0], trunk)))
     if not groups:
         return BranchPlan(tuple(trunks), None, len(tree))
-    sizes = [sum(each.end - each.start for each in group) for group in groups]
+    sizes = [sum(branch.end - branch.start for branch in group) for group in groups]
     trunk_part = _part(sizes, [[prefix] for prefix in prefixes], device)
-    every = [(each, prefix) for group, prefix in zip(groups, prefixes, strict=True) for each in group]
-    own_keys = [_behind(each, prefix) for each, prefix in every]
-    own_part = _part([each.end - each.start for each, _ in every], own_keys, device)
-    runs = _joined((each.start, each.end) for each, _ in every)
+    every = [(branch, prefix) for group, prefix in zip(groups, prefixes, strict=True) for branch in group]
+    own_keys = [_behind(branch, prefix) for branch, prefix in every]
+    own_part = _part([branch.end - branch.start for branch, _ in every], own_keys, device)
+    runs = _joined((branch.start, branch.end) for branch, _ in every)
     return BranchPlan(tuple(trunks), _Branches(tuple(runs), trunk_part, own_part), len(tree))
 
 
@@ -90,7 +90,7 @@ def flash_tree_attention(query: Tensor, key: Tensor, value: Tensor, plan: Branch
     covered = max(end for _, end in plan.trunks)
     if plan.branches is not None:
         runs = plan.branches.runs
-        by_token = [each[0].transpose(0, 1) for each in (query, key, value)]
+        by_token = [states[0].transpose(0, 1) for states in (query, key, value)]
         queries = torch.cat([by_token[0][start:end] for start, end in runs])
         rows: Any = _BranchAttention.apply(queries, *by_token[1:], plan.branches, factor)
         outputs = rows[None].split([end - start for start, end in runs], dim=1)
@@ -109,11 +109,11 @@ def _trunk(query: Tensor, key: Tensor, value: Tensor, run: Run, scale: float) ->
     start, end = run
     missing = -(end - start) % _TRUNK_STEP
     q, k, v = (
-        F.pad(each[:, :, start:end], (0, 0, 0, missing)) if missing else each[:, :, start:end]
-        for each in (query, key, value)
+        F.pad(states[:, :, start:end], (0, 0, 0, missing)) if missing else states[:, :, start:end]
+        for states in (query, key, value)
     )
-    found = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)
-    return found.transpose(1, 2)[:, : end - start]
+    output = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)
+    return output.transpose(1, 2)[:, : end - start]
 
 
 class _BranchAttention(torch.autograd.Function):
@@ -121,11 +121,11 @@ class _BranchAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, plan: _Branches, scale: float) -> Tensor:
-        own, trunk = (
+        own_outputs, trunk = (
             flash_forward(query, key[part.key_rows], value[part.key_rows], part.lengths, is_causal, scale)
             for part, is_causal in _parts(plan)
         )
-        out, lse = _merged(*own, *trunk)
+        out, lse = _merged(*own_outputs, *trunk)
         ctx.save_for_backward(query, key, value, out, lse)
         ctx.plan, ctx.scale = plan, scale
         return out
@@ -134,11 +134,11 @@ class _BranchAttention(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
         query, key, value, out, lse = ctx.saved_tensors
         grad = grads[0].contiguous()
-        dq, dk, dv = (torch.zeros_like(each, dtype=_SUMS) for each in (query, key, value))
+        dq, dk, dv = (torch.zeros_like(states, dtype=_SUMS) for states in (query, key, value))
         for part, is_causal in _parts(ctx.plan):
             rows = part.key_rows
-            given = (grad, query, key[rows], value[rows], out, lse)
-            dq_part, dk_part, dv_part = flash_backward(*given, part.lengths, is_causal, ctx.scale)
+            inputs = (grad, query, key[rows], value[rows], out, lse)
+            dq_part, dk_part, dv_part = flash_backward(*inputs, part.lengths, is_causal, ctx.scale)
             dq += dq_part
             dk.index_add_(0, rows, dk_part.to(_SUMS))
             dv.index_add_(0, rows, dv_part.to(_SUMS))
@@ -154,8 +154,8 @@ def flash_forward(
     query: Tensor, key: Tensor, value: Tensor, lengths: Lengths, is_causal: bool, scale: float
 ) -> tuple[Tensor, Tensor]:
     """Outputs (Q, heads, D) and log-sum-exps (heads, Q) of packed sequences; causal as seen from their last tokens."""
-    found = torch.ops.aten._flash_attention_forward(query, key, value, *lengths, 0.0, is_causal, False, scale=scale)
-    return found[0], found[1]
+    outputs = torch.ops.aten._flash_attention_forward(query, key, value, *lengths, 0.0, is_causal, False, scale=scale)
+    return outputs[0], outputs[1]
 
 
 def flash_backward(
@@ -179,18 +179,18 @@ def flash_backward(
 def _merged(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> tuple[Tensor, Tensor]:
     """Two softmaxes over different keys as one over both; lse (heads, Q), out (Q, heads, D)."""
     both = torch.logaddexp(lse, other_lse)
-    mine, theirs = ((each - both).exp().T[..., None] for each in (lse, other_lse))
+    mine, theirs = ((part_lse - both).exp().T[..., None] for part_lse in (lse, other_lse))
     return (out * mine + other * theirs).to(out.dtype), both
 
 
 def _trees(stretches: tuple[Stretch, ...]) -> list[tuple[Run, list[Stretch]]]:
     """Each trunk with its branches."""
     trees: list[tuple[Run, list[Stretch]]] = []
-    for each in stretches:
-        if each.context:
-            trees[-1][1].append(each)
+    for stretch in stretches:
+        if stretch.context:
+            trees[-1][1].append(stretch)
         else:
-            trees.append(((each.start, each.end), []))
+            trees.append(((stretch.start, stretch.end), []))
     return trees
 
 
@@ -203,18 +203,18 @@ def _turn_off(branch: Stretch, trunk: Run) -> int:
 def _near_each_other(branches: list[Stretch], trunk: Run) -> list[list[Stretch]]:
     spread = max(_MIN_SPREAD, int((trunk[1] - trunk[0]) * _SPREAD))
     groups: list[list[Stretch]] = []
-    for each in branches:
-        if groups and _turn_off(each, trunk) - _turn_off(groups[-1][0], trunk) <= spread:
-            groups[-1].append(each)
+    for branch in branches:
+        if groups and _turn_off(branch, trunk) - _turn_off(groups[-1][0], trunk) <= spread:
+            groups[-1].append(branch)
         else:
-            groups.append([each])
+            groups.append([branch])
     return groups
 
 
 def _part(num_queries: list[int], key_runs: list[list[Run]], device: torch.device) -> _Part:
     rows = torch.cat([torch.arange(*run) for runs in key_runs for run in runs])
     num_keys = [sum(end - start for start, end in runs) for runs in key_runs]
-    query_ends, key_ends = (torch.tensor([0, *each]).cumsum(0).int().to(device) for each in (num_queries, num_keys))
+    query_ends, key_ends = (torch.tensor([0, *counts]).cumsum(0).int().to(device) for counts in (num_queries, num_keys))
     return _Part(rows.to(device), Lengths(query_ends, key_ends, max(num_queries), max(num_keys)))
 
 

@@ -109,10 +109,10 @@ def _too_long(tree: TokenTree, path: int, window: int | None) -> str | None:
 
 def _tested(model: nn.Module, body: Any, tree: TokenTree, length: int, path: int) -> Verdict:
     """What was found out on a tree at least as large as this one; a model that failed once is not tried again."""
-    known = _tried.setdefault(body, {})
+    trials = _tried.setdefault(body, {})
     device = tree.input_ids.device
     setting = f"{device} {compute_dtype(body)} {usual_attention(body)}"
-    before = known.get(setting)
+    before = trials.get(setting)
     if before is not None:
         fits = length <= before.length and path <= before.path
         too_long = _too_long(tree, path, before.verdict.window)
@@ -125,7 +125,7 @@ def _tested(model: nn.Module, body: Any, tree: TokenTree, length: int, path: int
     # Another tree may fit into the window, and on a few tokens in half precision even a good model may seem to fail.
     is_final = path >= _ENOUGH_TO_FAIL and _too_long(tree, path, verdict.window) is None
     if verdict.kind is not None or is_final:
-        known[setting] = _Tried(verdict, length, path, _tells(model, tree))
+        trials[setting] = _Tried(verdict, length, path, _tells(model, tree))
     return verdict
 
 

@@ -47,29 +47,29 @@ def run_tree(
     """Rows (L, H) from one pass; other tokens or positions in the same tree are for experiments."""
     ids = given.tree.input_ids if input_ids is None else input_ids
     positions = given.tree.position_ids if position_ids is None else position_ids
-    found = decoder_of(body)(
+    output = decoder_of(body)(
         input_ids=ids[None], position_ids=positions[None], attention_mask=given.mask, use_cache=False
     )
-    return found.last_hidden_state[0, : given.length]
+    return output.last_hidden_state[0, : given.length]
 
 
 def run_sequences(model: nn.Module, tree: TokenTree) -> Tensor:
     """All sequences as one padded batch; a row that several share is taken from the longest that has it."""
     if agreed_most([model], [len(tree.rows)]) != [1]:  # a single sequence shares nothing
         check_causal(model, tree.input_ids[max(tree.rows, key=len)])
-    taken = torch.zeros(len(tree), dtype=torch.bool, device=tree.input_ids.device)
+    is_taken = torch.zeros(len(tree), dtype=torch.bool, device=tree.input_ids.device)
     sequences: list[Tensor] = []
     is_new: list[Tensor] = []
-    for rows in sorted(tree.rows, key=lambda each: -each.numel()):
-        if not bool(taken[rows].all()):
+    for rows in sorted(tree.rows, key=lambda rows: -rows.numel()):
+        if not bool(is_taken[rows].all()):
             sequences.append(rows)
-            is_new.append(~taken[rows])
-            taken[rows] = True
+            is_new.append(~is_taken[rows])
+            is_taken[rows] = True
     ids_BT = pad_sequence([tree.input_ids[rows] for rows in sequences], batch_first=True)
     new_BT = pad_sequence(is_new, batch_first=True)
-    found = hidden_states(model, ids_BT, None)[new_BT]
+    hidden = hidden_states(model, ids_BT, None)[new_BT]
     rows_of = torch.cat([rows[new] for rows, new in zip(sequences, is_new, strict=True)])
-    return found.new_zeros(len(tree), found.shape[-1]).index_copy(0, rows_of, found)
+    return hidden.new_zeros(len(tree), hidden.shape[-1]).index_copy(0, rows_of, hidden)
 
 
 def _dense(body: Any, tree: TokenTree) -> Tensor:

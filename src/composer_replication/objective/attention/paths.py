@@ -30,7 +30,7 @@ def _stretch(
     scale: float | None,
 ) -> Tensor:
     runs = [*context, (start, end)]
-    keys, values = (torch.cat([each[:, :, first:last] for first, last in runs], dim=2) for each in (key, value))
+    keys, values = (torch.cat([states[:, :, first:last] for first, last in runs], dim=2) for states in (key, value))
     if not context:
         return F.scaled_dot_product_attention(
             query[:, :, start:end], keys, values, is_causal=True, scale=scale, enable_gqa=True
@@ -38,7 +38,7 @@ def _stretch(
     from torch.nn.attention.bias import causal_lower_right  # brings the compiler with it: a second to import
 
     groups = query.shape[1] // key.shape[1]
-    keys, values = (each.repeat_interleave(groups, dim=1) for each in (keys, values))
+    keys, values = (states.repeat_interleave(groups, dim=1) for states in (keys, values))
     bias = causal_lower_right(end - start, keys.shape[2])
     return F.scaled_dot_product_attention(query[:, :, start:end], keys, values, attn_mask=bias, scale=scale)  # pyright: ignore[reportArgumentType]
 

@@ -27,9 +27,9 @@ def why_never(config: Any) -> str | None:
     text = text_config(config)
     for name in _KINDS:
         kinds = list(getattr(text, name, None) or ())
-        others = Counter(each for each in kinds if isinstance(each, str) and each not in _BY_MASK)
-        if others:
-            listed = ", ".join(f"{count} {kind}" for kind, count in sorted(others.items()))
+        other_kinds = Counter(kind for kind in kinds if isinstance(kind, str) and kind not in _BY_MASK)
+        if other_kinds:
+            listed = ", ".join(f"{count} {kind}" for kind, count in sorted(other_kinds.items()))
             return f"layers that no mask describes: {listed} of {len(kinds)}"
     if getattr(text, "alibi", False):
         return "attention that is biased by the distance of slots (ALiBi), which is another one in a tree"
@@ -73,11 +73,11 @@ def longest_alike(config: Any) -> tuple[int | None, str]:
 def _rotary_limit(text: Any) -> tuple[int | None, str]:
     """Up to which length the rotary frequencies stay as they are, where they depend on it."""
     rope: Any = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
-    settings = [rope, *(each for each in rope.values() if isinstance(each, dict))]
-    kinds = {each.get("rope_type") or each.get("type") for each in settings}
+    settings = [rope, *(setting for setting in rope.values() if isinstance(setting, dict))]
+    kinds = {setting.get("rope_type") or setting.get("type") for setting in settings}
     if not kinds & _BY_LENGTH:
         return None, ""
-    limits = [each.get("original_max_position_embeddings") for each in settings]
+    limits = [setting.get("original_max_position_embeddings") for setting in settings]
     limits.append(getattr(text, "original_max_position_embeddings", None))
-    known = min((each for each in limits if each), default=getattr(text, "max_position_embeddings", None))
-    return known, f"for which the frequencies of {sorted(map(str, kinds))} change"
+    shortest = min((limit for limit in limits if limit), default=getattr(text, "max_position_embeddings", None))
+    return shortest, f"for which the frequencies of {sorted(map(str, kinds))} change"

@@ -75,16 +75,16 @@ def try_tree(model: nn.Module, tree: TokenTree, kinds: Sequence[Kind], longest: 
     usual, reasons = body.config._attn_implementation, list[str]()
     with torch.no_grad(), evaluating(model):
         try:  # before anything is changed about the model: these are what every kind has to come up to
-            alone = [_Alone(each, _flat_rows(model, tree, each)) for each in _trunk_and_branches(tree)]
+            alone = [_Alone(sequence, _flat_rows(model, tree, sequence)) for sequence in _trunk_and_branches(tree)]
         except torch.OutOfMemoryError:
             raise
         except _REFUSALS as error:
             return Verdict(None, f"even a plain sequence fails: {type(error).__name__}: {error}"[:200])
         for kind in kinds:
             try:
-                given = masked(body, tree, kind)
-                with watched_attention(body, given.mask) as seen:
-                    rows = run_tree(body, given)
+                masked_tree = masked(body, tree, kind)
+                with watched_attention(body, masked_tree.mask) as seen:
+                    rows = run_tree(body, masked_tree)
             except torch.OutOfMemoryError:  # says nothing about the model
                 raise
             except _REFUSALS as error:
@@ -93,7 +93,7 @@ def try_tree(model: nn.Module, tree: TokenTree, kinds: Sequence[Kind], longest: 
             window = min(seen.windows, default=None)
             if window is not None and longest > window:
                 return Verdict(None, None, window)
-            reason = _first_objection(model, body, _Pass(kind, given, rows, seen, alone))
+            reason = _first_objection(model, body, _Pass(kind, masked_tree, rows, seen, alone))
             if reason is None:
                 return Verdict(kind, None, window)
             reasons.append(f"{kind}: {reason}")
@@ -133,20 +133,20 @@ def _other_masks(body: Any, seen: Seen) -> str | None:
 
 def _leaks(model: nn.Module, body: Any, given: MaskedTree, rows: Tensor) -> str | None:
     """Other tokens beside the paths of every second branch: do rows of those paths change?"""
-    kept = _every_second_path(given.tree)
-    ids = torch.where(kept, given.tree.input_ids, other_tokens(given.tree.input_ids, body))
-    with same_rows_for_experts(body, kept) as has_experts:
+    is_kept = _every_second_path(given.tree)
+    ids = torch.where(is_kept, given.tree.input_ids, other_tokens(given.tree.input_ids, body))
+    with same_rows_for_experts(body, is_kept) as has_experts:
         before = run_tree(body, given) if has_experts else rows
         after = run_tree(body, given, input_ids=ids)
-        kept = kept[: given.length]
-        changed = ~same_bits(before[kept], after[kept])
+        is_kept = is_kept[: given.length]
+        changed = ~same_bits(before[is_kept], after[is_kept])
         (anywhere,) = agreed_most([model], [int(changed.any())])
         again = run_tree(body, given) if anywhere else before
     if not bool(changed.any()):
         return None
     if not bool(same_bits(before, again).all()):
         return "two equal passes differ, so that nothing can be shown about branches"
-    gap = float((before[kept].float() - after[kept].float()).abs().max())
+    gap = float((before[is_kept].float() - after[is_kept].float()).abs().max())
     return (
         f"other tokens in one branch change {int(changed.sum())} of {len(changed)} rows of others, by up to {gap:.1e}"
     )
@@ -159,14 +159,14 @@ def _ignores_positions(body: Any, given: MaskedTree, rows: Tensor) -> str | None
     if not torch.equal(rows, changed):
         return None
     # On a path of one token over and over, the order of what is seen makes no difference to any model.
-    tells = any(bool((tree.input_ids[each] != tree.input_ids[each[0]]).any()) for each in tree.rows)
+    tells = any(bool((tree.input_ids[path] != tree.input_ids[path[0]]).any()) for path in tree.rows)
     return "it does not read the positions it is given" if tells else None
 
 
 def _counts_slots(model: nn.Module, body: Any, ran: _Pass) -> str | None:
     (trunk, *branches), rows = ran.alone, ran.rows
     noise = _usual_gap(trunk, rows, 0)
-    gaps = [_usual_gap(each, rows, _shared(trunk.sequence, each.sequence)) for each in branches]
+    gaps = [_usual_gap(branch, rows, _shared(trunk.sequence, branch.sequence)) for branch in branches]
     half = compute_dtype(body) in (torch.float16, torch.bfloat16)
     if half and rows_that_tell(ran.given.tree) < ENOUGH_ROWS:
         return None
@@ -188,7 +188,7 @@ def _counts_slots(model: nn.Module, body: Any, ran: _Pass) -> str | None:
 def rows_that_tell(tree: TokenTree) -> int:
     """Rows that the branches which are run by themselves do not share with the trunk."""
     trunk, *branches = _trunk_and_branches(tree)
-    return sum(each.numel() - _shared(trunk, each) for each in branches)
+    return sum(branch.numel() - _shared(trunk, branch) for branch in branches)
 
 
 def _noise_of_branches(body: Any, ran: _Pass, trunk: _Alone) -> float:
@@ -224,19 +224,23 @@ def _shared(trunk: Tensor, sequence: Tensor) -> int:
 def _trunk_and_branches(tree: TokenTree) -> list[Tensor]:
     """The sequence whose slots are its positions, and those of which most does not lie where it would by itself."""
     first = tree.stretches[0]
-    trunk = next(each for each in tree.rows if each.numel() == first.end and int(each[-1]) == first.end - 1)
-    others = sorted((each for each in tree.rows if int(each[-1]) >= first.end), key=lambda each: -int(each[-1]))
-    middle = others[len(others) // 2 :][:1]
-    chosen = [*others[:1], *middle]
+    trunk = next(
+        sequence for sequence in tree.rows if sequence.numel() == first.end and int(sequence[-1]) == first.end - 1
+    )
+    branches = sorted(
+        (sequence for sequence in tree.rows if int(sequence[-1]) >= first.end), key=lambda sequence: -int(sequence[-1])
+    )
+    middle = branches[len(branches) // 2 :][:1]
+    chosen = [*branches[:1], *middle]
     return [trunk, *chosen, *[trunk] * (_BRANCHES - len(chosen))]
 
 
 def _every_second_path(tree: TokenTree) -> Tensor:
     """Rows on the paths that end in every second stretch, beginning with the one behind the trunk."""
-    kept = torch.zeros(len(tree), dtype=torch.bool, device=tree.input_ids.device)
-    starts = torch.tensor([each.start for each in tree.stretches])
+    is_kept = torch.zeros(len(tree), dtype=torch.bool, device=tree.input_ids.device)
+    starts = torch.tensor([tree_stretch.start for tree_stretch in tree.stretches])
     for rows in tree.rows:
         stretch = int(torch.searchsorted(starts, int(rows[-1]), right=True)) - 1
         if stretch % 2:
-            kept[rows] = True
-    return kept
+            is_kept[rows] = True
+    return is_kept

@@ -47,13 +47,13 @@ class Seen:
 @contextmanager
 def watched_attention(body: nn.Module, mask: Any) -> Iterator[Seen]:
     """Inside, every attention that a layer of this model asks for is noted, and then done as always."""
-    seen = Seen(mask)
-    inside = {id(each) for each in body.modules()}
+    record = Seen(mask)
+    inside = {id(module) for module in body.modules()}
 
     def watching(usual: Callable[..., Any]) -> Callable[..., Any]:
         def attend(module: Any, *given: Any, **options: Any) -> Any:
             if id(module) in inside:  # behind the queries, keys and values comes the mask
-                seen.note(module, given[3] if len(given) > 3 else options.get("attention_mask"), options)
+                record.note(module, given[3] if len(given) > 3 else options.get("attention_mask"), options)
             return usual(module, *given, **options)
 
         return attend
@@ -65,12 +65,12 @@ def watched_attention(body: nn.Module, mask: Any) -> Iterator[Seen]:
             usual = names[_EAGER]
             names[_EAGER] = watching(usual)
             after.callback(names.__setitem__, _EAGER, usual)
-        yield seen
+        yield record
 
 
 def _implementations(body: nn.Module) -> set[str]:
-    configs: list[Any] = [getattr(each, "config", None) for each in body.modules()]
-    names = {getattr(each, "_attn_implementation", None) for each in configs}
+    configs: list[Any] = [getattr(module, "config", None) for module in body.modules()]
+    names = {getattr(config, "_attn_implementation", None) for config in configs}
     return {name for name in names if isinstance(name, str)}
 
 
@@ -87,9 +87,9 @@ def _watch_registered(name: str, watching: Callable[..., Any], after: ExitStack)
 
 def _namespaces(body: nn.Module) -> list[dict[str, Any]]:
     """The files that these modules were written in, where those have an attention function of their own."""
-    files = {type(each).__module__ for each in body.modules()}
-    loaded = [vars(sys.modules[each]) for each in sorted(files) if each in sys.modules]
-    return [each for each in loaded if callable(each.get(_EAGER))]
+    files = {type(module).__module__ for module in body.modules()}
+    loaded = [vars(sys.modules[file]) for file in sorted(files) if file in sys.modules]
+    return [namespace for namespace in loaded if callable(namespace.get(_EAGER))]
 
 
 def _same_mask(given: Any, wanted: Any) -> bool:
@@ -97,7 +97,7 @@ def _same_mask(given: Any, wanted: Any) -> bool:
         return True
     if not (isinstance(given, Tensor) and isinstance(wanted, Tensor)) or given.shape[-2:] != wanted.shape[-2:]:
         return False
-    ours, theirs = (_allowed(each) for each in (wanted, given))
+    ours, theirs = (_allowed(mask) for mask in (wanted, given))
     return bool((ours == theirs).all())
 
 

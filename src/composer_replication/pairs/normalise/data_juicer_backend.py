@@ -44,14 +44,16 @@ def _operator(step: Step) -> Any:
         refuse(step.where, step.operator, RUNNABLE)
     operators = require("data_juicer.ops.base_op", extra=EXTRA).OPERATORS
     require("data_juicer.ops", extra=EXTRA)  # fills the registry
-    made = operators.modules[step.operator]
-    named = {name for name in inspect.signature(made.__init__).parameters if name not in ("self", "args", "kwargs")}
-    known = named | set(cast("Mapping[str, object]", made._BASE_PARAMS))
+    operator_class = operators.modules[step.operator]
+    own_parameters = {
+        name for name in inspect.signature(operator_class.__init__).parameters if name not in ("self", "args", "kwargs")
+    }
+    known_parameters = own_parameters | set(cast("Mapping[str, object]", operator_class._BASE_PARAMS))
     for name in step.parameters:
-        if name not in known:  # data-juicer itself would ignore it
-            refuse(step.where, name, known)
+        if name not in known_parameters:  # data-juicer itself would ignore it
+            refuse(step.where, name, known_parameters)
     try:
-        return made(text_key=step.text_key, **step.parameters)
+        return operator_class(text_key=step.text_key, **step.parameters)
     except (TypeError, ValueError) as error:
         raise InputError(f"{step.where}: data-juicer refuses these parameters: {error}") from error
 
@@ -61,25 +63,25 @@ def _filter(operator: Any, step: Step) -> Judge:
 
     def is_kept(text: str) -> bool:
         batch = {step.text_key: [text], statistics: [{}]}
-        (kept,) = operator.process_batched(operator.compute_stats_batched(batch))
-        return bool(kept)
+        (decision,) = operator.process_batched(operator.compute_stats_batched(batch))
+        return bool(decision)
 
     return is_kept
 
 
 def _deduplicator(operator: Any, step: Step) -> Judge:
     hash_name = require("data_juicer.utils.constant", extra=EXTRA).HashKeys.hash
-    seen: set[str] = set()
+    seen_hashes: set[str] = set()
 
     def is_new(text: str) -> bool:
-        before = len(seen)
+        before = len(seen_hashes)
         try:
-            seen.add(operator.compute_hash({step.text_key: text})[hash_name])
+            seen_hashes.add(operator.compute_hash({step.text_key: text})[hash_name])
         except UnicodeEncodeError as error:
             expected = "text that is valid Unicode"
             raise InputError(
                 explain(step.where, got=f"a lone surrogate ({error.reason})", expected=expected)
             ) from error
-        return len(seen) > before
+        return len(seen_hashes) > before
 
     return is_new

@@ -59,21 +59,21 @@ class DJNormalizer:
             Recipe((), "") if skip_dj else read_recipe(self.DEFAULT_RECIPE if recipe_path is None else recipe_path)
         )
         self._judges()  # what is wrong in the recipe is said now, and not after the teachers were paid
-        said = {"backend": backend, "recipe_sha256": self._recipe.sha256}
-        self._mark: dict[str, Any] = {"skipped": True} if skip_dj else {"normalizer": said}
+        provenance = {"backend": backend, "recipe_sha256": self._recipe.sha256}
+        self._mark: dict[str, Any] = {"skipped": True} if skip_dj else {"normalizer": provenance}
 
     def normalize(self, pairs: Iterable[DPOPair]) -> list[NormalizedDPOPair]:
         """The pairs that every operator keeps, in their order."""
         judges = self._judges()
         self.counts = dict.fromkeys([KEPT, *(step.reason for step, _ in judges)], 0)
-        found: list[NormalizedDPOPair] = []
-        for number, given in enumerate(pairs):
-            pair = check_pair(given, number)
+        normalized_pairs: list[NormalizedDPOPair] = []
+        for number, raw_pair in enumerate(pairs):
+            pair = check_pair(raw_pair, number)
             reason = next((step.reason for step, keeps in judges if not keeps(pair_text(pair, step.text_key))), KEPT)
             self.counts[reason] += 1
             if reason == KEPT:
-                found.append(self._normalized(pair))
-        return found
+                normalized_pairs.append(self._normalized(pair))
+        return normalized_pairs
 
     def _judges(self) -> list[tuple[Step, Judge]]:
         return [(step, self._judge_of(step)) for step in self._recipe.steps]

@@ -122,12 +122,12 @@ class DocumentDeduplicator:
         return hashlib.blake2b(text.strip().encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
     def judge(self) -> Judge:
-        seen: set[bytes] = set()
+        seen_keys: set[bytes] = set()
 
         def is_new(text: str) -> bool:
-            before = len(seen)
-            seen.add(self.key(text))
-            return len(seen) > before
+            before = len(seen_keys)
+            seen_keys.add(self.key(text))
+            return len(seen_keys) > before
 
         return is_new
 
@@ -152,18 +152,18 @@ WITHOUT_EFFECT = frozenset(
 
 def native_operator(step: Step) -> Native:
     """The operator of a step; InputError for a name or a parameter that is not known."""
-    made = NATIVE.get(step.operator)
-    if made is None:
+    operator_class = NATIVE.get(step.operator)
+    if operator_class is None:
         fix = 'data-juicer\'s other filters run with DJNormalizer(..., backend="data_juicer").'
         refuse(step.where, step.operator, NATIVE, fix)
-    fields = {field.name: field.default for field in dataclasses.fields(made)}
-    given: dict[str, Any] = {}
+    fields = {field.name: field.default for field in dataclasses.fields(operator_class)}
+    parameters: dict[str, Any] = {}
     for name, value in step.parameters.items():
         if name in fields:
-            given[name] = _checked(value, fields[name], f"{step.where}, {name!r}")
+            parameters[name] = _checked(value, fields[name], f"{step.where}, {name!r}")
         elif name not in WITHOUT_EFFECT:
             refuse(step.where, name, {*fields, "text_key"})
-    return made(**given)
+    return operator_class(**parameters)
 
 
 def native_judge(step: Step) -> Judge:

@@ -29,15 +29,17 @@ def check_pair(pair: object, number: int) -> Mapping[str, Any]:
     where = f"pair {number}"
     if not isinstance(pair, Mapping):
         raise InputError(explain(where, got=type(pair).__name__, expected="a DPOPair"))
-    given = cast("Mapping[str, Any]", pair)
-    where = f"{where} ({given.get('state_id')!r})"
-    for key, wanted in (("state_id", str), ("state_messages", list), ("chosen", str), ("rejected", str)):
-        if not isinstance(given.get(key), wanted):
-            raise InputError(explain(f"{where}, {key!r}", got=type(given.get(key)).__name__, expected=wanted.__name__))
-    if type(given.get("n_teachers_agreeing")) is not int:
-        got = repr(given.get("n_teachers_agreeing"))
+    fields = cast("Mapping[str, Any]", pair)
+    where = f"{where} ({fields.get('state_id')!r})"
+    for key, expected_type in (("state_id", str), ("state_messages", list), ("chosen", str), ("rejected", str)):
+        if not isinstance(fields.get(key), expected_type):
+            raise InputError(
+                explain(f"{where}, {key!r}", got=type(fields.get(key)).__name__, expected=expected_type.__name__)
+            )
+    if type(fields.get("n_teachers_agreeing")) is not int:
+        got = repr(fields.get("n_teachers_agreeing"))
         raise InputError(explain(f"{where}, 'n_teachers_agreeing'", got=got, expected="a whole number"))
-    return given
+    return fields
 
 
 def _escaped(part: str) -> str:
@@ -50,9 +52,9 @@ def _leaves(messages: list[object]) -> Iterator[str]:
     while waiting:
         value = waiting.pop()
         if isinstance(value, Mapping):
-            named = {str(key): item for key, item in cast("Mapping[object, object]", value).items()}
-            for key in sorted(named, reverse=True):
-                waiting += [named[key], key]
+            items_by_key = {str(key): item for key, item in cast("Mapping[object, object]", value).items()}
+            for key in sorted(items_by_key, reverse=True):
+                waiting += [items_by_key[key], key]
         elif isinstance(value, list | tuple):
             waiting.extend(reversed(cast("list[object]", value)))
         else:

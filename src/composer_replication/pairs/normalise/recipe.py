@@ -57,26 +57,28 @@ def read_recipe(path: str | os.PathLike[str]) -> Recipe:
 
 def steps_of(recipe: object, where: str) -> tuple[Step, ...]:
     """The steps of a recipe that is already parsed."""
-    given = _mapping(recipe, where)
-    for key in given:
+    fields = _mapping(recipe, where)
+    for key in fields:
         if key not in _SAYS_WHAT | _SAYS_WHERE:
             refuse(where, key, _SAYS_WHAT | _SAYS_WHERE)
-    process = given.get("process")
+    process = fields.get("process")
     if not isinstance(process, list) or not process:
         raise InputError(explain(f"{where}, 'process'", got=_shown(process), expected="a list of operators"))
-    usual = _usual_text_key(given.get("text_keys"), where)
+    usual = _usual_text_key(fields.get("text_keys"), where)
     steps: list[Step] = []
     for number, item in enumerate(cast("list[object]", process)):
-        place = f"{where}, operator {number + 1}"
-        entry = _mapping(item, place)
+        location = f"{where}, operator {number + 1}"
+        entry = _mapping(item, location)
         if len(entry) != 1:
-            raise InputError(explain(place, got=f"keys {sorted(entry)}", expected="one name with its parameters"))
+            raise InputError(explain(location, got=f"keys {sorted(entry)}", expected="one name with its parameters"))
         ((name, parameters),) = entry.items()
-        settings = {} if parameters is None else _mapping(parameters, f"{place} ({name})")
-        key = _text_key(settings.pop("text_key", usual), f"{place} ({name})")
+        settings = {} if parameters is None else _mapping(parameters, f"{location} ({name})")
+        key = _text_key(settings.pop("text_key", usual), f"{location} ({name})")
         same = sum(step.operator == name and step.text_key == key for step in steps)
         reason = f"{name}({key})" + (f"#{same + 1}" if same else "")
-        steps.append(Step(operator=name, text_key=key, parameters=settings, reason=reason, where=f"{place} ({name})"))
+        steps.append(
+            Step(operator=name, text_key=key, parameters=settings, reason=reason, where=f"{location} ({name})")
+        )
     return tuple(steps)
 
 
@@ -104,12 +106,12 @@ def _parse(data: bytes, where: str) -> object:
 
 def _check_tree(yaml: Any, root: Any, where: str) -> None:
     """YAML keeps the last of two equal keys without a word; here that is an error."""
-    level, seen = [root], set[int]()
+    level, seen_ids = [root], set[int]()
     while level:
         node = level.pop()
-        if id(node) in seen:  # a node may be named again and again, and even inside itself
+        if id(node) in seen_ids:  # a node may be named again and again, and even inside itself
             continue
-        seen.add(id(node))
+        seen_ids.add(id(node))
         if isinstance(node, yaml.MappingNode):
             keys = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
             twice = next((key for key, number in keys.items() if number > 1), None)

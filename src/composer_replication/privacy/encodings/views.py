@@ -91,10 +91,10 @@ def has_colours(text: str) -> bool:
 
 def uncoloured(text: str, lower: bytes, words: Iterable[bytes]) -> View | None:
     """What stands around the words that have a colour near them, without colours and without the rest of the text."""
-    places = sorted({at for word in words for at in _hits(text, lower, word)})
+    positions = sorted({at for word in words for at in _hits(text, lower, word)})
     edits: list[_Edit] = []
     done = 0
-    for at in places:
+    for at in positions:
         if at < done:
             continue
         begin, reach = max(done, at - _LEAD), min(len(text), at + _REACH)

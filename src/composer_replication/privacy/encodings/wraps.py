@@ -82,19 +82,19 @@ def broken(
     a line end where their value is. The second part says whether there is such a name: then a value counts that
     does not itself cross a line end.
     """
-    named = {*_open(text, names), *_open(text, calls, words=True)} if names or calls else set()
+    named_ends = {*_open(text, names), *_open(text, calls, words=True)} if names or calls else set()
     if "@" in text:
-        named.update(_logins(text))
+        named_ends.update(_logins(text))
         if not active.isdisjoint(SCHEMES):
-            named.update(_schemes(text))
+            named_ends.update(_schemes(text))
     ends = set(_beside_runs(text, runs)) if runs else set()
     if not active.isdisjoint(SHORT_KEYS):
         ends.update(_behind_short_keys(text))
     odd = set(_of_one_value(text, ends)) if ends else set()
-    if not named and not odd:
+    if not named_ends and not odd:
         return None
-    joints = sorted({joint for each in named | odd for joint in _chain(text, each)})[:_MOST_JOINTS]
-    return View(text, _edits(text, joints)), bool(named)
+    joints = sorted({joint for line_end in named_ends | odd for joint in _chain(text, line_end)})[:_MOST_JOINTS]
+    return View(text, _edits(text, joints)), bool(named_ends)
 
 
 def _edits(text: str, joints: Iterable[Joint]) -> list[_Edit]:
@@ -174,21 +174,21 @@ def _may_be_one(text: str, line: int, start: int, end: int) -> bool:
     back = _PIECE.match(text[max(line, start - 200) : start][::-1])
     if back is None:
         return False
-    left, right = back[0][::-1], ahead[0]
-    if not (ODD.search(left) or ODD.search(right)) or not _ALNUM.search(right) or not right.isascii():
+    left_piece, right = back[0][::-1], ahead[0]
+    if not (ODD.search(left_piece) or ODD.search(right)) or not _ALNUM.search(right) or not right.isascii():
         return False
-    if _is_plain_word(left) or _is_plain_word(right):
+    if _is_plain_word(left_piece) or _is_plain_word(right):
         return False
-    if is_public_id(left.rpartition("=")[2]) or is_public_id(right):
+    if is_public_id(left_piece.rpartition("=")[2]) or is_public_id(right):
         return False
-    if DIGEST.fullmatch(left) and right.isalpha():  # the next word of a list
+    if DIGEST.fullmatch(left_piece) and right.isalpha():  # the next word of a list
         return False
-    if _is_named(text[line : start - len(left)], left):
+    if _is_named(text[line : start - len(left_piece)], left_piece):
         return True
-    if DIGEST.fullmatch(left) or DIGEST.fullmatch(right):
+    if DIGEST.fullmatch(left_piece) or DIGEST.fullmatch(right):
         return False
-    both = len(left) + len(right)
-    return both >= _SHORTEST and not (WORDS.fullmatch(left) and WORDS.fullmatch(right))
+    both = len(left_piece) + len(right)
+    return both >= _SHORTEST and not (WORDS.fullmatch(left_piece) and WORDS.fullmatch(right))
 
 
 def _is_plain_word(piece: str) -> bool:

@@ -186,8 +186,8 @@ def _note_unfinished(
     if strength >= Strength.TOKEN or keyword == b"auth":
         if _CUT_OFF.match(text, end):
             unfinished.append(end)
-        elif strength == Strength.PASSWORD and (said := _CUT_SPEECH.match(text, end)):
-            unfinished.append(said.start("value"))
+        elif strength == Strength.PASSWORD and (speech := _CUT_SPEECH.match(text, end)):
+            unfinished.append(speech.start("value"))
     elif strength == Strength.WEAK and keyword == b"key" and (cut := _cut_name(text, start)):
         unfinished.append(cut.start("end"))  # `api` on the line before
 
@@ -223,8 +223,8 @@ def _value_of(text: str, start: int, end: int, strength: Strength, keyword: byte
     if span is None and strength == Strength.PASSWORD:
         if text[end] in _BEFORE_TOLD:
             return told_behind(text, end, direct=True)
-        if (asked := _ASKED.match(text, end)) and is_answer(value := trimmed(asked["value"], ".,;:!?)")):
-            return Span(asked.start("value"), asked.start("value") + len(value), "PASSWORD")
+        if (answer := _ASKED.match(text, end)) and is_answer(value := trimmed(answer["value"], ".,;:!?)")):
+            return Span(answer.start("value"), answer.start("value") + len(value), "PASSWORD")
     return span
 
 
@@ -236,16 +236,18 @@ def _cut_name(text: str, start: int) -> re.Match[str] | None:
 
 def _said_before(text: str, position: int, end: int) -> Span | None:
     """At the end of a text: `use ... as the password`."""
-    named = text[position - 1 : position] in (" ", "`", "*") and name_strength(text[position:end]) >= Strength.TOKEN
-    return spoken_before(text, position) if named else None
+    names_secret = (
+        text[position - 1 : position] in (" ", "`", "*") and name_strength(text[position:end]) >= Strength.TOKEN
+    )
+    return spoken_before(text, position) if names_secret else None
 
 
 def _positional(text: str, end: int, keyword: bytes) -> Span | None:
     """The password among the arguments of a login, behind the user; the key of a signature wherever it stands."""
     signs = keyword in (b"jwt", b"hmac")
     for index, (begin, stop) in arguments(text, end + 1):
-        named = _KEYWORD_BEFORE.search(text, max(0, begin - 40), begin)
-        if named and name_strength(named[1]) < Strength.TOKEN:  # `dbname = "warehouse"`
+        keyword_match = _KEYWORD_BEFORE.search(text, max(0, begin - 40), begin)
+        if keyword_match and name_strength(keyword_match[1]) < Strength.TOKEN:  # `dbname = "warehouse"`
             continue
         handed_over = (
             is_handed(text[begin:stop])
@@ -270,8 +272,8 @@ def _name_start(text: str, position: int) -> int:
 @lru_cache(maxsize=1 << 13)
 def _says_nothing(name: str, word: str) -> bool:
     """Whether neither a name nor its part from the key word on can have a secret behind it: most have none."""
-    known = name_strength(name) != Strength.NONE or name_strength(word) >= Strength.TOKEN
-    return not known and not names_handle(name) and "dentified by" not in word.lower()
+    names_secret = name_strength(name) != Strength.NONE or name_strength(word) >= Strength.TOKEN
+    return not names_secret and not names_handle(name) and "dentified by" not in word.lower()
 
 
 def _is_no_name(text: str, start: int, position: int, name: str, keyword: bytes) -> bool:

@@ -203,12 +203,12 @@ def secret_looking_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """
     chosen: dict[str, str] = {}
     for name, value in environ.items():
-        named = (
+        looks_secret = (
             name_strength(name) >= Strength.TOKEN
             or _ENV_NAMES.search(name) is not None
             or ("://" in value and "@" in value)
         )
-        if named and is_searchable(name, value):
+        if looks_secret and is_searchable(name, value):
             chosen[name] = value
     return chosen
 

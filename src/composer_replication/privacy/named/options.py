@@ -98,7 +98,7 @@ class Program(NamedTuple):
 def _program(name: str, entries: Sequence[str]) -> Program:
     short: dict[str, str] = {}
     long: dict[str, str] = {}
-    places: dict[str, str] = {}
+    positionals: dict[str, str] = {}
     shapes: set[str] = set()
     for entry in entries:
         body = entry.rstrip("!=:%,+0123456789") if not entry.startswith("#") else entry[:2]
@@ -106,7 +106,7 @@ def _program(name: str, entries: Sequence[str]) -> Program:
         if entry in ("/", "=!", "@"):
             shapes.add(entry[0])
         elif entry.startswith("#"):
-            places[body[1:]] = marks
+            positionals[body[1:]] = marks
         elif entry.startswith("/"):
             long[entry] = "="
         elif re.fullmatch(r"-[A-Za-z]", body):
@@ -118,19 +118,19 @@ def _program(name: str, entries: Sequence[str]) -> Program:
     worth = re.compile("|".join([*options, *map(re.escape, long)]) or "(?!)")
     first = re.escape(name.split("+")[0].rstrip("*").lower()).encode()
     called = re.compile(first + (rb"[^\0\s]{0,100}" if name.endswith("*") else rb"(?=[ \t\r\n]|\\+[\nn])"))
-    return Program(tuple(name.split("+")), short, long, places, frozenset(shapes), called, worth)
+    return Program(tuple(name.split("+")), short, long, positionals, frozenset(shapes), called, worth)
 
 
 def _programs() -> dict[bytes, list[Program]]:
-    found: dict[bytes, list[Program]] = {}
+    programs: dict[bytes, list[Program]] = {}
     for row in _TABLE.strip().splitlines():
         parts = row.split()
         first = next(i for i, part in enumerate(parts) if not re.match(r"[A-Za-z0-9]", part))
         for name in parts[:first]:
             program = _program(name, parts[first:])
             letters = max(re.findall("[a-z]+", program.words[0].lower()), key=len)
-            found.setdefault(letters.encode(), []).append(program)
-    return found
+            programs.setdefault(letters.encode(), []).append(program)
+    return programs
 
 
 PROGRAMS = _programs()
@@ -230,7 +230,7 @@ def _words(text: str, begin: int) -> Iterator[tuple[int, int]]:
 
 def _call(text: str, words: Sequence[tuple[int, int]], program: Program) -> Iterator[Span]:
     following = list(program.words[1:])
-    place = 0
+    position = 0
     index = 0
     while index < len(words):
         start, stop = words[index]
@@ -244,14 +244,14 @@ def _call(text: str, words: Sequence[tuple[int, int]], program: Program) -> Iter
                 return
             continue
         after = words[index] if index < len(words) else None
-        if word[0] in "-/" and len(word) > 1 and (taken := _option(text, start, stop, after, program)) is not None:
-            span, separate = taken
+        if word[0] in "-/" and len(word) > 1 and (option := _option(text, start, stop, after, program)) is not None:
+            span, separate = option
             index += separate
             if span is not None:
                 yield span
             continue
         if word[0] == "-" and "3" in program.short.get("b", "") and _CLUSTER.match(word) and "b" in word:
-            place = 100 + ("n" in word)  # with `n` no file is named
+            position = 100 + ("n" in word)  # with `n` no file is named
             continue
         if word[0] == "-":
             if (
@@ -263,8 +263,8 @@ def _call(text: str, words: Sequence[tuple[int, int]], program: Program) -> Iter
             ):
                 index += 1
             continue
-        place += 1
-        yield from _positional(text, start, stop, place, program)
+        position += 1
+        yield from _positional(text, start, stop, position, program)
 
 
 def _takes_value(word: str) -> bool:

@@ -113,11 +113,11 @@ def _secret_columns(heading: str, sign: str) -> _Columns:
     outer = (0, len(cells) - 1) if sign in _BARS else ()  # what stands outside the outer bars
     if any(name is None and (index not in outer or cells[index].strip()) for index, name in enumerate(names)):
         return ()
-    told = [name[1].strip() if name else "" for name in names]
-    whom = any(map(_FOR_WHOM.fullmatch, told))
+    labels = [name[1].strip() if name else "" for name in names]
+    whom = any(map(_FOR_WHOM.fullmatch, labels))
     if not sign and not whom:
         return ()
-    strengths = [(index, name_strength(name)) for index, name in enumerate(told)]
+    strengths = [(index, name_strength(name)) for index, name in enumerate(labels)]
     whom = whom and (sign != "" or heading.isupper())
     return [(index, strength, whom) for index, strength in strengths if strength >= Strength.TOKEN]
 

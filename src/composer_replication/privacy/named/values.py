@@ -142,10 +142,10 @@ def _value_at(text: str, start: int, match: re.Match[str], strength: Strength, *
     if match.re is _CELL and text.rfind("{{", max(0, start - _TEMPLATE_LEAD), start) > text.rfind("\n", 0, start):
         return None  # a filter of a template: `{{ .Values.password | quote }}`
     bounds = quoted(text, match.end())
-    found = (*bounds, True) if bounds else _bare(text, start, match, spaced)
-    if found is None:
+    extent = (*bounds, True) if bounds else _bare(text, start, match, spaced)
+    if extent is None:
         return None
-    begin, end, literal = found
+    begin, end, literal = extent
     begin = skip_scheme(text, begin, end)
     value = text[begin:end]
     if value.startswith("?") and text[start - 2 : start] == "${":  # what a shell says when there is none
@@ -190,9 +190,9 @@ def _bare(text: str, start: int, match: re.Match[str], spaced: bool) -> tuple[in
     literal = literal or here
     value = text[begin:end]
     if not literal and (is_strong(value) or is_unknown(value)) and not is_identifier(value):
-        said = match["sign"] in WIDE_SIGNS or _is_setting(text, start, match)
-        said = said or (match["sign"] == ":" and is_credential(name, value))
-        literal = said
+        is_assigned = match["sign"] in WIDE_SIGNS or _is_setting(text, start, match)
+        is_assigned = is_assigned or (match["sign"] == ":" and is_credential(name, value))
+        literal = is_assigned
     return begin, end, literal
 
 

@@ -88,6 +88,11 @@ def _spellings(value: str) -> tuple[str, ...]:
                 forms += [escaped, escaped.replace("/", "\\/")]
     if "'" in value:  # how a shell gets a quote into quotes
         forms += [value.replace("'", "'\\''"), value.replace("'", "'\"'\"'")]
-    shown = html.escape(value, quote=False)
-    forms += [shown, html.escape(value), html.escape(value).replace("&#x27;", "&#39;"), shown.replace('"', "&quot;")]
+    html_form = html.escape(value, quote=False)
+    forms += [
+        html_form,
+        html.escape(value),
+        html.escape(value).replace("&#x27;", "&#39;"),
+        html_form.replace('"', "&quot;"),
+    ]
     return tuple(dict.fromkeys(forms))

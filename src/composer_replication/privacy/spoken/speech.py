@@ -236,13 +236,13 @@ def _behind(text: str, end: int) -> Span | None:
     if match is None:
         return None
     value = trimmed(match["value"], _TRAILING)
-    told = (
+    is_secret = (
         is_told(value)
         or (match["sign"] and (is_unknown(value) or is_passphrase(value)))
         or (is_unknown(value) and is_odd(value))
         or (match["sign"] and value.isdigit() and 4 <= len(value) <= 8)
     )
-    return Span(match.start("value"), match.start("value") + len(value), "PASSWORD") if told else None
+    return Span(match.start("value"), match.start("value") + len(value), "PASSWORD") if is_secret else None
 
 
 def spoken_before(text: str, start: int) -> Span | None:
@@ -264,5 +264,5 @@ def spoken_before(text: str, start: int) -> Span | None:
         return None
     value = trimmed(match["value"].lstrip("*(\"'`"), _TRAILING)
     at = text.find(value, match.start("value"))
-    told = is_told(value) or (text[at - 1 : at] in ("`", '"', "'") and (is_unknown(value) or is_passphrase(value)))
-    return Span(at, at + len(value), "PASSWORD") if told else None
+    is_secret = is_told(value) or (text[at - 1 : at] in ("`", '"', "'") and (is_unknown(value) or is_passphrase(value)))
+    return Span(at, at + len(value), "PASSWORD") if is_secret else None

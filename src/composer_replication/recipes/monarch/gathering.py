@@ -49,14 +49,14 @@ class BatchMaker:
 
     def find_sites(self, kept: KeptRollouts, number: int) -> list[FoundSites]:
         """The errors of each rollout, and the turns that may be taught."""
-        found = [self._sites.find(each) for each in kept.rollouts]
+        found_sites = [self._sites.find(rollout) for rollout in kept.rollouts]
         if self.settings.rollouts.hints == "other_kind":
-            exchange_hints(self._sites, found, seed=str(number))
-        for each, rollout in zip(found, kept.rollouts, strict=True):
-            self.counts.update(each.counts)
+            exchange_hints(self._sites, found_sites, seed=str(number))
+        for rollout_sites, rollout in zip(found_sites, kept.rollouts, strict=True):
+            self.counts.update(rollout_sites.counts)
             if not is_parsed(rollout, sampled_runs(rollout)):  # what failed is then not seen, and not counted as a site
                 self.counts["dropped:messages_are_not_the_turns"] += 1
-        return found
+        return found_sites
 
     def states(self, kept: KeptRollouts, found: Sequence[FoundSites]) -> list[TraceState]:
         """The states before the erring turns, for teachers: each once."""
@@ -74,27 +74,27 @@ class BatchMaker:
         if len(rewards) != len(rollouts):
             raise InputError(explain("rewards", got=len(rewards), expected=f"one of each of {len(rollouts)} rollouts"))
         advantages = group_advantages(torch.tensor(rewards), settings.num_generations, settings.scale_rewards)
-        sampled = [each.sampled or [1] * len(each.completion_ids) for each in rollouts]
+        sampled = [rollout.sampled or [1] * len(rollout.completion_ids) for rollout in rollouts]
         if settings.rollouts.only_failed_rollouts:
             found = [
-                each if better <= 0 else FoundSites(each.sequence)
-                for each, better in zip(found, advantages, strict=True)
+                rollout_sites if better <= 0 else FoundSites(rollout_sites.sequence)
+                for rollout_sites, better in zip(found, advantages, strict=True)
             ]
         return StepBatch(
-            prompt_ids=_padded([each.prompt_ids for each in rollouts], self._pad, at_left=True),
-            prompt_mask=_padded([[1] * len(each.prompt_ids) for each in rollouts], 0, at_left=True),
-            completion_ids=_padded([each.completion_ids for each in rollouts], self._pad),
-            completion_mask=_padded([[1] * len(each.completion_ids) for each in rollouts], 0),
+            prompt_ids=_padded([rollout.prompt_ids for rollout in rollouts], self._pad, at_left=True),
+            prompt_mask=_padded([[1] * len(rollout.prompt_ids) for rollout in rollouts], 0, at_left=True),
+            completion_ids=_padded([rollout.completion_ids for rollout in rollouts], self._pad),
+            completion_mask=_padded([[1] * len(rollout.completion_ids) for rollout in rollouts], 0),
             sampled_mask=_padded(sampled, 0),
             advantages=advantages,
-            sites=tuple(tuple(each.taught) for each in found),
+            sites=tuple(tuple(rollout_sites.taught) for rollout_sites in found),
             weights_version=kept.weights_version,
             pairs=self._pair_tensors(pairs),
         )
 
     def _pair_tensors(self, pairs: Sequence[DPOPair]) -> dict[str, Tensor]:
         compared = [ids for pair in pairs if (ids := self._pair_ids(pair)) is not None]
-        sides = {"chosen": [each.chosen for each in compared], "rejected": [each.rejected for each in compared]}
+        sides = {"chosen": [pair.chosen for pair in compared], "rejected": [pair.rejected for pair in compared]}
         if not compared:
             return {}
         return {f"dpo_{side}_{name}": value for side, rows in sides.items() for name, value in self._side(rows).items()}
@@ -104,8 +104,8 @@ class BatchMaker:
         name = pair["state_id"]
         state = to_conversation(pair["state_messages"], conversation_id=name)
         answers = [answer_turn(pair[side], turn_id=f"{name}:{side}") for side in ("chosen", "rejected")]
-        named = {"conversation_id": name, "format_name": state.format}
-        ids = compared_ids(self._renderer, state.turns, *answers, **named)
+        labels = {"conversation_id": name, "format_name": state.format}
+        ids = compared_ids(self._renderer, state.turns, *answers, **labels)
         if not isinstance(ids, str) and max(len(side.ids) for side in ids) > self.settings.max_pair_tokens:
             ids = "pair_too_long"
         self.counts["pairs" if not isinstance(ids, str) else f"dropped:{ids}"] += 1
@@ -130,12 +130,12 @@ def rows_of(kept: KeptRollouts, rows: Sequence[Mapping[str, Any]]) -> list[dict[
 
 def _state(rollout: Rollout, turn_id: str) -> TraceState:
     conversation = conversation_of(rollout, sampled_runs(rollout))
-    turn = next(each for each in conversation.turns if each.id == turn_id)
+    turn = next(candidate for candidate in conversation.turns if candidate.id == turn_id)
     number, before = 0, 0
-    for place, message in enumerate(rollout.messages):
+    for index, message in enumerate(rollout.messages):
         if message.get("role") == "assistant":
             if assistant_id(number) == turn_id:
-                before = place
+                before = index
             number += 1
     return TraceState(
         state_id=f"{rollout.rollout_id}::{turn_id}",

@@ -85,16 +85,16 @@ class Generator:
         """
         self._load(version)
         self._calls += 1
-        luck = f"{self.settings.seed}:{f'call {self._calls}' if batch_id is None else batch_id}"
-        rows = [_row(each) for each in prompts]
+        seed = f"{self.settings.seed}:{f'call {self._calls}' if batch_id is None else batch_id}"
+        rows = [_row(prompt) for prompt in prompts]
         if not rows:
             raise InputError(explain("prompts", got="none", expected="at least one"))
-        rollouts, columns = self._played(rows, luck) if self._episodes else self._answered(rows, luck)
+        rollouts, columns = self._played(rows, seed) if self._episodes else self._answered(rows, seed)
         if batch_id is not None:
             assert self._version is not None
-            kept = KeptRollouts(rollouts=rollouts, columns=columns, weights_version=self._version)
-            kept.save(Path(self.settings.folder) / "rollouts", batch_id)
-        return [self._written(each) for each in rollouts]
+            kept_rollouts = KeptRollouts(rollouts=rollouts, columns=columns, weights_version=self._version)
+            kept_rollouts.save(Path(self.settings.folder) / "rollouts", batch_id)
+        return [self._written(rollout) for rollout in rollouts]
 
     def _written(self, rollout: Rollout) -> str:
         """Without what the world answered: a reward would take the world's words for the policy's."""
@@ -132,26 +132,26 @@ class Generator:
         assert self._episodes is not None
         assert isinstance(self.sampler, TransformersSampler)
         most = self.settings.max_completion_length
-        lucks = [f"{luck}:{place}" for place in range(len(rows))]
+        lucks = [f"{luck}:{index}" for index in range(len(rows))]
         episodes = list(self._episodes(self._tokenizer, rows, lucks))
-        room = most + max(len(each.prompt_ids) for each in episodes)
+        room = most + max(len(episode.prompt_ids) for episode in episodes)
         self.sampler.converse(episodes, room=room, most=most, temperature=self.settings.temperature)
-        for number, each in enumerate(episodes):
-            _check_sampled(each.sampled, most, number)
+        for number, episode in enumerate(episodes):
+            _check_sampled(episode.sampled, most, number)
         rollouts = [
             Rollout(
                 rollout_id=f"{luck}-{number}",
-                prompt_ids=each.prompt_ids,
-                completion_ids=each.ids[:most],  # the world's last answer may be longer than the room that was left
-                sampled=each.sampled[:most],
+                prompt_ids=episode.prompt_ids,
+                completion_ids=episode.ids[:most],  # the world's last answer may be longer than the room that was left
+                sampled=episode.sampled[:most],
                 prompt=row["prompt"] if not isinstance(row["prompt"], str) else [],
-                messages=each.messages,
-                signals=getattr(each, "signals", ()),
-                tools=schemas_of(getattr(each, "tools", ())),
+                messages=episode.messages,
+                signals=getattr(episode, "signals", ()),
+                tools=schemas_of(getattr(episode, "tools", ())),
             )
-            for number, (row, each) in enumerate(zip(rows, episodes, strict=True))
+            for number, (row, episode) in enumerate(zip(rows, episodes, strict=True))
         ]
-        return rollouts, [dict(getattr(each, "columns", {})) for each in episodes]
+        return rollouts, [dict(getattr(episode, "columns", {})) for episode in episodes]
 
     def _prompt_ids(self, prompt: Any) -> list[int]:
         if isinstance(prompt, str):

@@ -16,10 +16,10 @@ def function_named(name: str, *, what: str) -> Callable[..., Any]:
     if not colon or not module or not function:
         raise InputError(explain(what, got=repr(name), expected=expected))
     try:
-        found: Any = getattr(importlib.import_module(module), function)
+        target: Any = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError) as error:
         fix = "The actor's process must be able to import it: install it, or put its folder into PYTHONPATH."
         raise InputError(explain(what, got=f"{name}: {error}", expected=f"{expected} that exists", fix=fix)) from error
-    if not callable(found):
-        raise InputError(explain(what, got=f"{name}, a {type(found).__name__}", expected="a function"))
-    return found
+    if not callable(target):
+        raise InputError(explain(what, got=f"{name}, a {type(target).__name__}", expected="a function"))
+    return target

@@ -148,15 +148,15 @@ class PolicyTrainer:
         self._optimizer.zero_grad(set_to_none=True)
         terms: list[StepTerms] = []
         for _, piece in pieces_of(batch, shares):
-            found = step_terms(self.model, piece, settings.loss, shares, alpha=alpha, teachers=self._teachers())
-            found.total.backward()
-            terms.append(found)
+            piece_terms = step_terms(self.model, piece, settings.loss, shares, alpha=alpha, teachers=self._teachers())
+            piece_terms.total.backward()
+            terms.append(piece_terms)
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), settings.max_grad_norm)
         if not bool(torch.isfinite(norm)):
             fix = "The weights are as they were before this step."
             raise NonFiniteError(explain("gradient norm", got=float(norm), expected="a finite one", fix=fix))
         self._optimizer.step()
-        return _figures(terms, alpha, float(norm)), torch.cat([each.logprobs_BC for each in terms])
+        return _figures(terms, alpha, float(norm)), torch.cat([term.logprobs_BC for term in terms])
 
     def _teachers(self) -> list[WeightedTeacher]:
         share = self.settings.live_share
@@ -201,14 +201,14 @@ class PolicyTrainer:
         Where nothing was drawn yet the run begins anew.
         """
         path, digest = self.folder / "start.json", weights_digest(self.model)
-        known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-        if known.get("weights") == digest:
+        start = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        if start.get("weights") == digest:
             return
         drawn = [name for name in ("rollouts", "batches", "checkpoints") if any((self.folder / name).glob("*"))]
-        if known and drawn:
+        if start and drawn:
             fix = "Go on with the model (and dtype) the run began with, or begin another run in another folder."
             got = f"the weights of {self.settings.model} ({digest[:12]})"
-            expected = f"those of {known['model']} ({known['weights'][:12]}), which the folder's {drawn[0]} are of"
+            expected = f"those of {start['model']} ({start['weights'][:12]}), which the folder's {drawn[0]} are of"
             raise StaleArtefactError(explain(f"start weights of {self.folder}", got=got, expected=expected, fix=fix))
         self.shared.remove_versions()
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -219,9 +219,9 @@ class PolicyTrainer:
         """The last checkpoint, where there is one."""
         folder = self.folder / "checkpoints"
         remove_unfinished(folder)
-        if not (known := numbered_files(folder, _STEM)):
+        if not (checkpoints := numbered_files(folder, _STEM)):
             return
-        tensors, record = read_tensor_file(known[max(known)], _KIND)
+        tensors, record = read_tensor_file(checkpoints[max(checkpoints)], _KIND)
         if record["model"] != self.settings.model:
             fix = "Go on with the model the run began with, or begin another run."
             got, expected = self.settings.model, record["model"]
@@ -240,10 +240,10 @@ def _figures(terms: list[StepTerms], alpha: float, norm: float) -> dict[str, Any
     """Sums over the pieces; a channel that ran in none of them has no figure."""
     figures: dict[str, Any] = {"alpha_sdpo": alpha, "grad_norm": norm}
     for name in ("total", "grpo", "sdpo", "replay"):
-        values = [float(value.detach()) for each in terms if (value := getattr(each, name)) is not None]
+        values = [float(value.detach()) for term in terms if (value := getattr(term, name)) is not None]
         if values:
             figures[f"loss/{name}"] = sum(values)
-    figures["clipped_share"] = sum(each.clipped_share for each in terms) / len(terms)
+    figures["clipped_share"] = sum(term.clipped_share for term in terms) / len(terms)
     figures["active"] = [name for name in ("grpo", "sdpo", "replay") if f"loss/{name}" in figures]
     return figures
 

@@ -58,21 +58,24 @@ class Rewarder:
         self, completions: Sequence[str], *, rows: Sequence[Mapping[str, Any]] | None = None
     ) -> list[float]:
         """A reward of each completion. `rows` are what else is known of each: its columns, `info`, `messages`."""
-        given = [{} for _ in completions] if rows is None else rows
-        if len(given) != len(completions):
-            got = f"{len(given)} rows for {len(completions)} completions"
+        completion_rows = [{} for _ in completions] if rows is None else rows
+        if len(completion_rows) != len(completions):
+            got = f"{len(completion_rows)} rows for {len(completions)} completions"
             raise InputError(explain("rows", got=got, expected="one a completion"))
-        return [await self._score(text, row, at) for at, (text, row) in enumerate(zip(completions, given, strict=True))]
+        return [
+            await self._score(text, row, at)
+            for at, (text, row) in enumerate(zip(completions, completion_rows, strict=True))
+        ]
 
     async def _score(self, completion: str, row: Mapping[str, Any], at: int) -> float:
         info: Mapping[str, Any] = row.get("info") or {}
         task = SimpleNamespace(**{str(name): value for name, value in row.items()})
         messages = row.get("messages") or [{"role": "assistant", "content": completion}]
         trace = Trace(task=task, last_reply=_last_reply(messages), messages=messages, info=info)
-        known = {**info, **row, "completion": completion, "info": info, "task": task, "trace": trace}
+        arguments = {**info, **row, "completion": completion, "info": info, "task": task, "trace": trace}
         total = 0.0
         for function in self._functions:
-            value = await _called(function, known)
+            value = await _called(function, arguments)
             total += float(getattr(function, _WEIGHT, 1.0)) * value
         if not math.isfinite(total):
             raise NonFiniteError(explain(f"reward of completion {at}", got=total, expected="a finite number"))
@@ -81,24 +84,32 @@ class Rewarder:
 
 def _last_reply(messages: Sequence[Mapping[str, Any]]) -> str:
     """The last assistant message's text, stripped as verifiers does."""
-    replies = [each for each in messages if each.get("role") == "assistant"]
+    replies = [message for message in messages if message.get("role") == "assistant"]
     return content_text(replies[-1].get("content")).strip() if replies else ""
 
 
 async def _called(function: Callable[..., Any], known: Mapping[str, Any]) -> float:
     parameters = inspect.signature(function).parameters.values()
-    named = [each for each in parameters if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)]
-    missing = [each.name for each in named if each.name not in known and each.default is each.empty]
+    named_parameters = [
+        parameter for parameter in parameters if parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+    ]
+    missing = [
+        parameter.name
+        for parameter in named_parameters
+        if parameter.name not in known and parameter.default is parameter.empty
+    ]
     name = getattr(function, "__name__", repr(function))
     if missing:
         fix = "Give the rows these columns, or the parameters defaults."
         got = f"asks for {missing}"
         raise InputError(explain(f"reward {name}", got=got, expected=f"some of {sorted(known)}", fix=fix))
-    value: Any = function(**{each.name: known[each.name] for each in named if each.name in known})
+    value: Any = function(
+        **{parameter.name: known[parameter.name] for parameter in named_parameters if parameter.name in known}
+    )
     if inspect.isawaitable(value):
         value = await value
     if isinstance(value, Mapping):
-        return sum(float(each) for each in value.values())
+        return sum(float(number) for number in value.values())
     if value is None or isinstance(value, str):
         raise InputError(explain(f"reward {name}", got=repr(value), expected="a number, or a mapping of numbers"))
     return float(value)

@@ -27,13 +27,13 @@ class KeptRollouts:
 
     def save(self, folder: Path, number: int) -> None:
         tensors: dict[str, Tensor] = {}
-        for place, each in enumerate(self.rollouts):
-            tensors[f"prompt.{place}"] = torch.tensor(list(each.prompt_ids), dtype=torch.int32)
-            tensors[f"completion.{place}"] = torch.tensor(list(each.completion_ids), dtype=torch.int32)
-            if each.sampled is not None:
-                tensors[f"sampled.{place}"] = torch.tensor(list(each.sampled), dtype=torch.uint8)
-        said = [{name: getattr(each, name) for name in _PLAIN} for each in self.rollouts]
-        record = {"kind": _KIND, "rollouts": said, "columns": list(self.columns), "version": self.weights_version}
+        for index, rollout in enumerate(self.rollouts):
+            tensors[f"prompt.{index}"] = torch.tensor(list(rollout.prompt_ids), dtype=torch.int32)
+            tensors[f"completion.{index}"] = torch.tensor(list(rollout.completion_ids), dtype=torch.int32)
+            if rollout.sampled is not None:
+                tensors[f"sampled.{index}"] = torch.tensor(list(rollout.sampled), dtype=torch.uint8)
+        entries = [{name: getattr(rollout, name) for name in _PLAIN} for rollout in self.rollouts]
+        record = {"kind": _KIND, "rollouts": entries, "columns": list(self.columns), "version": self.weights_version}
         write_tensor_file(numbered_path(folder, _STEM, number), tensors, record, lasting=True)
 
     @classmethod
@@ -41,11 +41,11 @@ class KeptRollouts:
         tensors, record = read_tensor_file(numbered_path(folder, _STEM, number), _KIND)
         rollouts = [
             Rollout(
-                **said,
-                prompt_ids=tensors[f"prompt.{place}"].tolist(),
-                completion_ids=tensors[f"completion.{place}"].tolist(),
-                sampled=tensors[f"sampled.{place}"].tolist() if f"sampled.{place}" in tensors else None,
+                **entry,
+                prompt_ids=tensors[f"prompt.{index}"].tolist(),
+                completion_ids=tensors[f"completion.{index}"].tolist(),
+                sampled=tensors[f"sampled.{index}"].tolist() if f"sampled.{index}" in tensors else None,
             )
-            for place, said in enumerate(record["rollouts"])
+            for index, entry in enumerate(record["rollouts"])
         ]
         return cls(rollouts=rollouts, columns=record["columns"], weights_version=record["version"])

@@ -92,7 +92,7 @@ class ActorRun:
     def actors(self) -> dict[str, SupervisedActor]:
         """By role."""
         all_four = (self.trainer, self.generator, self.rewarder, self.teachers)
-        return {each.role: each for each in all_four if each is not None}
+        return {actor.role: actor for actor in all_four if actor is not None}
 
     async def __aenter__(self) -> ActorRun:
         return self
@@ -122,13 +122,13 @@ class ActorRun:
     async def _make_batch(self, number: int) -> None:
         rows, counted_before = self._rows_of(number), self._maker.counts.copy()
         texts = await self.generator.call("rollout", rows, batch_id=number, version=number)
-        kept = KeptRollouts.load(self._folder / "rollouts", number)
-        rewards = await self.rewarder.call("score", texts, rows=rows_of(kept, rows))
-        found = self._maker.find_sites(kept, number)
+        kept_rollouts = KeptRollouts.load(self._folder / "rollouts", number)
+        rewards = await self.rewarder.call("score", texts, rows=rows_of(kept_rollouts, rows))
+        found_sites = self._maker.find_sites(kept_rollouts, number)
         pairs: list[Any] = []
-        if self.teachers is not None and (states := self._maker.states(kept, found)):
+        if self.teachers is not None and (states := self._maker.states(kept_rollouts, found_sites)):
             pairs = await self.teachers.call("pairs", states)
-        batch = self._maker.batch(kept, rewards, found, pairs)
+        batch = self._maker.batch(kept_rollouts, rewards, found_sites, pairs)
         equal = equal_reward_groups(rewards, self.settings.batch.num_generations)
         judged = {
             "rewards": rewards,
@@ -143,8 +143,8 @@ class ActorRun:
     def _rows_of(self, number: int) -> list[dict[str, Any]]:
         """The next prompts, from the first again after the last; each as often as a group has rollouts."""
         count, group = self.settings.prompts_per_batch, self.settings.batch.num_generations
-        numbers = [(number * count + place) % len(self._rows) for place in range(count)]
-        return [dict(self._rows[each]) for each in numbers for _ in range(group)]
+        numbers = [(number * count + offset) % len(self._rows) for offset in range(count)]
+        return [dict(self._rows[index]) for index in numbers for _ in range(group)]
 
     def _judged_path(self, number: int) -> Path:
         path = self._folder / "rewards" / f"{number:06d}.json"
@@ -155,9 +155,9 @@ class ActorRun:
         return {"model": self.settings.model, "folder": self.settings.folder, "weights": str(self.shared.folder)}
 
     def _trainer_settings(self) -> TrainerSettings:
-        given = dict(self.settings.trainer)
-        steps = self.settings.num_batches * given.get("num_iterations", 1)
-        return TrainerSettings(**self._places(), loss=self.settings.loss, **{"total_steps": steps, **given})
+        options = dict(self.settings.trainer)
+        steps = self.settings.num_batches * options.get("num_iterations", 1)
+        return TrainerSettings(**self._places(), loss=self.settings.loss, **{"total_steps": steps, **options})
 
     def _generator_settings(self) -> GeneratorSettings:
         loss = self.settings.loss

@@ -73,8 +73,8 @@ class TransformersSampler:
 
     def converse(self, talks: Sequence[Talk], *, room: int, most: int, temperature: float) -> None:
         """Whole conversations, each of which is answered by its own world, of at most `most` tokens beyond a prompt."""
-        ends, places = [self._tokenizer.eos_token_id], len(talks)
-        Talking(self.model, ends=ends, places=places, room=room, most_new=most, temperature=temperature).run(talks)
+        ends, num_talks = [self._tokenizer.eos_token_id], len(talks)
+        Talking(self.model, ends=ends, places=num_talks, room=room, most_new=most, temperature=temperature).run(talks)
 
 
 class VllmSampler:
@@ -118,14 +118,14 @@ class VllmSampler:
                 top_k=-1,
                 repetition_penalty=1.0,
                 max_tokens=most,
-                seed=(seed + place) % 2**31,
+                seed=(seed + index) % 2**31,
                 stop_token_ids=[self._end],
             )
-            for place in range(len(prompts))
+            for index in range(len(prompts))
         ]
-        given = [{"prompt_token_ids": list(each)} for each in prompts]
-        answers = self._llm.generate(given, settings, use_tqdm=False)
-        return [_up_to_end(list(each.outputs[0].token_ids), self._end) for each in answers]
+        token_prompts = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
+        answers = self._llm.generate(token_prompts, settings, use_tqdm=False)
+        return [_up_to_end(list(answer.outputs[0].token_ids), self._end) for answer in answers]
 
 
 def sampler_of(
@@ -153,4 +153,4 @@ def _like(model: str) -> Any:
 
 
 def _named_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
-    yield from ((name, each.detach()) for name, each in model.named_parameters())
+    yield from ((name, parameter.detach()) for name, parameter in model.named_parameters())

@@ -39,8 +39,8 @@ def shared_memory_folder(run: Path) -> Path:
     memory, so an earlier one counts only if nobody but us can have written into it: weights would be theirs.
     """
     note = run / _NOTE
-    if note.is_file() and _is_private(known := Path(json.loads(note.read_text(encoding="utf-8"))["folder"])):
-        return known
+    if note.is_file() and _is_private(earlier_folder := Path(json.loads(note.read_text(encoding="utf-8"))["folder"])):
+        return earlier_folder
     run.mkdir(parents=True, exist_ok=True)
     if _MEMORY.is_dir():
         folder = Path(tempfile.mkdtemp(prefix="composer-monarch-", dir=_MEMORY))
@@ -79,7 +79,7 @@ class SharedWeights:
         """Write a version, and remove those before the last one: a reader may still be opening that."""
         self.folder.mkdir(mode=_PRIVATE, parents=True, exist_ok=True)
         remove_unfinished(self.folder)
-        tensors = {name: each for name, each in model.named_parameters()}  # noqa: C416 (names once: tied ones are one)
+        tensors = {name: parameter for name, parameter in model.named_parameters()}  # noqa: C416 (names once: tied ones are one)
         record = {"kind": _KIND, "version": version}
         write_tensor_file(numbered_path(self.folder, _STEM, version), tensors, record, lasting=False)
         for number, path in numbered_files(self.folder, _STEM).items():
@@ -96,13 +96,13 @@ class SharedWeights:
             fix = "The trainer publishes a version when it has made it, and again when it is started anew."
             got = f"versions {self.versions()}"
             raise ArtefactNotFoundError(explain("shared weights", got=got, expected=f"version {version}", fix=fix))
-        own = dict(model.named_parameters())
+        parameters = dict(model.named_parameters())
         with safe_open(str(path), framework="pt") as file:
             names = set(file.keys())
-            if names != own.keys():
-                got = f"{len(names ^ own.keys())} parameters that one of the two has not"
+            if names != parameters.keys():
+                got = f"{len(names ^ parameters.keys())} parameters that one of the two has not"
                 raise StaleArtefactError(explain(f"shared weights {path.name}", got=got, expected="the same model"))
-            for name, parameter in own.items():
+            for name, parameter in parameters.items():
                 value = file.get_tensor(name)
                 if value.shape != parameter.shape:
                     expected = tuple(parameter.shape)

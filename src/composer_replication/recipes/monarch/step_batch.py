@@ -52,9 +52,9 @@ class StepBatch:
         if self.old_logprobs is not None:
             expected["old_logprobs"] = (rows, width)
         for name, shape in expected.items():
-            given: Tensor = getattr(self, name)
-            if tuple(given.shape) != tuple(shape):
-                raise ShapeError(explain(f"batch: {name}", got=tuple(given.shape), expected=tuple(shape)))
+            tensor: Tensor = getattr(self, name)
+            if tuple(tensor.shape) != tuple(shape):
+                raise ShapeError(explain(f"batch: {name}", got=tuple(tensor.shape), expected=tuple(shape)))
         if len(self.sites) != rows or self.prompt_ids.shape[0] != rows:
             got = f"{len(self.sites)} lists of sites, {self.prompt_ids.shape[0]} prompts"
             raise ShapeError(explain("batch", got=got, expected=f"one of each for {rows} completions"))
@@ -80,10 +80,10 @@ class StepBatch:
         turns: list[list[dict[str, Any]]] = []
         for row, taught in enumerate(self.sites):
             turns.append([{name: getattr(turn, name) for name in _PLAIN} for turn in taught])
-            for place, turn in enumerate(taught):
-                tensors[f"site.{row}.{place}"] = turn.teacher_ids
+            for index, turn in enumerate(taught):
+                tensors[f"site.{row}.{index}"] = turn.teacher_ids
                 if turn.wrong_ids is not None:
-                    tensors[f"wrong.{row}.{place}"] = turn.wrong_ids
+                    tensors[f"wrong.{row}.{index}"] = turn.wrong_ids
         record = {"kind": _KIND, "number": number, "weights_version": self.weights_version, "sites": turns}
         write_tensor_file(numbered_path(folder, _STEM, number), tensors, record, lasting=True)
 
@@ -97,10 +97,10 @@ class StepBatch:
             tuple(
                 TaughtTurn(
                     **turn,
-                    teacher_ids=tensors[f"site.{row}.{place}"],
-                    wrong_ids=tensors.get(f"wrong.{row}.{place}"),
+                    teacher_ids=tensors[f"site.{row}.{index}"],
+                    wrong_ids=tensors.get(f"wrong.{row}.{index}"),
                 )
-                for place, turn in enumerate(taught)
+                for index, turn in enumerate(taught)
             )
             for row, taught in enumerate(record["sites"])
         )

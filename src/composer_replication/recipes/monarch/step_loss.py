@@ -107,7 +107,7 @@ def step_terms(
     def policy() -> tuple[Tensor, Tensor, float]:
         now_BC = completion_logprobs(model, batch, settings.temperature, head)
         then_BC = now_BC.detach() if batch.old_logprobs is None else batch.old_logprobs
-        found = grpo_loss(
+        policy_loss = grpo_loss(
             now_BC,
             then_BC,
             batch.advantages,
@@ -119,7 +119,7 @@ def step_terms(
             num_items=shares.sampled_tokens,
             accumulation=shares.pieces,
         )
-        return found.loss, now_BC.detach(), float(found.clipped_share)
+        return policy_loss.loss, now_BC.detach(), float(policy_loss.clipped_share)
 
     (grpo, logprobs_BC, clipped), sdpo = _with_hints(model, batch, settings, shares, alpha, teachers, policy)
     replay = _replay(model, batch, settings.knobs)
@@ -172,10 +172,10 @@ def _with_hints(
     channel = RolloutChannel(model, placed, options, importance)
     channel.teach(batch.input_ids)
     with channel.listening():
-        found = policy()
+        policy_terms = policy()
     hints = channel.result(*batch.input_ids.shape)
     assert hints is not None
-    return found, hints.value
+    return policy_terms, hints.value
 
 
 def _replay(model: nn.Module, batch: StepBatch, knobs: LossKnobs) -> Tensor | None:

@@ -56,8 +56,8 @@ def read_tensor_file(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str
 
 def numbered_files(folder: Path, stem: str) -> dict[int, Path]:
     """`STEM-000007.safetensors` by number."""
-    found = {path.stem.removeprefix(f"{stem}-"): path for path in folder.glob(f"{stem}-*.safetensors")}
-    return {int(number): path for number, path in sorted(found.items()) if number.isdigit()}
+    paths = {path.stem.removeprefix(f"{stem}-"): path for path in folder.glob(f"{stem}-*.safetensors")}
+    return {int(number): path for number, path in sorted(paths.items()) if number.isdigit()}
 
 
 def numbered_path(folder: Path, stem: str, number: int) -> Path:

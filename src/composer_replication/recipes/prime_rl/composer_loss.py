@@ -95,9 +95,9 @@ def loss_fn(
 
     `beta_dpo` has no effect here (the engine's samples carry no pairs) and warns when it is not 0.
     """
-    given = locals()
+    knobs = locals()
     for name in _KNOBS:
-        check_at_least_zero(given[name], name)
+        check_at_least_zero(knobs[name], name)
     if beta_dpo:
         warnings.warn(
             "beta_dpo has no effect in PRIME-RL: its samples carry no preference pairs. Set it to 0.",

@@ -67,9 +67,9 @@ class HintSettings:
 
     def _check(self) -> None:
         if (self.teacher_name is None) != (self.teacher_url is None):
-            given = "teacher_name" if self.teacher_url is None else "teacher_url"
+            setting = "teacher_name" if self.teacher_url is None else "teacher_url"
             expected = "both of teacher_name and teacher_url, or neither"
-            raise ConfigError(explain("composer", got=f"{given} alone", expected=expected))
+            raise ConfigError(explain("composer", got=f"{setting} alone", expected=expected))
 
 
 class HintedTurns:
@@ -81,10 +81,10 @@ class HintedTurns:
     async def annotate(self, trace: Any, branches: Sequence[Any], score: Score) -> Counter[str]:
         """All branches of one trace; what happened to each site is returned, and kept in the trace's `info`."""
         counts: Counter[str] = Counter()
-        taken: set[int] = set()
-        turns = [(branch, turn) for branch in branches for turn in self._turns(trace, branch, taken, counts)]
-        asked = (score(turn.teacher_ids.tolist()) for _, turn in turns)
-        answers = await asyncio.gather(*asked, return_exceptions=True)
+        hinted_nodes: set[int] = set()
+        turns = [(branch, turn) for branch in branches for turn in self._turns(trace, branch, hinted_nodes, counts)]
+        requests = (score(turn.teacher_ids.tolist()) for _, turn in turns)
+        answers = await asyncio.gather(*requests, return_exceptions=True)
         for (branch, turn), answer in zip(turns, answers, strict=True):
             if isinstance(answer, BaseException):
                 _tell_too_long(turn, answer)
@@ -98,9 +98,9 @@ class HintedTurns:
 
     def _turns(self, trace: Any, branch: Any, taken: set[int], counts: Counter[str]) -> Iterable[TaughtTurn]:
         """A node has one reference, and is trained in the first branch that has it: the first hint about it counts."""
-        found = self._finder.find(rollout_of(trace, branch))
-        counts.update(found.counts)
-        for turn in found.taught:
+        rollout_sites = self._finder.find(rollout_of(trace, branch))
+        counts.update(rollout_sites.counts)
+        for turn in rollout_sites.taught:
             if self._max_length is not None and len(turn.teacher_ids) > self._max_length:
                 counts["dropped:too_long"] += 1
                 continue
@@ -136,11 +136,11 @@ def rollout_of(trace: Any, branch: Any) -> Rollout:
         rollout_id=str(trace.id),
         prompt_ids=ids[:first],
         completion_ids=ids[first:],
-        sampled=[int(each) for each in mask[first:]],
+        sampled=[int(is_sampled) for is_sampled in mask[first:]],
         prompt=messages[:begins],
         messages=messages[begins:],
         signals=tuple(trace.info.get(SITES) or ()),
-        tools={each.name: each.parameters for each in tools},
+        tools={tool.name: tool.parameters for tool in tools},
     )
 
 
@@ -153,8 +153,8 @@ def _plain(message: Any, names: Mapping[str, str]) -> dict[str, Any]:
         plain["reasoning_content"] = getattr(message, "reasoning_content", None) or ""
         calls = getattr(message, "tool_calls", None) or ()
         plain["tool_calls"] = [
-            {"id": each.id, "type": "function", "function": {"name": each.name, "arguments": each.arguments}}
-            for each in calls
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in calls
         ]
     return plain
 
@@ -181,19 +181,19 @@ def node_at(branch: Any, turn: TaughtTurn) -> tuple[Any, int]:
 def write_reference(branch: Any, turn: TaughtTurn, logprobs: Sequence[float], alpha: float) -> None:
     """The scores of the turn's own tokens as its node's reference, and alpha as their weight; 0 for all others."""
     node, begin = node_at(branch, turn)
-    places = range(turn.start - begin, turn.end - begin)
-    scored = turn.teacher_ids.tolist()[turn.teacher_start : turn.teacher_start + len(places)]
-    if len(logprobs) != len(turn.teacher_ids) or scored != [node.token_ids[place] for place in places]:
+    positions = range(turn.start - begin, turn.end - begin)
+    scored = turn.teacher_ids.tolist()[turn.teacher_start : turn.teacher_start + len(positions)]
+    if len(logprobs) != len(turn.teacher_ids) or scored != [node.token_ids[position] for position in positions]:
         got = f"{len(logprobs)} log-probs of {len(turn.teacher_ids)} ids"
         raise AlignmentError(explain(f"scores of turn {turn.turn_id}", got=got, expected="one of each verbatim id"))
-    if not all(node.mask[place] for place in places):
+    if not all(node.mask[position] for position in positions):
         got = "tokens that nobody sampled"
         raise AlignmentError(explain(f"erring turn {turn.turn_id}", got=got, expected="the model's own tokens"))
-    sampled = [place for place, is_sampled in enumerate(node.mask) if is_sampled]
-    scores = [min(float(each), _CERTAIN) for each in logprobs[turn.teacher_start :]]
-    by_place = dict(zip(places, scores, strict=False))
-    node.reference_logprobs = [by_place.get(place, 0.0) for place in sampled]
-    weights = [alpha if place in by_place else 0.0 for place in range(len(node.token_ids))]
+    sampled = [position for position, is_sampled in enumerate(node.mask) if is_sampled]
+    scores = [min(float(logprob), _CERTAIN) for logprob in logprobs[turn.teacher_start :]]
+    by_place = dict(zip(positions, scores, strict=False))
+    node.reference_logprobs = [by_place.get(position, 0.0) for position in sampled]
+    weights = [alpha if position in by_place else 0.0 for position in range(len(node.token_ids))]
     node.loss_weights = {**(node.loss_weights or {}), STREAM: weights}
 
 
@@ -246,12 +246,12 @@ def engine_module(name: str) -> Any:
 def register(settings: HintSettings | None = None) -> type:
     """Put the algorithm in the place of the engine's "grpo" in this process, and return it."""
     algo = engine_module("prime_rl.orchestrator.algo")
-    made = composer_algorithm(
+    algorithm = composer_algorithm(
         algo.ALGORITHM_CLASSES["grpo"],
         settings or HintSettings(),
         engine_module("prime_rl.orchestrator.algo.base").iter_trainable_traces,
         engine_module("prime_rl.orchestrator.trajectories").iter_trainable_branches,
         engine_module("prime_rl.configs.algorithm").FrozenModelConfig,
     )
-    algo.ALGORITHM_CLASSES["grpo"] = made
-    return made
+    algo.ALGORITHM_CLASSES["grpo"] = algorithm
+    return algorithm

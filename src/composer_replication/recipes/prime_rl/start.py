@@ -33,13 +33,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--composer", metavar="TOML", help="settings of the algorithm (HintSettings); unset: defaults")
     parser.add_argument("command", choices=("rl", "orchestrator"), help="what of PRIME-RL to run")
     parser.add_argument("rest", nargs=argparse.REMAINDER, help="its own arguments, such as @ rl.toml")
-    given = parser.parse_args(argv)
-    settings = load(HintSettings, given.composer)  # a mistake in it is told before anything starts
-    if given.command == "rl":
-        _refuse_slurm(given.rest)
-        return _run_all(given.composer, given.rest)
+    arguments = parser.parse_args(argv)
+    settings = load(HintSettings, arguments.composer)  # a mistake in it is told before anything starts
+    if arguments.command == "rl":
+        _refuse_slurm(arguments.rest)
+        return _run_all(arguments.composer, arguments.rest)
     register(settings)
-    sys.argv = ["orchestrator", *given.rest]  # the engine reads its arguments there
+    sys.argv = ["orchestrator", *arguments.rest]  # the engine reads its arguments there
     engine_module("prime_rl.entrypoints.orchestrator").main()
     return 0
 

@@ -43,11 +43,11 @@ _finders: WeakKeyDictionary[Any, RolloutSites] = WeakKeyDictionary()
 
 def options_of(actor_rollout_ref: Mapping[str, Any]) -> RolloutOptions:
     """`actor_rollout_ref.composer_sites`: where hints go, which part of a turn is taught, how long contexts may be."""
-    given = dict(actor_rollout_ref.get(OPTIONS_KEY) or {})
-    known = {each.name for each in fields(RolloutOptions)} - {"hint_generator", "hint_writer", "extra_rules"}
-    if unknown := sorted(set(given) - known):
-        raise ConfigError(explain(f"actor_rollout_ref.{OPTIONS_KEY}", got=unknown, expected=sorted(known)))
-    return RolloutOptions(extra_rules=VERL_RULES, **given)
+    options = dict(actor_rollout_ref.get(OPTIONS_KEY) or {})
+    known_names = {option.name for option in fields(RolloutOptions)} - {"hint_generator", "hint_writer", "extra_rules"}
+    if unknown := sorted(set(options) - known_names):
+        raise ConfigError(explain(f"actor_rollout_ref.{OPTIONS_KEY}", got=unknown, expected=sorted(known_names)))
+    return RolloutOptions(extra_rules=VERL_RULES, **options)
 
 
 @dataclass
@@ -69,15 +69,15 @@ class ComposerAgentLoop(ToolAgentLoop):
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput:
         output = await super().run(sampling_params, **kwargs)
         row_ids = [*output.prompt_ids, *output.response_ids]
-        kept: list[TaughtTurn] = []
+        kept_turns: list[TaughtTurn] = []
         for turn in self._watch.taught:
             try:
                 write_sites([turn], row_ids)
             except AlignmentError:  # cut off, or tokens that verl put in another place when it went on
                 self._watch.counts["dropped:moved"] += 1
             else:
-                kept.append(turn)
-        output.extra_fields[SITES] = write_sites(kept, row_ids)
+                kept_turns.append(turn)
+        output.extra_fields[SITES] = write_sites(kept_turns, row_ids)
         output.extra_fields[COUNTS] = json.dumps(self._watch.counts)
         return output
 
@@ -102,11 +102,11 @@ class ComposerAgentLoop(ToolAgentLoop):
     async def _look(self, agent_data: AgentData) -> None:
         """The failures of the turns that have ended since the last look."""
         rollout = self._rollout(agent_data)
-        found = await self.loop.run_in_executor(None, self._finder().find, rollout)
-        num_turns = found.counts["turns"]
+        found_sites = await self.loop.run_in_executor(None, self._finder().find, rollout)
+        num_turns = found_sites.counts["turns"]
         new = {assistant_id(number) for number in range(self._watch.turns_seen, num_turns)}
-        self._watch.taught += [turn for turn in found.taught if turn.turn_id in new]
-        self._watch.turns_seen, self._watch.counts = num_turns, found.counts
+        self._watch.taught += [turn for turn in found_sites.taught if turn.turn_id in new]
+        self._watch.turns_seen, self._watch.counts = num_turns, found_sites.counts
 
     def _rollout(self, agent_data: AgentData) -> Rollout:
         mask, ids = agent_data.response_mask, agent_data.prompt_ids

@@ -149,9 +149,9 @@ class PairLoss:
         half = order.numel() // 2
         references = (reference_R[:half], reference_R[half:]) if preference.needs_reference else None
         divide = Denominators({"trace_replay_dpo": share})
-        found = pair_channel(sums_R[order], lengths_R[order], references, preference, divide)
+        channel = pair_channel(sums_R[order], lengths_R[order], references, preference, divide)
         beta = self._settings.beta_replay
-        return beta * found.value, _metrics("trace_replay_dpo", found.value, self._items, beta)
+        return beta * channel.value, _metrics("trace_replay_dpo", channel.value, self._items, beta)
 
 
 def _without_temperature(rows_NV: Tensor, data: Any) -> Tensor:

@@ -98,7 +98,7 @@ def write_pairs(pairs: Sequence[tuple[PairIds, tuple[float, float] | None]]) -> 
 
 
 def read_pairs(text: str | None) -> list[ReplayPair]:
-    pairs = [_pair(each) for each in _parsed(text, PAIRS)]
+    pairs = [_pair(entry) for entry in _parsed(text, PAIRS)]
     for pair in pairs:
         if not (pair.context and pair.chosen and pair.rejected):
             raise InputError(explain(f"a pair of {PAIRS}", got="an empty side", expected="a context and two answers"))
@@ -132,7 +132,7 @@ def column_of(data: Any, name: str) -> list[str | None]:
     values = _per_row(tensordict_utils.get(data, name), num_rows)
     if values is None:
         fields = _per_row(tensordict_utils.get(data, EXTRA_FIELDS), num_rows) or [None] * num_rows
-        values = [(each or {}).get(name) for each in fields]
+        values = [(row_fields or {}).get(name) for row_fields in fields]
     return [value if real else None for value, real in zip(values, rows_with_sampled_tokens(data), strict=True)]
 
 
@@ -147,7 +147,7 @@ def rows_with_sampled_tokens(data: Any) -> list[bool]:
     """Which rows are rollouts: verl fills batches up with rows that copy another's columns and have no such token."""
     mask = data["loss_mask"]
     rows = mask.unbind() if mask.is_nested else list(mask)
-    return [bool(each.any()) for each in rows]
+    return [bool(row.any()) for row in rows]
 
 
 def row_ids(data: Any) -> list[list[int]]:
@@ -156,4 +156,4 @@ def row_ids(data: Any) -> list[list[int]]:
     if not ids.is_nested:
         fix = "Convert it with verl.workers.utils.padding.left_right_2_no_padding first."
         raise InputError(explain("input_ids of a batch", got="padded", expected="nested rows", fix=fix))
-    return [each.tolist() for each in ids.unbind()]
+    return [row.tolist() for row in ids.unbind()]

@@ -115,13 +115,13 @@ class ChannelEngine(FSDPEngineWithLMHead):
         if not passes:
             return
         batch = _pair_rows(pairs, passes * settings.pair_batch, settings.pair_batch, self)
-        found = self.forward_backward_batch(batch, PairLoss(settings, items), forward_only=False)
-        outputs["loss"] += found["loss"]
-        outputs["metrics"].update(found["metrics"])
+        pair_outputs = self.forward_backward_batch(batch, PairLoss(settings, items), forward_only=False)
+        outputs["loss"] += pair_outputs["loss"]
+        outputs["metrics"].update(pair_outputs["metrics"])
 
 
 def _targets(turns: list[list[TaughtTurn]]) -> int:
-    return sum(turn.end - turn.start for each in turns for turn in each)
+    return sum(turn.end - turn.start for row_turns in turns for turn in row_turns)
 
 
 def _texts_of_pairs(data: Any, engine: Any) -> list[str]:
@@ -131,12 +131,12 @@ def _texts_of_pairs(data: Any, engine: Any) -> list[str]:
     that hold a copy the one with the least to do takes it. Rows without a `uid` are nobody's copies.
     """
     column, rank = column_of(data, PAIRS), torch.distributed.get_rank(engine.get_data_parallel_group())
-    own: dict[int, str] = {}
+    own_texts: dict[int, str] = {}
     for row, (text, prompt) in enumerate(zip(column, column_of(data, PROMPT), strict=True)):
         if text:
-            own.setdefault(_number_of(f"row {rank} {row}" if prompt is None else f"prompt {prompt}", text), text)
+            own_texts.setdefault(_number_of(f"row {rank} {row}" if prompt is None else f"prompt {prompt}", text), text)
     holders: dict[int, list[int]] = {}
-    for process, numbers in enumerate(lists_of_all_processes(list(own), engine)):
+    for process, numbers in enumerate(lists_of_all_processes(list(own_texts), engine)):
         for number in numbers:
             holders.setdefault(number, []).append(process)
     load, mine = Counter[int](), []
@@ -144,7 +144,7 @@ def _texts_of_pairs(data: Any, engine: Any) -> list[str]:
         taker = min(processes, key=load.__getitem__)
         load[taker] += 1
         if taker == rank:
-            mine.append(own[number])
+            mine.append(own_texts[number])
     return mine
 
 

@@ -56,9 +56,9 @@ def sum_over_processes(count: float, engine: Any) -> float:
 def _reduced(value: float, engine: Any, operation: Any) -> float:
     from verl.utils.device import get_device_id
 
-    found = torch.tensor([value], dtype=torch.float64, device=get_device_id())
-    torch.distributed.all_reduce(found, op=operation, group=engine.get_data_parallel_group())
-    return float(found.item())
+    reduced_value = torch.tensor([value], dtype=torch.float64, device=get_device_id())
+    torch.distributed.all_reduce(reduced_value, op=operation, group=engine.get_data_parallel_group())
+    return float(reduced_value.item())
 
 
 def lists_of_all_processes(numbers: Sequence[int], engine: Any) -> list[list[int]]:
@@ -66,10 +66,10 @@ def lists_of_all_processes(numbers: Sequence[int], engine: Any) -> list[list[int
     from verl.utils.device import get_device_id
 
     group, longest = engine.get_data_parallel_group(), most_on_any_process(len(numbers), engine)
-    own = torch.tensor([len(numbers), *numbers, *[0] * (longest - len(numbers))], device=get_device_id())
-    lists = [torch.empty_like(own) for _ in range(torch.distributed.get_world_size(group))]
-    torch.distributed.all_gather(lists, own, group=group)
-    return [values[:size] for size, *values in (each.tolist() for each in lists)]
+    own_numbers = torch.tensor([len(numbers), *numbers, *[0] * (longest - len(numbers))], device=get_device_id())
+    lists = [torch.empty_like(own_numbers) for _ in range(torch.distributed.get_world_size(group))]
+    torch.distributed.all_gather(lists, own_numbers, group=group)
+    return [values[:size] for size, *values in (tensor.tolist() for tensor in lists)]
 
 
 def rows_as_batch(rows: Sequence[Tensor], engine: Any, *, rows_in_pass: int, **settings: Any) -> Any:
@@ -103,24 +103,24 @@ def taught_rows(
 
     All processes of the engines call this together, also those without a site.
     """
-    flat = [(row, turn) for row, each in enumerate(turns) for turn in each]
+    flat = [(row, turn) for row, row_turns in enumerate(turns) for turn in row_turns]
     size = settings.teacher_batch
     passes = most_on_any_process(-(-len(flat) // size), shares[0].engine)
-    found: list[list[TaughtRows]] = [[] for _ in turns]
+    parts: list[list[TaughtRows]] = [[] for _ in turns]
     with torch.no_grad(), _all_ready(shares):
         for number in range(passes):
             chunk = flat[number * size : (number + 1) * size]
             logits_NV = _mixed_logits(shares, [turn for _, turn in chunk])
             sizes = [turn.end - turn.start for _, turn in chunk]
-            for (row, turn), each in zip(chunk, logits_NV.split(sizes), strict=True):
-                found[row].append(_kept(turn, each, settings))
-    return [_joined(each) if each else None for each in found]
+            for (row, turn), turn_logits in zip(chunk, logits_NV.split(sizes), strict=True):
+                parts[row].append(_kept(turn, turn_logits, settings))
+    return [_joined(row_parts) if row_parts else None for row_parts in parts]
 
 
 def _mixed_logits(shares: Sequence[Share], turns: Sequence[TaughtTurn]) -> Tensor:
     """(N, V) logits at the rows that predict the turns' tokens, one turn after the other."""
     contexts = [turn.teacher_ids for turn in turns] or [torch.zeros(2, dtype=torch.int64)]
-    firsts = torch.tensor([0, *(each.numel() for each in contexts)]).cumsum(0).tolist()
+    firsts = torch.tensor([0, *(context.numel() for context in contexts)]).cumsum(0).tolist()
     rows = [
         torch.arange(turn.end - turn.start) + firsts[number] + turn.teacher_start - 1
         for number, turn in enumerate(turns)
@@ -128,13 +128,13 @@ def _mixed_logits(shares: Sequence[Share], turns: Sequence[TaughtTurn]) -> Tenso
     rows_N = torch.cat(rows) if rows else torch.empty(0, dtype=torch.int64)
     total: Tensor | None = None
     for share in shares:
-        wanted = TargetLogits(rows_N)
+        target_logits = TargetLogits(rows_N)
         keys = {"distillation_use_topk": True, "distillation_only": True}
         with _as_teacher(share):
             batch = rows_as_batch(contexts, share.engine, rows_in_pass=len(contexts), **keys)
-            share.engine.infer_batch(batch, loss_function=wanted)
-        assert wanted.logits_NV is not None, "the engine did not hand its logits to the loss function"
-        part = share.coefficient * wanted.logits_NV
+            share.engine.infer_batch(batch, loss_function=target_logits)
+        assert target_logits.logits_NV is not None, "the engine did not hand its logits to the loss function"
+        part = share.coefficient * target_logits.logits_NV
         total = part if total is None else total + part
     assert total is not None
     return total
@@ -146,7 +146,7 @@ def _all_ready(shares: Sequence[Share]) -> Iterator[None]:
     from contextlib import ExitStack
 
     with ExitStack() as stack:
-        for engine in {id(each.engine): each.engine for each in shares if not each.is_policy}.values():
+        for engine in {id(share.engine): share.engine for share in shares if not share.is_policy}.values():
             stack.enter_context(engine.eval_mode())
         yield
 
@@ -169,8 +169,8 @@ def _kept(turn: TaughtTurn, logits_NV: Tensor, settings: EngineChannels) -> Taug
     if top_k is None or top_k >= logprobs_NV.shape[1]:
         return TaughtRows(position_N, None, logprobs_NV)
     ids_NK = logprobs_NV.topk(top_k, dim=-1).indices
-    kept = entries_with_tail(logprobs_NV, ids_NK)
-    return TaughtRows(position_N, ids_NK, kept[:, :-1], kept[:, -1:])
+    entries = entries_with_tail(logprobs_NV, ids_NK)
+    return TaughtRows(position_N, ids_NK, entries[:, :-1], entries[:, -1:])
 
 
 def _joined(parts: Sequence[TaughtRows]) -> TaughtRows:

@@ -51,11 +51,11 @@ def group_advantage(
     scale = "group" if config is None or config.get("norm_adv_by_std_in_grpo", True) else "none"
     rewards = token_level_rewards.sum(-1)
     members: dict[Any, list[int]] = {}
-    for place, name in enumerate(index):
-        members.setdefault(name, []).append(place)
+    for row, name in enumerate(index):
+        members.setdefault(name, []).append(row)
     advantages = torch.zeros_like(rewards)
-    for places in members.values():
-        advantages[places] = group_advantages(rewards[places], len(places), scale)
+    for rows in members.values():
+        advantages[rows] = group_advantages(rewards[rows], len(rows), scale)
     if not bool(advantages.any()):
         text = f"rewards are equal within each of the {len(members)} groups: this batch teaches the policy nothing"
         warnings.warn(text, UserWarning, stacklevel=2)
@@ -80,19 +80,19 @@ def clipped_policy_loss(
     """
     if config is None:
         raise ConfigError(explain("config of the policy loss", got=None, expected="verl's ActorConfig"))
-    kept = response_mask.bool()
+    mask = response_mask.bool()
     low = config.clip_ratio if config.clip_ratio_low is None else config.clip_ratio_low
     high = config.clip_ratio if config.clip_ratio_high is None else config.clip_ratio_high
-    now, then = torch.where(kept, log_prob.float(), 0.0), torch.where(kept, old_log_prob.float(), 0.0)
+    now, then = torch.where(mask, log_prob.float(), 0.0), torch.where(mask, old_log_prob.float(), 0.0)
     terms, is_held = clipped_terms(now, then, advantages.float(), epsilon=low, epsilon_high=high)
-    terms = torch.where(kept, terms, 0.0)
+    terms = torch.where(mask, terms, 0.0)
     if rollout_is_weights is not None:
         terms = terms * rollout_is_weights
     check_finite_rows(terms.flatten(), "policy loss")
-    loss = agg_loss(loss_mat=terms, loss_mask=kept, loss_agg_mode=loss_agg_mode, **config.global_batch_info)
-    counted = kept.sum().clamp(min=1)
+    loss = agg_loss(loss_mat=terms, loss_mask=mask, loss_agg_mode=loss_agg_mode, **config.global_batch_info)
+    counted = mask.sum().clamp(min=1)
     return loss, {
-        "actor/pg_clipfrac": ((is_held & kept).sum() / counted).item(),
+        "actor/pg_clipfrac": ((is_held & mask).sum() / counted).item(),
         "actor/ppo_kl": ((then - now).detach().sum() / counted).item(),
     }
 

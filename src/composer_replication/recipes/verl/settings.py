@@ -57,12 +57,12 @@ class EngineChannels(LossKnobs):
 
 def settings_of(actor_rollout_ref: Mapping[str, Any]) -> EngineChannels:
     """The settings of a config; a name that is none of ours is an error, and so is a config without them."""
-    given = actor_rollout_ref.get(KEY)
-    if given is None:
+    options = actor_rollout_ref.get(KEY)
+    if options is None:
         expected = f"a mapping under actor_rollout_ref.{KEY}"
         raise ConfigError(explain(f"actor_rollout_ref.{KEY}", got=None, expected=expected))
-    known = {each.name for each in fields(EngineChannels)}
-    unknown = sorted(set(given) - known)
+    known_names = {field.name for field in fields(EngineChannels)}
+    unknown = sorted(set(options) - known_names)
     if unknown:
-        raise ConfigError(explain(f"actor_rollout_ref.{KEY}", got=unknown, expected=sorted(known)))
-    return EngineChannels(**{str(name): value for name, value in given.items()})
+        raise ConfigError(explain(f"actor_rollout_ref.{KEY}", got=unknown, expected=sorted(known_names)))
+    return EngineChannels(**{str(name): value for name, value in options.items()})

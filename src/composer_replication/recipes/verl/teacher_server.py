@@ -54,7 +54,7 @@ class HintedTeacher:
         ids = torch.zeros(len(row_ids), width, dtype=torch.int32)
         logprobs = torch.full((len(row_ids), width), registered.NO_TEACHER)
         for turn in read_sites(output.extra_fields.get(SITES), row_ids):
-            said_ids, said = await manager.compute_teacher_logprobs_single(
+            said_ids, said_logprobs = await manager.compute_teacher_logprobs_single(
                 sequence_ids=turn.teacher_ids.tolist(), routing_key=routing
             )
             size = turn.end - turn.start
@@ -62,7 +62,7 @@ class HintedTeacher:
                 slice(turn.start - 1, turn.end - 1),
                 slice(turn.teacher_start - 1, turn.teacher_start - 1 + size),
             )
-            ids[here], logprobs[here] = said_ids[there], said[there]
+            ids[here], logprobs[here] = said_ids[there], said_logprobs[there]
         output.extra_fields["teacher_ids"], output.extra_fields["teacher_logprobs"] = ids, logprobs
 
 

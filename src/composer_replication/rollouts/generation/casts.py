@@ -21,7 +21,7 @@ class Casts(TorchDispatchMode):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self._weights = {each.data_ptr() for each in model.parameters()} - {0}
+        self._weights = {parameter.data_ptr() for parameter in model.parameters()} - {0}
         self._held: dict[Any, Tensor] = {}
         self.were_recorded = False
 

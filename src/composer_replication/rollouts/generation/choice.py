@@ -36,10 +36,10 @@ class Choice(NamedTuple):
 
 def why_not_chosen(processors: Sequence[Any], criteria: Sequence[Any], config: Any) -> str | None:
     """What of a generation config is not done here, in plain words."""
-    others = sorted({type(each).__name__ for each in processors} - _PROCESSORS)
-    others += sorted({type(each).__name__ for each in criteria} - _CRITERIA)
-    if others:
-        return f"the generation config asks for {', '.join(others)}"
+    unsupported = sorted({type(processor).__name__ for processor in processors} - _PROCESSORS)
+    unsupported += sorted({type(criterion).__name__ for criterion in criteria} - _CRITERIA)
+    if unsupported:
+        return f"the generation config asks for {', '.join(unsupported)}"
     mode = str(getattr(config.get_generation_mode(), "value", config.get_generation_mode()))
     if mode not in _MODES:
         return f"the generation config asks for {mode}"
@@ -49,7 +49,7 @@ def why_not_chosen(processors: Sequence[Any], criteria: Sequence[Any], config: A
 
 
 def choice_of(processors: Any, criteria: Sequence[Any], config: Any, device: torch.device) -> Choice:
-    ends: list[Any] = [each.eos_token_id for each in criteria if hasattr(each, "eos_token_id")]
+    ends: list[Any] = [criterion.eos_token_id for criterion in criteria if hasattr(criterion, "eos_token_id")]
     eos = ends[0].to(device) if ends else torch.empty(0, dtype=torch.long, device=device)
     pad = config.pad_token_id if config.pad_token_id is not None else (int(eos[0]) if len(eos) else 0)
     return Choice(

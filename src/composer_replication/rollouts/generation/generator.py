@@ -87,7 +87,7 @@ class RolloutGenerator:
     @contextmanager
     def standing_in(self, model: Any) -> Iterator[None]:
         """Inside, `model.generate` is this one's: for engines that call it themselves."""
-        usual, own = model.generate, model.__dict__.get("generate")
+        usual, own_generate = model.generate, model.__dict__.get("generate")
 
         def generate(*args: Any, **inputs: Any) -> Tensor:
             with rows_in_place(model):
@@ -98,8 +98,8 @@ class RolloutGenerator:
             yield
         finally:
             del model.__dict__["generate"]
-            if own is not None:
-                model.__dict__["generate"] = own
+            if own_generate is not None:
+                model.__dict__["generate"] = own_generate
 
     @contextmanager
     def rollout(self, *, budget: int | None = None, keep: bool = True) -> Iterator[None]:
@@ -144,9 +144,9 @@ class RolloutGenerator:
         Parameters that the own one has not would be taken out of what `generate` prepares.
         """
         attention_mask: Tensor | None = model_kwargs.pop("attention_mask", None)
-        others = {name for name, value in model_kwargs.items() if value is not None} - _USUAL_INPUTS
-        if others:
-            raise _Left(f"the model is given {', '.join(sorted(others))}")
+        other_inputs = {name for name, value in model_kwargs.items() if value is not None} - _USUAL_INPUTS
+        if other_inputs:
+            raise _Left(f"the model is given {', '.join(sorted(other_inputs))}")
         if "logits_to_keep" not in model_kwargs:
             raise _Left("the model computes the logits of every token it reads")
         if reason := why_not_chosen(logits_processor, stopping_criteria, generation_config):
@@ -169,23 +169,27 @@ class RolloutGenerator:
     def _sample_rows(self, model: Any, input_ids: Tensor, rows: list[Tokens], choice: Choice) -> Tensor:
         rollout = self._rollout or _Rollout(None, is_kept=False)
         most = choice.max_length - input_ids.shape[1]
-        unequal, places = unequal_rows(rows)
-        kept, rollout.kept = rollout.kept, None
-        sources = [None] * len(unequal) if kept is None else origins(unequal, kept.cache.tokens, kept.prompts)
+        unequal, row_numbers = unequal_rows(rows)
+        kept_rows, rollout.kept = rollout.kept, None
+        sources = (
+            [None] * len(unequal) if kept_rows is None else origins(unequal, kept_rows.cache.tokens, kept_rows.prompts)
+        )
         prompts = [
-            kept.prompts[origin.row] if kept and origin else len(row)
+            kept_rows.prompts[origin.row] if kept_rows and origin else len(row)
             for origin, row in zip(sources, unequal, strict=True)
         ]
         spent = [len(row) - prompt for row, prompt in zip(unequal, prompts, strict=True)]
-        left = [most if rollout.budget is None else max(1, min(most, rollout.budget - each)) for each in spent]
-        capacity = max(len(row) - 1 + new for row, new in zip(unequal, left, strict=True))
-        cache = self._read(model, [row[:-1] for row in unequal], places, capacity, kept, sources)
+        budgets = [most if rollout.budget is None else max(1, min(most, rollout.budget - count)) for count in spent]
+        capacity = max(len(row) - 1 + new for row, new in zip(unequal, budgets, strict=True))
+        cache = self._read(model, [row[:-1] for row in unequal], row_numbers, capacity, kept_rows, sources)
         self.counts["prompt_tokens"] += sum(map(len, rows)) - len(rows)
-        loop = TokenLoop(model, cache, input_ids, choice, [left[each] for each in places], is_kept=rollout.is_kept)
+        loop = TokenLoop(
+            model, cache, input_ids, choice, [budgets[number] for number in row_numbers], is_kept=rollout.is_kept
+        )
         ids = loop.run()
         self.counts["new_tokens"] += loop.num_new
         self.counts["cache_bytes"] = max(self.counts["cache_bytes"], loop.most_bytes)
-        rollout.kept = _Kept(cache, [prompts[each] for each in places]) if rollout.is_kept else None
+        rollout.kept = _Kept(cache, [prompts[number] for number in row_numbers]) if rollout.is_kept else None
         return ids
 
     def _read(
@@ -207,7 +211,7 @@ class RolloutGenerator:
         self.counts["read_tokens"] += read_tokens(model, cache, wanted)
         if len(wanted) == len(places):
             return cache
-        return cache.taken(places, [len(wanted[each]) for each in places], capacity, moved=True)
+        return cache.taken(places, [len(wanted[number]) for number in places], capacity, moved=True)
 
     def _begun(self, model: Any, wanted: Sequence[Tokens], capacity: int) -> KeyValueRows:
         """Rows with what all of them begin with."""

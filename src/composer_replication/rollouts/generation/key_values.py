@@ -40,13 +40,13 @@ class KeyValueRows:
 
     @property
     def num_bytes(self) -> int:
-        return sum(each.numel() * each.element_size() for pair in self._layers.values() for each in pair)
+        return sum(tensor.numel() * tensor.element_size() for pair in self._layers.values() for tensor in pair)
 
     def put(self, module: nn.Module, key: Tensor, value: Tensor, rows: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
         """Write (b, heads, n, D) into the slots (b, n) of these rows (b, 1), and give all of the layer's back."""
         if id(module) not in self._layers:
             # Zeros, since what is masked is multiplied by 0, and memory may hold NaN.
-            shapes = [(self.num_rows, each.shape[1], self.capacity + 1, each.shape[3]) for each in (key, value)]
+            shapes = [(self.num_rows, tensor.shape[1], self.capacity + 1, tensor.shape[3]) for tensor in (key, value)]
             self._layers[id(module)] = key.new_zeros(shapes[0]), value.new_zeros(shapes[1])
         keys, values = self._layers[id(module)]
         keys[rows, :, slots] = key.transpose(1, 2)
@@ -60,9 +60,9 @@ class KeyValueRows:
         width, index = max(lengths, default=0), self._index(rows)
         for name, pair in list(self._layers.items()):
             copies: list[Tensor] = []
-            for each in pair:
-                copies.append(each.new_zeros(len(rows), each.shape[1], capacity + 1, each.shape[3]))
-                copies[-1][:, :, :width] = each[:, :, :width].index_select(0, index)
+            for tensor in pair:
+                copies.append(tensor.new_zeros(len(rows), tensor.shape[1], capacity + 1, tensor.shape[3]))
+                copies[-1][:, :, :width] = tensor[:, :, :width].index_select(0, index)
             new._layers[name] = copies[0], copies[1]
             if moved:
                 del self._layers[name], pair
@@ -122,7 +122,7 @@ class RowMask(OwnMask):
             return attended.transpose(1, 2)
         keys, values = keys[:, :, : self.reach], values[:, :, : self.reach]
         if not self.is_whole:
-            keys, values = (each.index_select(0, self.rows[:, 0]) for each in (keys, values))
+            keys, values = (tensor.index_select(0, self.rows[:, 0]) for tensor in (keys, values))
         # Heads that share keys become queries of one head: the keys are read once and never repeated in memory.
         batch, heads, width, size = query.shape
         groups = heads // keys.shape[1]

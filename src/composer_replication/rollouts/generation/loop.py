@@ -35,7 +35,7 @@ class TokenLoop:
         self._width, self._most = input_ids.shape[1], max(budgets)
         self._ids = torch.nn.functional.pad(input_ids, (0, self._most), value=int(choice.pad))
         self._chooser = Chooser(choice, len(budgets))
-        self._starts = torch.tensor([len(each) for each in cache.tokens], device=device)
+        self._starts = torch.tensor([len(row) for row in cache.tokens], device=device)
         self._ends = self._starts.clone()  # up to where each row of the batch is read
         # Of the rows that are computed: their numbers in the batch, and their next slots.
         self._rows = torch.arange(len(budgets), device=device)

@@ -33,7 +33,7 @@ def read_tokens(model: Any, cache: KeyValueRows, wanted: Sequence[Tokens]) -> in
     device = model.device
     mask = RowMask.over(cache, device)
     missing = [(row, len(tokens) - len(cache.tokens[row])) for row, tokens in enumerate(wanted)]
-    todo = sorted(((row, count) for row, count in missing if count), key=lambda each: -each[1])
+    todo = sorted(((row, count) for row, count in missing if count), key=lambda pair: -pair[1])
     total = sum(count for _, count in todo)
     while todo:
         rows, width = _next_batch(todo, cache)
@@ -50,8 +50,8 @@ def read_tokens(model: Any, cache: KeyValueRows, wanted: Sequence[Tokens]) -> in
         _pass(model, ids, mask.aimed(rows_b1, slots_bn, reach, is_fresh=not any(starts)))
         for row, piece in zip(rows, pieces, strict=True):
             cache.tokens[row].extend(piece)
-        left = {row: count - width for row, count in todo if row in rows and count > width}
-        todo = [*left.items(), *[each for each in todo if each[0] not in rows]]
+        remaining = {row: count - width for row, count in todo if row in rows and count > width}
+        todo = [*remaining.items(), *[pair for pair in todo if pair[0] not in rows]]
     return total
 
 
@@ -121,8 +121,8 @@ class NextTokens:
         except RuntimeError as error:
             self.is_recording = False
             _unrecordable.add(self._model)
-            said = str(error).partition("\n")[0]
-            logger.warning("rollouts: the pass of a token cannot be recorded as a CUDA graph (%s)", said)
+            message = str(error).partition("\n")[0]
+            logger.warning("rollouts: the pass of a token cannot be recorded as a CUDA graph (%s)", message)
             return self._run(tokens_B, slots_B, reach)
         return logits
 

@@ -42,8 +42,8 @@ class _Row:
         is_full = len(self.tokens) + 1 >= self.room
         if token not in ends and len(self.said) < MOST_TOKENS and not is_full:
             return True
-        said, self.said = self.said, []
-        answer = self.talk.hear(said)
+        turn, self.said = self.said, []
+        answer = self.talk.hear(turn)
         if answer is None or len(self.tokens) + len(answer) >= self.room:
             return False
         self.tokens.extend(answer)
@@ -88,8 +88,8 @@ class RecordedTalking:
                 for number, row in enumerate(rows):
                     if row is None and coming:
                         rows[number] = new = coming.popleft()
-                        kept = shared_length(cache.tokens[number], new.tokens[:-1])
-                        del cache.tokens[number][kept:]
+                        num_shared = shared_length(cache.tokens[number], new.tokens[:-1])
+                        del cache.tokens[number][num_shared:]
                 if not any(rows):
                     return
                 self._say(cache, step, rows)
@@ -114,8 +114,8 @@ class RecordedTalking:
         """A token of everybody who does not wait; those who do are read once they are a quarter of all."""
         waiting = [number for number, row in enumerate(rows) if row and len(row.tokens) - 1 > len(cache.tokens[number])]
         if 4 * len(waiting) >= sum(row is not None for row in rows):
-            wanted = [row.tokens[:-1] if row else cache.tokens[number] for number, row in enumerate(rows)]
-            read_tokens(self._model, cache, wanted)
+            token_rows = [row.tokens[:-1] if row else cache.tokens[number] for number, row in enumerate(rows)]
+            read_tokens(self._model, cache, token_rows)
             waiting = []
         talking = {number: row for number, row in enumerate(rows) if row and number not in waiting}
         logits = self._pass(cache, step, talking)

@@ -33,23 +33,25 @@ def why_not_kept(model: Any, longest: int) -> str | None:
     reason = _why_never(model) or _why_too_long(model.config, longest)
     if reason is not None:
         return reason
-    known = _tried.setdefault(model, {})
+    reasons = _tried.setdefault(model, {})
     setting = f"{model.device} {compute_dtype(model)} {usual_attention(model)}"
-    if setting not in known:
+    if setting not in reasons:
         with evaluating(model):
-            known[setting] = _try_rows(model)
-    return known[setting]
+            reasons[setting] = _try_rows(model)
+    return reasons[setting]
 
 
 def _why_never(model: Any) -> str | None:
-    is_fsdp1 = any(type(each).__name__ == "FullyShardedDataParallel" for each in model.modules())
-    if is_fsdp1 or is_sharded(model) or any(hasattr(each, "ds_id") for each in model.parameters()):
+    is_fsdp1 = any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules())
+    if is_fsdp1 or is_sharded(model) or any(hasattr(parameter, "ds_id") for parameter in model.parameters()):
         return "the weights are spread over processes"
     if len(set((getattr(model, "hf_device_map", None) or {}).values())) > 1:
         return "the weights lie on several devices"
     if getattr(model.config, "is_encoder_decoder", False):
         return "the model has an encoder"
-    if dropout_on(model) or any(isinstance(each, nn.Dropout) and each.training and each.p for each in model.modules()):
+    if dropout_on(model) or any(
+        isinstance(module, nn.Dropout) and module.training and module.p for module in model.modules()
+    ):
         return "dropout is on while generating"
     if usual_attention(model) == "eager":
         return "its attention is written out (eager); load it with attn_implementation='sdpa' where it has that"
@@ -98,7 +100,7 @@ def _worst_step(model: Any, cache: KeyValueRows, rows: list[list[int]], whole: l
     for ahead in range(3):
         slots = [min(pieces[-1] + ahead, size - 1) for pieces, size in zip(_PIECES, _LENGTHS, strict=True)]
         tokens = [row[slot] for row, slot in zip(rows, slots, strict=True)]
-        tokens_B, slots_B = (torch.tensor(each, device=model.device) for each in (tokens, slots))
+        tokens_B, slots_B = (torch.tensor(numbers, device=model.device) for numbers in (tokens, slots))
         logits = step.logits(tokens_B, slots_B, max(_LENGTHS))
         gaps += [_gap(whole[row][slot], logits[row]) for row, slot in enumerate(slots)]
     return max(gaps)

@@ -39,16 +39,16 @@ class _Cache:
     def update(self, keys: Tensor, values: Tensor, layer: int, *_ignored: object) -> tuple[Tensor, Tensor]:
         """What a model's layer calls: takes what is new, gives all that the pass may see."""
         both: list[Tensor] = []
-        for kept, new in zip(self._kept[layer], (keys, values), strict=True):
-            kept[self.places[:, None], :, self.slots] = new.transpose(1, 2)
-            rows = kept[: len(self.places)] if self.is_first_rows else kept[self.places]
+        for buffer, new in zip(self._kept[layer], (keys, values), strict=True):
+            buffer[self.places[:, None], :, self.slots] = new.transpose(1, 2)
+            rows = buffer[: len(self.places)] if self.is_first_rows else buffer[self.places]
             both.append(rows[:, :, : self.longest])
         return both[0], both[1]
 
     def move(self, source: int, target: int, length: int) -> None:
         for layer in self._kept:
-            for kept in layer:
-                kept[target, :, :length] = kept[source, :, :length]
+            for buffer in layer:
+                buffer[target, :, :length] = buffer[source, :, :length]
 
 
 class _Place:
@@ -97,7 +97,7 @@ class Talking:
         while coming or self._at:
             while coming and len(self._at) < self._most:
                 self._at.append(_Place(coming.popleft(), room=self._room, most_new=self._most_new))
-            waiting = [row for row, place in enumerate(self._at) if place.waiting]
+            waiting = [row for row, cache_row in enumerate(self._at) if cache_row.waiting]
             if 4 * len(waiting) >= len(self._at):
                 self._feed(waiting, [self._at[row].waiting for row in waiting])
                 for row in waiting:
@@ -106,23 +106,23 @@ class Talking:
 
     def _say(self) -> None:
         """A token of everybody who does not wait; whoever has ended leaves its row to the last one."""
-        talking = [row for row, place in enumerate(self._at) if not place.waiting]
+        talking = [row for row, cache_row in enumerate(self._at) if not cache_row.waiting]
         tokens = self._pick(talking)
         picked: dict[int, int] = dict(zip(talking, tokens, strict=True))
         self._feed(range(len(self._at)), [[picked[row]] if row in picked else [] for row in range(len(self._at))])
         for row in reversed(talking):
-            place = self._at[row]
-            place.said.append(picked[row])
-            is_full = place.length + 1 >= place.room
-            if picked[row] not in self._ends and len(place.said) < MOST_TOKENS and not is_full:
+            cache_row = self._at[row]
+            cache_row.said.append(picked[row])
+            is_full = cache_row.length + 1 >= cache_row.room
+            if picked[row] not in self._ends and len(cache_row.said) < MOST_TOKENS and not is_full:
                 continue
-            self.num_said += len(place.said)
-            answer = place.talk.hear(place.said)
-            place.said = []
-            if answer is None or place.length + len(answer) >= place.room:
+            self.num_said += len(cache_row.said)
+            answer = cache_row.talk.hear(cache_row.said)
+            cache_row.said = []
+            if answer is None or cache_row.length + len(answer) >= cache_row.room:
                 self._leave(row)
             else:
-                place.waiting = answer
+                cache_row.waiting = answer
 
     def _leave(self, row: int) -> None:
         last = len(self._at) - 1
@@ -135,30 +135,30 @@ class Talking:
     @torch.inference_mode()
     def _feed(self, rows: Sequence[int], tokens: Sequence[Sequence[int]]) -> None:
         """Add tokens to some rows; afterwards `_logits` say what comes next there."""
-        counts = torch.tensor([len(each) for each in tokens])
+        counts = torch.tensor([len(row_tokens) for row_tokens in tokens])
         ids = torch.zeros(len(rows), int(counts.max()), dtype=torch.long)
-        for number, each in enumerate(tokens):
-            ids[number, : len(each)] = torch.tensor(each, dtype=torch.long)
+        for number, row_tokens in enumerate(tokens):
+            ids[number, : len(row_tokens)] = torch.tensor(row_tokens, dtype=torch.long)
         held = torch.tensor([self._at[row].length for row in rows])
         offsets = torch.arange(ids.shape[1])
         positions = held[:, None] + offsets
         cache, device = self._cache, self._device
         cache.is_first_rows, cache.longest = list(rows) == list(range(len(rows))), int((held + counts).max())
         # All that is known of the pass is known here: it goes to the device once, and nothing comes back before a pick.
-        places, told, last = torch.tensor(list(rows)), counts > 0, counts - 1
+        row_numbers, has_tokens, last = torch.tensor(list(rows)), counts > 0, counts - 1
         slots = torch.where(offsets < counts[:, None], positions, self._room)
         sees = torch.arange(cache.longest) <= positions[:, :, None]
-        cache.places, cache.slots = places.to(device), slots.to(device)
+        cache.places, cache.slots = row_numbers.to(device), slots.to(device)
         hidden = self._model.model(
             input_ids=ids.to(device),
             attention_mask=sees[:, None].to(device),
             position_ids=positions.to(device),
             past_key_values=cache,
         )[0]
-        ends = hidden[told.nonzero().squeeze(1).to(device), last[told].to(device)]
-        self._logits[places[told].to(device)] = self._model.lm_head(ends).float()
-        for row, each in zip(rows, tokens, strict=True):
-            self._at[row].length += len(each)
+        ends = hidden[has_tokens.nonzero().squeeze(1).to(device), last[has_tokens].to(device)]
+        self._logits[row_numbers[has_tokens].to(device)] = self._model.lm_head(ends).float()
+        for row, row_tokens in zip(rows, tokens, strict=True):
+            self._at[row].length += len(row_tokens)
 
     def _pick(self, rows: Sequence[int]) -> list[int]:
         lucks = [self._at[row].talk.draw for row in rows]
@@ -170,6 +170,6 @@ def drawn_tokens(logits_BV: Tensor, lucks: Sequence[random.Random], *, temperatu
     if not temperature:
         return logits_BV.argmax(-1).tolist()
     sums = torch.softmax(logits_BV.double() / temperature, dim=-1).cumsum(-1)
-    luck = torch.tensor([[each.random()] for each in lucks], dtype=torch.float64).to(sums.device)
-    found = torch.searchsorted(sums, luck * sums[:, -1:]).squeeze(1)
-    return found.clamp(max=sums.shape[1] - 1).tolist()
+    draws = torch.tensor([[generator.random()] for generator in lucks], dtype=torch.float64).to(sums.device)
+    tokens = torch.searchsorted(sums, draws * sums[:, -1:]).squeeze(1)
+    return tokens.clamp(max=sums.shape[1] - 1).tolist()

@@ -31,8 +31,8 @@ def rows_without_padding(input_ids: Tensor, attention_mask: Tensor | None) -> li
 def unequal_rows(rows: Sequence[Tokens]) -> tuple[list[Tokens], list[int]]:
     """Every different row once, and for each of the given ones its number among them."""
     numbers: dict[tuple[int, ...], int] = {}
-    places = [numbers.setdefault(tuple(row), len(numbers)) for row in rows]
-    return [list(row) for row in numbers], places
+    row_numbers = [numbers.setdefault(tuple(row), len(numbers)) for row in rows]
+    return [list(row) for row in numbers], row_numbers
 
 
 def shared_length(first: Tokens, second: Tokens) -> int:
@@ -65,7 +65,8 @@ def origins(rows: Sequence[Tokens], kept: Sequence[Tokens], prompts: Sequence[in
         for length in lengths:
             if candidates := by_prompt.get(tuple(row[:length])):
                 return max(
-                    (Origin(each, shared_length(kept[each], row)) for each in candidates), key=lambda e: e.shared
+                    (Origin(candidate, shared_length(kept[candidate], row)) for candidate in candidates),
+                    key=lambda e: e.shared,
                 )
         return None
 

@@ -155,9 +155,9 @@ def _schemas(url: str, connect: Callable[[], Any]) -> tuple[list[Mapping[str, An
             session.close()
     if tools:
         listed = list(tools) if isinstance(tools, list | tuple) else [tools]
-        return [each.get("function", each) if isinstance(each, Mapping) else {} for each in listed], True
+        return [schema.get("function", schema) if isinstance(schema, Mapping) else {} for schema in listed], True
     action = _read_action(url)
-    properties = {name: each for name, each in _mapping(action, "properties").items() if name != "metadata"}
+    properties = {name: parameter for name, parameter in _mapping(action, "properties").items() if name != "metadata"}
     required = [name for name in action.get("required") or () if name in properties]
     about = action.get("description") or "Acts in the environment."
     return [
@@ -217,15 +217,15 @@ def _tool_name(schema: Mapping[str, Any], others: Mapping[str, Any]) -> str:
 def _parameter_names(tool: str, properties: Mapping[str, Any]) -> dict[str, str]:
     """The server's name of each parameter, by one that Python takes: `from` is from_, `max-lines` is max_lines."""
     names: dict[str, str] = {}
-    for given in properties:
-        name = re.sub(r"\W", "_", str(given)) or "_"
+    for server_name in properties:
+        name = re.sub(r"\W", "_", str(server_name)) or "_"
         name = f"_{name}" if name[0].isdigit() else name
         name = f"{name}_" if keyword.iskeyword(name) or name == "self" else name
         if name in names:
-            got = f"the parameters {names[name]!r:.80} and {given!r:.80}"
+            got = f"the parameters {names[name]!r:.80} and {server_name!r:.80}"
             expected = "names that differ in letters and digits"
             raise ConfigError(explain(f"tool {tool} of the OpenEnv server", got=got, expected=expected))
-        names[name] = given
+        names[name] = server_name
     return names
 
 
@@ -234,7 +234,7 @@ def _method(schema: Mapping[str, Any], is_named: bool) -> Callable[..., str]:
     name, parameters = schema["name"], _mapping(schema, "parameters")
     properties, required = _mapping(parameters, "properties"), parameters.get("required") or ()
     own_names = _parameter_names(name, properties)
-    fields = {key: _mapping(properties, given) for key, given in own_names.items()}
+    fields = {key: _mapping(properties, server_name) for key, server_name in own_names.items()}
 
     def tool(self: _Session, /, **given: Any) -> str:
         arguments = {own_names.get(key, key): value for key, value in given.items()}

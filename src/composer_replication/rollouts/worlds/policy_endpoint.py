@@ -59,7 +59,7 @@ class SpokenEpisode:
             self.prompt_ids = self._encode(self._render(messages))
         else:
             new = messages[self._num_heard :]
-            if len(messages) < self._num_heard or any(each["role"] == "assistant" for each in new):
+            if len(messages) < self._num_heard or any(message["role"] == "assistant" for message in new):
                 got = f"{len(messages)} messages after {self._num_heard}"
                 raise InputError(explain("a later request of an episode", got=got, expected="one that continues it"))
             self._add(self._encode(self._between(new)), 0, None)
@@ -118,10 +118,15 @@ class SpokenEpisode:
 
     def _between(self, new: list[dict[str, Any]]) -> str:
         """What the template writes from the end of a turn to the beginning of the next."""
-        names = {call["id"]: call["function"]["name"] for each in self.messages for call in each.get("tool_calls", ())}
-        named = [{**each, "name": each.get("name") or names.get(each.get("tool_call_id", ""), "")} for each in new]
+        names = {
+            call["id"]: call["function"]["name"] for message in self.messages for call in message.get("tool_calls", ())
+        }
+        named_messages = [
+            {**message, "name": message.get("name") or names.get(message.get("tool_call_id", ""), "")}
+            for message in new
+        ]
         dummy = [{"role": "user", "content": "-"}, {"role": "assistant", "content": _SAID}]
-        before, end, after = self._render([*dummy, *named]).partition(_SAID + str(self._tokenizer.eos_token))
+        before, end, after = self._render([*dummy, *named_messages]).partition(_SAID + str(self._tokenizer.eos_token))
         if not end or _SAID in before:
             expected = "a turn's text, then its end token"
             raise UnsupportedModelError(explain("chat template", got="a turn that ends otherwise", expected=expected))
@@ -133,14 +138,16 @@ class SpokenEpisode:
 
 def _read_calls(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Templates take arguments as a mapping; over HTTP they are text."""
-    found: list[dict[str, Any]] = []
+    parsed_messages: list[dict[str, Any]] = []
     for message in messages:
         calls = [
-            {**each, "function": {**each["function"], "arguments": _mapping(each["function"]["arguments"])}}
-            for each in message.get("tool_calls") or ()
+            {**call, "function": {**call["function"], "arguments": _mapping(call["function"]["arguments"])}}
+            for call in message.get("tool_calls") or ()
         ]
-        found.append({**message, "content": message.get("content") or "", **({"tool_calls": calls} if calls else {})})
-    return found
+        parsed_messages.append(
+            {**message, "content": message.get("content") or "", **({"tool_calls": calls} if calls else {})}
+        )
+    return parsed_messages
 
 
 def _mapping(arguments: Any) -> Any:
@@ -167,9 +174,9 @@ def speak(episodes: Sequence[SpokenEpisode], generate: Generate) -> None:
                 episode.answers.put(None)
         if not waiting:
             continue
-        said, logprobs = generate([[*each.prompt_ids, *each.ids] for each in waiting])
+        turns, logprobs = generate([[*episode.prompt_ids, *episode.ids] for episode in waiting])
         for number, episode in enumerate(waiting):
-            episode.answers.put(episode.hear(said[number], None if logprobs is None else logprobs[number]))
+            episode.answers.put(episode.hear(turns[number], None if logprobs is None else logprobs[number]))
 
 
 @contextmanager

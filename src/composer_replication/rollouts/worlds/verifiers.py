@@ -57,11 +57,11 @@ class VerifiersWorld:
 
     def rows(self) -> list[dict[str, Any]]:
         """A data set's rows: the prompt of each task, and its number."""
-        found = [{"prompt": _chat(each.data), "task": number} for number, each in enumerate(self._tasks)]
-        if not all(row["prompt"] for row in found):
+        rows = [{"prompt": _chat(task.data), "task": number} for number, task in enumerate(self._tasks)]
+        if not all(row["prompt"] for row in rows):
             expected = "tasks with a prompt of their own"
             raise ConfigError(explain(f"environment {self.id}", got="a task without one", expected=expected))
-        return found
+        return rows
 
     def __call__(self, prompts: Sequence[Any], trainer: Any) -> dict[str, Any]:
         """As TRL's `rollout_func`."""
@@ -82,14 +82,14 @@ class VerifiersWorld:
         traces = self.play(numbers, episodes, generate)
         has_logprobs = trainer.use_vllm
         return {
-            "prompt_ids": [each.prompt_ids for each in episodes],
-            "completion_ids": [each.ids[: each.limit] for each in episodes],
-            "env_mask": [each.sampled[: each.limit] for each in episodes],
-            "logprobs": [each.logprobs[: each.limit] for each in episodes] if has_logprobs else None,
-            "messages": [each.messages for each in episodes],
-            "tools": [[_function(tool) for tool in each.tools] for each in episodes],
-            "signals": [list(each.info.get("sites") or ()) for each in traces],
-            REWARD: [self._reward(each, episode) for each, episode in zip(traces, episodes, strict=True)],
+            "prompt_ids": [episode.prompt_ids for episode in episodes],
+            "completion_ids": [episode.ids[: episode.limit] for episode in episodes],
+            "env_mask": [episode.sampled[: episode.limit] for episode in episodes],
+            "logprobs": [episode.logprobs[: episode.limit] for episode in episodes] if has_logprobs else None,
+            "messages": [episode.messages for episode in episodes],
+            "tools": [[_function(tool) for tool in episode.tools] for episode in episodes],
+            "signals": [list(trace.info.get("sites") or ()) for trace in traces],
+            REWARD: [self._reward(trace, episode) for trace, episode in zip(traces, episodes, strict=True)],
         }
 
     def _numbers(self, prompts: Sequence[Any], trainer: Any) -> list[int]:
@@ -126,7 +126,7 @@ class VerifiersWorld:
             finally:  # of a failure here: whoever waits for an answer is told that there is none
                 for episode in episodes:
                     episode.answers.put(None)
-            return [self._trace(each) for each in played.result()]
+            return [self._trace(played_episode) for played_episode in played.result()]
 
     def _run_all(self, tasks: Sequence[int], names: Mapping[str, SpokenEpisode], client: Any) -> list[Any]:
         """In a thread of its own; however it ends, nobody waits for another request."""
@@ -148,7 +148,7 @@ class VerifiersWorld:
                 episode.asked.put(None)
 
         async with self._env.serving():
-            return await asyncio.gather(*(one(task, *each) for task, each in zip(tasks, names, strict=True)))
+            return await asyncio.gather(*(one(task, *pair) for task, pair in zip(tasks, names, strict=True)))
 
     def _trace(self, episode: Any) -> Any:
         if len(episode.traces) != 1:
@@ -179,7 +179,10 @@ def _chat(data: Any) -> list[dict[str, Any]]:
     if isinstance(prompt, str):
         prompt = [{"role": "user", "content": prompt}]
     system = [{"role": "system", "content": data.system_prompt}] if data.system_prompt else []
-    return [*system, *(dict(each) if isinstance(each, Mapping) else each.model_dump() for each in prompt or ())]
+    return [
+        *system,
+        *(dict(message) if isinstance(message, Mapping) else message.model_dump() for message in prompt or ()),
+    ]
 
 
 def _last_error(record: Any) -> str:

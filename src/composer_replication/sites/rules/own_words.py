@@ -196,17 +196,17 @@ def _any_quotes(pattern: str) -> str:
 
 
 def _by_program() -> Mapping[str, tuple[FailureRule, ...]]:
-    found: dict[str, list[FailureRule]] = defaultdict(list)
+    by_program: dict[str, list[FailureRule]] = defaultdict(list)
     for block in re.split(r"\n(?=\w)", _TABLE.strip()):
         head, *rows = block.split("\n")
         programs, _, kind = head.partition(": ")
         pairs = [row[2:].split(" ~ ", 1) for row in rows]
         pattern = "|".join(_any_quotes(pattern) for _, pattern in pairs)
         needles = tuple(needle for needle, _ in pairs)
-        made = rule(kind, pattern, *needles, channels="shell", confidence=0.75, accept=_is_typed)
+        failure_rule = rule(kind, pattern, *needles, channels="shell", confidence=0.75, accept=_is_typed)
         for program in programs.split():
-            found[program].append(made)
-    return {program: tuple(rules) for program, rules in found.items()}
+            by_program[program].append(failure_rule)
+    return {program: tuple(rules) for program, rules in by_program.items()}
 
 
 _RULES = _by_program()

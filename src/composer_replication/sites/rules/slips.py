@@ -49,7 +49,7 @@ _NOT_A_PATH = re.compile(
 
 
 def _command_name(match: re.Match[str]) -> str:
-    return next(each for each in match.groups() if each).rpartition("/")[2]
+    return next(group for group in match.groups() if group).rpartition("/")[2]
 
 
 def is_slip(match: re.Match[str], command: Command) -> bool:

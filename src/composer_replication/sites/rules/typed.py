@@ -49,7 +49,7 @@ def is_said_by_known(match: re.Match[str], command: Command) -> bool:
 
 def thing_of(match: re.Match[str]) -> str:
     """What the message names."""
-    return next((each for each in match.groups() if each), "").strip(_QUOTES)
+    return next((group for group in match.groups() if group), "").strip(_QUOTES)
 
 
 def is_wrong_use(match: re.Match[str], command: Command) -> bool:
@@ -70,7 +70,7 @@ def is_wrong_bare_option(match: re.Match[str], command: Command) -> bool:
 
 def is_wrong_letter(match: re.Match[str], command: Command) -> bool:
     """A single letter, which stands among others behind one dash."""
-    letter = re.escape(next(each for each in match.groups() if each))
+    letter = re.escape(next(group for group in match.groups() if group))
     is_there = re.search(rf"\s-\w{{0,8}}{letter}", command.text) is not None
     return is_there and (is_familiar(command) or is_named(match, command))
 
@@ -95,8 +95,8 @@ def is_wrong_count(_: re.Match[str], command: Command) -> bool:
 def is_typed_folder(match: re.Match[str], command: Command) -> bool:
     """A package, folder or file that was typed, looked for where the shell stands."""
     looked_for = thing_of(match).removeprefix("./").rstrip("/.")
-    asked = {each.strip("'\"`").removeprefix("./").rstrip("/.") for each in command.text.split()}
-    is_there = any(len(each) > 1 and (looked_for == each or looked_for.endswith(f"/{each}")) for each in asked)
+    words = {word.strip("'\"`").removeprefix("./").rstrip("/.") for word in command.text.split()}
+    is_there = any(len(word) > 1 and (looked_for == word or looked_for.endswith(f"/{word}")) for word in words)
     return is_there and is_familiar(command)
 
 
@@ -125,7 +125,7 @@ def is_here(_: re.Match[str], command: Command) -> bool:
 def is_unquoted(match: re.Match[str], command: Command) -> bool:
     """A word that was not meant as a pattern of files: one that only names files has found none, which is an answer."""
     thing = match[1] or match[2]
-    return thing in command.text and (thing.startswith("-") or any(each in thing for each in "?[=^(#~"))
+    return thing in command.text and (thing.startswith("-") or any(character in thing for character in "?[=^(#~"))
 
 
 def is_unescaped(match: re.Match[str], command: Command) -> bool:

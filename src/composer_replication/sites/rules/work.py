@@ -83,9 +83,11 @@ BUILDS: tuple[FailureRule, ...] = (
 
 def _is_foreign(match: re.Match[str], command: Command) -> bool:
     """Whether a missing module is somebody else's package: the project's own has its folder in paths and commands."""
-    name = next((each for each in match.groups() if each), "").strip("'\"").partition(".")[0]
-    own = re.compile(rf"(?:^|[/\s\"'.]){re.escape(name)}(?:/|\.py\b|\.\w)") if name else None
-    return own is None or (own.search(command.text) is None and own.search(match.string[: match.start()]) is None)
+    name = next((group for group in match.groups() if group), "").strip("'\"").partition(".")[0]
+    own_pattern = re.compile(rf"(?:^|[/\s\"'.]){re.escape(name)}(?:/|\.py\b|\.\w)") if name else None
+    return own_pattern is None or (
+        own_pattern.search(command.text) is None and own_pattern.search(match.string[: match.start()]) is None
+    )
 
 
 # A run that cannot begin because something is not installed is not the work.

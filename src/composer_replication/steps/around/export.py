@@ -64,8 +64,8 @@ def refuse_used(folder: Path) -> None:
 def _documents(run: RunDir) -> Iterator[tuple[str, dict[str, Any]]]:
     """Every document of a run, with the id of its conversation."""
     for family in _families(run):
-        ids = {each.id for each in family}
-        embedded = [each for each in family if _is_embedded(each, ids)]
+        ids = {conversation.id for conversation in family}
+        embedded = [conversation for conversation in family if _is_embedded(conversation, ids)]
         for conversation in family:
             if not _is_embedded(conversation, ids):
                 yield conversation.id, to_atif(conversation, subagents=embedded)
@@ -75,15 +75,15 @@ def _refuse_secrets(run: RunDir, gate: LastGate) -> None:
     """Look at all documents as they will be written; a part that stands in several is named once."""
     finds: dict[bytes, Find] = {}
     for identity, document in [] if gate.is_open else _documents(run):
-        for place, part in _parts(document, f"document {identity}"):
-            if (find := gate.look(part, place)) is not None:
+        for location, part in _parts(document, f"document {identity}"):
+            if (find := gate.look(part, location)) is not None:
                 finds.setdefault(find.digest, find)
     if finds:
         raise refusal("ATIF documents", list(finds.values()))
 
 
 def _parts(document: dict[str, Any], place: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    yield f"{place}, head", {key: each for key, each in document.items() if key not in _LISTS}
+    yield f"{place}, head", {key: value for key, value in document.items() if key not in _LISTS}
     for step in document["steps"]:
         yield f"{place}, step {step['step_id']}", step
     for inner in document.get("subagent_trajectories", ()):
@@ -154,16 +154,18 @@ def export_weights(
         note_elsewhere(trained.run, "exported weights", folder)
     try:
         check = merge_adapter(trained, making / "merged", precision=precision)
-        made = _for_others(trained, making, precision=check.precision, environment=environment)
+        exports = _for_others(trained, making, precision=check.precision, environment=environment)
         _write_cards(trained, making, folder, public_name=push)
         if folder.exists():  # empty, or it had been refused
             folder.rmdir()
         making.rename(folder)
     finally:
         shutil.rmtree(making, ignore_errors=True)
-    made = tuple(each._replace(path=each.path and folder / each.path.relative_to(making)) for each in made)
+    exports = tuple(
+        export._replace(path=export.path and folder / export.path.relative_to(making)) for export in exports
+    )
     address = None if push is None else push_folder(folder / "merged", push, is_public=is_public, api=api)
-    return ExportedWeights(folder=folder, check=check, made=made, pushed=address)
+    return ExportedWeights(folder=folder, check=check, made=exports, pushed=address)
 
 
 def trained_weights(name: str, adapter: str | None = None) -> Trained:

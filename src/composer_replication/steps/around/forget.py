@@ -50,7 +50,7 @@ class Forgetting:
 def plan_forgetting(run: RunDir, sessions: Sequence[str]) -> Forgetting:
     """What `forget` would take away; nothing is changed. Each of `sessions` is an id, or the start of just one."""
     links = list(_links(run))
-    chosen = {each for name in sessions for each in _matching(name, links)}
+    chosen = {identity for name in sessions for identity in _matching(name, links)}
     size = -1
     while size != len(chosen):  # sub-agents of sub-agents, part after part
         size = len(chosen)
@@ -87,21 +87,21 @@ def forget(run: RunDir, sessions: Sequence[str], *, discard_answers: bool = Fals
         if plan.answers is not None and plan.answers.num_unowned and not discard_answers:
             raise _unowned(run, plan.answers)
         read_tools(run, with_test=True)  # what cannot be read is found out before anything is taken away
-        gone = frozenset(plan.conversations)
-        alive = {identity for identity, _, _ in _links(run)} - gone
-        ingested.mark(run, gone)  # first: from here on, no crash brings them back
-        replayed.forget(run, gone, alive)
-        forget_conventions(run, gone)
+        removed_ids = frozenset(plan.conversations)
+        alive = {identity for identity, _, _ in _links(run)} - removed_ids
+        ingested.mark(run, removed_ids)  # first: from here on, no crash brings them back
+        replayed.forget(run, removed_ids, alive)
+        forget_conventions(run, removed_ids)
         for name in plan.deleted:
             delete_artefact(run, name)
         for unfinished in run.root.glob("*.partial.jsonl"):  # an evaluation's has texts that were drawn in the sessions
             remove(unfinished)
         metas = {name: run.meta(name) for name in plan.filtered}
         for name, meta in metas.items():
-            forget_rows(run, name, gone, meta)
-        ingested.forget(run, gone)
+            forget_rows(run, name, removed_ids, meta)
+        ingested.forget(run, removed_ids)
         for name, meta in metas.items():  # once more: they are current only beside the new conversations
-            forget_rows(run, name, gone, meta)
+            forget_rows(run, name, removed_ids, meta)
         return plan
 
 
@@ -123,8 +123,8 @@ def _matching(name: str, links: Sequence[_Link]) -> set[str]:
     exact = {identity for identity, session, _ in links if name in (identity, session)}
     if exact:
         return exact
-    names = {each for identity, session, _ in links for each in (session or identity, identity)}
-    started = {each for each in names if len(name) >= MIN_PREFIX and each.startswith(name)}
+    names = {candidate for identity, session, _ in links for candidate in (session or identity, identity)}
+    started = {candidate for candidate in names if len(name) >= MIN_PREFIX and candidate.startswith(name)}
     sessions = {session or identity for identity, session, _ in links if {identity, session} & started}
     if len(sessions) == 1:
         return _matching(sessions.pop(), links)
@@ -151,16 +151,18 @@ def forget_rows(run: RunDir, name: str, gone: Set[str], meta: ArtefactMeta) -> N
     Counts and drops are left out: they were made for rows that are gone, by a step that is not here to say.
     """
     rows = run.read_jsonl(name, schema=meta.schema, version=meta.version)
-    kept = [row for row in rows if row["conversation_id"] not in gone]
-    sources = [each.name if each.kind == "artefact" else find_source(each.name, run.root) for each in meta.sources]
+    remaining_rows = [row for row in rows if row["conversation_id"] not in gone]
+    sources = [
+        source.name if source.kind == "artefact" else find_source(source.name, run.root) for source in meta.sources
+    ]
     run.write_jsonl(
         name,
-        kept,
+        remaining_rows,
         schema=meta.schema,
         version=meta.version,
-        sources=[each for each in sources if isinstance(each, str) or each.is_file()],
+        sources=[source for source in sources if isinstance(source, str) or source.is_file()],
         config_hash=meta.config_hash,
-        settings={**meta.settings, "rows_forgotten": meta.rows - len(kept)},
+        settings={**meta.settings, "rows_forgotten": meta.rows - len(remaining_rows)},
     )
 
 

@@ -54,13 +54,13 @@ def inspect_site(
     if not config.train.model:
         expected = "the folder or the name of the model that is to be trained, such as `--tokenizer qwen2.5/`"
         raise InputError(explain("--tokenizer", got="none", expected=expected))
-    shown = tools_of(run) if tools is None else list(tools)
-    renderer = make_renderer(config.render, load_tokenizer(config.train.model), shown)
+    schemas = tools_of(run) if tools is None else list(tools)
+    renderer = make_renderer(config.render, load_tokenizer(config.train.model), schemas)
     view = view_site(renderer, conversation, site, hint, placement=config.train.batch.placement)
     left_out = _why_left_out(config, renderer, conversation, site, hint) if is_training else ""
     num_tools = len(renderer.tools_for(conversation.format))
     proofs = read_proofs(run) if run.is_current("hint_proof") else []
-    proof = next((each for each in proofs if each.site_id == site.id), None)
+    proof = next((candidate for candidate in proofs if candidate.site_id == site.id), None)
     return Inspected(view, renderer, conversation.format, num_tools, left_out, proof)
 
 
@@ -72,7 +72,7 @@ def read_schemas(name: str) -> list[dict[str, Any]]:
         raise InputError(explain(f"--tools {name}", got=error, expected="a JSON list of schemas")) from error
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(explain(f"--tools {name}", got=error, expected="a text file")) from error
-    if not isinstance(schemas, list) or not all(isinstance(each, dict) for each in cast("list[object]", schemas)):
+    if not isinstance(schemas, list) or not all(isinstance(schema, dict) for schema in cast("list[object]", schemas)):
         raise InputError(explain(f"--tools {name}", got="other JSON", expected="a list of schemas, each an object"))
     return cast("list[dict[str, Any]]", schemas)
 

@@ -42,9 +42,9 @@ def agent_named(name: str, rates: Sequence[str] = (), corrects: float | None = N
     if name not in AGENTS:
         raise InputError(explain("--agent", got=repr(name), expected=f"one of {', '.join(sorted(AGENTS))}"))
     agent = AGENTS[name]
-    given = [each.partition("=") for each in rates]
+    parts = [text.partition("=") for text in rates]
     try:
-        changed = {mistake: float(rate) for mistake, _, rate in given}
+        changed = {mistake: float(rate) for mistake, _, rate in parts}
     except ValueError as error:
         fix = f"Mistakes have these names: {', '.join(MISTAKES)}."
         raise InputError(explain("--rate", got=", ".join(rates), expected="NAME=RATE", fix=fix)) from error
@@ -74,17 +74,17 @@ def write_logs(
         got = "a file or a folder with files in it"
         raise InputError(explain(str(folder), got=got, expected="a new folder", fix=fix))
     runner = runner or RememberingRunner()
-    could, made, corrected, solved, calls = Counter[str](), Counter[str](), Counter[str](), 0, 0
-    for each in range(seed, seed + number):
-        episode = play(generate_task(each, difficulty=difficulty), agent, each, runner=runner)
-        place = folder / PROJECT / f"{session_id(episode)}.jsonl"
-        place.parent.mkdir(parents=True, exist_ok=True)
-        atomic_write_text(place, "".join(f"{line}\n" for line in log_lines(episode)))
+    could, mistakes, corrected, solved, calls = Counter[str](), Counter[str](), Counter[str](), 0, 0
+    for session_seed in range(seed, seed + number):
+        episode = play(generate_task(session_seed, difficulty=difficulty), agent, session_seed, runner=runner)
+        path = folder / PROJECT / f"{session_id(episode)}.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        atomic_write_text(path, "".join(f"{line}\n" for line in log_lines(episode)))
         could.update(name for turn in episode.turns for name in turn.could)
-        made.update(scripted.mistake for scripted in episode.script)
+        mistakes.update(scripted.mistake for scripted in episode.script)
         corrected.update(scripted.mistake for scripted in episode.script if scripted.corrected_at is not None)
         solved, calls = solved + episode.reward.solved, calls + episode.reward.effort.calls
-    rows = _counts(agent.rates, could, made, corrected)
+    rows = _counts(agent.rates, could, mistakes, corrected)
     return WorldLogs(sessions=number, solved=solved, calls=calls, mistakes=rows, sandbox=runner.kind)
 
 
@@ -94,13 +94,13 @@ def _counts(
     return [
         MistakeCount(
             mistake=name,
-            kind=each.kind,
-            meaning=each.meaning,
+            kind=mistake.kind,
+            meaning=mistake.meaning,
             could=could[name],
             number=made[name],
             corrected=corrected[name],
             rate=rates.get(name, 0.0),
         )
-        for name, each in MISTAKES.items()
+        for name, mistake in MISTAKES.items()
         if could[name]
     ]

@@ -80,7 +80,7 @@ class Asked:
     @property
     def num_bytes(self) -> int:
         """Of the files that go to the bucket."""
-        return sum(len(each) if isinstance(each, bytes) else each.stat().st_size for each in self.files.values())
+        return sum(len(file) if isinstance(file, bytes) else file.stat().st_size for file in self.files.values())
 
 
 def reachable(bucket: str, executor: str) -> str:
@@ -128,9 +128,9 @@ def training(
 def refuse_values(asked: Asked) -> None:
     """What replicas are asked stands in the launch's file, and services show it: secrets stand there by name."""
     options = {key: value for key, value in asked.options.items() if key not in _NAMES_OF_SECRETS}
-    said = {"options": options, "arguments": dict(asked.arguments), "settings": dict(asked.settings)}
-    place = "options, variables and arguments"
-    if (find := LastGate(os.environ).look(said, place, is_text=False)) is not None:  # names and paths, no prose
+    request = {"options": options, "arguments": dict(asked.arguments), "settings": dict(asked.settings)}
+    location = "options, variables and arguments"
+    if (find := LastGate(os.environ).look(request, location, is_text=False)) is not None:  # names and paths, no prose
         fix = "Set a variable of this machine to it, and hand that over by its name: --secret NAME."
         raise InputError(explain("launch", got=f"what looks like a secret ({find})", expected="none", fix=fix))
 

@@ -32,7 +32,7 @@ _ROWS, _PARTS = ".jsonl", ".parts/"
 
 def run_files(run: RunDir) -> dict[str, Path]:
     """What a training on this run reads."""
-    names = [name for each in _READ for name in (ARTEFACTS[each].file_name, ARTEFACTS[each].sidecar_name)]
+    names = [name for artefact in _READ for name in (ARTEFACTS[artefact].file_name, ARTEFACTS[artefact].sidecar_name)]
     return {name: run.root / name for name in (MARKER, *dict.fromkeys(names)) if (run.root / name).is_file()}
 
 
@@ -57,9 +57,9 @@ def refuse_secrets(run: RunDir, files: Mapping[str, Path], *, no_scrub: bool, al
 def digests_of(files: Mapping[str, Path | bytes]) -> dict[str, str]:
     """The sha256 of each file, by its name."""
     digests = {}
-    for name, each in files.items():
+    for name, file in files.items():
         digest = hashlib.sha256()
-        for chunk in _chunks(each):
+        for chunk in _chunks(file):
             digest.update(chunk)
         digests[name] = digest.hexdigest()
     return digests
@@ -68,10 +68,10 @@ def digests_of(files: Mapping[str, Path | bytes]) -> dict[str, str]:
 def upload(store: ObjectStore, prefix: str, files: Mapping[str, Path | bytes]) -> None:
     """Put files below `prefix`; of what an earlier upload left under their names nothing stays."""
     written = set[str]()
-    for name, each in files.items():
+    for name, file in files.items():
         key = f"{prefix}/{name}"
-        is_parted = (len(each) if isinstance(each, bytes) else each.stat().st_size) > PART_BYTES
-        for number, chunk in enumerate(_chunks(each)):
+        is_parted = (len(file) if isinstance(file, bytes) else file.stat().st_size) > PART_BYTES
+        for number, chunk in enumerate(_chunks(file)):
             part = _part(key, number) if is_parted else key
             store.put(part, chunk)
             written.add(part)
@@ -115,7 +115,7 @@ def download(store: ObjectStore, prefix: str, digests: Mapping[str, str], folder
     refuse_odd_names(store, prefix, digests)
     folder.mkdir(parents=True, exist_ok=True)
     objects = {name: _objects(store, f"{prefix}/{name}") for name in digests}
-    num_bytes = sum(size for each in objects.values() for size in each.values())
+    num_bytes = sum(size for sizes in objects.values() for size in sizes.values())
     if num_bytes > (room := shutil.disk_usage(folder).free):
         expected = f"at most {room:,}, which are free"
         raise ArtefactCorruptError(explain(f"{prefix} at {store.uri}", got=f"{num_bytes:,} bytes", expected=expected))

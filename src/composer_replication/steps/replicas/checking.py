@@ -37,10 +37,10 @@ def check_launch(store: ObjectStore, asked: Asked, executor: Executor, path: Pat
     if path is not None:
         refuse_a_taken_name(path)
     keys = set(store.keys("launch"))
-    place = place_of(asked.bucket)
-    running, lines = _Earlier(asked, executor, keys, time.monotonic() + MOST_S).newest_that_runs(place)
+    bucket_uri = place_of(asked.bucket)
+    running, lines = _Earlier(asked, executor, keys, time.monotonic() + MOST_S).newest_that_runs(bucket_uri)
     if running is None:
-        return [*lines, *_perhaps_elsewhere(store, place, keys)]
+        return [*lines, *_perhaps_elsewhere(store, bucket_uri, keys)]
     number, ranks = running
     what = f"launch {number} at {store.uri}"
     if not beside:
@@ -81,15 +81,19 @@ class _Earlier:
             elif ranks:
                 running = _Running(number, ranks)
                 break
-        said = ((", ".join(map(str, reversed(each))), why) for why, each in unknown.items())
-        return running, [f"launch {which} may run, and could not be asked about: {why}" for which, why in said]
+        unknown_launches = (
+            (", ".join(map(str, reversed(launch_numbers))), why) for why, launch_numbers in unknown.items()
+        )
+        return running, [
+            f"launch {which} may run, and could not be asked about: {why}" for which, why in unknown_launches
+        ]
 
     def _ranks_that_run(self, file: LaunchFile) -> list[int]:
         """By their service's word; an error where none is known to run and one may."""
         record = file.read()
         unended = list(self._unended(record))
-        if any(each.handle is None for each in unended) and file.is_starting():
-            return [each.rank for each in unended if each.handle is None]
+        if any(start.handle is None for start in unended) and file.is_starting():
+            return [start.rank for start in unended if start.handle is None]
         if unended and record.launch.executor != self._asked.executor:
             expected, fix = (
                 f"{self._asked.executor}, as here",
@@ -97,9 +101,9 @@ class _Earlier:
             )
             raise RunError(explain("its executor", got=record.launch.executor, expected=expected, fix=fix))
         ranks, errors = list[int](), list[Exception]()
-        for each in unended:
-            is_running, error = tried(partial(self._answer, record.launch, each))
-            ranks += [each.rank] if is_running else []
+        for start in unended:
+            is_running, error = tried(partial(self._answer, record.launch, start))
+            ranks += [start.rank] if is_running else []
             errors += [] if error is None else [error]
         if errors and not ranks:
             raise errors[0]
@@ -107,9 +111,9 @@ class _Earlier:
 
     def _unended(self, record: Record) -> Iterator[Start]:
         """Those that neither left what they ended with nor were ended by a cancel that ended all."""
-        for each in record.newest.values() if record.ended is None else ():
-            if record.launch.key("output", f"{each.rank:03d}", DONE) not in self._keys:
-                yield each
+        for start in record.newest.values() if record.ended is None else ():
+            if record.launch.key("output", f"{start.rank:03d}", DONE) not in self._keys:
+                yield start
 
     def _answer(self, launch: Launch, start: Start) -> bool:
         left_s = self._deadline - time.monotonic()
@@ -122,26 +126,28 @@ class _Earlier:
     def _is_running(self, what: str, launch: Launch, start: Start) -> bool:
         handles, executor = [start.handle] if start.handle else [], self._executor
         if start.handle is None:  # whoever asked for it was killed, or the answer was lost
-            if others := [each for each in _WHERE if launch.options.get(each) != self._asked.options.get(each)]:
-                got = f"a start whose answer was lost, with another {', '.join(others)}"
+            if changed_options := [
+                option for option in _WHERE if launch.options.get(option) != self._asked.options.get(option)
+            ]:
+                got = f"a start whose answer was lost, with another {', '.join(changed_options)}"
                 raise RunError(explain(what, got=got, expected="the options of this launch"))
             may_come = not is_settled(None, start, executor)  # before it is looked for: what comes in between is seen
             handles = executor.find(launch.id, start.rank, start.attempt)
             if not handles and may_come:
                 got = "a start whose answer was lost, and which may come yet"
                 raise RunError(explain(what, got=got, expected="its machine"))
-        for each in handles:
-            if not executor.reaches(each):
+        for handle in handles:
+            if not executor.reaches(handle):
                 raise RunError(explain(what, got="one of another machine or cluster", expected="one of this"))
-        return any(executor.poll(each) in ("running", "pending") for each in handles)
+        return any(executor.poll(handle) in ("running", "pending") for handle in handles)
 
 
 def _perhaps_elsewhere(store: ObjectStore, place: str, keys: Collection[str]) -> list[str]:
     """The newest launch whose file is not here, where not all of its replicas have left what they ended with."""
-    others = set(numbers(store)) - set(known_numbers(place))
-    if not others:
+    other_numbers = set(numbers(store)) - set(known_numbers(place))
+    if not other_numbers:
         return []
-    number = max(others)
+    number = max(other_numbers)
     if (notice := tried(lambda: read_notice(store, number))[0]) is None:  # one that is none says nothing
         return []
     done = [launch_key(number, "output", f"{rank:03d}", DONE) in keys for rank in range(notice.replicas)]

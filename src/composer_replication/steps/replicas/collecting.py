@@ -42,7 +42,7 @@ class Collected:
     @property
     def running(self) -> list[int]:
         """Ranks that had not ended when the time was up."""
-        return [each["rank"] for each in self.outcomes if each["status"] in ("pending", "running")]
+        return [outcome["rank"] for outcome in self.outcomes if outcome["status"] in ("pending", "running")]
 
 
 def collect(
@@ -63,13 +63,13 @@ def collect(
         ranks = ", ".join(map(str, waited_for))
         said(f"waiting {until} for rank {ranks}; Ctrl-C ends the waiting, not them; --timeout 0 waits for nobody")
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
-    outcomes = [_outcome(executor, each, deadline, folder / "logs") for each in record.newest.values()]
+    outcomes = [_outcome(executor, start, deadline, folder / "logs") for start in record.newest.values()]
     done = _done(store, record.launch)
-    answers = {str(rank): each["answer"] for rank, each in done.items()}
+    answers = {str(rank): output["answer"] for rank, output in done.items()}
     written = {"launch": record.launch.number, "outcomes": outcomes, "answers": answers}
     # Answers come from the bucket: in ASCII nothing in them is acted upon by whoever shows the file.
     atomic_write_text(folder / "outcomes.json", json.dumps(written, indent=2, ensure_ascii=True) + "\n")
-    weighty = {rank: each["files"] for rank, each in done.items() if each["files"]}
+    weighty = {rank: output["files"] for rank, output in done.items() if output["files"]}
     if not weighty:
         return Collected(folder, None, 0, None, outcomes, answers)
     first = min(weighty)
@@ -82,8 +82,8 @@ def _running(executor: Executor | None, starts: Iterable[Start]) -> list[int]:
     """Ranks that would be waited for."""
     if executor is None:
         return []
-    known = [each.handle for each in starts if each.handle is not None and executor.reaches(each.handle)]
-    return [each.rank for each in known if tried(partial(executor.poll, each))[0] in ("pending", "running")]
+    handles = [start.handle for start in starts if start.handle is not None and executor.reaches(start.handle)]
+    return [handle.rank for handle in handles if tried(partial(executor.poll, handle))[0] in ("pending", "running")]
 
 
 def _outcome(executor: Executor | None, start: Start, deadline: float | None, logs: Path) -> dict[str, Any]:
@@ -91,9 +91,9 @@ def _outcome(executor: Executor | None, start: Start, deadline: float | None, lo
     unknown = {"rank": start.rank, "status": UNREACHABLE, "exit_code": None}
     if executor is None or start.handle is None or not executor.reaches(start.handle):
         return {**unknown, "error": "it cannot be asked about from here"}
-    handle, left = start.handle, None if deadline is None else max(0.0, deadline - time.monotonic())
+    handle, remaining_s = start.handle, None if deadline is None else max(0.0, deadline - time.monotonic())
     brought, error = tried(
-        lambda: (executor.collect([handle], timeout=left)[0], executor.stream_logs(handle, n_lines=_LINES))
+        lambda: (executor.collect([handle], timeout=remaining_s)[0], executor.stream_logs(handle, n_lines=_LINES))
     )
     if isinstance(error, InputError):
         raise error
@@ -115,7 +115,7 @@ def _done(store: ObjectStore, launch: Launch) -> dict[int, dict[str, Any]]:
         try:
             content = decode_object(store.get(key, most_bytes=_MOST_BYTES))
             files, answer = content["files"], content["answer"]
-            if not isinstance(files, dict) or not all(_DIGEST.fullmatch(str(each)) for each in files.values()):
+            if not isinstance(files, dict) or not all(_DIGEST.fullmatch(str(digest)) for digest in files.values()):
                 raise ValueError("files without sums")
         except (KeyError, ValueError) as error:
             fix = "Somebody wrote to the bucket: look at who may."
@@ -133,7 +133,7 @@ def _check_equal(store: ObjectStore, weighty: dict[int, dict[str, str]]) -> None
         for rank, files in weighty.items()
     }
     first = min(weights)
-    if other := [rank for rank, files in weights.items() if files != weights[first]]:
-        got = f"other weights at rank {', '.join(map(str, other))} than at rank {first}"
+    if other_ranks := [rank for rank, files in weights.items() if files != weights[first]]:
+        got = f"other weights at rank {', '.join(map(str, other_ranks))} than at rank {first}"
         fix = "One of them ended without the last round: look at its log, and launch again."
         raise ArtefactCorruptError(explain(f"weights at {store.uri}", got=got, expected="the same", fix=fix))

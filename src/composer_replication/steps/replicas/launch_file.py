@@ -53,7 +53,7 @@ class Record:
     @property
     def newest(self) -> dict[int, Start]:
         """The last start of every rank that was begun, in rank order."""
-        return {each.rank: each for each in sorted(self.starts, key=lambda each: (each.rank, each.attempt))}
+        return {start.rank: start for start in sorted(self.starts, key=lambda start: (start.rank, start.attempt))}
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,8 @@ class LaunchFile:
         def noted(record: Record) -> Record:
             mine = (handle.rank, handle.attempt)
             starts = [
-                replace(each, handle=handle) if (each.rank, each.attempt) == mine else each for each in record.starts
+                replace(start, handle=handle) if (start.rank, start.attempt) == mine else start
+                for start in record.starts
             ]
             return replace(record, starts=tuple(starts))
 
@@ -119,10 +120,10 @@ class LaunchFile:
 
         def ended(record: Record) -> Record:
             starts = [
-                replace(each, asked_until=each.asked_until or when)
-                if (each.rank, each.attempt) == (rank, attempt)
-                else each
-                for each in record.starts
+                replace(start, asked_until=start.asked_until or when)
+                if (start.rank, start.attempt) == (rank, attempt)
+                else start
+                for start in record.starts
             ]
             return replace(record, starts=tuple(starts))
 
@@ -132,8 +133,8 @@ class LaunchFile:
         """Forget a start that was refused: nothing came of it."""
 
         def withdrawn(record: Record) -> Record:
-            others = [each for each in record.starts if (each.rank, each.attempt) != (rank, attempt)]
-            return replace(record, starts=tuple(others))
+            remaining_starts = [start for start in record.starts if (start.rank, start.attempt) != (rank, attempt)]
+            return replace(record, starts=tuple(remaining_starts))
 
         return self._change(withdrawn)
 
@@ -169,7 +170,7 @@ class LaunchFile:
 
     def _write(self, record: Record) -> None:
         content = {"format": FORMAT, "launch": asdict(record.launch)}
-        content |= {"starts": [asdict(each) for each in record.starts], "cancelled": record.cancelled}
+        content |= {"starts": [asdict(start) for start in record.starts], "cancelled": record.cancelled}
         content |= {"ended": record.ended}
         with staged(self.path) as stage:
             if hasattr(os, "fchmod"):
@@ -212,10 +213,10 @@ def _parsed(content: dict[str, Any]) -> Record:
     if launch.executor not in EXECUTORS:
         raise ValueError(f"executor {launch.executor!r}")
     starts = []
-    for each in content["starts"]:
-        handle = None if each["handle"] is None else ReplicaHandle(**each["handle"])
-        asked_until = None if each.get("asked_until") is None else float(each["asked_until"])
-        starts.append(Start(int(each["rank"]), int(each["attempt"]), float(each["begun"]), handle, asked_until))
+    for entry in content["starts"]:
+        handle = None if entry["handle"] is None else ReplicaHandle(**entry["handle"])
+        asked_until = None if entry.get("asked_until") is None else float(entry["asked_until"])
+        starts.append(Start(int(entry["rank"]), int(entry["attempt"]), float(entry["begun"]), handle, asked_until))
     return Record(launch, tuple(starts), content["cancelled"], content.get("ended"))
 
 
@@ -248,15 +249,19 @@ def path_of(place: str, number: int) -> Path:
 
 def open_file(bucket: str, number: int | None, given: Path | None) -> LaunchFile | None:
     """The file of a launch of this bucket: the one that was given, or this machine's; None where it has none."""
-    place = place_of(bucket)
+    location = place_of(bucket)
     if given is None:
-        known = known_numbers(place)
-        wanted = known[-1] if number is None and known else number
-        return LaunchFile(path_of(place, wanted)) if wanted is not None and wanted in known else None
+        numbers = known_numbers(location)
+        requested_number = numbers[-1] if number is None and numbers else number
+        return (
+            LaunchFile(path_of(location, requested_number))
+            if requested_number is not None and requested_number in numbers
+            else None
+        )
     file = LaunchFile(given)
     launch = file.read().launch
-    if launch.place != place:
-        raise InputError(explain(str(given), got=f"a launch of {launch.place}", expected=f"one of {place}"))
+    if launch.place != location:
+        raise InputError(explain(str(given), got=f"a launch of {launch.place}", expected=f"one of {location}"))
     if number is not None and launch.number != number:
         raise InputError(explain(str(given), got=f"launch {launch.number}", expected=f"launch {number}"))
     return file

@@ -51,7 +51,7 @@ class Notice:
         return launch_key(self.number, *parts)
 
     def notice(self) -> dict[str, Any]:
-        return {each.name: getattr(self, each.name) for each in fields(Notice)}
+        return {field.name: getattr(self, field.name) for field in fields(Notice)}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -64,12 +64,12 @@ class Sight:
 
     @property
     def is_over(self) -> bool:
-        return all(each.status in ENDED for each in self.replicas)
+        return all(replica.status in ENDED for replica in self.replicas)
 
     @property
     def end(self) -> str | None:
         """By what the run has ended; None while it goes on."""
-        if finished := [each.rank for each in self.replicas if each.status == "succeeded"]:
+        if finished := [replica.rank for replica in self.replicas if replica.status == "succeeded"]:
             return f"rank {finished[0]} has finished"
         total = self.launch.commits
         is_at_end = total is not None and self.progress is not None and self.progress.step >= total
@@ -119,7 +119,7 @@ def _with_end(standing: Standing, record: Record, handle: ReplicaHandle | None, 
         is_failed = standing.status == "failed"
         return standing._replace(exit_code=end["exit_code"], error=str(end["error"]) if is_failed else "", log=log)
     mine = (standing.rank, standing.attempt - 1)
-    before = [each.handle for each in record.starts if (each.rank, each.attempt) == mine]
+    before = [start.handle for start in record.starts if (start.rank, start.attempt) == mine]
     if before and (earlier := before[0]) is not None and executor.reaches(earlier):
         end, _ = tried(lambda: executor.end_of(earlier))
         return standing._replace(error="" if end is None else f"started again after: {end['error']}", log=log)

@@ -34,13 +34,15 @@ def train(
 ) -> dict[str, Any]:
     """Call the trainer; the folder that its answer names as `saved` goes to the bucket."""
     store = open_store(bucket)
-    given = dict(arguments)
+    trainer_arguments = dict(arguments)
     with tempfile.TemporaryDirectory(prefix=f"crf-replica-{rank}-") as folder:
         os.environ[FOLDER_VARIABLE] = folder  # where a trainer may write what is needed no longer than this
         if files:
             download(store, launch_key(launch, "input"), files, Path(folder))
-            given |= {"config": str(Path(folder) / CONFIG), "overrides": _overrides(folder)}
-        value = _trainer(module, function, given)(**given, manager=manager, rank=rank, world_size=world_size)
+            trainer_arguments |= {"config": str(Path(folder) / CONFIG), "overrides": _overrides(folder)}
+        value = _trainer(module, function, trainer_arguments)(
+            **trainer_arguments, manager=manager, rank=rank, world_size=world_size
+        )
         answer = dict(value) if isinstance(value, Mapping) else {"value": value}
         saved = answer.pop("saved", None)
         prefix = launch_key(launch, "output", f"{rank:03d}")
@@ -77,6 +79,6 @@ def _overrides(folder: str) -> list[str]:
     from composer_replication.batch.model_folder import STUDENT, resolve_model
     from composer_replication.config.presets import load_with_preset
 
-    places = [f"train.run={folder}", f"train.output={folder}"]
+    overrides = [f"train.run={folder}", f"train.output={folder}"]
     is_student = load_with_preset(Path(folder) / CONFIG).train.model == STUDENT
-    return [*places, f"train.model={resolve_model(STUDENT)}"] if is_student else places
+    return [*overrides, f"train.model={resolve_model(STUDENT)}"] if is_student else overrides

@@ -49,7 +49,7 @@ MANAGER_KEYS = (
     RoundKey("state_every", WHOLE, 10, "exchanges between two states that one who is behind may load", 1),
     RoundKey("keep_rounds", WHOLE, 2, "exchanges whose offers are kept", 1),
 )
-ROUND_KEYS = {each.name: each for each in (*OUTER_KEYS, *MANAGER_KEYS)}
+ROUND_KEYS = {key.name: key for key in (*OUTER_KEYS, *MANAGER_KEYS)}
 
 
 def split(given: Sequence[tuple[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -59,7 +59,7 @@ def split(given: Sequence[tuple[str, Any]]) -> tuple[dict[str, Any], dict[str, A
     for name, value in given:
         _check(ROUND_KEYS[name], value)
     settings = dict(given)
-    outer = {each.name for each in OUTER_KEYS}
+    outer = {key.name for key in OUTER_KEYS}
     return {name: settings[name] for name in settings if name in outer}, {
         name: settings[name] for name in settings if name not in outer
     }
@@ -82,7 +82,7 @@ def check_outer_loop(settings: Mapping[str, Any]) -> None:
     """What replicas would refuse of the outer loop before their first step, refused here."""
     from composer_replication.diloco.refusals import check_outer, check_schedule
 
-    chosen = {each.name: each.default for each in OUTER_KEYS} | dict(settings)
+    chosen = {key.name: key.default for key in OUTER_KEYS} | dict(settings)
     try:
         check_schedule(
             chosen["num_fragments"],

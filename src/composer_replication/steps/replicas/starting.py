@@ -34,9 +34,9 @@ def make_executor(name: str, options: Mapping[str, Any]) -> Executor:
     """The executor that a launch names."""
     if name not in EXECUTORS:
         raise InputError(explain("--executor", got=repr(name), expected=f"one of {', '.join(EXECUTORS)}"))
-    if given := [each for each in _BY_ENVIRONMENT if each in options]:
-        variables = ", ".join(_BY_ENVIRONMENT[each] for each in given)
-        what = f"option {', '.join(given)} of {name}"
+    if forbidden_options := [option for option in _BY_ENVIRONMENT if option in options]:
+        variables = ", ".join(_BY_ENVIRONMENT[option] for option in forbidden_options)
+        what = f"option {', '.join(forbidden_options)} of {name}"
         raise InputError(explain(what, got="a value", expected=f"{variables} in this machine's environment"))
     module, _, kind = EXECUTORS[name].partition(".")
     home = import_module(f"composer_replication.diloco.serverless.{module}")
@@ -131,16 +131,16 @@ def cancel(file: LaunchFile, executor: Executor, *, pause_s: float = _PAUSE_S) -
     deadline = time.monotonic() + _OTHERS_S
     while (is_starting := file.is_starting()) and time.monotonic() < deadline:
         time.sleep(pause_s)
-    starts = {(each.rank, each.attempt): each for each in file.read().starts}
-    lost = {key: each for key, each in starts.items() if each.handle is None}
-    settled = {key for key, each in lost.items() if not is_starting and is_settled(file, each, executor)}
+    starts = {(start.rank, start.attempt): start for start in file.read().starts}
+    lost = {key: start for key, start in starts.items() if start.handle is None}
+    settled_keys = {key for key, start in lost.items() if not is_starting and is_settled(file, start, executor)}
     errors: dict[tuple[int, int], Exception] = {}
     for number in range(_TRIES):
         time.sleep(pause_s * number)
-        asked = {key: starts[key] for key in errors} if number else starts
+        pending_starts = {key: starts[key] for key in errors} if number else starts
         ends = {
-            key: executor.end_start(launch.id, *key, each.handle, is_settled=key in settled)
-            for key, each in asked.items()
+            key: executor.end_start(launch.id, *key, start.handle, is_settled=key in settled_keys)
+            for key, start in pending_starts.items()
         }
         errors = {key: error for key, error in ends.items() if error is not None}
         if not errors:
@@ -158,8 +158,8 @@ def about_ends(unended: Sequence[Unended], launch: Launch, executor: Executor) -
     """What became of the replicas of a launch that was cancelled, and what to look after by hand."""
     if not unended:
         return "What had been started was cancelled."
-    each = "; ".join(f"rank {one.rank} (start {one.attempt}): {one.why}" for one in unended)
+    replicas = "; ".join(f"rank {one.rank} (start {one.attempt}): {one.why}" for one in unended)
     return (
-        f"NOT cancelled, and maybe paid for: {each}. Repeat `crf diloco cancel`, or look by hand: "
+        f"NOT cancelled, and maybe paid for: {replicas}. Repeat `crf diloco cancel`, or look by hand: "
         f"{executor.by_hand_for(launch.id)}"
     )

@@ -45,15 +45,15 @@ def tend(
                 said(text)
         troubled_since = troubled_since if sight.trouble else time.monotonic()
         is_pending = False
-        for each in sight.replicas:
-            if each.status != "failed":
+        for replica in sight.replicas:
+            if replica.status != "failed":
                 continue
-            why = _why_it_stays(store, file, sight, each, relaunches)
+            why = _why_it_stays(store, file, sight, replica, relaunches)
             if why is None:
-                said(_start_again(file, executor, each, relaunches))
-            elif (place := (each.rank, each.attempt, why)) not in explained:
-                explained.add(place)
-                said(f"{about_end(each)}; not started again: {why}")
+                said(_start_again(file, executor, replica, relaunches))
+            elif (failure := (replica.rank, replica.attempt, why)) not in explained:
+                explained.add(failure)
+                said(f"{about_end(replica)}; not started again: {why}")
             is_pending |= why in (None, _NOT_NOW)
         if sight.is_over and not (is_pending and time.monotonic() - troubled_since < executor.patience_s):
             return sight

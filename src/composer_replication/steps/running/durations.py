@@ -57,8 +57,8 @@ def _warm_up(config: CrfConfig, training: TrainingPlan, pace: Pace) -> list[Time
         "auto": "at most, and none if the model knows the logs' tools",
         "until": "at most, until the held-out loss stops falling",
     }
-    said = f"{steps:,} steps{', ' + why[warmup.mode] if warmup.mode in why else ''}"
-    return [TimeOfPart("warm-up", pace.seconds(_LEARN * pace.tokens_a_step * steps), said)]
+    basis = f"{steps:,} steps{', ' + why[warmup.mode] if warmup.mode in why else ''}"
+    return [TimeOfPart("warm-up", pace.seconds(_LEARN * pace.tokens_a_step * steps), basis)]
 
 
 def _proof(config: CrfConfig, training: TrainingPlan, pace: Pace) -> list[TimeOfPart]:

@@ -74,7 +74,7 @@ def learnable(run: RunDir) -> Learnable:
 def _side(rows: list[PlacedConversation], mistakes: list[str]) -> Side:
     """In a run that was never split every conversation is a session of its own."""
     session_of = {row.conversation_id: row.session for row in rows}
-    erring = {session_of.get(each, each) for each in mistakes}
+    erring = {session_of.get(conversation_id, conversation_id) for conversation_id in mistakes}
     return Side(len({*session_of.values(), *erring}), len(erring), len(mistakes))
 
 

@@ -43,12 +43,12 @@ _A_MODEL = "a folder with weights, a name on the hub, or `student`, the tiny mod
 
 def settled(config: CrfConfig) -> CrfConfig:
     """The config with every path that is there made absolute: it means the same from the next folder on."""
-    paths = tuple(_absolute(each) for each in config.ingest.paths)
+    paths = tuple(_absolute(log) for log in config.ingest.paths)
     sections: dict[str, Any] = {"ingest": replace(config.ingest, paths=paths)}
     for name, keys in _FILES.items():
         section = sections.get(name, getattr(config, name))
-        known = {key: path for key in keys if (path := getattr(section, key)) is not None}
-        sections[name] = replace(section, **{key: _absolute(path) for key, path in known.items()})
+        files = {key: path for key in keys if (path := getattr(section, key)) is not None}
+        sections[name] = replace(section, **{key: _absolute(path) for key, path in files.items()})
     if config.train.model is not None:
         sections["train"] = replace(sections["train"], model=absolute_base(config.train.model))
     return replace(config, **sections)
@@ -73,9 +73,9 @@ def remembered_options(root: Path) -> Path | None:
 def remember(config: CrfConfig, run: RunDir) -> None:
     """Write down what a config says beside its preset, for the next call."""
     plain = _items(load_with_preset(overrides=[f"train.preset={config.train.preset}"]))
-    told = {key: value for key, value in _items(config).items() if value != plain.get(key)}
+    options = {key: value for key, value in _items(config).items() if value != plain.get(key)}
     preset = {"train.preset": config.train.preset} if config.train.preset != CrfConfig().train.preset else {}
-    lines = [f"{key} = {value_text(value)}\n" for key, value in {**preset, **told}.items()]
+    lines = [f"{key} = {value_text(value)}\n" for key, value in {**preset, **options}.items()]
     atomic_write_text(run.root / OPTIONS, _HEAD + "".join(lines))
 
 
@@ -104,7 +104,7 @@ def check_given(config: CrfConfig, output: Path) -> None:
             fix = "Claude Code keeps its logs in ~/.claude/projects, Codex in ~/.codex/sessions."
             raise InputError(explain(str(path), got="no such file or folder", expected="session logs", fix=fix))
     if run is not None and has_sessions and config.ingest.paths:
-        _refuse_other_logs(run, [Path(each).expanduser().resolve() for each in config.ingest.paths])
+        _refuse_other_logs(run, [Path(log).expanduser().resolve() for log in config.ingest.paths])
     if config.train.model is None:
         fix = "Type `--model Qwen/Qwen2.5-Coder-0.5B-Instruct`, say, or set train.model in the file of --config."
         raise InputError(explain("--model", got="none", expected=_A_MODEL, fix=fix))
@@ -125,20 +125,22 @@ def _may_have_template(folder: Path) -> bool:
 
 def without_lost_logs(config: CrfConfig) -> tuple[CrfConfig, list[str]]:
     """Without the logs that are not there any more, and which those are."""
-    lost = [each for each in config.ingest.paths if not Path(each).expanduser().exists()]
-    kept = tuple(each for each in config.ingest.paths if each not in lost)
-    return replace(config, ingest=replace(config.ingest, paths=kept)), lost
+    lost = [path for path in config.ingest.paths if not Path(path).expanduser().exists()]
+    remaining_paths = tuple(path for path in config.ingest.paths if path not in lost)
+    return replace(config, ingest=replace(config.ingest, paths=remaining_paths)), lost
 
 
 def _refuse_other_logs(run: RunDir, paths: Sequence[Path]) -> None:
     """Sessions of other logs would join those of the run, and nobody would see it."""
     before = told_before(run.root)
-    known = _logs_of(run) if before is None else map(Path, load_with_preset(before).ingest.paths)
-    others = list(dict.fromkeys(str(each) for each in known if not any(map(each.is_relative_to, paths))))
-    if others:
-        named = ", ".join(others[:_SHOWN]) + (f" and {len(others) - _SHOWN} more" if len(others) > _SHOWN else "")
+    known_logs = _logs_of(run) if before is None else map(Path, load_with_preset(before).ingest.paths)
+    missing_logs = list(dict.fromkeys(str(log) for log in known_logs if not any(map(log.is_relative_to, paths))))
+    if missing_logs:
+        names = ", ".join(missing_logs[:_SHOWN]) + (
+            f" and {len(missing_logs) - _SHOWN} more" if len(missing_logs) > _SHOWN else ""
+        )
         fix = "For these alone name another run: `-o RUN2`. To add them to this one, name all logs, those of it, too."
-        got = f"logs without {named}, of which {run.root} was made"
+        got = f"logs without {names}, of which {run.root} was made"
         raise InputError(explain("PATH", got=got, expected="the logs of the run", fix=fix))
 
 

@@ -89,8 +89,8 @@ class TeacherClient:
                 async with pool.stream("POST", url, content=request.body, headers=headers) as response:
                     body = await limited_body(response)
         except (httpx.LocalProtocolError, httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
-            said = f"not sent: {type(error).__name__}"  # its text may hold the header
-            return Failure(said, False, "none", concerns="connection")
+            reason = f"not sent: {type(error).__name__}"  # its text may hold the header
+            return Failure(reason, False, "none", concerns="connection")
         except httpx.PoolTimeout:
             return Failure("no connection was free", True, "none")
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:

@@ -131,13 +131,13 @@ def _reply(choice: dict[str, Any], data: dict[str, Any], cost: int | None) -> Re
 
 def _clean_message(message: dict[str, Any]) -> dict[str, Any]:
     """What an answer is made of; providers add much else."""
-    found: dict[str, Any] = {"role": "assistant", "content": content_text(message.get("content"), separator="")}
+    clean_message: dict[str, Any] = {"role": "assistant", "content": content_text(message.get("content"), separator="")}
     calls = [
         call_entry(call.id if isinstance(call.id, str) else "", call.name, _as_text(call.arguments))
         for call in written_calls(message)
         if isinstance(call.name, str)
     ]
-    return found | {"tool_calls": calls} if calls else found
+    return clean_message | {"tool_calls": calls} if calls else clean_message
 
 
 def _as_text(arguments: object) -> str:
@@ -150,8 +150,8 @@ def _error_inside(error: Any) -> Failure:
     """HTTP 200 with an error: generation had begun. Its code says whether asking again can help."""
     about: dict[str, Any] = error if isinstance(error, dict) else {"message": str(error)}
     code = about.get("code")
-    known = int(code) if isinstance(code, int) or (isinstance(code, str) and re.fullmatch("[0-9]{3}", code)) else 502
-    is_retried = known in _RETRIED or known >= 500
+    status = int(code) if isinstance(code, int) or (isinstance(code, str) and re.fullmatch("[0-9]{3}", code)) else 502
+    is_retried = status in _RETRIED or status >= 500
     return Failure(f"error in HTTP 200: {_told(about)}", is_retried, "unknown")
 
 
@@ -162,11 +162,11 @@ def _refusal(status: int, headers: Mapping[str, str], data: dict[str, Any] | Non
     wait = retry_after(headers)
     is_retried = status in _RETRIED
     metadata: Any = about.get("metadata")
-    said: Mapping[str, Any] = cast("dict[str, Any]", metadata) if isinstance(metadata, dict) else {}
+    details: Mapping[str, Any] = cast("dict[str, Any]", metadata) if isinstance(metadata, dict) else {}
     if status == 402:  # credits are gone, or only for as long as other requests hold them
-        is_retried = said.get("limit_source") == _IN_FLIGHT
+        is_retried = details.get("limit_source") == _IN_FLIGHT
     # 403 is said of keys and budgets, and of a text that a moderator did not like: that is one call's.
-    is_of_all = (status in (401, 402) and not is_retried) or (status == 403 and not _MODERATED & set(said))
+    is_of_all = (status in (401, 402) and not is_retried) or (status == 403 and not _MODERATED & set(details))
     return Failure(
         f"HTTP {status}: {_told(about)}", is_retried, billing, wait, concerns="account" if is_of_all else "call"
     )
@@ -275,7 +275,7 @@ def _messages_of(data: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 def _texts(message: Mapping[str, Any]) -> Iterator[str]:
     """Yield the texts of a message that a tokenizer saw for certain: words, thinking that is shown, arguments."""
     yield content_text(message.get("content"), separator="")
-    thinking = [each for name in ("reasoning", "reasoning_content") if isinstance(each := message.get(name), str)]
+    thinking = [text for name in ("reasoning", "reasoning_content") if isinstance(text := message.get(name), str)]
     yield max(thinking, key=len, default="")
     yield refusal if isinstance(refusal := message.get("refusal"), str) else ""
     yield from (_as_text(call.arguments) for call in written_calls(message))
@@ -302,7 +302,7 @@ def _object(body: bytes) -> dict[str, Any] | None:
 
 def _told(about: Mapping[str, Any]) -> str:
     code, message = about.get("code"), about.get("message")
-    return _shown(" ".join(str(each) for each in (code, message) if each is not None).encode())
+    return _shown(" ".join(str(part) for part in (code, message) if part is not None).encode())
 
 
 def _shown(body: bytes) -> str:

@@ -22,10 +22,10 @@ async def limited_body(response: Any) -> bytes | Failure:
     Never more than `MAX_BODY` bytes are held: what would be more is not unpacked, and not read to its end.
     """
     encoding = str(response.headers.get("content-encoding", "")).strip().lower()
-    known = {"": _AsItIs, "identity": _AsItIs, "gzip": _Gzip, "x-gzip": _Gzip, "deflate": _Deflate}
-    if encoding not in known:
+    unpackers = {"": _AsItIs, "identity": _AsItIs, "gzip": _Gzip, "x-gzip": _Gzip, "deflate": _Deflate}
+    if encoding not in unpackers:
         return _unreadable(f"an answer in an encoding that was not asked for: {encoding[:40]!r}")
-    unpacking = known[encoding]()
+    unpacking = unpackers[encoding]()
     parts, room, num_raw = list[bytes](), MAX_BODY, 0
     async for raw in response.aiter_raw():
         try:

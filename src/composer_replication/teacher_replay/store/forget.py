@@ -83,8 +83,8 @@ def _count(connection: sqlite3.Connection) -> AnswersOfRun:
     total = connection.execute("SELECT COUNT(*) FROM replies").fetchone()[0]
     if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'reply_owners'").fetchone():
         return AnswersOfRun(0, 0, total)
-    kept, unowned = (connection.execute(query).fetchone()[0] for query in (_KEPT, _UNOWNED))
-    return AnswersOfRun(kept, total - kept - unowned, unowned)
+    num_kept, unowned = (connection.execute(query).fetchone()[0] for query in (_KEPT, _UNOWNED))
+    return AnswersOfRun(num_kept, total - num_kept - unowned, unowned)
 
 
 @contextmanager
@@ -94,7 +94,7 @@ def _opened(path: Path, alive: Set[str], forgotten: Set[str] = frozenset()) -> G
         connection.execute("PRAGMA temp_store = MEMORY")
         for name, sessions in (("alive", alive), ("forgotten", forgotten)):
             connection.execute(f"CREATE TEMP TABLE {name} (session TEXT PRIMARY KEY)")
-            connection.executemany(f"INSERT INTO {name} VALUES (?)", ((each,) for each in sorted(sessions)))  # noqa: S608
+            connection.executemany(f"INSERT INTO {name} VALUES (?)", ((session,) for session in sorted(sessions)))  # noqa: S608
         yield connection
     finally:
         connection.close()

@@ -122,18 +122,18 @@ class TeacherStore:
             meter = self.meter()
             if meter.halted is not None:
                 return Refused(f"stopped: {meter.halted}")
-            left = cap_nano - meter.spent - meter.unknown
-            if bound_nano > left - meter.reserved:
-                shown = f"${to_dollars(max(0, left)):.6f}"
-                reason = f"budget: up to ${to_dollars(bound_nano):.6f} needed, {shown} left of the cap"
-                return Refused(reason) if bound_nano > left else NoRoom(reason)
+            remaining_nano = cap_nano - meter.spent - meter.unknown
+            if bound_nano > remaining_nano - meter.reserved:
+                remaining_text = f"${to_dollars(max(0, remaining_nano)):.6f}"
+                reason = f"budget: up to ${to_dollars(bound_nano):.6f} needed, {remaining_text} left of the cap"
+                return Refused(reason) if bound_nano > remaining_nano else NoRoom(reason)
             self._execute("UPDATE meter SET reserved = reserved + ?", (bound_nano,))
-            made = self._execute(
+            cursor = self._execute(
                 "INSERT INTO intents (key, teacher, owner, started, reserved) VALUES (?, ?, ?, ?, ?)",
                 (key, teacher, self._owner_name, time.time(), bound_nano),
             )
-            assert made.lastrowid is not None
-            return made.lastrowid
+            assert cursor.lastrowid is not None
+            return cursor.lastrowid
 
     def _elsewhere(self, key: bytes) -> Elsewhere | None:
         """Whether another process has this reply or is asking for it. What a dead one asked is taken over."""
@@ -160,15 +160,15 @@ class TeacherStore:
         _check_amount("cost of a request", cost_nano or 0)
         with self._transaction():
             held, teacher = self._drop(intent)
-            kept = None if reply is None else self._keep(reply, session)
+            kept_reply = None if reply is None else self._keep(reply, session)
             if cost_nano is None:
-                self._add_bill(teacher, held or 0, is_known=False, kept=kept)
+                self._add_bill(teacher, held or 0, is_known=False, kept=kept_reply)
                 return
-            if cost_nano or kept:
-                self._add_bill(teacher, cost_nano, is_known=True, kept=kept)
+            if cost_nano or kept_reply:
+                self._add_bill(teacher, cost_nano, is_known=True, kept=kept_reply)
             if held is not None and cost_nano > held:
-                said = f"{teacher} took ${to_dollars(cost_nano):.6f} where at most ${to_dollars(held):.6f} was due"
-                self._execute("UPDATE meter SET halted = COALESCE(halted, ?)", (said,))
+                reason = f"{teacher} took ${to_dollars(cost_nano):.6f} where at most ${to_dollars(held):.6f} was due"
+                self._execute("UPDATE meter SET halted = COALESCE(halted, ?)", (reason,))
 
     def resume_after_overrun(self) -> None:
         """Let requests go out again after a teacher took more than its bound: a person has looked at it."""
@@ -178,9 +178,9 @@ class TeacherStore:
         """Key and digest of a reply that is kept; None where there is one already."""
         key, slug, data = reply
         text = orjson.dumps(data)
-        made = self._execute("INSERT OR IGNORE INTO replies VALUES (?, ?, ?)", (key, slug, text))
+        cursor = self._execute("INSERT OR IGNORE INTO replies VALUES (?, ?, ?)", (key, slug, text))
         self.ascribe(key, session)
-        return (key, tables.digest_of(key, slug, text)) if made.rowcount else None
+        return (key, tables.digest_of(key, slug, text)) if cursor.rowcount else None
 
     def _drop(self, intent: int) -> tuple[int | None, str]:
         row = self._execute("SELECT reserved, teacher FROM intents WHERE id = ?", (intent,)).fetchone()
@@ -258,8 +258,8 @@ class TeacherStore:
             yield
         except sqlite3.OperationalError as error:  # busy, read-only, full: the file itself is well
             fix = "Nothing that was paid for is lost; the same command goes on when that is mended."
-            said = explain(str(self._path), got=str(error), expected="a store that can be written", fix=fix)
-            raise RunError(said) from error
+            message = explain(str(self._path), got=str(error), expected="a store that can be written", fix=fix)
+            raise RunError(message) from error
         except sqlite3.DatabaseError as error:
             raise self._corrupt(str(error)) from error
 

@@ -61,8 +61,8 @@ class Owner:
         """Whether the file is locked, written and still ours: another process may have taken it for a dead one's."""
         if not try_lock(self._descriptor):
             return False
-        said = self.holder._asdict() | {"start": _start_of(os.getpid()), "is_locked": self._is_really_locked()}
-        os.write(self._descriptor, json.dumps(said).encode())
+        record = self.holder._asdict() | {"start": _start_of(os.getpid()), "is_locked": self._is_really_locked()}
+        os.write(self._descriptor, json.dumps(record).encode())
         try:
             there = self._path.stat()
         except FileNotFoundError:
@@ -105,8 +105,8 @@ def dead_owners(store: Path | None, names: Sequence[str], own: str = "") -> Iter
     """Of these, the processes that are gone. Lock files of all that are gone are removed."""
     if store is None:
         return
-    left = {path.name[len(store.name) + 1 : -len(".lock")] for path in store.parent.glob(f"{store.name}.*.lock")}
-    for name in sorted({*names, *left} - {own}):
+    lock_names = {path.name[len(store.name) + 1 : -len(".lock")] for path in store.parent.glob(f"{store.name}.*.lock")}
+    for name in sorted({*names, *lock_names} - {own}):
         if not is_alive(store, name):
             yield name
 
@@ -114,8 +114,8 @@ def dead_owners(store: Path | None, names: Sequence[str], own: str = "") -> Iter
 def holder_of(store: Path, name: str) -> Holder | None:
     """What the lock file of a process says about it."""
     try:
-        said = _read(lock_path(store, name).read_bytes())
-        return Holder(said["pid"], said["host"], said["since"])
+        record = _read(lock_path(store, name).read_bytes())
+        return Holder(record["pid"], record["host"], record["since"])
     except (OSError, KeyError):
         return None
 
@@ -135,15 +135,15 @@ def said_of_holder(path: Path, what: str, owner: str, holder: Holder) -> str:
 
 def _lives_without_lock(descriptor: int) -> bool:
     """For a lock that we got: there may be none on this file system, and the process may live all the same."""
-    said = _read(os.pread(descriptor, 4096, 0) if sys.platform != "win32" else os.read(descriptor, 4096))
-    if not said:
+    record = _read(os.pread(descriptor, 4096, 0) if sys.platform != "win32" else os.read(descriptor, 4096))
+    if not record:
         return time.time() - os.fstat(descriptor).st_mtime < _STARTING_S
-    if said.get("is_locked", True):
+    if record.get("is_locked", True):
         return False
-    if said.get("host") != socket.gethostname():
+    if record.get("host") != socket.gethostname():
         return True
-    start = _start_of(said.get("pid"))
-    return start is not None and start == said.get("start")
+    start = _start_of(record.get("pid"))
+    return start is not None and start == record.get("start")
 
 
 def _start_of(pid: Any) -> str | None:
@@ -169,10 +169,10 @@ def _start_of(pid: Any) -> str | None:
 
 def _read(data: bytes) -> dict[str, Any]:
     try:
-        said: Any = json.loads(data)
+        record: Any = json.loads(data)
     except ValueError:
         return {}
-    return cast("dict[str, Any]", said) if isinstance(said, dict) else {}
+    return cast("dict[str, Any]", record) if isinstance(record, dict) else {}
 
 
 def lock_path(store: Path, name: str) -> Path:

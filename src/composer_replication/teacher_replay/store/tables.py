@@ -172,8 +172,8 @@ def is_of_later_version(fault: str) -> bool:
 def fault_of_content(connection: sqlite3.Connection) -> str | None:
     """What is wrong with a store of this version, all of it read once; None where all is well."""
     fault = _fault_of_money(connection) or _fault_of_replies(connection)
-    found = fault or connection.execute("PRAGMA quick_check(1)").fetchone()[0]  # pages, and that no entry is negative
-    return fault or (None if found == "ok" else f"a damaged file ({found})")
+    finding = fault or connection.execute("PRAGMA quick_check(1)").fetchone()[0]  # pages, and that no entry is negative
+    return fault or (None if finding == "ok" else f"a damaged file ({finding})")
 
 
 def _fault_of_money(connection: sqlite3.Connection) -> str | None:
@@ -193,8 +193,8 @@ def _fault_of_money(connection: sqlite3.Connection) -> str | None:
             return f"a total of {name} that is no amount ({total!r:.40})"
         if total != entries:
             in_dollars = name != "num_unknown" and isinstance(entries, int)
-            shown = [f"${to_dollars(each):.6f}" if in_dollars else f"{each}" for each in (total, entries)]
-            return f"a total of {name} of {shown[0]}, whose entries add up to {shown[1]}"
+            amount_texts = [f"${to_dollars(amount):.6f}" if in_dollars else f"{amount}" for amount in (total, entries)]
+            return f"a total of {name} of {amount_texts[0]}, whose entries add up to {amount_texts[1]}"
     return None
 
 
@@ -240,8 +240,8 @@ def _open_books(connection: sqlite3.Connection) -> None:
     )
     add = "INSERT INTO bills (at, teacher, amount, is_known, key, digest) VALUES (?, ?, ?, ?, ?, ?)"
     connection.execute(add, (now, _CARRIED_OVER, spent, 1, None, None))
-    for each in range(number):
-        connection.execute(add, (now, _CARRIED_OVER, 0 if each else unknown, 0, None, None))
+    for index in range(number):
+        connection.execute(add, (now, _CARRIED_OVER, 0 if index else unknown, 0, None, None))
     for key, teacher, reply in connection.execute("SELECT key, teacher, reply FROM replies").fetchall():
         connection.execute(add, (now, teacher, 0, 1, key, digest_of(key, teacher, reply)))
 
@@ -253,6 +253,6 @@ def _statements(script: str) -> list[str]:
 def ascribe(connection: sqlite3.Connection, key: bytes, session: str) -> None:
     """Write down that an answer is this session's too; within whatever transaction is open."""
     row = (key, session)
-    known = connection.execute("SELECT 1 FROM reply_owners WHERE key = ? AND session = ?", row).fetchone()
-    if known is None:  # looked up first: reading takes no lock
+    existing_row = connection.execute("SELECT 1 FROM reply_owners WHERE key = ? AND session = ?", row).fetchone()
+    if existing_row is None:  # looked up first: reading takes no lock
         connection.execute("INSERT OR IGNORE INTO reply_owners VALUES (?, ?)", row)

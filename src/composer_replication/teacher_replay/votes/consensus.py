@@ -72,12 +72,12 @@ class Vote:
 
     @property
     def num_votes(self) -> int:
-        return sum(len(each.teachers) for each in self.classes)
+        return sum(len(vote_class.teachers) for vote_class in self.classes)
 
     @property
     def num_agreeing_pairs(self) -> int:
         """Pairs of teachers that did the same, of num_votes * (num_votes - 1) / 2."""
-        return sum(len(each.teachers) * (len(each.teachers) - 1) // 2 for each in self.classes)
+        return sum(len(vote_class.teachers) * (len(vote_class.teachers) - 1) // 2 for vote_class in self.classes)
 
 
 def count_votes(keys_by_teacher: Mapping[str, str | None], threshold: int = 2) -> Vote:
@@ -87,7 +87,7 @@ def count_votes(keys_by_teacher: Mapping[str, str | None], threshold: int = 2) -
     for teacher, key in keys_by_teacher.items():
         if key is not None:
             teachers.setdefault(key, []).append(teacher)
-    ordered = sorted(teachers.items(), key=lambda each: -len(each[1]))
+    ordered = sorted(teachers.items(), key=lambda entry: -len(entry[1]))
     classes = tuple(VoteClass(key, tuple(names)) for key, names in ordered)
     if not ordered:
         return Vote(None, "no_votes", ())
@@ -132,7 +132,7 @@ def can_still_change(
 
 
 def _highest_but(key: str, counts: Counter[str]) -> int:
-    return max((number for other, number in counts.items() if other != key), default=0)
+    return max((number for other_key, number in counts.items() if other_key != key), default=0)
 
 
 def _check_threshold(threshold: int) -> None:

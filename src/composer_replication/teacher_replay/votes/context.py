@@ -47,8 +47,8 @@ class StateContexts:
         self._sessions: OrderedDict[str, tuple[object, object, ContextAlong]] = OrderedDict()
 
     def at(self, state: TraceState) -> ActionContext:
-        own = cast("Mapping[str, Any]", state)
-        cwd, tools = own.get("cwd", self._cwd), own.get("tools", self._tools)
+        state_fields = cast("Mapping[str, Any]", state)
+        cwd, tools = state_fields.get("cwd", self._cwd), state_fields.get("tools", self._tools)
         session = state["state_id"].rpartition("::")[0]
         held = self._sessions.pop(session, None)
         if held is None or held[0] != cwd or held[1] != tools:

@@ -63,11 +63,11 @@ def weight_files(folder: Path, listed: Mapping[str, Any]) -> list[str]:
         return [WEIGHTS]
     index = plain_file(folder, _INDEX)
     try:
-        places = decode_object(index.read_bytes()).get("weight_map")
+        weight_map = decode_object(index.read_bytes()).get("weight_map")
     except ValueError as error:
         raise ArtefactCorruptError(explain(str(index), got=str(error), expected="a JSON object")) from error
-    names = list(cast("dict[str, object]", places).values()) if isinstance(places, dict) else []
-    for name in names or [places]:
+    names = list(cast("dict[str, object]", weight_map).values()) if isinstance(weight_map, dict) else []
+    for name in names or [weight_map]:
         if not isinstance(name, str) or "/" in name or name not in listed or not name.endswith(".safetensors"):
             got = f"weights in {name!r:.80}"
             raise ArtefactCorruptError(explain(str(index), got=got, expected="files that the manifest lists"))
@@ -119,9 +119,9 @@ def _not_listed(fields: Mapping[str, Any]) -> Iterator[str]:
     """Files without which a run cannot go on; of several processes, those of the one that wrote the manifest."""
     files, about = fields["files"], fields["about"]
     adapters: Mapping[str, Any] = about["model"]["adapters"]
-    needed = [adapter_file(each) for each in adapters] or [_INDEX if _INDEX in files else WEIGHTS]
+    needed = [adapter_file(adapter) for adapter in adapters] or [_INDEX if _INDEX in files else WEIGHTS]
     if not about["weights_only"]:
-        trees = [*_SHARED_TREES, *(f"{each}-{about.get('process', 0)}" for each in _TREES_OF_A_PROCESS)]
+        trees = [*_SHARED_TREES, *(f"{tree}-{about.get('process', 0)}" for tree in _TREES_OF_A_PROCESS)]
         needed += ["trainer_state.json", *(f"{tree}.{kind}" for tree in trees for kind in ("json", "safetensors"))]
     return (f"no {name} among its files" for name in needed if name not in files)
 

@@ -101,11 +101,11 @@ def _sampler_states(loader: Any) -> dict[str, dict[str, Any]]:
 
 def _parts(loader: Any) -> Iterator[tuple[str, Any]]:
     """The loader and what it is made of, each once, with the path to it."""
-    waiting, seen = [("", loader)], set[int]()
+    waiting, seen_ids = [("", loader)], set[int]()
     while waiting:
         path, part = waiting.pop(0)
-        if part is None or id(part) in seen:
+        if part is None or id(part) in seen_ids:
             continue
-        seen.add(id(part))
+        seen_ids.add(id(part))
         yield path, part
         waiting += [(f"{path}.{name}" if path else name, getattr(part, name, None)) for name in _PARTS]

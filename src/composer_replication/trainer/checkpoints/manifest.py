@@ -124,8 +124,8 @@ def _check_file(folder: Path, name: str, expected: Mapping[str, Any], *, hashes:
 
 def _files(folder: Path) -> list[str]:
     """Names, from the folder, of what a manifest lists: every file but itself and what a crash left half written."""
-    found = (path for path in folder.rglob("*") if path.is_file() and not is_temporary(path))
-    return sorted(path.relative_to(folder).as_posix() for path in found if path != folder / MANIFEST)
+    paths = (path for path in folder.rglob("*") if path.is_file() and not is_temporary(path))
+    return sorted(path.relative_to(folder).as_posix() for path in paths if path != folder / MANIFEST)
 
 
 def _entry(path: Path, *, sync: bool = False) -> dict[str, Any]:
@@ -176,14 +176,14 @@ def rotate(output_dir: Path, limit: int | None, *, keep: Iterable[Path] = ()) ->
     """
     if limit is None or limit <= 0:
         return
-    found = [folder for _, folder in sorted(checkpoints_in(output_dir)) if not folder.is_symlink()]
-    complete = [folder for folder in found if _looks_complete(folder)]
+    folders = [folder for _, folder in sorted(checkpoints_in(output_dir)) if not folder.is_symlink()]
+    complete = [folder for folder in folders if _looks_complete(folder)]
     if not complete:
         return
-    protected = {each.resolve() for each in (complete[-1], *keep)} & {each.resolve() for each in complete}
+    protected = {folder.resolve() for folder in (complete[-1], *keep)} & {folder.resolve() for folder in complete}
     spare = len(complete) - max(limit, len(protected))
-    surplus = [each for each in complete if each.resolve() not in protected][: max(spare, 0)]
-    half_written = [each for each in found[: found.index(complete[-1])] if each not in complete]
+    surplus = [folder for folder in complete if folder.resolve() not in protected][: max(spare, 0)]
+    half_written = [folder for folder in folders[: folders.index(complete[-1])] if folder not in complete]
     for folder in (*half_written, *surplus):
         delete_checkpoint(folder)
 

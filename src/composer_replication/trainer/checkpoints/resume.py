@@ -54,9 +54,9 @@ def checkpoint_to_resume(trainer: Any, wanted: bool | str | Path | None) -> Path
     """The checked folder to go on from: True asks for the newest complete one, a path for that one."""
     output = Path(trainer.args.output_dir)
     if not wanted:
-        left = sorted(folder.name for _, folder in checkpoints_in(output))
-        if left and trainer.args.should_save:
-            _log.warning("a new run in %s, which holds %s of another; resume would mix them", output, ", ".join(left))
+        names = sorted(folder.name for _, folder in checkpoints_in(output))
+        if names and trainer.args.should_save:
+            _log.warning("a new run in %s, which holds %s of another; resume would mix them", output, ", ".join(names))
         return None
     folder = _newest(trainer, output) if wanted is True else Path(wanted)
     problem = _problem_of(folder) if trainer.args.should_save and wanted is not True else None
@@ -83,7 +83,7 @@ def check_fits(trainer: Any, folder: Path, identity: dict[str, Any], geometry: d
     if trainer.args.ignore_data_skip:
         names -= _SIZES_OF_WHAT_IS_SKIPPED
     if different := sorted(name for name in names if saved.get(name) != geometry.get(name)):
-        got, expected = (", ".join(f"{name} {each.get(name)}" for name in different) for each in (saved, geometry))
+        got, expected = (", ".join(f"{name} {values.get(name)}" for name in different) for values in (saved, geometry))
         fix = "Resume with the settings and data it was saved with."
         raise StaleArtefactError(explain(f"checkpoint {folder}", got=got, expected=expected, fix=fix))
 
@@ -105,9 +105,9 @@ def data_geometry(trainer: Any) -> dict[str, Any]:
 
 def _newest(trainer: Any, output: Path) -> Path:
     """Found by those processes that save, so that not every one reads all of it; the same folder on each."""
-    found = newest_complete(output) if trainer.args.should_save else None
-    places = {folder: place for place, folder in checkpoints_in(output)}
-    step, own_place = places[found] if found is not None else (-1, True)
+    newest_folder = newest_complete(output) if trainer.args.should_save else None
+    positions = {folder: position for position, folder in checkpoints_in(output)}
+    step, own_place = positions[newest_folder] if newest_folder is not None else (-1, True)
     agreed = most_anywhere(2 * step + own_place, trainer.args.device)
     if agreed < 0:
         fix = "Begin anew in another output folder (train.output), or take the checkpoints out of this one."
@@ -153,10 +153,10 @@ def model_identity(model: nn.Module) -> dict[str, Any]:
     return {
         "class": _class_name(type(base).__name__),
         "config": _plain(config.to_dict(), _VOLATILE) if hasattr(config, "to_dict") else {},
-        "adapters": {name: _plain(each.to_dict(), _ADAPTER_VOLATILE) for name, each in adapters.items()},
+        "adapters": {name: _plain(settings.to_dict(), _ADAPTER_VOLATILE) for name, settings in adapters.items()},
         "parameters": {
-            bare_name(name): f"{str(each.dtype).removeprefix('torch.')} {list(each.shape)}"
-            for name, each in bare.named_parameters()
+            bare_name(name): f"{str(parameter.dtype).removeprefix('torch.')} {list(parameter.shape)}"
+            for name, parameter in bare.named_parameters()
         },
         "base_weights": weights_digest(bare) if adapters else None,
     }
@@ -169,10 +169,10 @@ def _class_name(name: str) -> str:
 
 def check_identity(saved: Mapping[str, Any], now: Mapping[str, Any], folder: Path) -> None:
     """Raise StaleArtefactError that says what differs between a checkpoint's model and the one in use."""
-    found = list(_differences(saved, now))
-    if found:
-        more = f" and {len(found) - _MAX_NAMED} more" if len(found) > _MAX_NAMED else ""
-        got = "; ".join(found[:_MAX_NAMED]) + more
+    differences = list(_differences(saved, now))
+    if differences:
+        more = f" and {len(differences) - _MAX_NAMED} more" if len(differences) > _MAX_NAMED else ""
+        got = "; ".join(differences[:_MAX_NAMED]) + more
         fix = "Build the model the checkpoint was saved with, or start a new run in another folder."
         raise StaleArtefactError(explain(f"checkpoint {folder}", got=got, expected="the model in use", fix=fix))
 
@@ -181,10 +181,10 @@ def _differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[s
     if _class_name(saved["class"]) != now["class"]:
         yield f"class {saved['class']} in the checkpoint, {now['class']} in use"
     if saved["adapters"].keys() != now["adapters"].keys():
-        old, new = (", ".join(sorted(each["adapters"])) or "none" for each in (saved, now))
+        old, new = (", ".join(sorted(identity["adapters"])) or "none" for identity in (saved, now))
         yield f"adapters {old} in the checkpoint, {new} in use"
     for part in ("config", "adapters"):
-        old, new = (dict(nested_items(each[part])) for each in (saved, now))
+        old, new = (dict(nested_items(identity[part])) for identity in (saved, now))
         # A key that only one of the two knows is most often one that another version of a library has.
         for key in sorted(old.keys() & new.keys()):
             if old[key] != new[key]:
@@ -198,8 +198,8 @@ def _differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[s
 
 
 def _plain(settings: Mapping[str, Any], volatile: set[str]) -> dict[str, Any]:
-    kept = {key: each for key, each in settings.items() if key not in volatile and not str(key).startswith("_")}
-    return json.loads(json.dumps(kept, sort_keys=True, default=_as_text))
+    entries = {key: value for key, value in settings.items() if key not in volatile and not str(key).startswith("_")}
+    return json.loads(json.dumps(entries, sort_keys=True, default=_as_text))
 
 
 def _as_text(value: Any) -> Any:

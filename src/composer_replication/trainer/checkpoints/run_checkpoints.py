@@ -90,8 +90,8 @@ class RunCheckpoints:
             _log.warning("%s: heard in the last step, which was made and saved; the run is whole", heard)
             return
         self._trainer.stopped_by = heard
-        place = Path(self._trainer.args.output_dir) / f"checkpoint-{step}"
-        _log.warning("%s: stopped after step %d; resume from %s", heard, step, place)
+        checkpoint = Path(self._trainer.args.output_dir) / f"checkpoint-{step}"
+        _log.warning("%s: stopped after step %d; resume from %s", heard, step, checkpoint)
 
     def _take_finished(self, folder: Path) -> Any:
         """Of a run that made all its steps there is nothing left to train: the base class would make one more."""

@@ -27,13 +27,13 @@ class StopRequest:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {each: signal.signal(each, self._hear) for each in signals}
+        before = {signum: signal.signal(signum, self._hear) for signum in signals}
         try:
             yield
         finally:
-            for each, handler in before.items():
+            for signum, handler in before.items():
                 # None: the handler was not set from Python and cannot be put back.
-                signal.signal(each, signal.SIG_DFL if handler is None else handler)
+                signal.signal(signum, signal.SIG_DFL if handler is None else handler)
 
     def _hear(self, number: int, _frame: FrameType | None) -> None:
         # A second Ctrl-C is meant. A second SIGTERM is not: launchers and schedulers send several.

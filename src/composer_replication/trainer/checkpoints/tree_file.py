@@ -73,9 +73,9 @@ def write_tensors(file: BinaryIO, tensors: dict[str, Tensor]) -> str:
 def raw_dtypes(tensors: dict[str, Tensor]) -> dict[str, list[object]]:
     """Dtype and shape of the tensors that are written as bytes."""
     return {
-        name: [str(each.dtype).removeprefix("torch."), list(each.shape)]
-        for name, each in tensors.items()
-        if each.dtype not in _NAMES
+        name: [str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
+        for name, tensor in tensors.items()
+        if tensor.dtype not in _NAMES
     }
 
 
@@ -85,10 +85,10 @@ def read_tensors(path: Path, raw: dict[str, list[object]], *, data_sha256: str, 
 
     try:
         with safe_open(str(path), framework="pt", device=device) as file:
-            found = (file.metadata() or {}).get("data_sha256")
-            if found != data_sha256:
+            digest = (file.metadata() or {}).get("data_sha256")
+            if digest != data_sha256:
                 expected = f"the file that belongs to {path.with_suffix('.json').name}"
-                raise ArtefactCorruptError(explain(str(path), got=f"data of digest {found}", expected=expected))
+                raise ArtefactCorruptError(explain(str(path), got=f"data of digest {digest}", expected=expected))
             # Cloned: a tensor that is a view of the mapped file would change with it, or keep it open.
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
@@ -103,9 +103,9 @@ def _header(tensors: dict[str, Tensor], data_sha256: str) -> bytes:
     start = 0
     for name, tensor in tensors.items():
         size = tensor.numel() * tensor.element_size()
-        known = _NAMES.get(tensor.dtype)
-        shape = list(tensor.shape) if known else [size]
-        entries[name] = {"dtype": known or "U8", "shape": shape, "data_offsets": [start, start + size]}
+        dtype_name = _NAMES.get(tensor.dtype)
+        shape = list(tensor.shape) if dtype_name else [size]
+        entries[name] = {"dtype": dtype_name or "U8", "shape": shape, "data_offsets": [start, start + size]}
         start += size
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-(len(text) + 8) % _LARGEST_ITEM)
@@ -184,17 +184,17 @@ class TreeEncoder:
             return {"tensor": self._add(value, path)}
         if isinstance(value, dict):
             items = cast("dict[Any, Any]", value).items()
-            return {"dict": [[self._key(key, path), self.encode(each, _below(path, key))] for key, each in items]}
+            return {"dict": [[self._key(key, path), self.encode(child, _below(path, key))] for key, child in items]}
         if isinstance(value, list | tuple):
-            each = [self.encode(item, _below(path, index)) for index, item in enumerate(cast("list[Any]", value))]
-            return {"tuple": each} if isinstance(value, tuple) else each
+            nodes = [self.encode(item, _below(path, index)) for index, item in enumerate(cast("list[Any]", value))]
+            return {"tuple": nodes} if isinstance(value, tuple) else nodes
         if isinstance(value, _KEYS):
             return _leaf(value)
         raise self._refuse(path, type(value).__name__, "None, bool, int, float, str, dict, list, tuple or tensor")
 
     def _key(self, key: Any, path: str) -> object:
         if isinstance(key, tuple):
-            return {"tuple": [self._key(each, path) for each in cast("tuple[Any, ...]", key)]}
+            return {"tuple": [self._key(part, path) for part in cast("tuple[Any, ...]", key)]}
         if isinstance(key, _KEYS):
             return _leaf(key)
         raise self._refuse(path, f"a key of type {type(key).__name__}", "keys of text, numbers, None or tuples of them")
@@ -223,7 +223,7 @@ class TreeDecoder:
 
     def decode(self, node: Any) -> Any:
         if isinstance(node, list):
-            return [self.decode(each) for each in cast("list[Any]", node)]
+            return [self.decode(child) for child in cast("list[Any]", node)]
         if not isinstance(node, dict):
             return node
         try:
@@ -239,7 +239,7 @@ class TreeDecoder:
         if kind == "dict":
             return {self.decode(key): self.decode(value) for key, value in content}
         if kind == "tuple":
-            return tuple(self.decode(each) for each in content)
+            return tuple(self.decode(child) for child in content)
         if kind == "tensor":
             return self._tensors[content]
         if kind == "float":

@@ -55,7 +55,7 @@ def _order_settings(adapted: Any, folder: Path) -> None:
     """
     for adapter, settings in adapted.peft_config.items():
         path = folder / Path(adapter_file(adapter)).with_name("adapter_config.json")
-        sets = {name: sorted(each) for name, each in vars(settings).items() if isinstance(each, set)}
+        sets = {name: sorted(value) for name, value in vars(settings).items() if isinstance(value, set)}
         if sets and path.is_file():  # only one process of several writes it
             atomic_write_json(path, {**decode_object(path.read_bytes()), **sets})
 
@@ -68,22 +68,22 @@ def load_weights(model: nn.Module, folder: Path) -> None:
     bare = unwrapped(model)
     sharded = is_sharded(model)
     adapters = _adapters(bare)
-    wanted: dict[str, Tensor] = bare.state_dict()
-    seen: set[str] = set()
+    expected_weights: dict[str, Tensor] = bare.state_dict()
+    seen_names: set[str] = set()
     listed = read_manifest(folder)["files"]
     parts = _adapter_parts(bare, adapters, folder, listed) if adapters else _parts(folder, listed)
     for part in parts:
-        if unknown := sorted(part.keys() - wanted.keys()):
+        if unknown := sorted(part.keys() - expected_weights.keys()):
             raise _other_weights(folder, f"weights {unknown[:3]} that the model does not have")
         for name, tensor in part.items():
-            if tensor.shape != wanted[name].shape:
+            if tensor.shape != expected_weights[name].shape:
                 raise _other_weights(folder, f"weights {name!r} of shape {list(tensor.shape)}")
-        seen |= part.keys()
+        seen_names |= part.keys()
         if sharded:
             _load_sharded(model, part)
         else:
             bare.load_state_dict(part, strict=False)
-    missing = _adapter_names(bare, adapters) - seen if adapters else _untied(bare, wanted, seen)
+    missing = _adapter_names(bare, adapters) - seen_names if adapters else _untied(bare, expected_weights, seen_names)
     if missing:
         raise _other_weights(folder, f"no weights for {sorted(missing)[:3]}")
 
@@ -131,9 +131,9 @@ def _saved_names(model: Any, adapter: str) -> dict[str, str]:
     """From a weight's name in an adapter's file to its name in the model."""
     peft = require("peft", extra="train")
     # The names themselves stand for the tensors: what comes back says how each was renamed.
-    named: Any = {name: name for name in model.state_dict()}
+    stand_ins: Any = {name: name for name in model.state_dict()}
     names: Any = peft.get_peft_model_state_dict(
-        model, state_dict=named, adapter_name=adapter, save_embedding_layers=False
+        model, state_dict=stand_ins, adapter_name=adapter, save_embedding_layers=False
     )
     return names
 
@@ -144,10 +144,10 @@ def _adapter_names(model: Any, adapters: list[str]) -> set[str]:
 
 def _untied(model: Any, wanted: dict[str, Tensor], seen: set[str]) -> set[str]:
     """Names that were not loaded and are no second name of one that was."""
-    places = {(wanted[name].data_ptr(), wanted[name].shape) for name in seen if wanted[name].numel()}
+    storages = {(wanted[name].data_ptr(), wanted[name].shape) for name in seen if wanted[name].numel()}
     not_saved = set(getattr(model, "_keys_to_ignore_on_save", None) or ())
-    left = wanted.keys() - seen - not_saved
-    return {name for name in left if (wanted[name].data_ptr(), wanted[name].shape) not in places}
+    missing_names = wanted.keys() - seen - not_saved
+    return {name for name in missing_names if (wanted[name].data_ptr(), wanted[name].shape) not in storages}
 
 
 def _other_weights(folder: Path, got: str) -> StaleArtefactError:

@@ -76,7 +76,7 @@ class ComposerChannels:
         """The policy's own loss, and channel 2 on the rows of the same pass (None where nobody has a site)."""
         prompt_mask, prompt, completion = inputs["prompt_mask"], inputs["prompt_ids"], inputs["completion_ids"]
         input_ids = torch.cat([prompt, completion], dim=1)
-        turns = [[TaughtTurn(**each) for each in sample] for sample in inputs[SITES]]
+        turns = [[TaughtTurn(**turn) for turn in sample] for sample in inputs[SITES]]
         items = float(inputs[ITEMS])
         if not items:
             return policy_loss(), None
@@ -89,9 +89,9 @@ class ComposerChannels:
             channel.teach(input_ids)
         with channel.listening():
             loss = policy_loss()
-        found = channel.result(*input_ids.shape)
-        term = loss.new_zeros(()) if found is None else self.rollout_alpha(clock) * found.value
-        measured = self._measured(term, found.value if found else None, found.items if found else 0, options)
+        hints = channel.result(*input_ids.shape)
+        term = loss.new_zeros(()) if hints is None else self.rollout_alpha(clock) * hints.value
+        measured = self._measured(term, hints.value if hints else None, hints.items if hints else 0, options)
         if self.watch is not None and channel.drops is not None and clock.is_training and clock.is_first_pass:
             self.watch.add(_comparisons(turns, prompt, prompt_mask, channel.drops))
         if clock.is_training and measured.items and self.rollout_alpha(clock) > 0:
@@ -112,10 +112,10 @@ class ComposerChannels:
         options: dict[str, Any] = self.settings.loss_options() | weights | {"taid_t": self._taid_t(clock)}
         options |= {"sdpo_teachers": self.teacher.shares(), "sdpo_weighting": self._weighting}
         denominators = {name: share for name, share in shares.items() if share}
-        found = compose_loss(model, batch, denominators=denominators, **options)
-        values = {"sdpo_jsd": found.sdpo_jsd, "trace_replay_dpo": found.trace_replay_dpo}
+        losses = compose_loss(model, batch, denominators=denominators, **options)
+        values = {"sdpo_jsd": losses.sdpo_jsd, "trace_replay_dpo": losses.trace_replay_dpo}
         # No row of channel 1: an exact 0, whose backward runs through every layer, as on processes that have more.
-        nothing = found.lm_ce
+        nothing = losses.lm_ce
         scale = {"sdpo_jsd": weights["alpha_sdpo"], "trace_replay_dpo": weights["beta_replay"]}
         # A channel whose weight is 0 was not computed: the 0 it has is no figure of its items.
         ran = {name: total if scale[name] > 0 else 0.0 for name, total in zip(names, totals, strict=True)}
@@ -203,12 +203,12 @@ def _comparisons(
     turns: Sequence[Sequence[TaughtTurn]], prompt: Tensor, prompt_mask: Tensor, drops_T2: Tensor
 ) -> list[Comparison]:
     """What was read after two hints; rollouts of one prompt have one number."""
-    compared = [(sample, turn) for sample, each in enumerate(turns) for turn in each if turn.wrong_ids is not None]
+    compared = [(sample, turn) for sample, taught in enumerate(turns) for turn in taught if turn.wrong_ids is not None]
     ids = {sample: prompt[sample][prompt_mask[sample].bool()].tolist() for sample, _ in compared}
-    number = {sample: zlib.crc32(repr(each).encode()) for sample, each in ids.items()}
+    number = {sample: zlib.crc32(repr(prompt_ids).encode()) for sample, prompt_ids in ids.items()}
     return [
-        Comparison(number[sample], turn.about, turn.wrong_kind, own, other)
-        for (sample, turn), (own, other) in zip(compared, drops_T2.tolist(), strict=True)
+        Comparison(number[sample], turn.about, turn.wrong_kind, own_drop, other_drop)
+        for (sample, turn), (own_drop, other_drop) in zip(compared, drops_T2.tolist(), strict=True)
     ]
 
 

@@ -149,21 +149,21 @@ class Generation:
         batch = original(inputs)
         if self._finder is None:
             return batch
-        found = self._find_sites(self._finder)
+        found_sites = self._find_sites(self._finder)
         # TRL masks truncated rollouts by their attention mask: their rows do not see their own turn.
-        _drop_where(found, batch["completion_mask"].sum(1) == 0, "masked_by_trl")
+        _drop_where(found_sites, batch["completion_mask"].sum(1) == 0, "masked_by_trl")
         if self.options.only_failed_rollouts:
-            _drop_where(found, batch["advantages"] > 0, "better_than_its_group")
-        luck = f"{self._trainer.args.seed}:{self._trainer.state.global_step}"
-        own = {turn.kind: turn.hint for each in found for turn in each.taught}
+            _drop_where(found_sites, batch["advantages"] > 0, "better_than_its_group")
+        seed = f"{self._trainer.args.seed}:{self._trainer.state.global_step}"
+        own_hints = {turn.kind: turn.hint for rollout_sites in found_sites for turn in rollout_sites.taught}
         if self.options.hints == "other_kind":
-            exchange_hints(self._finder, found, luck)
+            exchange_hints(self._finder, found_sites, seed)
         step, is_training = self._trainer.state.global_step, self._trainer.model.training
         if self._watch is not None and self._watch.wants_comparisons(step, is_training=is_training):
-            add_wrong_hints(self._finder, found, luck, self.known_hints)
-        self.known_hints |= own
-        batch[SITES] = [[turn._asdict() for turn in each.taught] for each in found]
-        self._count_sites(found)
+            add_wrong_hints(self._finder, found_sites, seed, self.known_hints)
+        self.known_hints |= own_hints
+        batch[SITES] = [[turn._asdict() for turn in rollout_sites.taught] for rollout_sites in found_sites]
+        self._count_sites(found_sites)
         return batch
 
     def _find_sites(self, finder: RolloutSites) -> list[FoundSites]:
@@ -180,14 +180,14 @@ class Generation:
         rollouts = gather_rollouts(
             prompts, generated, name=name, environments=environments, tools_of=tools_of, raised=records
         )
-        return [finder.find(each) for each in rollouts]
+        return [finder.find(rollout) for rollout in rollouts]
 
     def _count_sites(self, found: Sequence[FoundSites]) -> None:
         trainer = self._trainer
-        counts = sum((each.counts for each in found), Counter[str]())
+        counts = sum((rollout_sites.counts for rollout_sites in found), Counter[str]())
         self.site_counts.update(counts)
-        own = [counts[name] for name in ("turns", "sites", "without_contrast")]
-        numbers = [*own, sum(len(each.taught) for each in found), len(found)]
+        own_counts = [counts[name] for name in ("turns", "sites", "without_contrast")]
+        numbers = [*own_counts, sum(len(rollout_sites.taught) for rollout_sites in found), len(found)]
         every = torch.tensor(numbers, dtype=torch.float32, device=trainer.accelerator.device)
         turns, sites, plain, taught, rollouts = trainer.sum_over(every).tolist()
         self._add("sites/per_100_turns", 100.0 * sites, turns)
@@ -275,10 +275,10 @@ class Generation:
 
 
 def _drop_where(found: Sequence[FoundSites], is_dropped: Tensor, reason: str) -> None:
-    for each, drop in zip(found, is_dropped.tolist(), strict=True):
-        if drop and each.taught:
-            each.counts[f"dropped:{reason}"] += len(each.taught)
-            each.taught.clear()
+    for rollout_sites, drop in zip(found, is_dropped.tolist(), strict=True):
+        if drop and rollout_sites.taught:
+            rollout_sites.counts[f"dropped:{reason}"] += len(rollout_sites.taught)
+            rollout_sites.taught.clear()
 
 
 def answering(name: str, reward: Any) -> Any:
@@ -289,11 +289,11 @@ def answering(name: str, reward: Any) -> Any:
 
     @functools.wraps(reward, updated=())
     def judged(*args: Any, **named: Any) -> Any:
-        found = reward(*args, **named)
-        if found is None:
+        rewards = reward(*args, **named)
+        if rewards is None:
             fix = "End it with `return`; a rollout it cannot judge gets a None of its own."
             expected = "a list with one number a rollout"
             raise InputError(explain(f"reward function {name}", got="None", expected=expected, fix=fix))
-        return found
+        return rewards
 
     return judged

@@ -89,19 +89,19 @@ class HeedWatch:
     def metrics(self) -> dict[str, float]:
         """After a step: over all so far, and whether the channel counted in that one."""
         heeding = self.heeding
-        found = {COMPARED: float(heeding.compared), DEVIATIONS: heeding.deviations}
-        found |= {OWN_DROP: heeding.own_drop, OTHER_DROP: heeding.other_drop}
-        found |= {CONTRAST: 1.0} if self.has_contrast else {}
-        return found | ({GATE: float(self._was_open)} if self.gates else {})
+        figures = {COMPARED: float(heeding.compared), DEVIATIONS: heeding.deviations}
+        figures |= {OWN_DROP: heeding.own_drop, OTHER_DROP: heeding.other_drop}
+        figures |= {CONTRAST: 1.0} if self.has_contrast else {}
+        return figures | ({GATE: float(self._was_open)} if self.gates else {})
 
     def state(self) -> dict[str, Any]:
-        waiting = [list(each) for each in self._waiting]
-        known = {"heeding": self.heeding.state(), "waiting": waiting, "last": self._last_compared}
-        return known | {"gates": self.gates, "is_open": self.is_open, "told": self._told}
+        waiting = [list(comparison) for comparison in self._waiting]
+        tree = {"heeding": self.heeding.state(), "waiting": waiting, "last": self._last_compared}
+        return tree | {"gates": self.gates, "is_open": self.is_open, "told": self._told}
 
     def load_state(self, tree: Mapping[str, Any]) -> None:
         self.heeding.load_state(tree["heeding"])
-        self._waiting = [Comparison(*each) for each in tree["waiting"]]
+        self._waiting = [Comparison(*entry) for entry in tree["waiting"]]
         self._last_compared = int(tree["last"])
         # Open for want of a gate, or of one that began open, shows nothing: this one looks at the figures first.
         self.is_open = not self.gates or (bool(tree.get("gates")) and bool(tree["is_open"]))

@@ -54,7 +54,9 @@ class LoggedStore:
         num_processes: int = 1,
     ) -> None:
         if (traces is None) == (sessions is None) or (traces is None) != (collator is None):
-            got = [name for name, each in (("trace_dataset", traces), ("data_collator", collator)) if each is not None]
+            got = [
+                name for name, value in (("trace_dataset", traces), ("data_collator", collator)) if value is not None
+            ]
             got += ["logged_sessions"] if sessions is not None else []
             expected = "trace_dataset with data_collator, or logged_sessions"
             raise InputError(explain("logged traces", got=got, expected=expected))
@@ -146,29 +148,29 @@ def usable_channels(
 
     Channel 2 has the rollouts besides, so its weight stays. Malformed traces raise what their collator raises.
     """
-    asked = {SDPO: settings.alpha_sdpo, REPLAY: settings.beta_replay}
-    wanted = {name for name, weight in asked.items() if weight > 0}
+    weights = {SDPO: settings.alpha_sdpo, REPLAY: settings.beta_replay}
+    active_channels = {name for name, weight in weights.items() if weight > 0}
     if traces is None and collator is None and sessions is None:
-        logged, wanted = frozenset[str](), wanted - {SDPO}
+        logged, active_channels = frozenset[str](), active_channels - {SDPO}
     elif traces is None and collator is None and sessions is not None:
-        logged = frozenset(name for name in wanted if sessions.channels[name])
+        logged = frozenset(name for name in active_channels if sessions.channels[name])
     elif traces is not None and collator is not None and sessions is None:
-        logged = _channels_in(traces, collator, wanted)
+        logged = _channels_in(traces, collator, active_channels)
     else:  # half of what is needed, or twice: `LoggedStore` refuses it
-        logged = frozenset(wanted)
+        logged = frozenset(active_channels)
     has_data = not (traces is None and sessions is None)
-    skipped = {SDPO: NO_SITE.format(asked[SDPO])} if SDPO in wanted - logged else {}
-    if REPLAY in wanted - logged:
-        skipped[REPLAY] = NO_PAIR.format(asked[REPLAY])
+    skipped = {SDPO: NO_SITE.format(weights[SDPO])} if SDPO in active_channels - logged else {}
+    if REPLAY in active_channels - logged:
+        skipped[REPLAY] = NO_PAIR.format(weights[REPLAY])
         settings = replace(settings, beta_replay=0.0)
-    return UsableChannels(settings, logged, skipped, is_empty=has_data and bool(wanted) and not logged)
+    return UsableChannels(settings, logged, skipped, is_empty=has_data and bool(active_channels) and not logged)
 
 
 def _channels_in(traces: Sequence[Any], collator: Collator, wanted: Set[str]) -> frozenset[str]:
     """Return which of the channels some trace has an item of. What the collator counts is not counted here."""
     owners: tuple[Any, ...] = (collator, getattr(collator, "renderer", None))
     counters: list[Counter[str]] = [owner.counts for owner in owners if hasattr(owner, "counts")]
-    before, present = [dict(each) for each in counters], set[str]()
+    before, present = [dict(counter) for counter in counters], set[str]()
     for trace in traces:
         if wanted <= present:
             break
@@ -203,11 +205,11 @@ def with_what_is_needed(
 
 def _needs_references(collator: Any, model: nn.Module) -> bool:
     """Whether there are none, or those of these weights in another precision than the steps compute in."""
-    known = getattr(collator, "reference", _HAS_OWN)
-    if not isinstance(known, ReferenceLogprobs):
-        return known is None
+    reference = getattr(collator, "reference", _HAS_OWN)
+    if not isinstance(reference, ReferenceLogprobs):
+        return reference is None
     used = fingerprint_of(model, collator.renderer)
-    return known.fingerprint.differences(used) == ["precision"]
+    return reference.fingerprint.differences(used) == ["precision"]
 
 
 def _batch_of(collator: Any, trace: Any, device: torch.device) -> dict[str, Tensor]:
@@ -221,10 +223,10 @@ def _batch_of(collator: Any, trace: Any, device: torch.device) -> dict[str, Tens
 
 def digest_of(rows: Iterable[Any]) -> str:
     """Of a data set's rows as text: a run goes on with the same ones or not at all."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for row in rows:
-        found.update(repr(row).encode("utf-8", "surrogatepass"))
-    return found.hexdigest()
+        digest.update(repr(row).encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()
 
 
 class CyclingSampler:
@@ -244,12 +246,12 @@ class CyclingSampler:
         return [self._at(position) for position in range(first, first + count)]
 
     def _at(self, position: int) -> int:
-        time_round, place = divmod(position, self._size)
+        time_round, index = divmod(position, self._size)
         if self._order[0] != time_round:
             order = list(range(self._size))
             random.Random(f"{self._seed}:{time_round}").shuffle(order)  # noqa: S311 (an order, not a secret)
             self._order = time_round, order
-        return self._order[1][place]
+        return self._order[1][index]
 
     def state(self) -> dict[str, Any]:
         return {"size": self._size, "seed": self._seed, "drawn": self._drawn}

@@ -68,15 +68,15 @@ class ComposerFigures:
 
     def take(self, mode: str) -> dict[str, float]:
         """The means since the last call."""
-        found = {name: total / max(items, 1.0) for name, (total, items) in self._sums[mode].items()}
+        means = {name: total / max(items, 1.0) for name, (total, items) in self._sums[mode].items()}
         self._sums[mode].clear()
-        return found
+        return means
 
     def state(self) -> dict[str, Any]:
-        return {mode: {name: list(each) for name, each in sums.items()} for mode, sums in self._sums.items()}
+        return {mode: {name: list(pair) for name, pair in sums.items()} for mode, sums in self._sums.items()}
 
     def load_state(self, tree: Mapping[str, Mapping[str, Any]]) -> None:
-        self._sums = {mode: {name: (each[0], each[1]) for name, each in sums.items()} for mode, sums in tree.items()}
+        self._sums = {mode: {name: (pair[0], pair[1]) for name, pair in sums.items()} for mode, sums in tree.items()}
 
 
 class ChannelLoss:
@@ -128,8 +128,8 @@ class ChannelLoss:
         metrics["loss/grpo"].append(float(both[0]) * clock.accumulation)
         metrics["loss/total"].append(float(both[1]) * clock.accumulation)
         terms: dict[str, Term | None] = {ROLLOUT_SITES: hints} if self._wants_sites else {}
-        named = {LOGGED_SITES: logged.get("sdpo_jsd"), LOGGED_PAIRS: logged.get("trace_replay_dpo")}
-        terms |= named if logged else {}
+        logged_terms = {LOGGED_SITES: logged.get("sdpo_jsd"), LOGGED_PAIRS: logged.get("trace_replay_dpo")}
+        terms |= logged_terms if logged else {}
         channels = self._channels
         weights = Weights(channels.alpha(clock), channels.settings.beta_replay, channels.rollout_alpha(clock))
         self._figures.add_terms(metrics, terms, weights, clock)

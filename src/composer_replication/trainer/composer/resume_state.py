@@ -51,12 +51,12 @@ def load_run_state(trainer: Any, tree: dict[str, Any]) -> None:
     sampling, start, buffer = trainer.sampling, trainer.sampling.start_model, tree["rollouts"]
     trainer._step = tree["micro_step"]
     device = trainer.accelerator.device
-    trainer._buffered_inputs = None if buffer is None else [_on_device(each, device) for each in buffer]
+    trainer._buffered_inputs = None if buffer is None else [_on_device(batch, device) for batch in buffer]
     trainer.channels.load_state(tree["channels"], trainer.state.max_steps)
     if tree["entropy"] is not None:
         trainer.entropy_coef, trainer._last_world_entropy = tree["entropy"]
     for mode, values in tree["metrics"].items():
-        trainer._metrics[mode].update({name: list(each) for name, each in values.items()})
+        trainer._metrics[mode].update({name: list(series) for name, series in values.items()})
     trainer.figures.load_state(tree["figures"])
     sampling.site_counts, sampling.num_rollouts = Counter(tree["site_counts"]), tree["num_rollouts"]
     sampling.known_hints = dict(tree.get("known_hints", {}))  # an earlier version has none
@@ -71,7 +71,10 @@ def load_run_state(trainer: Any, tree: dict[str, Any]) -> None:
 def _environment_states(trainer: Any) -> list[list[Any]]:
     """Of each pool of environments: `_state()` of those that have one gives plain values."""
     pools: dict[Any, list[Any]] = getattr(trainer, "_environment_pool", {})
-    return [[each._state() if hasattr(each, "_state") else None for each in pool] for pool in pools.values()]
+    return [
+        [environment._state() if hasattr(environment, "_state") else None for environment in pool]
+        for pool in pools.values()
+    ]
 
 
 def _load_environment_states(trainer: Any, states: list[list[Any]]) -> None:

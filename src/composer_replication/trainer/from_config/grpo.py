@@ -127,13 +127,13 @@ def _model(inputs: Inputs, args: Any, say: Say) -> tuple[Any, Any | None]:
     """The start weights, and the adapter that the trainer puts on; weights in 4 bits have theirs already."""
     adapter, name = lora_config(inputs.config.train.adapter), inputs.config.train.model
     assert name is not None
-    source, known = inputs.renderer.template.source, inputs.renderer.protected.ids
+    source, protected_ids = inputs.renderer.template.source, inputs.renderer.protected.ids
     # TRL hands vLLM the weights by names that wrapped layers do not have.
     why_not = "with FSDP" if args.fsdp else "with vLLM" if args.use_vllm else ""
 
     def rows(model: Any) -> list[int]:
-        said = [number for text, number in known.items() if text in source]
-        return token_rows(inputs, model, said, say, why_not=why_not)
+        said_ids = [number for text, number in protected_ids.items() if text in source]
+        return token_rows(inputs, model, said_ids, say, why_not=why_not)
 
     if inputs.config.train.adapter.kind == "qlora":
         return prepare_model(name, args, peft_config=adapter, quantization="4bit", token_rows=rows), None

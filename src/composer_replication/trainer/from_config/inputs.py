@@ -66,8 +66,8 @@ def learnt_context(name: str, tokenizer: Any = None) -> int | None:
     """
     is_bare = Path(name).is_dir() and not (Path(name) / "config.json").is_file()  # a tokenizer alone
     positions = None if is_bare else getattr(model_config(name).get_text_config(), "max_position_embeddings", None)
-    said = (load_tokenizer(name) if tokenizer is None else tokenizer).model_max_length
-    return min((each for each in (positions, said) if each and each <= _MOST_POSITIONS), default=None)
+    max_length = (load_tokenizer(name) if tokenizer is None else tokenizer).model_max_length
+    return min((length for length in (positions, max_length) if length and length <= _MOST_POSITIONS), default=None)
 
 
 def beyond_context(config: CrfConfig, learnt: int | None) -> str:
@@ -156,22 +156,22 @@ def load_prompts(name: str) -> Any:
     datasets = require("datasets", extra="train")
     path = Path(name)
     if is_dotted(name) and not path.exists():
-        found = named_object(name, "train.grpo.dataset")()
+        dataset = named_object(name, "train.grpo.dataset")()
     elif path.is_file():
         kind = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}.get(path.suffix)
         if kind is None:
             expected = "a file that ends in .jsonl, .json, .csv or .parquet"
             raise ConfigError(explain("train.grpo.dataset", got=name, expected=expected))
-        found = datasets.load_dataset(kind, data_files=str(path), split="train")
+        dataset = datasets.load_dataset(kind, data_files=str(path), split="train")
     elif (path / "state.json").exists():
-        found = datasets.load_from_disk(str(path))
+        dataset = datasets.load_from_disk(str(path))
     else:
-        found = datasets.load_dataset(name, split="train")
-    if "prompt" not in found.column_names:
+        dataset = datasets.load_dataset(name, split="train")
+    if "prompt" not in dataset.column_names:
         fix = "Name a function that makes prompts of them instead: module:function."
-        got = f"the columns {', '.join(found.column_names)}"
+        got = f"the columns {', '.join(dataset.column_names)}"
         raise ConfigError(explain(f"train.grpo.dataset {name}", got=got, expected="a column prompt", fix=fix))
-    return found
+    return dataset
 
 
 def prompts_of(inputs: Inputs) -> tuple[Any, Any]:
@@ -182,8 +182,8 @@ def prompts_of(inputs: Inputs) -> tuple[Any, Any]:
         raise ConfigError(explain(f"train.grpo.dataset {train.grpo.dataset}", got="no prompts", expected="some"))
     held_out = None
     if train.eval_every and len(prompts) > 1:
-        kept, others = held_out_rows(len(prompts))
-        prompts, held_out = prompts.select(kept), prompts.select(others)
+        train_rows, eval_rows = held_out_rows(len(prompts))
+        prompts, held_out = prompts.select(train_rows), prompts.select(eval_rows)
     if inputs.replica is not None:
         prompts = prompts.select(inputs.replica.rows_of(len(prompts)))
         inputs.replica.weigh(len(prompts))

@@ -68,39 +68,45 @@ def offline_data(inputs: Inputs) -> OfflineData:
     }
     if config.loss.beta_replay == 0:
         options["use_pairs"] = False
-    asked = [key for key, is_on in _EVALUATIONS.items() if is_on(config.train)]
-    known = _known_sides(inputs.run, config.split, is_evaluated=bool(asked))
-    validation = config.split.validation if asked else 0.0
+    eval_options = [key for key, is_on in _EVALUATIONS.items() if is_on(config.train)]
+    known_sides = _known_sides(inputs.run, config.split, is_evaluated=bool(eval_options))
+    validation = config.split.validation if eval_options else 0.0
     sessions, settings = sessions_of_run(inputs.run, **options)
     rendered: list[RenderedSession] = []
 
     def conversations() -> Iterator[Conversation]:
         """Rendered as they are read: the split is drawn in the same pass, and no conversation is kept."""
         for session in sessions:
-            if known is None or session.conversation.id not in known.test:
+            if known_sides is None or session.conversation.id not in known_sides.test:
                 rendered.append(render_session(inputs.renderer, session, settings))
                 yield session.conversation
 
     drawn = split_conversations(
         conversations(), validation=validation, test=config.split.test or 0.0, by=config.split.by
     )
-    sides, replica = known or drawn, inputs.replica
+    sides, replica = known_sides or drawn, inputs.replica
     learnt = (
-        sides.train if replica is None else replica.part_of(sides.train & {each.conversation_id for each in rendered})
+        sides.train
+        if replica is None
+        else replica.part_of(sides.train & {session.conversation_id for session in rendered})
     )
     run = inputs.run if replica is None else None  # proofs and references of a part are not the run's
     train, held_out = (
-        LoggedSessions((each for each in rendered if each.conversation_id in side), inputs.renderer, settings, run=run)
+        LoggedSessions(
+            (session for session in rendered if session.conversation_id in side), inputs.renderer, settings, run=run
+        )
         for side in (learnt, sides.validation)
     )
     if replica is not None:
         replica.weigh(len(train))
-    is_held_out = bool(asked) if known else validation > 0
+    is_held_out = bool(eval_options) if known_sides else validation > 0
     if is_held_out and not len(held_out):
-        fix = f"Do without {' and '.join(asked)}, set a larger split.validation, or ingest more sessions."
+        fix = f"Do without {' and '.join(eval_options)}, set a larger split.validation, or ingest more sessions."
         got = f"no target in {config.split.validation:.0%} of the sessions"
-        raise InputError(explain(asked[0], got=got, expected="some to evaluate on", fix=fix))
-    return OfflineData(train, held_out if is_held_out else None, frozenset().union(*(each.models for each in rendered)))
+        raise InputError(explain(eval_options[0], got=got, expected="some to evaluate on", fix=fix))
+    return OfflineData(
+        train, held_out if is_held_out else None, frozenset().union(*(session.models for session in rendered))
+    )
 
 
 def _known_sides(run: RunDir, section: SplitConfig, *, is_evaluated: bool) -> Split | None:
@@ -124,10 +130,10 @@ def why_not_taught(config: CrfConfig, renderer: Renderer, session: LoggedSession
     """
     settings = WindowSettings(**_cutting(config), responses="none", use_pairs=False)
     rendered = render_session(renderer, session, settings)
-    found = cut_sessions(renderer, [rendered], settings)
-    if any(window.site_ids for window in found.windows):
+    cut_result = cut_sessions(renderer, [rendered], settings)
+    if any(window.site_ids for window in cut_result.windows):
         return ""
-    return ", ".join(name.partition(": ")[2] for name in found.drops)
+    return ", ".join(name.partition(": ")[2] for name in cut_result.drops)
 
 
 def _cutting(config: CrfConfig) -> dict[str, Any]:
@@ -212,16 +218,18 @@ def offline_trainer(
 
 def _where_weights_are(model: Any, num_processes: int) -> str:
     """Say how many weights this process holds of how many, so that nobody takes DDP for FSDP2."""
-    own = [each.to_local() if hasattr(each, "to_local") else each for each in model.parameters()]
-    here, total = (sum(each.numel() for each in tensors) for tensors in (own, model.parameters()))
+    local_tensors = [
+        parameter.to_local() if hasattr(parameter, "to_local") else parameter for parameter in model.parameters()
+    ]
+    here, total = (sum(tensor.numel() for tensor in tensors) for tensors in (local_tensors, model.parameters()))
     kind = "FSDP2" if is_sharded(model) else "DDP"
     return f"{kind} on {num_processes} processes: {here:,} of {total:,} weights on this one"
 
 
 def _references(folder: TrainingFolder, warmed_up: Path | None, replica: Replica | None) -> Path | None:
     """The run's own, unless they are of other weights or of a part of its sessions."""
-    place = folder.checkpoints if replica is not None else folder.warmup if warmed_up is not None else None
-    return None if place is None else place / ARTEFACTS["ref_logprobs"].file_name
+    parent = folder.checkpoints if replica is not None else folder.warmup if warmed_up is not None else None
+    return None if parent is None else parent / ARTEFACTS["ref_logprobs"].file_name
 
 
 def shuffle_seed(train: TrainConfig) -> int:
@@ -239,8 +247,8 @@ def tell_data(sessions: LoggedSessions, say: Say) -> None:
         good, every = sessions.counts["good_turns"], sessions.counts["model_turns"]
         both = sum(n for _, n in left_out) - (every - good)
         why += f" ({both} of these are good turns that no window holds)" if both > 0 else ""
-        said = f"good turns (channel 1): {good} of {every}"
-        say(f"{said}; left out: {why}" if why else said)
+        summary = f"good turns (channel 1): {good} of {every}"
+        say(f"{summary}; left out: {why}" if why else summary)
 
 
 def tell_proof(sessions: LoggedSessions, say: Say, *, can_warm_up: bool = True) -> None:
@@ -248,9 +256,9 @@ def tell_proof(sessions: LoggedSessions, say: Say, *, can_warm_up: bool = True) 
     if sessions.proofs is None:
         return
     reasons = Counter(proof.reason for proof in sessions.proofs)
-    kept = reasons.pop("kept", 0)
+    num_kept = reasons.pop("kept", 0)
     dropped = ", ".join(f"{number} {reason.replace('_', ' ')}" for reason, number in sorted(reasons.items()))
-    say(f"hint proof: {kept} of {len(sessions.proofs)} sites teach{f'; dropped: {dropped}' if dropped else ''}")
+    say(f"hint proof: {num_kept} of {len(sessions.proofs)} sites teach{f'; dropped: {dropped}' if dropped else ''}")
     say(verdict(sessions.proofs).in_words(can_warm_up=can_warm_up))
 
 

@@ -86,20 +86,20 @@ class TrainingFolder:
     def made_of(self) -> dict[str, str] | None:
         """The files that a training began with, by name, with their hashes; None where none has begun."""
         path = self.checkpoints / _MADE_OF
-        known: dict[str, Any] | None = decode_object(path.read_bytes()) if path.exists() else None
-        return None if known is None else known["sources"]
+        record: dict[str, Any] | None = decode_object(path.read_bytes()) if path.exists() else None
+        return None if record is None else record["sources"]
 
     def set_aside(self) -> Path:
         """Move what a training has left into a folder of its own, so that another can begin here."""
         earlier = self.root / ARTEFACTS["earlier"].file_name
-        number = 1 + max((int(each.name) for each in earlier.glob("[0-9]*")), default=0)
-        place = earlier / str(number)
-        place.mkdir(parents=True)
+        number = 1 + max((int(folder.name) for folder in earlier.glob("[0-9]*")), default=0)
+        destination = earlier / str(number)
+        destination.mkdir(parents=True)
         names = ("adapter", "model", "metrics", "config", "control", "ref_logprobs", "checkpoints")
         for path in (self.root / ARTEFACTS[name].file_name for name in names):
             if path.exists():
-                path.rename(place / path.name)
-        return place
+                path.rename(destination / path.name)
+        return destination
 
     def check_made_of(self, sessions: str, sources: Mapping[str, str], changes: Sequence[str]) -> None:
         """Refuse to go on with other sessions than a training began with; one that begins notes its own.
@@ -108,14 +108,14 @@ class TrainingFolder:
         """
         path, now = self.checkpoints / _MADE_OF, {"sessions": sessions, "sources": dict(sources)}
         has_begun = self.newest_step() is not None or self.has_warmup
-        known: dict[str, Any] | None = decode_object(path.read_bytes()) if path.exists() else None
+        record: dict[str, Any] | None = decode_object(path.read_bytes()) if path.exists() else None
         if not has_begun:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
             atomic_write_json(path, now)
-        elif known is not None and known["sessions"] != sessions:
-            before = known["sources"]
-            other = [name for name in {**before, **sources} if before.get(name) != sources.get(name)]
-            got = f"a training that began with other sessions{f', before {_and(other)} changed' if other else ''}"
+        elif record is not None and record["sessions"] != sessions:
+            before = record["sources"]
+            changed = [name for name in {**before, **sources} if before.get(name) != sources.get(name)]
+            got = f"a training that began with other sessions{f', before {_and(changed)} changed' if changed else ''}"
             options = f" Set otherwise than when the run began: {'; '.join(changes)}." if changes else ""
             fix = "To train anew beside it: `--set train.output=FOLDER`."
             raise StaleArtefactError(explain(str(self.checkpoints), got=got, expected="these", fix=fix) + options)
@@ -239,11 +239,11 @@ class TrainingFolder:
 
     def replace_trained(self, made: Path, *, is_adapter: bool) -> Path:
         """Put a folder of finished weights in its place; what an earlier run left there goes."""
-        place = self.trained(is_adapter=is_adapter)
-        if place.exists():
-            shutil.rmtree(place)
-        made.rename(place)
-        return place
+        destination = self.trained(is_adapter=is_adapter)
+        if destination.exists():
+            shutil.rmtree(destination)
+        made.rename(destination)
+        return destination
 
 
 def _and(names: Sequence[str]) -> str:

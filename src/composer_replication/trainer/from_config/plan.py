@@ -76,7 +76,7 @@ def plan_training(config: CrfConfig) -> TrainingPlan:
     """What `run_training` would do, without weights; the resolved config is written unless a run's own is there."""
     inputs, folder = read_inputs(config), TrainingFolder.of(config)
     config = inputs.config
-    known = _offline_plan(inputs) if config.train.mode == "offline" else _grpo_plan(inputs)
+    plan_fields = _offline_plan(inputs) if config.train.mode == "offline" else _grpo_plan(inputs)
     newest, changed = folder.newest_checkpoint(), folder.changed_options(config)
     if not folder.has_begun:  # the options of a training that has begun are kept, for it to be compared with
         folder.write_config(config)
@@ -85,7 +85,7 @@ def plan_training(config: CrfConfig) -> TrainingPlan:
         mode=config.train.mode,
         newest_checkpoint=None if newest is None else newest.name,
         changed=changed if folder.has_begun else (),
-        **known,
+        **plan_fields,
     )
 
 
@@ -108,20 +108,20 @@ def remarks_on(inputs: Inputs, sessions: LoggedSessions) -> list[str]:
     config = inputs.config
     optimiser, channels = config.train.optimiser, config.train.channels
     a_step = optimiser.per_device * optimiser.accumulation * launched_processes()
-    taught = sum(any(each.site_ids or each.state_ids for each in item.windows) for item in sessions.items)
+    taught = sum(any(window.site_ids or window.state_ids for window in item.windows) for item in sessions.items)
     is_taught_alone = config.train.warmup.mode in ("steps", "until") and not channels.good_turns_after_warmup
     windows = taught if is_taught_alone and taught else len(sessions)
-    said = [
+    remarks = [
         f"{optimiser.steps:,} steps see each of {windows:,} windows {optimiser.steps * a_step / windows:.2g} times:"
         f" once is train.optimiser.steps = {math.ceil(windows / a_step)}"
     ]
     if channels.good_turns and 0 < taught < windows / 2:
-        said.append(
+        remarks.append(
             f"only {taught:,} of {windows:,} windows hold an error or a pair: with train.channels.good_turns = false"
             " the steps are made on those alone"
         )
     beyond = beyond_context(config, learnt_context(config.train.model or "", inputs.tokenizer))
-    return [*said, *([beyond] if beyond else [])]
+    return [*remarks, *([beyond] if beyond else [])]
 
 
 def pace_of(inputs: Inputs, sessions: LoggedSessions) -> Pace:

@@ -45,10 +45,10 @@ def make_renderer(
 
 def _refuse_unread_variables(render: RenderConfig, renderer: Renderer) -> None:
     """A variable that the template has no use for must not look as if it had been followed."""
-    known = renderer.template.names if render.template_variables else set[str]()
+    known_names = renderer.template.names if render.template_variables else set[str]()
     for name in render.template_variables:
-        if name not in known:
-            near = get_close_matches(name, known, n=1)
+        if name not in known_names:
+            near = get_close_matches(name, known_names, n=1)
             got = f"{name!r}, which {renderer.template.name} does not read"
             fix = f"Did you mean {near[0]!r}?" if near else "Take it out, or name the template: render.chat_template."
             expected = "names of variables that the template reads"
@@ -60,12 +60,12 @@ def unmatched_models(render: RenderConfig, models: Collection[str]) -> list[str]
 
     It is no error: the config may be meant for other runs too.
     """
-    named = ", ".join(sorted(filter(None, models))) or "none: no turn says which model wrote it"
+    model_names = ", ".join(sorted(filter(None, models))) or "none: no turn says which model wrote it"
     return [
         explain(
             "render.student_models",
             got=f"{pattern!r}, which matches no turn's model",
-            expected=f"a name or a pattern of those in the run ({named})",
+            expected=f"a name or a pattern of those in the run ({model_names})",
         )
         for pattern in render.student_models
         if not any(fnmatchcase(model, pattern) for model in models)
@@ -76,7 +76,10 @@ def tools_of(run: RunDir | None) -> dict[str | None, list[dict[str, Any]]] | Non
     """The tools of each agent in the run, by the format of its logs, in the form that chat templates take."""
     if run is None or not run.path("tools").exists():
         return None
-    return {format_name: [_described(tool) for tool in own] for format_name, own in read_tools(run).by_format.items()}
+    return {
+        format_name: [_described(tool) for tool in agent_tools]
+        for format_name, agent_tools in read_tools(run).by_format.items()
+    }
 
 
 def _described(tool: Mapping[str, Any]) -> dict[str, Any]:
@@ -106,5 +109,5 @@ def chat_template(render: RenderConfig) -> str | None:
 
 def thinking_in_words(counts: Mapping[str, int]) -> str:
     """Turns by what was done with their thinking; empty where there was none, and no block."""
-    said = [f"{counts[name]} {words}" for name, words in OUTCOMES.items() if counts.get(name)]
-    return f"thinking of turns: {', '.join(said)}" if said else ""
+    phrases = [f"{counts[name]} {words}" for name, words in OUTCOMES.items() if counts.get(name)]
+    return f"thinking of turns: {', '.join(phrases)}" if phrases else ""

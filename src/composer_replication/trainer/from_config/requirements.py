@@ -93,7 +93,7 @@ def check_extra(train: TrainConfig) -> None:
     needed = ["accelerate"]
     needed += ["peft"] if train.adapter.kind != "none" else []
     needed += ["trl", "datasets"] if train.mode == "grpo" else []
-    missing = [each for each in needed if not available(each)]
+    missing = [package for package in needed if not available(package)]
     if missing:
         fix = 'Type: pip install "composer-replication[train]"'
         got = f"no {', no '.join(missing)}"

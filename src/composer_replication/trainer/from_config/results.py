@@ -72,8 +72,12 @@ def named_sources(config: CrfConfig) -> list[NamedSource]:
     grpo = config.train.grpo
     if config.train.mode != "grpo":
         return []
-    named = [("dataset", grpo.dataset), *(("reward", each) for each in grpo.rewards), ("environment", grpo.environment)]
-    return [NamedSource(kind, _shown(name), _hash_of_named(name)) for kind, name in named if name is not None]
+    kinds_and_names = [
+        ("dataset", grpo.dataset),
+        *(("reward", reward) for reward in grpo.rewards),
+        ("environment", grpo.environment),
+    ]
+    return [NamedSource(kind, _shown(name), _hash_of_named(name)) for kind, name in kinds_and_names if name is not None]
 
 
 def metric_names(numbers: Mapping[str, int]) -> dict[str, int]:
@@ -102,10 +106,10 @@ def write_record(
         "start_weights": config.train.model,
         "start_digest": start_digest,
         "mode": config.train.mode,
-        "sources": [{"kind": each.kind, "name": each.name, "sha256": each.sha256} for each in sources],
+        "sources": [{"kind": source.kind, "name": source.name, "sha256": source.sha256} for source in sources],
         "warmup_steps": result.warmup_steps,
         "steps": result.steps,
-        "channels": [asdict(each) for each in result.channels],
+        "channels": [asdict(channel) for channel in result.channels],
         "diagnosis": list(result.diagnosis),
         "alarms": list(result.alarms),
         "counts": dict(result.counts),

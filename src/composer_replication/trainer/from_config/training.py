@@ -81,42 +81,46 @@ def run_training(
     `resume` insists on a checkpoint to go on from; without it `train.resume` decides. A plan that does not fit the
     memory is refused if it must. SIGTERM and Ctrl-C end the run after the step at hand, with a checkpoint.
     """
-    told = progress or Progress()
+    reporter = progress or Progress()
     check_extra(config.train)
     folder = TrainingFolder.of(config)
     inputs = read_inputs(folder.with_first_primary(config), replica)
     config = inputs.config
     goes_on = folder.resumes(asked=resume, wanted=config.train.resume)
     make = _make_offline if config.train.mode == "offline" else _make_grpo
-    alarm = CollapseAlarm.from_config(config.train.alarm, say=told.say) if config.train.alarm.on else None
-    made = make(inputs, folder, alarm, told, must_fit)
+    alarm = CollapseAlarm.from_config(config.train.alarm, say=reporter.say) if config.train.alarm.on else None
+    mode_parts = make(inputs, folder, alarm, reporter, must_fit)
     refuse_differences({"the config": to_toml(_without_places(config))})
     used = contextlib.nullcontext() if inputs.run is None else inputs.run.used_for("training")
-    with used, folder.held(is_main=made.args.process_index == 0):
+    with used, folder.held(is_main=mode_parts.args.process_index == 0):
         has_state = goes_on or folder.has_warmup
         changes = folder.changed_options(config) if folder.has_begun else []
         if folder.has_begun and not has_state:
-            told.say(folder.resumption(config.train.optimiser.steps))
+            reporter.say(folder.resumption(config.train.optimiser.steps))
         for change in changes:  # before anything is compared
-            told.say(f"set otherwise than when the run began: {change}")
-        if not has_state and made.args.process_index == 0:
+            reporter.say(f"set otherwise than when the run began: {change}")
+        if not has_state and mode_parts.args.process_index == 0:
             folder.write_config(config)  # whoever comes after a kill before the first checkpoint compares with it
         sources = sources_of(inputs.run, SOURCES)
-        if made.sessions is not None and made.args.process_index == 0:
-            folder.check_made_of(made.sessions.digest, {each.name: each.sha256 for each in sources}, changes)
-        times = PhaseTimes(folder.checkpoints / "seconds.json", told.on_phase)
-        with telling_phases(times, told.say):
-            trainer, sessions = made.build()
+        if mode_parts.sessions is not None and mode_parts.args.process_index == 0:
+            folder.check_made_of(
+                mode_parts.sessions.digest, {source.name: source.sha256 for source in sources}, changes
+            )
+        times = PhaseTimes(folder.checkpoints / "seconds.json", reporter.on_phase)
+        with telling_phases(times, reporter.say):
+            trainer, sessions = mode_parts.build()
         phase: Mapping[str, str] = getattr(trainer, "phase", {})
         start_digest = phase.get("start_weights") or weights_digest(trainer.model)
-        _connect(trainer, told, folder, config)
+        _connect(trainer, reporter, folder, config)
         if replica is not None:
             trainer.add_callback(ReplicaSteps(replica))
-        made.before(trainer)
+        mode_parts.before(trainer)
         _train(trainer, goes_on, changes)
         if trainer.was_finished:
             done = trainer.state.global_step
-            told.say(f"all {done} steps are made; for more raise train.optimiser.steps, for a new run set train.output")
+            reporter.say(
+                f"all {done} steps are made; for more raise train.optimiser.steps, for a new run set train.output"
+            )
         result = replace(_result(config, folder, trainer, alarm, sessions), seconds=times.seconds)
         if result.stopped_by:
             return result
@@ -259,7 +263,9 @@ def _result(
             *diagnose(state.log_history, max_completion_length=length, items=counts),
             *_unheeded(sessions, can_warm_up=not phase),
         ),
-        alarms=tuple(f"step {each.step}: {each.in_words()}" for each in (alarm.alarms if alarm else ())),
+        alarms=tuple(
+            f"step {raised_alarm.step}: {raised_alarm.in_words()}" for raised_alarm in (alarm.alarms if alarm else ())
+        ),
         counts=metric_names(counts) | _windows_seen(counts, trainer),
         drops=metric_names(drops),
         warmup_steps=int(phase.get("warmup_steps", 0)),
@@ -275,8 +281,8 @@ def _windows_seen(counts: Mapping[str, int], trainer: Any) -> dict[str, int]:
 
 def _unheeded(sessions: LoggedSessions | None, *, can_warm_up: bool) -> Iterator[str]:
     """What the hint proof found against this model, which no line of metrics shows."""
-    if sessions is not None and sessions.proofs and (found := verdict(sessions.proofs)).heeds is False:
-        yield found.in_words(can_warm_up=can_warm_up)
+    if sessions is not None and sessions.proofs and (heed_verdict := verdict(sessions.proofs)).heeds is False:
+        yield heed_verdict.in_words(can_warm_up=can_warm_up)
 
 
 def _save(
@@ -289,9 +295,9 @@ def _save(
 ) -> TrainingResult:
     """The weights under a temporary name, then the record, then both in their place."""
     is_adapter = config.train.adapter.kind != "none"
-    place = folder.trained(is_adapter=is_adapter)
-    finished = replace(result, saved=place)
-    making = place.with_name(f".{place.name}.making")
+    destination = folder.trained(is_adapter=is_adapter)
+    finished = replace(result, saved=destination)
+    making = destination.with_name(f".{destination.name}.making")
     if trainer.args.should_save:
         shutil.rmtree(making, ignore_errors=True)
     trainer.save_model(str(making))

@@ -77,7 +77,7 @@ def start_model(
 
 
 def _load(inputs: Inputs, data: OfflineData, args: TrainingArguments, say: Say) -> nn.Module:
-    train, said = inputs.config.train, ids_said(data.train.rendered)
+    train, said_ids = inputs.config.train, ids_said(data.train.rendered)
     assert train.model is not None
     set_seed(train.optimiser.seed)  # the adapter's first values are drawn before the trainer sets it
     why_not = "with FSDP" if args.fsdp or train.fsdp.on else ""
@@ -87,7 +87,7 @@ def _load(inputs: Inputs, data: OfflineData, args: TrainingArguments, say: Say) 
         args,
         peft_config=lora_config(train.adapter),
         quantization=quantization,
-        token_rows=lambda model: token_rows(inputs, model, said, say, why_not=why_not),
+        token_rows=lambda model: token_rows(inputs, model, said_ids, say, why_not=why_not),
     )
 
 
@@ -112,11 +112,11 @@ def _is_wanted(
         shard_model(model, args)
     elif not getattr(model, "is_quantized", False):
         model.to(args.device)
-    known = name_logprob(model, data.train)
-    is_low = bool(most_anywhere(int(known is not None and known < warmup.below), args.device))
+    logprob = name_logprob(model, data.train)
+    is_low = bool(most_anywhere(int(logprob is not None and logprob < warmup.below), args.device))
     if is_low:
         say(
-            f"log-prob of logged calls up to their tool's name: {known:.1f} nats, below {warmup.below:g}: this model"
+            f"log-prob of logged calls up to their tool's name: {logprob:.1f} nats, below {warmup.below:g}: this model"
             f" does not speak the logs' harness yet, and {warmup.steps} steps of channel 1 come first"
             ' (train.warmup.mode = "off" for none)'
         )

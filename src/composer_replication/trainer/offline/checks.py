@@ -116,9 +116,9 @@ def channels_that_never_ran(log: ChannelLog, items: Mapping[str, int]) -> Iterat
     """A sentence for each: the largest weight it had, its items in the steps that were made, and in all sessions."""
     for name in CHANNELS:
         if not log.ran_steps.get(name, 0):
-            seen = f"{log.seen_items[name]:,} of its {items[name]:,} items in them"
+            coverage = f"{log.seen_items[name]:,} of its {items[name]:,} items in them"
             did = "was not taught" if log.seen_items[name] else "never ran"
-            yield f"channel {name} {did} in {log.num_steps} steps: {seen}, {_KNOBS[name]} {log.top_weights[name]:g}"
+            yield f"channel {name} {did} in {log.num_steps} steps: {coverage}, {_KNOBS[name]} {log.top_weights[name]:g}"
 
 
 def plan_run(
@@ -131,9 +131,13 @@ def plan_run(
     bare = unwrapped(model)
     adapters: Mapping[str, Any] = getattr(bare, "peft_config", None) or {}
     sizes = sorted((item.num_tokens for item in sessions.items), reverse=True)
-    weight_bytes = next((each.element_size() for each in bare.parameters() if each.is_floating_point()), 4)
-    own = (each.to_local() if hasattr(each, "to_local") else each for each in bare.parameters())
-    held = sum(each.numel() * each.element_size() for each in own)
+    weight_bytes = next(
+        (parameter.element_size() for parameter in bare.parameters() if parameter.is_floating_point()), 4
+    )
+    local_tensors = (
+        parameter.to_local() if hasattr(parameter, "to_local") else parameter for parameter in bare.parameters()
+    )
+    held = sum(tensor.numel() * tensor.element_size() for tensor in local_tensors)
     optim = str(getattr(args.optim, "value", args.optim))
     return plan_memory(
         causal_lm_of(model).config,
@@ -143,8 +147,8 @@ def plan_run(
         weight_bytes=weight_bytes,
         compute_bytes=2 if args.bf16 or args.fp16 else weight_bytes,
         checkpointing=args.gradient_checkpointing,
-        lora_rank=max((each.r for each in adapters.values() if hasattr(each, "r")), default=None),
-        four_bit=any(each.dtype == torch.uint8 for each in bare.parameters()),
+        lora_rank=max((adapter.r for adapter in adapters.values() if hasattr(adapter, "r")), default=None),
+        four_bit=any(parameter.dtype == torch.uint8 for parameter in bare.parameters()),
         teacher=teacher,
         warmed_up=warmed_up,
         optimizer="adamw_8bit" if "8bit" in optim else "sgd" if optim == "sgd" else "adamw",

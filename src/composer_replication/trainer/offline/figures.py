@@ -66,16 +66,16 @@ class ChannelLog:
         """The metrics since the last call: a channel that never ran has a 0 under `ran/` and no loss."""
         if not self._steps:
             return {}
-        found: dict[str, float] = {"loss/total": self._total / self._steps, "tokens": self._tokens / self._steps}
+        metrics: dict[str, float] = {"loss/total": self._total / self._steps, "tokens": self._tokens / self._steps}
         for index, name in enumerate(CHANNELS):
-            shown = NAMES[name]
-            found[f"ran/{shown}"] = self._ran[name] / self._steps
-            found[f"items/{shown}"] = self._items[name] / self._steps
+            label = NAMES[name]
+            metrics[f"ran/{label}"] = self._ran[name] / self._steps
+            metrics[f"items/{label}"] = self._items[name] / self._steps
             if self._ran[name]:
-                found[f"loss/{shown}"] = float(self._sums[index]) / self._items[name]
-        found["loss/alpha_sdpo"], found["loss/beta_replay"] = (self._weights[name] for name in CHANNELS[1:])
+                metrics[f"loss/{label}"] = float(self._sums[index]) / self._items[name]
+        metrics["loss/alpha_sdpo"], metrics["loss/beta_replay"] = (self._weights[name] for name in CHANNELS[1:])
         self._reset()
-        return found
+        return metrics
 
     def state(self) -> dict[str, Any]:
         return {

@@ -82,7 +82,7 @@ class RowMaker:
 
     def rows(self, conversation: Conversation, hints: Sequence[Hinted]) -> TraceRows:
         """A row for each sequence that holds a whole assistant turn, and one for each hint whose turn is in them."""
-        found = TraceRows([], [])
+        rows = TraceRows([], [])
         sequences = self._renderer.render(conversation)
         if not sequences:
             self._counts["no_assistant_turn"] += 1
@@ -93,11 +93,11 @@ class RowMaker:
                 if reason := fitted.lost.get(hinted.turn_id):
                     self._counts[f"site_{reason}"] += 1
                 elif span := targets.get(hinted.turn_id):
-                    found.sites.extend(self._site_rows(fitted, span, hinted.hint, len(found.students)))
+                    rows.sites.extend(self._site_rows(fitted, span, hinted.hint, len(rows.students)))
             if targets:
                 spans = [(span.start - fitted.first, span.end - fitted.first) for span in targets.values()]
-                found.students.append(StudentRow(sequence.ids[fitted.first : fitted.end], spans))
-        return found
+                rows.students.append(StudentRow(sequence.ids[fitted.first : fitted.end], spans))
+        return rows
 
     def _fit(self, sequence: RenderedSequence) -> _Fitted:
         """The end of the sequence, as much as fits; a last turn that is too long by itself is left off first."""
@@ -178,21 +178,21 @@ class PairMaker:
         identity = str(given.get("state_id") or where)
         answers = [_answer(given, side, where) for side in ("chosen", "rejected")]
         state = to_conversation(_field(given, "state_messages", where), conversation_id=identity)
-        found: PairIds | str = "pair_without_state"
+        ids: PairIds | str = "pair_without_state"
         starts: list[int] | None = None
         renderer = self._renderer
         if state.turns and isinstance(renderer, SegmentRenderer):
             compared = renderer.compared_ids(state, *answers)
-            found, starts = (compared, None) if isinstance(compared, str) else compared
+            ids, starts = (compared, None) if isinstance(compared, str) else compared
         elif state.turns and not isinstance(renderer, SegmentRenderer):
-            named = {"conversation_id": identity, "format_name": state.format}
-            found = compared_ids(renderer, state.turns, *answers, **named)
-        if not isinstance(found, str):
-            found = self._cut_alike(found, starts) or "pair_longer_than_max_dpo_seq_len"
-        if isinstance(found, str):
-            self._counts[f"pair_{found.removeprefix('pair_')}"] += 1
+            labels = {"conversation_id": identity, "format_name": state.format}
+            ids = compared_ids(renderer, state.turns, *answers, **labels)
+        if not isinstance(ids, str):
+            ids = self._cut_alike(ids, starts) or "pair_longer_than_max_dpo_seq_len"
+        if isinstance(ids, str):
+            self._counts[f"pair_{ids.removeprefix('pair_')}"] += 1
             return None
-        return found
+        return ids
 
     def _cut_alike(self, pair: PairIds, starts: Collection[int] | None) -> PairIds | None:
         longest = max(pair, key=lambda side: len(side.ids))
@@ -262,13 +262,13 @@ def _opening_ids(renderer: Renderer) -> list[int]:
     openings = [renderer.dialect.header]
     try:
         answered = renderer.template.render([user("u"), assistant("a")])
-        asked = renderer.template.render([user("u"), assistant("a"), user(_WORD)])
+        follow_up = renderer.template.render([user("u"), assistant("a"), user(_WORD)])
     except InputError:  # a template for one question: its header is all there is to go by
         pass
     else:
-        openings.append(asked[len(answered) :].partition(_WORD)[0] if asked.startswith(answered) else "")
-    found = (
+        openings.append(follow_up[len(answered) :].partition(_WORD)[0] if follow_up.startswith(answered) else "")
+    indices = (
         next((index for index in ids if index in renderer.encoder.protected_ids), None)
         for ids in renderer.encoder.encode(openings)
     )
-    return [index for index in found if index is not None]
+    return [index for index in indices if index is not None]

@@ -67,12 +67,12 @@ def pair_tensors(pairs: Sequence[PairIds], pad: int) -> dict[str, Tensor]:
 
 
 def reference_tensors(pairs: Sequence[PairIds], reference: ReferenceLookup) -> dict[str, Tensor]:
-    found = [reference.lookup(*pair.chosen, *pair.rejected) for pair in pairs]
-    for number, values in enumerate(found):
+    pair_logprobs = [reference.lookup(*pair.chosen, *pair.rejected) for pair in pairs]
+    for number, values in enumerate(pair_logprobs):
         if len(values) != 2 or not all(math.isfinite(value) for value in values):
             what = f"reference log-probs of pair {number}"
             raise InputError(explain(what, got=values, expected="two finite sums, chosen and rejected"))
-    chosen, rejected = torch.tensor(found, dtype=torch.float32).unbind(1)
+    chosen, rejected = torch.tensor(pair_logprobs, dtype=torch.float32).unbind(1)
     return {"dpo_chosen_ref_logprobs": chosen.clone(), "dpo_rejected_ref_logprobs": rejected.clone()}
 
 

@@ -57,9 +57,9 @@ def keep_best(output: Path, best: Best) -> None:
     _copy_folder(checkpoint, output / best.folder)
     _point(output, best.folder)
     atomic_write_json(output / RECORD, asdict(best))
-    for other in output.iterdir():
-        if _FOLDER.fullmatch(other.name) and other.name != best.folder:
-            shutil.rmtree(other)
+    for folder in output.iterdir():
+        if _FOLDER.fullmatch(folder.name) and folder.name != best.folder:
+            shutil.rmtree(folder)
 
 
 def read_best(output: Path) -> Best | None:

@@ -134,8 +134,8 @@ class CollapseAlarm(TrainerCallback):
             value = finite(logs.get(key))
             if value is not None:
                 self._since_save.setdefault(key, []).append(value)
-        found = [metric.observe(logs, step) for metric in self._metrics]
-        raised = [alarm for alarm in found if alarm is not None]
+        alarms = [metric.observe(logs, step) for metric in self._metrics]
+        raised = [alarm for alarm in alarms if alarm is not None]
         self.alarms += raised
         return raised
 
@@ -156,7 +156,7 @@ class CollapseAlarm(TrainerCallback):
         for metric in self._metrics:
             if metric.watch.name in state["watches"]:
                 metric.load_state(state["watches"][metric.watch.name])
-        self.alarms = [Alarm(*each) for each in state["alarms"]]
+        self.alarms = [Alarm(*entry) for entry in state["alarms"]]
         self._since_save = {key: list(values) for key, values in state["since_save"].items()}
         self._is_restored = True
 
@@ -196,8 +196,8 @@ class CollapseAlarm(TrainerCallback):
         return counts_for_more or self.best.is_beaten_by(metric, value)
 
     def _in_words(self, alarm: Alarm) -> str:
-        kept = "No checkpoint was judged yet, so none is kept as best."
+        best_sentence = "No checkpoint was judged yet, so none is kept as best."
         if self.best is not None:
-            kept = f"The best checkpoint is {self.best.folder} ({self.best.metric} {self.best.value:.4g})."
+            best_sentence = f"The best checkpoint is {self.best.folder} ({self.best.metric} {self.best.value:.4g})."
         end = "The run stops here." if self._stop else "The run goes on."
-        return f"Collapse alarm at step {alarm.step}: {alarm.in_words()}. {kept} {end}"
+        return f"Collapse alarm at step {alarm.step}: {alarm.in_words()}. {best_sentence} {end}"

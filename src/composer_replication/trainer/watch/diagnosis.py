@@ -52,20 +52,20 @@ def diagnose(
 
     `items` says how many `sites` and `pairs` the logged sessions have: steps may have been too few to meet them.
     """
-    found = findings(history, max_completion_length=max_completion_length, items=items)
-    return [finding.text for finding in found]
+    causes = findings(history, max_completion_length=max_completion_length, items=items)
+    return [finding.text for finding in causes]
 
 
 def findings(
     history: History, *, max_completion_length: int | None = None, items: Mapping[str, int] | None = None
 ) -> list[Finding]:
     """`diagnose` with the name of each rule."""
-    told = [Finding(name, text) for name, rule in _RULES.items() if (text := rule(history))]
-    told = [each._replace(text=_not_met(each.rule, history, items or {}) or each.text) for each in told]
+    causes = [Finding(name, text) for name, rule in _RULES.items() if (text := rule(history))]
+    causes = [finding._replace(text=_not_met(finding.rule, history, items or {}) or finding.text) for finding in causes]
     if max_completion_length is not None:
         limit = f"the length limit of {max_completion_length:,} tokens"
-        told = [each._replace(text=each.text.replace("the length limit", limit)) for each in told]
-    return told
+        causes = [finding._replace(text=finding.text.replace("the length limit", limit)) for finding in causes]
+    return causes
 
 
 def _nothing_logged(history: History) -> str:
@@ -83,11 +83,11 @@ def _learning_rate_zero(history: History) -> str:
 
 def _not_a_number(history: History) -> str:
     for key, what in (("loss", "loss"), ("grad_norm", "gradient")):
-        given = [line[key] for line in history if isinstance(line.get(key), int | float)]
-        bad = sum(not math.isfinite(value) for value in given)
+        values = [line[key] for line in history if isinstance(line.get(key), int | float)]
+        bad = sum(not math.isfinite(value) for value in values)
         if bad:
             return (
-                f"The {what} was NaN or infinite in {bad:,} of {len(given):,} lines of metrics. Lower the learning "
+                f"The {what} was NaN or infinite in {bad:,} of {len(values):,} lines of metrics. Lower the learning "
                 "rate, or compute in fp32, and look at the rewards."
             )
     return ""
@@ -108,8 +108,8 @@ def _unjudged(history: History) -> str:
         return "The reward function returned None or NaN for 100% of rollouts, which teach nothing."
     if len(shares) == 1:
         [(name, share)] = shares.items()
-        said = f"The reward function {name} returned None or NaN for {share:.0%} of rollouts, which teach nothing."
-        return said if share >= 0.01 else ""
+        sentence = f"The reward function {name} returned None or NaN for {share:.0%} of rollouts, which teach nothing."
+        return sentence if share >= 0.01 else ""
     # Each of several may leave rollouts to the others; one that judges hardly any is a mistake all the same.
     idle = [f"{name} ({share:.0%})" for name, share in shares.items() if share >= _ALL_BUT_FEW]
     return f"Of the reward functions, {', '.join(idle)} returned None or NaN for nearly all rollouts." if idle else ""
@@ -117,7 +117,7 @@ def _unjudged(history: History) -> str:
 
 def _equal_rewards(history: History) -> str:
     shares = [mean_of(history, key) for key in ("groups/equal_after", "frac_reward_zero_std")]
-    share = next((each for each in shares if each is not None), None)
+    share = next((mean for mean in shares if mean is not None), None)
     if share is None or share < _MOST:
         return ""
     reward = mean_of(history, "reward")

@@ -45,35 +45,35 @@ class _Known(NamedTuple):
 
 
 def hints_not_heeded(history: History) -> str:
-    known = _known(history)
-    if known is None:
+    figures = _known(history)
+    if figures is None:
         return ""
-    does_more = shown(known.compared, known.deviations)
-    if does_more is None or (does_more and _is_enough(history, known) is not False):
+    does_more = shown(figures.compared, figures.deviations)
+    if does_more is None or (does_more and _is_enough(history, figures) is not False):
         return ""
     why = f"enough to learn from them ({enough_in_words()})" if does_more else "by more than chance"
     rests = ", and was never taught on rollouts" if _never_taught(history) else ""
     return (
-        f"This model does not heed hints in its rollouts {why}: {known.words}. Channel 2 has little to teach with"
+        f"This model does not heed hints in its rollouts {why}: {figures.words}. Channel 2 has little to teach with"
         f"{rests}: set loss.alpha_sdpo to 0, or teach the model to use hints first."
     )
 
 
 def hints_not_compared(history: History) -> str:
     """Too little is known; behind a gate that has not opened, that is why channel 2 did nothing."""
-    known, most = _known(history), max(values_of(history, COMPARED), default=0)
-    if known is None or not values_of(history, SDPO_LOSSES[0]) or hints_not_heeded(history):
+    figures, most = _known(history), max(values_of(history, COMPARED), default=0)
+    if figures is None or not values_of(history, SDPO_LOSSES[0]) or hints_not_heeded(history):
         return ""
     never_taught = _never_taught(history)
     rests = " So channel 2 was never taught on rollouts; train.grpo.heed_gate = false teaches all the same."
-    if shown(known.compared, known.deviations):
-        if not never_taught or _is_enough(history, known):  # it ran, or the next step will
+    if shown(figures.compared, figures.deviations):
+        if not never_taught or _is_enough(history, figures):  # it ran, or the next step will
             return ""
-        return f"Hints do more than others here, and not enough ({enough_in_words()}): {known.words}.{rests}"
+        return f"Hints do more than others here, and not enough ({enough_in_words()}): {figures.words}.{rests}"
     if most and not never_taught:
         return ""
     return (
-        f"Whether this model heeds hints cannot be told yet, of {known.compared:,.0f} comparisons of two kinds of "
+        f"Whether this model heeds hints cannot be told yet, of {figures.compared:,.0f} comparisons of two kinds of "
         f"error, each after the other's hint.{rests if never_taught else ''}"
     )
 
@@ -99,7 +99,7 @@ def errors_rise(history: History) -> str:
 def _deviations(rests: Sequence[float], slope: float) -> float:
     """A slope in standard errors, which are wider where what is left of one line resembles the next one's."""
     total, number = max(math.fsum(rest**2 for rest in rests), 1e-9), len(rests)
-    alike = max(math.fsum(one * other for one, other in pairwise(rests)) / total, 0.0)
+    alike = max(math.fsum(one * following for one, following in pairwise(rests)) / total, 0.0)
     steps = number * (number**2 - 1) / 12  # the sum of squares of the places around their mean
     return slope / math.sqrt(total / (number - 2) / steps * (1 + alike) / (1 - alike))
 

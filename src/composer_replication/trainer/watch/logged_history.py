@@ -16,8 +16,8 @@ ERROR_RATE = "sites/per_100_turns"
 
 def values_of(history: History, key: str) -> list[float]:
     """The finite values of a metric, in order."""
-    found = [line.get(key) for line in history]
-    return [float(each) for each in found if isinstance(each, int | float) and math.isfinite(each)]
+    values = [line.get(key) for line in history]
+    return [float(value) for value in values if isinstance(value, int | float) and math.isfinite(value)]
 
 
 def mean_of(history: History, key: str) -> float | None:

@@ -41,7 +41,7 @@ class MemoryPlan:
         rows = [f"  {name:<16} {size / GIB:7.2f} GiB" for name, size in self.parts.items()]
         verdict = "fits" if self.fits else "does not fit"
         total = f"{self.peak / GIB:.2f} GiB of {self.available / GIB:.2f} GiB, a tenth of which is kept free: {verdict}"
-        return "\n".join([*rows, total, *(f"- {each}" for each in self.advice)])
+        return "\n".join([*rows, total, *(f"- {suggestion}" for suggestion in self.advice)])
 
 
 def plan_memory(
@@ -70,8 +70,8 @@ def free_memory(device: str | torch.device = "cpu") -> int:
     """
     if torch.device(device).type == "cuda":
         gc.collect()
-        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return torch.cuda.mem_get_info(device)[0] + kept
+        cached_bytes = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + cached_bytes
     return min(_free_ram(), _free_in_container())
 
 
@@ -101,8 +101,8 @@ def _changes(step: StepSettings) -> Iterator[tuple[str, StepSettings]]:
     """What costs the least first."""
     if not step.checkpointing:
         step = replace(step, checkpointing=True)
-        told = "gradient_checkpointing=True (train.optimiser.checkpointing) keeps one row a layer and token"
-        yield f"{told}, the rest is made again", step
+        advice = "gradient_checkpointing=True (train.optimiser.checkpointing) keeps one row a layer and token"
+        yield f"{advice}, the rest is made again", step
     if step.teacher != "live" and step.lora_rank is None:
         rank = replace(step, lora_rank=_LORA_RANK)
         yield (

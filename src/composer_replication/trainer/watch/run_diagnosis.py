@@ -52,7 +52,7 @@ class RunDiagnosis(TrainerCallback):
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        self.said = [each.text for each in findings(state.log_history, max_completion_length=self._length)]
+        self.said = [finding.text for finding in findings(state.log_history, max_completion_length=self._length)]
         if state.is_world_process_zero:
             for text in self.said:
                 self._say(f"The whole run: {text}")

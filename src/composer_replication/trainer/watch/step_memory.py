@@ -85,13 +85,13 @@ def shape_of(model: Any) -> Shape:
 def _shape(model: Any) -> Shape:
     whole: Any = model.config
     config = whole.get_text_config()
-    linear = [each for name, each in model.named_modules() if isinstance(each, nn.Linear) and "lm_head" not in name]
+    linear = [layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear) and "lm_head" not in name]
     heads = config.num_attention_heads
     head_size = getattr(config, "head_dim", None) or config.hidden_size // heads
     return Shape(
-        num_weights=sum(each.numel() for each in model.parameters()),
-        linear_weights=sum(each.weight.numel() for each in linear),
-        adapter_weights_a_rank=sum(each.in_features + each.out_features for each in linear),
+        num_weights=sum(parameter.numel() for parameter in model.parameters()),
+        linear_weights=sum(layer.weight.numel() for layer in linear),
+        adapter_weights_a_rank=sum(layer.in_features + layer.out_features for layer in linear),
         layers=config.num_hidden_layers,
         hidden=config.hidden_size,
         mlp=getattr(config, "intermediate_size", None) or 4 * config.hidden_size,
@@ -106,10 +106,10 @@ def parts_of(shape: Shape, settings: StepSettings) -> dict[str, int]:
     gradients = _trainable_bytes(shape, settings) / settings.num_shards
     moments = _moments(shape, settings, gradients)
     worst = max(moments, key=lambda moment: sum(moment.values()))
-    found = {**fixed, **worst}
+    parts = {**fixed, **worst}
     if settings.on_cpu:  # a dense mask, and the same once more as numbers to add
-        found["attention mask"] = settings.longest_tree**2 * 5
-    return {name: int(size) for name, size in found.items() if int(size)}
+        parts["attention mask"] = settings.longest_tree**2 * 5
+    return {name: int(size) for name, size in parts.items() if int(size)}
 
 
 def _fixed_parts(shape: Shape, settings: StepSettings) -> dict[str, float]:
@@ -136,22 +136,32 @@ def _moments(shape: Shape, settings: StepSettings, gradients: float) -> list[dic
     stream = tokens * shape.hidden * (settings.compute_bytes + max(settings.compute_bytes, settings.weight_bytes)) / 2
     mlp, key_values = tokens * shape.mlp * settings.compute_bytes, tokens * shape.key_values * settings.compute_bytes
     layer = _MLP_TENSORS * mlp + _STREAM_TENSORS * stream + 2 * key_values
-    kept = shape.layers * (stream if settings.checkpointing else layer)
+    activations = shape.layers * (stream if settings.checkpointing else layer)
     before = gradients if settings.accumulation > 1 else 0.0  # those of the micro-batches before
     head_gradient = 0.0 if settings.lora_rank else shape.vocab * shape.hidden * settings.weight_bytes
     backward = (layer if settings.checkpointing else 0.0) + _BACKWARD_TENSORS * stream
     in_forward, in_backward = _autocast_copies(shape, settings)
     moments = [
-        {"activations": kept, "head": _head_bytes(shape, settings), "gradients": before, "cast weights": in_forward},
-        {"activations": kept + backward, "gradients": max(before, head_gradient), "cast weights": in_backward},
+        {
+            "activations": activations,
+            "head": _head_bytes(shape, settings),
+            "gradients": before,
+            "cast weights": in_forward,
+        },
+        {"activations": activations + backward, "gradients": max(before, head_gradient), "cast weights": in_backward},
         {"activations": layer + _BACKWARD_TENSORS * stream, "gradients": gradients},
     ]
     if settings.teacher != "live":
         passing = _PASS_MLP_TENSORS * mlp + _PASS_STREAM_TENSORS * stream
-        passes = {"activations": kept, "teacher's pass": passing, "gradients": before, "cast weights": in_forward}
+        passes = {
+            "activations": activations,
+            "teacher's pass": passing,
+            "gradients": before,
+            "cast weights": in_forward,
+        }
         moments.append(passes)
     if not settings.checkpointing:  # a layer's own are among those kept, and are freed as it goes
-        moments[1]["activations"] = kept
+        moments[1]["activations"] = activations
     return moments
 
 

@@ -115,17 +115,17 @@ class WatchedMetric:
         if key is None or value is None:
             return None
         self._take(value, step)
-        seen = self._seen
-        if seen.baseline is None or len(seen.window) < self.watch.window:
+        state = self._seen
+        if state.baseline is None or len(state.window) < self.watch.window:
             return None
-        latest = math.fsum(seen.window) / len(seen.window)
-        moved = self.watch.limit_passed(seen.baseline, latest)
-        if moved is not None and not self._is_beyond_noise(latest - seen.baseline):
+        latest = math.fsum(state.window) / len(state.window)
+        moved = self.watch.limit_passed(state.baseline, latest)
+        if moved is not None and not self._is_beyond_noise(latest - state.baseline):
             moved = None
         if not self._is_time_to_raise(moved is not None):
             return None
         return Alarm(
-            step, self.watch.name, key, moved or "", seen.baseline, seen.baseline_step, latest, self.watch.window
+            step, self.watch.name, key, moved or "", state.baseline, state.baseline_step, latest, self.watch.window
         )
 
     def state(self) -> dict[str, Any]:
@@ -133,26 +133,26 @@ class WatchedMetric:
         return asdict(self._seen)
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        known = _Seen.__dataclass_fields__.keys()
-        if state.keys() != known:
+        field_names = _Seen.__dataclass_fields__.keys()
+        if state.keys() != field_names:
             got = f"the keys {sorted(state)}"
-            raise InputError(explain(f"state of watch {self.watch.name}", got=got, expected=f"{sorted(known)}"))
+            raise InputError(explain(f"state of watch {self.watch.name}", got=got, expected=f"{sorted(field_names)}"))
         values: dict[str, Any] = copy.deepcopy(dict(state))
         self._seen = _Seen(**values)
 
     def _take(self, value: float, step: int) -> None:
-        seen, size = self._seen, self.watch.window
-        seen.window.append(value)
-        seen.window_steps.append(step)
-        if len(seen.window) <= size:
+        state, size = self._seen, self.watch.window
+        state.window.append(value)
+        state.window_steps.append(step)
+        if len(state.window) <= size:
             return
-        oldest, oldest_step = seen.window.pop(0), seen.window_steps.pop(0)
-        if seen.older:
-            seen.squares += (oldest - seen.older[-1]) ** 2
-            seen.differences += 1
-        seen.older = [*seen.older, oldest][-size:]
-        if len(seen.older) == size and self._is_better(math.fsum(seen.older) / size):
-            seen.baseline, seen.baseline_step = math.fsum(seen.older) / size, oldest_step
+        oldest, oldest_step = state.window.pop(0), state.window_steps.pop(0)
+        if state.older:
+            state.squares += (oldest - state.older[-1]) ** 2
+            state.differences += 1
+        state.older = [*state.older, oldest][-size:]
+        if len(state.older) == size and self._is_better(math.fsum(state.older) / size):
+            state.baseline, state.baseline_step = math.fsum(state.older) / size, oldest_step
 
     def _is_better(self, mean: float) -> bool:
         if self._seen.baseline is None:
@@ -166,13 +166,13 @@ class WatchedMetric:
         return abs(change) > self.watch.certainty * noise * math.sqrt(2.0 / self.watch.window)
 
     def _is_time_to_raise(self, is_beyond: bool) -> bool:
-        seen = self._seen
-        seen.beyond, seen.within = (seen.beyond + 1, 0) if is_beyond else (0, seen.within + 1)
-        if seen.is_raised:
-            seen.is_raised = seen.within < self.watch.patience
+        state = self._seen
+        state.beyond, state.within = (state.beyond + 1, 0) if is_beyond else (0, state.within + 1)
+        if state.is_raised:
+            state.is_raised = state.within < self.watch.patience
             return False
-        seen.is_raised = seen.beyond >= self.watch.patience
-        return seen.is_raised
+        state.is_raised = state.beyond >= self.watch.patience
+        return state.is_raised
 
 
 def finite(value: object) -> float | None:

@@ -99,7 +99,7 @@ def unpack_manifest(at: str, data: bytes) -> Manifest:
             base=text(content["base"]),
             spec=text(content["spec"]),
             weight=_amount(content["weight"]),
-            shards=tuple(_shard(each) for each in items(content["shards"], MOST_SHARDS)),
+            shards=tuple(_shard(shard) for shard in items(content["shards"], MOST_SHARDS)),
             largest=_amount(content["largest"], most=MOST_MAGNITUDE),
         )
 
@@ -129,8 +129,8 @@ def unpack_outcome(at: str, data: bytes) -> Outcome:
             base=text(content["base"]),
             spec=text(content["spec"]),
             members=members,
-            means=tuple(sha256_of(each) for each in items(content["means"], MOST_SHARDS)),
-            bad=tuple(_offer_id(each) for each in items(content["bad"], MOST_RANKS)),
+            means=tuple(sha256_of(checksum) for checksum in items(content["means"], MOST_SHARDS)),
+            bad=tuple(_offer_id(offer_id) for offer_id in items(content["bad"], MOST_RANKS)),
             reason=text(content["reason"]),
             seconds=_amount(content["seconds"]),
             num_bytes=whole(content["num_bytes"], below=_MOST_BYTES),
@@ -189,7 +189,7 @@ def items(value: object, most: int) -> list[Any]:
 
 def _offer_id(value: object) -> OfferId:
     rank, claim, trial = items(value, 3)
-    return OfferId(whole(rank, below=MOST_RANKS), *(whole(each, below=MOST_TRIALS) for each in (claim, trial)))
+    return OfferId(whole(rank, below=MOST_RANKS), *(whole(number, below=MOST_TRIALS) for number in (claim, trial)))
 
 
 def _shard(value: Any) -> Shard:
@@ -201,7 +201,7 @@ def _shard(value: Any) -> Shard:
 def _members(value: object) -> tuple[Member, ...]:
     """By rank, each rank once: two of one rank would count it twice."""
     members: list[Member] = []
-    for ident, manifest, weight in (items(each, 3) for each in items(value, MOST_RANKS)):
+    for ident, manifest, weight in (items(entry, 3) for entry in items(value, MOST_RANKS)):
         members.append(Member(_offer_id(ident), sha256_of(manifest), _amount(weight)))
         if len(members) > 1 and members[-2].id.rank >= members[-1].id.rank:
             raise ValueError(f"rank {members[-1].id.rank} after rank {members[-2].id.rank}")

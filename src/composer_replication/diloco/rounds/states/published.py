@@ -48,8 +48,8 @@ _MOST_PIECES = 8192  # of tensors in a chunk: their names fit into its header
 _MOST_BYTES = 2**50
 _PIECE = re.compile(r"(\d{1,9})\.(\d{1,15})")
 _MOST_GROWTH = 8  # a state has at most so many times the bytes of mine: optimizers keep a few numbers per parameter
-_DTYPES = {str(each): each for each in (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64)}
-_DTYPES |= {str(each): each for each in (torch.int32, torch.uint8, torch.int8, torch.bool)}
+_DTYPES = {str(dtype): dtype for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64)}
+_DTYPES |= {str(dtype): dtype for dtype in (torch.int32, torch.uint8, torch.int8, torch.bool)}
 _IN_FILES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "F64": torch.float64}
 _IN_FILES |= {"I64": torch.int64, "I32": torch.int32, "U8": torch.uint8, "I8": torch.int8, "BOOL": torch.bool}
 
@@ -101,11 +101,11 @@ def read_state(store: PatientStore, layout: Layout, name: str) -> PublishedState
         with refusing("state"):
             if content["step"] != step_of(name):
                 raise ValueError(f"step {str(content['step'])[:40]} at the place of {name}")
-            sizes = [_bytes_of(each) for each in items(content["spec"], MOST_TENSORS)]
+            sizes = [_bytes_of(spec) for spec in items(content["spec"], MOST_TENSORS)]
             text(content["base"])
             _check_chunks(content["chunks"], sizes)
-            places = sorted(tensors_in(content["structure"]))
-            if places != list(range(len(sizes))):
+            tensor_numbers = sorted(tensors_in(content["structure"]))
+            if tensor_numbers != list(range(len(sizes))):
                 raise ValueError("a structure that does not hold each tensor once")
             return PublishedState(name, **content)
 
@@ -138,10 +138,10 @@ class _Filling:
 
     def add(self, chunk: bytes) -> None:
         pieces = _pieces(chunk)
-        places = [(match, name) for name in pieces if (match := _PIECE.fullmatch(name))]
-        if len(places) != len(pieces):
+        named_matches = [(match, name) for name in pieces if (match := _PIECE.fullmatch(name))]
+        if len(named_matches) != len(pieces):
             raise RecordError("a chunk of a state with names that are none of its own")
-        for number, start, name in sorted((int(match[1]), int(match[2]), name) for match, name in places):
+        for number, start, name in sorted((int(match[1]), int(match[2]), name) for match, name in named_matches):
             self._fill(number, start, pieces[name])
 
     def whole(self) -> list[Tensor]:
@@ -225,16 +225,16 @@ def _bytes_of(spec: Any) -> int:
     shape, dtype = items(spec, 2)
     if not isinstance(dtype, str) or dtype not in _DTYPES:
         raise ValueError(f"the type {str(dtype)[:40]!r} of a tensor")
-    sizes = [whole(each, below=_MOST_BYTES) for each in items(shape, MOST_DEPTH)]
+    sizes = [whole(size, below=_MOST_BYTES) for size in items(shape, MOST_DEPTH)]
     # torch multiplies the sizes of an empty tensor too, for its strides: a zero must not hide the others.
-    whole(math.prod(max(1, each) for each in sizes), below=_MOST_BYTES)
+    whole(math.prod(max(1, size) for size in sizes), below=_MOST_BYTES)
     return whole(math.prod(sizes) * _DTYPES[dtype].itemsize, below=_MOST_BYTES)
 
 
 def _check_chunks(chunks: Any, sizes: Sequence[int]) -> None:
     """Each of a size that a chunk may have, and not more of them than the tensors need."""
     most = sum(-(-size // CHUNK_BYTES) for size in sizes)
-    for size, sha256 in (items(each, 2) for each in items(chunks, most)):
+    for size, sha256 in (items(chunk, 2) for chunk in items(chunks, most)):
         if not whole(size, below=CHUNK_BYTES + _HEADER_BYTES):
             raise ValueError("a chunk of no bytes")
         sha256_of(sha256)

@@ -28,12 +28,12 @@ class Retention:
         """Delete what a replica at this step leaves behind. `names` are the states that can be read, newest first."""
         for name in names[KEPT_STATES:]:
             store.delete([self._layout.key("states", name), *store.keys(self._layout.key("statedata", name))])
-        kept = names[:KEPT_STATES]
+        kept_names = names[:KEPT_STATES]
         if self._offers_from < 0:
             self._offers_from = self._oldest(store)
             self._means_from = max(0, self._offers_from - 1)
         offers_until = step - self._keep_rounds
-        means_until = min(offers_until, step_of(kept[-1])) if kept else offers_until - self._keep_rounds
+        means_until = min(offers_until, step_of(kept_names[-1])) if kept_names else offers_until - self._keep_rounds
         for old in range(self._offers_from, offers_until):
             store.delete(store.keys(self._layout.shards(old)))
         for old in range(self._means_from, means_until):

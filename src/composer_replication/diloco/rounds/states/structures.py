@@ -90,7 +90,7 @@ def tensors_in(structure: Any, depth: int = MOST_DEPTH) -> Iterator[int]:
     if tag == "tensor":
         yield whole(content, below=MOST_TENSORS)
     elif tag == "dict":
-        for key, inner in (items(each, 2) for each in items(content, MOST_TENSORS)):
+        for key, inner in (items(pair, 2) for pair in items(content, MOST_TENSORS)):
             _key(key)
             yield from tensors_in(inner, depth - 1)
     elif tag in ("list", "tuple"):

@@ -14,7 +14,7 @@ class PatternError(ValueError):
     """What is wrong with a pattern, in ripgrep's words."""
 
 
-CLASSES: dict[str, CharTest] = {"d": str.isdigit, "w": lambda each: each.isalnum() or each == "_", "s": str.isspace}
+CLASSES: dict[str, CharTest] = {"d": str.isdigit, "w": lambda char: char.isalnum() or char == "_", "s": str.isspace}
 _CONTROLS = {"t": "\t", "n": "\n", "r": "\r", "f": "\f", "v": "\v"}
 _EDGES = {"b": "edge", "B": "no edge", "A": "start", "z": "end"}
 
@@ -69,20 +69,20 @@ class _Parser:
         self.row()
         while self.peek() == "|":
             self.at += 1
-            ends = [each + 1 for each in [*ends, self.add(Step("jump"))]]
+            ends = [end + 1 for end in [*ends, self.add(Step("jump"))]]
             self.insert(start, Step("split", first=start + 1, second=len(self.program) + 1))
             start = len(self.program)
             self.row()
-        for each in ends:
-            self.program[each].first = len(self.program)
+        for end in ends:
+            self.program[end].first = len(self.program)
 
     def insert(self, place: int, step: Step) -> None:
         """Puts a step before others, whose targets move along."""
         self.add(step)
         self.program.insert(place, self.program.pop())
-        for each in self.program[place + 1 :]:
-            each.first += each.first >= place
-            each.second += each.second >= place
+        for later_step in self.program[place + 1 :]:
+            later_step.first += later_step.first >= place
+            later_step.second += later_step.second >= place
 
     def row(self) -> None:
         while self.peek() not in ("", "|", ")"):
@@ -102,7 +102,7 @@ class _Parser:
         elif char == "\\":
             self.escape()
         elif char == ".":
-            self.add(Step("char", lambda each: each != "\n"))
+            self.add(Step("char", lambda character: character != "\n"))
         elif char in "^$":
             self.add(Step("start" if char == "^" else "end"))
         elif char in "*+?":
@@ -120,10 +120,10 @@ class _Parser:
             rest = self.pattern[self.at :]
             if rest[:2] in ("?=", "?!") or rest[:3] in ("?<=", "?<!"):
                 raise self.error("look-around, including look-ahead and look-behind, is not supported")
-            named = rest.startswith(("?P<", "?<")) and ">" in rest
-            if not (rest.startswith("?:") or named):
+            is_named = rest.startswith(("?P<", "?<")) and ">" in rest
+            if not (rest.startswith("?:") or is_named):
                 raise self.error("unrecognized flag")
-            self.at += rest.index(">") + 1 if named else 2
+            self.at += rest.index(">") + 1 if is_named else 2
         self.depth += 1
         if self.depth > MAX_DEPTH:
             raise self.error("exceeded the maximum number of nested parentheses/brackets")
@@ -146,7 +146,7 @@ class _Parser:
     def escaped(self, char: str) -> CharTest:
         if char.lower() in CLASSES:
             test = CLASSES[char.lower()]
-            return test if char.islower() else lambda each: not test(each)
+            return test if char.islower() else lambda character: not test(character)
         if char.isalpha() and char not in _CONTROLS:
             raise self.error("unrecognized escape sequence")
         return _CONTROLS.get(char, char).__eq__
@@ -164,10 +164,10 @@ class _Parser:
             high = self.member(tests)
             if high is None or high < low:
                 raise self.error("invalid character class range, the start must be <= the end")
-            tests.append(lambda each, low=low, high=high: low <= each <= high)
+            tests.append(lambda char, low=low, high=high: low <= char <= high)
         self.at += 1
         forms = (str.lower, str.upper) if self.ignore_case else (str,)
-        self.add(Step("char", lambda each: any(test(form(each)) for test in tests for form in forms) != negated))
+        self.add(Step("char", lambda char: any(test(form(char)) for test in tests for form in forms) != negated))
 
     def member(self, tests: list[CharTest]) -> str | None:
         """One character of a class; a class within it is added to the tests, and no character comes back."""
@@ -209,14 +209,14 @@ class _Parser:
             for _ in range(high - low):
                 splits.append(self.add(Step("split", first=len(self.program) + 1)))
                 self.copy(body, start)
-            for each in splits:
-                self.program[each].second = len(self.program)
+            for position in splits:
+                self.program[position].second = len(self.program)
         return True
 
     def copy(self, body: list[Step], start: int) -> None:
         shift = len(self.program) - start
-        for each in body:
-            self.add(Step(each.does, each.test, each.first + shift, each.second + shift))
+        for step in body:
+            self.add(Step(step.does, step.test, step.first + shift, step.second + shift))
 
     def bounds(self) -> tuple[int | None, int | None]:
         simple = {"*": (0, None), "+": (1, None), "?": (0, 1)}
@@ -225,7 +225,7 @@ class _Parser:
             return simple[self.pattern[self.at - 1]]
         end = self.pattern.find("}", self.at)
         parts = self.pattern[self.at + 1 : end].split(",") if end >= 0 else []
-        numbers = [each.isascii() and each.isdigit() and len(each) <= 4 for each in parts]
+        numbers = [part.isascii() and part.isdigit() and len(part) <= 4 for part in parts]
         if numbers not in ([True], [True, True]) and not (numbers == [True, False] and not parts[1]):
             return None, None
         self.at = end + 1

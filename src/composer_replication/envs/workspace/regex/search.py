@@ -27,9 +27,9 @@ class Regex:
             following: set[int] = set()
             if at < len(line):
                 char = line[at]
-                for place in states:
-                    test = self._program[place].test
-                    if test is not None and test(char) and self._enter(place + 1, line, at + 1, following):
+                for state in states:
+                    test = self._program[state].test
+                    if test is not None and test(char) and self._enter(state + 1, line, at + 1, following):
                         return True
             states = following
         return False

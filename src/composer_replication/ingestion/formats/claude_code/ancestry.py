@@ -52,13 +52,13 @@ class Place:
 
     def topmost_after(self, index: int) -> Place | None:
         """The oldest at or above this one that is newer than record number `index`."""
-        place = self
-        if place.node.index <= index:
+        position = self
+        if position.node.index <= index:
             return None
-        while place.up is not None and place.up.node.index > index:
-            far = place.far
-            place = far if far is not None and far.node.index > index else place.up
-        return place
+        while position.up is not None and position.up.node.index > index:
+            far = position.far
+            position = far if far is not None and far.node.index > index else position.up
+        return position
 
     def is_below(self, other: Node) -> bool:
         """Whether `other` is this record or above it."""
@@ -70,22 +70,22 @@ class Place:
         return islice(self._upwards(), _NEAR)
 
     def _upwards(self) -> Iterator[Place]:
-        place: Place | None = self
-        while place is not None:
-            yield place
-            place = place.up
+        position: Place | None = self
+        while position is not None:
+            yield position
+            position = position.up
 
 
 def place_of(node: Node, up: Place | None, owner: str) -> Place:
-    place = Place.__new__(Place)
-    place.node, place.up, place.owner = node, up, owner
-    place.depth = 0 if up is None else up.depth + 1
-    place.far = None if up is None else _far(up)
-    place.same_owner = up.same_owner if up is not None and owner and up.owner == owner else place
-    place.prompts = ((up.prompts if up is not None else None) or place) if node.begins_turn else None
+    position = Place.__new__(Place)
+    position.node, position.up, position.owner = node, up, owner
+    position.depth = 0 if up is None else up.depth + 1
+    position.far = None if up is None else _far(up)
+    position.same_owner = up.same_owner if up is not None and owner and up.owner == owner else position
+    position.prompts = ((up.prompts if up is not None else None) or position) if node.begins_turn else None
     is_harness = node.kind == "assistant" and node.is_harness
-    place.harness = ((up.harness if up is not None else None) or place) if is_harness else None
-    return place
+    position.harness = ((up.harness if up is not None else None) or position) if is_harness else None
+    return position
 
 
 def _far(up: Place) -> Place:
@@ -112,8 +112,8 @@ class ContextLengths:
         if next_answer == len(self._places):
             return None
         answered_at = self._places[next_answer]
-        said = self._said[answered_at] - self._said[at]
-        length = (_prompt_tokens(self._messages[answered_at]) or 0) - said
+        tokens_between = self._said[answered_at] - self._said[at]
+        length = (_prompt_tokens(self._messages[answered_at]) or 0) - tokens_between
         going_on, going_back = self._length_behind(tail), self._length_behind(target)
         gap = going_on - going_back
         if abs(gap) < _LEAST_GAP:
@@ -187,4 +187,4 @@ def _characters(value: Any, depth: int) -> int:
         if value.get("type") == "image":
             return _TOKENS_OF_AN_IMAGE * _CHARACTERS_PER_TOKEN
         value = list(cast("dict[str, Any]", value).values())
-    return sum(_characters(each, depth + 1) for each in cast("list[Any]", value))
+    return sum(_characters(child, depth + 1) for child in cast("list[Any]", value))

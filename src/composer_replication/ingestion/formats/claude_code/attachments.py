@@ -97,18 +97,18 @@ class Attachment(NamedTuple):
 def attachment_of(record: Record) -> Attachment | None:
     """The attachment of a record, or None for one that no model saw."""
     attachment = record.get("attachment")
-    given = cast("Record", attachment) if isinstance(attachment, dict) else {}
-    kind = given.get("type")
+    fields = cast("Record", attachment) if isinstance(attachment, dict) else {}
+    kind = fields.get("type")
     kind = kind if isinstance(kind, str) else type(kind).__name__
-    if kind in _NEVER_SHOWN or (kind == "hook_success" and given.get("hookEvent") not in _HOOKS_THAT_SPEAK):
+    if kind in _NEVER_SHOWN or (kind == "hook_success" and fields.get("hookEvent") not in _HOOKS_THAT_SPEAK):
         return None
     if kind == QUEUED:
-        prompt = given.get("prompt")
-        return Attachment(kind, as_text(prompt), _writer(given), images_in(prompt), True)
+        prompt = fields.get("prompt")
+        return Attachment(kind, as_text(prompt), _writer(fields), images_in(prompt), True)
     is_known = kind in _TEXT_AT or kind in _WITHOUT_TEXT
-    content = given.get("content")
+    content = fields.get("content")
     is_image = isinstance(content, dict) and cast("Record", content).get("type") == "image"
-    return Attachment(kind, "[image]" if is_image else _text(kind, given), "meta", int(is_image), is_known)
+    return Attachment(kind, "[image]" if is_image else _text(kind, fields), "meta", int(is_image), is_known)
 
 
 def attachment_kind(record: Record) -> str:
@@ -120,11 +120,11 @@ def attachment_kind(record: Record) -> str:
 def plain_prompt(record: Record) -> str:
     """The words of a queued message, by which the queue's own records know it; "" for other attachments."""
     attachment = record.get("attachment")
-    given = cast("Record", attachment) if isinstance(attachment, dict) else {}
-    prompt: Any = given.get("prompt") if given.get("type") == QUEUED else ""
+    fields = cast("Record", attachment) if isinstance(attachment, dict) else {}
+    prompt: Any = fields.get("prompt") if fields.get("type") == QUEUED else ""
     if isinstance(prompt, list):
-        texts = [cast("Record", each).get("text") for each in cast("list[Any]", prompt) if isinstance(each, dict)]
-        return "\n".join(each for each in texts if isinstance(each, str)).strip()
+        texts = [cast("Record", block).get("text") for block in cast("list[Any]", prompt) if isinstance(block, dict)]
+        return "\n".join(text for text in texts if isinstance(text, str)).strip()
     return prompt.strip() if isinstance(prompt, str) else ""
 
 
@@ -141,11 +141,11 @@ def _writer(given: Record) -> Origin:
 
 
 def _text(kind: str, given: Record) -> str | None:
-    places = _TEXT_AT.get(kind)
-    if places is None:
+    paths = _TEXT_AT.get(kind)
+    if paths is None:
         return None
-    body = next((text for place in places if place and (text := _at(given, place))), "")
-    if not body and "" not in places:
+    body = next((text for path in paths if path and (text := _at(given, path))), "")
+    if not body and "" not in paths:
         return None
     subject = next((given[key] for key in _SUBJECTS if isinstance(given.get(key), str)), "")
     heading = f"[{kind}: {subject}]" if subject else f"[{kind}]"
@@ -157,7 +157,7 @@ def _at(given: Record, place: str) -> str:
     for key in place.split("."):
         value = cast("Record", value).get(key) if isinstance(value, dict) else None
     if isinstance(value, list):
-        return "\n".join(_line(each) for each in cast("list[Any]", value)).strip()
+        return "\n".join(_line(entry) for entry in cast("list[Any]", value)).strip()
     return "" if isinstance(value, dict) or value is None else as_text(value).strip()
 
 
@@ -166,6 +166,6 @@ def _line(item: Any) -> str:
     if not isinstance(item, dict):
         return as_text(item)
     entry = cast("Record", item)
-    said = next((entry[key] for key in ("content", "subject", "text", "name", "uri") if entry.get(key)), None)
-    text = as_text(said if said is not None else item)
+    content = next((entry[key] for key in ("content", "subject", "text", "name", "uri") if entry.get(key)), None)
+    text = as_text(content if content is not None else item)
     return f"[{entry['status']}] {text}" if isinstance(entry.get("status"), str) else text

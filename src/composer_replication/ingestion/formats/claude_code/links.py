@@ -95,12 +95,12 @@ class Links:
             parent, moves_on = self._judged(node, parent)
         else:
             self._note_stray(entry, parent)
-        place = self._set(entry, parent)
+        position = self._set(entry, parent)
         self._last_main = entry.uuid
-        if node is not None and place is not None:
+        if node is not None and position is not None:
             self._num_before += node.is_main_message
             if node.is_boundary or moves_on:
-                self._tail = place
+                self._tail = position
 
     def _set(self, entry: Entry, parent: str | None) -> Place | None:
         """Its parent, and where it stands if it is a message or a boundary."""
@@ -118,8 +118,8 @@ class Links:
         if not node.is_sidechain:
             self._note_main(node, above)
         is_start = node.is_boundary or node.uuid in self.ended_at
-        self._above[entry.uuid] = place = place_of(node, None if is_start else above, self._owner(node))
-        return place
+        self._above[entry.uuid] = position = place_of(node, None if is_start else above, self._owner(node))
+        return position
 
     def _note_main(self, node: Node, above: Place | None) -> None:
         if node.is_boundary:
@@ -191,14 +191,14 @@ class Links:
         keys = {asker.message_key for asker in self._asking(target.node)}
         if node.kind == "assistant":
             keys.add(node.message_key)
-        each: Place | None = tail
+        position: Place | None = tail
         for _ in range(_MAX_BESIDE):
-            if each is None or each.node.index <= target.node.index:
+            if position is None or position.node.index <= target.node.index:
                 return True
-            if each.owner in keys:
-                each = each.same_owner.up
-            elif self._answers_above(each.node, keys, target):
-                each = each.up
+            if position.owner in keys:
+                position = position.same_owner.up
+            elif self._answers_above(position.node, keys, target):
+                position = position.up
             else:
                 return False
         return False
@@ -219,27 +219,30 @@ class Links:
         return keys.pop() if len(keys) == 1 else ""
 
     def _is_rewind(self, tail: Place, node: Node, target: Place | None, came: Any) -> bool:
-        left = tail.topmost_after(-1 if target is None else target.node.index)
-        if left is not None and left.node.uuid in self._guessed:
+        abandoned_top = tail.topmost_after(-1 if target is None else target.node.index)
+        if abandoned_top is not None and abandoned_top.node.uuid in self._guessed:
             return False  # it was put there by us: nobody went back from it
-        has_met = left is not None and left.up is target
+        has_met = abandoned_top is not None and abandoned_top.up is target
         if not node.begins_turn:  # an answer again, in the place of an error message
-            return has_met and _reaches(tail.harness, left)
-        if node.kind == "assistant" and has_met and _reaches(tail.prompts, left):
+            return has_met and _reaches(tail.harness, abandoned_top)
+        if node.kind == "assistant" and has_met and _reaches(tail.prompts, abandoned_top):
             return True  # the harness, when a session goes on, instead of the command that ended it
         verdict = self._verdict(target, came)
-        if left is None or not has_met:  # back to the end of a branch that was left before
+        if abandoned_top is None or not has_met:  # back to the end of a branch that was left before
             at = None if target is None else target.node
             return verdict == "went back" and at is not None and not at.called and not at.answered
-        is_at_prompt = left.node.begins_turn or (target is not None and target.node.begins_turn)
-        return (is_at_prompt or self._is_unanswered(tail, left)) and verdict != "went on"
+        is_at_prompt = abandoned_top.node.begins_turn or (target is not None and target.node.begins_turn)
+        return (is_at_prompt or self._is_unanswered(tail, abandoned_top)) and verdict != "went on"
 
     def _is_unanswered(self, tail: Place, left: Place) -> bool:
         """Whether only a message is left behind whose calls nobody answered: no session can go on from these."""
         if not _reaches(tail.same_owner, left) or tail.owner != left.owner:
             return False
         calls = {
-            call_id for place in tail.near() if place.node.index >= left.node.index for call_id in place.node.called
+            call_id
+            for position in tail.near()
+            if position.node.index >= left.node.index
+            for call_id in position.node.called
         }
         return bool(calls) and calls.isdisjoint(self._answered)
 
@@ -247,7 +250,10 @@ class Links:
         """What clock and token counts say of a message that may be a rewind, and `came` at this time."""
         tail = self._tail
         assert tail is not None
-        times = [(self._messages[0] if each is None else each.node).record.get("timestamp") for each in (tail, target)]
+        times = [
+            (self._messages[0] if position is None else position.node).record.get("timestamp")
+            for position in (tail, target)
+        ]
         if is_too_soon(came, *times):
             return "went on"
         self._lengths = self._lengths or ContextLengths(self._messages)
@@ -274,7 +280,8 @@ def _is_above(asker: Node, place: Place | None) -> bool:
     if place is None or place.node.index < asker.index:
         return False
     return place.is_below(asker) or any(
-        each.node.message_key == asker.message_key and each.node.index >= asker.index for each in place.near()
+        neighbour.node.message_key == asker.message_key and neighbour.node.index >= asker.index
+        for neighbour in place.near()
     )
 
 

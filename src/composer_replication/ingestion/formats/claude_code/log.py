@@ -95,8 +95,8 @@ class _Reader:
     def __init__(self, source: SourceFile, report: IngestReport, tree: RecordTree, agent_id: str | None) -> None:
         self._source, self._report, self._tree, self._agent_id = source, report, tree, agent_id
         self._queued: dict[str, list[Queued]] = {}
-        named = (node.record.get("sessionId") for node in tree.nodes.values())
-        self._session_id = next((name for name in named if isinstance(name, str)), None)
+        session_ids = (node.record.get("sessionId") for node in tree.nodes.values())
+        self._session_id = next((name for name in session_ids if isinstance(name, str)), None)
         stem = Path(source.name).stem
         self._base_id = stem if agent_id is None or self._session_id is None else f"{self._session_id}/{stem}"
 
@@ -114,14 +114,14 @@ class _Reader:
             previous = self._conversation(identity, part.nodes, self._part_link(part, previous), closing)
             yield previous
         yield from self._sidechains(part_of)
-        others = (node for node in self._tree.nodes.values() if node.uuid not in lived)
-        rest = [node for node in others if not node.is_sidechain and not node.is_boundary]
+        other_nodes = (node for node in self._tree.nodes.values() if node.uuid not in lived)
+        rest = [node for node in other_nodes if not node.is_sidechain and not node.is_boundary]
         if with_branches:
             yield from self._branches(rest, part_of)
         for node in () if with_branches else rest:
             if node.attachment is None:
                 self._report.skip("rewound branch", self._source.name, node.line)
-        for lines in (each.lines for group in self._queued.values() for each in group):
+        for lines in (message.lines for group in self._queued.values() for message in group):
             self._report.skip("queued message in a rewound branch", self._source.name, lines[0])
 
     def _placed_queue(self) -> dict[str, list[Queued]]:
@@ -199,12 +199,12 @@ class _Reader:
 
     def _extra(self, first: Mapping[str, Any], *, is_first: bool) -> dict[str, Any]:
         branch = _text_or_none(first.get("gitBranch"))
-        known = {
+        fields = {
             "agent_id": self._agent_id,
             "git_branch": branch if branch != "HEAD" else None,
             "begins_inside": is_first and self._tree.begins_inside,
         }
-        return {name: value for name, value in known.items() if value}
+        return {name: value for name, value in fields.items() if value}
 
 
 def _text_or_none(value: Any) -> str | None:

@@ -24,17 +24,17 @@ def without_copies(entries: list[Entry], file: str, report: IngestReport) -> lis
     if len(number_of) == len(entries):
         return entries
     first = {entry.uuid: at for at, entry in reversed(list(enumerate(entries)))}
-    places: dict[str, list[int]] = {}
+    positions: dict[str, list[int]] = {}
     for at, entry in enumerate(entries):
         if number_of[entry.uuid] > 1:
-            places.setdefault(entry.uuid, []).append(at)
+            positions.setdefault(entry.uuid, []).append(at)
     left_out: set[int] = set()
-    for same in places.values():
+    for same in positions.values():
         holder = entries[_best_place(entries, same, first)]
         for at in same:
-            if (other := entries[at]) is not holder:
-                report.skip("duplicate uuid", file, other.line)
-                if not _has_own_message(other, holder):
+            if (duplicate := entries[at]) is not holder:
+                report.skip("duplicate uuid", file, duplicate.line)
+                if not _has_own_message(duplicate, holder):
                     left_out.add(at)
     return [entry for at, entry in enumerate(entries) if at not in left_out]
 
@@ -77,8 +77,8 @@ def _neighbours(entries: list[Entry], at: int, step: int) -> list[Entry]:
     """The next other record of the main thread, not many records away; of sidechains, which interleave, all of them."""
     one = entries[at]
     around = range(at + step, min(max(at + 40 * step, -1), len(entries)), step)
-    others = (entries[place] for place in around if entries[place].is_sidechain == one.is_sidechain)
-    near = (other for other in others if other.uuid != one.uuid)
+    neighbours = (entries[index] for index in around if entries[index].is_sidechain == one.is_sidechain)
+    near = (entry for entry in neighbours if entry.uuid != one.uuid)
     return list(near if one.is_sidechain else islice(near, 1))
 
 
@@ -148,5 +148,5 @@ def _is_just_before(
     """Whether this record is the last of its thread before a place; sidechains may interleave."""
     thread = threads.get(name or "")
     around = range(at - 1, max(at - 40, -1), -1)
-    names = (entries[each].uuid for each in around if each not in moved)
-    return thread is not None and next((each for each in names if threads[each] == thread), None) == name
+    names = (entries[index].uuid for index in around if index not in moved)
+    return thread is not None and next((uuid for uuid in names if threads[uuid] == thread), None) == name

@@ -57,14 +57,14 @@ class MessageQueue:
             self.report.counts[TAKEN_BACK] += len(self._waiting)
             self._waiting.clear()
         elif operation in ("dequeue", "remove") and self._waiting:
-            said = self._waiting.pop(self._place_of(record.get("content")))
+            message = self._waiting.pop(self._place_of(record.get("content")))
             reason = record.get("reason")
             reason = reason if isinstance(reason, str) else None
-            self._left.append(Queued(said.text, (*said.lines, line), _time(record), operation, reason))
+            self._left.append(Queued(message.text, (*message.lines, line), _time(record), operation, reason))
 
     def _place_of(self, content: Any) -> int:
         """Which message a record means: the one it quotes, else the oldest."""
-        texts = [each.text for each in self._waiting]
+        texts = [message.text for message in self._waiting]
         return texts.index(content) if content in texts else 0
 
     def place(self, nodes: Iterable[Node], attachments: list[Record]) -> dict[str, list[Queued]]:
@@ -74,19 +74,19 @@ class MessageQueue:
         if not self._left:
             return {}
         main = [node for node in nodes if not node.is_sidechain]
-        shown = Counter(plain_prompt(record) for record in attachments)
+        shown_texts = Counter(plain_prompt(record) for record in attachments)
         placed: dict[str, list[Queued]] = {}
-        for each in self._left:
-            text = each.text.strip()
-            if shown[text] > 0:  # the attachment is the message
-                shown[text] -= 1
-            elif each.operation == "dequeue" and _has_own_record(each, main):
+        for message in self._left:
+            text = message.text.strip()
+            if shown_texts[text] > 0:  # the attachment is the message
+                shown_texts[text] -= 1
+            elif message.operation == "dequeue" and _has_own_record(message, main):
                 continue
-            elif each.operation == "remove" and not _was_absorbed(each, bool(attachments)):
+            elif message.operation == "remove" and not _was_absorbed(message, bool(attachments)):
                 self.report.counts[TAKEN_BACK] += 1
             else:
                 self.report.counts[PLACED] += 1
-                placed.setdefault(_answer_to(each, main), []).append(each)
+                placed.setdefault(_answer_to(message, main), []).append(message)
         return placed
 
 
@@ -106,20 +106,20 @@ def _says(words: str, text: str) -> bool:
     name = _COMMAND_NAME.search(words)
     if name is None or not text.startswith("/"):
         return text in words
-    given = _COMMAND_ARGUMENTS.search(words)
-    called = [name[1].removeprefix("/"), *(given[1].split() if given else ())]
+    arguments = _COMMAND_ARGUMENTS.search(words)
+    called = [name[1].removeprefix("/"), *(arguments[1].split() if arguments else ())]
     return called == text.removeprefix("/").split()
 
 
 def _answer_to(said: Queued, main: list[Node]) -> str:
     """The first assistant message that began after it: records of one that was being written stand behind it too."""
-    seen = {node.message_key for node in main if node.line < said.lines[-1]}
+    seen_keys = {node.message_key for node in main if node.line < said.lines[-1]}
     for node in main:
-        if node.kind != "assistant" or node.line < said.lines[-1] or node.message_key in seen:
+        if node.kind != "assistant" or node.line < said.lines[-1] or node.message_key in seen_keys:
             continue
         if not said.timestamp or not _time(node.record) or _time(node.record) >= said.timestamp:
             return node.uuid
-        seen.add(node.message_key)
+        seen_keys.add(node.message_key)
     return ""
 
 

@@ -105,8 +105,8 @@ class Entry:
     def follows(self) -> str | None:
         """The record it must stand behind: its parent, or where the context ended that a compaction closed."""
         node = self.node
-        named = node.record.get("logicalParentUuid") if node is not None and node.is_boundary else self.parent
-        return named if isinstance(named, str) else None
+        uuid = node.record.get("logicalParentUuid") if node is not None and node.is_boundary else self.parent
+        return uuid if isinstance(uuid, str) else None
 
 
 def _name(value: Any) -> str:
@@ -137,9 +137,9 @@ def _blocks(message: Record) -> list[Record]:
     if len(content) == 1 and isinstance(content[0], dict):  # nearly all of them
         return content
     return [
-        each if isinstance(each, dict) else {"type": "text", "text": each}
-        for each in cast("list[Any]", content)
-        if isinstance(each, (dict, str))
+        block if isinstance(block, dict) else {"type": "text", "text": block}
+        for block in cast("list[Any]", content)
+        if isinstance(block, (dict, str))
     ]
 
 
@@ -171,8 +171,8 @@ class Messages:
         name, request = node.message_key, node.record.get("requestId")
         request = request if isinstance(request, str) else None
         of_id = opened.setdefault(name, {})
-        known = of_id.get(request) or of_id.get(None)
-        message = next(iter(of_id.values()), None) if request is None else known
+        known_message = of_id.get(request) or of_id.get(None)
+        message = next(iter(of_id.values()), None) if request is None else known_message
         if message is None:
             message = of_id[request] = _Message()
             self._all.setdefault(name, []).append(message)

@@ -74,19 +74,19 @@ class Sidechains:
     def parent_of(self, entry: Entry, known: Mapping[str, str | None]) -> tuple[str | None, bool]:
         """What it hangs from, and whether that is a guess, whatever it says."""
         self._at += 1
-        named = entry.parent if isinstance(entry.parent, str) and entry.parent in known else None
-        linked = self.of.get(named) if named is not None else None
-        names_other = named is not None and linked is None
+        named_parent = entry.parent if isinstance(entry.parent, str) and entry.parent in known else None
+        linked = self.of.get(named_parent) if named_parent is not None else None
+        names_other = named_parent is not None and linked is None
         chain = None if self._is_root(entry, names_other) else self._chain(entry, linked)
         if chain is None:
-            parent = None if linked is not None else named
+            parent = None if linked is not None else named_parent
             chain = Chain(entry.uuid, entry.uuid)
             is_guess = linked is not None
         else:
-            parent = named if chain is linked else chain.last_uuid
+            parent = named_parent if chain is linked else chain.last_uuid
             is_guess = chain is not linked
         self._take(entry, chain, parent)
-        if named is None and isinstance(entry.parent, str):
+        if named_parent is None and isinstance(entry.parent, str):
             self._by_missing.setdefault(entry.parent, chain)
         return parent, is_guess
 

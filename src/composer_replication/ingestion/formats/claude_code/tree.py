@@ -70,17 +70,17 @@ class RecordTree:
         kind = kind if isinstance(kind, str) else type(kind).__name__
         self.num_records += 1
         holds_message = kind in _MESSAGE_TYPES
-        shown = self._attachment(record, line) if kind == "attachment" else None
+        attachment = self._attachment(record, line) if kind == "attachment" else None
         is_boundary = not holds_message and self._is_boundary(kind, record, line)
         uuid = record.get("uuid")
         if not isinstance(uuid, str):
-            if not holds_message and shown is None:
+            if not holds_message and attachment is None:
                 return
             uuid = f"line-{line}"
         # In a sub-agent's own file every record is marked as a sidechain; there it is the main thread.
         is_sidechain = record.get("isSidechain") is True and not self.is_agent
-        is_node = holds_message or is_boundary or shown is not None
-        node = node_of(uuid, kind, line, record, is_sidechain, shown) if is_node else None
+        is_node = holds_message or is_boundary or attachment is not None
+        node = node_of(uuid, kind, line, record, is_sidechain, attachment) if is_node else None
         parent, time = record.get("parentUuid"), record.get("timestamp")
         agent = record.get("agentId") if is_sidechain else None
         agent = agent if isinstance(agent, str) else None
@@ -88,9 +88,9 @@ class RecordTree:
 
     def settle(self) -> None:
         """Once all records are there: copies out, each behind its parent, and links that cannot be right replaced."""
-        kept = without_copies(self._entries, self.file, self.report)
+        unique_entries = without_copies(self._entries, self.file, self.report)
         links = Links(self.file, self.report)
-        links.settle(behind_their_parents(kept))
+        links.settle(behind_their_parents(unique_entries))
         self.nodes, self.nearest, self.ended_at = links.nodes, links.nearest, links.ended_at
         self.chain_of = links.chain_of
         first = next((entry for entry in self._entries if not entry.is_sidechain), None)
@@ -117,14 +117,14 @@ class RecordTree:
         """What the model was shown; what it never was is counted by its kind."""
         self.attachments.append(record)
         try:
-            shown = attachment_of(record)
+            attachment = attachment_of(record)
         except RecursionError:
             self.report.skip(TOO_DEEP, self.file, line)
             return None
-        if shown is None:
+        if attachment is None:
             self.num_silent += 1
             self.report.counts[f"attachments not shown: {attachment_kind(record)}"] += 1
-        return shown
+        return attachment
 
     def ancestor(self, uuid: str | None) -> str | None:
         """The nearest record at or above `uuid` that is a node."""
@@ -160,14 +160,14 @@ def live_parts(tree: RecordTree) -> list[Part]:
     main = _MainThread(tree)
     leaf = next((node for node in reversed(main.nodes) if not node.is_boundary and node.attachment is None), None)
     parts: list[Part] = []
-    taken: set[str] = set()
+    taken_uuids: set[str] = set()
     while leaf is not None:
         path = tree.path_to_root(leaf.uuid)
         boundary = path[-1] if tree.is_start(path[-1]) else None
-        lived = main.with_siblings([node for node in path if not node.is_boundary], taken)
-        taken |= {node.uuid for node in lived}
+        lived = main.with_siblings([node for node in path if not node.is_boundary], taken_uuids)
+        taken_uuids |= {node.uuid for node in lived}
         parts.append(Part(lived, boundary))
-        leaf = None if boundary is None else _before_boundary(tree, boundary, taken)
+        leaf = None if boundary is None else _before_boundary(tree, boundary, taken_uuids)
     return parts[::-1]
 
 
@@ -201,15 +201,15 @@ class _MainThread:
         siblings = [node for node in answers if calls.issuperset(node.answered)]
         lived = {node.uuid: node for node in (*path, *messages, *siblings)}
         if self._hanging:
-            lived |= {each.uuid: each for uuid in list(lived) for each in self._hanging.get(uuid, ())}
+            lived |= {node.uuid: node for uuid in list(lived) for node in self._hanging.get(uuid, ())}
         lived = {uuid: node for uuid, node in lived.items() if uuid not in taken and not node.is_sidechain}
         return sorted(lived.values(), key=lambda node: node.index)
 
 
 def _attachments_without_successor(tree: RecordTree, nodes: list[Node]) -> dict[str, list[Node]]:
     """Message -> attachments below it that no message goes on from: those of parallel calls, and at the end."""
-    shown = [node for node in nodes if node.attachment is not None]
-    if not shown:
+    attachments = [node for node in nodes if node.attachment is not None]
+    if not attachments:
         return {}
     carrying: set[str] = set()
     for node in nodes:
@@ -219,7 +219,7 @@ def _attachments_without_successor(tree: RecordTree, nodes: list[Node]) -> dict[
             above = tree.ancestor(tree.nodes[above].parent)
     hanging: dict[str, list[Node]] = {}
     message_above: dict[str, str] = {}  # of each attachment, so that a row of them is walked once
-    for node in shown:
+    for node in attachments:
         above = tree.ancestor(node.parent) or ""
         message_above[node.uuid] = above = message_above.get(above, above)
         if node.uuid not in carrying:

@@ -114,18 +114,26 @@ class TurnBuilder:
         self._drafts.append(draft)
 
     def _add_attachment(self, node: Node) -> None:
-        shown = node.attachment
-        assert shown is not None
-        if not shown.is_known:
-            self._report.skip(f"unknown attachment type {shown.kind!r}", self._file, node.line)
-        if shown.text is None:
-            self._unseen[shown.kind] = None
-            if shown.is_known:
-                self._report.counts[f"attachments without text: {shown.kind}"] += 1
+        attachment = node.attachment
+        assert attachment is not None
+        if not attachment.is_known:
+            self._report.skip(f"unknown attachment type {attachment.kind!r}", self._file, node.line)
+        if attachment.text is None:
+            self._unseen[attachment.kind] = None
+            if attachment.is_known:
+                self._report.counts[f"attachments without text: {attachment.kind}"] += 1
             return
-        self._report.counts[PLACED if shown.kind == QUEUED else f"attachments placed: {shown.kind}"] += 1
-        draft = _Draft(node.uuid, "user", shown.origin, node, texts=[shown.text], lines=[node.line], beside=shown.kind)
-        draft.images = shown.images
+        self._report.counts[PLACED if attachment.kind == QUEUED else f"attachments placed: {attachment.kind}"] += 1
+        draft = _Draft(
+            node.uuid,
+            "user",
+            attachment.origin,
+            node,
+            texts=[attachment.text],
+            lines=[node.line],
+            beside=attachment.kind,
+        )
+        draft.images = attachment.images
         self._drafts.append(draft)
 
     def turns(self) -> tuple[Turn, ...]:
@@ -200,8 +208,8 @@ def _origin(node: Node) -> Origin:
         return "summary"
     if node.record.get("isMeta") is True:
         return "meta"
-    said = node.blocks[0].get("text") if node.blocks else None
-    return "meta" if isinstance(said, str) and is_notification(said) else "human"
+    text = node.blocks[0].get("text") if node.blocks else None
+    return "meta" if isinstance(text, str) and is_notification(text) else "human"
 
 
 def _tool_result(block: Record) -> ToolResult:
