@@ -53,7 +53,7 @@ def test_the_command_names_them_and_says_that_they_stay(run, tmp_path, capsys):
     export_atif(run, tmp_path / "documents")
     assert main(["forget", "11111111-aaaa", "--run", str(run.root), "--yes"]) == 0
     line = capsys.readouterr().out.splitlines()[-1]
-    assert line.startswith("Not removed, outside of the run: ")
+    assert line.startswith("Not removed: ")
     assert line.endswith("documents (ATIF documents) may hold them")
     assert (tmp_path / "documents").exists()
 
@@ -111,6 +111,22 @@ def test_links_inside_a_folder_and_in_the_place_of_leftovers_are_not_followed(ru
     assert not any(run.root.glob(".*.tmp"))
     assert not run.path("report_sessions").exists()
     assert "11111111-aaaa" not in run.path("conversations").read_text()
+
+
+def test_what_a_link_to_the_conversations_led_to_is_named(run, tmp_path):
+    target = tmp_path / "conversations.jsonl"
+    run.path("conversations").rename(target)
+    run.path("conversations").symlink_to(target)
+    forgotten = forget(run, ["11111111-aaaa"])
+    assert "11111111-aaaa" not in run.path("conversations").read_text()
+    assert "11111111-aaaa" in target.read_text()
+    assert str(target) in [artefact.path for artefact in forgotten.elsewhere]
+
+
+def test_what_a_link_inside_a_folder_led_to_is_named(run, tmp_path):
+    run.path("report_sessions").mkdir()
+    link_folder(run.path("report_sessions") / "inside", tmp_path / "one")
+    assert str(tmp_path / "one") in [artefact.path for artefact in forget(run, ["11111111-aaaa"]).elsewhere]
 
 
 def test_a_store_of_answers_behind_a_link_keeps_the_answers_of_other_runs(run, tmp_path):

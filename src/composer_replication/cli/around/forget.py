@@ -75,5 +75,6 @@ def _show(plan: Forgetting, run_dir: RunDir, *, as_json: bool, done: bool, to_st
         )
     for artefact in plan.elsewhere:
         may = "have learnt from" if artefact.what in ("checkpoints", "trained weights", "exported weights") else "hold"
-        lines.append(f"Not removed, outside of the run: {plain(artefact.path)} ({artefact.what}) may {may} them")
+        not_removed = "Not removed" if done else "Would not remove"
+        lines.append(f"{not_removed}: {plain(artefact.path)} ({artefact.what}) may {may} them")
     print("\n".join(lines), file=sys.stderr if to_stderr else sys.stdout)

@@ -26,6 +26,8 @@ MIN_PREFIX = 6
 _NOT_DERIVED = frozenset(
     {"config", "conversations", "session_sources", "tools", "forgotten", "elsewhere", "conventions", "struck_hints"}
 )
+# Written again without the sessions: where one was a link, the file that it led to stays as it was.
+_REWRITTEN = ("conversations", "session_sources", "tools")
 _Link = tuple[str, str | None, str | None]
 """The id of a conversation, of its session, and of the conversation it goes on from."""
 
@@ -62,7 +64,7 @@ def plan_forgetting(run: RunDir, sessions: Sequence[str]) -> Forgetting:
     # A file that is no store of answers goes whole.
     derived = [name for name in there if name not in replayed.OWN or (name == replayed.STORE and answers is None)]
     num_conventions = num_forgotten(run, chosen)
-    linked = tuple(_link_target(run, name) for name in derived if run.path(name).is_symlink())
+    linked = tuple(_link_targets(run, (*derived, *_REWRITTEN)))
     # Words of a forgotten user may be the hints of other sessions' sites: those are found anew.
     filtered = tuple(name for name in filtered_of(run, derived) if name != "sites" or not num_conventions)
     return Forgetting(
@@ -185,6 +187,10 @@ def _can_be_filtered(run: RunDir, name: str) -> bool:
         return False
 
 
-def _link_target(run: RunDir, name: str) -> MadeElsewhere:
-    path = run.path(name)
-    return MadeElsewhere(f"where the link {path.name} led", os.path.realpath(path), "")
+def _link_targets(run: RunDir, names: Sequence[str]) -> Iterator[MadeElsewhere]:
+    """Yield what the links among these artefacts, and below those that are folders, lead to."""
+    for name in names:
+        path = run.path(name)
+        links = [path] if path.is_symlink() else [inner for inner in sorted(path.rglob("*")) if inner.is_symlink()]
+        for link in links:
+            yield MadeElsewhere(f"where the link {link.relative_to(run.root)} led", os.path.realpath(link), "")
