@@ -2,13 +2,37 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Mapping
 from functools import cache
 
 from layer_rules import PACKAGE, collect_imports
 
+_VAGUE = """
+each found made told given said kept place places named wanted own other others taken settled gone left begun known seen
+asked shown owed luck
+"""
+VAGUE_NAMES = frozenset(_VAGUE.split())
+"""Words that say nothing of what a variable holds: a participle or a pronoun, where a noun of the domain belongs."""
+
 Sources = Mapping[str, str]
 """Sources by dotted name; that of a package ends with `.__init__`."""
+
+
+def vague_names(sources: Sources) -> list[str]:
+    """Return the variables and parameters with a vague name, each as `module:line name`."""
+    return [
+        f"{_short(module)}:{line} {name}"
+        for module, source in sources.items()
+        for line, name in _names_bound_in(ast.parse(source))
+        if name in VAGUE_NAMES
+    ]
+
+
+def _names_bound_in(tree: ast.AST) -> list[tuple[int, str]]:
+    names = [(node.lineno, node.arg) for node in ast.walk(tree) if isinstance(node, ast.arg)]
+    stored = (node for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
+    return names + [(node.lineno, node.id) for node in stored]
 
 
 def longest_chain(sources: Sources) -> list[str]:
