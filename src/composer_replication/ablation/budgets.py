@@ -38,33 +38,33 @@ def spent_by(results: Sequence[Result], name: str) -> list[float]:
     return [getattr(result.spent, name) for result in results]
 
 
-def _of_exact(result: Result, found: Results, others: Sequence[Result]) -> Iterator[str]:
+def _of_exact(result: Result, study: Results, spending: Sequence[Result]) -> Iterator[str]:
     for name in _EXACT:
-        spent, planned = getattr(result.spent, name), getattr(found.frozen.experiment.budget, name)
-        usual = _usual(spent_by(others, name)) if planned is None else planned
+        spent, planned = getattr(result.spent, name), getattr(study.frozen.experiment.budget, name)
+        usual = _usual(spent_by(spending, name)) if planned is None else planned
         if spent != usual:
             whose = "the plan's" if planned is not None else "the others'"
             yield f"seed {result.seed}: {spent:,} {name}, {whose} are {usual:,}"
 
 
-def _of_units(result: Result, others: Sequence[Result]) -> Iterator[str]:
-    units = _usual([tuple(unit.unit for unit in other_result.units) for other_result in others])
+def _of_units(result: Result, all_results: Sequence[Result]) -> Iterator[str]:
+    units = _usual([tuple(unit.unit for unit in other_result.units) for other_result in all_results])
     own_units = tuple(unit.unit for unit in result.units)
     if own_units != units:
         yield f"seed {result.seed}: other units than most jobs, {len(set(own_units) ^ set(units))} of them not in both"
 
 
-def _of_start(result: Result, others: Sequence[Result]) -> Iterator[str]:
-    start_digests = [other_result.digests["start"] for other_result in others if "start" in other_result.digests]
+def _of_start(result: Result, spending: Sequence[Result]) -> Iterator[str]:
+    start_digests = [other_result.digests["start"] for other_result in spending if "start" in other_result.digests]
     if start_digests and result.digests.get("start") != _usual(start_digests):
         yield f"seed {result.seed}: begins with other weights than most jobs"
 
 
-def _of_tokens(found: Results, spending: Sequence[Result]) -> Iterator[tuple[str, str]]:
-    budget = found.frozen.experiment.budget
+def _of_tokens(study: Results, spending: Sequence[Result]) -> Iterator[tuple[str, str]]:
+    budget = study.frozen.experiment.budget
     means = {
         arm: fmean(spent_by(arm_results, "tokens"))
-        for arm in found.frozen.arms
+        for arm in study.frozen.arms
         if (arm_results := [result for result in spending if result.arm == arm])
     }
     usual = median(means.values()) if budget.tokens is None and means else budget.tokens

@@ -99,8 +99,8 @@ def places_of(plan: Plan, *, only: Sequence[str] = (), seeds: Sequence[int] = ()
     return sorted(job_keys, key=lambda job_key: job_key.arm != plan.experiment.baseline)
 
 
-def _is(value: Any, asked: Sequence[Any]) -> bool:
-    return not asked or value in asked
+def _is(value: Any, requested_values: Sequence[Any]) -> bool:
+    return not requested_values or value in requested_values
 
 
 def run_jobs(
@@ -159,23 +159,23 @@ def _check_nothing_is_lost(folder: Path) -> None:
 
 
 def _run_all(
-    plan: Plan, jobs: Path, places: Sequence[Place], workers: int, told: Listener
+    plan: Plan, jobs: Path, job_keys: Sequence[Place], workers: int, listener: Listener
 ) -> Iterator[tuple[Place, Failure | None]]:
     """Each job as it ends; those that were done before are passed over."""
-    waiting = deque(job_key for job_key in places if not (_folder(jobs, job_key) / RESULT).is_file())
-    total, running = len(places), dict[Place, subprocess.Popen[bytes]]()
+    waiting = deque(job_key for job_key in job_keys if not (_folder(jobs, job_key) / RESULT).is_file())
+    total, running = len(job_keys), dict[Place, subprocess.Popen[bytes]]()
     try:
         while waiting or running:
             while waiting and len(running) < workers:
                 job_key = waiting.popleft()
-                told.begins(job_key, total - len(waiting) - len(running) - 1, total)
+                listener.begins(job_key, total - len(waiting) - len(running) - 1, total)
                 running[job_key] = _start(_job(plan, jobs, job_key), workers)
             ended = [job_key for job_key, process in running.items() if process.poll() is not None]
             for job_key in ended:
                 _close(running.pop(job_key))
                 result = read_result(_folder(jobs, job_key))
                 if result is not None:
-                    told.done(job_key, result)
+                    listener.done(job_key, result)
                 yield job_key, None if result is not None else _failure(jobs, job_key)
             if not ended:
                 time.sleep(_POLL_S)
@@ -184,13 +184,13 @@ def _run_all(
             _close(process)
 
 
-def _job(plan: Plan, jobs: Path, place: Place) -> Job:
-    arm, experiment = plan.arms[place.arm], plan.experiment
-    optimiser = replace(arm.config.train.optimiser, seed=place.seed)
+def _job(plan: Plan, jobs: Path, job_key: Place) -> Job:
+    arm, experiment = plan.arms[job_key.arm], plan.experiment
+    optimiser = replace(arm.config.train.optimiser, seed=job_key.seed)
     return Job(
-        folder=_folder(jobs, place),
-        arm=place.arm,
-        seed=place.seed,
+        folder=_folder(jobs, job_key),
+        arm=job_key.arm,
+        seed=job_key.seed,
         world=experiment.world,
         config=replace(arm.config, train=replace(arm.config.train, optimiser=optimiser)),
         options=arm.options,
@@ -199,8 +199,8 @@ def _job(plan: Plan, jobs: Path, place: Place) -> Job:
     )
 
 
-def _folder(jobs: Path, place: Place) -> Path:
-    return jobs / place.arm / str(place.seed)
+def _folder(jobs: Path, job_key: Place) -> Path:
+    return jobs / job_key.arm / str(job_key.seed)
 
 
 def _start(job: Job, workers: int) -> subprocess.Popen[bytes]:
@@ -221,9 +221,9 @@ def _close(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _failure(jobs: Path, place: Place) -> Failure:
-    text = (_folder(jobs, place) / LOG).read_text(encoding="utf-8", errors="replace")
-    return Failure(place.arm, place.seed, [line for line in text.splitlines() if line.strip()][-_LAST_LINES:])
+def _failure(jobs: Path, job_key: Place) -> Failure:
+    text = (_folder(jobs, job_key) / LOG).read_text(encoding="utf-8", errors="replace")
+    return Failure(job_key.arm, job_key.seed, [line for line in text.splitlines() if line.strip()][-_LAST_LINES:])
 
 
 @contextmanager

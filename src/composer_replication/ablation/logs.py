@@ -98,14 +98,14 @@ def run_job(job: Job) -> Result:
     return result
 
 
-def _evaluated(job: Job, config: CrfConfig, run: RunDir, trained: Path, told: Progress) -> dict[str, Any]:
+def _evaluated(job: Job, config: CrfConfig, run: RunDir, trained: Path, progress: Progress) -> dict[str, Any]:
     """The run evaluated; what the start weights say is scored by one job, and taken over by the others."""
     from composer_replication.steps.evaluate import evaluate
 
     own_scores, shared = job.folder / _SCORES, job.shared / _SCORES
     if shared.is_file() and not own_scores.exists():
         shutil.copyfile(shared, own_scores)  # no link: it is written to
-    record = evaluate(config, run, before=config.train.model, after=str(trained), progress=told, scores=own_scores)
+    record = evaluate(config, run, before=config.train.model, after=str(trained), progress=progress, scores=own_scores)
     if not shared.exists():
         shared.parent.mkdir(parents=True, exist_ok=True)
         atomic_write_bytes(shared, own_scores.read_bytes())

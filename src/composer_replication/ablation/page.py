@@ -80,39 +80,39 @@ def _plain(figure: Figure) -> dict[str, Any]:
     return fields | {key: value._asdict() for key, value in fields.items() if isinstance(value, Interval)}
 
 
-def _about(found: Results) -> Iterator[str]:
-    experiment = found.frozen.experiment
-    units = {len(result.units) for result in found.results}
+def _about(study: Results) -> Iterator[str]:
+    experiment = study.frozen.experiment
+    units = {len(result.units) for result in study.results}
     number = f"{min(units)} to {max(units)}" if len(units) > 1 else f"{next(iter(units), 0)}"
-    seeds = sorted({result.seed for result in found.results})
+    seeds = sorted({result.seed for result in study.results})
     yield (
-        f"World: {experiment.world}. {len(found.frozen.arms)} arms, seeds {', '.join(map(str, seeds)) or 'none yet'}, "
+        f"World: {experiment.world}. {len(study.frozen.arms)} arms, seeds {', '.join(map(str, seeds)) or 'none yet'}, "
         f"{number} held-out units. Primary figure: {experiment.primary} ({experiment.primary_direction} is better)."
     )
-    frozen = sorted({arm.frozen for arm in found.frozen.arms.values()})
+    frozen = sorted({arm.frozen for arm in study.frozen.arms.values()})
     yield f"Predictions were frozen on {' and '.join(frozen)}, each before the first job of its arm."
     if len(seeds) == 1:
         yield "One seed alone: the luck of a training is in none of the intervals."
     yield ""
 
 
-def _warnings(found: Results, breaches: Breaches) -> Iterator[str]:
+def _warnings(study: Results, breaches: Breaches) -> Iterator[str]:
     for arm, sentences in breaches.items():
         yield from (f"- **Not equal: {arm}**, {sentence}." for sentence in sentences)
-    for failure in found.failed:
+    for failure in study.failed:
         yield f"- **Failed: {failure.arm}, seed {failure.seed}**: {_text(' '.join(failure.last_lines))}"
-    if found.missing:
-        jobs = ", ".join(f"{job.arm} {job.seed}" for job in found.missing)
+    if study.missing:
+        jobs = ", ".join(f"{job.arm} {job.seed}" for job in study.missing)
         yield f"- Not run yet: {jobs}."
     yield ""
 
 
-def _others(found: Results) -> list[str]:
-    return [name for name in found.frozen.metrics if name != found.frozen.experiment.primary]
+def _others(study: Results) -> list[str]:
+    return [name for name in study.frozen.metrics if name != study.frozen.experiment.primary]
 
 
-def _arm_rows(found: Results) -> Iterator[Sequence[str]]:
-    for name, arm in found.frozen.arms.items():
+def _arm_rows(study: Results) -> Iterator[Sequence[str]]:
+    for name, arm in study.frozen.arms.items():
         settings = ", ".join(f"{key}={value}" for key, value in arm.settings.items())
         control = f" Control of {arm.control_of}." if arm.control_of else ""
         exempt = f" Outside of the budget: {arm.exempt}" if arm.exempt else ""
@@ -151,10 +151,10 @@ def figure_rows(found: Results, figures: Sequence[Figure]) -> Iterator[Sequence[
         yield label, *("" if value is None else _shown(value, "") for value in values)
 
 
-def _reach_rows(found: Results) -> Iterator[Sequence[str]]:
-    for curve, value in found.frozen.experiment.reach.items():
-        for arm in found.frozen.arms:
-            results = found.of_arm(arm)
+def _reach_rows(study: Results) -> Iterator[Sequence[str]]:
+    for curve, value in study.frozen.experiment.reach.items():
+        for arm in study.frozen.arms:
+            results = study.of_arm(arm)
             positions = [_first(result.curve, curve, value) for result in results]
             reached = [position for position in positions if position is not None]
             if results:
@@ -167,9 +167,9 @@ def _first(points: Iterable[Mapping[str, float]], name: str, value: float) -> fl
     return next((point.get("rollouts", point["step"]) for point in points if point.get(name, -1e300) >= value), None)
 
 
-def _spent_rows(found: Results, breaches: Breaches) -> Iterator[Sequence[str]]:
-    for name, arm in found.frozen.arms.items():
-        results = found.of_arm(name)
+def _spent_rows(study: Results, breaches: Breaches) -> Iterator[Sequence[str]]:
+    for name, arm in study.frozen.arms.items():
+        results = study.of_arm(name)
         if results:
             verdict = "**not equal**" if name in breaches else f"exempt: {arm.exempt}" if arm.exempt else "equal"
             yield (

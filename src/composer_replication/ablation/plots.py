@@ -73,14 +73,14 @@ def _intervals(figures: Sequence[Figure], label: str, *, zero: bool) -> str:
     return _svg(draw, height=1.0 + 0.36 * len(figures), left=0.3)
 
 
-def _curves(found: Results, name: str) -> str:
+def _curves(study: Results, name: str) -> str:
     """The mean over seeds of each arm, over rollouts where there are some, else over steps."""
-    over = "rollouts" if any("rollouts" in point for result in found.results for point in result.curve) else "step"
+    over = "rollouts" if any("rollouts" in point for result in study.results for point in result.curve) else "step"
 
     def draw(axes: Axes) -> None:
-        for arm, colour in zip(found.frozen.arms, _cycle(len(found.frozen.arms)), strict=True):
+        for arm, colour in zip(study.frozen.arms, _cycle(len(study.frozen.arms)), strict=True):
             points: dict[float, list[float]] = defaultdict(list)
-            for result in found.of_arm(arm):
+            for result in study.of_arm(arm):
                 for point in result.curve:
                     if name in point:
                         points[point.get(over, point.get("step", 0))].append(point[name])

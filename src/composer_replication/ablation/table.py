@@ -113,7 +113,7 @@ def _alone(name: str, arm: str, grid: _Grid) -> Figure:
     return Figure(name, arm, None, len(grid.seeds), len(grid.units), value)
 
 
-def _against(name: str, metric: Metric, arm: str, other: str, mine: _Grid, theirs: _Grid) -> Figure | None:
+def _against(name: str, metric: Metric, arm: str, other_arm: str, mine: _Grid, theirs: _Grid) -> Figure | None:
     """Paired by seed and unit, over the seeds that both have."""
     seeds = tuple(seed for seed in mine.seeds if seed in theirs.seeds)
     if not seeds or mine.units != theirs.units:
@@ -126,7 +126,7 @@ def _against(name: str, metric: Metric, arm: str, other: str, mine: _Grid, their
     if min(one.of.min(), two.of.min()) >= 0 and _ratio(one) > 0 and _ratio(two) > 0:
         moves = _moves(one) / _ratio(one) - _moves(two) / _ratio(two)
         ratio = _exponential(_interval(math.log(_ratio(one) / _ratio(two)), moves, one.units))
-    return Figure(name, arm, other, len(seeds), len(one.units), value, ratio, _word(value, metric))
+    return Figure(name, arm, other_arm, len(seeds), len(one.units), value, ratio, _word(value, metric))
 
 
 def _only(grid: _Grid, seeds: Sequence[int]) -> _Grid:

@@ -190,6 +190,6 @@ def distances(before: nn.Module, after: nn.Module, episodes: Sequence[Episode]) 
     return sums
 
 
-def _logits(model: Any, ids: Tensor, places: Tensor) -> Tensor:
+def _logits(model: Any, ids: Tensor, positions: Tensor) -> Tensor:
     """Of one row, at these places (n, V)."""
-    return model(input_ids=ids, use_cache=False, logits_to_keep=places).logits[0].float()
+    return model(input_ids=ids, use_cache=False, logits_to_keep=positions).logits[0].float()

@@ -118,50 +118,50 @@ def take_changes(files: dict[str, str], changes: Changes) -> None:
             files[path] = text
 
 
-def _operations(tool: str, call: ToolCall, given: dict[str, Any]) -> list[Operation] | None:
+def _operations(tool: str, call: ToolCall, arguments: dict[str, Any]) -> list[Operation] | None:
     if tool in _COMMANDED:
-        return _commanded(given)
+        return _commanded(arguments)
     if tool in _EDITORS:
-        return _list_edits(given) if "edits" in given else _replace_of(given)
+        return _list_edits(arguments) if "edits" in arguments else _replace_of(arguments)
     if tool == "multiedit":
-        return _list_edits(given)
+        return _list_edits(arguments)
     if tool in _WRITERS:
-        path, text = _one(given, PATH), _one(given, _TEXT)
+        path, text = _one(arguments, PATH), _one(arguments, _TEXT)
         is_new = tool.startswith("create")
-        return [Put(path, text, is_new)] if path and text is not None and len(given) == 2 else None
+        return [Put(path, text, is_new)] if path and text is not None and len(arguments) == 2 else None
     if tool in _PATCHERS:
-        patch = _one(given, _PATCH)
-        return _patches(patch) if patch is not None and len(given) == 1 else None
-    return _shell_patch(call, given)
+        patch = _one(arguments, _PATCH)
+        return _patches(patch) if patch is not None and len(arguments) == 1 else None
+    return _shell_patch(call, arguments)
 
 
-def _commanded(given: dict[str, Any]) -> list[Operation] | None:
-    command, path = given.get("command"), _one(given, PATH)
+def _commanded(arguments: dict[str, Any]) -> list[Operation] | None:
+    command, path = arguments.get("command"), _one(arguments, PATH)
     if path is None:
         return None
-    if command == "create" and isinstance(given.get("file_text"), str) and len(given) == 3:
-        return [Put(path, given["file_text"], is_new=True)]
+    if command == "create" and isinstance(arguments.get("file_text"), str) and len(arguments) == 3:
+        return [Put(path, arguments["file_text"], is_new=True)]
     if command == "str_replace":
-        rest = {name: value for name, value in given.items() if name != "command"}
+        rest = {name: value for name, value in arguments.items() if name != "command"}
         return _replace_of({"new_str": "", **rest})
-    line, text = given.get("insert_line"), _one(given, ("new_str", "insert_text"))
-    if command == "insert" and type(line) is int and text is not None and len(given) == 4:
+    line, text = arguments.get("insert_line"), _one(arguments, ("new_str", "insert_text"))
+    if command == "insert" and type(line) is int and text is not None and len(arguments) == 4:
         return [Insert(path, line, text)]
     return None
 
 
-def _replace_of(given: dict[str, Any]) -> list[Operation] | None:
-    path, old, new = _one(given, PATH), _one(given, OLD_TEXT), _one(given, NEW_TEXT)
-    other_names = given.keys() - {*PATH, *OLD_TEXT, *NEW_TEXT, *EVERYWHERE}
-    everywhere = next((given[name] for name in EVERYWHERE if name in given), False)
+def _replace_of(arguments: dict[str, Any]) -> list[Operation] | None:
+    path, old, new = _one(arguments, PATH), _one(arguments, OLD_TEXT), _one(arguments, NEW_TEXT)
+    other_names = arguments.keys() - {*PATH, *OLD_TEXT, *NEW_TEXT, *EVERYWHERE}
+    everywhere = next((arguments[name] for name in EVERYWHERE if name in arguments), False)
     if path is None or old is None or new is None or other_names or not isinstance(everywhere, bool):
         return None
     return [Replace(path, old, new, everywhere)]
 
 
-def _list_edits(given: dict[str, Any]) -> list[Operation] | None:
-    path, edits = _one(given, PATH), given.get("edits")
-    if path is None or not isinstance(edits, list) or given.keys() - {*PATH, "edits"}:
+def _list_edits(arguments: dict[str, Any]) -> list[Operation] | None:
+    path, edits = _one(arguments, PATH), arguments.get("edits")
+    if path is None or not isinstance(edits, list) or arguments.keys() - {*PATH, "edits"}:
         return None
     operations: list[Operation] = []
     for edit in cast("list[object]", edits):
@@ -172,10 +172,10 @@ def _list_edits(given: dict[str, Any]) -> list[Operation] | None:
     return operations or None
 
 
-def _shell_patch(call: ToolCall, given: dict[str, Any]) -> list[Operation] | None:
+def _shell_patch(call: ToolCall, arguments: dict[str, Any]) -> list[Operation] | None:
     """`apply_patch` called through the shell, with the patch as its word or on its input."""
-    key = command_parameter(call.name, given)
-    command = given.get(key) if key is not None and not given.keys() - {key, *_AROUND_PATCH} else None
+    key = command_parameter(call.name, arguments)
+    command = arguments.get(key) if key is not None and not arguments.keys() - {key, *_AROUND_PATCH} else None
     if isinstance(command, list):
         words = cast("list[object]", command)
         is_patch = len(words) == 2 and words[0] in ("apply_patch", "applypatch") and isinstance(words[1], str)
@@ -195,9 +195,9 @@ def _patches(text: str) -> list[Operation] | None:
     return None if patches is None else [*patches]
 
 
-def _one(given: dict[str, Any], names: tuple[str, ...]) -> str | None:
+def _one(arguments: dict[str, Any], names: tuple[str, ...]) -> str | None:
     """The value of the one of these names that is there, if it is text."""
-    present = [given[name] for name in names if name in given]
+    present = [arguments[name] for name in names if name in arguments]
     return present[0] if len(present) == 1 and isinstance(present[0], str) else None
 
 

@@ -101,20 +101,20 @@ def _is_null(entry: object) -> bool:
     return entry is None or (bool(fields) and all(value is None for value in fields))
 
 
-def _written(entry: object, place: str) -> WrittenCall:
+def _written(entry: object, location: str) -> WrittenCall:
     if not isinstance(entry, Mapping):
-        return WrittenCall(place, entry)
+        return WrittenCall(location, entry)
     call = cast("Mapping[str, object]", entry)
     custom, function = call.get("custom"), call.get("function")
     if isinstance(custom, Mapping):  # a tool that takes one text
         fields = cast("Mapping[str, object]", custom)
-        return WrittenCall(place, entry, call.get("id"), fields.get("name"), {"input": fields.get("input")})
+        return WrittenCall(location, entry, call.get("id"), fields.get("name"), {"input": fields.get("input")})
     if isinstance(function, str):  # Inspect's flat shape
-        return WrittenCall(place, entry, call.get("id"), function, call.get("arguments"))
+        return WrittenCall(location, entry, call.get("id"), function, call.get("arguments"))
     fields = cast("Mapping[str, object]", function) if isinstance(function, Mapping) else call
     arguments = fields.get("arguments")
     arguments = fields.get("input") if arguments is None else arguments
-    return WrittenCall(place, entry, call.get("id"), fields.get("name"), arguments)
+    return WrittenCall(location, entry, call.get("id"), fields.get("name"), arguments)
 
 
 def _part_text(part: object, other: Callable[[Any], str | None]) -> str | None:

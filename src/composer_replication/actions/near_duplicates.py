@@ -120,7 +120,7 @@ class _SketchIndex:
             if among(number) and likeness(asked, self._sketches[number]) >= ALIKE:
                 yield number
 
-    def _candidates(self, asked: Sketch) -> Iterator[int]:
+    def _candidates(self, query_sketch: Sketch) -> Iterator[int]:
         if self._places is None:
             every = (
                 digest << 32 | at
@@ -128,15 +128,15 @@ class _SketchIndex:
                 for digest in self._rarest(known_sketch)
             )
             self._places = array("Q", sorted(every))
-        for digest in self._rarest(asked):
+        for digest in self._rarest(query_sketch):
             at = bisect_left(self._places, digest << 32)
             while at < len(self._places) and self._places[at] >> 32 == digest:
                 yield self._places[at] & 0xFFFFFFFF
                 at += 1
 
-    def _rarest(self, known: Sketch) -> Sequence[int]:
-        number = len(known) - math.ceil(ALIKE * len(known) - _ROUNDING) + 1 if known else 0
-        return sorted(known, key=lambda digest: (self._often[digest >> (32 - _BUCKET_BITS)], digest))[:number]
+    def _rarest(self, digests: Sketch) -> Sequence[int]:
+        number = len(digests) - math.ceil(ALIKE * len(digests) - _ROUNDING) + 1 if digests else 0
+        return sorted(digests, key=lambda digest: (self._often[digest >> (32 - _BUCKET_BITS)], digest))[:number]
 
 
 def _smallest(hashes: set[int]) -> Sketch:

@@ -197,13 +197,13 @@ def _place_of(hunk: Hunk, lines: list[str], cursor: int) -> int | None:
     return starts[0] if starts else None
 
 
-def _places(wanted: list[str], lines: list[str], cursor: int) -> list[int]:
+def _places(old_lines: list[str], lines: list[str], cursor: int) -> list[int]:
     """Where the lines stand, the first two of them: more are not asked for."""
     starts: list[int] = []
-    if len(wanted) * len(lines) > _MAX_WORK:
+    if len(old_lines) * len(lines) > _MAX_WORK:
         return starts
-    for start in range(cursor, len(lines) - len(wanted) + 1):
-        if lines[start] == wanted[0] and lines[start : start + len(wanted)] == wanted:
+    for start in range(cursor, len(lines) - len(old_lines) + 1):
+        if lines[start] == old_lines[0] and lines[start : start + len(old_lines)] == old_lines:
             starts.append(start)
             if len(starts) > 1:
                 break

@@ -120,77 +120,77 @@ class _Place(NamedTuple):
         return None  # nothing stands before the turn
 
 
-def _before_turn(place: _Place, hint: str) -> _Splice | None:
+def _before_turn(site: _Place, hint: str) -> _Splice | None:
     """A message between the last one and the header: what the template adds for it."""
-    messages = place.before("m")
-    plain = place.text(*messages) if messages else None
+    messages = site.before("m")
+    plain = site.text(*messages) if messages else None
     if messages is None or plain is None:
         return None
     for message in (system(hint), user(hint)):
-        hinted, prompted = (place.text(*messages, message, prompt=prompt) for prompt in (False, True))
-        answered = place.text(*messages, message, assistant("a"))  # some refuse only what comes after
-        if hinted is None or answered is None or prompted != hinted + place.renderer.dialect.header:
+        hinted, prompted = (site.text(*messages, message, prompt=prompt) for prompt in (False, True))
+        answered = site.text(*messages, message, assistant("a"))  # some refuse only what comes after
+        if hinted is None or answered is None or prompted != hinted + site.renderer.dialect.header:
             continue
         block = hinted[len(plain) :]
         if hinted.startswith(plain) and answered.startswith(hinted) and hint in block:
-            return _Splice(place.span.header_start, place.ids(block))
+            return _Splice(site.span.header_start, site.ids(block))
     return None
 
 
-def _in_last_message(place: _Place, hint: str) -> _Splice | None:
+def _in_last_message(site: _Place, hint: str) -> _Splice | None:
     """Inside the message before the turn, after its text: where what the template writes after a text begins."""
-    messages = place.before(_WORD) if place.span.previous_role != "assistant" else None
-    text = place.text(*messages) if messages else None
+    messages = site.before(_WORD) if site.span.previous_role != "assistant" else None
+    text = site.text(*messages) if messages else None
     if text is None or _WORD not in text:
         return None
-    closing = place.ids(text.rpartition(_WORD)[2])
-    tokens = place.renderer.encoder.protected_ids
+    closing = site.ids(text.rpartition(_WORD)[2])
+    tokens = site.renderer.encoder.protected_ids
     # What comes before its first token may depend on the message: Mistral repeats the call's id there.
     from_token = next((closing[at:] for at, index in enumerate(closing) if index in tokens), closing)
     for closing_ids in (closing, from_token):
-        position = place.span.header_start - len(closing_ids)
-        if position >= place.first and place.rendered.ids[position : place.span.header_start] == closing_ids:
-            return _Splice(position, place.ids(_BETWEEN + hint))
+        position = site.span.header_start - len(closing_ids)
+        if position >= site.first and site.rendered.ids[position : site.span.header_start] == closing_ids:
+            return _Splice(position, site.ids(_BETWEEN + hint))
     return None
 
 
-def _at_head(place: _Place, hint: str) -> _Splice | None:
+def _at_head(site: _Place, hint: str) -> _Splice | None:
     """Before the first user message as one of its own, or else as the beginning of that message."""
-    with_question = place.text(user("u"), assistant("a"), user(_WORD))
-    answered = place.text(user("u"), assistant("a"))
+    with_question = site.text(user("u"), assistant("a"), user(_WORD))
+    answered = site.text(user("u"), assistant("a"))
     if with_question is None or answered is None or not with_question.startswith(answered):
         return None
     opening = with_question[len(answered) :].partition(_WORD)[0]
-    first_message = _first_user_message(place, opening)
+    first_message = _first_user_message(site, opening)
     if first_message is None:
         return None
     position, opening_ids = first_message
-    block = _head_block(place, opening, hint)
+    block = _head_block(site, opening, hint)
     if block is not None:
-        return _Splice(position, place.ids(block))
-    if position + len(opening_ids) > place.span.header_start:
+        return _Splice(position, site.ids(block))
+    if position + len(opening_ids) > site.span.header_start:
         return None
-    return _Splice(position + len(opening_ids), place.ids(hint + _BETWEEN))
+    return _Splice(position + len(opening_ids), site.ids(hint + _BETWEEN))
 
 
-def _first_user_message(place: _Place, opening: str) -> tuple[int, list[int]] | None:
+def _first_user_message(site: _Place, opening: str) -> tuple[int, list[int]] | None:
     """Where it begins, and its opening; an opening's last space may have become part of the text's first token."""
     for text in (opening, opening.rstrip()):
-        opening_ids = place.ids(text)
-        for position in range(place.first, place.span.header_start if opening_ids else 0):
-            if place.rendered.ids[position : position + len(opening_ids)] == opening_ids:
+        opening_ids = site.ids(text)
+        for position in range(site.first, site.span.header_start if opening_ids else 0):
+            if site.rendered.ids[position : position + len(opening_ids)] == opening_ids:
                 return position, opening_ids
     return None
 
 
-def _head_block(place: _Place, opening: str, hint: str) -> str | None:
-    rules = [system("s")] if place.renderer.dialect.system_first else []
-    plain = place.text(*rules, user(_WORD))
+def _head_block(site: _Place, opening: str, hint: str) -> str | None:
+    rules = [system("s")] if site.renderer.dialect.system_first else []
+    plain = site.text(*rules, user(_WORD))
     if plain is None or opening not in plain:
         return None
     head, rest = plain[: plain.index(opening)], plain[plain.index(opening) :]
     for message in (system(hint), user(hint)):
-        hinted = place.text(*rules, message, user(_WORD))
+        hinted = site.text(*rules, message, user(_WORD))
         if hinted is not None and hinted.startswith(head) and hinted.endswith(rest):
             block = hinted[len(head) : len(hinted) - len(rest)]
             if hint in block:

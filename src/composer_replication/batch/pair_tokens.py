@@ -83,14 +83,14 @@ def _against_session(
     chosen: Turn,
     rejected: Turn,
     logged: tuple[RenderedSequence, TurnSpan],
-    named: dict[str, str],
+    options: dict[str, str],
 ) -> PairIds | None:
     """The rejected answer as its session has it; None where the chosen one has another context."""
     rendered, span = logged
     chosen_alike, rejected_alike = renderer.thinking.alike(chosen, rejected)
     if rejected_alike != rejected and span.thinking in ("target", "context"):
         return None
-    answer = response_ids(renderer, turns, chosen_alike, **named)
+    answer = response_ids(renderer, turns, chosen_alike, **options)
     if answer.start != span.start or answer.ids[: span.start] != rendered.ids[: span.start]:
         return None
     return PairIds(answer, ResponseIds(rendered.ids[: span.end], span.start))

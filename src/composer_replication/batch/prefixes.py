@@ -93,21 +93,24 @@ class SharedPrefixes:
         for start, end in zip(starts, [*starts[1:], len(self._order)], strict=True):
             yield range(start, end)
 
-    def _shared_with(self, place: int, members: range) -> dict[int, int]:
-        shared = {place: self._lengths[self._order[place]]}
-        for step, neighbours in ((0, range(place + 1, members.stop)), (1, range(place - 1, members.start - 1, -1))):
-            least = shared[place]
+    def _shared_with(self, position: int, members: range) -> dict[int, int]:
+        shared = {position: self._lengths[self._order[position]]}
+        for step, neighbours in (
+            (0, range(position + 1, members.stop)),
+            (1, range(position - 1, members.start - 1, -1)),
+        ):
+            least = shared[position]
             for neighbour in neighbours:
                 least = min(least, self._shared[neighbour + step])
                 shared[neighbour] = least
         return shared
 
-    def _closest(self, place: int, placed: list[int]) -> tuple[int, int]:
+    def _closest(self, position: int, placed: list[int]) -> tuple[int, int]:
         """Of the places laid out (sorted), the one that shares the most, and how much."""
-        at = bisect_left(placed, place)
-        best = (place, 0)
+        at = bisect_left(placed, position)
+        best = (position, 0)
         for neighbour in placed[max(at - 1, 0) : at + 1]:
-            low, high = min(place, neighbour), max(place, neighbour)
+            low, high = min(position, neighbour), max(position, neighbour)
             shared = min(self._shared[low + 1 : high + 1])
             best = max(best, (neighbour, shared), key=lambda candidate: candidate[1])
         return best

@@ -154,15 +154,15 @@ class _Session:
                     changed = True
         return changed
 
-    def _target(self, given: TurnSpan | SiteHint | TokenPair) -> Target | str:
+    def _target(self, request: TurnSpan | SiteHint | TokenPair) -> Target | str:
         """The tokens it needs, or why it cannot be."""
-        if isinstance(given, TokenPair):
-            return self._pair_target(given)
-        span = given.span if isinstance(given, SiteHint) else given
+        if isinstance(request, TokenPair):
+            return self._pair_target(request)
+        span = request.span if isinstance(request, SiteHint) else request
         if reason := why_no_target(span):
             return reason
         target = Target(min(span.header_start, span.start - 1), span.end)
-        return self._hinted(span, given.hint, target) if isinstance(given, SiteHint) and given.hint else target
+        return self._hinted(span, request.hint, target) if isinstance(request, SiteHint) and request.hint else target
 
     def _hinted(self, span: TurnSpan, hint: str, target: Target) -> Target | str:
         """A turn with the branch that its hinted copy is."""

@@ -117,10 +117,10 @@ def print_json(value: dict[str, Any]) -> None:
 
     from composer_replication.canonical_json import encode
 
-    def plain_data(each: Any) -> Any:
-        if isinstance(each, list):
-            return [plain_data(inner) for inner in each]
-        return asdict(each) if is_dataclass(each) and not isinstance(each, type) else each
+    def plain_data(part: Any) -> Any:
+        if isinstance(part, list):
+            return [plain_data(inner) for inner in part]
+        return asdict(part) if is_dataclass(part) and not isinstance(part, type) else part
 
     data = {key: plain_data(part) for key, part in value.items()}
     write_json(encode(data, where="output").decode())

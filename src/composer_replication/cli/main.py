@@ -218,10 +218,10 @@ def in_words(error: BaseException) -> str:
     return f"{type(error).__name__}{': ' + first if first else ''}. {_UNFORESEEN}"
 
 
-def _about_store(said: str) -> str:
-    if "full" in said or "readonly" in said or "unable to open" in said or "disk I/O" in said:
+def _about_store(message: str) -> str:
+    if "full" in message or "readonly" in message or "unable to open" in message or "disk I/O" in message:
         return f"The store of paid answers cannot be written: make room, or look at whose the file is. {_AGAIN}"
-    if "locked" in said or "busy" in said:
+    if "locked" in message or "busy" in message:
         return "Another process has held the store of paid answers for too long: wait until it is done."
     return (
         "The store of paid answers is damaged: move the file away, together with its -wal and -shm, if they lie beside "

@@ -189,9 +189,9 @@ class _Builder:
         except ConfigError as error:
             raise ConfigError(f"{self._given.origin(path)}: {error}") from None
 
-    def _unknown(self, key: str, section: str, known: Mapping[str, OptionSpec]) -> ConfigError:
-        near, path = self._suggest(key, section, known), dotted(section, key)
-        every = f"one of {', '.join(dotted(section, name) for name in known)}"
+    def _unknown(self, key: str, section: str, known_options: Mapping[str, OptionSpec]) -> ConfigError:
+        near, path = self._suggest(key, section, known_options), dotted(section, key)
+        every = f"one of {', '.join(dotted(section, name) for name in known_options)}"
         return ConfigError(
             explain(
                 f"{self._given.origin(path)}: unknown key",
@@ -201,9 +201,9 @@ class _Builder:
             )
         )
 
-    def _suggest(self, key: str, section: str, known: Mapping[str, OptionSpec]) -> str:
+    def _suggest(self, key: str, section: str, known_options: Mapping[str, OptionSpec]) -> str:
         """The nearest key of this section, or else the path of the nearest one anywhere: the table may be wrong."""
-        near = difflib.get_close_matches(key, known, n=1)
+        near = difflib.get_close_matches(key, known_options, n=1)
         if near:
             return dotted(section, near[0])
         paths = {name: path for row in describe(self._root) for name, path in _named(row.path)}

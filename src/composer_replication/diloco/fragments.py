@@ -59,13 +59,13 @@ def _layer_of(name: str) -> str:
     return ".".join(parts[: number + 1])
 
 
-def _bounds(places: list[float], number: int) -> list[int]:
+def _bounds(middles: list[float], number: int) -> list[int]:
     """Where each group of layers begins, and the end: every group has a layer at least.
 
-    `places` says where the middle of each layer lies if the whole model is `number` long.
+    `middles` says where the middle of each layer lies if the whole model is `number` long.
     """
     bounds = [0]
     for group in range(1, number):
-        first_layer = next((layer for layer, middle in enumerate(places) if middle >= group), len(places))
-        bounds.append(min(max(first_layer, bounds[-1] + 1), len(places) - (number - group)))
-    return [*bounds, len(places)]
+        first_layer = next((layer for layer, middle in enumerate(middles) if middle >= group), len(middles))
+        bounds.append(min(max(first_layer, bounds[-1] + 1), len(middles) - (number - group)))
+    return [*bounds, len(middles)]

@@ -85,23 +85,23 @@ class Advisers:
         move = _advice(situation, float(match["rate"] or 0), name)
         return _completion(str(model), move, len(json.dumps(body)), len(transcript.calls))
 
-    def _situation(self, shown: _Shown) -> Situation:
+    def _situation(self, request: _Shown) -> Situation:
         """Where the request stands; of several tasks with the same words, the one in which the same came back."""
-        tasks = self._tasks.get(shown.prompt)
+        tasks = self._tasks.get(request.prompt)
         if not tasks:
             raise Refused(400, "the first user message is no task of this world")
-        task = tasks[0] if len(tasks) == 1 else max(tasks, key=lambda candidate: _num_alike(candidate, shown))
-        return retrace(task, shown.calls, runner=_NoRuns())
+        task = tasks[0] if len(tasks) == 1 else max(tasks, key=lambda candidate: _num_alike(candidate, request))
+        return retrace(task, request.calls, runner=_NoRuns())
 
 
-def _num_alike(task: Task, shown: _Shown) -> int:
+def _num_alike(task: Task, request: _Shown) -> int:
     """After how many of the calls the task has shown the same as the request; of a run of the tests nobody asks."""
     workspace = Workspace(task, runner=_NoRuns())
-    for number, ((tool, arguments), result) in enumerate(zip(shown.calls, shown.results, strict=True)):
+    for number, ((tool, arguments), result) in enumerate(zip(request.calls, request.results, strict=True)):
         text = workspace.call(tool, arguments).text
         if result is not None and tool != "RunTests" and text != result:
             return number
-    return len(shown.calls)
+    return len(request.calls)
 
 
 def _advice(situation: Situation, rate: float, name: str) -> Move:

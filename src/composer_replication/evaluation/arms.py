@@ -42,28 +42,28 @@ def arms_of(before: str, after: str, controls: Sequence[str] = ()) -> list[Arm]:
     return [first, *(_arm(name, model, first.base) for name, model in by_name)]
 
 
-def _arm(name: str, given: str, default: str | None) -> Arm:
-    folder = Path(given)
-    if not given or not (folder / _ADAPTER).is_file():
-        if given and folder.is_dir() and not (folder / "config.json").is_file():
-            got = f"{given!r}, which holds neither config.json nor {_ADAPTER}"
+def _arm(name: str, weights: str, default: str | None) -> Arm:
+    folder = Path(weights)
+    if not weights or not (folder / _ADAPTER).is_file():
+        if weights and folder.is_dir() and not (folder / "config.json").is_file():
+            got = f"{weights!r}, which holds neither config.json nor {_ADAPTER}"
             fix = "Name the folder that `crf train` wrote (RUN/adapter or RUN/model), or a model."
             raise InputError(explain(f"--{name}", got=got, expected="weights or an adapter", fix=fix))
-        return Arm(name, given, resolve_model(given), None)
+        return Arm(name, weights, resolve_model(weights), None)
     if not (folder / _ADAPTER_WEIGHTS).is_file():
-        got = f"{given!r} without {_ADAPTER_WEIGHTS}"
+        got = f"{weights!r} without {_ADAPTER_WEIGHTS}"
         fix = "Weights in other files would have to be unpickled, which is not done."
         raise InputError(explain(f"--{name}", got=got, expected="an adapter as safetensors", fix=fix))
     own_base = _own_base(folder)
     base = _base_of(own_base, default)
     if base is None and own_base is not None:
-        got = f"the adapter {given!r}, which stands on {own_base!r}"
+        got = f"the adapter {weights!r}, which stands on {own_base!r}"
         fix = "Name its own base as --before."
         raise InputError(explain(f"--{name}", got=got, expected=f"an adapter on {default!r}", fix=fix))
     if base is None:
-        got = f"the adapter {given!r}, which does not say what it stands on"
+        got = f"the adapter {weights!r}, which does not say what it stands on"
         raise InputError(explain(f"--{name}", got=got, expected="an adapter with a base, or whole weights"))
-    return Arm(name, given, base, given)
+    return Arm(name, weights, base, weights)
 
 
 def adapter_facts(folder: Path) -> dict[str, Any]:
@@ -76,14 +76,14 @@ def _own_base(folder: Path) -> str | None:
     return resolve_model(base) if isinstance(base, str) and base else None
 
 
-def _base_of(own: str | None, default: str | None) -> str | None:
+def _base_of(own_base: str | None, default: str | None) -> str | None:
     """Where an adapter goes; None where it names other weights than `default`, or none and there is no default."""
-    if own is None or default is None:
-        return default or own
-    if Path(own).is_dir():
-        return default if _is_same(own, default) else own
-    is_gone = _HUB_NAME.fullmatch(own) is None
-    return default if is_gone or _is_same(own, default) else None
+    if own_base is None or default is None:
+        return default or own_base
+    if Path(own_base).is_dir():
+        return default if _is_same(own_base, default) else own_base
+    is_gone = _HUB_NAME.fullmatch(own_base) is None
+    return default if is_gone or _is_same(own_base, default) else None
 
 
 def control_lacks(arms: Sequence[Arm]) -> list[str]:
@@ -106,12 +106,12 @@ def control_lacks(arms: Sequence[Arm]) -> list[str]:
     return sentences
 
 
-def _is_same(one: str, other: str) -> bool:
+def _is_same(one: str, other_name: str) -> bool:
     """The same folder, or a name on the hub and a folder that such a name is kept in."""
-    if Path(one).exists() and Path(other).exists():
-        return Path(one).samefile(other)
-    is_copy = Path(other).is_dir() and Path(one).name == Path(other).name
-    return one == other or is_copy or f"models--{one.replace('/', '--')}" in Path(other).parts
+    if Path(one).exists() and Path(other_name).exists():
+        return Path(one).samefile(other_name)
+    is_copy = Path(other_name).is_dir() and Path(one).name == Path(other_name).name
+    return one == other_name or is_copy or f"models--{one.replace('/', '--')}" in Path(other_name).parts
 
 
 def digest_of_arm(arm: Arm, model: Any) -> str:

@@ -55,16 +55,16 @@ def good_turns_of(held: HeldOut, *, most: int, context: int) -> list[GoodTurn]:
     return turns[:most]
 
 
-def _good_turns(each: Any, held: HeldOut, context: int) -> Iterator[GoodTurn]:
-    good = each.rendered.responses
-    for sequence in each.rendered.sequences:
+def _good_turns(session: Any, held: HeldOut, context: int) -> Iterator[GoodTurn]:
+    good = session.rendered.responses
+    for sequence in session.rendered.sequences:
         for span in sequence.spans:
             if span.turn_id not in good or why_no_target(span):
                 continue
-            if held.is_duplicate(each.conversation.id, span.turn_id):
+            if held.is_duplicate(session.conversation.id, span.turn_id):
                 continue
             first, end = max(0, span.header_start - context), min(span.end, span.start + _MOST_TOKENS)
-            yield GoodTurn(each.session, (sequence.ids[first:end], span.start - first))
+            yield GoodTurn(session.session, (sequence.ids[first:end], span.start - first))
 
 
 def losses(responses: Sequence[Response], sums: Sequence[float]) -> list[float]:

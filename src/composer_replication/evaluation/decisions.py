@@ -90,20 +90,18 @@ def site_decisions(
             yield _decisions(renderer, session, site, good, context, drops)
 
 
-def _is_seen(held: HeldOut, place: CallPlace) -> bool:
-    return held.is_duplicate(place.rendered.conversation_id, place.span.turn_id)
+def _is_seen(held: HeldOut, call: CallPlace) -> bool:
+    return held.is_duplicate(call.rendered.conversation_id, call.span.turn_id)
 
 
-def _good_calls(
-    renderer: Renderer, site: KeptSite, places: Sequence[CallPlace]
-) -> Iterator[tuple[CallPlace, Decision]]:
+def _good_calls(renderer: Renderer, site: KeptSite, calls: Sequence[CallPlace]) -> Iterator[tuple[CallPlace, Decision]]:
     """Before or after the site; those of its own conversation first, among these the same tool's, then the nearest."""
 
-    def order(place: CallPlace) -> tuple[bool, bool, int]:
-        is_elsewhere = place.rendered.conversation_id != site.rendered.conversation_id
-        return is_elsewhere, place.words.name != site.site.tool, abs(place.number - site.number)
+    def order(candidate: CallPlace) -> tuple[bool, bool, int]:
+        is_elsewhere = candidate.rendered.conversation_id != site.rendered.conversation_id
+        return is_elsewhere, candidate.words.name != site.site.tool, abs(candidate.number - site.number)
 
-    for call in sorted(places, key=order)[:_MOST_LOOKED_AT]:
+    for call in sorted(calls, key=order)[:_MOST_LOOKED_AT]:
         decision = decide_like(renderer, call.rendered, call.span, call.words, site.decision)
         if decision is not None and call.span.turn_id != site.span.turn_id:
             yield call, decision

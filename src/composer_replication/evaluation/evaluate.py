@@ -167,7 +167,7 @@ def _keep_common_states(views: Sequence[_View], most: int) -> None:
         questions.sites, questions.turns, questions.gaps, questions.code = [], [], [], []
 
 
-def _answers(config: CrfConfig, arms: Sequence[Arm], views: Mapping[str, _View], kept: Kept) -> Answers:
+def _answers(config: CrfConfig, arms: Sequence[Arm], views: Mapping[str, _View], partial_results: Kept) -> Answers:
     shared = next(iter(views.values()))
     longest = max(view.asked.longest(config.evaluation.new_tokens) for view in views.values())
     engine = engine_of(arms, config.evaluation, longest) if longest else None
@@ -175,7 +175,7 @@ def _answers(config: CrfConfig, arms: Sequence[Arm], views: Mapping[str, _View],
     for arm, model in each_model(arms, config.evaluation.precision):
         view = views.get(arm.base, shared)
         digest, drawing = digest_of_arm(arm, model), None if engine is None else engine.of(arm)
-        arguments = view.asked, view.renderer, config.evaluation, kept, drawing
+        arguments = view.asked, view.renderer, config.evaluation, partial_results, drawing
         try:
             add_answers(answers, ask(model, digest, arm.name, *arguments))
         except NonFiniteError:

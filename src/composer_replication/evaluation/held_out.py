@@ -81,11 +81,11 @@ def read_held_out(
 
 
 def _rendered(
-    place: PlacedConversation, logged: LoggedSession, renderer: Renderer, settings: WindowSettings
+    placement: PlacedConversation, logged: LoggedSession, renderer: Renderer, settings: WindowSettings
 ) -> HeldOutSession:
     right = corrections_of(logged)
     session = LoggedSession(conversation=logged.conversation, sites=logged.sites, corrections=right)
-    return HeldOutSession(place.session, place.side, session, render_session(renderer, session, settings))
+    return HeldOutSession(placement.session, placement.side, session, render_session(renderer, session, settings))
 
 
 def corrections_of(logged: LoggedSession) -> dict[str, ToolCall]:

@@ -134,27 +134,27 @@ def ask(
     return answers
 
 
-def _losses(model: Any, weights: str, asked: list[GoodTurn] | list[Question], kept: Kept, what: str) -> list[float]:
-    responses = [text.response if isinstance(text, GoodTurn) else text.whole for text in asked]
-    sums = score_groups(model, weights, [[response] for response in responses], kept, what=what, items="texts")
+def _losses(model: Any, weights: str, texts: list[GoodTurn] | list[Question], journal: Kept, what: str) -> list[float]:
+    responses = [text.response if isinstance(text, GoodTurn) else text.whole for text in texts]
+    sums = score_groups(model, weights, [[response] for response in responses], journal, what=what, items="texts")
     return damage.losses(responses, [scores[0] for scores in sums])
 
 
 def _sums(
     model: Any,
     weights: str,
-    asked: list[Question],
+    questions: list[Question],
     renderer: Renderer,
     section: EvaluationConfig,
-    kept: Kept,
+    journal: Kept,
     arm: str,
     engine: ArmEngine | None,
 ) -> list[float]:
     """100 for every question that is answered with the right number, by the likeliest tokens."""
     likeliest = replace(section, temperature=0.0, samples=1, new_tokens=max(section.new_tokens, _SUM_TOKENS))
-    states = [State(str(at), "", "", 0, "", "good", "", None, question.prompt) for at, question in enumerate(asked)]
-    drawn = draw_actions(model, weights, renderer, states, likeliest, kept, f"sums, {arm}", engine)
-    return [100.0 * is_right(texts[0].text, question.answer) for texts, question in zip(drawn, asked, strict=True)]
+    states = [State(str(at), "", "", 0, "", "good", "", None, question.prompt) for at, question in enumerate(questions)]
+    drawn = draw_actions(model, weights, renderer, states, likeliest, journal, f"sums, {arm}", engine)
+    return [100.0 * is_right(texts[0].text, question.answer) for texts, question in zip(drawn, questions, strict=True)]
 
 
 def add_answers(into: Answers, more: Answers) -> None:

@@ -85,11 +85,11 @@ def _in_turn(sites: Sequence[SiteDecisions]) -> Iterator[SiteDecisions]:
         yield from (several[at] for several in by_session.values() if at < len(several))
 
 
-def _state(site: SiteDecisions, sort: Sort, each: Any, ids: list[int], span: TurnSpan, context: int) -> State:
+def _state(site: SiteDecisions, sort: Sort, call: Any, ids: list[int], span: TurnSpan, context: int) -> State:
     prompt = ids[max(0, span.header_start - context) : span.start]
     kind = site.kind if sort == "erring" else None
     name = f"{site.site_id}:{sort}"
-    return State(name, each.conversation_id, site.session, each.turn, each.turn_id, sort, site.site_id, kind, prompt)
+    return State(name, call.conversation_id, site.session, call.turn, call.turn_id, sort, site.site_id, kind, prompt)
 
 
 def draw_actions(

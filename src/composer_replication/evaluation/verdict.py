@@ -69,42 +69,42 @@ def verdict_of(
     return {"word": word, "sentences": [first, second], "remarks": [remark for remark in remarks if remark]}, power
 
 
-def _in_words(name: str, found: Interval, over: Over) -> str:
+def _in_words(name: str, interval: Interval, over: Over) -> str:
     sort = SORTS[name]
-    what = f"{sort.label[0].lower()}{sort.label[1:]} {found.estimate:+.3g} {sort.unit} ({sort.better} is better)"
-    if found.num_sessions < 2:
+    what = f"{sort.label[0].lower()}{sort.label[1:]} {interval.estimate:+.3g} {sort.unit} ({sort.better} is better)"
+    if interval.num_sessions < 2:
         return f"{what}, from one {over}"
-    if found.low is None or found.low == found.high:
-        return f"{what}, the same in all {_of(found, over)}"
-    return f"{what}, 95% interval {_range(found)} ({_of(found, over)})"
+    if interval.low is None or interval.low == interval.high:
+        return f"{what}, the same in all {_of(interval, over)}"
+    return f"{what}, 95% interval {_range(interval)} ({_of(interval, over)})"
 
 
-def _range(found: Interval) -> str:
-    return "no interval" if found.low is None else f"{found.low:+.3g} to {found.high:+.3g}"
+def _range(interval: Interval) -> str:
+    return "no interval" if interval.low is None else f"{interval.low:+.3g} to {interval.high:+.3g}"
 
 
-def _of(found: Interval, over: Over) -> str:
+def _of(interval: Interval, over: Over) -> str:
     """As `12 sites of 5 sessions`."""
-    sites = f"{found.num_values:,} site" + ("s" if found.num_values != 1 else "")
-    return f"{sites} of {found.num_sessions:,} {over}" + ("s" if found.num_sessions != 1 else "")
+    sites = f"{interval.num_values:,} site" + ("s" if interval.num_values != 1 else "")
+    return f"{sites} of {interval.num_sessions:,} {over}" + ("s" if interval.num_sessions != 1 else "")
 
 
-def _power(found: Interval, unit: str, over: Over, fewest: int) -> dict[str, Any]:
+def _power(interval: Interval, unit: str, over: Over, fewest: int) -> dict[str, Any]:
     """Of too few sessions no effect is named: their spread, from which it would come, is hardly known."""
-    smallest = found.smallest or None
-    if found.num_sessions < 2:
+    smallest = interval.smallest or None
+    if interval.num_sessions < 2:
         sentence = f"With one {over} nothing can be seen."
     elif smallest is None:
         sentence = "Values that are all the same have no spread, and without one nothing says what could be seen."
-    elif found.num_sessions < fewest:
+    elif interval.num_sessions < fewest:
         smallest = None
         sentence = f"No smallest effect is named: errors in {fewest} held-out {over}s are needed for that."
     else:
         effect = f"{smallest:.3g} {unit}"
-        sentence = f"With {_of(found, over)} the smallest effect that would be seen four times of five is {effect}."
+        sentence = f"With {_of(interval, over)} the smallest effect that would be seen four times of five is {effect}."
     return {
-        "sites": found.num_values,
-        "sessions": found.num_sessions,
+        "sites": interval.num_values,
+        "sessions": interval.num_sessions,
         "smallest_effect": smallest,
         "unit": unit,
         "sentence": sentence,

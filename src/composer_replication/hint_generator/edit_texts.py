@@ -58,21 +58,21 @@ def no_match_facts(path: str, wanted: str, seen: SessionState, edits: Sequence[t
     return facts
 
 
-def _is_escaped(wanted: str, text: str) -> bool:
+def _is_escaped(old_text: str, text: str) -> bool:
     """Whether breaks between lines of the file were written as two characters."""
-    parts = [part.strip() for part in re.split(r"\\[nt]", wanted) if len(part.strip()) >= _MIN_ANCHOR]
+    parts = [part.strip() for part in re.split(r"\\[nt]", old_text) if len(part.strip()) >= _MIN_ANCHOR]
     if not text:
-        return "\n" not in wanted and re.search(r"\\n[ \w]", wanted) is not None
-    return len(parts) > 1 and wanted not in text and all(part in text for part in parts)
+        return "\n" not in old_text and re.search(r"\\n[ \w]", old_text) is not None
+    return len(parts) > 1 and old_text not in text and all(part in text for part in parts)
 
 
-def _place_of(asked: Sequence[str], lines: Sequence[str]) -> int | None:
+def _place_of(old_lines: Sequence[str], lines: Sequence[str]) -> int | None:
     """Where most lines of the text stand in the file, whatever their whitespace; None where none does."""
     positions_by_line: dict[str, list[int]] = {}
     for number, line in enumerate(lines):
         positions_by_line.setdefault(line.strip(), []).append(number)
     votes: dict[int, float] = {}
-    for number, line in enumerate(asked):
+    for number, line in enumerate(old_lines):
         stripped = line.strip()
         positions = positions_by_line.get(stripped, []) if len(stripped) >= _MIN_ANCHOR else []
         for position in positions:
@@ -80,11 +80,11 @@ def _place_of(asked: Sequence[str], lines: Sequence[str]) -> int | None:
     return max(votes, key=lambda offset: (votes[offset], -abs(offset))) if votes else None
 
 
-def _at(offset: int, asked: Sequence[str], lines: Sequence[str]) -> HintContext:
+def _at(offset: int, old_lines: Sequence[str], lines: Sequence[str]) -> HintContext:
     """The first line that differs where the text stands."""
     only_whitespace: str | None = None
-    last = len(asked) - 1
-    for number, line in enumerate(asked):
+    last = len(old_lines) - 1
+    for number, line in enumerate(old_lines):
         position = offset + number
         right = lines[position] if 0 <= position < len(lines) else None
         if right == _UNSEEN or (right is None and position >= len(lines)):
@@ -96,7 +96,7 @@ def _at(offset: int, asked: Sequence[str], lines: Sequence[str]) -> HintContext:
         if right.split() == line.split():
             only_whitespace = only_whitespace or right
             continue
-        if right.strip() and _is_same_place(number, offset, asked, lines):
+        if right.strip() and _is_same_place(number, offset, old_lines, lines):
             return _line_facts(line.strip(), right.strip())
         return {"edit_problem": "differs"}
     if only_whitespace is not None:
@@ -124,12 +124,12 @@ def _what_differs(wrong: str, right: str) -> str:
     return re.sub(f"{_LEFT_OUT}+", _LEFT_OUT, excerpt).strip(f"{_LEFT_OUT} ")
 
 
-def _is_same_place(number: int, offset: int, asked: Sequence[str], lines: Sequence[str]) -> bool:
+def _is_same_place(number: int, offset: int, old_lines: Sequence[str], lines: Sequence[str]) -> bool:
     """Whether a line that differs is the one that was meant: both neighbours stand next to it, or it says the same."""
-    line, right = asked[number], lines[offset + number]
+    line, right = old_lines[number], lines[offset + number]
     neighbours = [
-        (asked[near].strip(), lines[offset + near].strip() if 0 <= offset + near < len(lines) else None)
-        for near in (_neighbour(number, asked, -1), _neighbour(number, asked, 1))
+        (old_lines[near].strip(), lines[offset + near].strip() if 0 <= offset + near < len(lines) else None)
+        for near in (_neighbour(number, old_lines, -1), _neighbour(number, old_lines, 1))
         if near is not None
     ]
     match = [neighbour for neighbour, is_there in neighbours if neighbour == is_there]
@@ -137,10 +137,10 @@ def _is_same_place(number: int, offset: int, asked: Sequence[str], lines: Sequen
     return (is_alone and len(match) == 2) or _says_the_same(line, right, is_anchored=is_alone)
 
 
-def _neighbour(number: int, asked: Sequence[str], step: int) -> int | None:
+def _neighbour(number: int, old_lines: Sequence[str], step: int) -> int | None:
     """The next line of the text that is not empty."""
-    indices = range(number + step, len(asked) if step > 0 else -1, step)
-    return next((index for index in indices if asked[index].strip()), None)
+    indices = range(number + step, len(old_lines) if step > 0 else -1, step)
+    return next((index for index in indices if old_lines[index].strip()), None)
 
 
 def _says_the_same(line: str, right: str, *, is_anchored: bool = False) -> bool:
@@ -163,9 +163,9 @@ def _names(line: str) -> set[str]:
     return {name for name in re.findall(r"\w{3,}", line) if name.lower() not in _KEYWORDS}
 
 
-def _alone(asked: Sequence[str], lines: Sequence[str], *, is_whole: bool) -> HintContext:
+def _alone(old_lines: Sequence[str], lines: Sequence[str], *, is_whole: bool) -> HintContext:
     """No line of the text is in the file: the nearest one to its longest, if one is near and says the same."""
-    code = [line for line in asked if not _COMMENT.match(line)]
+    code = [line for line in old_lines if not _COMMENT.match(line)]
     longest = max((line.strip() for line in code), key=len, default="")[:200]
     likely = [line.strip() for line in lines if longest and _says_the_same(longest, line)]
     near = sorted(
@@ -177,23 +177,23 @@ def _alone(asked: Sequence[str], lines: Sequence[str], *, is_whole: bool) -> Hin
     return {"edit_problem": "elsewhere" if is_whole else "unshown"}
 
 
-def _other_file(asked: Sequence[str], lines: Sequence[str], seen: SessionState, path: str) -> str | None:
+def _other_file(old_lines: Sequence[str], lines: Sequence[str], state: SessionState, path: str) -> str | None:
     """The one other file that was shown with all of the text, where none of its telling lines is in this one."""
-    telling = {line.strip() for line in asked if len(line.strip()) >= _MIN_TELLING}
+    telling = {line.strip() for line in old_lines if len(line.strip()) >= _MIN_TELLING}
     if not telling or telling & {line.strip() for line in lines}:
         return None
     holders = [
         other_path
-        for other_path, text in seen.read.items()
+        for other_path, text in state.read.items()
         if other_path != path and all(line in text for line in telling)
     ]
-    return short_path(holders[0], seen.paths.root) if len(holders) == 1 else None
+    return short_path(holders[0], state.paths.root) if len(holders) == 1 else None
 
 
-def _was_changed(asked: Sequence[str], lines: Sequence[str], edits: Sequence[tuple[str, str]]) -> bool:
+def _was_changed(old_lines: Sequence[str], lines: Sequence[str], edits: Sequence[tuple[str, str]]) -> bool:
     """Whether what is missing in the file stood there until an edit of this session replaced it."""
     there = {line.strip() for line in lines}
-    missing = {line.strip() for line in asked if len(line.strip()) >= _MIN_ANCHOR} - there
+    missing = {line.strip() for line in old_lines if len(line.strip()) >= _MIN_ANCHOR} - there
     removed_lines = {line.strip() for old, new in edits for line in old.split("\n") if line.strip() not in new}
     return bool(missing) and bool(missing & removed_lines)
 

@@ -87,16 +87,16 @@ def collect_facts(
     return facts
 
 
-def _tool_facts(site: ErrorSite, seen: SessionState, schemas: _Schemas, inferred: _Schemas) -> HintContext:
+def _tool_facts(site: ErrorSite, state: SessionState, schemas: _Schemas, inferred: _Schemas) -> HintContext:
     facts: HintContext = {}
     # What this session has called is not all there is: sessions of the same agent tell the rest.
-    tools = sorted({*schemas, *seen.tools, *inferred} - ({site.tool} if site.kind == "tool_not_found" else set()))
+    tools = sorted({*schemas, *state.tools, *inferred} - ({site.tool} if site.kind == "tool_not_found" else set()))
     if tools:
         facts["available_tools"] = tools
     if site.tool in schemas:
         facts["tool_schema"] = schemas[site.tool]
-    elif seen.tools.get(site.tool):
-        facts["seen_parameters"] = sorted(seen.tools[site.tool])
+    elif state.tools.get(site.tool):
+        facts["seen_parameters"] = sorted(state.tools[site.tool])
     if site.repeats:
         facts["num_repeats"] = site.repeats
     for key, names in (("reader_tool", _READERS), ("finder_tool", _LISTERS), ("search_tool", SEARCHERS)):

@@ -58,9 +58,9 @@ def missing_path_facts(path: str, said: str, seen: SessionState) -> HintContext:
     return {"names_there": alike[:_MAX_NAMES]} if alike else {}
 
 
-def _is_spelled_alike(name: str, other: str) -> bool:
+def _is_spelled_alike(name: str, other_name: str) -> bool:
     """Another ending, or a slip of the pen; a word more or less, such as `test`, makes another file."""
-    (stem, ending), (other_stem, other_ending) = posixpath.splitext(name), posixpath.splitext(other)
+    (stem, ending), (other_stem, other_ending) = posixpath.splitext(name), posixpath.splitext(other_name)
     if stem == other_stem:
         return True
     num_words, num_other = (len(re.split(r"[_.-]", base)) for base in (stem, other_stem))
@@ -68,10 +68,10 @@ def _is_spelled_alike(name: str, other: str) -> bool:
     return ending == other_ending and num_words == num_other and is_near
 
 
-def _same_name(wanted: str, files: set[str]) -> str | None:
+def _same_name(requested_path: str, files: set[str]) -> str | None:
     """The one file of that name; of several the one whose folders agree best, if one alone does."""
-    *folders, name = wanted.split("/")
-    namesakes = sorted(path for path in files if path.rpartition("/")[2] == name and path != wanted)
+    *folders, name = requested_path.split("/")
+    namesakes = sorted(path for path in files if path.rpartition("/")[2] == name and path != requested_path)
     related = [path for path in namesakes if _are_related(folders, path.split("/")[:-1])]
     if len(related) > 1:
         agree = sorted((_num_same_end(folders, path.split("/")[:-1]), path) for path in related)
@@ -82,16 +82,16 @@ def _same_name(wanted: str, files: set[str]) -> str | None:
     return namesakes[0] if len(namesakes) == 1 and not is_common else None
 
 
-def _are_related(one: Sequence[str], other: Sequence[str]) -> bool:
+def _are_related(one: Sequence[str], other_folders: Sequence[str]) -> bool:
     """Whether the folders of one path are among those of the other, in order."""
-    short, long = sorted((one, other), key=len)
+    short, long = sorted((one, other_folders), key=len)
     rest = iter(long)
     return all(part in rest for part in short)
 
 
-def _num_same_end(one: Sequence[str], other: Sequence[str]) -> int:
-    pairs = zip(reversed(one), reversed(other), strict=False)
-    return next((number for number, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+def _num_same_end(one: Sequence[str], other_folders: Sequence[str]) -> int:
+    pairs = zip(reversed(one), reversed(other_folders), strict=False)
+    return next((number for number, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other_folders)))
 
 
 def short_path(path: str, root: str | None) -> str:

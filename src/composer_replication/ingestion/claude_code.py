@@ -103,16 +103,16 @@ class ClaudeCodeIngester:
         self._count(contexts, conversations)
         return conversations
 
-    def _count(self, contexts: list[Conversation], kept: list[Conversation]) -> None:
+    def _count(self, contexts: list[Conversation], conversations: list[Conversation]) -> None:
         stats, report = self.last_stats, self.last_report
         stats.n_records_total = report.counts["records"]
         stats.n_records_skipped = report.skipped.total() + report.counts["records without a message"]
         stats.skipped_truncated_lines = report.skipped["truncated last line"]
         stats.skipped_summary = report.counts["summaries"]
         stats.skipped_subagent = sum(len(context.turns) for context in contexts) - sum(
-            len(conversation.turns) for conversation in kept
+            len(conversation.turns) for conversation in conversations
         )
-        assistants = [turn for conversation in kept for turn in conversation.turns if turn.role == "assistant"]
+        assistants = [turn for conversation in conversations for turn in conversation.turns if turn.role == "assistant"]
         stats.n_assistant_turns = len(assistants)
         stats.n_tool_use_blocks = sum(len(turn.calls) for turn in assistants)
         stats.n_text_blocks = sum(bool(turn.text) for turn in assistants)

@@ -52,13 +52,13 @@ def bytes_of(part: Any) -> bytes:
 
 def flat_text(part: Any) -> str:
     """All names and values of a part, a line each, however deeply they are nested."""
-    lines, left = list[str](), [("", part)]
-    while left:
-        name, value = left.pop()
+    lines, pending = list[str](), [("", part)]
+    while pending:
+        name, value = pending.pop()
         if isinstance(value, dict):
-            left += [(str(key), each) for key, each in cast("dict[Any, Any]", value).items()]
+            pending += [(str(key), child) for key, child in cast("dict[Any, Any]", value).items()]
         elif isinstance(value, list):
-            left += [(name, each) for each in cast("list[Any]", value)]
+            pending += [(name, child) for child in cast("list[Any]", value)]
         else:
             lines.append(f"{json.dumps(name)}: {value if isinstance(value, str) else json.dumps(value)}")
     return "\n".join(lines)
@@ -67,29 +67,29 @@ def flat_text(part: Any) -> str:
 def _seen(value: Any, view: View) -> Any:
     if isinstance(value, list):
         items = cast("list[Any]", value)
-        texts = [text for each in items if isinstance(each, dict) and isinstance(text := each.get("text"), str)]
+        texts = [text for block in items if isinstance(block, dict) and isinstance(text := block.get("text"), str)]
         if len(texts) > 1:
             view.joined.append("".join(texts))
-        return [_seen(each, view) for each in items]
+        return [_seen(child, view) for child in items]
     if not isinstance(value, dict):
         return value
     return dict(_fields(cast("dict[str, Any]", value), view))
 
 
 def _fields(record: dict[str, Any], view: View) -> Iterator[tuple[str, Any]]:
-    for key, each in record.items():
-        if key in _IDS and isinstance(each, str):
-            view.ids.append(each)
+    for key, value in record.items():
+        if key in _IDS and isinstance(value, str):
+            view.ids.append(value)
         elif key in _AS_GIVEN:
-            arguments = arguments_as_data(each)
+            arguments = arguments_as_data(value)
             view.shown += _shown_values(arguments)
             yield key, arguments
-        elif not ((key == "logprobs" or key.endswith("_token_ids")) and _is_numbers(each)):
-            yield key, _seen(each, view)
+        elif not ((key == "logprobs" or key.endswith("_token_ids")) and _is_numbers(value)):
+            yield key, _seen(value, view)
 
 
 def _is_numbers(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(each, _NUMBERS) for each in cast("list[Any]", value))
+    return isinstance(value, list) and all(isinstance(number, _NUMBERS) for number in cast("list[Any]", value))
 
 
 def arguments_as_data(arguments: Any) -> Any:
@@ -141,27 +141,27 @@ def _with_all_values(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _shown_values(schema: Any) -> Iterator[dict[str, Any]]:
     """Of every property of a JSON schema that shows values: its name, with them."""
     if isinstance(schema, list):
-        for each in cast("list[Any]", schema):
-            yield from _shown_values(each)
+        for inner_schema in cast("list[Any]", schema):
+            yield from _shown_values(inner_schema)
     elif isinstance(schema, dict):
         record = cast("dict[str, Any]", schema)
         properties: Any = record.get("properties")
-        for name, each in properties.items() if isinstance(properties, dict) else ():
-            values = list(_values_in(each))
+        for name, property_schema in properties.items() if isinstance(properties, dict) else ():
+            values = list(_values_in(property_schema))
             if values:
                 yield {name: values}
-        for each in record.values():
-            yield from _shown_values(each)
+        for inner_schema in record.values():
+            yield from _shown_values(inner_schema)
 
 
 def _values_in(schema: Any) -> Iterator[Any]:
     """The values that a property's schema shows, also in its alternatives and items; those of inner properties not."""
     if isinstance(schema, list):
-        for each in cast("list[Any]", schema):
-            yield from _values_in(each)
+        for inner_schema in cast("list[Any]", schema):
+            yield from _values_in(inner_schema)
     elif isinstance(schema, dict):
-        for key, each in cast("dict[str, Any]", schema).items():
+        for key, value in cast("dict[str, Any]", schema).items():
             if key in _SHOWN_VALUES:
-                yield from cast("list[Any]", each) if isinstance(each, list) else (each,)
+                yield from cast("list[Any]", value) if isinstance(value, list) else (value,)
             elif key != "properties":
-                yield from _values_in(each)
+                yield from _values_in(value)

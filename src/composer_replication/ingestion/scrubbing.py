@@ -97,7 +97,7 @@ class _Work:
         own_change = (text, thinking, calls) != (turn.text, turn.thinking, turn.calls)
         self._changed = self._changed or own_change or results != turn.results
         if self._changed and isinstance(extra.get("atif"), dict):
-            extra["atif"] = {key: each for key, each in extra["atif"].items() if key != "prompt_token_ids"}
+            extra["atif"] = {key: value for key, value in extra["atif"].items() if key != "prompt_token_ids"}
         return replace(
             turn,
             id=self.id(turn.id),
@@ -216,13 +216,13 @@ class FamilyScrubber:
         return self._texts.scope()
 
     def scrub(self, conversation: Conversation, scope: Scope) -> Conversation:
-        return scrub_conversation(conversation, scope, holds_secret=lambda each: self._ids.text(each) != each)
+        return scrub_conversation(conversation, scope, holds_secret=lambda text: self._ids.text(text) != text)
 
 
 def shown(text: str, scope: Scope | None) -> str:
     """A reason or a file name as it may be written: both can quote what a stranger put there, at any length."""
     text = text if scope is None else scope.text(text)
-    plain = "".join(each if each.isprintable() else "\ufffd" for each in text)
+    plain = "".join(character if character.isprintable() else "\ufffd" for character in text)
     return plain if len(plain) <= _MAX_SHOWN else plain[: _MAX_SHOWN - 1] + "…"
 
 
@@ -239,12 +239,12 @@ class Fingerprint:
     @staticmethod
     def of(settings: ScrubSettings | None, salt: str | None = None) -> Fingerprint:
         salt = secrets.token_hex(16) if salt is None else salt
-        known: list[object] | None = None
+        known_values: list[object] | None = None
         if settings is not None:
-            known = [dict(settings.env_values), sorted(settings.home_dirs), sorted(settings.user_names)]
+            known_values = [dict(settings.env_values), sorted(settings.home_dirs), sorted(settings.user_names)]
         kingfisher = settings is not None and settings.kingfisher
         people = settings is not None and settings.people
-        data = encode([_code_hash(), kingfisher, people, known], where="scrub settings")
+        data = encode([_code_hash(), kingfisher, people, known_values], where="scrub settings")
         digest = hashlib.scrypt(data, salt=salt.encode(), n=2**14, r=8, p=1, dklen=16)
         return Fingerprint(salt, digest.hex())
 
@@ -254,8 +254,8 @@ def code_files() -> list[Path]:
     root = Path(__file__).parents[1]
     return [
         file
-        for each in _CODE
-        for file in ([root / each] if each.endswith(".py") else sorted((root / each).rglob("*")))
+        for path in _CODE
+        for file in ([root / path] if path.endswith(".py") else sorted((root / path).rglob("*")))
         if file.suffix in (".py", ".txt")
     ]
 

@@ -159,10 +159,10 @@ class PathKnowledge:
     def _num_inside(self, folder: str, kin: frozenset[str]) -> int:
         return sum(self._is_inside(folder, name, kin) for name in self._sessions._inside.get(folder, {}))
 
-    def _folders(self, shown: Iterable[str]) -> frozenset[str]:
+    def _folders(self, shown_files: Iterable[str]) -> frozenset[str]:
         if self._kin is None:
             own_files = [relative for _, relative in self._until_now(self._sessions._roots.get(self._root, []))]
-            files = {path for path in (*own_files[-_MAX_COMPARED:], *islice(shown, _MAX_COMPARED)) if "/" in path}
+            files = {path for path in (*own_files[-_MAX_COMPARED:], *islice(shown_files, _MAX_COMPARED)) if "/" in path}
             if not own_files and len(files) < _MIN_SHARED:
                 return frozenset()  # nothing to recognise the project by yet
             events = (self._until_now(self._sessions._events.get(path, [])) for path in files)

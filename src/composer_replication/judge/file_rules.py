@@ -39,16 +39,16 @@ def judge_file_call(call: ToolCall, known: Known) -> Judgement:
     return Judgement("unknown", standing.why, "file_not_found", "nobody has shown the path")
 
 
-def _judge_edit(call: ToolCall, path: str, known: Known) -> Judgement:
-    operations = edit_operations(call, known.paths.root) or []
+def _judge_edit(call: ToolCall, path: str, knowledge: Known) -> Judgement:
+    operations = edit_operations(call, knowledge.paths.root) or []
     replaces = [operation for operation in operations if isinstance(operation, Replace)]
     if replaces and all(edit.old == edit.new for edit in replaces):
         return Judgement("fails", "edit_noop", "edit_noop", "what is to be replaced equals what replaces it")
-    standing, was_read = known.standing(path), known.texts.was_read(path)
+    standing, was_read = knowledge.standing(path), knowledge.texts.was_read(path)
     writes = bool(operations) and all(isinstance(operation, Put) for operation in operations)
     if was_read is True:
-        return _judge_read(call, replaces, path, known)
-    if writes and known.texts.has_plan and PLANS in path:
+        return _judge_read(call, replaces, path, knowledge)
+    if writes and knowledge.texts.has_plan and PLANS in path:
         return Judgement("fails", "plan_is_there", "edit_not_read", "the plan that the session carries out lies there")
     if writes or (replaces and not replaces[0].old):
         if not standing.is_there:
@@ -57,28 +57,28 @@ def _judge_edit(call: ToolCall, path: str, known: Known) -> Judgement:
         return Judgement("fails", standing.why, "file_not_found", "the path is not there")
     if call.name not in READ_FIRST:
         return Judgement("unknown", "text_not_shown", "edit_no_match", "nobody has shown the file")
-    if was_read is None and replaces and known.is_untouched(path, replaces[0].old):
+    if was_read is None and replaces and knowledge.is_untouched(path, replaces[0].old):
         return Judgement("fails", "not_read_since", "edit_not_read", "nothing says that it was read before the summary")
     if was_read is None:
         return Judgement("unknown", "read_before", "edit_not_read", "it may have been read before this log")
     return Judgement("fails", "not_read", "edit_not_read", "the agent has not read it")
 
 
-def _judge_read(call: ToolCall, replaces: list[Replace], path: str, known: Known) -> Judgement:
+def _judge_read(call: ToolCall, replaces: list[Replace], path: str, knowledge: Known) -> Judgement:
     """An edit of a file that was read: a command may have made that void since."""
-    change = known.is_lost(path) if call.name in READ_FIRST else ""
+    change = knowledge.is_lost(path) if call.name in READ_FIRST else ""
     lost = Judgement("fails", "changed_and_too_large", "edit_not_read", "a command changed it, and it is too large")
     if change == "surely":
         return lost
-    judgement = _judge_text(replaces[0], path, known) if replaces else Judgement("ok", "was_read", "edit_not_read")
+    judgement = _judge_text(replaces[0], path, knowledge) if replaces else Judgement("ok", "was_read", "edit_not_read")
     is_doubtful = change == "maybe" and judgement.says != "fails"
     return (
         Judgement("risky", lost.rule, lost.kind, "a formatter ran, and it is too large") if is_doubtful else judgement
     )
 
 
-def _judge_text(edit: Replace, path: str, known: Known) -> Judgement:
-    text, source = known.text(path)
+def _judge_text(edit: Replace, path: str, knowledge: Known) -> Judgement:
+    text, source = knowledge.text(path)
     if text is None:
         return Judgement("unknown", "text_not_shown", "edit_no_match")
     number = _times(text, edit.old)
@@ -88,33 +88,33 @@ def _judge_text(edit: Replace, path: str, known: Known) -> Judgement:
     if number:
         rule = "found_in_whole_file" if text.is_whole and not text.doubt else "found_in_part"
         return Judgement("ok", f"{rule}{source}", "edit_no_match")
-    return _judge_missing(edit, path, text, source, known)
+    return _judge_missing(edit, path, text, source, knowledge)
 
 
-def _judge_missing(edit: Replace, path: str, text: FileText, source: str, known: Known) -> Judgement:
+def _judge_missing(edit: Replace, path: str, text: FileText, source: str, knowledge: Known) -> Judgement:
     """A text that is not in what is known of the file."""
     why, old = "it is not in the file", edit.old.replace("\r\n", "\n")
     if text.is_whole and not text.doubt:
         return Judgement("fails", f"no_match{source}", "edit_no_match", why)
     if text.is_whole and text.doubt < 2:
         # Somebody came by: what they may have written is in some commit, or they did not say that they wrote.
-        is_sure = not text.may_be_reworked and known.was_never_committed(path, old)
+        is_sure = not text.may_be_reworked and knowledge.was_never_committed(path, old)
         rule = "no_match_in_any_commit" if is_sure else f"no_match_long_ago{source}"
         return Judgement("fails" if is_sure else "risky", rule, "edit_no_match", why)
     if not text.doubt and _differs_in_blanks(text, old):
-        says = "fails" if known.was_never_committed(path, old, but_for_blanks=False) else "risky"
+        says = "fails" if knowledge.was_never_committed(path, old, but_for_blanks=False) else "risky"
         return Judgement(says, "other_blanks", "edit_no_match", "it was shown with other blanks")
     if not text.doubt and text.contradicts(old):
-        says = "fails" if known.was_never_committed(path, old) else "risky"
+        says = "fails" if knowledge.was_never_committed(path, old) else "risky"
         return Judgement(says, "contradicts", "edit_no_match", "what was shown of the file goes on differently")
     return Judgement("unknown", "text_not_shown", "edit_no_match")
 
 
-def _differs_in_blanks(text: FileText, wanted: str) -> bool:
-    squeezed = without_blanks(wanted)
+def _differs_in_blanks(text: FileText, old: str) -> bool:
+    squeezed = without_blanks(old)
     return len(squeezed) >= _MIN_LENGTH and squeezed in without_blanks(text.text)
 
 
-def _times(text: FileText, wanted: str) -> int:
-    plain = wanted.replace("\r\n", "\n")
+def _times(text: FileText, old: str) -> int:
+    plain = old.replace("\r\n", "\n")
     return text.count(plain) or (text.count(plain.rstrip("\n")) if plain.rstrip("\n") else 0)

@@ -95,5 +95,5 @@ def _entries(changes: bytes) -> Iterator[tuple[str, str, str, str]]:
             commit = word
 
 
-def _text(found: bytes) -> str:
-    return found.decode("utf-8", "replace")
+def _text(content: bytes) -> str:
+    return content.decode("utf-8", "replace")

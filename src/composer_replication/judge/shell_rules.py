@@ -92,5 +92,7 @@ def _steps_of(chain: Chain, *, is_last: bool) -> Iterator[_Step]:
         yield _Step(words[0].rpartition("/")[2], operands, is_shown)
 
 
-def _is_missing(word: str, here: str, known: Known) -> bool:
-    return known.standing(known.paths.absolute(word, here)).is_there is False or known.is_doubled(word, here)
+def _is_missing(word: str, here: str, knowledge: Known) -> bool:
+    return knowledge.standing(knowledge.paths.absolute(word, here)).is_there is False or knowledge.is_doubled(
+        word, here
+    )

@@ -131,8 +131,8 @@ def sdpo_loss(
     return values_N.sum() / max(values_N.numel(), 1)
 
 
-def _select(values: Tensor, kept: Tensor | None) -> Tensor:
-    return values.flatten() if kept is None else values[kept]
+def _select(values: Tensor, mask: Tensor | None) -> Tensor:
+    return values.flatten() if mask is None else values[mask]
 
 
 def _logprob_of(logits_NV: Tensor, token_ids_N: Tensor) -> Tensor:

@@ -207,14 +207,16 @@ class _Scores:
             return max(0, self._own.span.header_start - self._max_context)
         return max(0, call.span.header_start - self._max_context // 2)
 
-    def _means(self, asked: Sequence[list[Response]]) -> list[float]:
-        sums = iter(response_logprobs(self._model, [response for several in asked for response in several]).tolist())
-        sizes = [[len(ids) - start for ids, start in several] for several in asked]
+    def _means(self, response_groups: Sequence[list[Response]]) -> list[float]:
+        sums = iter(
+            response_logprobs(self._model, [response for several in response_groups for response in several]).tolist()
+        )
+        sizes = [[len(ids) - start for ids, start in several] for several in response_groups]
         return [sum(next(sums) for _ in lengths) / sum(lengths) for lengths in sizes]
 
 
-def _proof(scores: _Scores, site: ProvableSite, other: ProvableSite | None, margin: float) -> HintProof:
-    hints = ["", site.hint, *([] if other is None else [other.hint])]
+def _proof(scores: _Scores, site: ProvableSite, other_site: ProvableSite | None, margin: float) -> HintProof:
+    hints = ["", site.hint, *([] if other_site is None else [other_site.hint])]
     erring, good = scores.of(hints)
     proof = HintProof(
         site_id=site.site_id,
@@ -222,8 +224,8 @@ def _proof(scores: _Scores, site: ProvableSite, other: ProvableSite | None, marg
         num_tokens=scores.decision.num_tokens,
         without_hint=erring[0],
         with_hint=erring[1],
-        with_other_hint=None if other is None else erring[2],
-        other_kind=None if other is None else other.kind,
+        with_other_hint=None if other_site is None else erring[2],
+        other_kind=None if other_site is None else other_site.kind,
         num_good_calls=len(good),
         num_good_elsewhere=sum(call.rendered.conversation_id != site.rendered.conversation_id for call, _, _ in good),
         good_without_hint=fmean(before for _, before, _ in good) if good else None,

@@ -76,10 +76,10 @@ def own_pairs(
             yield from _acted(judged, log.turn_number(turn_id))
 
 
-def _correction(site: ErrorSite, place: tuple[int, int], call: ToolCall, chosen: ToolCall, how: How) -> Correction:
+def _correction(site: ErrorSite, position: tuple[int, int], call: ToolCall, chosen: ToolCall, how: How) -> Correction:
     source: Source = "user" if site.kind == CORRECTED else "correction"
     sides = (without_labels(call), replace(without_labels(chosen), id=call.id))
-    return Correction(site.id, site.kind, *place, *sides, how, source)
+    return Correction(site.id, site.kind, *position, *sides, how, source)
 
 
 def _acted(judged: JudgedCall, turn_number: int) -> Iterator[Correction]:

@@ -87,8 +87,8 @@ def _same_edit(failed: FailedCall) -> ToolCall | None:
     return next((call for call in edits if failed.is_ours(call, partial(_sureness, failed))), None)
 
 
-def _sureness(failed: FailedCall, one: ToolCall, other: ToolCall) -> float:
-    pairs = itertools.product(_edits(failed, one), _edits(failed, other))
+def _sureness(failed: FailedCall, one: ToolCall, other_call: ToolCall) -> float:
+    pairs = itertools.product(_edits(failed, one), _edits(failed, other_call))
     return max(itertools.starmap(belong_together, pairs), default=0.0)
 
 

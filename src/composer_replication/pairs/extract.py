@@ -174,9 +174,9 @@ class _Extraction:
         return action
 
 
-def _unused(state_id: str, seen: set[str]) -> str:
-    if state_id in seen:
+def _unused(state_id: str, seen_ids: set[str]) -> str:
+    if state_id in seen_ids:
         fix = "Give each state an id of its own, or pairs of one would be made of answers to another"
         raise InputError(explain("state_id", got=f"{state_id!r} twice", expected="every id once", fix=fix))
-    seen.add(state_id)
+    seen_ids.add(state_id)
     return state_id

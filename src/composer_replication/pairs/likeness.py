@@ -106,12 +106,12 @@ def share_a_place(one: Operation, other: Operation) -> bool:
     return bool(first & second) or _overlap(one.old, other.old) or alike >= MIN_ALIKE
 
 
-def _overlap(one: str, other: str) -> bool:
+def _overlap(one: str, other_text: str) -> bool:
     """Whether one text is in the other or much like it; short ones are alike by chance."""
-    shorter, longer = sorted((one.strip(), other.strip()), key=len)
+    shorter, longer = sorted((one.strip(), other_text.strip()), key=len)
     if len(shorter) < _MIN_CONTAINED:
         return bool(shorter) and shorter == longer
-    return shorter in longer or (len(shorter) >= _MIN_COMPARED and likeness(one, other) >= MIN_ALIKE)
+    return shorter in longer or (len(shorter) >= _MIN_COMPARED and likeness(one, other_text) >= MIN_ALIKE)
 
 
 def lines_for(edits: Iterable[Operation], shown: list[str]) -> list[str]:
@@ -130,10 +130,10 @@ def lines_for(edits: Iterable[Operation], shown: list[str]) -> list[str]:
     return [shown[number] for number in sorted(line_numbers) if 0 <= number < len(shown)]
 
 
-def _where(wanted: str, shown: list[str]) -> list[int]:
-    if not wanted or (len(wanted) < _MIN_LINE and not any(wanted == line.strip() for line in shown)):
+def _where(edit_line: str, shown_lines: list[str]) -> list[int]:
+    if not edit_line or (len(edit_line) < _MIN_LINE and not any(edit_line == line.strip() for line in shown_lines)):
         return []
-    return [n for n, line in enumerate(shown) if wanted in line or likeness(line, wanted) >= _MIN_SAME_LINE]
+    return [n for n, line in enumerate(shown_lines) if edit_line in line or likeness(line, edit_line) >= _MIN_SAME_LINE]
 
 
 def names_in(text: str) -> set[str]:

@@ -92,33 +92,33 @@ class Scanner:
         if words is not None:
             words |= active
             active = words
-        found = self._exact.spans(text, active) if self._exact else []
+        spans = self._exact.spans(text, active) if self._exact else []
         triggers = _vendor_triggers(odd) if odd else []
         for rule in dict.fromkeys([rule for _, rule in triggers]):
-            found += rule.spans(text)
-        found += structure_spans(text, active)
-        found += command_spans(text, active)
+            spans += rule.spans(text)
+        spans += structure_spans(text, active)
+        spans += command_spans(text, active)
         lower = flat.lower() if active else flat
         unfinished: tuple[list[int], list[int]] = ([], [])  # where names and programs end that a line end cuts off
         if active:
-            found += _named(text, lower, active, unfinished)
+            spans += _named(text, lower, active, unfinished)
         if active or not text.isascii():
-            found += speech.speech_spans(text, lower, active)
-        found += human_spans(text, flat)
+            spans += speech.speech_spans(text, lower, active)
+        spans += human_spans(text, flat)
         for rule in self._extra:
             if rule.triggered(text):
-                found += rule.spans(text)
-        depends = self._suspects(text, suspects, key, depth, found) if suspects else set()
+                spans += rule.spans(text)
+        depends = self._suspects(text, suspects, key, depth, spans) if suspects else set()
         if depth == 0:
             if runs:
                 depends.update([run for start, run in suspects if touches_end(text, start + len(run))])
-                self.clean_runs.remember(runs, found, triggers, depends)
-            found += self._over_lines(text, active, suspects, unfinished, key)
+                self.clean_runs.remember(runs, spans, triggers, depends)
+            spans += self._over_lines(text, active, suspects, unfinished, key)
             for stream in streams(text, flat):
-                found += stream.led_back(self.spans(stream.text, key, 1))
+                spans += stream.led_back(self.spans(stream.text, key, 1))
         if depth < _MAX_DEPTH:
-            found += self._encoded(text, key, depth, suspects, found)
-        return _settled(text, found) if found else []
+            spans += self._encoded(text, key, depth, suspects, spans)
+        return _settled(text, spans) if spans else []
 
     def _over_lines(
         self,
@@ -129,33 +129,33 @@ class Scanner:
         key: str,
     ) -> list[Span]:
         """Values that line ends break."""
-        found: list[Span] = []
+        spans: list[Span] = []
         if "\n" not in text and "\\n" not in text:
-            return found
+            return spans
         if (joined := broken(text, active, suspects, *unfinished)) is not None:
-            view, named = joined
-            found += crossing(text, view.led_back(self.spans(view.text, key, 1)), named)
-        return found
+            view, is_named = joined
+            spans += crossing(text, view.led_back(self.spans(view.text, key, 1)), is_named)
+        return spans
 
-    def _suspects(self, text: str, suspects: Runs, key: str, depth: int, found: list[Span]) -> set[str]:
+    def _suspects(self, text: str, suspects: Runs, key: str, depth: int, spans: list[Span]) -> set[str]:
         """Look into every run that is no word; returns those that are clean only because of what stands around them."""
         around, depends = Surroundings(text, key), set()
-        known = found[:64]
+        earlier = spans[:64]
         for start, run in suspects:
             end = start + len(run)
-            if known and any(span.start <= start and end <= span.end for span in known):  # all of it goes already
+            if earlier and any(span.start <= start and end <= span.end for span in earlier):  # all of it goes already
                 continue
             inside = self._in_run(around, start, run, depth)
             if inside is None:
                 depends.add(run)
             else:
-                found += inside
+                spans += inside
         return depends
 
-    def _encoded(self, text: str, key: str, depth: int, suspects: Runs, found: list[Span]) -> list[Span]:
+    def _encoded(self, text: str, key: str, depth: int, suspects: Runs, known_spans: list[Span]) -> list[Span]:
         behind: list[Span] = []
         if "%" in text:
-            behind += self._percent(without(text, found), key, depth)
+            behind += self._percent(without(text, known_spans), key, depth)
         starts = [start for start, run in suspects if 60 <= len(run) <= 82]
         if len(starts) > 1 or (starts and "\n" in text):
             for piece in wrapped_base64(text, starts):
@@ -167,13 +167,13 @@ class Scanner:
 
     def _in_run(self, around: Surroundings, start: int, run: str, depth: int) -> list[Span] | None:
         """Secrets inside one run; None when it is clean only because of what stands around it."""
-        found, readable, depends = [], [], False
+        spans, readable, depends = [], [], False
         if has_digit(run):
             rules_here = dict.fromkeys([rule for trigger, rule in _RUN_TRIGGERS if trigger in run])
-            found = [moved(span, start) for rule in rules_here for span in rule.spans(run)]
+            spans = [moved(span, start) for rule in rules_here for span in rule.spans(run)]
         for piece in self._decoded_in(run) if depth < _MAX_DEPTH else ():
             if self._says_secret(piece, depth):
-                found.append(Span(start + piece.start, start + piece.end, "ENCODED_SECRET"))
+                spans.append(Span(start + piece.start, start + piece.end, "ENCODED_SECRET"))
             elif piece.is_plain():  # it looks random, but it says what it is
                 readable.append(piece)
         for span in self._random_in(run) if self._entropy else ():
@@ -181,8 +181,8 @@ class Scanner:
             if around.is_public(here, start):
                 depends = True
             elif not any(piece.start <= span.start and span.end <= piece.end for piece in readable):
-                found.append(here)
-        return None if depends and not found else found
+                spans.append(here)
+        return None if depends and not spans else spans
 
     def _says_secret(self, piece: Decoded, depth: int) -> bool:
         if self.spans(piece.text, depth=depth + 1):
@@ -217,11 +217,11 @@ def _named(text: str, lower: bytes, active: Set[bytes], unfinished: tuple[list[i
     yield from lists.list_spans(text, lower, active)
 
 
-def _settled(text: str, found: list[Span]) -> list[Span]:
+def _settled(text: str, candidates: list[Span]) -> list[Span]:
     """What goes in the end: nothing that is encrypted, no overlaps, and the copies of what was found."""
     if blocks := views.encrypted_blocks(text):
-        found = [span for span in found if not any(begin <= span.start < end for begin, end in blocks)]
-    spans = merge(text, found)
+        candidates = [span for span in candidates if not any(begin <= span.start < end for begin, end in blocks)]
+    spans = merge(text, candidates)
     return spread(text, spans)
 
 

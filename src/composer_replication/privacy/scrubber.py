@@ -62,8 +62,8 @@ class Scrubber:
         self._scanner = Scanner(values, extra_rules, use_entropy=entropy)
         self._unblurred = Scanner(values, extra_rules, use_entropy=False) if entropy else self._scanner
         self._identity = Identity(home_dirs, user_names, others=people)
-        known = [*values.values(), *home_dirs, *user_names]
-        self._seen = Seen(min([_SHORTEST, *(len(word) for word in known if len(word) > 1)]))
+        known_texts = [*values.values(), *home_dirs, *user_names]
+        self._seen = Seen(min([_SHORTEST, *(len(word) for word in known_texts if len(word) > 1)]))
 
     def scope(self) -> Scope:
         """A numbering of its own, for one conversation and the sub-agents linked to it."""
@@ -207,10 +207,10 @@ class Scope:
 
     def _rename(self, text: str, mark: Mark) -> str:
         """People only. The working directory stands on every record, so short results are kept, with their count."""
-        if (known := self._renamed.get(mark)) is not None:
-            if known[1]:
-                self._numbering.count("USER", known[1])
-            return known[0]
+        if (cached := self._renamed.get(mark)) is not None:
+            if cached[1]:
+                self._numbering.count("USER", cached[1])
+            return cached[0]
         counts = self._numbering.counts
         before = counts.get("USER", 0)
         result = self._identity.replace(text, self._numbering.pseudonym)
@@ -240,24 +240,24 @@ class Scope:
             cursor = end
         return "".join([*pieces, text[cursor:]])
 
-    def _walk(self, value: Any, key: str, named: Strength) -> Any:
+    def _walk(self, value: Any, key: str, strength: Strength) -> Any:
         if isinstance(value, str):
-            return self._field(value, key, named)
+            return self._field(value, key, strength)
         if isinstance(value, dict):
-            return self._walk_dict(value, named)
+            return self._walk_dict(value, strength)
         if isinstance(value, list | tuple):
-            return self._walk_list(value, key, named)
-        if is_secret_number(value, key, named):
+            return self._walk_list(value, key, strength)
+        if is_secret_number(value, key, strength):
             return self._numbering.placeholder("PASSWORD", str(value))
         return value
 
-    def _walk_list(self, value: list[Any] | tuple[Any, ...], key: str, named: Strength) -> Any:
+    def _walk_list(self, value: list[Any] | tuple[Any, ...], key: str, strength: Strength) -> Any:
         items: list[Any] = list(value)
         if is_command_line(items):
             items = self._command_line(items)
         elif is_named_pair(items):
             items[1] = self._field(items[1], items[0], Strength.TOKEN)
-        items = [self._walk(item, key, named) for item in items]
+        items = [self._walk(item, key, strength) for item in items]
         if all(new is old for new, old in zip(items, value, strict=True)):
             return value
         return items if isinstance(value, list) else tuple(items)
@@ -277,7 +277,7 @@ class Scope:
             offset = end + 1
         return result
 
-    def _walk_dict(self, value: dict[Any, Any], named: Strength) -> dict[Any, Any]:
+    def _walk_dict(self, value: dict[Any, Any], strength: Strength) -> dict[Any, Any]:
         # With a home directory known, almost every record is walked: what is known to be clean is passed over here.
         clean, plain_keys = self._seen.clean, self._seen.plain_keys
         items: dict[Any, Any] = {}
@@ -291,7 +291,7 @@ class Scope:
                 # Keys are names and stay; one that is a path or a secret itself (files by path) is text like any other.
                 if isinstance(key, str) and (name := self._text(key, "")) != key:
                     names[key] = name
-                new = self._named(value, key, item, named)
+                new = self._named(value, key, item, strength)
             elif kind in SCALARS or (kind is str and (item in clean or is_trivial(item))):
                 continue
             else:
@@ -303,26 +303,26 @@ class Scope:
         names = one_name_each(names, value)
         return {names.get(key, key): items.get(key, item) for key, item in value.items()}
 
-    def _named(self, value: dict[Any, Any], key: Any, item: Any, named: Strength) -> Any:
+    def _named(self, value: dict[Any, Any], key: Any, item: Any, strength: Strength) -> Any:
         """A field whose name may say something about what it holds."""
         if key in OPAQUE and key == opaque_field(value) and isinstance(item, str):
             return item if is_blob(item) and not self._scanner.knows(item) else self._opaque(item)
         name = key if isinstance(key, str) else str(key)
-        return self._walk(item, name, field_strength(name, named, pair_strength(value)))
+        return self._walk(item, name, field_strength(name, strength, pair_strength(value)))
 
     def _opaque(self, text: str) -> str:
         """A field for something random that holds something else."""
         self._numbering.reserve(text)
         return self._identity.replace(self._secrets(text, "", self._unblurred), self._numbering.pseudonym)
 
-    def _field(self, text: str, key: str, named: Strength) -> str:
-        if not named or not is_whole_secret(text, named, key):
+    def _field(self, text: str, key: str, strength: Strength) -> str:
+        if not strength or not is_whole_secret(text, strength, key):
             return self._text(text, key if names_a_hash(key) else "")
         # A rule that covers all of it names the kind better than the field does.
         spans = self._scanner.spans(text)
         if len(spans) == 1 and (spans[0].start, spans[0].end) == (0, len(text)):
             return self._numbering.placeholder(spans[0].kind, text)
-        kind = {Strength.PASSWORD: "PASSWORD", Strength.TOKEN: "SECRET"}.get(named, "KEY_VALUE")
+        kind = {Strength.PASSWORD: "PASSWORD", Strength.TOKEN: "SECRET"}.get(strength, "KEY_VALUE")
         return self._numbering.placeholder(kind, text)
 
 
@@ -344,19 +344,19 @@ class Gatherer:
         """Everything below a value."""
         nodes = self._nodes
         nodes.append((value, _NONE))
-        for node, named in nodes:  # grows while it is walked
+        for node, strength in nodes:  # grows while it is walked
             if isinstance(node, dict):
-                self._dict(node, named)
+                self._dict(node, strength)
             elif isinstance(node, str):
                 self._text(node)
             elif isinstance(node, _LISTS):
                 self.special = self.special or is_command_line(node) or is_named_pair(node)
-                nodes += [(item, named) for item in node if item.__class__ not in SCALARS]
+                nodes += [(item, strength) for item in node if item.__class__ not in SCALARS]
 
-    def _dict(self, node: dict[Any, Any], named: Strength) -> None:
+    def _dict(self, node: dict[Any, Any], strength: Strength) -> None:
         # The innermost loop of a scrub: most fields are known names with known strings.
-        seen = self._seen
-        clean, plain_keys, shortest = seen.clean, seen.plain_keys, seen.shortest
+        seen_texts = self._seen
+        clean, plain_keys, shortest = seen_texts.clean, seen_texts.plain_keys, seen_texts.shortest
         for key, item in node.items():
             if key in plain_keys:
                 kind = item.__class__
@@ -372,7 +372,7 @@ class Gatherer:
             elif key.__class__ is str and not (key in OPAQUE and key == opaque_field(node) and self._is_blob(item)):
                 pair = pair_strength(node) if key in PAIR_VALUES else _NONE
                 self.special = self.special or (key in TARGETS and written_secret(node) is not None)
-                self._named(key, item, field_strength(key, named, pair))
+                self._named(key, item, field_strength(key, strength, pair))
 
     def _is_blob(self, item: Any) -> bool:
         return is_blob(item) and not self._known(item)
@@ -380,9 +380,13 @@ class Gatherer:
     def _named(self, key: str, item: Any, strength: Strength) -> None:
         """A field whose name may say something, or has not been seen yet."""
         self._text(key)
-        seen = self._seen
-        if not name_strength(key) and key not in NEVER_PLAIN and (len(key) < seen.shortest or key in seen.clean):
-            seen.plain_keys.add(key)
+        seen_texts = self._seen
+        if (
+            not name_strength(key)
+            and key not in NEVER_PLAIN
+            and (len(key) < seen_texts.shortest or key in seen_texts.clean)
+        ):
+            seen_texts.plain_keys.add(key)
         if strength and holds_secret(item, key, strength):
             self.special = True
         elif item.__class__ not in SCALARS:
@@ -393,9 +397,9 @@ class Gatherer:
             self._unknown(text)
 
     def _unknown(self, text: str) -> None:
-        seen = self._seen
+        seen_texts = self._seen
         mark = mark_of(text)
-        if mark in seen.people:
+        if mark in seen_texts.people:
             self.special = True
-        elif mark not in seen.clean:
+        elif mark not in seen_texts.clean:
             self.unseen[text] = None

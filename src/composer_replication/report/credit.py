@@ -227,13 +227,13 @@ def _decisions(rows: Sequence[Row]) -> list[DecisionView]:
     ]
 
 
-def _decision(means: Means, what: str, wanted: str, sign: int) -> DecisionView:
+def _decision(means: Means, what: str, expected: str, sign: int) -> DecisionView:
     """A change is good or bad from a size on that is no noise; of good calls only a fall counts."""
     before, after, control = ("" if mean is None else signed(mean, "nats") for mean in means)
     change = means.after - means.before
     is_seen = abs(change) >= _STEPS[0]
     state = ("clear" if change * sign > 0 else "wrong") if is_seen else "open"
-    return DecisionView(what, wanted, before, after, control, signed(change, "nats"), state)
+    return DecisionView(what, expected, before, after, control, signed(change, "nats"), state)
 
 
 def _gaps(row: Row | None) -> Gaps | None:

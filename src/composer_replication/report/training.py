@@ -82,7 +82,7 @@ def training_of(records: RunRecords) -> Training:
     )
 
 
-def _channel(name: str, rows: list[Row], control: list[Row], said: Row | None, steps: str) -> Channel:
+def _channel(name: str, rows: list[Row], control: list[Row], channel_record: Row | None, steps: str) -> Channel:
     label, unit, colour = _CHANNELS[name]
     points, beside = _points(rows, f"loss/{name}"), _points(control, f"loss/{name}")
     svg = ""
@@ -94,7 +94,7 @@ def _channel(name: str, rows: list[Row], control: list[Row], said: Row | None, s
         name=name,
         label=label,
         unit=unit,
-        weight=None if said is None else said["weight"],
+        weight=None if channel_record is None else channel_record["weight"],
         steps=steps,
         first=points[0][1] if points else None,
         last=points[-1][1] if points else None,

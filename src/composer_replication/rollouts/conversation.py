@@ -129,7 +129,7 @@ def _assistant_turn(message: Message, number: int, ids: tuple[int, ...]) -> Turn
     )
 
 
-def _result_turn(message: Message, place: int, open_calls: list[ToolCall], raised: bool | None) -> Turn:
+def _result_turn(message: Message, index: int, open_calls: list[ToolCall], raised: bool | None) -> Turn:
     """Results name their tool, not their call, and those of asynchronous tools come last: the first open call of it."""
     call = next((open_call for open_call in open_calls if open_call.name == message.get("name")), None)
     if call is None and open_calls:
@@ -138,8 +138,8 @@ def _result_turn(message: Message, place: int, open_calls: list[ToolCall], raise
         open_calls.remove(call)
     content = content_text(message.get("content"))
     text, is_error = result_of(content) if raised is not False else (content, None)
-    result = ToolResult(call_id=call.id if call else f"result-{place}", text=text, is_error=is_error)
-    return Turn(id=f"result-{place}", role="tool", origin="tool", results=(result,), provenance=_NOWHERE)
+    result = ToolResult(call_id=call.id if call else f"result-{index}", text=text, is_error=is_error)
+    return Turn(id=f"result-{index}", role="tool", origin="tool", results=(result,), provenance=_NOWHERE)
 
 
 def result_of(content: str) -> tuple[str, bool | None]:

@@ -29,9 +29,9 @@ class ToolRecord:
         """Refuses what the tool refuses, in its words: arguments are bound by it alone, and at the same moment."""
         raised = self._raised.setdefault(name, [])
 
-        async def outcome(coroutine: Any, place: int) -> Any:
+        async def outcome(coroutine: Any, index: int) -> Any:
             result = await coroutine
-            raised[place] = False
+            raised[index] = False
             return result
 
         @functools.wraps(tool)
@@ -52,10 +52,10 @@ class ToolRecord:
         return [_next(remaining, message) for message in messages if message.get("role") == "tool"]
 
 
-def _next(left: dict[str, Iterator[bool]], message: Mapping[str, Any]) -> bool:
+def _next(remaining: dict[str, Iterator[bool]], message: Mapping[str, Any]) -> bool:
     name, content = str(message.get("name", "")), message.get("content")
     never_ran = isinstance(content, str) and content.startswith("{'error'") and _NOT_A_MAPPING in content
-    return True if never_ran or name not in left else next(left[name], True)
+    return True if never_ran or name not in remaining else next(remaining[name], True)
 
 
 def gather_rollouts(

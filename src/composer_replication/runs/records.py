@@ -164,8 +164,8 @@ def _decode_record(line: bytes, keys: frozenset[str]) -> dict[str, object]:
     return row
 
 
-def _difference(found: Iterable[str], expected: Iterable[str]) -> str:
-    extra, missing = set(found) - set(expected), set(expected) - set(found)
+def _difference(row_keys: Iterable[str], expected: Iterable[str]) -> str:
+    extra, missing = set(row_keys) - set(expected), set(expected) - set(row_keys)
     parts = [
         f"{word} keys {', '.join(map(repr, sorted(map(str, some))))}"
         for word, some in (("extra", extra), ("missing", missing))

@@ -219,13 +219,15 @@ def _digest(sites: Sequence[ProvableSite]) -> str:
     return hashlib.sha256(repr(entries).encode()).hexdigest()
 
 
-def _stored(run: RunDir, said: dict[str, str]) -> list[HintProof] | None:
-    if not run.path(_NAME).exists() or run.meta(_NAME).settings != said or run.lineage(_NAME).stale:
+def _stored(run: RunDir, recorded_settings: dict[str, str]) -> list[HintProof] | None:
+    if not run.path(_NAME).exists() or run.meta(_NAME).settings != recorded_settings or run.lineage(_NAME).stale:
         return None
     return read_proofs(run)
 
 
-def _store(run: RunDir, sites: Sequence[KeptSite], proofs: Sequence[HintProof], said: dict[str, str]) -> None:
+def _store(
+    run: RunDir, sites: Sequence[KeptSite], proofs: Sequence[HintProof], recorded_settings: dict[str, str]
+) -> None:
     rows = (
         {
             **asdict(proof),
@@ -254,7 +256,7 @@ def _store(run: RunDir, sites: Sequence[KeptSite], proofs: Sequence[HintProof], 
             "compared_with_those_of_other_sessions": heed_verdict.num_elsewhere,
         },
         drops=reasons,
-        settings=said,
+        settings=recorded_settings,
     )
 
 

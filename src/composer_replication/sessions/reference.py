@@ -220,8 +220,10 @@ def _compute(
 ) -> None:
     """Run the passes, each stored before the next: an interrupt loses one."""
 
-    def tell(left: int) -> None:
-        tell_phase(Phase(name="reference log-probs", done=total - left, total=total, items="responses", kept_in=path))
+    def tell(remaining: int) -> None:
+        tell_phase(
+            Phase(name="reference log-probs", done=total - remaining, total=total, items="responses", kept_in=path)
+        )
 
     (passes,) = agreed_most([model], [len(groups)])
     num_left = sum(len(group.responses) for group in groups)

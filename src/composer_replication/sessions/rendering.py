@@ -210,7 +210,7 @@ def _good_calls(into: RenderedSession, conversation: Conversation, good: frozens
 
 
 def _responses(
-    into: RenderedSession, session: LoggedSession, settings: WindowSettings, found: GoodTurns
+    into: RenderedSession, session: LoggedSession, settings: WindowSettings, good_turns: GoodTurns
 ) -> frozenset[str]:
     """Ids of the turns of channel 1; the model's other turns are counted by what speaks against them."""
     if settings.responses == "none":
@@ -218,9 +218,9 @@ def _responses(
     if settings.responses == "all":
         own_ids = {turn.id for turn in session.conversation.turns if turn.origin == "model"}
         return frozenset(own_ids - taught_otherwise(session))
-    into.counts.update(model_turns=len(found.good) + len(found.not_good), good_turns=len(found.good))
-    into.drops.update(f"{_RESPONSES}: {reason}" for reason in found.not_good.values())
-    return found.good
+    into.counts.update(model_turns=len(good_turns.good) + len(good_turns.not_good), good_turns=len(good_turns.good))
+    into.drops.update(f"{_RESPONSES}: {reason}" for reason in good_turns.not_good.values())
+    return good_turns.good
 
 
 def _keep_pairs(into: RenderedSession, session: LoggedSession, renderer: Renderer) -> None:

@@ -174,11 +174,11 @@ class _Result:
             return self._behind_a_pipe(verdict, first)
         return verdict
 
-    def _behind_a_pipe(self, found: Verdict, first: str) -> Verdict | None:
+    def _behind_a_pipe(self, verdict: Verdict, first: str) -> Verdict | None:
         """The same where the status is that of another command: only if it is the first thing that was printed."""
         if first.strip():
             return None
-        return replace(found, confidence=max(found.confidence, _HIDDEN_CONFIDENCE))
+        return replace(verdict, confidence=max(verdict.confidence, _HIDDEN_CONFIDENCE))
 
     @property
     def _may_be_typed_wrongly(self) -> bool:

@@ -151,6 +151,10 @@ def _names(message: str, command: Command) -> list[str]:
     ]
 
 
-def _had(before: SessionState, path: str, wanted: Any) -> bool:
+def _had(before: SessionState, path: str, old_text: Any) -> bool:
     # Line numbers in what was wanted are the model's slip; those in front of what was shown are the tool's.
-    return isinstance(wanted, str) and bool(wanted.strip()) and wanted in LINE_NUMBER.sub("", before.read.get(path, ""))
+    return (
+        isinstance(old_text, str)
+        and bool(old_text.strip())
+        and old_text in LINE_NUMBER.sub("", before.read.get(path, ""))
+    )

@@ -196,9 +196,9 @@ def _checks_more(first: _Typed, second: _Typed) -> bool:
     return is_pair and tags <= second.options
 
 
-def _is_end(one: str, other: str) -> bool:
+def _is_end(one: str, other_path: str) -> bool:
     """Whether one of two paths is the end of the other: the same, called from another folder."""
-    shorter, longer = sorted((one, other), key=len)
+    shorter, longer = sorted((one, other_path), key=len)
     return bool(shorter) and longer.endswith(f"/{shorter}") and ("/" in shorter or "." in shorter)
 
 

@@ -78,18 +78,18 @@ def plan_run(config: CrfConfig, output: Path) -> RunPlan:
     )
 
 
-def _copy_of(output: Path, place: Path) -> RunDir:
+def _copy_of(output: Path, folder: Path) -> RunDir:
     """The run's small files, where there is a run."""
     if not (output.is_dir() and any(output.iterdir())):
-        return RunDir.create(place)
+        return RunDir.create(folder)
     run = RunDir.open(output)
-    place.mkdir()
+    folder.mkdir()
     light = [artefact for artefact in ARTEFACTS.values() if artefact.command in _LIGHT]
     names = {"run.json", *(artefact.file_name for artefact in light), *(artefact.sidecar_name for artefact in light)}
     for path in sorted(run.root.iterdir()):
         if path.name in names or path.name.startswith("teacher_cache.sqlite"):
-            shutil.copy2(path, place / path.name)
-    return RunDir.open(place)
+            shutil.copy2(path, folder / path.name)
+    return RunDir.open(folder)
 
 
 def _light_steps(config: CrfConfig, run: RunDir) -> tuple[list[PlannedStep], PriceRange | None]:

@@ -58,14 +58,14 @@ def evaluate(
     return record
 
 
-def _report(config: CrfConfig, run: RunDir, record: dict[str, Any], told: Progress) -> None:
+def _report(config: CrfConfig, run: RunDir, record: dict[str, Any], progress: Progress) -> None:
     """The figures to the tracker that the training went to; one that is not there any more stops nothing."""
     from composer_replication.use.trackers import report_evaluation
 
     try:
         report_evaluation(config.train.report_to, record, run_name=run.root.resolve().name)
     except MissingExtraError as error:
-        told.say(f"train.report_to: {error}; evaluation.json has all of it")
+        progress.say(f"train.report_to: {error}; evaluation.json has all of it")
 
 
 def with_settings_of_training(

@@ -129,15 +129,15 @@ def _looked_for(kind: str) -> str:
     return _LOOK_FIRST[kind.startswith("edit_")]
 
 
-def _order(conversation: Conversation, each: Correction) -> bytes:
+def _order(conversation: Conversation, correction: Correction) -> bytes:
     """The same in every run, and of no meaning: states from all over a session."""
-    return hashlib.sha256(f"{conversation.id}::{each.turn_number}".encode("utf-8", "replace")).digest()
+    return hashlib.sha256(f"{conversation.id}::{correction.turn_number}".encode("utf-8", "replace")).digest()
 
 
-def _pair(conversation: Conversation, each: Correction, messages: list[Any], tools: Any) -> OwnPair:
-    chosen, rejected = (Action(text="", calls=(call,)) for call in (each.chosen, each.failed))
+def _pair(conversation: Conversation, correction: Correction, messages: list[Any], tools: Any) -> OwnPair:
+    chosen, rejected = (Action(text="", calls=(call,)) for call in (correction.chosen, correction.failed))
     pair = DPOPair(
-        state_id=f"{conversation.id}::{each.turn_number:04d}.{each.call_number}",
+        state_id=f"{conversation.id}::{correction.turn_number:04d}.{correction.call_number}",
         state_messages=messages,
         chosen=text_of(chosen),
         rejected=text_of(rejected),
@@ -145,14 +145,14 @@ def _pair(conversation: Conversation, each: Correction, messages: list[Any], too
     )
     record = PairRecord(
         pair=pair,
-        chosen_by=each.source,
+        chosen_by=correction.source,
         teachers=(),
         classes=(),
-        student_kind=each.failed.name,
-        chosen_kind=each.chosen.name,
+        student_kind=correction.failed.name,
+        chosen_kind=correction.chosen.name,
         chosen_action=chosen,
         rejected_action=rejected,
-        source=each.source,
+        source=correction.source,
     )
-    about = {WORKED: False, "rejected_failures": [each.kind] if each.kind else [], "how": each.how}
+    about = {WORKED: False, "rejected_failures": [correction.kind] if correction.kind else [], "how": correction.how}
     return OwnPair(record, {**about, **({"tools": tools} if tools else {})})

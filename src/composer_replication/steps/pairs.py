@@ -106,13 +106,13 @@ class _Asked(NamedTuple):
     sources: list[str]
 
 
-def _asked(section: PairsConfig, run: RunDir, own: OwnPairs | None) -> _Asked:
+def _asked(section: PairsConfig, run: RunDir, own_pairs: OwnPairs | None) -> _Asked:
     """States are those that were asked about; the threshold is the replay's unless everyone was asked."""
     asked_how = _settings(run)
     threshold = _threshold(asked_how, section.threshold)
     states = RunStates(asked_how.section, run, knows_failures=True)
     called = {call["state_id"] for call in read_calls(run)}
-    every = states.read(along=own.take if own else None)
+    every = states.read(along=own_pairs.take if own_pairs else None)
     asked_states = {
         turn_state.state["state_id"]: turn_state for turn_state in every if turn_state.state["state_id"] in called
     }
@@ -130,36 +130,38 @@ def _asked(section: PairsConfig, run: RunDir, own: OwnPairs | None) -> _Asked:
 def _write(
     section: PairsConfig,
     run: RunDir,
-    asked: _Asked | None,
-    own: OwnPairs | None,
+    replay_pairs: _Asked | None,
+    own_pairs: OwnPairs | None,
     filtered: Mapping[str, int],
-    kept: Sequence[tuple[PairRecord, Mapping[str, Any]]],
+    kept_pairs: Sequence[tuple[PairRecord, Mapping[str, Any]]],
 ) -> None:
-    reads_sites = (asked is not None and "sites" in asked.sources) or (own is not None and own.reads_sites)
+    reads_sites = (replay_pairs is not None and "sites" in replay_pairs.sources) or (
+        own_pairs is not None and own_pairs.reads_sites
+    )
     has_split = run.path(SPLIT).exists()
     dropped = {f"filter: {k}": v for k, v in filtered.items() if k != "kept" and v}
     run.write_jsonl(
         "pairs",
-        (_row(record, metadata) for record, metadata in kept),
+        (_row(record, metadata) for record, metadata in kept_pairs),
         schema=SCHEMA,
         version=VERSION,
         sources=[
             "conversations",
             *([SPLIT] if has_split else []),
-            *(["teacher_calls"] if asked else []),
+            *(["teacher_calls"] if replay_pairs else []),
             *(["sites"] if reads_sites else []),
         ],
         counts={
-            "states": asked.report.num_states if asked else 0,
+            "states": replay_pairs.report.num_states if replay_pairs else 0,
             "extracted": sum(filtered.values()),
-            "pairs": len(kept),
-            WORKED: sum(bool(metadata[WORKED]) for _, metadata in kept),
-            **Counter(f"source: {record.source}" for record, _ in kept),
-            **{f"without opposite: {how}": number for how, number in without_opposite(kept).items()},
+            "pairs": len(kept_pairs),
+            WORKED: sum(bool(metadata[WORKED]) for _, metadata in kept_pairs),
+            **Counter(f"source: {record.source}" for record, _ in kept_pairs),
+            **{f"without opposite: {how}": number for how, number in without_opposite(kept_pairs).items()},
         },
-        drops={**(asked.report.drops if asked else {}), **dropped},
+        drops={**(replay_pairs.report.drops if replay_pairs else {}), **dropped},
         settings={
-            "threshold": asked.threshold if asked else None,
+            "threshold": replay_pairs.threshold if replay_pairs else None,
             "where_it_worked": section.where_it_worked,
             "thinking": section.thinking,
             "words": section.words,
@@ -219,9 +221,9 @@ def _normalizer(section: PairsConfig) -> DJNormalizer:
     return DJNormalizer(section.recipe, skip_dj=section.filters == "none", backend=backend)
 
 
-def _kept_pairs(kept: Sequence[Any], records: Mapping[str, PairRecord]) -> Iterator[Any]:
+def _kept_pairs(pairs: Sequence[Any], records: Mapping[str, PairRecord]) -> Iterator[Any]:
     """The pairs that passed, with the tools of their states."""
-    for pair in kept:
+    for pair in pairs:
         yield {**records[pair.state_id].pair, "tools": pair.metadata.get("tools")}
 
 
@@ -255,28 +257,28 @@ def _chosen(extraction: Extraction, asked: Mapping[str, StateOfTurn], section: P
     return chosen_records
 
 
-def _without_thinking(pair: DPOPair, each: StateOfTurn) -> DPOPair:
+def _without_thinking(pair: DPOPair, turn_state: StateOfTurn) -> DPOPair:
     """Both sides without thinking: teachers do not show theirs, and a pair must not teach whether to think."""
     chosen = without_thought(pair["chosen"])
     parsed = parse_action_text(chosen)
     chosen = text_of(parsed.action) if parsed.thinking else chosen
-    return cast("DPOPair", {**pair, "chosen": chosen, "rejected": action_text_without_thinking(each.turn)})
+    return cast("DPOPair", {**pair, "chosen": chosen, "rejected": action_text_without_thinking(turn_state.turn)})
 
 
-def _calls_alone(record: PairRecord, each: StateOfTurn) -> PairRecord:
+def _calls_alone(record: PairRecord, turn_state: StateOfTurn) -> PairRecord:
     """Where both sides call, their calls without a word: advisers agree on a call, and nobody voted on the words."""
     chosen = parse_action_text(record.pair["chosen"]).action
-    if not (chosen.calls and each.turn.calls):
+    if not (chosen.calls and turn_state.turn.calls):
         return record
-    right, wrong = Action(text="", calls=chosen.calls), Action(text="", calls=each.turn.calls)
+    right, wrong = Action(text="", calls=chosen.calls), Action(text="", calls=turn_state.turn.calls)
     pair = cast("DPOPair", {**record.pair, "chosen": text_of(right), "rejected": text_of(wrong)})
     return replace(record, pair=pair, chosen_action=right, rejected_action=wrong)
 
 
-def _facts(each: StateOfTurn) -> dict[str, Any]:
+def _facts(turn_state: StateOfTurn) -> dict[str, Any]:
     """Whether and how the rejected action failed, and the tools of its state."""
-    tools = each.state.get("tools")
-    about = {WORKED: not each.has_failed, "rejected_failures": list(each.failures)}
+    tools = turn_state.state.get("tools")
+    about = {WORKED: not turn_state.has_failed, "rejected_failures": list(turn_state.failures)}
     return {**about, **({"tools": tools} if tools else {})}
 
 

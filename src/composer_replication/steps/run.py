@@ -105,10 +105,10 @@ def run_steps(
 _Step = tuple[str, str, Callable[[], Any]]
 
 
-def _steps(config: CrfConfig, run: RunDir, told: Listener) -> Iterator[_Step]:
+def _steps(config: CrfConfig, run: RunDir, listener: Listener) -> Iterator[_Step]:
     """Each step with why it has to be made, asked when those before it are done."""
     if config.ingest.paths:
-        yield "ingest", "reads what is new", lambda: _ingest(config, run, told)
+        yield "ingest", "reads what is new", lambda: _ingest(config, run, listener)
     for name, written in RECORDS.items():
         if name != "replay" or config.replay.teachers is not None:
             yield (
@@ -118,29 +118,29 @@ def _steps(config: CrfConfig, run: RunDir, told: Listener) -> Iterator[_Step]:
             )
     there = learnable(run)
     check_learnable(config, there)
-    yield from _of_training(as_made(config), run, there, told)
+    yield from _of_training(as_made(config), run, there, listener)
 
 
-def _of_training(config: CrfConfig, run: RunDir, there: Learnable, told: Listener) -> Iterator[_Step]:
+def _of_training(config: CrfConfig, run: RunDir, there: Learnable, listener: Listener) -> Iterator[_Step]:
     from composer_replication.evaluation.evaluate import PARTIAL
     from composer_replication.steps.train import set_aside, trained_in, what_training_does, why_train
 
     arms = arms_of(config)
     if any(why_train(arm, run).why for arm in arms.values()):
-        check_judgeable(config, there, to_judge_by(config, run), told.say)
+        check_judgeable(config, there, to_judge_by(config, run), listener.say)
     for name, arm in arms.items():
         why = why_train(arm, run)
         words = what_training_does(arm, run, why) if why.why and not why.is_other else ""
         if why.is_other:
             words = what_training_does(arm, run, why, str(set_aside(arm, run)))
-        yield name, words, lambda arm=arm: _train(arm, run, told)
+        yield name, words, lambda arm=arm: _train(arm, run, listener)
     folders = {name: trained_in(arm, run) for name, arm in arms.items()}
     weights: dict[str, Any] = {"control": None, "after": folders.pop("train"), **folders}
     made_of = evaluated_of(config, run, weights)
 
     def compare() -> Any:
         names = {"before": config.train.model, "after": str(weights["after"]), "control": [*map(str, folders.values())]}
-        with told.training(0) as progress:
+        with listener.training(0) as progress:
             record = step_named("evaluate").function(config, run, **names, progress=progress)
         note_files("evaluate", run, made_of)
         return record
@@ -160,13 +160,13 @@ def _of_training(config: CrfConfig, run: RunDir, there: Learnable, told: Listene
     yield "report", why_files("report", run, report_sources), page
 
 
-def _ingest(config: CrfConfig, run: RunDir, told: Listener) -> Any:
-    with told.reading() as progress:
+def _ingest(config: CrfConfig, run: RunDir, listener: Listener) -> Any:
+    with listener.reading() as progress:
         return step_named("ingest").function(config.ingest, run, progress=progress)
 
 
-def _train(config: CrfConfig, run: RunDir, told: Listener) -> Any:
-    with told.training(config.train.optimiser.steps) as progress:
+def _train(config: CrfConfig, run: RunDir, listener: Listener) -> Any:
+    with listener.training(config.train.optimiser.steps) as progress:
         return step_named("train").function(config, run, progress=progress)
 
 

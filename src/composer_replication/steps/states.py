@@ -130,7 +130,7 @@ class RunStates:
         if site.kind != NO_FAILURE:
             failures[site.turn_id] = (*failures.get(site.turn_id, ()), site.kind)
 
-    def _is_wanted(self, each: StateOfTurn) -> bool:
+    def _is_wanted(self, turn_state: StateOfTurn) -> bool:
         if self._section.states == "sites":
-            return (each.conversation_id, each.turn.id) in self._taught
-        return self._section.states == "all" or each.has_failed
+            return (turn_state.conversation_id, turn_state.turn.id) in self._taught
+        return self._section.states == "all" or turn_state.has_failed

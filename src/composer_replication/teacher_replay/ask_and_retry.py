@@ -164,14 +164,14 @@ class Asker:
             del self._asking[request.key]
             done.set_result(None)
 
-    async def _ask(self, request: Request, made: int) -> Answer | _Claimed:
+    async def _ask(self, request: Request, attempts_made: int) -> Answer | _Claimed:
         """As many attempts as are left after those that were made."""
         if finds := self._gate.in_request(request.body, request.place):
             self.counts[HELD_BACK] += 1
             await asyncio.sleep(0)
             return Answer(None, f"{NOT_SENT}: {finds[0]}", False, True, 0.0, 0)
         begin, most = time.monotonic(), self._patience.max_attempts
-        for attempt in range(made + 1, most + 1):
+        for attempt in range(attempts_made + 1, most + 1):
             outcome = await self._attempt(request, is_first=attempt == 1, is_last=attempt == most)
             latency_s = time.monotonic() - begin
             if isinstance(outcome, Elsewhere):

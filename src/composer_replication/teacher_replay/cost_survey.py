@@ -95,10 +95,10 @@ class Survey:
             spent_usd=to_dollars(spent),
         )
 
-    def _fitting(self, left: int) -> int:
+    def _fitting(self, remaining: int) -> int:
         """Return about how many calls fit in order: each needs its bound, and then costs what is usual."""
         number = 0
         for bound, usual in zip(self._bounds, self._usual, strict=True):
-            if bound <= left:
-                left, number = left - usual, number + 1
+            if bound <= remaining:
+                remaining, number = remaining - usual, number + 1
         return number

@@ -110,26 +110,26 @@ def read_teachers(
 
 
 def _read(
-    given: Mapping[str, Any],
+    spec: Mapping[str, Any],
     environment: Mapping[str, str],
     api_key: str | None,
     base_url: str | None,
     prices: Mapping[str, Price],
 ) -> Teacher:
-    slug = str(given["slug"])
-    if unknown := sorted(set(given) - _KNOWN):
+    slug = str(spec["slug"])
+    if unknown := sorted(set(spec) - _KNOWN):
         raise InputError(explain(f"teacher {slug}", got=f"keys {unknown}", expected=f"among {sorted(_KNOWN)}"))
-    address = str(given.get("base_url") or base_url or OPENROUTER).rstrip("/")
+    address = str(spec.get("base_url") or base_url or OPENROUTER).rstrip("/")
     if "@" in address.partition("://")[2].partition("/")[0]:
         fix = "Put the key into an environment variable and name it with api_key_env."
         raise InputError(explain(f"base_url of {slug}", got="a name or password in it", expected="none", fix=fix))
     if not address.startswith(("http://", "https://")):
         raise InputError(explain(f"base_url of {slug}", got=repr(address), expected="http:// or https://"))
-    key_name = given.get("api_key_env")
+    key_name = spec.get("api_key_env")
     key = environment.get(str(key_name)) if key_name else api_key or environment.get(OPENROUTER_KEY)
     if key is None and (key_name or address == OPENROUTER):
         raise MissingKeyError(str(key_name or OPENROUTER_KEY), slug)
-    price = price_of(given) or prices.get(slug)
+    price = price_of(spec) or prices.get(slug)
     if price is None:
         fix = "`crf teachers` looks prices up; or give input_per_mtok and output_per_mtok."
         raise InputError(explain(f"price of {slug}", got="none", expected="one: a cap needs it", fix=fix))
@@ -140,15 +140,15 @@ def _read(
         slug=slug,
         base_url=address,
         price=price,
-        extra=_extra(given, slug),
+        extra=_extra(spec, slug),
         api_key=_clean(key) if is_meant else None,
         key_name=str(key_name) if key_name else "api_key" if api_key else OPENROUTER_KEY,
     )
 
 
-def _extra(given: Mapping[str, Any], slug: str) -> dict[str, Any]:
+def _extra(spec: Mapping[str, Any], slug: str) -> dict[str, Any]:
     """Further fields of the request; not those that decide what it may cost or what it asks."""
-    extra: Any = given.get("extra") or {}
+    extra: Any = spec.get("extra") or {}
     if not isinstance(extra, Mapping):
         raise InputError(explain(f"extra of {slug}", got=type(extra).__name__, expected="fields of a request"))
     if ours := sorted(_OURS & set(extra)):

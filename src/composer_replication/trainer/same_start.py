@@ -128,9 +128,9 @@ def _ranks(ranks: Sequence[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
-def _shown(text: str, other: str) -> str:
+def _shown(text: str, other_text: str) -> str:
     """Return the lines that the other text does not have, and a digest by its first characters."""
-    lines = sorted(set(text.splitlines()) - set(other.splitlines()))
+    lines = sorted(set(text.splitlines()) - set(other_text.splitlines()))
     return ", ".join(line[:12] if len(line) == 64 else line for line in lines) or "less"
 
 

@@ -127,21 +127,21 @@ def check_router_loss(model: nn.Module) -> str | None:
     return f"routers are trained without their auxiliary loss ({len(trained)} weights, the first {trained[0]})"
 
 
-def _adapted(found: nn.Module, args: Any, peft_config: Any, quantization: Quantization) -> nn.Module:
+def _adapted(model: nn.Module, args: Any, peft_config: Any, quantization: Quantization) -> nn.Module:
     peft = require("peft", extra="train")
-    if isinstance(found, peft.PeftModel):
+    if isinstance(model, peft.PeftModel):
         fix = "Give the model without its adapter, or no peft_config."
         raise ConfigError(explain("peft_config", got="one, and a model that has an adapter", expected="one", fix=fix))
-    if is_sharded(found):
+    if is_sharded(model):
         fix = "Put the adapter on first, then shard."
         raise ConfigError(explain("peft_config", got="one, and a sharded model", expected="a whole model", fix=fix))
     if quantization == "4bit":
-        found = peft.prepare_model_for_kbit_training(found, use_gradient_checkpointing=args.gradient_checkpointing)
-    check_targets(found, peft_config)
+        model = peft.prepare_model_for_kbit_training(model, use_gradient_checkpointing=args.gradient_checkpointing)
+    check_targets(model, peft_config)
     try:
-        adapted = peft.get_peft_model(found, peft_config)
+        adapted = peft.get_peft_model(model, peft_config)
     except ValueError as error:
-        raise adapter_refused(error, found) from error
+        raise adapter_refused(error, model) from error
     settle_token_rows(adapted)
     if args.bf16 or args.fp16:  # PEFT makes its own weights whole, but not its copies (`modules_to_save`)
         for parameter in adapted.parameters():

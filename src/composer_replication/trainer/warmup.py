@@ -236,11 +236,11 @@ def _origin(model: nn.Module, args: TrainingArguments, patience: int | None) -> 
     }
 
 
-def _check_same_origin(folder: Path, known: FinishedWarmUp, now: Mapping[str, Any]) -> None:
+def _check_same_origin(folder: Path, finished: FinishedWarmUp, now: Mapping[str, Any]) -> None:
     """Raise StaleArtefactError that names what a finished warm-up began with otherwise."""
     before, after = (
         {name.replace("_", " "): str(origin[name])[:12] for name in _START} | origin["settings"]
-        for origin in (asdict(known), now)
+        for origin in (asdict(finished), now)
     )
     different = [name for name in {**before, **after} if before.get(name) != after.get(name)]
     if different:

@@ -232,13 +232,13 @@ def _figures(evaluation: Mapping[str, Any] | None) -> Iterator[str]:
         yield "\n".join(["| damage | before | after | unit |\n|---|---|---|---|", *lines])
 
 
-def _row(each: Mapping[str, Any]) -> str:
-    label = f"**{_cell(each['label'])}**" if each.get("is_primary") else _cell(each["label"])
-    numbers = ["" if each[key] is None else f"{each[key]:+.3f}" for key in ("estimate", "low", "high")]
-    has_none = each["low"] == each["high"]
+def _row(figure: Mapping[str, Any]) -> str:
+    label = f"**{_cell(figure['label'])}**" if figure.get("is_primary") else _cell(figure["label"])
+    numbers = ["" if figure[key] is None else f"{figure[key]:+.3f}" for key in ("estimate", "low", "high")]
+    has_none = figure["low"] == figure["high"]
     interval = "none: too few sessions, or all the same" if has_none else f"{numbers[1]} to {numbers[2]}"
-    cells = [label, each["arm"], f"{numbers[0]} {_cell(each['unit'])}", interval]
-    cells += [f"{each['n']:,}", f"{each['sessions']:,}", f"{each['better']} is better"]
+    cells = [label, figure["arm"], f"{numbers[0]} {_cell(figure['unit'])}", interval]
+    cells += [f"{figure['n']:,}", f"{figure['sessions']:,}", f"{figure['better']} is better"]
     return f"| {' | '.join(cells)} |"
 
 

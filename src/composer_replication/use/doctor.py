@@ -114,12 +114,12 @@ def _installed_from() -> str:
     return url2pathname(url.path) if url is not None and url.scheme == "file" else _PACKAGE
 
 
-def _extra(extra: str, wanted: Sequence[Requirement], fix: str) -> Line:
-    versions = {requirement.name: _version(requirement.name) for requirement in wanted}
+def _extra(extra: str, requirements: Sequence[Requirement], fix: str) -> Line:
+    versions = {requirement.name: _version(requirement.name) for requirement in requirements}
     missing = [f"no {name}" for name, version in versions.items() if version is None]
     mismatched = [
         f"{requirement.name} {versions[requirement.name]}, expected {requirement.specifier}"
-        for requirement in wanted
+        for requirement in requirements
         if (version := versions[requirement.name]) is not None
         and not requirement.specifier.contains(version, prereleases=True)
     ]

@@ -124,9 +124,9 @@ def _logprobs(model: nn.Module, probe: Tensor) -> Tensor:
         return model(input_ids=probe, use_cache=False).logits[0].float().log_softmax(-1).cpu()
 
 
-def _distance(one: Tensor, other: Tensor) -> float:
+def _distance(one: Tensor, two: Tensor) -> float:
     """Root of the mean, over tokens, of the squared difference under the first's probabilities."""
-    return float((one.exp() * (one - other).square()).sum(-1).mean().sqrt())
+    return float((one.exp() * (one - two).square()).sum(-1).mean().sqrt())
 
 
 def _home_of_tokenizer(trained: Trained) -> str:

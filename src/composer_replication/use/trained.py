@@ -75,12 +75,12 @@ def find_trained(name: str, adapter: str | None = None) -> Trained:
     return Trained(base=absolute_base(str(record.get("start_weights") or name)), model=folder, record=record, run=run)
 
 
-def _weights_in(place: Path, run: RunDir | None) -> Path | None:
+def _weights_in(path: Path, run: RunDir | None) -> Path | None:
     """The folder of trained weights: this one, one in it, or the last that a run has noted elsewhere."""
-    if (place / ADAPTER_CONFIG).is_file():
-        return place
+    if (path / ADAPTER_CONFIG).is_file():
+        return path
     for name in ("adapter", "model"):
-        folder = place / ARTEFACTS[name].file_name
+        folder = path / ARTEFACTS[name].file_name
         if (folder / ADAPTER_CONFIG).is_file() or (folder / "config.json").is_file():
             return folder
     if run is None:

@@ -93,32 +93,32 @@ def path_key(word: Word, place: Place, *, keeps_slash: bool = False) -> object:
     return [list(piece) for piece in (Piece("text", f"{spelled}/{start}"), *rest)]
 
 
-def _operand_keys(operands: Sequence[Word], program: Program, place: Place, dashes_at: int | None) -> Key:
+def _operand_keys(operands: Sequence[Word], program: Program, location: Place, dashes_at: int | None) -> Key:
     kind = program.operands
     if program.paths_after_dashes and dashes_at is not None:
         names, paths = operands[:dashes_at], operands[dashes_at:]
-        return [*(word.key for word in names), *(path_key(word, place) for word in paths)]
+        return [*(word.key for word in names), *(path_key(word, location) for word in paths)]
     if kind == "words":
         return [word.key for word in operands]
     if kind == "tests":
-        return [_test_key(word, place) for word in operands]
+        return [_test_key(word, location) for word in operands]
     first_is_path = kind in ("paths", "path then words", "pattern then paths")
     others_are = kind != "path then words"
     return [
-        path_key(word, place, keeps_slash=program.keeps_slash)
+        path_key(word, location, keeps_slash=program.keeps_slash)
         if (first_is_path if number == 0 else others_are)
         else word.key
         for number, word in enumerate(operands)
     ]
 
 
-def _test_key(word: Word, place: Place) -> object:
+def _test_key(word: Word, location: Place) -> object:
     """`tests/test_a.py::test_b`: a path, and names inside it."""
     text = word.literal
     if text is None:
         return word.key
     path, mark, names = text.partition("::")
-    return place.path(path) + mark + names
+    return location.path(path) + mark + names
 
 
 def _is_odd(line: CommandLine, program: Program) -> bool:
@@ -137,27 +137,27 @@ def _is_flat(keys: Key) -> bool:
     return not any(path[: slash.start()] in paths for path in paths for slash in re.finditer("/", path))
 
 
-def _subcommand_key(name: str, words: Sequence[Word], place: Place) -> Key:
+def _subcommand_key(name: str, words: Sequence[Word], location: Place) -> Key:
     settings, at = list[object](), 1
     if name == "git":
-        settings, at, place = _git_settings(words, place)
+        settings, at, location = _git_settings(words, location)
     subcommand = words[at].literal if at < len(words) else None
     if subcommand is None:
-        return plain_key(words, place)
+        return plain_key(words, location)
     spelled = SAME_SUBCOMMAND.get(name, {}).get(subcommand, (subcommand,))
     program = SUBCOMMANDS[name].get(spelled[0])
     rest = [*(literal_word(text) for text in spelled[1:]), *words[at + 1 :]]
-    rest_key = line_key(rest, program, place) if program is not None else None
+    rest_key = line_key(rest, program, location) if program is not None else None
     return [name, settings, spelled[0], rest_key if rest_key is not None else ["words", *(word.key for word in rest)]]
 
 
-def _git_settings(words: Sequence[Word], place: Place) -> tuple[Key, int, Place]:
+def _git_settings(words: Sequence[Word], location: Place) -> tuple[Key, int, Place]:
     """`git -C folder -c key=value --no-pager …`: what stands before the command, and where it then runs."""
-    settings, at, start = list[object](), 1, place
+    settings, at, start = list[object](), 1, location
     while at + 1 < len(words):
         text, value = words[at].literal, words[at + 1].literal
-        if text == "-C" and value and not place.number:
-            place = Place(place.path(value))
+        if text == "-C" and value and not location.number:
+            location = Place(location.path(value))
             at += 2
         elif text == "-c" and value:
             settings.append(["-c", value])
@@ -167,6 +167,6 @@ def _git_settings(words: Sequence[Word], place: Place) -> tuple[Key, int, Place]
             at += 1
         else:
             break
-    if place.folder != start.folder:
-        settings.append(["-C", place.folder])
-    return settings, at, place
+    if location.folder != start.folder:
+        settings.append(["-C", location.folder])
+    return settings, at, location

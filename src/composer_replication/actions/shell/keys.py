@@ -59,14 +59,14 @@ def _script_of(command: Command) -> Script:
     return (Chain((Pipeline(False, (command,)),), (), False),)
 
 
-def _script_text_key(text: str, place: Place, depth: int) -> Key:
+def _script_text_key(text: str, location: Place, depth: int) -> Key:
     if depth > _MAX_SHELLS:
         return ["text", text.strip()]
     try:
         script = parse_script(text)
     except NotUnderstood:
         return ["text", text.strip()]
-    return _Walk(place, depth).script(script)
+    return _Walk(location, depth).script(script)
 
 
 @dataclass
@@ -183,14 +183,14 @@ def _set_keys(sets: list[tuple[str, Word]]) -> Key:
     return sorted(keys, key=json.dumps) if is_free else keys
 
 
-def _redirect_keys(redirects: tuple[Redirect, ...], place: Place) -> Key:
+def _redirect_keys(redirects: tuple[Redirect, ...], location: Place) -> Key:
     """Redirections by descriptor; in order, unless none of them refers to another."""
-    keys = [key for redirect in redirects for key in _redirect_key(redirect, place)]
+    keys = [key for redirect in redirects for key in _redirect_key(redirect, location)]
     is_free = len({key[0] for key in keys}) == len(keys) and not any(str(key[1]).endswith("&") for key in keys)
     return sorted(keys, key=json.dumps) if is_free else list(keys)
 
 
-def _redirect_key(redirect: Redirect, place: Place) -> list[Key]:
+def _redirect_key(redirect: Redirect, location: Place) -> list[Key]:
     op, target = redirect.op, redirect.target
     text = target.literal
     descriptor = redirect.descriptor or ("0" if op.startswith("<") else "1")
@@ -200,7 +200,7 @@ def _redirect_key(redirect: Redirect, place: Place) -> list[Key]:
         return [[descriptor, op, target.key]]
     if op in ("<&", ">&") and text is not None and _DESCRIPTOR.fullmatch(text):
         return [[descriptor, op, text]]
-    file = path_key(target, place)
+    file = path_key(target, location)
     if op in ("&>", "&>>") or (op == ">&" and not redirect.descriptor):
         return [["1", ">>" if op == "&>>" else ">", file], ["2", ">&", "1"]]
     return [[descriptor, op, file]]

@@ -58,24 +58,24 @@ def env_prefix(words: Sequence[Word]) -> int:
     return number - 1 if is_plain and words[0].literal == "env" else 0
 
 
-def _special_key(name: str, words: Sequence[Word], place: Place, shell: ShellKey, depth: int) -> Key | None:
+def _special_key(name: str, words: Sequence[Word], location: Place, shell: ShellKey, depth: int) -> Key | None:
     if name in _RUNNERS or name == "timeout":
-        return _runner_key(name, words, place, shell, depth)
+        return _runner_key(name, words, location, shell, depth)
     script = shell_script([word.literal for word in words])
     if script is not None:
-        return ["shell", name, words[1].literal, shell(script, place)]
+        return ["shell", name, words[1].literal, shell(script, location)]
     if name == "echo":
         return _echo_key(words)
     if name == "find":
-        return _find_key(words, place)
+        return _find_key(words, location)
     if _PYTHON.fullmatch(name):
-        return _python_key(name, words, place, shell, depth)
+        return _python_key(name, words, location, shell, depth)
     if name == "sed":
-        return words_key([_with_one_delimiter(word) for word in words], place)
+        return words_key([_with_one_delimiter(word) for word in words], location)
     if name == "make":
-        return words_key(_with_jobs(words), place)
+        return words_key(_with_jobs(words), location)
     if name == "tar":
-        return words_key(_with_dash(words), place)
+        return words_key(_with_dash(words), location)
     return _go_key(words) if name == "go" and len(words) > 1 else None
 
 
@@ -87,7 +87,7 @@ def _with_one_delimiter(word: Word) -> Word:
     return literal_word("\x01".join(("s", match["old"], match["new"], match["flags"])))
 
 
-def _runner_key(name: str, words: Sequence[Word], place: Place, shell: ShellKey, depth: int) -> Key | None:
+def _runner_key(name: str, words: Sequence[Word], location: Place, shell: ShellKey, depth: int) -> Key | None:
     """`sudo rm -rf x`: the runner's own words, then the program it runs."""
     num_own = 1
     if name == "timeout" or name in _NEEDS_RUN:
@@ -98,8 +98,8 @@ def _runner_key(name: str, words: Sequence[Word], place: Place, shell: ShellKey,
     if following is None or following.startswith("-") or _ASSIGNMENT.match(following):
         return None
     if name == "npx":
-        return ["runs", name, words_key(words[num_own:], place)]
-    return ["runs", *(word.key for word in words[:num_own]), program_key(words[num_own:], place, shell, depth + 1)]
+        return ["runs", name, words_key(words[num_own:], location)]
+    return ["runs", *(word.key for word in words[:num_own]), program_key(words[num_own:], location, shell, depth + 1)]
 
 
 def _echo_key(words: Sequence[Word]) -> Key | None:
@@ -112,12 +112,12 @@ def _echo_key(words: Sequence[Word]) -> Key | None:
     return ["echo", texts[:num_flags], " ".join(literals)] if len(literals) == len(texts) - num_flags else None
 
 
-def _find_key(words: Sequence[Word], place: Place) -> Key | None:
+def _find_key(words: Sequence[Word], location: Place) -> Key | None:
     at, paths = 1, list[object]()
     while at < len(words) and not _opens_expression(words[at]):
         if words[at].splits:
             return None
-        paths.append(path_key(words[at], place))
+        paths.append(path_key(words[at], location))
         at += 1
     looks: list[Key] = []
     while at < len(words):
@@ -130,7 +130,7 @@ def _find_key(words: Sequence[Word], place: Place) -> Key | None:
         looks.append([test, bool(negated), *(word.key for word in words[end - size : end])])
         at = end
     rest = [word.key for word in words[at:]]
-    return ["find", paths or [place.path(".")], _ordered(looks), [] if rest == ["-print"] else rest]
+    return ["find", paths or [location.path(".")], _ordered(looks), [] if rest == ["-print"] else rest]
 
 
 def _ordered(looks: list[Key]) -> list[Key]:
@@ -142,16 +142,16 @@ def _opens_expression(word: Word) -> bool:
     return bool(word.pieces) and word.pieces[0].text.startswith(("-", "(", "!")) and word.pieces[0].kind == "text"
 
 
-def _python_key(name: str, words: Sequence[Word], place: Place, shell: ShellKey, depth: int) -> Key | None:
+def _python_key(name: str, words: Sequence[Word], location: Place, shell: ShellKey, depth: int) -> Key | None:
     """`python -m module …` is the module's command line; `-c` is code; else a script with words of its own."""
     texts = [word.literal for word in words]
     at = next((number for number, text in enumerate(texts[1:], start=1) if not _is_python_flag(text)), len(words))
     flags = sorted(str(text) for text in texts[1:at])
     if at + 1 < len(words) and texts[at] == "-m":
-        return [name, flags, "-m", program_key(words[at + 1 :], place, shell, depth + 1)]
+        return [name, flags, "-m", program_key(words[at + 1 :], location, shell, depth + 1)]
     if at < len(words) and texts[at] == "-c":
         return [name, flags, "-c", [word.key for word in words[at + 1 :]]]
-    script_key = line_key(words[at:], _PYTHON_OPTIONS, place)
+    script_key = line_key(words[at:], _PYTHON_OPTIONS, location)
     return [name, flags, script_key] if script_key is not None else None
 
 

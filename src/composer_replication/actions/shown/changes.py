@@ -55,10 +55,10 @@ class CommandChanges:
             return "surely"
         return "maybe" if self._formatted_at > when else ""
 
-    def _take(self, each: _Ran) -> None:
-        names, formats = written_by(each.command)
-        self._formatted_at = each.when if formats else self._formatted_at
-        formatted_names = _FORMATTED.findall(each.output[:_MAX_OUTPUT]) if formats == "alone" else []
+    def _take(self, run: _Ran) -> None:
+        names, formats = written_by(run.command)
+        self._formatted_at = run.when if formats else self._formatted_at
+        formatted_names = _FORMATTED.findall(run.output[:_MAX_OUTPUT]) if formats == "alone" else []
         for name in (*names, *formatted_names):
             if name.startswith("/") or self._shell.path is not None:
-                self._written_at[normal_path(name, self._shell.path)] = each.when
+                self._written_at[normal_path(name, self._shell.path)] = run.when

@@ -191,7 +191,7 @@ def _renamed(call: ToolCall) -> ToolCall:
     return replace(call, name="z" if not call.name.startswith("z") else "q")
 
 
-def _num_same(left: Sequence[int], right: Sequence[int]) -> int:
+def _num_same(left_ids: Sequence[int], right: Sequence[int]) -> int:
     """Tokens that two sequences begin with alike."""
-    shorter = min(len(left), len(right))
-    return next((at for at in range(shorter) if left[at] != right[at]), shorter)
+    shorter = min(len(left_ids), len(right))
+    return next((at for at in range(shorter) if left_ids[at] != right[at]), shorter)

@@ -211,7 +211,7 @@ def joined_text(texts: Sequence[str]) -> str:
     return "".join(texts).encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
-def _with_bytes(token: str, shown: str) -> str:
+def _with_bytes(token: str, decoded: str) -> str:
     """The token's bytes, if they can be told from how the vocabulary writes it and agree with what is decoded."""
     match, alphabet = _BYTE_TOKEN.fullmatch(token), _byte_alphabet()
     if match:
@@ -219,8 +219,8 @@ def _with_bytes(token: str, shown: str) -> str:
     elif token and all(character in alphabet for character in token):
         raw = bytes(alphabet[character] for character in token)
     else:
-        return shown
-    return raw.decode("utf-8", "surrogateescape") if raw.decode("utf-8", "replace") == shown else shown
+        return decoded
+    return raw.decode("utf-8", "surrogateescape") if raw.decode("utf-8", "replace") == decoded else decoded
 
 
 @cache

@@ -96,11 +96,11 @@ def read_thought_form(template: ChatTemplate, header: str) -> ThoughtForm:
     return ThoughtForm(off or (header + empty if empty else None), empty)
 
 
-def _block(thoughtful: str, asked: str) -> tuple[str, str]:
+def _block(thoughtful: str, question_text: str) -> tuple[str, str]:
     """What stands before a thought, the header with it, and what between the thought and the text."""
-    if not thoughtful.startswith(asked) or _THOUGHT not in thoughtful:
+    if not thoughtful.startswith(question_text) or _THOUGHT not in thoughtful:
         return "", ""
-    opening, _, rest = thoughtful[len(asked) :].partition(_THOUGHT)
+    opening, _, rest = thoughtful[len(question_text) :].partition(_THOUGHT)
     closing, separator, _ = rest.partition(_SAID)
     return opening, closing if separator else ""
 

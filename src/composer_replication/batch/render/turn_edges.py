@@ -124,28 +124,28 @@ class EdgeFinder:
         same = closing[: num_same(texts.whole[lowest : lowest + len(closing)], closing)]
         return lowest + max((match.end() for match in self._edge.finditer(same)), default=0)
 
-    def _without_thought(self, texts: Renderings, found: TurnEdge) -> TurnEdge:
+    def _without_thought(self, texts: Renderings, edge: TurnEdge) -> TurnEdge:
         """The context ends with an empty thought where a model that thinks would begin one."""
         header, (quiet, empty, _) = self._dialect.header, self._dialect.thought
         if quiet is None or not texts.prompt.endswith(header):
-            return found
+            return edge
         context = texts.prompt.removesuffix(header) + quiet
         same = num_same(header, quiet)
         dropped, added = header[same:], quiet[same:]
         if texts.whole.startswith(context):
             return TurnEdge(len(context), dropped, added, has_empty_thought=True)
-        start = found.start + (len(empty) if texts.whole.startswith(empty, found.start) else 0)
+        start = edge.start + (len(empty) if texts.whole.startswith(empty, edge.start) else 0)
         return TurnEdge(start, dropped, added, is_rewritten=True, has_empty_thought=True)
 
-    def _behind_thought(self, item: ChatItem, texts: Renderings, found: TurnEdge) -> TurnEdge:
+    def _behind_thought(self, item: ChatItem, texts: Renderings, edge: TurnEdge) -> TurnEdge:
         """The thought is context: the turn's own text begins behind it."""
         bare = {key: value for key, value in item.message.items() if key != "tool_calls"}
         example = texts.with_message({**bare, "content": _WORD})
         start = example.rfind(_WORD)
-        if start < found.start or texts.whole[:start] != example[:start]:
+        if start < edge.start or texts.whole[:start] != example[:start]:
             got = "a template that shows a thought in another way beside another text"
             raise AlignmentError(explain("thinking as context", got=got, expected="the same block before any text"))
-        return found._replace(start=start, added=texts.whole[found.start : start])
+        return edge._replace(start=start, added=texts.whole[edge.start : start])
 
     def _foreign_text(self, item: ChatItem, text: str) -> AlignmentError:
         turn = "" if item.turn is None else f" {item.turn.id}"
@@ -204,6 +204,6 @@ def num_same(left: Sequence[Any], right: Sequence[Any]) -> int:
     return low
 
 
-def _num_common(left: str, right: str) -> int:
+def _num_common(left_text: str, right: str) -> int:
     """How many characters two texts share at their ends."""
-    return num_same(left[::-1], right[::-1])
+    return num_same(left_text[::-1], right[::-1])

@@ -88,9 +88,9 @@ def _listener(folder: Path) -> Listener:
         for line in failure.last_lines:
             say(f"    {line}")
 
-    def begins(place: Place, done: int, total: int) -> None:
-        how = "goes on" if (_folder(folder, place) / JOB).is_file() else "begins"
-        say(f"{place.arm}, seed {place.seed}: {how} ({done} of {total} done)")
+    def begins(job_key: Place, done: int, total: int) -> None:
+        how = "goes on" if (_folder(folder, job_key) / JOB).is_file() else "begins"
+        say(f"{job_key.arm}, seed {job_key.seed}: {how} ({done} of {total} done)")
 
     return Listener(
         begins=begins,
@@ -102,13 +102,13 @@ def _listener(folder: Path) -> Listener:
     )
 
 
-def _say_what_would_run(plan: Plan, folder: Path, places: list[Place]) -> int:
+def _say_what_would_run(plan: Plan, folder: Path, job_keys: list[Place]) -> int:
     from composer_replication.ablation.job import RESULT
     from composer_replication.cli.console import show, table
 
     rows = [
         (job.arm, job.seed, "is done" if _folder(folder, job).joinpath(RESULT).is_file() else "would run")
-        for job in places
+        for job in job_keys
     ]
     arms = [(name, arm.about, arm.predict, arm.expect or "") for name, arm in plan.arms.items()]
     show(
@@ -118,11 +118,11 @@ def _say_what_would_run(plan: Plan, folder: Path, places: list[Place]) -> int:
     return 0
 
 
-def _folder(folder: Path, place: Place) -> Path:
-    return folder / "jobs" / place.arm / str(place.seed)
+def _folder(folder: Path, job_key: Place) -> Path:
+    return folder / "jobs" / job_key.arm / str(job_key.seed)
 
 
-def _finish(found: Results, folder: Path, *, as_json: bool) -> int:
+def _finish(results: Results, folder: Path, *, as_json: bool) -> int:
     """Table and plots; 1 where jobs failed, or budgets are not equal."""
     from composer_replication.ablation.budgets import breaches_of
     from composer_replication.ablation.jobs import RESULTS
@@ -131,30 +131,30 @@ def _finish(found: Results, folder: Path, *, as_json: bool) -> int:
     from composer_replication.ablation.record_files import stored_path
     from composer_replication.cli.console import print_json, say, show
 
-    written = write_page(found, folder)
+    written = write_page(results, folder)
     if as_json:
-        print_json(page_as_json(found))
+        print_json(page_as_json(results))
     else:
-        show(*_tables(found))
-    breaches = breaches_of(found)
+        show(*_tables(results))
+    breaches = breaches_of(results)
     for arm, sentences in breaches.items():
         for sentence in sentences:
             say(f"not equal: {arm}, {sentence}")
-    for failure in found.failed:
+    for failure in results.failed:
         say(f"failed: {failure.arm}, seed {failure.seed}")
     source = stored_path(folder / RESULTS).name
     say(f"{written}: all of it; {source} rebuilds it (`crf ablate --table -o {folder}`)")
-    return 1 if breaches or found.failed else 0
+    return 1 if breaches or results.failed else 0
 
 
-def _tables(found: Results) -> list[Any]:
+def _tables(results: Results) -> list[Any]:
     from composer_replication.ablation.page import AGAINST, against_rows, figure_rows
     from composer_replication.ablation.table import figures_of
     from composer_replication.cli.console import table
 
-    figures = figures_of(found, found.frozen.metrics)
-    primary = found.frozen.experiment.primary
-    primary_rows = list(figure_rows(found, [figure for figure in figures if figure.metric == primary]))
-    tables = [table(found.frozen.experiment.question, ("figure", *found.frozen.arms), primary_rows)]
-    rows = list(against_rows(found, figures, [primary]))
+    figures = figures_of(results, results.frozen.metrics)
+    primary = results.frozen.experiment.primary
+    primary_rows = list(figure_rows(results, [figure for figure in figures if figure.metric == primary]))
+    tables = [table(results.frozen.experiment.question, ("figure", *results.frozen.arms), primary_rows)]
+    rows = list(against_rows(results, figures, [primary]))
     return [*tables, table("Against each other", AGAINST, rows)] if rows else tables

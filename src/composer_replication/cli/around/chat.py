@@ -116,12 +116,14 @@ def _turn(
     _show(args, answers, None)
 
 
-def _answer(args: argparse.Namespace, arms: Arms, asked: tuple[str, ...], prompt: Prompt, sampling: Sampling) -> None:
+def _answer(
+    args: argparse.Namespace, arms: Arms, arm_names: tuple[str, ...], prompt: Prompt, sampling: Sampling
+) -> None:
     from composer_replication.cli.console import say
 
     left_out = f"; {prompt.num_left_out:,} before them do not fit the model" if prompt.num_left_out else ""
     say(f"{prompt.about}: {len(prompt.ids):,} tokens of the session{left_out}")
-    _show(args, {arm: arms.answer(arm, prompt, sampling) for arm in asked}, prompt)
+    _show(args, {arm: arms.answer(arm, prompt, sampling) for arm in arm_names}, prompt)
 
 
 def _show(args: argparse.Namespace, answers: dict[str, Answer], prompt: Prompt | None) -> None:

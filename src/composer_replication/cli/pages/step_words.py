@@ -33,16 +33,16 @@ def result_lines(evaluation: Mapping[str, Any], report: Path) -> Iterator[str]:
     yield f"report: {report}"
 
 
-def _figure(each: Mapping[str, Any]) -> str:
-    what = f"{each['label'][0].lower()}{each['label'][1:]}"
-    number = f"{each['estimate']:+.3g}" if each["estimate"] is not None else "none"
-    interval = "" if each["low"] == each["high"] else f" [{each['low']:+.3g}, {each['high']:+.3g}]"
-    counted = f"{each['n']} in {each['sessions']} {each.get('over', 'session')}s"
-    return f"{what}: {number}{interval} {each['unit']} ({each['better']} is better), {counted}"
+def _figure(figure: Mapping[str, Any]) -> str:
+    what = f"{figure['label'][0].lower()}{figure['label'][1:]}"
+    number = f"{figure['estimate']:+.3g}" if figure["estimate"] is not None else "none"
+    interval = "" if figure["low"] == figure["high"] else f" [{figure['low']:+.3g}, {figure['high']:+.3g}]"
+    counted = f"{figure['n']} in {figure['sessions']} {figure.get('over', 'session')}s"
+    return f"{what}: {number}{interval} {figure['unit']} ({figure['better']} is better), {counted}"
 
 
-def _ingest(made: Any) -> str:
-    total = made.total
+def _ingest(outcome: Any) -> str:
+    total = outcome.total
     return (
         f"{total.sessions:,} sessions, {total.turns:,} turns, {total.calls:,} calls, {total.errors:,} results that"
         f" the logs mark as errors; redacted: {_count(total.secrets, 'secret')} and {_count(total.names, 'user name')}"
@@ -53,33 +53,33 @@ def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def _split(made: Any) -> str:
-    sides = ", ".join(f"{count.side} {count.sessions:,}" for count in made.counts())
-    return f"sessions: {sides}; near-duplicate states of the test: {made.num_near_duplicates:,}"
+def _split(outcome: Any) -> str:
+    sides = ", ".join(f"{count.side} {count.sessions:,}" for count in outcome.counts())
+    return f"sessions: {sides}; near-duplicate states of the test: {outcome.num_near_duplicates:,}"
 
 
-def _sites(made: Any) -> str:
-    failures = [site for site in made.sites if site.kind != "no_failure"]
+def _sites(outcome: Any) -> str:
+    failures = [site for site in outcome.sites if site.kind != "no_failure"]
     count = sum(site.is_kept for site in failures)
     return f"{len(failures):,} failures, by marks of the logs and by what results say; {count:,} are mistakes to teach"
 
 
-def _replay(made: Any) -> str:
-    return f"{made.num_answers:,} answers, ${made.report.spent_usd:.4f} spent"
+def _replay(outcome: Any) -> str:
+    return f"{outcome.num_answers:,} answers, ${outcome.report.spent_usd:.4f} spent"
 
 
-def _pairs(made: Any) -> str:
-    by_source = ", ".join(f"{source} {number:,}" for source, number in sorted(made.by_source.items()))
-    return f"{sum(made.by_source.values()):,} pairs" + (f": {by_source}" if by_source else "")
+def _pairs(outcome: Any) -> str:
+    by_source = ", ".join(f"{source} {number:,}" for source, number in sorted(outcome.by_source.items()))
+    return f"{sum(outcome.by_source.values()):,} pairs" + (f": {by_source}" if by_source else "")
 
 
-def _train(made: Any) -> str:
+def _train(outcome: Any) -> str:
     channels = ", ".join(
         f"{channel.name} {'in ' if channel.steps else ''}{channel.in_words(None)}"
-        for channel in made.channels
+        for channel in outcome.channels
         if channel.weight
     )
-    return f"{made.steps:,} of {made.total_steps:,} steps; {channels}"
+    return f"{outcome.steps:,} of {outcome.total_steps:,} steps; {channels}"
 
 
 _WORDS = {

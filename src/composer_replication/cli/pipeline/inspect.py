@@ -68,17 +68,17 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _page(args: argparse.Namespace, config: CrfConfig, shown: Inspected, left_out: str) -> str:
+def _page(args: argparse.Namespace, config: CrfConfig, inspected: Inspected, left_out: str) -> str:
     from composer_replication.cli.pages.site_page import site_page
 
-    of_tools = f"{shown.num_tools} of {args.tools or shown.format}" if shown.num_tools else "none"
+    of_tools = f"{inspected.num_tools} of {args.tools or inspected.format}" if inspected.num_tools else "none"
     return site_page(
-        shown.view,
-        shown.renderer,
+        inspected.view,
+        inspected.renderer,
         tokenizer=f"{config.train.model}, tools: {of_tools}",
         asked=config.train.batch.placement,
         left_out=left_out,
-        proof=_proof_in_words(shown.proof),
+        proof=_proof_in_words(inspected.proof),
         num_context=args.context,
         all_pairs=args.tokens,
         width=shutil.get_terminal_size((_WIDTH, 24)).columns,

@@ -65,13 +65,21 @@ def _show(run_dir: RunDir, score: Score, *, as_json: bool) -> None:
     )
 
 
-def _row(each: RuleScore) -> tuple[object, ...]:
+def _row(rule_score: RuleScore) -> tuple[object, ...]:
     """Of what is said to work, the good calls are right; of what nobody can say, none are right or wrong."""
-    worked = each.said - each.failed
-    right, wrong = (worked, each.failed) if each.says == "ok" else (each.failed, worked)
-    if each.says == "unknown":
-        return each.says, each.rule, each.kind, each.said, "", "", ""
-    return each.says, each.rule, each.kind, each.said, right, wrong, f"{right / each.said:.3f}"
+    worked = rule_score.said - rule_score.failed
+    right, wrong = (worked, rule_score.failed) if rule_score.says == "ok" else (rule_score.failed, worked)
+    if rule_score.says == "unknown":
+        return rule_score.says, rule_score.rule, rule_score.kind, rule_score.said, "", "", ""
+    return (
+        rule_score.says,
+        rule_score.rule,
+        rule_score.kind,
+        rule_score.said,
+        right,
+        wrong,
+        f"{right / rule_score.said:.3f}",
+    )
 
 
 def _in_all(score: Score) -> dict[str, object]:

@@ -144,8 +144,8 @@ def listener() -> Listener:
         began[0] = time.monotonic()
         say(f"{name}: {why}")
 
-    def done(name: str, made: Any) -> None:
-        say(f"{name}: {words_of(name, made)} ({duration(time.monotonic() - began[0])})")
+    def done(name: str, outcome: Any) -> None:
+        say(f"{name}: {words_of(name, outcome)} ({duration(time.monotonic() - began[0])})")
 
     def reading() -> Any:
         return byte_progress("reading sessions", quiet=False)

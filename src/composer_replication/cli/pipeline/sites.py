@@ -178,9 +178,9 @@ def _is_asked_for(site: ErrorSite, args: argparse.Namespace) -> bool:
     return (not args.kind or site.kind in args.kind) and (not args.blame or site.blame in args.blame)
 
 
-def _row(each: KindCount) -> tuple[object, ...]:
-    confidence, example = f"{each.confidence:.2f}", _short(each.example)
-    return each.kind, each.blame, each.number, each.num_kept, confidence, example, each.example_id
+def _row(count: KindCount) -> tuple[object, ...]:
+    confidence, example = f"{count.confidence:.2f}", _short(count.example)
+    return count.kind, count.blame, count.number, count.num_kept, confidence, example, count.example_id
 
 
 def _show_site(run_dir: RunDir, identity: str, *, as_json: bool) -> None:

@@ -226,9 +226,9 @@ def _show_result(result: TrainingResult, *, as_json: bool) -> None:
         say(f"{result.saved}: the trained weights; {result.metrics}: the metrics")
 
 
-def _channel_row(each: ChannelResult, steps: int) -> tuple[object, ...]:
-    losses = ("" if loss is None else f"{loss:.4g}" for loss in (each.first_loss, each.last_loss))
-    return as_shown(each.name), f"{each.weight:g}", each.in_words(steps), *losses
+def _channel_row(channel: ChannelResult, steps: int) -> tuple[object, ...]:
+    losses = ("" if loss is None else f"{loss:.4g}" for loss in (channel.first_loss, channel.last_loss))
+    return as_shown(channel.name), f"{channel.weight:g}", channel.in_words(steps), *losses
 
 
 def _dropped_rows(drops: Mapping[str, int]) -> list[tuple[str, int]]:

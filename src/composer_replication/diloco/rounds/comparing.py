@@ -123,9 +123,9 @@ class Comparisons:
         self._give_up(place, "had not said them when this replica failed")
 
     def _take(
-        self, store: PatientStore, place: Place, compared: Comparison, said: str, *, follows: bool
+        self, store: PatientStore, position: Place, compared: Comparison, first_numbers: str, *, follows: bool
     ) -> Place | None:
-        where = (compared.step, place.rank, compared.first[0])
+        where = (compared.step, position.rank, compared.first[0])
         differ = "step %d: the weights of rank %d are not those of rank %d to the bit; "
         if compared.step <= self.agreed:
             _log.warning(differ + "since step %d they are agreed on", *where, self.agreed)
@@ -134,8 +134,8 @@ class Comparisons:
             _log.warning(differ + "nor are those of step %d, which count", *where, self._apart.step)
             return None
         loaded = None
-        if follows or compared.step == place.step:
-            load = functools.partial(self.state.load_those, store, replace(place, step=compared.step), said)
+        if follows or compared.step == position.step:
+            load = functools.partial(self.state.load_those, store, replace(position, step=compared.step), first_numbers)
             until = time.monotonic() + self.state.settings.timeout_s / 2
             is_past = functools.partial(self._is_past, store, compared)
             loaded = self._wait_while_it_lives(store, compared, load, until=until, is_over=is_past)
@@ -184,10 +184,10 @@ class Comparisons:
         """Whether a state of a later step is published: nobody publishes the earlier one then."""
         return self.state.newest_step(store) > compared.step
 
-    def _is_over(self, store: PatientStore, place: Place, compared: Comparison) -> bool:
+    def _is_over(self, store: PatientStore, position: Place, compared: Comparison) -> bool:
         """Whether the first member has said what its weights were by now, or never will."""
-        members = {member.id[:2] for member in place.last.members} if place.last else set()
-        return (place.step > compared.step and compared.first in members) or self._is_gone(store, compared.first)
+        members = {member.id[:2] for member in position.last.members} if position.last else set()
+        return (position.step > compared.step and compared.first in members) or self._is_gone(store, compared.first)
 
     def _is_gone(self, store: PatientStore, first: tuple[int, int]) -> bool:
         layout, (rank, claim) = self.state.layout, first
@@ -205,17 +205,17 @@ class Comparisons:
     def _key(self, step: int) -> str:
         return self.state.layout.key("sums", f"{step:08d}")
 
-    def _give_up(self, place: Place, why: str, *, since: int = 0) -> None:
+    def _give_up(self, position: Place, why: str, *, since: int = 0) -> None:
         """Those of this step and of later ones will not be compared any more."""
         for comparison in self._open:
             if comparison.step >= since:
                 agreed = f"; since step {self.agreed} they are agreed on" if self.agreed > comparison.step else ""
-                self._say_not_compared(place, comparison, f"{why}{agreed}")
+                self._say_not_compared(position, comparison, f"{why}{agreed}")
         self._open = [comparison for comparison in self._open if comparison.step < since]
 
-    def _say_not_compared(self, place: Place, compared: Comparison, why: str) -> None:
+    def _say_not_compared(self, position: Place, compared: Comparison, why: str) -> None:
         what = "step %d: the weights of rank %d were not compared with those of rank %d, which %s"
-        _log.warning(what, compared.step, place.rank, compared.first[0], why)
+        _log.warning(what, compared.step, position.rank, compared.first[0], why)
 
 
 def _wait(

@@ -153,30 +153,30 @@ def decide(seen: Seen, me: Myself, timers: Timers) -> Action:
     return _after_the_seal(seen, seen.seal, me, timers)
 
 
-def _before_the_seal(seen: Seen, me: Myself, timers: Timers) -> Action:
-    if not _counts(seen, me):
-        tried = _tried(seen, me)
+def _before_the_seal(view: Seen, me: Myself, timers: Timers) -> Action:
+    if not _counts(view, me):
+        tried = _tried(view, me)
         if len(tried) < MAX_TRIALS:
             return MakeOffer(max(tried, default=me.first_trial - 1) + 1)
         if me.world_size - 1 < me.quorum:
             return Fail("offer", frozenset({me.rank}))
-    offers = candidates(seen, me)
+    offers = candidates(view, me)
     ranks = {offer.id.rank for offer in offers}
-    if len(offers) >= me.quorum and (timers.grace or ranks >= seen.expected):
+    if len(offers) >= me.quorum and (timers.grace or ranks >= view.expected):
         left_out = outliers(offers) if me.judges_sizes else frozenset()
         members = tuple(
             Member(offer.id, offer.manifest, 0.0 if offer.id in left_out else offer.weight) for offer in offers
         )
         return CreateSeal(Seal(me.base, me.spec, max(offer.num_shards for offer in offers), members))
-    other_ranks = _of_another_spec(seen, me) - ranks
+    other_ranks = _of_another_spec(view, me) - ranks
     if me.world_size - len(other_ranks) < me.quorum:
         return Fail("spec", frozenset(other_ranks))
-    if timers.alone and len(joining := may_join(seen, me)) < me.quorum:
-        return Fail("left", seen.finished - joining)
-    return Wait(_missing(seen, me))
+    if timers.alone and len(joining := may_join(view, me)) < me.quorum:
+        return Fail("left", view.finished - joining)
+    return Wait(_missing(view, me))
 
 
-def _after_the_seal(seen: Seen, seal: Seal | Literal["unreadable"], me: Myself, timers: Timers) -> Action:
+def _after_the_seal(view: Seen, seal: Seal | Literal["unreadable"], me: Myself, timers: Timers) -> Action:
     if seal == "unreadable":
         # Somebody who could read it may commit meanwhile: the outcome decides, as always.
         return CreateOutcome("abort", reason="the seal is unreadable") if timers.reduce else Wait(frozenset())
@@ -186,7 +186,7 @@ def _after_the_seal(seen: Seen, seal: Seal | Literal["unreadable"], me: Myself, 
         return Fail("spec", frozenset(member.id.rank for member in seal.members))
     if not seal.weight:
         return CreateOutcome("void", reason="every member was healed in this round")
-    absent = [shard for shard in range(seal.num_shards) if shard not in seen.means]
+    absent = [shard for shard in range(seal.num_shards) if shard not in view.means]
     if not absent:  # also where an offer is unreadable by now: whoever cannot read a commit writes the same one
         return CreateOutcome("commit")
     bad = tuple(sorted(me.unreadable & {member.id for member in seal.members}))
@@ -195,7 +195,7 @@ def _after_the_seal(seen: Seen, seal: Seal | Literal["unreadable"], me: Myself, 
     if my_shards := own_shards(seal, me, absent):
         return Reduce(my_shards)
     owners = frozenset(_owner(seal, shard)[0] for shard in absent)
-    if timers.reduce or owners <= seen.left:  # each begins at another one, so that not all do the same
+    if timers.reduce or owners <= view.left:  # each begins at another one, so that not all do the same
         return Reduce((absent[me.rank % len(absent)],))
     return Wait(owners)
 
@@ -288,14 +288,14 @@ def may_join(seen: Seen, me: Myself) -> frozenset[int]:
     return frozenset({me.rank, *offered, *(set(range(me.world_size)) - seen.finished)})
 
 
-def _counts(seen: Seen, me: Myself) -> bool:
+def _counts(view: Seen, me: Myself) -> bool:
     """Whether an offer of mine can be read and may be sealed."""
-    return any(_is_me(offer.id, me) and offer.id not in seen.spent for offer in seen.offers)
+    return any(_is_me(offer.id, me) and offer.id not in view.spent for offer in view.offers)
 
 
-def _tried(seen: Seen, me: Myself) -> frozenset[int]:
+def _tried(view: Seen, me: Myself) -> frozenset[int]:
     """My trials of this wait: those that I made, though nobody can read them, and those of an attempt that ended."""
-    known_ids = [*(offer.id for offer in seen.offers), *seen.spent]
+    known_ids = [*(offer.id for offer in view.offers), *view.spent]
     return me.tried | {offer_id.trial for offer_id in known_ids if _is_me(offer_id, me)}
 
 
@@ -303,8 +303,8 @@ def _owner(seal: Seal, shard: int) -> tuple[int, int]:
     return seal.members[shard % len(seal.members)].id[:2]
 
 
-def _knows(seen: Seen, members: Iterable[Member]) -> bool:
-    return {member.id for member in members} <= {offer.id for offer in seen.offers}
+def _knows(view: Seen, members: Iterable[Member]) -> bool:
+    return {member.id for member in members} <= {offer.id for offer in view.offers}
 
 
 def _is_me(offer: OfferId, me: Myself) -> bool:
@@ -315,13 +315,13 @@ def _is_mine(members: Iterable[Member], me: Myself) -> bool:
     return any(_is_me(member.id, me) for member in members)
 
 
-def _of_another_spec(seen: Seen, me: Myself) -> set[int]:
-    return {offer.id.rank for offer in seen.offers if offer.base == me.base and offer.spec != me.spec}
+def _of_another_spec(view: Seen, me: Myself) -> set[int]:
+    return {offer.id.rank for offer in view.offers if offer.base == me.base and offer.spec != me.spec}
 
 
-def _missing(seen: Seen, me: Myself) -> frozenset[int]:
+def _missing(view: Seen, me: Myself) -> frozenset[int]:
     """Return the ranks that are waited for: those that left as well, where there is no quorum without them."""
-    offered = {offer.id.rank for offer in candidates(seen, me)}
-    if len(seen.expected | offered) < me.quorum:
+    offered = {offer.id.rank for offer in candidates(view, me)}
+    if len(view.expected | offered) < me.quorum:
         return frozenset(range(me.world_size)) - offered
-    return seen.expected - offered
+    return view.expected - offered

@@ -88,10 +88,10 @@ class GlobalState:
             time.sleep(self.settings.poll_s)
         return newer
 
-    def _is_alone(self, store: PatientStore, place: Place) -> bool:
+    def _is_alone(self, store: PatientStore, position: Place) -> bool:
         """Return whether every other replica that ever joined has finished, with all the commits that I need."""
-        other_ranks = ranks_that_joined(store, self.layout) - {place.rank}
-        return other_ranks <= ranks_that_left(store, self.layout).finished_for(place.commits)
+        other_ranks = ranks_that_joined(store, self.layout) - {position.rank}
+        return other_ranks <= ranks_that_left(store, self.layout).finished_for(position.commits)
 
     def newest(self, store: PatientStore, place: Place, *, margin: int) -> Place | None:
         """Load the newest state that is more than `margin` steps ahead; None where there is none that can be read."""
@@ -103,10 +103,10 @@ class GlobalState:
                 return self._standing(store, place, state)
         return None
 
-    def _standing(self, store: PatientStore, place: Place, state: published.PublishedState) -> Place:
+    def _standing(self, store: PatientStore, position: Place, state: published.PublishedState) -> Place:
         last = read_commit(store, self.layout, state.step - 1)
-        first_trial = place.first_trial if state.step == place.step else 0
-        loaded = replace(place, step=state.step, base=state.base, last=last[1] if last else None)
+        first_trial = position.first_trial if state.step == position.step else 0
+        loaded = replace(position, step=state.step, base=state.base, last=last[1] if last else None)
         return replace(loaded, first_trial=first_trial)
 
     def numbers(self, place: Place) -> str:
@@ -154,9 +154,9 @@ class GlobalState:
         names = self.readable(store)
         return step_of(names[0]) if names else -1
 
-    def _first(self, store: PatientStore, place: Place, mine: published.PublishedState) -> published.PublishedState:
+    def _first(self, store: PatientStore, position: Place, mine: published.PublishedState) -> published.PublishedState:
         now = time.monotonic()
-        until, rank_0_until = now + self.settings.timeout_s, now + (self.settings.first_grace_s if place.rank else 0)
+        until, rank_0_until = now + self.settings.timeout_s, now + (self.settings.first_grace_s if position.rank else 0)
         while True:
             first, slot = self._genesis(store)
             if first is not None:
@@ -208,8 +208,8 @@ class GlobalState:
         return True
 
 
-def _name(place: Place, step: int) -> str:
-    return f"{step:08d}.{place.rank:05d}.{place.claim}"
+def _name(position: Place, step: int) -> str:
+    return f"{step:08d}.{position.rank:05d}.{position.claim}"
 
 
 class Follower(Protocol):

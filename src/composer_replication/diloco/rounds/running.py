@@ -172,23 +172,23 @@ class RunningRound:
             unreadable=frozenset(self.unreadable),
         )
 
-    def _end(self, seen: Seen, action: Action) -> Ended | None:
+    def _end(self, view: Seen, action: Action) -> Ended | None:
         if isinstance(action, Heal):
             return Ended("heal")
         if isinstance(action, Fail):
-            raise self._failure(action, seen)
+            raise self._failure(action, view)
         if isinstance(action, Follow):
-            return self._follow(seen, action.outcome)
+            return self._follow(view, action.outcome)
         return None
 
-    def _follow(self, seen: Seen, outcome: Outcome) -> Ended:
+    def _follow(self, view: Seen, outcome: Outcome) -> Ended:
         if outcome.result == "void":
             self._weight_in(outcome)
             return Ended("void", outcome, trials=1 + max(member.id.trial for member in outcome.members))
         if outcome.spec != self.spec or len(outcome.means) != self.vector.num_shards:
-            raise self._failure(Fail("spec", frozenset(member.id.rank for member in outcome.members)), seen)
+            raise self._failure(Fail("spec", frozenset(member.id.rank for member in outcome.members)), view)
         try:
-            self.shards.fetch_mean(seen.attempt, outcome)
+            self.shards.fetch_mean(view.attempt, outcome)
         except UnreadableOffer:  # neither the mean nor what it was made of is there any more
             return Ended("heal")
         weight = self._weight_in(outcome)
@@ -203,26 +203,26 @@ class RunningRound:
             _log.warning("round %d: what rank %d moved was left out: %s", self.place.step, self.place.rank, why)
         return sum(weights)
 
-    def _act(self, seen: Seen, action: Action) -> Seen | None:
+    def _act(self, view: Seen, action: Action) -> Seen | None:
         """Do it; what is seen then, where the action itself says so and the round need not be read anew."""
         if isinstance(action, MakeOffer):
             self.tried.add(action.trial)
             self.shards.make_offer(action.trial)
         elif isinstance(action, CreateSeal):
-            seal, key = action.seal, self.layout.seal(self.place.step, seen.attempt)
+            seal, key = action.seal, self.layout.seal(self.place.step, view.attempt)
             record = pack_seal(self.layout.address(key), seal)
             self.shards.expect_seal(seal.members, own_shards(seal, self._myself(), range(seal.num_shards)))
             mine = self.store.settle(key, record)
-            return self.reader.sealed(seen, mine=record if mine else None)
-        elif isinstance(action, Reduce) and isinstance(seen.seal, Seal):
-            self._reduce(seen.attempt, seen.seal, action)
+            return self.reader.sealed(view, mine=record if mine else None)
+        elif isinstance(action, Reduce) and isinstance(view.seal, Seal):
+            self._reduce(view.attempt, view.seal, action)
         elif isinstance(action, CreateOutcome):
-            outcome = self._outcome(seen, action)
-            self.shards.expect_outcome(seen.attempt, outcome)
-            key = self.layout.outcome(self.place.step, seen.attempt, seen.slot)
+            outcome = self._outcome(view, action)
+            self.shards.expect_outcome(view.attempt, outcome)
+            key = self.layout.outcome(self.place.step, view.attempt, view.slot)
             record = pack_outcome(self.layout.address(key), outcome)
             mine = self.store.settle(key, record)
-            return self.reader.ended(seen, mine=record if mine else None)
+            return self.reader.ended(view, mine=record if mine else None)
         elif isinstance(action, Wait):
             self.sleep(self.clock.pause())
             if self.clock.asks_who_left():
@@ -235,9 +235,9 @@ class RunningRound:
         except UnreadableOffer as bad:
             self.unreadable.add(bad.offer)
 
-    def _outcome(self, seen: Seen, action: CreateOutcome) -> Outcome:
-        members = seen.seal.members if isinstance(seen.seal, Seal) else ()
-        shas = self.reader.mean_shas.get(seen.attempt, {})
+    def _outcome(self, view: Seen, action: CreateOutcome) -> Outcome:
+        members = view.seal.members if isinstance(view.seal, Seal) else ()
+        shas = self.reader.mean_shas.get(view.attempt, {})
         means = tuple(shas[shard] for shard in sorted(shas)) if action.result == "commit" else ()
         manifests = [self.reader.manifests[member.id][1] for member in members if member.id in self.reader.manifests]
         return Outcome(
@@ -252,7 +252,7 @@ class RunningRound:
             num_bytes=sum(shard.bytes for manifest in manifests for shard in manifest.shards),
         )
 
-    def _failure(self, action: Fail, seen: Seen) -> Exception:
+    def _failure(self, action: Fail, view: Seen) -> Exception:
         where = f"round {self.place.step} of generation {self.layout.generation} at {self.store.uri}"
         ranks = ", ".join(map(str, sorted(action.ranks))) or "none"
         if action.kind == "spec":
@@ -263,16 +263,16 @@ class RunningRound:
             fix = "Look at the store: what is written there is not what is read."
             return OfferUnreadable(explain(where, got=got, expected="one that can", fix=fix))
         if action.kind == "left":
-            return self._quorum_left(where, action, seen)
-        there = sorted(offer.id.rank for offer in candidates(seen, self._myself()))
+            return self._quorum_left(where, action, view)
+        there = sorted(offer.id.rank for offer in candidates(view, self._myself()))
         got = f"offers of ranks {there} after {self.settings.timeout_s:g} s, missing {ranks}"
         fix = "Start the missing replicas again, or allow fewer with min_replicas."
         return RoundTimeout(explain(where, got=got, expected=f"at least {self.settings.min_replicas}", fix=fix))
 
-    def _quorum_left(self, where: str, action: Fail, seen: Seen) -> QuorumLeft:
+    def _quorum_left(self, where: str, action: Fail, view: Seen) -> QuorumLeft:
         steps = self.reader.departures().finished_at
         finished = ", ".join(f"rank {rank} finished at step {steps[rank]}" for rank in sorted(action.ranks))
-        joining, needed = len(may_join(seen, self._myself())), self.settings.min_replicas
+        joining, needed = len(may_join(view, self._myself())), self.settings.min_replicas
         fix = "If the run has all its commits, load the last published state and stop. To go on, start those replicas "
         fix += "again with a larger number of commits, and give that number to every replica (end_after)."
         return QuorumLeft(f"{where}: only {joining} of the {needed} replicas needed can still join: {finished}. {fix}")

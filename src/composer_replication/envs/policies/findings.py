@@ -48,11 +48,11 @@ def _num_before(episode: Episode, finding: Finding) -> int:
     return number
 
 
-def _choice(episode: Episode, each: Scripted, mistake: str) -> tuple[How, Move] | None:
-    failed = episode.turns[each.turn].move
-    right = None if each.corrected_at is None else episode.turns[each.corrected_at].move
+def _choice(episode: Episode, scripted: Scripted, mistake: str) -> tuple[How, Move] | None:
+    failed = episode.turns[scripted.turn].move
+    right = None if scripted.corrected_at is None else episode.turns[scripted.corrected_at].move
     if mistake == "edit_unread":  # what the harness asks for whatever comes next; as the agent reads files, if it has
-        has_read = any(_is_read(episode, number) for number in range(each.turn))
+        has_read = any(_is_read(episode, number) for number in range(scripted.turn))
         look = right or Move(text="", tool="Read", arguments={"file_path": failed.arguments["file_path"]})
         return ("look_first", look) if right is not None or has_read else None
     if right is None or mistake in ("made_before", "unknown_tool"):
@@ -62,14 +62,16 @@ def _choice(episode: Episode, each: Scripted, mistake: str) -> tuple[How, Move] 
     if mistake == "guessed_path" and right.tool == "Glob":
         return "look_first", right
     if mistake in ("guessed_path", "near_name", "wrong_folder"):
-        if _knew(episode, right.path, each.turn):
+        if _knew(episode, right.path, scripted.turn):
             return "corrected", right
         # Known to be missing it is not searched for; nor by another name, nor by an agent that had not searched yet.
-        has_searched = any(turn.move.tool == "Glob" and not turn.outcome.failed for turn in episode.turns[: each.turn])
+        has_searched = any(
+            turn.move.tool == "Glob" and not turn.outcome.failed for turn in episode.turns[: scripted.turn]
+        )
         pattern = f"**/{right.path.rpartition('/')[2]}"
         search = Move(text="", tool="Glob", arguments={"pattern": pattern})
-        return ("look_first", search) if mistake == each.mistake == "wrong_folder" and has_searched else None
-    if not failed.arguments or (right.tool == "Write" and not _knew(episode, right.path, each.turn)):
+        return ("look_first", search) if mistake == scripted.mistake == "wrong_folder" and has_searched else None
+    if not failed.arguments or (right.tool == "Write" and not _knew(episode, right.path, scripted.turn)):
         return None  # two calls without a word in common; a new file of which nothing was known
     return "corrected", right
 

@@ -122,9 +122,12 @@ def _filled_fault(fault: Fault, names: dict[str, str]) -> Fault:
     return replace(fault, right=right, wrong=wrong, said=message, twin=twin)
 
 
-def _cases(name: str, reference: Callable[..., Any], known: Any, given: list[Arguments]) -> tuple[tuple[str, Any], ...]:
+def _cases(
+    name: str, reference: Callable[..., Any], reference_value: Any, argument_sets: list[Arguments]
+) -> tuple[tuple[str, Any], ...]:
     return tuple(
-        (f"{name}({', '.join(map(_literal, arguments))})", reference(known, *arguments)) for arguments in given
+        (f"{name}({', '.join(map(_literal, arguments))})", reference(reference_value, *arguments))
+        for arguments in argument_sets
     )
 
 

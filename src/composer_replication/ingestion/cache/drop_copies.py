@@ -80,24 +80,28 @@ def _copies(gathered: Sequence[GatheredFamily]) -> dict[int, str]:
     return reasons
 
 
-def _why_copy(family: GatheredFamily, others: _SharedConversations, earlier_marks: set[str]) -> str | None:
+def _why_copy(family: GatheredFamily, other_families: _SharedConversations, earlier_marks: set[str]) -> str | None:
     """Return the reason, or None for a family with a conversation of its own; `earlier_marks` are those before it."""
     verdicts, equal_only = set[str](), list[RowFacts]()
     for facts in family.facts:
         # A greeting may well be said twice; a long conversation, word for word, is not.
         is_repeated = facts.mark.startswith("begins:") and facts.mark in earlier_marks
-        if is_repeated or others.has_earlier_equal(facts):
+        if is_repeated or other_families.has_earlier_equal(facts):
             verdicts.add(COPY)
-        elif any(others.with_continuation(facts)):
+        elif any(other_families.with_continuation(facts)):
             verdicts.add(OLDER)
-        elif any(others.with_equal(facts)):
+        elif any(other_families.with_equal(facts)):
             equal_only.append(facts)
         else:
             return None
     if equal_only:
-        continued = [numbers for facts in family.facts for numbers in others.with_continuation(facts) if numbers]
+        continued = [
+            numbers for facts in family.facts for numbers in other_families.with_continuation(facts) if numbers
+        ]
         for facts in equal_only:
-            if not any(not equal.isdisjoint(numbers) for equal in others.with_equal(facts) for numbers in continued):
+            if not any(
+                not equal.isdisjoint(numbers) for equal in other_families.with_equal(facts) for numbers in continued
+            ):
                 return None
     return (OLDER if OLDER in verdicts else COPY) if family.facts else None
 

@@ -72,11 +72,11 @@ def read(source: SourceFile, report: IngestReport) -> Iterator[Conversation]:
             report.skip("not a JSON object", source.name)
 
 
-def _family(document: Record, source: SourceFile, report: IngestReport, taken: set[str]) -> Iterator[Conversation]:
+def _family(document: Record, source: SourceFile, report: IngestReport, taken_ids: set[str]) -> Iterator[Conversation]:
     waiting: deque[tuple[Record, Link | None, str]] = deque([(document, None, stem(source.name))])
     while waiting:
         trajectory, parent, name = waiting.popleft()
-        reader = _Trajectory(trajectory, unique(_id(trajectory) or name, taken), source.name, report)
+        reader = _Trajectory(trajectory, unique(_id(trajectory) or name, taken_ids), source.name, report)
         conversation = reader.conversation(parent)
         if conversation.turns:
             yield conversation
@@ -152,39 +152,41 @@ class _Trajectory:
         if results:
             self._add_results(self._tool_turn(step, {}, turn, number), results, caller=turn)
 
-    def _turn(self, step: Record, own: Record, number: int) -> Turn:
+    def _turn(self, step: Record, own_fields: Record, number: int) -> Turn:
         role, message = _ROLES[step["source"]], step.get("message")
-        metrics = as_record(step.get("metrics")) or as_record(own.get("metrics"))
+        metrics = as_record(step.get("metrics")) or as_record(own_fields.get("metrics"))
         kept_fields = {key: step[key] for key in KEPT_OF_STEP if step.get(key) is not None}
         kept_fields |= {key: metrics[key] for key in KEPT_OF_METRICS if metrics.get(key) is not None}
         kept_fields |= _rest("extra", step.get("extra"), {OURS}) | _rest(
             "metrics_extra", metrics.get("extra"), {CACHE_KEY}
         )
         kept_fields |= {"message": message} if isinstance(message, list) else {}
-        model = step.get("model_name", self._agent.get("model_name")) if role == "assistant" else own.get("model")
+        model = (
+            step.get("model_name", self._agent.get("model_name")) if role == "assistant" else own_fields.get("model")
+        )
         return Turn(
-            id=as_string(own.get("id")) or as_text(step.get("step_id", number)),
+            id=as_string(own_fields.get("id")) or as_text(step.get("step_id", number)),
             role=role,
-            origin=_origin(step, own, role),
+            origin=_origin(step, own_fields, role),
             text=as_text(message),
-            thinking=as_text(step.get("reasoning_content", own.get("thinking"))),
+            thinking=as_text(step.get("reasoning_content", own_fields.get("thinking"))),
             calls=self._calls(step, number) if role == "assistant" else (),
-            parent_id=as_string(own.get("parent_id")),
+            parent_id=as_string(own_fields.get("parent_id")),
             model=as_string(model),
             usage=_usage(metrics),
-            timestamp=as_string(step.get("timestamp")) or as_string(own.get("timestamp")),
+            timestamp=as_string(step.get("timestamp")) or as_string(own_fields.get("timestamp")),
             provenance=Provenance(file=self._file, lines=(number,)),
             token_ids=self._numbers(metrics.get("completion_token_ids"), int, number),
             logprobs=self._numbers(metrics.get("logprobs"), float, number),
             extra=image_count(message)
-            | self._extra(own, number)
+            | self._extra(own_fields, number)
             | self.turns.kept({"atif": self.turns.kept(kept_fields, number)} if kept_fields else {}, number),
         )
 
-    def _extra(self, own: Record, number: int) -> Record:
+    def _extra(self, own_fields: Record, number: int) -> Record:
         """What the conversation that was written kept beside this turn, and where that turn had been read."""
-        read_from = {"read_from": own["read_from"]} if isinstance(own.get("read_from"), dict) else {}
-        extra = self.turns.kept(as_record(own.get("extra")) | read_from, number)
+        read_from = {"read_from": own_fields["read_from"]} if isinstance(own_fields.get("read_from"), dict) else {}
+        extra = self.turns.kept(as_record(own_fields.get("extra")) | read_from, number)
         agents = extra.get("agents", {})
         if not isinstance(agents, dict) or not all(isinstance(agent, str) for agent in agents.values()):
             self._report.skip("broken agents", self._file, number)
@@ -202,15 +204,15 @@ class _Trajectory:
             calls.append(replace(call, raw_arguments=raw) if isinstance(raw, str) else call)
         return tuple(calls)
 
-    def _tool_turn(self, step: Record, own: Record, turn: Turn, number: int) -> Turn:
+    def _tool_turn(self, step: Record, own_fields: Record, turn: Turn, number: int) -> Turn:
         return Turn(
-            id=as_string(own.get("id")) or f"{turn.id}:observation",
+            id=as_string(own_fields.get("id")) or f"{turn.id}:observation",
             role="tool",
-            origin=_origin(step, own, "tool"),
-            parent_id=as_string(own.get("parent_id")),
-            timestamp=as_string(own.get("timestamp")),
+            origin=_origin(step, own_fields, "tool"),
+            parent_id=as_string(own_fields.get("parent_id")),
+            timestamp=as_string(own_fields.get("timestamp")),
             provenance=Provenance(file=self._file, lines=(number,)),
-            extra=self._extra(own, number),
+            extra=self._extra(own_fields, number),
         )
 
     def _add_results(self, turn: Turn, entries: list[Record], caller: Turn | None = None) -> None:
@@ -236,22 +238,24 @@ class _Trajectory:
             )
         self.turns.add(replace(turn, results=tuple(results), extra=extra))
 
-    def _numbers(self, given: Any, kind: type, number: int) -> Any:
+    def _numbers(self, values: Any, kind: type, number: int) -> Any:
         """A tuple of numbers, or None; a list with anything else in it is counted and left out as a whole."""
-        if given is None:
+        if values is None:
             return None
         good = (int,) if kind is int else (int, float)
-        if isinstance(given, list) and all(isinstance(value, good) and not isinstance(value, bool) for value in given):
-            return tuple(map(kind, given))
+        if isinstance(values, list) and all(
+            isinstance(value, good) and not isinstance(value, bool) for value in values
+        ):
+            return tuple(map(kind, values))
         self._report.skip("broken token ids or logprobs", self._file, number)
         return None
 
 
-def _origin(step: Record, own: Record, role: Role) -> Origin:
+def _origin(step: Record, own_fields: Record, role: Role) -> Origin:
     if step.get("is_copied_context") is True:
         return "copied"
-    if own.get("origin") in get_args(Origin):
-        return cast("Origin", own["origin"])
+    if own_fields.get("origin") in get_args(Origin):
+        return cast("Origin", own_fields["origin"])
     # A step without any model call was dispatched by the harness.
     return "meta" if role == "assistant" and step.get("llm_call_count") == 0 else USUAL_ORIGIN[role]
 
@@ -261,8 +265,8 @@ def _usage(metrics: Record) -> Usage | None:
     return usage_of(metrics, *_COUNTS, f"extra.{CACHE_KEY}") if is_counted else None
 
 
-def _link(given: Any, parent: Link | None) -> Link | None:
-    link = as_record(given)
+def _link(fields: Any, parent: Link | None) -> Link | None:
+    link = as_record(fields)
     kind, where = link.get("kind"), as_string(link.get("conversation_id"))
     if kind not in get_args(LinkKind) or where is None:
         return None
@@ -271,6 +275,6 @@ def _link(given: Any, parent: Link | None) -> Link | None:
     return Link(kind=cast("LinkKind", kind), conversation_id=where, turn_id=turn_id, call_id=call_id)
 
 
-def _rest(name: str, given: Any, ours: set[str]) -> Record:
-    rest = {key: value for key, value in as_record(given).items() if key not in ours}
+def _rest(name: str, fields: Any, ours: set[str]) -> Record:
+    rest = {key: value for key, value in as_record(fields).items() if key not in ours}
     return {name: rest} if rest else {}

@@ -48,12 +48,14 @@ def is_iso(timestamp: str) -> bool:
     return True
 
 
-def _document(conversation: Conversation, children: Mapping[str, list[Conversation]], seen: set[str]) -> dict[str, Any]:
+def _document(
+    conversation: Conversation, children: Mapping[str, list[Conversation]], seen_ids: set[str]
+) -> dict[str, Any]:
     kept_fields = as_record(conversation.extra.get("atif"))
     agent = as_record(kept_fields.get("agent"))
     source_format = as_text(conversation.extra.get("source_format", conversation.format))
-    below = [child for child in children.get(conversation.id, []) if child.id not in seen]
-    seen |= {child.id for child in below}
+    below = [child for child in children.get(conversation.id, []) if child.id not in seen_ids]
+    seen_ids |= {child.id for child in below}
     parent = conversation.parent
     own_fields = {
         "format": source_format,
@@ -71,7 +73,7 @@ def _document(conversation: Conversation, children: Mapping[str, list[Conversati
         "steps": _steps(conversation.turns, _references(below)),
         **{key: kept_fields.get(key) for key in KEPT_OF_DOCUMENT},
         "extra": {**as_record(kept_fields.get("extra")), OURS: _given(own_fields)},
-        "subagent_trajectories": [_document(child, children, seen) for child in below] or None,
+        "subagent_trajectories": [_document(child, children, seen_ids) for child in below] or None,
     }
     return _given(document)
 
@@ -155,9 +157,9 @@ def _own(turn: Turn) -> dict[str, Any]:
     )
 
 
-def _message(turn: Turn, kept: Mapping[str, Any]) -> Any:
+def _message(turn: Turn, kept_fields: Mapping[str, Any]) -> Any:
     """The parts of a multimodal message as they were read, as long as the text is still theirs."""
-    parts = kept.get("message")
+    parts = kept_fields.get("message")
     return parts if isinstance(parts, list) and as_text(parts) == turn.text else turn.text
 
 
@@ -184,8 +186,8 @@ def _results(turn: Turn, references: dict[str, list[dict[str, Any]]]) -> list[di
     ]
 
 
-def _metrics(turn: Turn, kept: Mapping[str, Any]) -> dict[str, Any]:
-    usage, metrics, extra = turn.usage, {}, dict(as_record(kept.get("metrics_extra")))
+def _metrics(turn: Turn, kept_fields: Mapping[str, Any]) -> dict[str, Any]:
+    usage, metrics, extra = turn.usage, {}, dict(as_record(kept_fields.get("metrics_extra")))
     if usage is not None:
         # The schema counts cached tokens within the prompt's; ours are disjoint.
         metrics["prompt_tokens"] = usage.input_tokens + usage.cache_read_tokens + usage.cache_creation_tokens
@@ -199,7 +201,7 @@ def _metrics(turn: Turn, kept: Mapping[str, Any]) -> dict[str, Any]:
         metrics["logprobs"] = list(turn.logprobs)
     elif turn.logprobs is not None:  # JSON has no infinity
         extra["logprobs"] = [repr(logprob) for logprob in turn.logprobs]
-    metrics |= {key: kept.get(key) for key in KEPT_OF_METRICS}
+    metrics |= {key: kept_fields.get(key) for key in KEPT_OF_METRICS}
     return _given({**metrics, "extra": extra or None})
 
 

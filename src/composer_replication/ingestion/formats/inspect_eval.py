@@ -93,11 +93,13 @@ def _too_large(archive: zipfile.ZipFile, samples: list[zipfile.ZipInfo], path: P
     return "zip that unpacks to too much" if sum(info.file_size for info in samples) > allowed else None
 
 
-def _load(archive: zipfile.ZipFile, info: zipfile.ZipInfo | None, left: int, file: str, report: IngestReport) -> Any:
+def _load(
+    archive: zipfile.ZipFile, info: zipfile.ZipInfo | None, remaining_bytes: int, file: str, report: IngestReport
+) -> Any:
     """A member's JSON, or None with the reason counted."""
     if info is None:
         return None
-    limit = min(MAX_MEMBER_BYTES, left)
+    limit = min(MAX_MEMBER_BYTES, remaining_bytes)
     if info.file_size > limit:
         report.skip("zip member too large", file)
         return None
@@ -122,7 +124,7 @@ def _load(archive: zipfile.ZipFile, info: zipfile.ZipInfo | None, left: int, fil
 
 
 def _conversation(
-    sample: Record, header: Record, name: str, file: str, report: IngestReport, taken: set[str]
+    sample: Record, header: Record, name: str, file: str, report: IngestReport, taken_ids: set[str]
 ) -> Iterator[Conversation]:
     reader = _Sample(sample, file, report)
     reader.turns.each(reader.messages(), reader.add)
@@ -133,7 +135,7 @@ def _conversation(
     task = {key: header[key] for key in ("task", "model") if isinstance(header.get(key), str)}
     packages = as_record(header.get("packages"))
     yield from reader.turns.conversation(
-        unique(as_string(sample.get("uuid")) or name, taken),
+        unique(as_string(sample.get("uuid")) or name, taken_ids),
         FORMAT,
         # Epochs of a sample are one task; samples of an evaluation are not.
         session_id=f"{as_string(header.get('eval_id')) or name}/{sample.get('id', name)}",

@@ -42,7 +42,9 @@ def read(source: SourceFile, report: IngestReport) -> Iterator[Conversation]:
         yield from _conversation(document, source, report, taken_ids)
 
 
-def _conversation(document: Any, source: SourceFile, report: IngestReport, taken: set[str]) -> Iterator[Conversation]:
+def _conversation(
+    document: Any, source: SourceFile, report: IngestReport, taken_ids: set[str]
+) -> Iterator[Conversation]:
     record = as_record(document)
     messages = document if isinstance(document, list) else record.get("messages")
     if not isinstance(messages, list):
@@ -51,7 +53,7 @@ def _conversation(document: Any, source: SourceFile, report: IngestReport, taken
     turns, info = TurnList(source.name, report), as_record(record.get("info"))
     turns.each(messages, lambda message, number: _add(turns, message, number))
     yield from turns.conversation(
-        unique(as_string(record.get("instance_id")) or stem(source.name), taken),
+        unique(as_string(record.get("instance_id")) or stem(source.name), taken_ids),
         FORMAT,
         agent_version=as_string(info.get("mini_version")),
         extra=turns.kept({key: info[key] for key in _KEPT if key in info}),

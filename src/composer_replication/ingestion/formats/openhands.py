@@ -71,7 +71,7 @@ def read(source: SourceFile, report: IngestReport) -> Iterator[Conversation]:
 
 
 def _conversation(
-    record: Record, name: str, line: int, file: str, report: IngestReport, taken: set[str]
+    record: Record, name: str, line: int, file: str, report: IngestReport, taken_ids: set[str]
 ) -> Iterator[Conversation]:
     history = record.get("history")
     if not isinstance(history, list):
@@ -89,7 +89,7 @@ def _conversation(
     extra = {key: record[key] for key in ("instance_id", "error", "test_result") if record.get(key) is not None}
     extra |= {"tools": reader.tools} if reader.tools else {}
     yield from reader.turns.conversation(
-        unique(as_string(record.get("instance_id")) or name, taken),
+        unique(as_string(record.get("instance_id")) or name, taken_ids),
         FORMAT,
         agent_version=reader.version or as_string(metadata.get("git_commit")),
         extra=reader.turns.kept(extra, line),
@@ -209,9 +209,9 @@ class _History:
         self.turns.answer(call_id or "", text, is_error, id=id, line=line, extra=extra, timestamp=when)
 
 
-def _with_images(text: str, shown: Any) -> tuple[str, Record]:
+def _with_images(text: str, fields: Any) -> tuple[str, Record]:
     """The text with a mark for each image that is shown with it, and how many there are."""
-    number = len(as_list(as_record(shown).get("image_urls")))
+    number = len(as_list(as_record(fields).get("image_urls")))
     return "\n".join([text, *[IMAGE] * number]), {"images": number} if number else {}
 
 

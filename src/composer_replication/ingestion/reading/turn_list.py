@@ -203,10 +203,10 @@ def usage_of(
     )
 
 
-def _at(given: Any, place: str) -> Any:
-    for key in place.split("."):
-        given = as_record(given).get(key)
-    return given
+def _at(value: Any, path: str) -> Any:
+    for key in path.split("."):
+        value = as_record(value).get(key)
+    return value
 
 
 def openai_usage(given: Any) -> Usage | None:

@@ -176,11 +176,11 @@ def flash_backward(
     )
 
 
-def _merged(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> tuple[Tensor, Tensor]:
+def _merged(out: Tensor, lse: Tensor, other_out: Tensor, other_lse: Tensor) -> tuple[Tensor, Tensor]:
     """Two softmaxes over different keys as one over both; lse (heads, Q), out (Q, heads, D)."""
     both = torch.logaddexp(lse, other_lse)
     mine, theirs = ((part_lse - both).exp().T[..., None] for part_lse in (lse, other_lse))
-    return (out * mine + other * theirs).to(out.dtype), both
+    return (out * mine + other_out * theirs).to(out.dtype), both
 
 
 def _trees(stretches: tuple[Stretch, ...]) -> list[tuple[Run, list[Stretch]]]:

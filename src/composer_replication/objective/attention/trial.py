@@ -118,30 +118,29 @@ def _first_objection(model: nn.Module, body: Any, ran: _Pass) -> str | None:
     return None
 
 
-def _other_masks(body: Any, seen: Seen) -> str | None:
+def _other_masks(body: Any, record: Seen) -> str | None:
     layers = getattr(text_config(body.config), "num_hidden_layers", 1)
-    if seen.changed_masks:
-        return f"{', '.join(sorted(seen.changed_masks))} attends by another mask than the one it is given"
-    if seen.extras:
-        return f"its attention is told more than a mask: {', '.join(sorted(seen.extras))}"
-    if len(seen.layers) < layers:
-        return (
-            f"of {layers} layers {len(seen.layers)} attend by the mask they are given; the others cannot be looked into"
-        )
+    if record.changed_masks:
+        return f"{', '.join(sorted(record.changed_masks))} attends by another mask than the one it is given"
+    if record.extras:
+        return f"its attention is told more than a mask: {', '.join(sorted(record.extras))}"
+    if len(record.layers) < layers:
+        attending = f"of {layers} layers {len(record.layers)} attend by the mask they are given"
+        return f"{attending}; the others cannot be looked into"
     return None
 
 
-def _leaks(model: nn.Module, body: Any, given: MaskedTree, rows: Tensor) -> str | None:
+def _leaks(model: nn.Module, body: Any, masked_tree: MaskedTree, rows: Tensor) -> str | None:
     """Other tokens beside the paths of every second branch: do rows of those paths change?"""
-    is_kept = _every_second_path(given.tree)
-    ids = torch.where(is_kept, given.tree.input_ids, other_tokens(given.tree.input_ids, body))
+    is_kept = _every_second_path(masked_tree.tree)
+    ids = torch.where(is_kept, masked_tree.tree.input_ids, other_tokens(masked_tree.tree.input_ids, body))
     with same_rows_for_experts(body, is_kept) as has_experts:
-        before = run_tree(body, given) if has_experts else rows
-        after = run_tree(body, given, input_ids=ids)
-        is_kept = is_kept[: given.length]
+        before = run_tree(body, masked_tree) if has_experts else rows
+        after = run_tree(body, masked_tree, input_ids=ids)
+        is_kept = is_kept[: masked_tree.length]
         changed = ~same_bits(before[is_kept], after[is_kept])
         (anywhere,) = agreed_most([model], [int(changed.any())])
-        again = run_tree(body, given) if anywhere else before
+        again = run_tree(body, masked_tree) if anywhere else before
     if not bool(changed.any()):
         return None
     if not bool(same_bits(before, again).all()):
@@ -152,10 +151,10 @@ def _leaks(model: nn.Module, body: Any, given: MaskedTree, rows: Tensor) -> str 
     )
 
 
-def _ignores_positions(body: Any, given: MaskedTree, rows: Tensor) -> str | None:
+def _ignores_positions(body: Any, masked_tree: MaskedTree, rows: Tensor) -> str | None:
     """Counted backwards, which stays within what any model has positions for."""
-    tree = given.tree
-    changed = run_tree(body, given, position_ids=(tree.longest_path - 1 - tree.position_ids).clamp_min(0))
+    tree = masked_tree.tree
+    changed = run_tree(body, masked_tree, position_ids=(tree.longest_path - 1 - tree.position_ids).clamp_min(0))
     if not torch.equal(rows, changed):
         return None
     # On a path of one token over and over, the order of what is seen makes no difference to any model.

@@ -92,12 +92,15 @@ def _namespaces(body: nn.Module) -> list[dict[str, Any]]:
     return [namespace for namespace in loaded if callable(namespace.get(_EAGER))]
 
 
-def _same_mask(given: Any, wanted: Any) -> bool:
-    if given is wanted:
+def _same_mask(actual_mask: Any, expected_mask: Any) -> bool:
+    if actual_mask is expected_mask:
         return True
-    if not (isinstance(given, Tensor) and isinstance(wanted, Tensor)) or given.shape[-2:] != wanted.shape[-2:]:
+    if (
+        not (isinstance(actual_mask, Tensor) and isinstance(expected_mask, Tensor))
+        or actual_mask.shape[-2:] != expected_mask.shape[-2:]
+    ):
         return False
-    ours, theirs = (_allowed(mask) for mask in (wanted, given))
+    ours, theirs = (_allowed(mask) for mask in (expected_mask, actual_mask))
     return bool((ours == theirs).all())
 
 

@@ -128,22 +128,22 @@ def _mapping(value: object, where: str) -> dict[str, Any]:
     return dict(cast("dict[str, Any]", value))
 
 
-def _usual_text_key(given: object, where: str) -> str | None:
+def _usual_text_key(text_keys: object, where: str) -> str | None:
     """data-juicer's `text_keys`: a name or a list of names, of which operators take the first."""
-    if isinstance(given, list) and len(cast("list[object]", given)) == 1:
-        given = cast("list[object]", given)[0]
-    return None if given is None else _text_key(given, f"{where}, 'text_keys'")
+    if isinstance(text_keys, list) and len(cast("list[object]", text_keys)) == 1:
+        text_keys = cast("list[object]", text_keys)[0]
+    return None if text_keys is None else _text_key(text_keys, f"{where}, 'text_keys'")
 
 
-def _text_key(given: object, where: str) -> str:
-    if given is None:
+def _text_key(text_key: object, where: str) -> str:
+    if text_key is None:
         fix = "Filter chosen and rejected one by one: an operator takes one text."
         raise InputError(
             explain(f"{where}, 'text_key'", got="none", expected=f"one of {', '.join(TEXT_KEYS)}", fix=fix)
         )
-    if not isinstance(given, str) or given not in TEXT_KEYS:
-        refuse(f"{where}, 'text_key'", str(given), TEXT_KEYS)
-    return given
+    if not isinstance(text_key, str) or text_key not in TEXT_KEYS:
+        refuse(f"{where}, 'text_key'", str(text_key), TEXT_KEYS)
+    return text_key
 
 
 def _shown(value: object) -> str:

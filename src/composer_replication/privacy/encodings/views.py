@@ -47,8 +47,8 @@ class View:
             cursor = end
         self.text = "".join([*pieces, text[cursor:]])
 
-    def _mark(self, place: int, origin: int) -> None:
-        self._places.append(place)
+    def _mark(self, position: int, origin: int) -> None:
+        self._places.append(position)
         self._origins.append(origin)
 
     def led_back(self, spans: Iterable[Span]) -> Iterator[Span]:
@@ -57,9 +57,9 @@ class View:
             # The last character may be an escape: then all of it belongs to the secret.
             yield Span(self._origin(start), self._ends.get(end - 1) or self._origin(end - 1) + 1, kind)
 
-    def _origin(self, place: int) -> int:
-        index = bisect_right(self._places, place) - 1
-        return self._origins[index] + place - self._places[index]
+    def _origin(self, position: int) -> int:
+        index = bisect_right(self._places, position) - 1
+        return self._origins[index] + position - self._places[index]
 
 
 def unescaped(text: str) -> View | None:

@@ -196,9 +196,9 @@ def _is_plain_word(piece: str) -> bool:
     return len(piece) >= _SHORTEST_WORD and piece.isalpha() and (piece.islower() or piece.isupper()) and is_word(piece)
 
 
-def _is_named(lead: str, left: str) -> bool:
+def _is_named(lead: str, left_piece: str) -> bool:
     """Whether a secret's name stands before the first piece, with a sign between them."""
-    name, sign, _ = left.rpartition("=")
+    name, sign, _ = left_piece.rpartition("=")
     if sign and names_a_secret(name):
         return True
     lead = lead.rstrip(" \t\"'`")
@@ -339,13 +339,15 @@ def _is_told(text: str, span: Span) -> bool:
     return not first or text[span.end : span.end + 1] in ("'", '"') or is_strong(text[span.start : span.end])
 
 
-def _is_one(text: str, span: Span, left: str, rest: str) -> bool:
+def _is_one(text: str, span: Span, left_piece: str, rest: str) -> bool:
     """Random characters over two lines with nothing that names them: one value, or two of a list, or a file."""
     right = rest.removeprefix("\\n").strip("\n\r\t +>-|│")
-    if _HEX_TAIL.search(left) and not _HEX_HEAD.match(right):  # a digest that ends with its line
+    if _HEX_TAIL.search(left_piece) and not _HEX_HEAD.match(right):  # a digest that ends with its line
         return False
     if names_a_secret(text[max(0, span.start - _SECRET_LINE) : span.start]):
         return True
-    if span.kind == HEX_KIND or is_wordy(left) or is_wordy(right):
+    if span.kind == HEX_KIND or is_wordy(left_piece) or is_wordy(right):
         return False
-    return min(len(left), len(right)) < WRAPPED_DATA and not (WORDS.fullmatch(left) or WORDS.fullmatch(right))
+    return min(len(left_piece), len(right)) < WRAPPED_DATA and not (
+        WORDS.fullmatch(left_piece) or WORDS.fullmatch(right)
+    )

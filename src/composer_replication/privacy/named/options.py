@@ -279,9 +279,9 @@ def _takes_value(word: str) -> bool:
     )
 
 
-def _positional(text: str, start: int, stop: int, place: int, program: Program) -> Iterator[Span]:
-    marks = program.places.get(str(place))
-    if place == 103 or marks is not None:
+def _positional(text: str, start: int, stop: int, position: int, program: Program) -> Iterator[Span]:
+    marks = program.places.get(str(position))
+    if position == 103 or marks is not None:
         yield from _secret(text, start, stop, marks or "")
     if "/" in program.shapes and (match := _ORACLE.match(text, *_inner(text, start, stop))):
         yield from _secret(text, *match.span("value"), "")

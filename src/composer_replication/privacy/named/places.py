@@ -58,20 +58,20 @@ _NO_GATE = _Gate((), ())
 
 
 def _places() -> dict[bytes, list[_Place]]:
-    found: dict[bytes, list[_Place]] = {}
+    slots_by_word: dict[bytes, list[_Place]] = {}
 
-    def add(words: Sequence[bytes], place: _Place) -> None:
+    def add(words: Sequence[bytes], slot: _Place) -> None:
         for word in words:
-            found.setdefault(word, []).append(place)
+            slots_by_word.setdefault(word, []).append(slot)
 
     rows = Path(__file__).with_name("places.txt").read_text(encoding="utf-8").splitlines()
     for row in rows:
         if row[0].isdigit():
             continue
         words, flags, pattern = row.split(maxsplit=2)
-        first, *others = [group.split("|") for group in words.split("&")]
-        also = tuple(frozenset(map(str.encode, group)) for group in others if "".join(group).isalpha())
-        signs = tuple(mark.replace("_", " ") for group in others if not "".join(group).isalpha() for mark in group)
+        first, *groups = [group.split("|") for group in words.split("&")]
+        also = tuple(frozenset(map(str.encode, group)) for group in groups if "".join(group).isalpha())
+        signs = tuple(mark.replace("_", " ") for group in groups if not "".join(group).isalpha() for mark in group)
         gate = _Gate(also, signs) if also or signs else _NO_GATE
         heads, _, rest = pattern[1:].partition(">") if pattern[0] == "<" else ("", "", pattern)
         for head in heads.split("|"):
@@ -92,7 +92,7 @@ def _places() -> dict[bytes, list[_Place]]:
             compiled = re.compile(re.escape(name) + call + _ARGUMENT * int(index) + _LITERAL)
             here = _words_of(name)
             add(here[:1], _Place("s" if last in _COMMON_CALLS else "c", frozenset(here), _NO_GATE, name, compiled))
-    return found
+    return slots_by_word
 
 
 def _words_of(head: str) -> list[bytes]:
@@ -104,11 +104,7 @@ def _words_of(head: str) -> list[bytes]:
 _PLACES = _places()
 WHOLE_WORDS: frozenset[bytes] = frozenset(_PLACES)
 ALSO: frozenset[bytes] = frozenset(
-    word
-    for places in _PLACES.values()
-    for place in places
-    for group in (place.needs, *place.gate.also)
-    for word in group
+    word for slots in _PLACES.values() for slot in slots for group in (slot.needs, *slot.gate.also) for word in group
 )
 
 
@@ -117,22 +113,22 @@ def place_spans(text: str, active: Set[bytes]) -> Iterator[Span]:
     passed = {_NO_GATE: True}  # the places of a row have one gate, and a sign is looked for in all of the text
     here = sorted(active & WHOLE_WORDS)
     likely = [
-        place
+        slot
         for word in here
-        for place in _PLACES[word]
-        if place.needs <= active and not (place.gate.also and place.gate.lacks(active))
+        for slot in _PLACES[word]
+        if slot.needs <= active and not (slot.gate.also and slot.gate.lacks(active))
     ]
-    heads = {head: head in text for head in {place.head for place in likely}}
-    for place in dict.fromkeys(likely) if likely else ():
-        if not heads[place.head]:
+    heads = {head: head in text for head in {slot.head for slot in likely}}
+    for slot in dict.fromkeys(likely) if likely else ():
+        if not heads[slot.head]:
             continue
-        gate = place.gate
+        gate = slot.gate
         if gate not in passed:
             passed[gate] = gate.has_sign(text)
         if not passed[gate]:
             continue
-        for match in place.pattern.finditer(text):
-            if _is_secret(match["value"], place.flags):
+        for match in slot.pattern.finditer(text):
+            if _is_secret(match["value"], slot.flags):
                 yield Span(*match.span("value"), "PASSWORD")
 
 

@@ -290,8 +290,8 @@ def is_plausible(value: str, strength: Strength, literal: bool) -> bool:
             or is_passphrase(value)
         )
     if _CODE.fullmatch(value) or has_brackets_of_code(value):
-        named = strength < Strength.PASSWORD and is_identifier(value)
-        return has_digit(value) and not named and not _BRACKET.search(value) and len(value) >= 8 and _mixed(value)
+        is_name = strength < Strength.PASSWORD and is_identifier(value)
+        return has_digit(value) and not is_name and not _BRACKET.search(value) and len(value) >= 8 and _mixed(value)
     return True
 
 

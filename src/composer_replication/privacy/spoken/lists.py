@@ -107,8 +107,8 @@ def _under(text: str, at: int, end: int) -> Iterator[Span]:
             break
     if sum(len(_WORD.findall(text[span.start : span.end])) for span in words) >= _FEWEST_WORDS:
         yield from words
-    told = "".join(text[span.start : span.end] for span in codes)
-    if has_digit(told) and (len(codes) >= _FEWEST_CODES or " " in told):
+    joined_codes = "".join(text[span.start : span.end] for span in codes)
+    if has_digit(joined_codes) and (len(codes) >= _FEWEST_CODES or " " in joined_codes):
         yield from codes
     return newline
 

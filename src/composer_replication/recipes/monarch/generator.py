@@ -108,16 +108,16 @@ class Generator:
             self.sampler.load(self._shared, version)
             self._version = version
 
-    def _answered(self, rows: Sequence[Row], luck: str) -> tuple[list[Rollout], list[Row]]:
+    def _answered(self, rows: Sequence[Row], seed_text: str) -> tuple[list[Rollout], list[Row]]:
         settings = self.settings
         prompts = [self._prompt_ids(row["prompt"]) for row in rows]
-        seed = int.from_bytes(hashlib.sha256(luck.encode()).digest()[:6], "big")
+        seed = int.from_bytes(hashlib.sha256(seed_text.encode()).digest()[:6], "big")
         drawn = self.sampler.sample(
             prompts, most=settings.max_completion_length, temperature=settings.temperature, seed=seed
         )
         rollouts = [
             Rollout(
-                rollout_id=f"{luck}-{number}",
+                rollout_id=f"{seed_text}-{number}",
                 prompt_ids=prompt,
                 completion_ids=ids,
                 sampled=None,
@@ -128,11 +128,11 @@ class Generator:
         ]
         return rollouts, [{} for _ in rows]
 
-    def _played(self, rows: Sequence[Row], luck: str) -> tuple[list[Rollout], list[Row]]:
+    def _played(self, rows: Sequence[Row], seed_text: str) -> tuple[list[Rollout], list[Row]]:
         assert self._episodes is not None
         assert isinstance(self.sampler, TransformersSampler)
         most = self.settings.max_completion_length
-        lucks = [f"{luck}:{index}" for index in range(len(rows))]
+        lucks = [f"{seed_text}:{index}" for index in range(len(rows))]
         episodes = list(self._episodes(self._tokenizer, rows, lucks))
         room = most + max(len(episode.prompt_ids) for episode in episodes)
         self.sampler.converse(episodes, room=room, most=most, temperature=self.settings.temperature)
@@ -140,7 +140,7 @@ class Generator:
             _check_sampled(episode.sampled, most, number)
         rollouts = [
             Rollout(
-                rollout_id=f"{luck}-{number}",
+                rollout_id=f"{seed_text}-{number}",
                 prompt_ids=episode.prompt_ids,
                 completion_ids=episode.ids[:most],  # the world's last answer may be longer than the room that was left
                 sampled=episode.sampled[:most],

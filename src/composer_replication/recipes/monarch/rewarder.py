@@ -88,7 +88,7 @@ def _last_reply(messages: Sequence[Mapping[str, Any]]) -> str:
     return content_text(replies[-1].get("content")).strip() if replies else ""
 
 
-async def _called(function: Callable[..., Any], known: Mapping[str, Any]) -> float:
+async def _called(function: Callable[..., Any], columns: Mapping[str, Any]) -> float:
     parameters = inspect.signature(function).parameters.values()
     named_parameters = [
         parameter for parameter in parameters if parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
@@ -96,15 +96,15 @@ async def _called(function: Callable[..., Any], known: Mapping[str, Any]) -> flo
     missing = [
         parameter.name
         for parameter in named_parameters
-        if parameter.name not in known and parameter.default is parameter.empty
+        if parameter.name not in columns and parameter.default is parameter.empty
     ]
     name = getattr(function, "__name__", repr(function))
     if missing:
         fix = "Give the rows these columns, or the parameters defaults."
         got = f"asks for {missing}"
-        raise InputError(explain(f"reward {name}", got=got, expected=f"some of {sorted(known)}", fix=fix))
+        raise InputError(explain(f"reward {name}", got=got, expected=f"some of {sorted(columns)}", fix=fix))
     value: Any = function(
-        **{parameter.name: known[parameter.name] for parameter in named_parameters if parameter.name in known}
+        **{parameter.name: columns[parameter.name] for parameter in named_parameters if parameter.name in columns}
     )
     if inspect.isawaitable(value):
         value = await value

@@ -96,7 +96,7 @@ class HintedTurns:
         trace.info[COUNTS] = dict(counts)
         return counts
 
-    def _turns(self, trace: Any, branch: Any, taken: set[int], counts: Counter[str]) -> Iterable[TaughtTurn]:
+    def _turns(self, trace: Any, branch: Any, taken_ids: set[int], counts: Counter[str]) -> Iterable[TaughtTurn]:
         """A node has one reference, and is trained in the first branch that has it: the first hint about it counts."""
         rollout_sites = self._finder.find(rollout_of(trace, branch))
         counts.update(rollout_sites.counts)
@@ -105,10 +105,10 @@ class HintedTurns:
                 counts["dropped:too_long"] += 1
                 continue
             node, _ = node_at(branch, turn)
-            if id(node) in taken or node.reference_logprobs is not None:
+            if id(node) in taken_ids or node.reference_logprobs is not None:
                 counts["dropped:turn_has_a_reference"] += 1
                 continue
-            taken.add(id(node))
+            taken_ids.add(id(node))
             yield turn
 
 

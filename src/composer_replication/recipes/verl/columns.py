@@ -105,10 +105,10 @@ def read_pairs(text: str | None) -> list[ReplayPair]:
     return pairs
 
 
-def _pair(given: Mapping[str, Any]) -> ReplayPair:
-    reference = given["reference"]
+def _pair(entry: Mapping[str, Any]) -> ReplayPair:
+    reference = entry["reference"]
     return ReplayPair(
-        given["context"], given["chosen"], given["rejected"], None if reference is None else tuple(reference)
+        entry["context"], entry["chosen"], entry["rejected"], None if reference is None else tuple(reference)
     )
 
 

@@ -195,29 +195,29 @@ class RolloutGenerator:
     def _read(
         self,
         model: Any,
-        wanted: list[Tokens],
-        places: list[int],
+        rows: list[Tokens],
+        row_numbers: list[int],
         capacity: int,
-        kept: _Kept | None,
+        kept_rows: _Kept | None,
         sources: Sequence[Origin | None],
     ) -> KeyValueRows:
         """The keys of these rows, kept or read now, each in all of its places."""
-        if kept is None:
-            cache = self._begun(model, wanted, capacity)
+        if kept_rows is None:
+            cache = self._begun(model, rows, capacity)
         else:
             begins = [source or Origin(0, 0) for source in sources]
-            shared = [min(begin.shared, len(row)) for begin, row in zip(begins, wanted, strict=True)]
-            cache = kept.cache.taken([begin.row for begin in begins], shared, capacity, moved=True)
-        self.counts["read_tokens"] += read_tokens(model, cache, wanted)
-        if len(wanted) == len(places):
+            shared = [min(begin.shared, len(row)) for begin, row in zip(begins, rows, strict=True)]
+            cache = kept_rows.cache.taken([begin.row for begin in begins], shared, capacity, moved=True)
+        self.counts["read_tokens"] += read_tokens(model, cache, rows)
+        if len(rows) == len(row_numbers):
             return cache
-        return cache.taken(places, [len(wanted[number]) for number in places], capacity, moved=True)
+        return cache.taken(row_numbers, [len(rows[number]) for number in row_numbers], capacity, moved=True)
 
-    def _begun(self, model: Any, wanted: Sequence[Tokens], capacity: int) -> KeyValueRows:
+    def _begun(self, model: Any, rows: Sequence[Tokens], capacity: int) -> KeyValueRows:
         """Rows with what all of them begin with."""
-        shared = shared_by_all(wanted)
-        if len(wanted) < 2 or shared < _WORTH_SHARING:
-            return KeyValueRows(len(wanted), capacity)
+        shared = shared_by_all(rows)
+        if len(rows) < 2 or shared < _WORTH_SHARING:
+            return KeyValueRows(len(rows), capacity)
         first = KeyValueRows(1, shared)
-        self.counts["read_tokens"] += read_tokens(model, first, [wanted[0][:shared]])
-        return first.taken([0] * len(wanted), [shared] * len(wanted), capacity, moved=True)
+        self.counts["read_tokens"] += read_tokens(model, first, [rows[0][:shared]])
+        return first.taken([0] * len(rows), [shared] * len(rows), capacity, moved=True)

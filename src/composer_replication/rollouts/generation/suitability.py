@@ -110,5 +110,5 @@ def _plain_logits(model: Any, row: list[int]) -> Tensor:
     return model(input_ids=torch.tensor([row], device=model.device), use_cache=False).logits[0].float()
 
 
-def _gap(wanted: Tensor, logits: Tensor) -> float:
-    return float((logits.float() - wanted).norm() / wanted.norm().clamp_min(1e-12))
+def _gap(expected: Tensor, logits: Tensor) -> float:
+    return float((logits.float() - expected).norm() / expected.norm().clamp_min(1e-12))

@@ -204,11 +204,11 @@ def _mapping(schema: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return value
 
 
-def _tool_name(schema: Mapping[str, Any], others: Mapping[str, Any]) -> str:
+def _tool_name(schema: Mapping[str, Any], methods: Mapping[str, Any]) -> str:
     """A name that can be a method's and is none of ours: a server's `reset` would be called in the place of ours."""
     name = schema.get("name")
     is_plain = isinstance(name, str) and name.isidentifier() and not keyword.iskeyword(name) and name[0] != "_"
-    if not is_plain or hasattr(_Session, str(name)) or name in others:
+    if not is_plain or hasattr(_Session, str(name)) or name in methods:
         expected = "a Python name of its own that does not begin with _ and is not reset or get_reward"
         raise ConfigError(explain("a tool of the OpenEnv server", got=f"the name {name!r:.80}", expected=expected))
     return str(name)

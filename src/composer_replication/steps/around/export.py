@@ -82,10 +82,10 @@ def _refuse_secrets(run: RunDir, gate: LastGate) -> None:
         raise refusal("ATIF documents", list(finds.values()))
 
 
-def _parts(document: dict[str, Any], place: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    yield f"{place}, head", {key: value for key, value in document.items() if key not in _LISTS}
+def _parts(document: dict[str, Any], location: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    yield f"{location}, head", {key: value for key, value in document.items() if key not in _LISTS}
     for step in document["steps"]:
-        yield f"{place}, step {step['step_id']}", step
+        yield f"{location}, step {step['step_id']}", step
     for inner in document.get("subagent_trajectories", ()):
         yield from _parts(inner, f"document {inner['trajectory_id']}")
 
@@ -102,11 +102,11 @@ def _is_embedded(conversation: Conversation, family: set[str]) -> bool:
     return link is not None and link.kind != "compaction" and link.conversation_id in family
 
 
-def _file_name(identity: str, taken: dict[str, Path]) -> str:
+def _file_name(identity: str, taken_names: dict[str, Path]) -> str:
     """A name for any file system: ids are text from logs, and may hold slashes, dots or anything else."""
     plain = _NOT_IN_A_NAME.sub("_", identity).strip(".")[:_MAX_NAME] or "session"
     name, number = plain, 2
-    while name.lower() in taken:
+    while name.lower() in taken_names:
         name, number = f"{plain}-{number}", number + 1
     return name
 

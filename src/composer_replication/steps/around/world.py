@@ -89,7 +89,7 @@ def write_logs(
 
 
 def _counts(
-    rates: Mapping[str, float], could: Counter[str], made: Counter[str], corrected: Counter[str]
+    rates: Mapping[str, float], could: Counter[str], mistakes: Counter[str], corrected: Counter[str]
 ) -> list[MistakeCount]:
     return [
         MistakeCount(
@@ -97,7 +97,7 @@ def _counts(
             kind=mistake.kind,
             meaning=mistake.meaning,
             could=could[name],
-            number=made[name],
+            number=mistakes[name],
             corrected=corrected[name],
             rate=rates.get(name, 0.0),
         )

@@ -81,12 +81,12 @@ def upload(store: ObjectStore, prefix: str, files: Mapping[str, Path | bytes]) -
         store.delete([key for key in there if key not in written])
 
 
-def _chunks(each: Path | bytes) -> Iterator[bytes]:
+def _chunks(source: Path | bytes) -> Iterator[bytes]:
     """A file's bytes, a part at a time; of an empty one the one part that it has."""
-    if isinstance(each, bytes):
-        yield from (each[start : start + PART_BYTES] for start in range(0, len(each) or 1, PART_BYTES))
+    if isinstance(source, bytes):
+        yield from (source[start : start + PART_BYTES] for start in range(0, len(source) or 1, PART_BYTES))
         return
-    with each.open("rb") as file:
+    with source.open("rb") as file:
         yield file.read(PART_BYTES)
         while chunk := file.read(PART_BYTES):
             yield chunk

@@ -142,9 +142,9 @@ class _Earlier:
         return any(executor.poll(handle) in ("running", "pending") for handle in handles)
 
 
-def _perhaps_elsewhere(store: ObjectStore, place: str, keys: Collection[str]) -> list[str]:
+def _perhaps_elsewhere(store: ObjectStore, bucket_uri: str, keys: Collection[str]) -> list[str]:
     """The newest launch whose file is not here, where not all of its replicas have left what they ended with."""
-    other_numbers = set(numbers(store)) - set(known_numbers(place))
+    other_numbers = set(numbers(store)) - set(known_numbers(bucket_uri))
     if not other_numbers:
         return []
     number = max(other_numbers)

@@ -55,14 +55,14 @@ def train(
         return answer
 
 
-def _trainer(module: str, function: str, given: Mapping[str, Any]) -> Callable[..., Any]:
+def _trainer(module: str, function: str, arguments: Mapping[str, Any]) -> Callable[..., Any]:
     """The trainer; InputError where it is not there or does not take what it is given, which no other start mends."""
     trainer = getattr(importlib.import_module(module), function, None)
     if trainer is None:
         raise InputError(explain(f"--trainer-fn {function}", got="no such function", expected=f"one of {module}"))
     try:
         # Its own, not that of what it wraps: a decorator may supply arguments.
-        inspect.signature(trainer, follow_wrapped=False).bind(**given, manager=None, rank=0, world_size=1)
+        inspect.signature(trainer, follow_wrapped=False).bind(**arguments, manager=None, rank=0, world_size=1)
     except ValueError:  # one that does not say what it takes, such as a built-in: the call will
         return trainer
     except TypeError as error:

@@ -142,12 +142,12 @@ def _adapter_names(model: Any, adapters: list[str]) -> set[str]:
     return {name for adapter in adapters for name in _saved_names(model, adapter).values()}
 
 
-def _untied(model: Any, wanted: dict[str, Tensor], seen: set[str]) -> set[str]:
+def _untied(model: Any, weights: dict[str, Tensor], seen_names: set[str]) -> set[str]:
     """Names that were not loaded and are no second name of one that was."""
-    storages = {(wanted[name].data_ptr(), wanted[name].shape) for name in seen if wanted[name].numel()}
+    storages = {(weights[name].data_ptr(), weights[name].shape) for name in seen_names if weights[name].numel()}
     not_saved = set(getattr(model, "_keys_to_ignore_on_save", None) or ())
-    missing_names = wanted.keys() - seen - not_saved
-    return {name for name in missing_names if (wanted[name].data_ptr(), wanted[name].shape) not in storages}
+    missing_names = weights.keys() - seen_names - not_saved
+    return {name for name in missing_names if (weights[name].data_ptr(), weights[name].shape) not in storages}
 
 
 def _other_weights(folder: Path, got: str) -> StaleArtefactError:

@@ -182,12 +182,12 @@ class Generation:
         )
         return [finder.find(rollout) for rollout in rollouts]
 
-    def _count_sites(self, found: Sequence[FoundSites]) -> None:
+    def _count_sites(self, found_sites: Sequence[FoundSites]) -> None:
         trainer = self._trainer
-        counts = sum((rollout_sites.counts for rollout_sites in found), Counter[str]())
+        counts = sum((rollout_sites.counts for rollout_sites in found_sites), Counter[str]())
         self.site_counts.update(counts)
         own_counts = [counts[name] for name in ("turns", "sites", "without_contrast")]
-        numbers = [*own_counts, sum(len(rollout_sites.taught) for rollout_sites in found), len(found)]
+        numbers = [*own_counts, sum(len(rollout_sites.taught) for rollout_sites in found_sites), len(found_sites)]
         every = torch.tensor(numbers, dtype=torch.float32, device=trainer.accelerator.device)
         turns, sites, plain, taught, rollouts = trainer.sum_over(every).tolist()
         self._add("sites/per_100_turns", 100.0 * sites, turns)
@@ -274,8 +274,8 @@ class Generation:
         self._figures.add(self._trainer.mode(), name, total, items)
 
 
-def _drop_where(found: Sequence[FoundSites], is_dropped: Tensor, reason: str) -> None:
-    for rollout_sites, drop in zip(found, is_dropped.tolist(), strict=True):
+def _drop_where(found_sites: Sequence[FoundSites], is_dropped: Tensor, reason: str) -> None:
+    for rollout_sites, drop in zip(found_sites, is_dropped.tolist(), strict=True):
         if drop and rollout_sites.taught:
             rollout_sites.counts[f"dropped:{reason}"] += len(rollout_sites.taught)
             rollout_sites.taught.clear()

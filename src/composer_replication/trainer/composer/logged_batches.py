@@ -166,16 +166,16 @@ def usable_channels(
     return UsableChannels(settings, logged, skipped, is_empty=has_data and bool(active_channels) and not logged)
 
 
-def _channels_in(traces: Sequence[Any], collator: Collator, wanted: Set[str]) -> frozenset[str]:
+def _channels_in(traces: Sequence[Any], collator: Collator, channels: Set[str]) -> frozenset[str]:
     """Return which of the channels some trace has an item of. What the collator counts is not counted here."""
     owners: tuple[Any, ...] = (collator, getattr(collator, "renderer", None))
     counters: list[Counter[str]] = [owner.counts for owner in owners if hasattr(owner, "counts")]
     before, present = [dict(counter) for counter in counters], set[str]()
     for trace in traces:
-        if wanted <= present:
+        if channels <= present:
             break
         batch = collator([trace])
-        present.update(name for name in wanted if len(batch.get(_FIRST_KEY[name], ())))
+        present.update(name for name in channels if len(batch.get(_FIRST_KEY[name], ())))
     for counter, counts in zip(counters, before, strict=True):
         counter.clear()
         counter.update(counts)

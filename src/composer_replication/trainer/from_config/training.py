@@ -172,53 +172,55 @@ class _Reports(TrainerCallback):
             self._told.on_log(state.global_step, state.max_steps, logs)
 
 
-def _connect(trainer: Any, told: Progress, folder: TrainingFolder, config: CrfConfig) -> None:
+def _connect(trainer: Any, reporter: Progress, folder: TrainingFolder, config: CrfConfig) -> None:
     """To those who are told of steps, and to signals that end it."""
     trainer.remove_callback(PrinterCallback)  # it prints dictionaries
-    trainer.add_callback(_Reports(told, folder, config, lambda: trainer.resumed_from))
+    trainer.add_callback(_Reports(reporter, folder, config, lambda: trainer.resumed_from))
     trainer.stop_signals = (signal.SIGTERM, signal.SIGINT)
 
 
 def _make_offline(
-    inputs: Inputs, folder: TrainingFolder, alarm: CollapseAlarm | None, told: Progress, must_fit: bool
+    inputs: Inputs, folder: TrainingFolder, alarm: CollapseAlarm | None, reporter: Progress, must_fit: bool
 ) -> _Made:
     from composer_replication.trainer.from_config import offline as run_offline
 
     args = offline_arguments(inputs.config.train, folder.checkpoints)  # first: what is refused here takes no reading
-    told.say(f"reading the sessions of {inputs.config.train.run}")
+    reporter.say(f"reading the sessions of {inputs.config.train.run}")
     data = offline_data(inputs)
     for remark in unmatched_models(inputs.config.render, data.models):
-        told.say(remark)
+        reporter.say(remark)
     data.train.require_items()
-    tell_data(data.train, told.say)
+    tell_data(data.train, reporter.say)
     for remark in remarks_on(inputs, data.train):
-        told.say(remark)
-    check_memory(offline_memory(inputs, data.train), told.say, must_fit)
-    diagnosis = RunDiagnosis(every=inputs.config.train.diagnose_every, say=_while_it_runs(told.say))
+        reporter.say(remark)
+    check_memory(offline_memory(inputs, data.train), reporter.say, must_fit)
+    diagnosis = RunDiagnosis(every=inputs.config.train.diagnose_every, say=_while_it_runs(reporter.say))
     callbacks: list[TrainerCallback] = [diagnosis] if alarm is None else [diagnosis, alarm]
-    parts = inputs, data, args, folder, callbacks, told.say
+    parts = inputs, data, args, folder, callbacks, reporter.say
     return _Made(
         args=args,
         build=lambda: ((trainer := run_offline.offline_trainer(*parts)), trainer.train_dataset),  # what a proof left
-        before=lambda trainer: run_offline.tell_proof(trainer.train_dataset, told.say, can_warm_up=not trainer.phase),
+        before=lambda trainer: run_offline.tell_proof(
+            trainer.train_dataset, reporter.say, can_warm_up=not trainer.phase
+        ),
         sessions=data.train,
     )
 
 
 def _make_grpo(
-    inputs: Inputs, folder: TrainingFolder, alarm: CollapseAlarm | None, told: Progress, must_fit: bool
+    inputs: Inputs, folder: TrainingFolder, alarm: CollapseAlarm | None, reporter: Progress, must_fit: bool
 ) -> _Made:
     from composer_replication.trainer.from_config import grpo as run_grpo
 
     del must_fit  # what rollouts take depends on their lengths, which nobody knows
     args = run_grpo.grpo_arguments_of(inputs, folder)
     train = inputs.config.train
-    length, say = train.grpo.max_completion_length, _while_it_runs(told.say)
+    length, say = train.grpo.max_completion_length, _while_it_runs(reporter.say)
     diagnosis = RunDiagnosis(every=train.diagnose_every, max_completion_length=length, say=say)
     return _Made(
         args=args,
-        build=lambda: run_grpo.grpo_trainer(inputs, args, folder, alarm, diagnosis, told.say),
-        before=lambda trainer: told.say(f"channels: {', '.join(trainer.channels_on())}"),
+        build=lambda: run_grpo.grpo_trainer(inputs, args, folder, alarm, diagnosis, reporter.say),
+        before=lambda trainer: reporter.say(f"channels: {', '.join(trainer.channels_on())}"),
     )
 
 

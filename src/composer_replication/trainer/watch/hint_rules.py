@@ -110,9 +110,9 @@ def _known(history: History) -> _Known | None:
     return _Known(*(float(with_them[-1][name]) for name in names)) if with_them else None
 
 
-def _is_enough(history: History, known: _Known) -> bool | None:
+def _is_enough(history: History, figures: _Known) -> bool | None:
     """Of hints that do more than others; where a contrast takes off what others do, all of it is."""
-    return True if last_of(history, CONTRAST) == 1 else mostly_own(known.own_drop, known.other_drop)
+    return True if last_of(history, CONTRAST) == 1 else mostly_own(figures.own_drop, figures.other_drop)
 
 
 def _never_taught(history: History) -> bool:

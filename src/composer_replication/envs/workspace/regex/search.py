@@ -34,18 +34,18 @@ class Regex:
             states = following
         return False
 
-    def _enter(self, place: int, line: str, at: int, states: set[int]) -> bool:
+    def _enter(self, state: int, line: str, at: int, states: set[int]) -> bool:
         """Adds a place and all that can be reached from it without a character; whether the end is among them."""
-        waiting = [place]
+        waiting = [state]
         while waiting:
-            place = waiting.pop()
-            if place in states:
+            state = waiting.pop()
+            if state in states:
                 continue
             self._left -= 1
             if self._left < 0:
                 raise BudgetError
-            states.add(place)
-            step = self._program[place]
+            states.add(state)
+            step = self._program[state]
             if step.does == "match":
                 return True
             if step.does == "jump":
@@ -53,7 +53,7 @@ class Regex:
             elif step.does == "split":
                 waiting += (step.first, step.second)
             elif step.does != "char" and _holds(step.does, line, at):
-                waiting.append(place + 1)
+                waiting.append(state + 1)
         return False
 
 

@@ -121,15 +121,15 @@ class ContextLengths:
         share = (length - going_back) / gap
         return "went on" if share > 1 - _NEAR_SHARE else "went back" if share < _NEAR_SHARE else None
 
-    def _length_behind(self, place: Place | None) -> float:
-        """Tokens of the context with everything up to `place` in it; each message is looked at once."""
+    def _length_behind(self, position: Place | None) -> float:
+        """Tokens of the context with everything up to `position` in it; each message is looked at once."""
         way: list[Node] = []
-        while place is not None and place.node.uuid not in self._behind:
-            way.append(place.node)
-            if _prompt_tokens(place.node) is not None:
+        while position is not None and position.node.uuid not in self._behind:
+            way.append(position.node)
+            if _prompt_tokens(position.node) is not None:
                 break
-            place = place.up
-        total = self._before_all() if place is None else self._behind.get(place.node.uuid, 0.0)
+            position = position.up
+        total = self._before_all() if position is None else self._behind.get(position.node.uuid, 0.0)
         for node in reversed(way):
             tokens = _prompt_tokens(node)
             total = total + _tokens(node) if tokens is None else tokens + _answer_tokens(node)

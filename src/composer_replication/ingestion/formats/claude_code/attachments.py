@@ -133,28 +133,28 @@ def is_notification(text: str) -> bool:
     return "notification>" in text[:_LONGEST_TAG] and _NOTIFICATION.match(text) is not None
 
 
-def _writer(given: Record) -> Origin:
-    source = given.get("origin")
+def _writer(fields: Record) -> Origin:
+    source = fields.get("origin")
     kind = cast("Record", source).get("kind") if isinstance(source, dict) else None
-    is_human = kind in (None, "human") and given.get("commandMode") in (None, "prompt", "bash")
-    return "human" if is_human and not is_notification(as_text(given.get("prompt"))) else "meta"
+    is_human = kind in (None, "human") and fields.get("commandMode") in (None, "prompt", "bash")
+    return "human" if is_human and not is_notification(as_text(fields.get("prompt"))) else "meta"
 
 
-def _text(kind: str, given: Record) -> str | None:
+def _text(kind: str, fields: Record) -> str | None:
     paths = _TEXT_AT.get(kind)
     if paths is None:
         return None
-    body = next((text for path in paths if path and (text := _at(given, path))), "")
+    body = next((text for path in paths if path and (text := _at(fields, path))), "")
     if not body and "" not in paths:
         return None
-    subject = next((given[key] for key in _SUBJECTS if isinstance(given.get(key), str)), "")
+    subject = next((fields[key] for key in _SUBJECTS if isinstance(fields.get(key), str)), "")
     heading = f"[{kind}: {subject}]" if subject else f"[{kind}]"
     return f"{heading}\n{body}" if body else heading
 
 
-def _at(given: Record, place: str) -> str:
-    value: Any = given
-    for key in place.split("."):
+def _at(fields: Record, path: str) -> str:
+    value: Any = fields
+    for key in path.split("."):
         value = cast("Record", value).get(key) if isinstance(value, dict) else None
     if isinstance(value, list):
         return "\n".join(_line(entry) for entry in cast("list[Any]", value)).strip()

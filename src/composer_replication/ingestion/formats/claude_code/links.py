@@ -234,14 +234,14 @@ class Links:
         is_at_prompt = abandoned_top.node.begins_turn or (target is not None and target.node.begins_turn)
         return (is_at_prompt or self._is_unanswered(tail, abandoned_top)) and verdict != "went on"
 
-    def _is_unanswered(self, tail: Place, left: Place) -> bool:
+    def _is_unanswered(self, tail: Place, abandoned_top: Place) -> bool:
         """Whether only a message is left behind whose calls nobody answered: no session can go on from these."""
-        if not _reaches(tail.same_owner, left) or tail.owner != left.owner:
+        if not _reaches(tail.same_owner, abandoned_top) or tail.owner != abandoned_top.owner:
             return False
         calls = {
             call_id
             for position in tail.near()
-            if position.node.index >= left.node.index
+            if position.node.index >= abandoned_top.node.index
             for call_id in position.node.called
         }
         return bool(calls) and calls.isdisjoint(self._answered)
@@ -275,16 +275,16 @@ class Links:
             self._count(GUESSED_END, boundary)
 
 
-def _is_above(asker: Node, place: Place | None) -> bool:
-    """Whether a message, by this record of it or a later one, is at `place` or above it."""
-    if place is None or place.node.index < asker.index:
+def _is_above(asker: Node, position: Place | None) -> bool:
+    """Whether a message, by this record of it or a later one, is at `position` or above it."""
+    if position is None or position.node.index < asker.index:
         return False
-    return place.is_below(asker) or any(
+    return position.is_below(asker) or any(
         neighbour.node.message_key == asker.message_key and neighbour.node.index >= asker.index
-        for neighbour in place.near()
+        for neighbour in position.near()
     )
 
 
-def _reaches(top: Place | None, left: Place | None) -> bool:
+def _reaches(top: Place | None, abandoned_top: Place | None) -> bool:
     """Whether a row of records that begins at `top` has everything in it that was left."""
-    return top is not None and left is not None and top.node.index <= left.node.index
+    return top is not None and abandoned_top is not None and top.node.index <= abandoned_top.node.index

@@ -95,9 +95,9 @@ def _was_absorbed(removed: Queued, has_attachments: bool) -> bool:
     return removed.reason == _ABSORBED or (removed.reason is None and not has_attachments)
 
 
-def _has_own_record(said: Queued, main: list[Node]) -> bool:
-    text = said.text.strip()
-    users = (node for node in main if node.kind == "user" and node.line > said.lines[0])
+def _has_own_record(message: Queued, main: list[Node]) -> bool:
+    text = message.text.strip()
+    users = (node for node in main if node.kind == "user" and node.line > message.lines[0])
     return any(_says(_words(block.get("text")), text) for node in users for block in node.blocks)
 
 
@@ -111,13 +111,13 @@ def _says(words: str, text: str) -> bool:
     return called == text.removeprefix("/").split()
 
 
-def _answer_to(said: Queued, main: list[Node]) -> str:
+def _answer_to(message: Queued, main: list[Node]) -> str:
     """The first assistant message that began after it: records of one that was being written stand behind it too."""
-    seen_keys = {node.message_key for node in main if node.line < said.lines[-1]}
+    seen_keys = {node.message_key for node in main if node.line < message.lines[-1]}
     for node in main:
-        if node.kind != "assistant" or node.line < said.lines[-1] or node.message_key in seen_keys:
+        if node.kind != "assistant" or node.line < message.lines[-1] or node.message_key in seen_keys:
             continue
-        if not said.timestamp or not _time(node.record) or _time(node.record) >= said.timestamp:
+        if not message.timestamp or not _time(node.record) or _time(node.record) >= message.timestamp:
             return node.uuid
         seen_keys.add(node.message_key)
     return ""

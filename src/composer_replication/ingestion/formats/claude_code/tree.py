@@ -227,12 +227,12 @@ def _attachments_without_successor(tree: RecordTree, nodes: list[Node]) -> dict[
     return hanging
 
 
-def _before_boundary(tree: RecordTree, boundary: Node | None, taken: set[str]) -> Node | None:
+def _before_boundary(tree: RecordTree, boundary: Node | None, taken_uuids: set[str]) -> Node | None:
     """Where the context before a compaction ended; what another context took already is no end of this one."""
     while boundary is not None:
         path = tree.path_to_root(tree.ended_at.get(boundary.uuid))
         for node in path:
-            if node.uuid not in taken and not node.is_boundary:
+            if node.uuid not in taken_uuids and not node.is_boundary:
                 return node
         boundary = path[-1] if path and tree.is_start(path[-1]) else None
     return None

@@ -220,10 +220,10 @@ def _tool_result(block: Record) -> ToolResult:
     )
 
 
-def _raise_usage(usage: dict[str, int], given: Any) -> None:
+def _raise_usage(usage: dict[str, int], record_usage: Any) -> None:
     """The maximum over the records of one message: later ones repeat and complete earlier ones, a sum counts twice."""
-    if isinstance(given, dict):
+    if isinstance(record_usage, dict):
         for theirs, ours in _USAGE.items():
-            value = given.get(theirs)
+            value = record_usage.get(theirs)
             if type(value) is int and usage.get(ours, -1) < value <= MAX_COUNT:
                 usage[ours] = value
