@@ -134,7 +134,12 @@ _UUID = r"[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}"
 _VALUE_OF_COOKIE = (
     r"\\*[\"']?(?:\s{0,3}[=:,]\s{0,40}|\s{1,2})\\*[\"']?(?:value\\*[\"']?\s{0,3}[:=]\s{0,3}\\*[\"']?)?(" + _UUID + ")"
 )
-_COOKIE_NAMES = ("JSESSIONID", "jsessionid", "PHPSESSID", "NET_SessionId", "__Host-session", "connect.sid")
+_COOKIE_NAMES = {
+    "JSESSIONID": "jsessionid",
+    "jsessionid": "jsessionid",
+    "PHPSESSID": "phpsessid",
+    "NET_SessionId": "sessionid",
+}
 _NEAR_COOKIE = (
     r"[^\0\n}]{0,60}?(?<![\w-])[\w.-]{0,30}(?:[sS]ess|sid|SID|[aA]uth|[lL]ogin|[tT]oken)[\w.-]{0,20}" + _VALUE_OF_COOKIE
 )
@@ -210,10 +215,7 @@ STRUCTURE_RULES: tuple[Rule, ...] = (
     *(Rule("BEARER_TOKEN", re.compile(word + _BEARER), ("bearer",), 1, _is_bearer) for word in ("earer", "EARER")),
     *(Rule("BASIC_AUTH", re.compile(word + _BASIC), ("basic",), 1, _is_basic) for word in ("asic", "ASIC")),
     *(Rule("COOKIE", re.compile(word + _COOKIE), ("cookie",), 1, _is_cookie) for word in ("ookie", "OOKIE")),
-    *(
-        Rule("COOKIE", re.compile(re.escape(name) + _VALUE_OF_COOKIE), ("sessid", "sessionid", "sid "), 1)
-        for name in _COOKIE_NAMES
-    ),
+    *(Rule("COOKIE", re.compile(name + _VALUE_OF_COOKIE), (trigger,), 1) for name, trigger in _COOKIE_NAMES.items()),
     *(Rule("COOKIE", re.compile(word + _NEAR_COOKIE), ("cookie",), 1) for word in ("ookie", "OOKIE")),
     Rule(
         "SEED_PHRASE",

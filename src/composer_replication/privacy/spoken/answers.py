@@ -147,7 +147,7 @@ _LONGEST_PRINTED = 200
 
 def chat_spans(text: str) -> Iterator[Span]:
     """Yield the answers in a text that holds a talk itself, a message on each line: `ada: who has the panel pw`."""
-    if text.count("\n") > _MOST_MESSAGES or not ("?\n" in text or "\uff1f\n" in text):
+    if not ("?\n" in text or "\uff1f\n" in text) or text.count("\n") > _MOST_MESSAGES:
         return
     begin, is_asked = 0, False
     for line in text.split("\n"):
