@@ -25,8 +25,44 @@ Messages say what is wrong, where, what was got, what was expected and what to d
 from __future__ import annotations
 
 
+class Explanation(str):
+    """A message in the house form that keeps its parts, so that a program or a test need not parse the sentence."""
+
+    what: str = ""
+    got: str = ""
+    expected: str = ""
+    fix: str = ""
+
+
 class ComposerError(Exception):
-    """Base of every error raised on purpose by this package."""
+    """Base of every error raised on purpose by this package.
+
+    An error whose message was laid out by `explain` has its parts as `what`, `got`, `expected` and `fix`. For any other
+    message `what` is the whole text and the other parts are empty.
+    """
+
+    @property
+    def what(self) -> str:
+        """What is wrong, and where."""
+        return self._explanation.what or str(self)
+
+    @property
+    def got(self) -> str:
+        return self._explanation.got
+
+    @property
+    def expected(self) -> str:
+        return self._explanation.expected
+
+    @property
+    def fix(self) -> str:
+        """What the reader can do about it; empty where there is nothing to add."""
+        return self._explanation.fix
+
+    @property
+    def _explanation(self) -> Explanation:
+        message = self.args[0] if self.args else ""
+        return message if isinstance(message, Explanation) else Explanation()
 
 
 class InputError(ComposerError, ValueError):
@@ -89,10 +125,12 @@ class StaleArtefactError(RunError):
     """An artefact was made with other weights, another tokenizer or other settings than those in use."""
 
 
-def explain(what: str, *, got: object, expected: object, fix: str = "") -> str:
-    """One message in the house form: what is wrong (and where), got, expected, what to do."""
-    message = f"{what}: got {got}, expected {expected}"
-    return f"{message}. {fix}" if fix else message
+def explain(what: str, *, got: object, expected: object, fix: str = "") -> Explanation:
+    """Return a message in the house form: what is wrong (and where), got, expected, what to do."""
+    text = f"{what}: got {got}, expected {expected}"
+    message = Explanation(f"{text}. {fix}" if fix else text)
+    message.what, message.got, message.expected, message.fix = what, str(got), str(expected), fix
+    return message
 
 
 def is_rust_panic(error: BaseException) -> bool:
