@@ -25,7 +25,7 @@ Messages say what is wrong, where, what was got, what was expected and what to d
 from __future__ import annotations
 
 
-class Explanation(str):
+class _Explanation(str):
     """A message in the house form that keeps its parts, so that a program or a test need not parse the sentence."""
 
     what: str = ""
@@ -60,9 +60,9 @@ class ComposerError(Exception):
         return self._explanation.fix
 
     @property
-    def _explanation(self) -> Explanation:
+    def _explanation(self) -> _Explanation:
         message = self.args[0] if self.args else ""
-        return message if isinstance(message, Explanation) else Explanation()
+        return message if isinstance(message, _Explanation) else _Explanation()
 
 
 class InputError(ComposerError, ValueError):
@@ -125,10 +125,10 @@ class StaleArtefactError(RunError):
     """An artefact was made with other weights, another tokenizer or other settings than those in use."""
 
 
-def explain(what: str, *, got: object, expected: object, fix: str = "") -> Explanation:
+def explain(what: str, *, got: object, expected: object, fix: str = "") -> str:
     """Return a message in the house form: what is wrong (and where), got, expected, what to do."""
     text = f"{what}: got {got}, expected {expected}"
-    message = Explanation(f"{text}. {fix}" if fix else text)
+    message = _Explanation(f"{text}. {fix}" if fix else text)
     message.what, message.got, message.expected, message.fix = what, str(got), str(expected), fix
     return message
 
