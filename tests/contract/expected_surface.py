@@ -187,7 +187,14 @@ NEW: dict[str, dict[str, str]] = {
         "ReferenceLogprobs.take_over": "(other)",
         "precompute_ref_logprobs": "(model, renderer, pairs, *, path=None, max_tree_tokens=32768, with_adapter=False)",
     },
-    "errors": {"explain": '(what, *, got, expected, fix="")', "is_rust_panic": "(error)"},
+    "errors": {
+        "ComposerError.expected": "property",
+        "ComposerError.fix": "property",
+        "ComposerError.got": "property",
+        "ComposerError.what": "property",
+        "explain": '(what, *, got, expected, fix="")',
+        "is_rust_panic": "(error)",
+    },
     "optional": {
         "available": "(package)",
         "importing": "(package, *, extra)",
