@@ -10,7 +10,6 @@ surrogates, keys that are not strings and dates are errors that name the key, ne
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
@@ -21,7 +20,6 @@ from composer_replication.errors import InputError, explain
 
 _STRICT = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
 _CANONICAL = _STRICT | orjson.OPT_SORT_KEYS
-_REFUSES_NAN = json.JSONEncoder(allow_nan=False, check_circular=False, ensure_ascii=False)
 _MAX_DEPTH = 255  # orjson's own limit; it also ends the walk through a value that contains itself
 
 
@@ -41,7 +39,7 @@ def _encode(value: object, where: str, options: int, indent: bool) -> bytes:
     except orjson.JSONEncodeError as error:
         raise InputError(_name_the_culprit(value, where, str(error))) from None
     # orjson writes NaN and infinities as null, so only a text with a null in it has to be searched for them.
-    if b"null" in data and not _all_finite(value):
+    if b"null" in data and not _all_finite([value]):
         for path, leaf in _leaves(value):
             if isinstance(leaf, float) and not math.isfinite(leaf):
                 fix = "JSON has no such number: leave the row out, or write None and say why beside it"
@@ -72,11 +70,21 @@ def nested_items(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[s
 
 
 def _all_finite(value: object) -> bool:
-    """Whether the standard library's encoder, told to refuse NaN, takes the value: faster than a walk in Python."""
-    try:
-        _REFUSES_NAN.encode(value)
-    except (ValueError, TypeError, RecursionError):
-        return False
+    """Return whether no float in `value`, which orjson has accepted, is NaN or infinite."""
+    pending: list[Any] = [value]
+    while pending:
+        container = pending.pop()
+        # Most leaves are strings, so exact types are asked for first. Encoding the value again with the standard
+        # library, which can refuse NaN, takes three times as long (251 real sessions: 0.10 s here, 0.27 s there).
+        for item in container.values() if isinstance(container, dict) else container:
+            kind = type(item)
+            if kind is str or kind is bool or item is None:
+                continue
+            if kind is float:
+                if not math.isfinite(item):
+                    return False
+            elif isinstance(item, dict | list | tuple):
+                pending.append(item)
     return True
 
 

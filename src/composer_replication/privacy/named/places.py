@@ -110,7 +110,6 @@ ALSO: frozenset[bytes] = frozenset(
 
 def place_spans(text: str, active: Set[bytes]) -> Iterator[Span]:
     """Every secret in a place for one. `active`: the whole words that occur."""
-    passed = {_NO_GATE: True}  # the places of a row have one gate, and a sign is looked for in all of the text
     here = sorted(active & WHOLE_WORDS)
     likely = [
         slot
@@ -118,9 +117,12 @@ def place_spans(text: str, active: Set[bytes]) -> Iterator[Span]:
         for slot in _PLACES[word]
         if slot.needs <= active and not (slot.gate.also and slot.gate.lacks(active))
     ]
-    heads = {head: head in text for head in {slot.head for slot in likely}}
-    for slot in dict.fromkeys(likely) if likely else ():
-        if not heads[slot.head]:
+    heads = {head for head in {slot.head for slot in likely} if head in text}
+    if not heads:
+        return
+    passed = {_NO_GATE: True}  # the places of a row have one gate, and a sign is looked for in all of the text
+    for slot in dict.fromkeys(likely):
+        if slot.head not in heads:
             continue
         gate = slot.gate
         if gate not in passed:
