@@ -43,9 +43,9 @@ class WordFilter:
         """The triggers that occur in a text given as one byte a character."""
         loaded = self._loaded
         words = set(flat.translate(_TABLE).split()) - self._plain
-        known = loaded.keys() & words  # set operations instead of a loop: texts have millions of such words
-        triggers: set[bytes] = set().union(*map(loaded.__getitem__, known))
-        return triggers | self._learn(list(words - known)) if len(known) < len(words) else triggers
+        cached_words = loaded.keys() & words  # set operations instead of a loop: texts have millions of such words
+        triggers: set[bytes] = set().union(*map(loaded.__getitem__, cached_words))
+        return triggers | self._learn(list(words - cached_words)) if len(cached_words) < len(words) else triggers
 
     def _learn(self, words: list[bytes]) -> set[bytes]:
         """Search new words all at once, and one by one only the words with a trigger in them."""
