@@ -39,7 +39,8 @@ def test_a_checkpoint_holds_the_states_of_both(whole):
 def test_a_signal_to_one_process_stops_both_after_the_same_step(tmp_path, whole):
     stopped = run_group(JOB, tmp_path / "run", stop_rank=1)
     assert [each["steps"] for each in stopped] == [3, 3]
-    assert [each["stopped_by"] for each in stopped] == ["a signal to another process", "SIGTERM"]
+    assert stopped[1]["stopped_by"] == "SIGTERM"
+    assert stopped[0]["stopped_by"] not in {"", "SIGTERM"}  # it heard none itself
     assert newest_complete(tmp_path / "run").name == "checkpoint-3"
     assert run_group(JOB, tmp_path / "run")[0]["weights"] == whole[1][0]["weights"]
 
@@ -47,14 +48,14 @@ def test_a_signal_to_one_process_stops_both_after_the_same_step(tmp_path, whole)
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_disk_that_fails_one_process_is_said_by_both_and_nobody_waits(tmp_path, rank):
     said = run_group("kill_and_resume.small_runs:job_with_failing_disk", tmp_path / "run", rank=rank)
-    assert "No space left on device" in said[rank]["error"]
-    assert "another process could not write its part" in said[1 - rank]["error"]
+    assert ["No space left on device" in said[each]["error"] for each in (rank, 1 - rank)] == [True, False]
+    assert all("checkpoint-4" in each["error"] for each in said)
     assert newest_complete(tmp_path / "run").name == "checkpoint-2"
 
 
 def test_another_number_of_processes_is_refused(tmp_path, whole):
     shutil.copytree(whole[0] / "checkpoint-4", tmp_path / "run" / "checkpoint-4")
-    with pytest.raises(AssertionError, match=r"StaleArtefactError.* num_processes 2, expected num_processes 1"):
+    with pytest.raises(AssertionError, match=r"StaleArtefactError.* num_processes 2\b.* num_processes 1\b"):
         run_to_end(JOB, tmp_path / "run")
 
 

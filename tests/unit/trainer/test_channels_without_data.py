@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_composer_channels import TRACE, scripted
+from test_composer_channels import TRACE, channels_on, scripted
 from test_composer_channels import policy as policy_fixture
 
 from composer_replication.envs.student import student_folder
@@ -22,8 +22,10 @@ WITHOUT_SITES = {**TRACE, "turns": [turn | {"tool_error": None} for turn in TRAC
 
 
 def skipped(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """The channels that a message calls skipped, a name for each message."""
-    return [record.getMessage().split()[1] for record in caplog.records if " cannot run" in record.getMessage()]
+    """The channels that a message names together with their weight, a name for each message."""
+    weights = {"sdpo_jsd": "alpha_sdpo", "trace_replay_dpo": "beta_replay"}
+    told = [record.getMessage() for record in caplog.records]
+    return [name for each in told for name, weight in weights.items() if name in each and weight in each]
 
 
 def collator(policy: Path, **options: Any) -> ComposerDataCollator:
@@ -53,12 +55,12 @@ def test_channels_that_logged_traces_do_not_feed_are_skipped_and_the_others_run(
     made = collator(policy)
     trainer = scripted(policy, tmp_path, **weights, trace_dataset=[WITHOUT_PAIRS], data_collator=made)
     assert skipped(caplog) == ["trace_replay_dpo"]
-    assert trainer.channels_on() == ["grpo", "sdpo on rollouts", "sdpo on logged traces"]
+    assert channels_on(trainer) == ["grpo", "sdpo rollouts", "sdpo logged"]
     assert not made.counts  # a look at the data counts nothing
     caplog.clear()
     trainer = scripted(policy, tmp_path, **weights, trace_dataset=[WITHOUT_SITES], data_collator=collator(policy))
     assert skipped(caplog) == ["sdpo_jsd"]
-    assert trainer.channels_on() == ["grpo", "sdpo on rollouts", "trace_replay_dpo"]
+    assert channels_on(trainer) == ["grpo", "sdpo rollouts", "trace_replay_dpo"]
     trainer.train()
     steps = [entry for entry in trainer.state.log_history if "loss/trace_replay_dpo" in entry]
     assert [entry["ran/sdpo_kl_logged"] for entry in steps] == [0]
@@ -68,7 +70,7 @@ def test_no_traces_at_all_are_no_data(policy: Path, tmp_path: Path, caplog: pyte
     weights = {"beta_replay": 1.0, "alpha_sdpo": 0.1}
     trainer = scripted(policy, tmp_path, **weights, trace_dataset=[], data_collator=collator(policy))
     assert skipped(caplog) == ["sdpo_jsd", "trace_replay_dpo"]
-    assert trainer.channels_on() == ["grpo", "sdpo on rollouts"]
+    assert channels_on(trainer) == ["grpo", "sdpo rollouts"]
 
 
 @pytest.mark.parametrize("dpo_pairs", ["no list", [{"chosen": "a"}]])

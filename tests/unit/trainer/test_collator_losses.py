@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import dense_reference as dense
 import pytest
 import torch
@@ -11,6 +13,7 @@ from traces import HINT, collator_of, pair, session
 from composer_replication import compose_loss
 from composer_replication.errors import AlignmentError, BatchKeyError
 from composer_replication.objective.reference import reference_logprobs
+from refusals import refusal
 from tokenizer_assets import load
 
 
@@ -20,10 +23,11 @@ def test_a_shift_by_one_is_caught():
     for key in ("sdpo_student_index", "sdpo_teacher_index"):
         moved = {name: value for name, value in batch.items() if name != "sdpo_loss_mask"}
         moved[key] = batch[key] - torch.tensor([0, 1])
-        with pytest.raises(AlignmentError, match="predict different tokens"):
+        with refusal(AlignmentError, got="token ids") as refused:
             compose_loss(model, moved)
+        assert re.search(rf"\b{len(batch[key])} pairs\b", refused.value.what)
     moved = batch | {"sdpo_loss_mask": batch["sdpo_loss_mask"].roll(1, dims=1)}
-    with pytest.raises(BatchKeyError, match="the same tokens"):
+    with refusal(BatchKeyError, what="sdpo_loss_mask"):
         compose_loss(model, moved)
 
 

@@ -14,6 +14,7 @@ from transformers import ByT5Tokenizer
 from composer_replication.errors import InputError
 from composer_replication.objective.compose import compose_loss
 from composer_replication.trainer.data_collator import CollatorConfig, ComposerDataCollator
+from refusals import refusal
 from tiny_models import build
 from tokenizer_assets import load
 
@@ -124,7 +125,7 @@ def without_template(family: str) -> Any:
 
 
 def collator_of(tokenizer, **options) -> ComposerDataCollator:
-    with pytest.warns(UserWarning, match="by these segments") as caught:
+    with pytest.warns(UserWarning, match=r"CollatorConfig\(chat_template=") as caught:
         collator = ComposerDataCollator(tokenizer, CollatorConfig(**{"hint_generator": hinting, **options}))
     assert len(caught) == 1
     assert caught[0].filename == __file__
@@ -282,7 +283,7 @@ def test_an_answer_without_ids_is_named(answer):
         def __call__(self, text: str) -> Any:
             return answer
 
-    with pytest.raises(InputError, match="what the tokenizer returned"):
+    with refusal(InputError, what="tokenizer", got=type(answer).__name__, expected="input_ids"):
         ComposerDataCollator(Other(), CollatorConfig())
 
 
@@ -292,5 +293,6 @@ def test_tokens_that_come_before_some_texts_only_are_an_error_and_no_target():
             ids = super().ids(f"!{text}")
             return ids[1:] if text.startswith("And") else ids
 
-    with pytest.raises(InputError, match="tokens of 'And"):
+    with refusal(InputError, what="tokens", got="ids") as refused:
         collator_of(Sometimes())([session()])
+    assert "'And" in refused.value.what

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zlib
 from dataclasses import replace
 
@@ -100,28 +101,20 @@ def test_figures_are_means_a_token_and_differences_of_differences(monkeypatch):
 def test_the_sentence_says_whether_it_heeds_by_which_figures_and_what_to_do(monkeypatch):
     said = []
     tell_proof(proved(monkeypatch, obedient), said.append)
-    assert said == [
-        "hint proof: 24 of 24 sites teach",
-        "this model heeds hints on these logs: own hints lower the erring decision more than another kind's at 100% of"
-        " 24 sites, and more than they lower good calls before it in the same sessions at 100% of 24 sites, which they"
-        " move by -0.20 nats a token",
-    ]
+    proof, sentence = said
+    assert re.search(r"\b24 of 24 sites\b", proof)
+    assert re.search(r"\b100% of 24 sites\b.*\b100% of 24 sites\b.*-0\.20\b", sentence)
+    assert "channel 3" not in sentence  # nothing else has to be done
     sessions = proved(monkeypatch, set_against_everything)
     for can_warm_up in (False, True):
         told = verdict(sessions.proofs).in_words(can_warm_up=can_warm_up)
-        assert told.startswith(
-            "this model does not heed hints on these logs by more than chance: all of what follows is so at 0 sites; "
-            "chance alone makes it 8, and 13 are needed: own hints lower"
-        )
-        assert (
-            "at 100% of 24 sites, and more than they lower good calls before it in the same sessions at 0% of 24"
-            in told
-        )
-        assert "which they move by -2.00 nats a token" in told
-        assert told.endswith("use a larger model, or rely on pairs (channel 3)")
-        assert ("warm up first (train.warmup)" in told) is can_warm_up
-    assert "cannot be told from 2 sites" in verdict(sessions.proofs[:2]).in_words()
-    assert "cannot be told from 0 sites" in verdict([]).in_words()
+        assert re.search(r"\b0 sites\b.*\bchance\b\D*\b8\b.*\b13\b", told)
+        assert re.search(r"\b100% of 24 sites\b.*\b0% of 24\b.*-2\.00\b", told)
+        assert "channel 3" in told
+        assert ("train.warmup" in told) is can_warm_up
+    for number in (2, 0):
+        sentence = verdict(sessions.proofs[:number]).in_words()
+        assert re.findall(r"\d+ ?\w*", sentence) == [f"{number} sites"]  # no figure that could mislead
 
 
 @pytest.mark.parametrize(
@@ -233,7 +226,7 @@ def test_a_site_without_a_good_call_before_it_is_compared_with_those_of_other_se
         assert [own in context for context in good] == [False, False, True, True] * 2
     found = verdict(proved.proofs)
     assert (found.num_with_good, found.num_elsewhere) == (5, 3)
-    assert "at 0% of 5 sites (3 of them by calls of other sessions, having none before it)" in found.in_words()
+    assert re.search(r"\b0% of 5 sites\W+3\b", found.in_words())
 
 
 def test_where_no_session_has_a_good_call_the_sentence_says_that_nothing_was_compared(monkeypatch):
@@ -243,4 +236,5 @@ def test_where_no_session_has_a_good_call_the_sentence_says_that_nothing_was_com
     ]
     proved, _ = asked_of(monkeypatch, made)
     assert {proof.num_good_calls for proof in proved.proofs} == {0}
-    assert "no good call to compare with at 5 sites" in verdict(proved.proofs).in_words()
+    shares = re.findall(r"(\d+% of )?\b5 sites\b", verdict(proved.proofs).in_words())
+    assert [bool(share) for share in shares] == [True, False]  # of the second comparison only their number is said

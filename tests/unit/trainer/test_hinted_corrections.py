@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from composer_replication.errors import InputError
 from composer_replication.sessions.hinted_corrections import HINTED_CORRECTIONS, OTHER_CONTEXT, with_hinted_corrections
 from composer_replication.trainer.warmup import warm_up
+from refusals import refusal
 
 SAVING = {"save_strategy": "steps", "save_steps": 2, "max_steps": 2}
 MADE = [
@@ -73,5 +74,5 @@ def test_a_warm_up_learns_them_and_the_steps_after_it_do_not(tmp_path):
 
 def test_a_run_without_corrections_says_so(tmp_path):
     bare = sessions_of(made=[replace(each, pairs=[]) for each in MADE])
-    with pytest.raises(InputError, match="hinted corrections"):
+    with refusal(InputError, fix="train.warmup.hinted_corrections"):
         warm_up(tiny(), arguments(tmp_path, max_steps=2), bare, hinted_corrections=True)

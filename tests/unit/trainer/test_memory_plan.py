@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -111,7 +112,11 @@ def test_a_plan_that_fits_says_so_and_advises_nothing():
     plan = plan_memory(config("0.5B"), longest_tree=4096, available=80 * GIB, device="cuda")
     assert plan.fits
     assert plan.advice == ()
-    assert str(plan).endswith(": fits")
+    assert says_that_it_fits(str(plan))
+
+
+def says_that_it_fits(line):
+    return re.search(r"\bfits\b", line) is not None
 
 
 def test_advice_begins_with_checkpointing_and_ends_where_it_fits():
@@ -120,29 +125,30 @@ def test_advice_begins_with_checkpointing_and_ends_where_it_fits():
     assert not plan.fits
     assert len(plan.advice) == 1
     assert plan.advice[0].startswith("gradient_checkpointing=True")
-    assert plan.advice[0].endswith(", which fits.")
+    assert says_that_it_fits(plan.advice[0])
     smaller = plan_memory(config("1.5B"), available=12 * GIB, **settings)
-    assert [line.partition("=")[0].partition(" (")[0] for line in smaller.advice[:2]] == [
-        "gradient_checkpointing",
-        "An adapter",
+    assert [re.search(r"gradient_checkpointing=|LoRA|$", line)[0] for line in smaller.advice[:2]] == [
+        "gradient_checkpointing=",
+        "LoRA",
     ]
-    assert "needs no copy" in smaller.advice[1]
+    assert "trust_region" in smaller.advice[1]  # which costs nothing more under an adapter
     fixed = plan_memory(config("1.5B"), available=12 * GIB, checkpointing=True, lora_rank=16, **settings)
-    assert fixed.fits == smaller.advice[1].endswith("which fits.")
+    assert f"{fixed.peak / GIB:.2f} GiB" in smaller.advice[1]
+    assert fixed.fits == says_that_it_fits(smaller.advice[1])
 
 
 def test_advice_names_the_budget_that_fits_and_that_budget_does():
     settings = {"teacher": "live", "device": "cuda", "checkpointing": True, "lora_rank": 16, "four_bit": True}
     plan = plan_memory(config("1.5B"), longest_tree=400_000, available=16 * GIB, **settings)
-    assert "budget=" in plan.advice[-1]
-    budget = int(plan.advice[-1].rpartition("budget=")[2].rstrip("."))
+    budget = int(re.search(r"\bbudget=(\d+)\b", plan.advice[-1])[1])
     assert plan_memory(config("1.5B"), longest_tree=budget, available=16 * GIB, **settings).fits
     assert not plan_memory(config("1.5B"), longest_tree=budget + 256, available=16 * GIB, **settings).fits
 
 
 def test_a_model_that_never_fits_is_said_to_be_too_large():
     plan = plan_memory(config("1.5B"), longest_tree=1024, available=GIB // 4, device="cuda")
-    assert plan.advice[-1].endswith("take a smaller model.")
+    assert re.search(r"\b256 tokens\b.*\bmodel\b", plan.advice[-1])
+    assert "budget=" not in plan.advice[-1]  # none would do
 
 
 def test_a_processor_has_a_dense_mask_and_its_own_memory(monkeypatch):
@@ -176,11 +182,12 @@ def test_a_trainer_plans_for_its_largest_step_and_says_when_it_may_not_fit(tmp_p
     assert plan.fits
     assert plan.parts["attention mask"] == 5 * (sizes[-1] + sizes[-2]) ** 2
     assert plan.parts["weights"] == 4 * sum(each.numel() for each in trainer.model.parameters())
-    assert "may not fit" not in caplog.text
+    assert "GiB" not in caplog.text
     monkeypatch.setattr(offline_checks, "free_memory", lambda device: 1000)
     adapted = trainer_of(tmp_path, sessions, peft_config=LoraConfig(r=8, target_modules="all-linear"))
     assert not adapted.plan().fits
-    assert "the largest step may not fit into memory" in caplog.text
+    [warning] = [each.getMessage() for each in caplog.records if "GiB" in each.getMessage()]
+    assert "attention mask" in warning
     trainable = sum(each.numel() for each in adapted.model.parameters() if each.requires_grad)
     assert adapted.plan().parts["optimiser"] == 8 * trainable
 

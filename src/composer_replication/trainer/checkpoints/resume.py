@@ -194,7 +194,7 @@ def _differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[s
         if old.get(name) != new.get(name):
             yield f"parameter {name}: {old.get(name, 'none')} in the checkpoint, {new.get(name, 'none')} in use"
     if saved["base_weights"] != now["base_weights"]:
-        yield "other frozen weights below the adapter than those it was trained on"
+        yield "base_weights: other frozen weights below the adapter than those it was trained on"
 
 
 def _plain(settings: Mapping[str, Any], volatile: set[str]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from composer_replication.atomic import StagedFile
 from composer_replication.errors import InputError, RunError
 from composer_replication.trainer.checkpoints import newest_complete
 from kill_and_resume.small_runs import small_trainer, weights_of
+from refusals import refusal
 
 
 class At(TrainerCallback):
@@ -53,9 +54,8 @@ def six_steps(tmp_path_factory):
 def test_a_full_disk_is_named_and_what_was_saved_stays(tmp_path, monkeypatch, six_steps, name):
     fill = At(4, lambda: full_disk_for(name, monkeypatch))
     trainer = small_trainer(tmp_path / "run", max_steps=6, save_total_limit=1, callbacks=[fill])
-    with pytest.raises(RunError, match="No space left on device") as failed:
+    with refusal(RunError, what=str(tmp_path / "run" / "checkpoint-4"), got=f"[Errno {errno.ENOSPC}]") as failed:
         trainer.train()
-    assert str(tmp_path / "run" / "checkpoint-4") in str(failed.value)
     assert isinstance(failed.value.__cause__, OSError)
     monkeypatch.undo()
     assert newest_complete(tmp_path / "run").name == "checkpoint-2"
@@ -77,7 +77,7 @@ def test_a_full_disk_under_the_weights_is_named_too(tmp_path, monkeypatch):
         save_pretrained(*args, **options)
 
     monkeypatch.setattr(trainer.model, "save_pretrained", no_space)
-    with pytest.raises(RunError, match=r"checkpoint-4.*os error 28"):
+    with refusal(RunError, what="checkpoint-4", got="os error 28"):
         trainer.train()
     assert newest_complete(tmp_path).name == "checkpoint-2"
 
@@ -85,8 +85,9 @@ def test_a_full_disk_under_the_weights_is_named_too(tmp_path, monkeypatch):
 def test_extra_state_that_cannot_be_kept_is_named(tmp_path, monkeypatch):
     trainer = small_trainer(tmp_path, max_steps=2)
     monkeypatch.setattr(trainer, "extra_state", lambda: {"environment": object()})
-    with pytest.raises(InputError, match="tree 'extra-0', at 'environment'"):
+    with refusal(InputError, what="'extra-0'") as refused:
         trainer.train()
+    assert "'environment'" in refused.value.what
     assert newest_complete(tmp_path) is None
 
 
@@ -98,7 +99,9 @@ def test_sigterm_ends_the_run_after_its_step_with_a_checkpoint(tmp_path, caplog,
     with caplog.at_level(logging.WARNING):
         assert trainer.train().global_step == 3
     assert trainer.stopped_by == "SIGTERM"
-    assert "SIGTERM: stopped after step 3; resume from" in caplog.text
+    [told] = [each.getMessage() for each in caplog.records if "SIGTERM" in each.getMessage()]
+    assert "step 3" in told
+    assert str(tmp_path / "run" / "checkpoint-3") in told
     assert signal.getsignal(signal.SIGTERM) is before
     assert newest_complete(tmp_path / "run").name == "checkpoint-3"
     later = small_trainer(tmp_path / "run", max_steps=6, **settings)

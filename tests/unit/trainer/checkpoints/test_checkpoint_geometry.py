@@ -7,6 +7,7 @@ import pytest
 from composer_replication.errors import InputError, StaleArtefactError
 from composer_replication.trainer.checkpoints.manifest import read_manifest
 from kill_and_resume.small_runs import small_trainer, weights_of
+from refusals import refusal
 
 GENERATION = {"steps_per_generation": 4, "num_generations": 4, "num_iterations": 1}
 OWN = {"sites": True, "logged": False, "sizes": (1, 2)}
@@ -50,31 +51,33 @@ def test_another_size_of_a_generation_is_refused(saved, name, ignore_data_skip):
     generation = {**GENERATION, name: 8}
     later = trainer_with(saved, generation=generation, ignore_data_skip=ignore_data_skip)
     before = weights_of(later.model)
-    with pytest.raises(StaleArtefactError, match=f"got {name} {GENERATION[name]}, expected {name} 8"):
+    with pytest.raises(StaleArtefactError) as refused:
         later.train(resume_from_checkpoint=True)
+    assert (refused.value.got, refused.value.expected) == (f"{name} {GENERATION[name]}", f"{name} 8")
     assert weights_of(later.model) == before
 
 
 def test_a_trainer_that_generates_nothing_is_another_one(saved):
-    said = "got num_generations 4, num_iterations 1, steps_per_generation 4, expected num_generations None"
-    with pytest.raises(StaleArtefactError, match=said):
+    got = "num_generations 4, num_iterations 1, steps_per_generation 4"
+    with refusal(StaleArtefactError, got=got, expected="num_generations None"):
         trainer_with(saved, generation={}).train(resume_from_checkpoint=True)
 
 
 @pytest.mark.parametrize("ignore_data_skip", [False, True])
 @pytest.mark.parametrize(
-    ("own", "said"),
+    ("own", "got", "expected"),
     [
-        ({**OWN, "sites": False}, "got sites True, expected sites False"),
-        ({**OWN, "sites": False, "logged": True}, "got logged False, sites True, expected logged True, sites False"),
-        ({**OWN, "more": 3}, "got more None, expected more 3"),
-        ({"sites": True, "logged": False}, r"got sizes \[1, 2\], expected sizes None"),
+        ({**OWN, "sites": False}, "sites True", "sites False"),
+        ({**OWN, "sites": False, "logged": True}, "logged False, sites True", "logged True, sites False"),
+        ({**OWN, "more": 3}, "more None", "more 3"),
+        ({"sites": True, "logged": False}, "sizes [1, 2]", "sizes None"),
     ],
 )
-def test_what_a_trainer_names_is_compared_too(saved, own, said, ignore_data_skip):
+def test_what_a_trainer_names_is_compared_too(saved, own, got, expected, ignore_data_skip):
     later = trainer_with(saved, own=own, ignore_data_skip=ignore_data_skip)
-    with pytest.raises(StaleArtefactError, match=said):
+    with pytest.raises(StaleArtefactError) as refused:
         later.train(resume_from_checkpoint=True)
+    assert (refused.value.got, refused.value.expected) == (got, expected)
 
 
 def test_what_a_trainer_names_has_to_be_json(tmp_path):

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from composer_replication.errors import ArtefactCorruptError, ArtefactNotFoundError, InputError
 from composer_replication.trainer.checkpoints import load_tree, save_tree
+from refusals import refusal
 
 DTYPES = [
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2),
@@ -119,20 +120,19 @@ class Shape(torch.Tensor):
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "got"),
     [
         (object(), "object"),
         ({1, 2}, "set"),
         (torch.eye(2).to_sparse(), "torch.sparse_coo"),
-        (torch.empty(2, device="meta"), "meta device"),
-        (torch.ones(2).as_subclass(Shape), "class Shape"),
-        ({b"key": 1}, "a key of type bytes"),
+        (torch.empty(2, device="meta"), "meta"),
+        (torch.ones(2).as_subclass(Shape), "Shape"),
+        ({b"key": 1}, "bytes"),
     ],
 )
-def test_what_cannot_be_kept_is_refused_with_its_place_and_nothing_is_written(tmp_path, value, said):
-    with pytest.raises(InputError, match=r"at 'a\.1'") as refused:
+def test_what_cannot_be_kept_is_refused_with_its_place_and_nothing_is_written(tmp_path, value, got):
+    with refusal(InputError, what="'a.1'", got=got):
         save_tree(tmp_path, "state", {"a": [0, value]})
-    assert said in str(refused.value)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -150,7 +150,7 @@ def test_two_files_of_different_saves_are_not_taken_for_a_tree(tmp_path):
     save_tree(tmp_path, "state", {"a": torch.zeros(2)})
     save_tree(tmp_path / "old", "state", {"a": torch.ones(2)})
     (tmp_path / "old" / "state.safetensors").replace(tmp_path / "state.safetensors")
-    with pytest.raises(ArtefactCorruptError, match=r"belongs to state\.json"):
+    with refusal(ArtefactCorruptError, what="state.safetensors", expected="state.json"):
         load_tree(tmp_path, "state")
 
 

@@ -13,6 +13,7 @@ from composer_replication.errors import InputError, RunError
 from composer_replication.trainer.checkpoints.weights import load_weights, save_weights
 from composer_replication.trainer.watch.step_memory import shape_of
 from kill_and_resume.small_runs import small_model, write_weights_manifest
+from refusals import refusal
 
 
 def header(entries):
@@ -35,7 +36,7 @@ def test_weights_that_are_no_safetensors_are_named(tmp_path, name):
     save_weights(model, tmp_path, None, own_names=True)
     (tmp_path / "model.safetensors").write_bytes(ODD[name])
     write_weights_manifest(tmp_path, model)
-    with pytest.raises(RunError, match=r"model\.safetensors: got"):
+    with refusal(RunError, what="model.safetensors"):
         load_weights(model, tmp_path)
 
 
@@ -46,7 +47,7 @@ def test_weights_of_another_shape_are_named(tmp_path):
     state["transformer.wpe.weight"] = torch.zeros(3)
     save_file(state, tmp_path / "model.safetensors")
     write_weights_manifest(tmp_path, model)
-    with pytest.raises(RunError, match=r"transformer\.wpe\.weight' of shape \[3\]"):
+    with pytest.raises(RunError, match=r"'transformer\.wpe\.weight'.*\[3\]"):
         load_weights(model, tmp_path)
 
 
