@@ -239,8 +239,7 @@ def _origin(model: nn.Module, args: TrainingArguments, patience: int | None) -> 
 def _check_same_origin(folder: Path, finished: FinishedWarmUp, now: Mapping[str, Any]) -> None:
     """Raise StaleArtefactError that names what a finished warm-up began with otherwise."""
     before, after = (
-        {name.replace("_", " "): str(origin[name])[:12] for name in _START} | origin["settings"]
-        for origin in (asdict(finished), now)
+        {name: str(origin[name])[:12] for name in _START} | origin["settings"] for origin in (asdict(finished), now)
     )
     different = [name for name in {**before, **after} if before.get(name) != after.get(name)]
     if different:
@@ -252,6 +251,5 @@ def _check_same_data(checkpoint: Path, data: LoggedSessions, origin: Mapping[str
     about = check_manifest(checkpoint)["about"]["data"]
     for name, now in {"sessions": data.digest, **{name: origin[name] for name in _START}}.items():
         if about.get(name) != now:
-            words = name.replace("_", " ")
-            got = f"a warm-up on other {words}"
-            raise StaleArtefactError(explain(str(checkpoint), got=got, expected=f"these {words}", fix=_ELSEWHERE))
+            got = f"a warm-up on other {name}"
+            raise StaleArtefactError(explain(str(checkpoint), got=got, expected=f"these {name}", fix=_ELSEWHERE))

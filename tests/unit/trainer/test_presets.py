@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import sys
 from pathlib import Path
 from typing import Any, Literal
@@ -23,6 +24,7 @@ from composer_replication.trainer.presets import (
     preset_rewards,
     training_arguments,
 )
+from refusals import refusal
 
 
 def preset_settings(name: str) -> dict[str, Any]:
@@ -106,7 +108,7 @@ def test_arguments_of_the_function_win_over_the_preset(tmp_path: Path) -> None:
 
 
 def test_an_unknown_preset_and_a_mistyped_argument_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"^preset: got 'ppo', expected one of composer, dapo"):
+    with refusal(InputError, what="preset", got="'ppo'", expected="composer, dapo"):
         composer_grpo_config(tmp_path, preset="ppo")  # pyright: ignore[reportArgumentType]
     with pytest.raises(TypeError, match="epsilon_hihg"):
         composer_grpo_config(tmp_path, epsilon_hihg=0.3, **CPU)
@@ -137,7 +139,7 @@ def test_an_override_chooses_another_preset_than_the_file(tmp_path: Path) -> Non
 def test_what_is_wrong_with_a_file_is_told_by_its_own_name(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text("[loss]\nalpha_sdpoo = 1\n")
-    with pytest.raises(ConfigError, match=rf"^config file {file}: unknown key: .*Did you mean loss\.alpha_sdpo\?"):
+    with pytest.raises(ConfigError, match=rf"{re.escape(str(file))}\b.*\balpha_sdpoo\b.*\bloss\.alpha_sdpo\b"):
         load_with_preset(file)
 
 

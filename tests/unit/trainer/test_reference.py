@@ -17,11 +17,12 @@ from composer_replication.batch.render.renderer import Renderer
 from composer_replication.batch.render.thinking import ThinkingRules
 from composer_replication.batch.tree import build_tree
 from composer_replication.errors import ArtefactCorruptError, InputError, StaleArtefactError, UnsupportedModelError
-from composer_replication.objective.fingerprint import fingerprint_of, precision_of, weights_digest
+from composer_replication.objective.fingerprint import Fingerprint, fingerprint_of, precision_of, weights_digest
 from composer_replication.objective.reference import response_logprobs
 from composer_replication.sessions import reference
 from composer_replication.sessions.reference import ReferenceLogprobs, precompute_ref_logprobs
 from composer_replication.types import Turn
+from refusals import refusal
 from tokenizer_assets import load
 
 
@@ -100,16 +101,17 @@ def test_other_weights_another_tokenizer_or_template_are_stale(model, tmp_path):
         trained.model.layers[1].mlp.up_proj.weight[0, 0] += 1e-9
     source = renderer.template.source
     other_template = Renderer(load("llama3"), chat_template=source + "{# changed #}")
-    for wrong, who, what in (
-        (trained, renderer, "weights"),
-        (copy.deepcopy(model).float(), renderer, "weights and precision"),
-        (model, renderer_of("gemma"), "tokenizer and template"),
-        (model, other_template, "template"),
-        (model, Renderer(load("llama3"), thinking=ThinkingRules(others="context")), "template"),
-        (model, renderer_of("llama3", with_tools=True), "template"),
+    for wrong, who, different in (
+        (trained, renderer, ["weights"]),
+        (copy.deepcopy(model).float(), renderer, ["weights", "precision"]),
+        (model, renderer_of("gemma"), ["tokenizer", "template"]),
+        (model, other_template, ["template"]),
+        (model, Renderer(load("llama3"), thinking=ThinkingRules(others="context")), ["template"]),
+        (model, renderer_of("llama3", with_tools=True), ["template"]),
     ):
-        with pytest.raises(StaleArtefactError, match=f"other {what} than"):
+        with refusal(StaleArtefactError, what=str(path)) as refused:
             precompute_ref_logprobs(wrong, who, random_pairs(3), path=path)
+        assert [name for name in Fingerprint._fields if name in refused.value.got] == different
     precompute_ref_logprobs(copy.deepcopy(model), renderer_of("llama3"), random_pairs(3), path=path)
 
 
@@ -123,7 +125,7 @@ def test_the_precision_is_autocasts_where_it_is_on_and_the_weights_own_elsewhere
         assert precision_of(whole) == "bfloat16"
         half = precompute_ref_logprobs(whole, renderer, random_pairs(3), path=path)
         assert precompute_ref_logprobs(whole, renderer, random_pairs(3), path=path).fingerprint == half.fingerprint
-    with pytest.raises(StaleArtefactError, match="other precision than"):
+    with refusal(StaleArtefactError, what=str(path), got="precision"):
         precompute_ref_logprobs(whole, renderer, random_pairs(3), path=path)
     other = precompute_ref_logprobs(whole, renderer, random_pairs(3))
     for chosen, rejected in random_pairs(3):
@@ -176,7 +178,7 @@ def test_buffers_and_single_numbers_count(model):
 
 def test_adapters_that_cannot_be_switched_off_are_refused(model):
     injected = inject_adapter_in_model(LoraConfig(target_modules=["q_proj"]), copy.deepcopy(model))
-    with pytest.raises(UnsupportedModelError, match="no way to switch them off"):
+    with refusal(UnsupportedModelError, what="adapter", fix="model.add_adapter"):
         precompute_ref_logprobs(injected, renderer_of("llama3"), random_pairs(2))
     added = copy.deepcopy(model)
     added.add_adapter(LoraConfig(target_modules=["q_proj"], init_lora_weights=False))
@@ -233,7 +235,7 @@ def test_a_pair_that_was_never_computed_is_an_error_not_a_zero(model):
     with pytest.raises(InputError, match="precompute_ref_logprobs"):
         store.lookup(*chosen, *rejected)
     (one, _), *_ = random_pairs(2)
-    with pytest.raises(InputError, match="reference log-prob"):
+    with refusal(InputError, got=str(one.start + 1), fix="precompute_ref_logprobs"):
         store.lookup(one.ids, one.start + 1, one.ids, one.start)
 
 
@@ -268,9 +270,9 @@ def test_damaged_and_foreign_files_are_named(model, tmp_path):
 
 @pytest.mark.parametrize("start", [0, 5, -1])
 def test_a_response_without_tokens_or_context_is_refused(model, start):
-    with pytest.raises(InputError, match="start of response 0"):
+    with refusal(InputError, what="response 0", got=str(start)):
         response_logprobs(model, [([1, 2, 3, 4, 5], start)])
-    with pytest.raises(InputError, match="ids from 0 to 63"):
+    with refusal(InputError, got="64", expected="63"):
         response_logprobs(model, [([1, 2, 64], 1)])
     with pytest.raises(InputError, match="max_tree_tokens"):
         precompute_ref_logprobs(model, renderer_of("llama3"), [], max_tree_tokens=0)

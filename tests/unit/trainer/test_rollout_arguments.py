@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from composer_replication.rollouts.conversation import Rollout, conversation_of, sampled_runs
+from composer_replication.rollouts.failure_rules import MALFORMED
 from composer_replication.rollouts.sites import _why_not_json
 
 DEEP = "[" * 60 + "]" * 60
@@ -40,4 +41,4 @@ def test_plain_arguments_are_read_whether_text_or_parsed():
 
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"name": "add", "arguments": NaN}'])
 def test_what_is_wrong_with_a_broken_call_can_be_said_of_any_text(text):
-    assert _why_not_json(text).startswith("The tool call is not valid JSON: ")
+    assert _why_not_json(text).startswith(f"{MALFORMED}: ")

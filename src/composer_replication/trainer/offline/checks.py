@@ -73,11 +73,11 @@ def take_warmed_up(model: nn.Module, checkpoint: Path) -> dict[str, str]:
         raise StaleArtefactError(explain(str(checkpoint), got="no checkpoint of a warm-up", expected="one", fix=fix))
     check_identity(manifest["about"]["model"], model_identity(model), checkpoint)
     start_weights, began_with = weights_digest(model), manifest["about"]["data"]
-    start = {"start weights": start_weights, "start adapter": trained_adapter_digest(model)}
-    for words, now in start.items():
-        if (before := began_with.get(words.replace(" ", "_"))) != now:
+    start = {"start_weights": start_weights, "start_adapter": trained_adapter_digest(model)}
+    for name, now in start.items():
+        if (before := began_with.get(name)) != now:
             fix = "Give the model that the warm-up began with, or warm this one up in another folder."
-            got, expected = f"a warm-up that began with {words} {str(before)[:12]}", f"these, {str(now)[:12]}"
+            got, expected = f"a warm-up that began with {name} {str(before)[:12]}", f"these, {str(now)[:12]}"
             raise StaleArtefactError(explain(str(checkpoint), got=got, expected=expected, fix=fix))
     load_weights(model, checkpoint)
     return {
