@@ -11,6 +11,7 @@ from evaluation_runs import TIMES, config
 from composer_replication.errors import ConfigError
 from composer_replication.evaluation import sampling
 from composer_replication.evaluation.damage import is_right
+from composer_replication.evaluation.figures import NATS
 from composer_replication.evaluation.held_out import HeldOut, HeldOutSession
 from composer_replication.evaluation.judged import sampled_rows, sampled_values
 from composer_replication.evaluation.sampling import Drawn, State
@@ -170,7 +171,7 @@ def test_losses_gaps_and_files_are_measured_where_they_are_asked_for(run, folder
     record = evaluate(config(more), run, before=str(folder / "model"), after=str(other))
     damage = {each["name"]: each for each in record["damage"]}
     assert damage["loss_good_turns"]["before"] > 0
-    assert damage["loss_code"]["unit"] == "nats a token"
+    assert damage["loss_code"]["unit"] == NATS
     assert damage["gsm8k"]["before"] in (0.0, 100.0)
     loss = next(each for each in record["figures"] if each["name"] == "loss_good_turns")
     change = damage["loss_good_turns"]["after"] - damage["loss_good_turns"]["before"]

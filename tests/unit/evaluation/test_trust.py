@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 
 import pytest
@@ -32,11 +33,11 @@ def test_a_figure_is_named_before_training_only_where_the_training_s_own_setting
     names = {"before": str(folder / "model"), "after": str(trained)}
     before = evaluate(config('primary = "forced_erring"\n'), run, **names)
     assert before["named"] == "before training"
-    assert "Nothing shows" not in " ".join(before["verdict"]["remarks"])
+    assert "forced_erring" not in " ".join(before["verdict"]["remarks"])
     after = evaluate(config(), run, **names)
     assert after["named"] == "after training"
-    assert "named before training: its settings name forced_erring" in after["verdict"]["remarks"][-1]
-    assert not [each for each in after["verdict"]["remarks"] if "pass" in each]
+    assert "forced_erring" in after["verdict"]["remarks"][-1]  # which its settings name
+    assert not [each for each in after["verdict"]["remarks"] if "windows" in each]
     (trained.parent / "config.resolved.toml").write_text('[evaluation]\nprimary = "forced_gap"\n')
     changed = evaluate(config(), run, **names)
     assert changed["named"] == "after training"
@@ -62,7 +63,7 @@ def test_where_projects_are_held_out_intervals_are_over_projects(run, folder, ot
     assert record["split"]["over"] == "project"
     assert {each["sessions"] for each in record["figures"]} == {2}
     assert record["verdict"]["word"] == "too_thin"
-    assert "at least 5 held-out projects are needed, and there are 2" in record["verdict"]["sentences"][1]
+    assert re.search(r"\b5\b.*\bprojects\b.*\b2\b", record["verdict"]["sentences"][1])
     assert SplitConfig(by="project").by == settings["by"]
 
 
@@ -78,13 +79,13 @@ def test_a_model_whose_log_probs_are_not_numbers_is_a_verdict(run, folder, other
     model.save_pretrained(place)
     names = {"before": str(folder / "model"), "after": str(other), broken: str(place)}
     record = evaluate(config("samples = 1\nstates = 1\nnew_tokens = 2\n"), run, **names)
-    assert "not numbers" in record["not_run"]["control" if broken == "control" else "forced"]
+    assert repr(broken) in record["not_run"]["control" if broken == "control" else "forced"]
     if word is None:
         assert {each["arm"] for each in record["figures"]} == {"after"}
         assert all(row["control"] is None for row in read_rows(run, "evaluated"))
         return
     assert record["verdict"]["word"] == word
-    assert "are not numbers" in record["verdict"]["sentences"][0]
+    assert "log-probs" in record["verdict"]["sentences"][0]
     assert record["figures"] == []
 
 
@@ -96,13 +97,14 @@ def test_every_part_without_a_result_has_a_reason(run, folder):
     assert has_corrections is ("corrections" not in record["not_run"])
 
 
-@pytest.mark.parametrize(("seen", "told"), [(8, "train.optimiser.steps = 16 would be one"), (16, None), (None, None)])
-def test_steps_that_are_less_than_a_pass_over_the_data_are_a_remark(tmp_path, seen, told):
+@pytest.mark.parametrize(("seen", "is_said"), [(8, True), (16, False), (None, False)])
+def test_steps_that_are_less_than_a_pass_over_the_data_are_a_remark(tmp_path, seen, is_said):
     counts = {"windows": 16} | ({} if seen is None else {"windows_seen": seen})
     (tmp_path / "training.json").write_text(json.dumps({"steps": 8, "counts": counts}))
     said = _of_training([Arm("before", "m", "m", None), Arm("after", str(tmp_path), "m", str(tmp_path))])
-    assert len(said) == (told is not None)
-    assert all("8 steps saw 8 of 16 windows, less than one pass" in each and told in each for each in said)
+    assert len(said) == is_said
+    figures = r"\b8 steps\b.*\b8 of 16 windows\b.*\btrain\.optimiser\.steps = 16\b"
+    assert all(re.search(figures, each) for each in said)
 
 
 def test_an_adapter_s_settings_belong_to_its_files_and_its_place_does_not(tmp_path):
