@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 
 import pytest
@@ -63,20 +64,21 @@ def test_a_card_states_base_licence_data_figures_and_limits(example_run, tmp_pat
     card = model_card(trained, form="adapter", name="/somewhere/adapter", evaluation=EVALUATION)
     assert front_matter(card)["license"] == "apache-2.0"
     assert front_matter(card)["base_model"] == str(base)
-    assert "Licence of the start weights: apache-2.0." in card
-    assert "12 steps after a warm-up of 3; channels that ran: sdpo_kl (weight 0.1, 11 steps)." in card
-    assert "| **gap** | after | +0.500 nats | +0.250 to +0.750 | 40 | 12 | higher is better |" in card
-    assert "| erring | control | -0.125 nats | none: too few sessions, or all the same | 40 | 12 | lower is" in card
+    assert "apache-2.0" in card.partition("\n---\n")[2]  # in the text as well
+    assert re.search(r"\b12 steps\b.*\bwarm-up\b.*\b3\b.*\bsdpo_kl\b.*\b0\.1\b.*\b11 steps\b", card)
+    head, interval = r"\| \*\*gap\*\* \| after \| \+0\.500 nats \|", r" \+0\.250\b.*\+0\.750 \|"
+    assert re.search(rf"{head}{interval} 40 \| 12 \| higher\b", card)
+    assert re.search(r"\| erring \| control \| -0\.125 nats \| [^|\d]+ \| 40 \| 12 \| lower\b", card)
     assert "gap of one kind" not in card
     assert "Erring calls became less likely. Good ones &lt;b>stayed&lt;/b>." in card
     assert "- Training hardly moved the model \\| at all." in card
     assert "- With 40 sites an effect of 0.2 nats could have been seen." in card
-    assert "- Not measured: sampled (no GPU)." in card
+    assert re.search(r"\bsampled\b.*\bno GPU\b", card)
     assert "| loss_good_turns | 1.5 | 1.25 | nats |" in card
     counts = json.loads((example_run / "conversations.meta.json").read_text())["counts"]
-    assert f"{counts['sessions']} sessions (" in card
-    assert "7 have a hint; fewer are learnt from" in card
-    assert "5 preference pairs" in card
+    assert re.search(rf"\b{counts['sessions']} sessions\b", card)
+    assert re.search(r"\b7\b[^.]*\bhint\b", card)
+    assert re.search(r"\b5\b[^.]*\bpairs\b", card)
 
 
 @pytest.mark.parametrize("files", [None, "digest of others", "digest of these"])
@@ -94,11 +96,12 @@ def test_figures_of_other_weights_are_in_no_card(tmp_path, files):
 
 def test_what_nobody_knows_is_said(tmp_path):
     card = model_card(Trained(base="owner/model"), form="merged", name="x", evaluation=None)
-    assert f"Licence of the start weights: {UNKNOWN_LICENCE}." in card
+    assert UNKNOWN_LICENCE in card
     assert "license" not in front_matter(card)
     assert front_matter(card)["base_model"] == "owner/model"
-    assert "Not evaluated: nobody knows whether this is better." in card
-    assert "No record of a training lies beside these weights." in card
+    assert "`crf evaluate RUN`" in card  # which would say whether it is better
+    [training] = re.findall(r"\n## Training\n\n(.+?)\n\n## ", card, re.DOTALL)
+    assert not re.search(r"\d|channel", training)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from claude_records import Log, call, text
@@ -83,7 +84,7 @@ def test_the_card_loads_the_files_it_names(example_run, tmp_path, capsys):
 
 def test_exported_pairs_have_a_card_beside_them_and_load(example_run, tmp_path, capsys, load):
     assert main(["pairs", str(example_run), "--export", str(tmp_path / "p.jsonl")]) == 0
-    assert f"{tmp_path / 'p.card.md'} says what they are" in capsys.readouterr().err
+    assert str(tmp_path / "p.card.md") in capsys.readouterr().err
     data = load(train=tmp_path / "p.jsonl")["train"]
     card = (tmp_path / "p.card.md").read_text()
     assert [name for name in data.column_names if f"| `{name}` |" not in card] == []
@@ -120,8 +121,11 @@ def test_a_secret_stops_all_of_it_and_may_be_let_through(tmp_path, capsys, monke
     assert main(["ingest", str(tmp_path / "s-1.jsonl"), "-o", run, "--workers", "1"]) == 0
     assert main(["sites", run]) == 0
     monkeypatch.setenv("DEPLOY_TOKEN", "blue-heron-violet-42")
+    capsys.readouterr()
     assert main(["export", run, "--sft", str(tmp_path / "out")]) == 1
-    assert "nothing of it went out" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert re.search(r"\b2\b.*\bsecret\b", told)
+    assert "`--no-scrub`" in told
     assert list((tmp_path / "out").glob("*.jsonl")) == []
     assert main(["export", run, "--sharegpt", str(tmp_path / "out"), "--no-scrub"]) == 0
     assert "blue-heron-violet-42" in (tmp_path / "out" / "train.jsonl").read_text()
@@ -132,5 +136,5 @@ def test_without_sites_nobody_knows_which_turns_are_good(tmp_path, capsys):
 
     ingested(tmp_path / "run", write_session(tmp_path / "logs", "s-1"))
     assert main(["export", str(tmp_path / "run"), "--sft", str(tmp_path / "out")]) == 1
-    assert "Run `crf sites" in capsys.readouterr().err
+    assert "`crf sites" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

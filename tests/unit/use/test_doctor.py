@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from types import SimpleNamespace
@@ -28,14 +29,20 @@ def ask(capsys, tmp_path):
     return asked
 
 
+def disk_of(lines, folder):
+    """The line about the disk that the folder is on."""
+    [line] = [line for name, line in lines.items() if str(folder) in name]
+    return line
+
+
 def test_a_machine_that_can_do_the_work_passes(ask, tmp_path):
     status, lines = ask("--model", str(student_folder()))
     assert status == 0
     assert {each["status"] for each in lines.values()} <= {"ok", "warn"}
     assert lines["tokenizer"]["status"] == lines["template"]["status"] == "ok"
-    assert "contexts of up to 2,048 tokens: windows of 2,048" in lines["model"]["found"]
+    assert re.search(r"\b2,048 tokens\b.*\bwindows\b.*\b2,048\b", lines["model"]["found"])
     assert "'<|im_end|>'" in lines["template"]["found"]
-    assert f"disk at {tmp_path}" in lines
+    assert disk_of(lines, tmp_path)["status"] in ("ok", "warn")
     assert all(each["fix"] for each in lines.values() if each["status"] != "ok")
 
 
@@ -45,7 +52,7 @@ def test_what_is_missing_is_named_with_the_command_that_installs_it(ask, monkeyp
     status, lines = ask()
     assert status == 1
     assert lines["extra train"]["status"] == "warn"
-    assert lines["extra train"]["found"] == "no trl, peft 0.1, expected >=0.18"
+    assert re.search(r"\btrl\b.*\bpeft 0\.1\b.*>=0\.18", lines["extra train"]["found"])
     assert f"{sys.executable} -m pip install " in lines["extra train"]["fix"]
     assert lines["extra train"]["fix"].endswith("[train]'")
     assert lines["orjson"]["status"] == "fail"
@@ -68,27 +75,30 @@ def test_little_room_is_a_warning(ask, monkeypatch, tmp_path):
     monkeypatch.setattr("composer_replication.trainer.watch.memory_plan.free_memory", lambda: 2**30)
     status, lines = ask()
     assert status == 0
-    assert lines["memory"]["status"] == lines[f"disk at {tmp_path}"]["status"] == "warn"
+    assert lines["memory"]["status"] == disk_of(lines, tmp_path)["status"] == "warn"
 
 
 def test_an_endpoint_is_asked_only_where_it_is_named(ask, monkeypatch):
     with FaultServer(seed=1) as server:
         status, lines = ask("--base-url", server.base_url)
         assert (status, lines["endpoint"]["status"]) == (0, "ok")
-        assert f"{server.base_url} answers with" in lines["endpoint"]["found"]
+        assert re.search(rf"{re.escape(server.base_url)}\b.*\b\d+ models\b", lines["endpoint"]["found"])
     status, lines = ask("--base-url", "http://127.0.0.1:9/v1")
     assert (status, lines["endpoint"]["status"]) == (1, "fail")
     monkeypatch.delenv("NO_SUCH_KEY", raising=False)
     status, lines = ask("--base-url", "http://127.0.0.1:9/v1", "--api-key-env", "NO_SUCH_KEY")
-    assert lines["endpoint"]["found"] == "NO_SUCH_KEY is not set"
+    assert "NO_SUCH_KEY" in lines["endpoint"]["found"]
+    assert "127.0.0.1" not in lines["endpoint"]["found"]  # which was not asked
     assert "endpoint" not in ask()[1]
 
 
 def test_lines_say_what_to_do_below_what_is_wrong(capsys, tmp_path):
     main(["doctor", "--run", str(tmp_path)])
     told = capsys.readouterr()
-    assert told.out.splitlines()[0].startswith("ok    python")
-    assert " warnings, 0 failures" in told.err
+    assert told.out.split()[:2] == ["ok", "python"]
+    statuses = [line.split()[0] for line in told.out.splitlines() if line.split()[0] in ("ok", "warn", "fail")]
+    counted = "\\b.*\\b".join(str(statuses.count(status)) for status in ("ok", "warn", "fail"))
+    assert re.search(rf"\b{counted}\b", told.err)
 
 
 @pytest.mark.parametrize(
@@ -106,14 +116,11 @@ def test_an_extra_comes_from_where_the_package_came_from(monkeypatch, noted, exp
 
 
 @pytest.mark.parametrize(
-    ("absent", "status", "words"),
-    [
-        ("", "ok", "it answers"),
-        ("the hub cannot be reached (ConnectError)", "warn", "cannot be reached"),
-        ("HF_HUB_OFFLINE is set", "warn", "HF_HUB_OFFLINE is set"),
-    ],
+    ("absent", "status"),
+    [("", "ok"), ("the hub cannot be reached (ConnectError)", "warn"), ("HF_HUB_OFFLINE is set", "warn")],
 )
-def test_a_hub_that_does_not_answer_is_a_warning(ask, monkeypatch, absent, status, words):
+def test_a_hub_that_does_not_answer_is_a_warning(ask, monkeypatch, absent, status):
     monkeypatch.setattr("composer_replication.batch.model_folder.not_on_hub", lambda _name: absent)
     line = ask()[1]["hub"]
-    assert (line["status"], words in line["found"]) == (status, True)
+    assert line["status"] == status
+    assert line["found"].startswith(absent)
