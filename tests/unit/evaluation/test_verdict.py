@@ -94,7 +94,7 @@ def test_values_without_spread_are_no_proof_and_it_is_said():
     same = [Value(f"session-{at}", None, {"after": 0.1}) for at in range(6)]
     word, sentences = said({"forced_gap": same}, has_control=False)
     assert word == "too_thin"
-    assert re.search(r"\b6 sites of 6 sessions\b", sentences[0])
+    assert re.search(r"\b6 sites\b.*\b6 sessions\b", sentences[0])
     assert "95%" not in sentences[0]
     power = of({"forced_gap": same}, has_control=False)[1]
     assert power["smallest_effect"] is None
@@ -119,7 +119,7 @@ def test_it_is_said_when_nothing_moved(size, num_remarks, advises_steps):
     assert len(told) == num_remarks
     assert ("train.optimiser.steps" in " ".join(told)) is advises_steps
     assert ("+0 to +0" in sentences[0]) is False
-    assert re.search(r"\b6 sites of 6 sessions\b", sentences[0])
+    assert re.search(r"\b6 sites\b.*\b6 sessions\b", sentences[0])
     assert ("95%" in sentences[0]) is (size > 0)
 
 

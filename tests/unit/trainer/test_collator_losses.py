@@ -23,9 +23,10 @@ def test_a_shift_by_one_is_caught():
     for key in ("sdpo_student_index", "sdpo_teacher_index"):
         moved = {name: value for name, value in batch.items() if name != "sdpo_loss_mask"}
         moved[key] = batch[key] - torch.tensor([0, 1])
-        with refusal(AlignmentError, got="token ids") as refused:
+        with pytest.raises(AlignmentError) as refused:
             compose_loss(model, moved)
         assert re.search(rf"\b{len(batch[key])} pairs\b", refused.value.what)
+        assert len(set(re.findall(r"\d+", refused.value.got))) == 2  # the ids of the two tokens
     moved = batch | {"sdpo_loss_mask": batch["sdpo_loss_mask"].roll(1, dims=1)}
     with refusal(BatchKeyError, what="sdpo_loss_mask"):
         compose_loss(model, moved)

@@ -102,9 +102,9 @@ def _odd_files(files: Mapping[str, Any]) -> Iterator[str]:
         if not _is_inside(name):
             yield f"a file named {name!r:.80}"
         if not isinstance(entry, dict) or not _is_count(cast("dict[str, Any]", entry).get("num_bytes")):
-            yield f"no num_bytes of {name!r:.80}"
+            yield f"no files[{name!r:.80}].num_bytes"
         elif not _SHA256.fullmatch(str(cast("dict[str, Any]", entry).get("sha256"))):
-            yield f"no sha256 of {name!r:.80}"
+            yield f"no files[{name!r:.80}].sha256"
 
 
 def _of_other_types(fields: Mapping[str, Any], types: Mapping[str, Any], where: str) -> Iterator[str]:
