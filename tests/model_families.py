@@ -1,6 +1,7 @@
 """One tiny model of each family, with random weights wide enough to matter, and what must become of its trees.
 
 `tree`: one masked pass; `flat`: sequence by sequence, for the reason that is named; `refused`: an error that says why.
+Reasons are patterns of the names and numbers that they give.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+LEAK = r"(?=.*\bbranch)(?=.*\b\d+ of \d+ )"
+"""Rows of a path that other tokens in another branch change: how many of how many."""
 VOCAB = 96
 _SIZES = {
     "vocab_size": VOCAB,
@@ -67,7 +70,8 @@ _MLA = {
 _SSM = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_chunk_size": 16}
 _OLD = {"n_embd": 32, "n_layer": 2, "n_head": 4}
 _MIXED = ["sliding_attention", "full_attention"]
-_UNSEEN = "of 2 layers 0 attend by the mask they are given"
+UNSEEN = r"(?=.*\blayers\b)(?=.*\b2\b)(?=.*\b0\b)"
+_WINDOW = r"(?=.*\bwindow\b)(?=.*\b112\b)(?=.*\b32\b)"
 _LINEAR = ["linear_attention", "full_attention"]
 _LONGROPE = {
     "rope_type": "longrope",
@@ -111,17 +115,15 @@ FAMILIES: dict[str, Family] = {
     "gpt-oss": _tree("gpt_oss", sliding_window=200),
     "GraniteMoE": _tree("granitemoe"),
     # a window that a path exceeds
-    "Mistral, window 32": _flat("mistral", "longer than the sliding window of 32", sliding_window=32),
-    "Gemma-3, window 32": _flat("gemma3_text", "longer than the sliding window of 32", sliding_window=32),
-    "GPT-Neo, window 32": _flat(
-        "gpt_neo", "longer than the sliding window of 32", attention_types=[[["global", "local"], 1]], window_size=32
-    ),
+    "Mistral, window 32": _flat("mistral", _WINDOW, sliding_window=32),
+    "Gemma-3, window 32": _flat("gemma3_text", _WINDOW, sliding_window=32),
+    "GPT-Neo, window 32": _flat("gpt_neo", _WINDOW, attention_types=[[["global", "local"], 1]], window_size=32),
     # attention of their own, by slot or by selection
-    "GPT-Neo": _flat("gpt_neo", _UNSEEN, attention_types=[[["global", "local"], 1]]),
-    "GPT-J": _flat("gptj", _UNSEEN, **_OLD, rotary_dim=4),
+    "GPT-Neo": _flat("gpt_neo", UNSEEN, attention_types=[[["global", "local"], 1]]),
+    "GPT-J": _flat("gptj", UNSEEN, **_OLD, rotary_dim=4),
     "Bloom": _flat("bloom", "too many values to unpack", n_layer=2, n_head=4),
-    "MPT": _flat("mpt", _UNSEEN, d_model=32, n_heads=4, n_layers=2, max_seq_len=512, expansion_ratio=2),
-    "Falcon": _flat("falcon", _UNSEEN, "head_dim"),
+    "MPT": _flat("mpt", UNSEEN, d_model=32, n_heads=4, n_layers=2, max_seq_len=512, expansion_ratio=2),
+    "Falcon": _flat("falcon", UNSEEN, "head_dim"),
     "Falcon, ALiBi": _flat("falcon", "ALiBi", "head_dim", alibi=True),
     "Llama-4": _flat(
         "llama4_text",
@@ -187,21 +189,21 @@ FAMILIES: dict[str, Family] = {
     "xLSTM": Family(
         "xlstm",
         "flat",
-        _UNSEEN,
+        UNSEEN,
         {"num_heads": 4, "hidden_size": 64, "qk_dim_factor": 1.0, "chunk_size": 16},
         ("num_attention_heads", "head_dim"),
-        in_half=("refused", "xLSTMForCausalLM in torch.bfloat16 on a plain sequence"),
+        in_half=("refused", r"xLSTMForCausalLM.*torch\.bfloat16"),
     ),
-    "RWKV": _flat("rwkv", _UNSEEN),
+    "RWKV": _flat("rwkv", UNSEEN),
     # what no batch of shared prefixes can have right, or what is not the head's own input
-    "ModernBERT decoder": Family("modernbert-decoder", "refused", "a head that does not read the body's last"),
+    "ModernBERT decoder": Family("modernbert-decoder", "refused", r"ModernBertDecoder.*\bhead\b"),
     "Phi-3, longrope 64": Family(
         "phi3",
         "refused",
-        "a path of 112 tokens, for which the frequencies of",
+        r"\b112\b.*longrope.*\b64\b",
         {"original_max_position_embeddings": 64, "rope_parameters": _LONGROPE},
     ),
-    "Doge": Family("doge", "refused", "expected at most 24 tokens", {"keep_window_size": 24}),
+    "Doge": Family("doge", "refused", r"\b112\b.*\b24\b", {"keep_window_size": 24}),
 }
 
 

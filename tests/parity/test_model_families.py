@@ -67,11 +67,11 @@ def gradients(model, total):
 def refused(name, model, because):
     with pytest.raises(UnsupportedModelError) as caught:
         compose_loss(model, batch(), **WEIGHTS)
-    assert because in str(caught.value), name
+    assert re.search(because, str(caught.value)), name
 
 
 def as_expected(ran_as, becomes, because):
-    assert ran_as == "tree (dense)" if becomes == "tree" else ran_as.startswith("flat: ") and because in ran_as, ran_as
+    assert ran_as == "tree (dense)" if becomes == "tree" else re.match(f"flat: .*{because}", ran_as), ran_as
 
 
 def test_there_are_forty_families_and_more_and_the_guide_says_what_becomes_of_each():

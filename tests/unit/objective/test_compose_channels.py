@@ -12,7 +12,9 @@ import torch
 
 from composer_replication import compose_loss
 from composer_replication.config import LossConfig
+from composer_replication.errors import InputError
 from composer_replication.objective.reference import reference_logprobs
+from refusals import refusal
 from tiny_models import build, random_batch
 
 HINT = ("ctx_teacher_input_ids", "sdpo_student_index", "sdpo_teacher_index")
@@ -138,7 +140,7 @@ def test_the_counts_of_a_step_are_denominators_even_where_a_channel_did_not_run(
     components = compose_loss(model, batch)
     again = compose_loss(model, batch, denominators=components.counts)
     assert again.detached() == components.detached()
-    with pytest.raises(ValueError, match="at least the 10 items"):
+    with refusal(InputError, what="denominators['sdpo_jsd']", got="0", expected="10"):
         compose_loss(model, random_batch(), denominators=components.counts)
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
 from composer_replication import compose_loss
 from composer_replication.errors import UnsupportedModelError
 from composer_replication.objective.model_head import head_of
+from refusals import refusal
 from tiny_models import FAMILIES, build, random_batch
 
 TRANSFORMS = {"granite": (0.25, None), "cohere": (0.25, None), "gemma2-tied": (1.0, 3.0), "gemma2-untied": (1.0, 3.0)}
@@ -46,8 +49,9 @@ def test_a_head_of_zeros_is_fine_without_a_transform_and_refused_where_the_scale
     for model in (plain, scaled):
         torch.nn.init.zeros_(model.get_output_embeddings().weight)
     assert head_of(plain, random_batch()["input_ids"]).scale == 1.0
-    with pytest.raises(UnsupportedModelError, match="initialise"):
+    with refusal(UnsupportedModelError, what="GraniteForCausalLM", fix="zero") as caught:
         head_of(scaled, random_batch()["input_ids"])
+    assert re.findall(r"\d+", caught.value.got) == ["3", "3"]  # every scale and soft-cap fits
 
 
 def test_a_head_that_reads_something_else_than_the_bodys_output_is_refused():
@@ -64,7 +68,7 @@ def test_a_head_that_reads_something_else_than_the_bodys_output_is_refused():
                 handle.remove()
 
     model.__class__ = Halved
-    with pytest.raises(UnsupportedModelError, match="does not read the body's last hidden states"):
+    with refusal(UnsupportedModelError, what="Halved", got="head"):
         head_of(model, random_batch()["input_ids"])
 
 

@@ -15,6 +15,7 @@ from composer_replication.loss.linear import LinearHead
 from composer_replication.objective.channels import Denominators, Options, Preference, hint_channel
 from composer_replication.objective.row_weighting import Contrast, HintTargets, RowWeighting
 from composer_replication.objective.teacher_rows import Teacher
+from refusals import refusal
 
 
 def by_hand(student, teacher, weighting, targets=None, beta=0.0):
@@ -77,11 +78,11 @@ def test_the_contrast_by_hand():
 
 def test_rows_that_say_too_little_are_refused():
     rows = [[0.5, 0.5]]
-    with pytest.raises(InputError, match="target token"):
+    with refusal(InputError, what="token", got="None"):
         by_hand(rows, rows, RowWeighting(sigmoid_gate_tau=1.0))
-    with pytest.raises(InputError, match="position of each row"):
+    with refusal(InputError, what="position", got="None"):
         by_hand(rows, rows, RowWeighting(position_decay=0.5), HintTargets(tokens_N=torch.tensor([0])))
-    with pytest.raises(ShapeError, match="target token"):
+    with refusal(ShapeError, what="token", got="(2,)", expected="(1,)"):
         by_hand(rows, rows, RowWeighting(teacher_entropy=True), HintTargets(tokens_N=torch.tensor([0, 1])))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM, Qwen2Config
@@ -13,7 +15,7 @@ from composer_replication.objective.attention import forward
 from composer_replication.objective.attention import trial as tree_trial
 from composer_replication.objective.attention.forward import tree_hidden_states, why_flat
 from composer_replication.objective.model_head import hidden_states
-from model_families import FAMILIES, build
+from model_families import FAMILIES, LEAK, UNSEEN, build
 
 HALF, SINGLE = torch.bfloat16, torch.float32
 HYBRIDS = ("Falcon-H1", "LFM2", "Jamba", "Bamba", "Qwen3-Next", "Granite-4 hybrid", "Nemotron-H", "MiniMax")
@@ -72,7 +74,7 @@ def test_the_experiment_alone_finds_hybrids_however_weak_and_in_any_precision(mo
     monkeypatch.setattr(forward, "why_never", lambda _config: None)
     monkeypatch.setattr(tree_trial, "_other_masks", lambda *_: None)
     because = why_flat(build(name, dtype, scale=scale), session(80))
-    assert "other tokens in one branch change" in because
+    assert re.search(LEAK, because)
     assert because.count("dense: ") == 1
 
 
@@ -84,7 +86,7 @@ def test_layers_that_choose_by_themselves_are_found_without_the_config(monkeypat
     usual = model.config._attn_implementation
     flat = [hidden_states(model, tree.input_ids[rows][None], None)[0] for rows in tree.rows]
     because = why_flat(model, tree)
-    assert "attends by another mask" in because or "0 attend by the mask they are given" in because
+    assert re.search(rf"dense: ([^;]*\w+Attention\b|{UNSEEN})", because)  # whose mask is another, or how many have none
     # What was tried on the model is gone: MiniMax-M3 leaves its selection out where its attention has another name.
     assert model.config._attn_implementation == usual
     for rows, wanted in zip(tree.rows, flat, strict=True):
@@ -105,7 +107,7 @@ def test_a_leak_of_a_thousandth_is_a_leak(dtype):
         return found + 1e-3 * value.cumsum(2).mean(1)[:, :, None] / value.shape[2]
 
     model = qwen2(dtype, registered("leaking", also))
-    assert "other tokens in one branch change" in why_flat(model, session(80))
+    assert re.search(LEAK, why_flat(model, session(80)))
 
 
 def test_what_begins_beyond_a_length_is_found_when_a_tree_has_it_and_the_numbers_stay_right():
@@ -130,13 +132,16 @@ def test_a_bias_by_slots_is_found_though_no_branch_leaks(dtype):
         return found * (1 + torch.arange(value.shape[2], dtype=found.dtype)[None, :, None, None] / 100)
 
     model = qwen2(dtype, registered("by slot", also))
-    assert "rows of a branch differ from those of its sequence" in why_flat(model, session(80))
+    because = why_flat(model, session(80))
+    assert "branch" in because
+    assert len(re.findall(r"\d\.\de[-+]\d\d", because)) == 2  # by how much rows of a branch differ, and of the trunk
+    assert not re.search(LEAK, because)
 
 
 def test_a_model_that_ignores_positions_runs_flat():
     model = qwen2()
     model.model.rotary_emb.register_forward_hook(lambda _m, _i, out: tuple(torch.ones_like(each) for each in out))
-    assert "does not read the positions" in why_flat(model, session(80))
+    assert "position" in why_flat(model, session(80))
 
 
 def test_a_window_that_only_a_layer_knows_of_counts_for_longer_paths_alone():
@@ -144,8 +149,9 @@ def test_a_window_that_only_a_layer_knows_of_counts_for_longer_paths_alone():
     model.model.layers[1].self_attn.sliding_window = 50
     short, long = session(40), session(80)
     assert why_flat(model, short) is None
-    longest = long.longest_path
-    assert why_flat(model, long) == f"a path of {longest} tokens is longer than the sliding window of 50"
+    because = why_flat(model, long)
+    assert "window" in because
+    assert re.findall(r"\d+", because) == [str(long.longest_path), "50"]
     assert why_flat(model, short) is None
 
 
@@ -177,7 +183,9 @@ def test_a_failure_is_not_forgotten_and_costs_nothing_more(monkeypatch):
 
 def test_one_sequence_is_no_tree():
     got = tree_hidden_states(qwen2(), build_tree([some(20, 0), some(20, 0)[:9]]))
-    assert (got.kind, got.flat_because) == (None, "one sequence, without branches")
+    assert got.kind is None
+    assert "branch" in got.flat_because
+    assert "dense" not in got.flat_because  # nothing was tried
 
 
 def test_an_experiment_leaves_the_model_and_the_attention_functions_as_they_were():
