@@ -43,8 +43,10 @@ def why_not_chosen(processors: Sequence[Any], criteria: Sequence[Any], config: A
     mode = str(getattr(config.get_generation_mode(), "value", config.get_generation_mode()))
     if mode not in _MODES:
         return f"the generation config asks for {mode}"
-    if config.return_dict_in_generate or not config.use_cache:
-        return "the generation config asks for more than ids, or for no cache"
+    if config.return_dict_in_generate:
+        return "the generation config asks for return_dict_in_generate"
+    if not config.use_cache:
+        return "the generation config asks for use_cache=False"
     return None
 
 
