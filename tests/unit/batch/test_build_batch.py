@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from composer_replication import build_batch, compose_loss
 from composer_replication.errors import InputError
+from refusals import refusal
 
 ANSWER_TEXT = "def factorial(n):\n    result = 1\n    for i in range(1, n):\n        result *= i\n    return result"
 ANSWERS = {"factorial": "range(1, n)", "binary_search": "low = middle\n"}
@@ -94,7 +95,7 @@ def test_unknown_variants_and_tokenizers_without_a_template_are_refused(tokenize
 def test_a_template_without_an_end_of_turn_token_is_refused():
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
-    with pytest.raises(InputError, match="end-of-turn"):
+    with refusal(InputError, what="template", got="token", expected="token"):
         build_batch(tokenizer)
 
 

@@ -70,9 +70,8 @@ def test_the_context_of_a_folded_turn_is_what_the_model_is_asked_with():
 
 def test_a_target_that_would_hold_another_messages_text_is_an_error_that_names_template_and_turn():
     renderer = Renderer(load("gemma"), chat_template=QUOTING)
-    with pytest.raises(
-        AlignmentError, match=r"conversation c: turn t1 as the chat template of .* renders it"
-    ) as raised:
+    template_of = type(renderer.tokenizer).__name__
+    with pytest.raises(AlignmentError, match=rf"\bconversation c\b.*\bt1\b.*{template_of}") as raised:
         renderer.render(talk(("user", "the question"), ("assistant", "The answer.")))
     assert "the question" in str(raised.value)
     assert "render.chat_template" in str(raised.value)

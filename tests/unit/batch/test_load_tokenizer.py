@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import transformers
 
 from composer_replication.batch import model_folder
 from composer_replication.batch.model_folder import load_config, load_model, load_tokenizer
 from composer_replication.errors import InputError
+from refusals import refusal
 from tokenizer_assets import load
 
 
@@ -18,6 +21,9 @@ def test_a_folder_is_loaded(tmp_path):
     assert len(loaded) == len(load("llama3"))
 
 
+OFFLINE = "We couldn't connect."
+
+
 @pytest.fixture
 def asked(monkeypatch):
     """What is asked of the loader; nothing is found, and no network is used."""
@@ -25,7 +31,7 @@ def asked(monkeypatch):
 
     def from_pretrained(name, **options):
         calls.append(options)
-        raise OSError("We couldn't connect.\nMore advice.")
+        raise OSError(f"{OFFLINE}\nMore advice.")
 
     monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", from_pretrained)
     return calls
@@ -33,8 +39,9 @@ def asked(monkeypatch):
 
 def test_a_models_name_is_looked_for_here_first_and_then_on_the_network(asked, monkeypatch):
     monkeypatch.setattr(model_folder, "not_on_hub", lambda _name: "")
-    with pytest.raises(InputError, match=r"no folder of that name, and no model that is cached .*couldn't connect\.\)"):
+    with refusal(InputError, what="owner/model", got=OFFLINE) as caught:
         load_tokenizer("owner/model")
+    assert "More advice" not in str(caught.value)
     assert asked == [{"trust_remote_code": False, "local_files_only": True}, {"trust_remote_code": False}]
 
 
@@ -52,10 +59,10 @@ def hub_error(name, status):
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        (lambda: hub_error("RepositoryNotFoundError", 404), "the hub has no model of that name"),
+        (lambda: hub_error("RepositoryNotFoundError", 404), "HF_TOKEN"),
         (
             lambda: OSError("Name or service not known"),
-            r"the hub cannot be reached \(OSError: Name or service not known",
+            "OSError: Name or service not known",
         ),
     ],
 )
@@ -76,7 +83,7 @@ def test_a_name_that_the_hub_will_not_give_is_asked_for_once_and_no_file_of_it_i
     monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", from_pretrained)
     monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", from_pretrained)
     for load_it in (load_tokenizer, lambda n: load_config(n, what="model"), lambda n: load_model(n, what="model")):
-        with pytest.raises(InputError, match=said):
+        with refusal(InputError, got=said):
             load_it("owner/model")
     assert [each["local_files_only"] for each in asked] == [True, True, True]
     assert [name for name, _ in questions] == ["owner/model"] * 3
@@ -89,16 +96,15 @@ def test_a_path_below_a_folder_that_is_there_is_no_name_on_the_hub(monkeypatch, 
     monkeypatch.setattr(HfApi, "model_info", lambda *_a, **_k: pytest.fail("the network was asked"))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "out").mkdir()
-    with pytest.raises(InputError, match="out is a folder here, so this is a path and no name on the hub"):
+    with refusal(InputError, what="out/model") as caught:
         load_tokenizer("out/model")
+    assert re.search(r"\bout\b", caught.value.got)
     assert len(asked) == 1
 
 
 @pytest.mark.parametrize("name", ["nowhere/", "./nowhere", "../a", "/no/where", "~/x", "a/b/c", ""])
 def test_a_path_is_never_asked_of_the_network(asked, name):
-    with pytest.raises(
-        InputError, match=r"got no folder of that name, expected a tokenizer that loads\. Pass a folder"
-    ):
+    with refusal(InputError, what=repr(name), got="folder", fix="tokenizer.json"):
         load_tokenizer(name)
     assert asked == [{"trust_remote_code": False, "local_files_only": True}]
 
@@ -108,5 +114,5 @@ def test_a_folder_without_a_tokenizer_says_so(tmp_path, text):
     if text is not None:
         (tmp_path / "tokenizer.json").write_text(text)
         (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
-    with pytest.raises(InputError, match="a folder without one"):
+    with refusal(InputError, what=str(tmp_path), got="Error", fix="tokenizer.json"):
         load_tokenizer(str(tmp_path))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 
 import pytest
 from render_checks import HERE, call, coding_session, decode, fixture_conversations, normal, renderer_of, results, talk
@@ -15,6 +16,7 @@ from composer_replication.errors import AlignmentError, InputError
 from composer_replication.ingestion.states import action_text
 from composer_replication.trainer.traces.rows import LeftCut
 from composer_replication.types import Turn
+from refusals import refusal
 from tokenizer_assets import FAMILIES, load
 
 SPOKEN = {"text": "Let me see."}
@@ -91,8 +93,10 @@ def test_contexts_that_differ_are_an_error():
     renderer = Renderer(load("gemma"), chat_template=refusing)
     turns = talk(("user", "A"), ("assistant", CALLING), ("tool", results("x"))).turns
     refused = answer(calls=(call("no"),))
-    with pytest.raises(AlignmentError, match="contexts of pair p"):
+    with refusal(AlignmentError, what="pair p") as caught:
         pair_ids(renderer, turns, answer(**SPOKEN), refused, conversation_id="p")
+    chosen, rejected, shared = map(int, re.findall(r"\d+", caught.value.got))
+    assert shared < chosen < rejected
 
 
 def test_a_context_that_is_longer_by_more_than_a_header_is_another_state(monkeypatch):
@@ -100,13 +104,14 @@ def test_a_context_that_is_longer_by_more_than_a_header_is_another_state(monkeyp
     ids, start = response_ids(renderer, turns, answer(text="x"), conversation_id="p")
     shown = iter([ResponseIds(ids, start), ResponseIds([*ids, *ids[1:]], start + len(ids) - 1)])
     monkeypatch.setattr(pair_tokens, "response_ids", lambda *_, **__: next(shown))
-    with pytest.raises(AlignmentError, match="the same up to"):
+    with refusal(AlignmentError, what="pair p") as caught:
         pair_ids(renderer, turns, answer(text="x"), answer(text="y"), conversation_id="p")
+    assert re.findall(r"\d+", caught.value.got) == [str(start), str(start + len(ids) - 1), str(start)]
 
 
 def test_an_answer_must_be_the_assistants():
     question = talk(("user", "A")).turns[0]
-    with pytest.raises(InputError, match="answer of p: got role user"):
+    with refusal(InputError, what="p", got="user", expected="assistant"):
         response_ids(renderer_of("gemma"), (), question, conversation_id="p")
 
 

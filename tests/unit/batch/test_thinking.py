@@ -10,6 +10,7 @@ from composer_replication.batch.render.renderer import Renderer
 from composer_replication.batch.render.thinking import ALL_OWN, ThinkingRules
 from composer_replication.errors import InputError
 from composer_replication.types import Turn
+from refusals import refusal
 from tokenizer_assets import load
 
 LEFT_OUT, SHOWN = ThinkingRules(), ThinkingRules(others="context")
@@ -166,7 +167,7 @@ def test_two_thoughts_of_the_student_are_both_compared():
 
 
 def test_a_treatment_that_is_none_is_named():
-    with pytest.raises(InputError, match="thinking: own: got gone"):
+    with refusal(InputError, what="own", got="gone"):
         ThinkingRules(own="gone")
 
 

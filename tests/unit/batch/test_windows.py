@@ -241,7 +241,7 @@ def test_there_are_eight_lengths_for_each_doubling():
         (lambda: plan_windows([], budget=0), "budget"),
         (lambda: plan_windows([], budget=9, overlap=-1), "overlap"),
         (lambda: plan_windows([], budget=9, max_length=0), "max_length"),
-        (lambda: plan_windows([], budget=9, cuts=[-1]), "cut position"),
+        (lambda: plan_windows([], budget=9, cuts=[-1]), "cut"),
         (lambda: plan_windows([Target(3, 3)], budget=9), "target 0"),
         (lambda: plan_windows([Target(-1, 3)], budget=9), "target 0"),
         (lambda: plan_windows([Target(0, 3, (Branch(4, 1),))], budget=9), "branch"),
