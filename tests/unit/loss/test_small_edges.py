@@ -10,13 +10,14 @@ import torch
 from composer_replication.canonical_json import encode
 from composer_replication.distillation import TAIDScheduler, dpo_loss
 from composer_replication.distillation.entropy_aware_opd import teacher_entropy
-from composer_replication.errors import InputError, NonFiniteError
+from composer_replication.errors import InputError, NonFiniteError, ShapeError
 from composer_replication.opsd import generalized_jsd_loss
+from refusals import refusal
 
 
 def test_boolean_labels_are_refused_since_no_bool_is_minus_one_hundred():
     logits = torch.randn(1, 3, 5)
-    with pytest.raises(InputError, match="labels dtype"):
+    with refusal(InputError, what="labels", got="bool"):
         generalized_jsd_loss(logits, logits, labels=torch.ones(1, 3, dtype=torch.bool))
 
 
@@ -34,7 +35,7 @@ def test_the_reference_of_dpo_gets_no_gradient():
 
 
 def test_dpo_without_a_reference_is_a_typed_error():
-    with pytest.raises(ValueError, match="ref_chosen_logprobs: got NoneType"):
+    with refusal(ShapeError, what="ref_chosen_logprobs", got="NoneType"):
         dpo_loss(torch.zeros(2), torch.zeros(2), None, None)
 
 
