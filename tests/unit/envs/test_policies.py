@@ -25,6 +25,7 @@ from composer_replication.envs.policies.expert import Style, expert_move
 from composer_replication.envs.workspace import Difficulty, Workspace, generate_task
 from composer_replication.errors import InputError
 from composer_replication.sites.taxonomy import KINDS
+from refusals import refusal
 
 IS_FULL = os.environ.get("CRF_TEST_PROFILE") == "full"
 RUNNER = RememberingRunner()
@@ -71,7 +72,7 @@ def test_a_mistake_can_be_forced_wherever_it_has_an_opportunity():
             assert episode.turns[:turn] == plain.turns[:turn]
             assert episode.script[0].corrected_at == turn + 1
             assert episode.reward.solved
-    with pytest.raises(InputError, match="force at turn 0: got noop, expected one of"):
+    with refusal(InputError, what="turn 0", got="noop", expected="guessed_path"):
         play(task, EXPERT, force={0: "noop"}, runner=RUNNER)
 
 
@@ -126,9 +127,14 @@ def test_the_expert_solves_what_a_fool_has_worked_on(seed):
 
 
 @pytest.mark.parametrize(
-    ("rates", "corrects"),
-    [({"noop": 1.2}, 1.0), ({"noop": 0.6, "ambiguous": 0.6}, 1.0), ({"nothing": 0.1}, 1.0), ({}, -0.1)],
+    ("rates", "corrects", "named", "got"),
+    [
+        ({"noop": 1.2}, 1.0, "noop", "1.2"),
+        ({"noop": 0.6, "ambiguous": 0.6}, 1.0, "rates", "noop, ambiguous"),
+        ({"nothing": 0.1}, 1.0, "rates", "'nothing'"),
+        ({}, -0.1, "corrects", "-0.1"),
+    ],
 )
-def test_rates_that_cannot_be_are_refused(rates, corrects):
-    with pytest.raises(InputError, match=r"rates: got|rate of \w+: got"):
+def test_rates_that_cannot_be_are_refused(rates, corrects, named, got):
+    with refusal(InputError, what=named, got=got):
         FlawedAgent(rates=rates, corrects=corrects)

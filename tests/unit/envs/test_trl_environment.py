@@ -9,6 +9,7 @@ import pytest
 from composer_replication.envs.trl_environment import WorkspaceEnvironment, task_rows
 from composer_replication.envs.workspace import TOOLS, Workspace, generate_task
 from composer_replication.errors import InputError
+from refusals import refusal
 from workspace_calls import ROOT, path
 
 SEED = 11
@@ -61,9 +62,9 @@ def test_calls_through_the_methods_are_calls_of_the_workspace():
 
 
 def test_an_environment_without_a_task_says_what_is_missing():
-    with pytest.raises(InputError, match="give it one named seed"):
+    with refusal(InputError, what="workspace", expected="reset(seed=", fix="seed"):
         WorkspaceEnvironment().get_reward()
-    with pytest.raises(InputError, match="difficulty: got 'none'"):
+    with refusal(InputError, what="difficulty", got="'none'"):
         task_rows([1], difficulty="none")  # type: ignore[arg-type]
 
 

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import re
 import sys
 import urllib.error
 import urllib.request
@@ -23,6 +24,7 @@ from datasets import Dataset
 
 from composer_replication.errors import RunError
 from composer_replication.rollouts.worlds.verifiers import VerifiersWorld, world_reward
+from refusals import refusal
 from rollouts.tiny_policy import save_policy
 from rollouts.trainers import changed, make, quick_config, spy, trainer_named, weights
 
@@ -127,5 +129,6 @@ def test_a_rollout_that_filled_its_context_is_judged_and_trained(tmp_path: Path,
 def test_a_prompt_that_fills_the_model_s_context_is_an_error(tmp_path: Path, world: VerifiersWorld) -> None:
     trainer = trainer_in(tmp_path, world)
     trainer.model.config.max_position_embeddings = 4
-    with pytest.raises(RunError, match="no room for a turn"):
+    with refusal(RunError, what="environment", fix="context") as caught:
         trainer.train()
+    assert re.search(r"\b\d+ tokens\b", caught.value.got)

@@ -21,6 +21,7 @@ from composer_replication.rollouts.sites import RolloutOptions
 from composer_replication.rollouts.worlds.policy_endpoint import SpokenEpisode
 from composer_replication.rollouts.worlds.verifiers import VerifiersWorld
 from composer_replication.trainer.composer.generation import Generation
+from refusals import refusal
 
 PROMPT = "Fix the failing test."
 
@@ -112,8 +113,9 @@ def test_tasks_with_one_prompt_are_all_played() -> None:
 @pytest.mark.usefixtures("environment")
 def test_rows_without_their_task_are_refused() -> None:
     world = VerifiersWorld("verifiers:x")
-    with pytest.raises(ConfigError, match="the task of each prompt"):
+    with refusal(ConfigError, what="environment x", fix="VerifiersWorld.rows()") as caught:
         play([{"prompt": row["prompt"]} for row in world.rows()], world)
+    assert re.findall(r"\d+", caught.value.got) == ["0", "3"]  # tasks and prompts
 
 
 def test_names_of_episodes_cannot_be_guessed(environment: Environment) -> None:
@@ -136,8 +138,9 @@ def test_an_episode_that_broke_is_not_judged(environment: Environment) -> None:
 def test_an_episode_in_which_the_policy_never_spoke_is_no_rollout(environment: Environment, is_broken: bool) -> None:
     environment.turns, environment.is_broken = 0, is_broken
     world = VerifiersWorld("verifiers:x")
-    with pytest.raises(RunError, match="SandboxError: no sandbox" if is_broken else "without an error"):
+    with refusal(RunError, what="environment x", got="turn") as caught:
         play(world.rows(), world)
+    assert ("SandboxError: no sandbox" in caught.value.got) == is_broken
 
 
 def sampling() -> Generation:
@@ -158,8 +161,9 @@ def test_a_rollout_that_broke_gets_no_reward_of_a_penalty_alone() -> None:
     given = torch.tensor([[1.0, -0.5], [math.nan, -0.5], [0.0, 0.0]])
     rewards = sampling().rewards(lambda *_given: given.clone(), rows, [], [], [])
     assert rewards.isnan().tolist() == [[False, False], [True, True], [False, False]]
-    with pytest.raises(InputError, match="for all 1 rollouts"):
+    with refusal(InputError, what="rewards", got="world_reward, error_penalty") as caught:
         sampling().rewards(lambda *_given: given[1:2].clone(), rows[1:2], [], [], [])
+    assert re.findall(r"\d+", caught.value.got) == ["1"]  # rollouts
 
 
 def test_a_rollout_function_can_read_the_rows_that_it_plays() -> None:
