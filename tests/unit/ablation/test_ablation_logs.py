@@ -16,6 +16,7 @@ from composer_replication.ablation.plan import Budget, read_plan
 from composer_replication.config import CrfConfig, loads
 from composer_replication.errors import ConfigError, RunError
 from composer_replication.runs.split import held_out_of
+from refusals import refusal
 
 SETTINGS = """
 [loss]
@@ -108,7 +109,7 @@ def test_a_job_with_nothing_to_judge_by_fails_and_says_why(tmp_path, folder, sha
     shared_run.write_jsonl("sites", rows, schema="error_site", version=1, sources=["conversations", "split"])
     job = job_of(tmp_path, folder, shared_run, "plain")
     write_job(job)
-    with pytest.raises(RunError, match=r"no error of a held-out session that can be scored \(left out: "):
+    with refusal(RunError, what=str(job.folder / "run"), fix="split.test"):
         run_in(job.folder)
     assert read_result(job.folder) is None
 
@@ -118,7 +119,7 @@ def test_a_run_that_is_not_ready_is_refused_before_any_job(tmp_path, run, name):
     plan = read_plan(write_arms(tmp_path), run=str(run.root))
     check_plan(plan)
     run.path(name).unlink()
-    with pytest.raises(RunError, match=f"a run without {name}.*`crf {name} "):
+    with refusal(RunError, what=str(run.root), got=name, fix=f"crf {name} "):
         check_plan(plan)
 
 
@@ -146,5 +147,5 @@ def _with_kind(sums):
 def test_without_a_run_the_command_says_how_to_name_one(tmp_path, folder, run):
     job = replace(job_of(tmp_path, folder, run, "lost"), run=None)
     write_job(job)
-    with pytest.raises(ConfigError, match=r"ablate\.run: got none.*--run RUN"):
+    with refusal(ConfigError, what="ablate.run", got="none", fix="--run"):
         run_in(job.folder)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -90,19 +91,25 @@ def test_kinds_are_figures_of_their_own(frozen):
 
 
 @pytest.mark.parametrize(
-    ("spent", "said"),
+    ("spent", "facts"),
     [
-        ({"rollouts": 29}, "seed 1: 29 rollouts, the plan's are 30"),
-        ({"steps": 4}, "seed 1: 4 steps, the plan's are 3"),
-        ({"tokens": 1300}, "1,300 tokens a job, +30% of the median arm's 1,000 (allowed: 25%)"),
+        ({"rollouts": 29}, ["seed 1", "29 rollouts", "30"]),
+        ({"steps": 4}, ["seed 1", "4 steps", "3"]),
+        ({"tokens": 1300}, ["1,300 tokens", "+30%", "1,000", "25%"]),
         ({"tokens": 1200}, None),
     ],
 )
-def test_a_breach_of_the_budget_is_named_with_its_arm(frozen, spent, said):
+def test_a_breach_of_the_budget_is_named_with_its_arm(frozen, spent, facts):
     units = {"a": (1.0, 2.0)}
     rows = [result("plain", 1, units), result("helped", 1, units, **spent), result("placebo", 1, units)]
     found = Results(frozen=frozen, results=rows)
-    assert breaches_of(found) == ({} if said is None else {"helped": [said]})
+    breaches = breaches_of(found)
+    if facts is None:
+        assert breaches == {}
+    else:
+        assert list(breaches) == ["helped"]
+        (breach,) = breaches["helped"]
+        assert all(re.search(rf"(?<!\w){re.escape(fact)}(?!\w)", breach) for fact in facts), breach
     exempt = replace(frozen, arms=frozen.arms | {"helped": replace(frozen.arms["helped"], exempt="start weights")})
     assert breaches_of(replace(found, frozen=exempt)) == {}
 
@@ -111,12 +118,11 @@ def test_other_units_and_other_start_weights_are_breaches(frozen):
     units = {"a": (1.0, 2.0), "b": (1.0, 2.0)}
     others = [result(arm, seed, units) for arm in ("plain", "placebo") for seed in (1, 2)]
     odd = replace(result("helped", 1, {"a": (1.0, 2.0), "c": (1.0, 2.0)}), digests={"start": "1"})
-    assert breaches_of(Results(frozen=frozen, results=[*others, odd])) == {
-        "helped": [
-            "seed 1: other units than most jobs, 2 of them not in both",
-            "seed 1: begins with other weights than most jobs",
-        ]
-    }
+    breaches = breaches_of(Results(frozen=frozen, results=[*others, odd]))
+    assert list(breaches) == ["helped"]
+    other_units, other_weights = breaches["helped"]
+    assert re.search(r"\bseed 1\b.*\bunits\b.*\b2\b", other_units)
+    assert re.search(r"\bseed 1\b.*\bweights\b", other_weights)
 
 
 def simulated(draw: np.random.Generator, seeds: int, units: int, effect: float):
@@ -186,18 +192,31 @@ assert main(["ablate", "--table", "-o", {str(folder)!r}]) == 0
     assert again == written
 
 
+def comparison_of(page):
+    """Verdict, prediction and what became of it, from the row of the primary metric."""
+    [row] = [line for line in page.splitlines() if line.startswith("| helped | plain | failing |")]
+    return [cell.strip() for cell in row.strip("|").split("|")][-3:]
+
+
 def test_the_page_says_what_was_predicted_and_whether_it_came(frozen):
     draw = np.random.default_rng(5)
     calls = np.full((4, 30), 20)
     plain, helped = draw.poisson(8, (4, 30)), draw.poisson(2, (4, 30))
     found = two_arms(frozen, (plain, calls), (helped, calls))
     page = page_of(found)
-    [row] = [line for line in page.splitlines() if line.startswith("| helped | plain | failing |")]
-    assert row.endswith("| better | better | as predicted |")
-    expecting = replace(frozen, arms=frozen.arms | {"helped": replace(frozen.arms["helped"], expect="same")})
-    alike = page_of(two_arms(expecting, (plain, calls), (draw.permuted(plain, axis=1), calls)))
-    [row] = [line for line in alike.splitlines() if line.startswith("| helped | plain | failing |")]
-    assert row.endswith("| no difference | same | not contradicted |")
-    assert "Not run yet: plain 1" not in page.replace("placebo", "")
-    assert "placebo 1" in page
+    verdict, expected, came_true = comparison_of(page)
+    assert (verdict, expected) == ("better", "better")
+
+    def expecting(expect):
+        return replace(frozen, arms=frozen.arms | {"helped": replace(frozen.arms["helped"], expect=expect)})
+
+    alike = page_of(two_arms(expecting("same"), (plain, calls), (draw.permuted(plain, axis=1), calls)))
+    verdict, expected, not_excluded = comparison_of(alike)
+    assert (verdict, expected) == ("no difference", "same")
+    verdict, expected, refuted = comparison_of(page_of(replace(found, frozen=expecting("worse"))))
+    assert (verdict, expected) == ("better", "worse")
+    assert len({came_true, not_excluded, refuted}) == 3
+    assert ["**" in outcome for outcome in (came_true, not_excluded, refuted)] == [False, False, True]
+    [missing] = [line for line in page.splitlines() if "placebo 1" in line]
+    assert not re.search(r"\bplain \d", missing)
     assert as_json(found)["figures"][0]["value"]["estimate"] == pytest.approx(100 * plain.sum() / calls.sum())
