@@ -131,5 +131,5 @@ def test_what_cannot_be_is_said(make):
     ] * 2
     with pytest.raises(RunError, match="reset"):
         make().LS(path="/")
-    with pytest.raises(ConfigError, match=r"OpenEnv server http://127\.0\.0\.1:9"):
+    with pytest.raises(ConfigError, match=r"http://127\.0\.0\.1:9\b"):
         openenv_environment("http://127.0.0.1:9")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
 from composer_replication.errors import ConfigError, InputError
 from composer_replication.rollouts.worlds import policy_endpoint
 from composer_replication.rollouts.worlds.policy_endpoint import SpokenEpisode, speak
+from refusals import refusal
 
 vf = pytest.importorskip("verifiers.v1")
 from composer_replication.envs import verifiers_environment  # noqa: E402
@@ -167,10 +169,11 @@ def test_a_history_that_was_rewritten_is_refused(tokenizer):
     user = {"role": "user", "content": "Do it."}
     episode.take({"messages": [user]})
     said = episode.hear(tokenizer.encode("yes", add_special_tokens=False), None)
-    with pytest.raises(InputError, match="continues it"):
-        episode.take({"messages": [user, said, user, {"role": "assistant", "content": "made up"}, user]})
-    with pytest.raises(InputError, match="continues it"):
-        episode.take({"messages": [user]})
+    made_up = {"role": "assistant", "content": "made up"}
+    for messages in ([user, said, user, made_up, user], [user]):
+        with refusal(InputError, what="episode") as caught:
+            episode.take({"messages": messages})
+        assert re.findall(r"\d+", caught.value.got) == [str(len(messages)), "2"]  # and that many were heard before
 
 
 def test_names_and_what_is_wrong_with_them(world):

@@ -16,6 +16,7 @@ from composer_replication.pairs.normalise.operators import DocumentDeduplicator,
 from composer_replication.pairs.normalise.pair_texts import TEXT_KEYS, pair_text
 from composer_replication.pairs.normalise.recipe import Step
 from composer_replication.pairs.normalise.special_characters import special_ratio
+from refusals import refusal
 
 data_juicer = pytest.importorskip("data_juicer")
 pytestmark = [pytest.mark.replaysim, pytest.mark.filterwarnings("ignore")]
@@ -144,14 +145,20 @@ def test_other_text_filters_of_data_juicer_run_in_a_recipe(tmp_path):
 @pytest.mark.parametrize(
     ("line", "wanted"),
     [
-        ("image_size_filter: {text_key: chosen}", "expected one of alphanumeric_filter"),
-        ("text_length_filter: {text_key: chosen, min_length: 3}", "Did you mean 'min_len'"),
+        (
+            "image_size_filter: {text_key: chosen}",
+            {"got": "'image_size_filter'", "expected": "alphanumeric_filter"},
+        ),
+        (
+            "text_length_filter: {text_key: chosen, min_length: 3}",
+            {"got": "'min_length'", "expected": "min_len", "fix": "'min_len'"},
+        ),
     ],
 )
 def test_what_data_juicer_would_ignore_or_download_is_refused(line, wanted, tmp_path):
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(f"process:\n  - {line}\n", encoding="utf-8")
-    with pytest.raises(InputError, match=wanted):
+    with refusal(InputError, **wanted):
         DJNormalizer(recipe, backend="data_juicer")
 
 

@@ -181,7 +181,7 @@ def test_an_error_in_an_endpoint_is_raised_and_nobody_dies(server):
 
     async def ask() -> tuple[int, int, list[float]]:
         before = await rewarder.pid()
-        with pytest.raises(Exception, match="asks for") as raised:
+        with pytest.raises(Exception, match=r"\['files_worth'\]") as raised:
             await rewarder.call("score", ["text"])
         assert type(raised.value).__name__ == "ActorError"
         scores = await rewarder.call("score", ["text"], rows=[{"info": {"files_worth": 0.25}}])
@@ -197,6 +197,6 @@ def test_an_error_in_an_endpoint_is_raised_and_nobody_dies(server):
 
 def test_an_actor_that_cannot_live_ends_the_run(server):
     rewarder = SupervisedActor(RewarderActor, RewarderSettings(rewards=("no_such_module:reward",)), max_deaths=1)
-    with pytest.raises(RunError, match="2 deaths without an answer") as raised:
+    with pytest.raises(RunError, match=r"\b2 deaths\b") as raised:
         asyncio.run(rewarder.pid())
     assert "no_such_module" in str(raised.value)

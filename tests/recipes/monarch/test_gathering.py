@@ -14,6 +14,7 @@ from composer_replication.recipes.monarch.rollout_file import KeptRollouts
 from composer_replication.rollouts.conversation import Rollout
 from composer_replication.rollouts.gathering import schemas_of
 from recipes.recorded_steps import GROUP, SETTINGS, Batch, recorded_batches
+from refusals import refusal
 
 MODEL = str(student_folder())
 
@@ -74,5 +75,5 @@ def test_a_recorded_batch_is_made_again_from_its_rollouts(tmp_path, number):
 def test_a_reward_for_every_rollout():
     kept, rewards, _ = played(recorded_batches()[0])
     maker = BatchMaker(MODEL, BatchSettings(num_generations=GROUP))
-    with pytest.raises(InputError, match="one of each"):
+    with refusal(InputError, what="rewards", got="7", expected="8"):
         maker.batch(kept, rewards[1:], maker.find_sites(kept, 0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +23,7 @@ from composer_replication.rollouts.conversation import Rollout, sampled_runs
 from composer_replication.rollouts.sites import RolloutOptions
 from recipes.monarch.tiny_policies import save_tiny
 from recipes.monarch.world import tasks
+from refusals import refusal
 
 MODEL = str(student_folder())
 
@@ -80,16 +82,16 @@ def test_weights_of_another_model_are_refused(tmp_path, student):
     save_tiny(tmp_path / "tiny")
     shared = published(tmp_path, student)
     tiny = load_model(str(tmp_path / "tiny"), what="model")
-    with pytest.raises(StaleArtefactError, match="the same model"):
+    with refusal(StaleArtefactError, what="weights-000000.safetensors", got="parameters"):
         shared.load_into(tiny, 0)
 
 
 def test_prompts_must_say_something(tmp_path, student):
     published(tmp_path, student)
     generator = Generator(settings(tmp_path))
-    with pytest.raises(InputError, match="at least one"):
+    with refusal(InputError, what="prompts", got="none"):
         generator.rollout([])
-    with pytest.raises(InputError, match="`prompt`"):
+    with refusal(InputError, what="prompt", got="{'answer': '4'}", expected="`prompt`"):
         generator.rollout([{"answer": "4"}])
     with pytest.raises(InputError, match=r"package\.module:function"):
         Generator(settings(tmp_path, episodes="no_colon"))
@@ -145,8 +147,9 @@ def test_an_episode_that_is_cut_off_has_no_turn_that_is_not_in_its_ids(tmp_path,
 def test_turns_beyond_the_limit_are_refused_and_messages_that_fit_no_turn_are_counted(tmp_path, student):
     published(tmp_path, student)
     named = {"episodes": "recipes.monarch.world:inflated", "max_completion_length": 20}
-    with pytest.raises(InputError, match="after the first 20"):
+    with refusal(InputError, what="episode 0", expected="max_completion_length") as caught:
         Generator(settings(tmp_path, **named)).rollout(tasks(20_000, 1), batch_id=0, version=0)
+    assert re.search(r"\b20\b", caught.value.got)
     two = [{"role": "assistant", "content": "one"}, {"role": "assistant", "content": "two"}]
     cut = Rollout(rollout_id="a", prompt_ids=[5], completion_ids=[6], sampled=[1], prompt=[], messages=two)
     maker = BatchMaker(MODEL, BatchSettings(num_generations=1))
@@ -239,5 +242,5 @@ def test_vllm_is_given_the_version_and_asked_by_ids(tmp_path, student):
 
 
 def test_without_vllm_asking_for_it_says_so(tmp_path):
-    with pytest.raises(InputError, match="not installed"):
+    with refusal(InputError, what='"vllm"', got="vllm", expected="vLLM"):
         Generator(settings(tmp_path, engine="vllm"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 import sys
 from types import ModuleType
 
@@ -11,6 +12,7 @@ import pytest
 
 from composer_replication.errors import InputError, NonFiniteError
 from composer_replication.recipes.monarch.rewarder import Rewarder, RewarderSettings
+from refusals import refusal
 
 
 async def exact(trace, task):
@@ -75,25 +77,26 @@ def test_the_last_reply_is_the_last_assistant_message_and_nothing_that_a_tool_sa
 def test_what_is_no_reward_is_said():
     with pytest.raises(NonFiniteError, match="completion 0"):
         scores("broken")
-    with pytest.raises(InputError, match="a number"):
+    with refusal(InputError, what="silent", got="None"):
         scores("silent")
-    with pytest.raises(InputError, match="asks for \\['gold'\\]"):
+    with refusal(InputError, what="greedy", got="['gold']"):
         scores("greedy", rows=ROWS)
-    with pytest.raises(InputError, match="one a completion"):
+    with refusal(InputError, what="rows") as caught:
         scores("exact", rows=ROWS[:1])
+    assert re.findall(r"\d+", caught.value.got) == ["1", "2"]  # rows and completions
 
 
 @pytest.mark.parametrize(
-    ("names", "message"),
+    ("names", "facts"),
     [
-        ((), "names of reward functions"),
-        ("rewards_here:exact", "names of reward functions"),
-        (("rewards_here.exact",), "package.module:function"),
-        (("rewards_here:nothing",), "that exists"),
-        (("no_such_module:nothing",), "PYTHONPATH"),
-        (("rewards_here:constant",), "a function"),
+        ((), {"what": "rewards", "got": "()"}),
+        ("rewards_here:exact", {"what": "rewards", "got": "'rewards_here:exact'"}),
+        (("rewards_here.exact",), {"got": "'rewards_here.exact'", "expected": "package.module:function"}),
+        (("rewards_here:nothing",), {"got": "attribute 'nothing'", "expected": "package.module:function"}),
+        (("no_such_module:nothing",), {"got": "'no_such_module'", "fix": "PYTHONPATH"}),
+        (("rewards_here:constant",), {"got": "rewards_here:constant", "expected": "function"}),
     ],
 )
-def test_a_name_that_names_no_function_is_refused(names, message):
-    with pytest.raises(InputError, match=message):
+def test_a_name_that_names_no_function_is_refused(names, facts):
+    with refusal(InputError, **facts):
         Rewarder(RewarderSettings(rewards=names))

@@ -9,6 +9,7 @@ import pytest
 from composer_replication.errors import InputError
 from composer_replication.recipes.monarch.teacher_pool import TeacherPool, TeacherPoolSettings
 from fault_server import FaultServer
+from refusals import refusal
 
 PRICES = {"a/one": (1.0, 2.0), "b/two": (1.0, 2.0)}
 
@@ -61,5 +62,5 @@ def test_the_cap_holds_over_all_pools_of_a_folder(server, tmp_path):
 
 
 def test_a_pool_has_teachers(tmp_path):
-    with pytest.raises(InputError, match="at least one"):
+    with refusal(InputError, what="teachers", got="none"):
         TeacherPoolSettings(folder=str(tmp_path), teachers=())

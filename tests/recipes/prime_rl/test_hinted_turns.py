@@ -26,6 +26,7 @@ from composer_replication.rollouts.sites import RolloutOptions, RolloutSites
 from recipes.prime_rl.engine_records import Trace
 from recipes.prime_rl.recorded_traces import own_traces, verifiers_trace
 from recipes.recorded_steps import Batch, recorded_batches
+from refusals import refusal
 
 ALPHA = 0.25
 
@@ -210,15 +211,15 @@ def test_scores_of_other_ids_are_refused(tokenizer: Any, finder: Any) -> None:
     (branch,) = trace.branches
     turn = first_turn(trace, finder)
     scores = [-1.0] * len(turn.teacher_ids)
-    with pytest.raises(AlignmentError, match="verbatim"):
+    with refusal(AlignmentError, what=turn.turn_id, got=str(len(scores) - 1)):
         write_reference(branch, turn, scores[:-1], ALPHA)
-    with pytest.raises(AlignmentError, match="verbatim"):
+    with refusal(AlignmentError, what=turn.turn_id, got=str(len(scores))):
         write_reference(branch, turn._replace(teacher_start=turn.teacher_start - 1), scores, ALPHA)
-    with pytest.raises(AlignmentError, match="one node"):
+    with refusal(AlignmentError, what=turn.turn_id, expected="node"):
         write_reference(branch, turn._replace(start=0), scores, ALPHA)
     for node in branch.nodes:
         node.mask = [False] * len(node.mask)
-    with pytest.raises(AlignmentError, match="the model's own"):
+    with refusal(AlignmentError, what=turn.turn_id, expected="token"):
         write_reference(branch, turn, scores, ALPHA)
 
 
@@ -270,7 +271,7 @@ def test_settings_are_a_toml_table_that_says_what_is_wrong() -> None:
     assert (settings.alpha_sdpo, settings.part, settings.unhinted_kinds) == (0.2, "call", ("edit_no_match",))
     options = make_finder(str(student_folder()), settings).options
     assert (options.part, options.unhinted_kinds, options.hints) == ("call", ("edit_no_match",), "template")
-    with pytest.raises(ConfigError, match="teacher_name alone"):
+    with pytest.raises(ConfigError, match=r"\bteacher_name\b.*\bteacher_url\b"):
         loads(HintSettings, 'teacher_name = "start"')
     with pytest.raises(ConfigError, match="alpha_sdpo"):
         loads(HintSettings, "alpha_sdpo = 0")

@@ -12,6 +12,7 @@ import torch
 from composer_replication.config import CrfConfig, load
 from composer_replication.envs.student import load_student, student_folder
 from composer_replication.errors import ConfigError
+from refusals import refusal
 
 for _library in ("verifiers.v1", "trl", "datasets"):
     pytest.importorskip(_library)
@@ -68,5 +69,5 @@ def test_a_data_set_beside_its_own_tasks_is_refused(tmp_path: Path) -> None:
 
     rows, _ = prompts_of(read_inputs(config(tmp_path)))
     assert set(rows.column_names) == {"prompt", "task"}
-    with pytest.raises(ConfigError, match="own tasks"):
+    with refusal(ConfigError, what="train.grpo.dataset", got="x.jsonl"):
         prompts_of(read_inputs(config(tmp_path, "train.grpo.dataset=x.jsonl")))

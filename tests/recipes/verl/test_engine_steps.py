@@ -28,6 +28,7 @@ from recipes.recorded_steps import (
 )
 from recipes.verl.cpu_engine import channels, data_proto, new_engine, policy_loss, queue_data, step_data
 from recipes.verl.recorded_pairs import on_all_rollouts, pairs_of, with_pairs
+from refusals import refusal
 
 pytestmark = [pytest.mark.verl, pytest.mark.filterwarnings("ignore")]
 DRIFT = 0.3
@@ -241,13 +242,13 @@ def test_without_names_of_prompts_no_row_is_anothers_copy(reference: Any) -> Non
 def test_pairs_without_a_reference_are_refused(reference: Any) -> None:
     batch = fixed_batch()
     bare = [(pair, None) for pair, _ in pairs_of(batch)]
-    with pytest.raises(InputError, match=r"reference log-probs of a pair: got None.*simpo"):
+    with refusal(InputError, what="reference", got="None", fix="simpo"):
         one_step(taught_engine(reference, beta_replay=0.05), step_data(with_pairs(batch, bare)), 8)
 
 
 def test_without_a_reference_worker_or_an_adapter_there_is_no_teacher() -> None:
     engine = taught_engine(None)
-    with pytest.raises(InputError, match="teacher of channel 2: got neither"):
+    with refusal(InputError, what="teacher", expected="adapter", fix="live_share"):
         one_step(engine, step_data(data_proto(fixed_batch())), 8)
 
 

@@ -22,6 +22,7 @@ from composer_replication.loss.grpo import group_advantages, grpo_loss
 from composer_replication.recipes.verl import registered
 from recipes.recorded_steps import SETTINGS, fixed_batch, recorded_batches
 from recipes.verl.cpu_engine import actor_config, data_proto, step_data
+from refusals import refusal
 
 pytestmark = [pytest.mark.verl, pytest.mark.filterwarnings("ignore")]
 
@@ -62,14 +63,14 @@ def test_groups_may_be_of_any_size_and_in_any_order() -> None:
 
 def test_a_batch_of_equal_rewards_is_said_to_teach_nothing() -> None:
     proto = rewarded(torch.ones(4), ["a", "a", "b", "b"])
-    with pytest.warns(UserWarning, match="equal within each of the 2 groups"):
+    with pytest.warns(UserWarning, match=r"\b2 groups\b"):
         assert not advantages_of(proto, over_std=False).any()
 
 
 def test_advantages_need_groups() -> None:
     proto = rewarded(torch.ones(2), ["a", "a"])
     del proto.non_tensor_batch["uid"]
-    with pytest.raises(InputError, match="groups of rollouts: got None"):
+    with refusal(InputError, what="groups", got="None"):
         advantages_of(proto, over_std=False)
 
 
@@ -256,16 +257,16 @@ def test_kl_st_from_sampled_tokens_pushes_by_the_log_ratio(columns: Any) -> None
 
 
 @pytest.mark.parametrize(
-    ("mode", "options", "what"),
+    ("mode", "option", "value"),
     [
-        (registered.KL_TEACHER_STUDENT, {"log_prob_min_clamp": -10.0}, "log_prob_min_clamp: got -10.0"),
-        (registered.KL_STUDENT_TEACHER, {"use_policy_gradient": True}, "use_policy_gradient: got True"),
+        (registered.KL_TEACHER_STUDENT, "log_prob_min_clamp", -10.0),
+        (registered.KL_STUDENT_TEACHER, "use_policy_gradient", True),
     ],
 )
-def test_settings_that_would_spoil_a_loss_are_refused(columns: Any, mode: str, options: Any, what: str) -> None:
+def test_settings_that_would_spoil_a_loss_are_refused(columns: Any, mode: str, option: str, value: Any) -> None:
     data, *_, logits = columns
-    with pytest.raises(ConfigError, match=what):
-        stock_loss(distillation(mode, **options), data, logits)
+    with refusal(ConfigError, what=option, got=str(value)):
+        stock_loss(distillation(mode, **{option: value}), data, logits)
 
 
 def test_verls_config_knows_the_names() -> None:

@@ -31,6 +31,7 @@ from recipes.plain_losses import load_start
 from recipes.recorded_steps import SETTINGS, Batch, fixed_batch
 from recipes.verl.cpu_engine import actor_config, data_proto, new_engine, policy_loss, site_column, step_data
 from recipes.verl.scripted_server import load_config
+from refusals import refusal
 
 pytestmark = [pytest.mark.verl, pytest.mark.filterwarnings("ignore")]
 TOP_K = 24
@@ -140,7 +141,7 @@ def test_both_ways_to_a_frozen_teacher_give_one_value_and_one_gradient() -> None
 
 def test_verls_own_losses_are_refused_with_rows_that_have_no_teacher() -> None:
     worker = worker_of(distillation_config("forward_kl_topk"), TeacherClient())
-    with pytest.raises(ConfigError, match="loss_mode: got 'forward_kl_topk'"):
+    with refusal(ConfigError, what="loss_mode", got="'forward_kl_topk'"):
         teacher_columns(fixed_batch(), worker)
 
 
