@@ -147,5 +147,5 @@ def _with_kind(sums):
 def test_without_a_run_the_command_says_how_to_name_one(tmp_path, folder, run):
     job = replace(job_of(tmp_path, folder, run, "lost"), run=None)
     write_job(job)
-    with refusal(ConfigError, what="ablate.run", got="none", fix="--run"):
+    with refusal(ConfigError, what="ablate.run", fix="--run"):
         run_in(job.folder)
