@@ -13,6 +13,7 @@ from composer_replication.diloco.serverless.executor import ReplicaHandle
 from composer_replication.diloco.store import open_store
 from composer_replication.steps.replicas.launch_file import LaunchFile, known_numbers, path_of
 from composer_replication.steps.replicas.launches import create_launch, launch_key, numbers, place_of, read_notice
+from output_facts import lines_with
 
 TRAINER = ["--trainer-module", "composer_replication.diloco.tiny_trainer"]
 QUICK = ["--round", "grace_s=5", "--round", "poll_s=0.05", "--round", "state_every=1"]
@@ -37,7 +38,7 @@ def test_a_killed_replica_is_started_again_and_ends_with_the_weights_of_the_othe
         (1, "succeeded", 1),
     ]
     assert sight["commits"] == 6
-    assert "rank 1: killed by signal 9 (SIGKILL)" in told.err
+    assert lines_with(told.err, "rank 1", 9, "SIGKILL")
     assert main(["diloco", "watch", str(bucket), "--once"]) == 0
     assert "round 6" in capsys.readouterr().out
     assert main(["diloco", "collect", str(bucket), "-o", str(tmp_path / "out"), "--json"]) == 0
@@ -47,7 +48,7 @@ def test_a_killed_replica_is_started_again_and_ends_with_the_weights_of_the_othe
     weights = load_file(Path(found["weights"]) / "model.safetensors")
     assert weights["weight"].item() == pytest.approx(3, abs=0.2)
     assert weights["bias"].item() == pytest.approx(1, abs=0.1)
-    assert "rank 1: 6 exchanges" in (tmp_path / "out" / "logs" / "rank-001.txt").read_text()
+    assert lines_with((tmp_path / "out" / "logs" / "rank-001.txt").read_text(), "rank 1", 6)
     assert main(["diloco", "cancel", str(bucket)]) == 0  # of one that is over: nothing happens
     assert "succeeded" in capsys.readouterr().out
 
@@ -59,29 +60,31 @@ def test_weights_that_differ_are_refused(bucket, tmp_path, capsys):
         done = {"files": {"model.safetensors": digest}, "answer": {}}
         store.put(launch.key("output", f"{rank:03d}", "done.json"), json.dumps(done).encode())
     assert main(["diloco", "collect", str(bucket), "-o", str(tmp_path / "out")]) == 1
-    assert "other weights at rank 1 than at rank 0" in capsys.readouterr().err
+    assert lines_with(capsys.readouterr().err, "weights", store.uri, "rank 0", "rank 1")
+    assert not (tmp_path / "out" / "weights").exists()
 
 
 def test_a_dry_run_starts_nothing(bucket, capsys):
     assert main(["diloco", "launch", str(bucket), "--replicas", "2", *TRAINER, "--dry-run"]) == 0
-    assert "nothing was sent, and nothing started" in capsys.readouterr().err
+    assert lines_with(capsys.readouterr().err, "launch 0", 2, "replicas")
+    assert not bucket.exists()
     assert numbers(open_store(str(bucket))) == []
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("given", "facts"),
     [
-        (["launch", "{}", "--replicas", "0", *TRAINER], "--replicas: got 0, expected 1 to 1000"),
-        (["launch", "{}", "--replicas", "2", "--executor", "modal", *TRAINER], "a folder of this machine"),
-        (["launch", "{}", "--replicas", "1", "--option", "hard=1", *TRAINER], "options of LocalProcessExecutor"),
-        (["launch", "{}", "--replicas", "1", "--secret", "CRF_NOT_SET", *TRAINER], "CRF_NOT_SET, which is not set"),
-        (["watch", "{}"], "no launch"),
-        (["cancel", "{}", "--launch", "3"], "no launch"),
+        (["launch", "{}", "--replicas", "0", *TRAINER], ["--replicas", 0, 1000]),
+        (["launch", "{}", "--replicas", "2", "--executor", "modal", *TRAINER], ["modal", "s3://", "hf://"]),
+        (["launch", "{}", "--replicas", "1", "--option", "hard=1", *TRAINER], ["LocalProcessExecutor", "'hard'"]),
+        (["launch", "{}", "--replicas", "1", "--secret", "CRF_NOT_SET", *TRAINER], ["secrets", "CRF_NOT_SET"]),
+        (["watch", "{}"], ["--launch-file"]),
+        (["cancel", "{}", "--launch", "3"], ["launch 3", "--launch-file"]),
     ],
 )
-def test_what_cannot_be_done_is_said(bucket, capsys, given, words):
+def test_what_cannot_be_done_is_said(bucket, capsys, given, facts):
     assert main(["diloco", *(each.format(bucket) for each in given)]) == 1
-    assert words in capsys.readouterr().err
+    assert lines_with(capsys.readouterr().err, *facts)
     assert numbers(open_store(str(bucket))) == known_numbers(place_of(str(bucket))) == []
 
 
@@ -106,13 +109,13 @@ def test_a_number_is_not_used_again_in_a_bucket_that_was_emptied(bucket):
 
 def test_a_launch_of_another_machine_under_the_same_number_is_told_from_ours(bucket, tmp_path, monkeypatch, capsys):
     store = open_store(str(bucket))
-    begun(bucket)
+    ours = begun(bucket).read().launch
     store.delete(store.keys(""))
     create_launch(store, **asked(bucket))  # whose file is elsewhere
     assert main(["diloco", "collect", str(bucket), "-o", str(tmp_path / "out")]) == 1
-    assert "another one than the launch file's" in " ".join(capsys.readouterr().err.split())
+    assert lines_with(capsys.readouterr().err, "launch 0", store.uri, ours.id[:12])
     assert main(["diloco", "watch", str(bucket), "--once"]) == 0
-    assert "another one than the launch file's" in " ".join(capsys.readouterr().out.split())  # lines are wrapped
+    assert ours.id[:12] in capsys.readouterr().out
     assert main(["diloco", "cancel", str(bucket)]) == 0  # which asks no bucket
 
 
@@ -121,36 +124,36 @@ def test_the_launch_s_file_may_be_anywhere_and_is_named_then(bucket, tmp_path, c
     given = [str(bucket), "--launch-file", str(file)]
     trained = ["--replicas", "1", *TRAINER, "--trainer-kwargs-json", arguments, *QUICK]
     assert main(["diloco", "launch", *given, *trained, "--option", f"folder={tmp_path / 'logs'}", "--json"]) == 0
-    assert f"launch file: {file}" in capsys.readouterr().err
+    assert lines_with(capsys.readouterr().err, file)
     assert file.stat().st_mode & 0o777 == 0o600
     assert known_numbers(place_of(str(bucket))) == []
     assert main(["diloco", "collect", *given, "-o", str(tmp_path / "out")]) == 0
     assert main(["diloco", "collect", str(bucket), "-o", str(tmp_path / "out")]) == 1
     assert main(["diloco", "launch", *given, *trained]) == 1
-    assert "a file that is there" in capsys.readouterr().err
+    assert lines_with(capsys.readouterr().err, "crf diloco", file)
     assert numbers(open_store(str(bucket))) == [0]  # the second was refused before it took a number
     assert main(["diloco", "cancel", str(tmp_path / "other"), "--launch-file", str(file)]) == 1
-    assert f"a launch of {bucket.as_uri()}" in capsys.readouterr().err
+    assert lines_with(capsys.readouterr().err, file, bucket.as_uri(), (tmp_path / "other").as_uri())
 
 
 @pytest.mark.parametrize(
-    ("files", "words"),
+    ("files", "shown"),
     [
-        ({"../model.safetensors": "a" * 64}, "a file's name"),
-        ({"model.pt": "a" * 64}, "a file's name"),
-        ({"\x1b[2J.json": "a" * 64}, "a file's name"),
-        ({f"{number}.json": "a" * 64 for number in range(1001)}, "1001 files"),
-        ({"model.safetensors": "no sum"}, "files without sums"),
-        (["model.safetensors"], "files without sums"),
+        ({"../model.safetensors": "a" * 64}, repr("../model.safetensors")),
+        ({"model.pt": "a" * 64}, repr("model.pt")),
+        ({"\x1b[2J.json": "a" * 64}, repr("\x1b[2J.json")),
+        ({f"{number}.json": "a" * 64 for number in range(1001)}, 1001),
+        ({"model.safetensors": "no sum"}, "ValueError"),
+        (["model.safetensors"], "ValueError"),
     ],
 )
-def test_what_replicas_are_said_to_have_left_is_looked_at_first(bucket, tmp_path, capsys, files, words):
+def test_what_replicas_are_said_to_have_left_is_looked_at_first(bucket, tmp_path, capsys, files, shown):
     launch = begun(bucket).read().launch
     key = launch.key("output", "000", "done.json")
     open_store(str(bucket)).put(key, json.dumps({"files": files, "answer": {}}).encode())
     assert main(["diloco", "collect", str(bucket), "-o", str(tmp_path / "out")]) == 1
     said = capsys.readouterr().err
-    assert words in said
+    assert lines_with(said, key, shown)
     assert "\x1b" not in said
     assert not (tmp_path / "out" / "weights").exists()
 
@@ -165,12 +168,10 @@ def test_cancel_ends_those_that_it_can_and_fails_with_the_names_of_the_others(bu
         file.note(ReplicaHandle(rank, "local_process", {**handle.metadata, **changes}))
     assert main(["diloco", "cancel", str(bucket)]) == 1
     shown = capsys.readouterr()
-    assert (
-        "NOT cancelled, and maybe paid for: rank 0 (start 0): RunError: rank 0: got a process of elsewhere" in shown.err
-    )
-    assert f"`pgrep -f {file.read().launch.id}`" in shown.err
-    assert "rank 1 (start" not in shown.err
-    assert "rank 1: exit status 1; TypeError: time.sleep() takes" in shown.err  # how it had ended
+    (line,) = lines_with(shown.err, "rank 0", "RunError", "elsewhere")
+    assert lines_with(line, "`crf diloco cancel`", f"`pgrep -f {file.read().launch.id}`")
+    assert "rank 1" not in line
+    assert lines_with(shown.err, "rank 1", 1, "TypeError: time.sleep()")  # how it had ended
     assert [line.split()[:2] for line in shown.out.splitlines() if "pid" in line] == [["0", "unknown"], ["1", "failed"]]
 
 

@@ -15,6 +15,7 @@ from test_cli_replay import SLUGS, rows
 
 from composer_replication.cli.main import main
 from fault_server import FaultServer
+from output_facts import lines_with
 
 WORDS = "tulip harvest oven 42"
 
@@ -76,14 +77,14 @@ def test_a_secret_that_is_known_by_now_is_not_sent_and_can_be_taken_out(ready, s
     for options in ([], ["--dry-run"]):
         done = replay(ready, *options, DEPLOY_PASSWORD=WORDS)
         assert done.returncode == 1
-        assert "requests to teachers: got 1 text that looks as if it held a secret (ENV_SECRET x1)" in done.stderr
-        assert "state chats::0000, message 2 (user): ENV_SECRET x1 (id " in done.stderr
+        assert [line for line in lines_with(done.stderr, 1, "ENV_SECRET x1") if line.startswith("crf replay: ")]
+        (place,) = lines_with(done.stderr, "state chats::0000", "message 2", "user", "ENV_SECRET x1")
         assert WORDS not in done.stderr + done.stdout
     assert server.requests()["num_chat"] == before
     assert not (ready / "run" / "teacher_calls.jsonl").exists()
     for way in ("crf ingest PATH... -o RUN --reread", "crf forget SESSION", "--allow ID", "--no-scrub"):
         assert way in done.stderr
-    name = re.search(r"\(id (\w{12})\)", done.stderr)[1]
+    name = re.search(r"\bid (\w{12})\b", place)[1]
     assert replay(ready, "--allow", name, DEPLOY_PASSWORD=WORDS).returncode == 0
     must("ingest", "chats.jsonl", "-o", "run", "--reread", cwd=ready, DEPLOY_PASSWORD=WORDS)
     assert replay(ready, DEPLOY_PASSWORD=WORDS).returncode == 0
@@ -97,12 +98,12 @@ def test_a_run_made_without_scrubbing_goes_nowhere_unless_the_flag_is_typed_agai
     assert server.requests()["num_chat"] == before
     done = replay(ready, "--no-scrub")
     assert done.returncode == 0, done.stderr
-    assert "nothing is looked at" in done.stderr
+    assert [line for line in lines_with(done.stderr, "--no-scrub") if line.startswith("crf replay: ")]
     refused += [crf("pairs", "run", "--export", "p.jsonl", cwd=ready)]
     for each in refused:
         assert each.returncode == 1
-        assert "got a run made with --no-scrub, expected a scrubbed one" in each.stderr
-        assert "type --no-scrub here" in each.stderr
+        (line,) = lines_with(each.stderr, "crf ingest", "--no-scrub")
+        assert line.count("--no-scrub") > 1  # how the run was made, and what to type here
     assert not (ready / "atif").exists()
     assert not (ready / "run" / "pairs.jsonl").exists()
     must("pairs", "run", "--threshold", "2", "--where-it-worked", cwd=ready)  # stays here
@@ -115,6 +116,6 @@ def test_an_export_names_the_place_and_not_the_secret(ready):
     must("ingest", "chats.jsonl", "-o", "run", cwd=ready)
     done = crf("export", "run", "--atif", "atif", cwd=ready, DEPLOY_PASSWORD=WORDS)
     assert done.returncode == 1
-    assert "step 1: ENV_SECRET x1 (id " in done.stderr
+    assert lines_with(done.stderr, "step 1", "ENV_SECRET x1", "id")
     assert WORDS not in done.stderr + done.stdout
     assert not (ready / "atif").exists()

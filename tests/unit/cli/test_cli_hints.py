@@ -13,7 +13,9 @@ from composer_replication.report.records import RunRecords
 from composer_replication.report.training import adviser_costs
 from composer_replication.runs import RunDir
 from composer_replication.steps.stale import why_records
+from composer_replication.teacher_replay.hint_writer import QUOTES
 from fault_server import FaultServer, Reply
+from output_facts import lines_with
 
 MISSING = "<tool_use_error>File does not exist.</tool_use_error>"
 NOT_READ = "<tool_use_error>File has not been read yet. Read it first before writing to it.</tool_use_error>"
@@ -41,15 +43,16 @@ def hints(run, *options):
 
 
 def test_every_kept_site_is_listed_with_its_hint(run):
-    assert [(each["kind"], each["source"]) for each in hints(run)] == [
+    listed = hints(run)
+    assert [(each["kind"], each["source"]) for each in listed] == [
         ("edit_not_read", "template"),
         ("file_not_found", "template"),
     ]
     done = crf("hints", run, "--kind", "file_not_found", cwd=run.parent)
     head, text = done.stdout.splitlines()
-    assert head.endswith("  file_not_found, template")
-    assert text.startswith("    Find the file by listing its folder instead of guessing its name.")
-    assert "1 of 2 hints." in done.stderr
+    assert lines_with(head, listed[1]["site"], "file_not_found", "template")
+    assert text.strip() == listed[1]["hint"] != listed[0]["hint"]
+    assert lines_with(done.stderr, 1, 2, "hints")
 
 
 def test_a_hint_that_was_struck_out_stays_out_until_it_is_taken_back(run):
@@ -57,7 +60,7 @@ def test_a_hint_that_was_struck_out_stays_out_until_it_is_taken_back(run):
     assert hints(run, "--drop", first["site"][:6]) == [second]
     rows = [json.loads(line) for line in (run / "sites.jsonl").read_text().splitlines()]
     assert (rows[0]["is_kept"], rows[0]["hint"]) == (False, None)
-    assert rows[0]["reason"].startswith("struck out")
+    assert "crf hints RUN --keep" in rows[0]["reason"]
     counts = json.loads((run / "sites.meta.json").read_text())["counts"]
     assert (counts["hint: template"], counts["sites"]) == (1, 3)
     must("sites", run, cwd=run.parent)
@@ -85,13 +88,13 @@ def reply(text):
 
 
 @pytest.mark.parametrize(
-    ("text", "counted", "source"),
+    ("text", "refusals", "source"),
     [
-        ("Look at what is there before you act.", "written 2", "writer"),
-        ("There is neither a.py nor b_one.py.", "refused: quotes the failing call 2", "template"),
+        ("Look at what is there before you act.", [], "writer"),
+        ("There is neither a.py nor b_one.py.", [QUOTES], "template"),
     ],
 )
-def test_a_writer_is_reached_and_what_quotes_the_call_is_refused_and_counted(run, text, counted, source):
+def test_a_writer_is_reached_and_what_quotes_the_call_is_refused_and_counted(run, text, refusals, source):
     with FaultServer() as server:
         server.script([reply(text), reply(text)])
         prices = {"input_per_mtok": 1.0, "output_per_mtok": 1.0}
@@ -99,9 +102,12 @@ def test_a_writer_is_reached_and_what_quotes_the_call_is_refused_and_counted(run
         (run.parent / "teachers.json").write_text(json.dumps(teachers))
         done = crf("hints", run, "--writer", "teachers.json", "--json", cwd=run.parent)
     assert done.returncode == 0, done.stderr
-    assert f"hints by a model: {counted}" in done.stderr
-    assert {each["source"] for each in json.loads(done.stdout)["hints"]} == {source}
-    said = json.loads((run / "sites.meta.json").read_text())["settings"]
+    assert len(lines_with(done.stderr, "hints", 2)) == 2  # what became of the model's, and how many are listed
+    assert len(lines_with(done.stderr, QUOTES, 2)) == len(refusals)
+    assert [each["source"] for each in json.loads(done.stdout)["hints"]] == [source] * 2
+    meta = json.loads((run / "sites.meta.json").read_text())
+    assert meta["counts"][f"hint: {source}"] == 2
+    said = meta["settings"]
     assert (said["writer"], said["writer_calls"], said["writer_usd"]) == ("openai/gpt-5", 2, pytest.approx(0.002))
     config = CrfConfig(sites=SitesConfig(writer=str(run.parent / "teachers.json")))
     assert why_records("sites", config, RunDir.open(run)) == ""

@@ -10,6 +10,7 @@ from crf import crf, must
 from test_cli_replay import SLUGS, write_chats
 
 from fault_server import FaultServer
+from output_facts import lines_with
 
 
 def prepared(folder, server):
@@ -33,10 +34,10 @@ def asked(tmp_path_factory):
     for name, options in (("full", ["--full"]), ("exact", []), ("agree", ["--gate", "agree"])):
         with FaultServer(agreement=0.6, seed=2) as server:
             folder = prepared(tmp_path_factory.mktemp("runs") / name, server)
-            done = crf("replay", "run", "--teachers", "teachers.json", "--set=replay.states=all", *options, cwd=folder)
-            assert done.returncode == 0, done.stderr
+            states = "--set=replay.states=all"
+            said = must("replay", "run", "--teachers", "teachers.json", states, *options, "--json", cwd=folder)
             must("pairs", "run", "--no-filter", "--where-it-worked", cwd=folder)
-            found[name] = (folder, server.requests()["num_chat"], done.stdout)
+            found[name] = (folder, server.requests()["num_chat"], json.loads(said)["report"]["counts"])
     return found
 
 
@@ -46,16 +47,16 @@ def test_the_exact_gate_asks_less_and_gives_the_same_pairs(asked, note):
     assert exact[1] < full[1]
     assert pairs_of(exact[0]) == pairs_of(full[0])
     assert len(pairs_of(full[0])) >= 5
-    assert f"calls saved {full[1] - exact[1]}" in " ".join(exact[2].split())
+    assert exact[2]["calls saved"] == full[1] - exact[1]
     note(f"exact gate: {exact[1]} of {full[1]} calls for the same {len(pairs_of(full[0]))} pairs")
 
 
 def test_the_rule_of_thumb_says_what_it_may_lose(asked):
-    folder, num_calls, said = asked["agree"]
+    folder, num_calls, counts = asked["agree"]
     assert num_calls <= asked["exact"][1]
     assert pairs_of(folder) <= pairs_of(asked["full"][0])
     if num_calls < asked["exact"][1]:
-        assert "pairs that may be lost" in said
+        assert counts["pairs that may be lost"] > 0
 
 
 def test_rows_refer_to_their_state_and_say_who_agreed(asked):
@@ -81,12 +82,16 @@ def test_filters_count_what_they_drop_and_the_export_is_self_contained(asked):
     assert {"prompt", "chosen", "rejected", "tools"} <= set(exported[0])
     assert exported[0]["prompt"][-1]["role"] in ("user", "tool")
     by_default = crf("pairs", "run", cwd=folder)
-    shown = by_default.stdout
-    assert "pairs would reject an action that worked: they are none; --where-it-worked" in by_default.stderr
-    assert "rejected_action_worked" in shown
+    assert lines_with(by_default.stderr, "pairs", "--where-it-worked")
     assert {row[0].rpartition("::")[2] for row in pairs_of(folder)} == {"0000"}  # the call that failed
-    assert "Agreement" in shown
-    assert "States without a pair" in shown
+    report = json.loads(must("pairs", "run", "--json", cwd=folder))["report"]
+    assert report["agreement"]
+    assert "rejected_action_worked" in report["drops"]
+    tables = {" ".join(line.split()) for line in by_default.stdout.splitlines()}
+    assert {f"{why} {number}" for why, number in report["drops"].items()} <= tables
+    for kind, agreement in report["agreement"].items():
+        (row,) = [line for line in tables if line.startswith(f"{kind} {agreement['num_states']} ")]
+        assert row.split()[2] == str(agreement["num_consensus"])
 
 
 def test_a_threshold_nobody_reaches_gives_no_pairs_and_says_why(asked):
@@ -101,7 +106,7 @@ def test_without_calls_the_pairs_are_the_sessions_own_unless_those_are_not_wante
     must("ingest", "chats.jsonl", "-o", "run", cwd=tmp_path)
     own = crf("pairs", "run", cwd=tmp_path)
     assert own.returncode == 0
-    assert "no replay in this run: all pairs are the sessions' own" in own.stderr
+    assert lines_with(own.stderr, "crf replay RUN")
     done = crf("pairs", "run", "--no-corrections", cwd=tmp_path)
     assert done.returncode == 1
     assert "crf replay" in done.stderr
@@ -117,20 +122,27 @@ def forgettable(folder, server):
     return rows[0]["id"]
 
 
+def plan_of_replay(folder):
+    """What asking everyone about every state would take now."""
+    options = ("--teachers", "teachers.json", "--set=replay.states=all", "--full", "--dry-run", "--json")
+    return json.loads(must("replay", "run", *options, cwd=folder))
+
+
 def test_forgetting_a_session_takes_its_calls_pairs_and_answers_and_nobody_else_s(tmp_path):
     with FaultServer(agreement=0.9, seed=2) as server:
         folder = tmp_path / "x"
         gone = forgettable(folder, server)
         num_chat = server.requests()["num_chat"]
-        said = must("forget", gone, "--run", "run", "--yes", cwd=folder)
-        assert "Removed 6 paid answers of theirs from teacher_cache.sqlite; 174 of other sessions stay" in said
+        said = json.loads(must("forget", gone, "--run", "run", "--yes", "--json", cwd=folder))
+        assert said["answers"] == {"num_gone": 6, "num_kept": 174, "num_unowned": 0}
         for name in ("conversations", "teacher_calls", "pairs"):
             text = (folder / "run" / f"{name}.jsonl").read_text()
             assert gone not in text
             assert text
-        done = crf("replay", "run", "--teachers", "teachers.json", "--set=replay.states=all", "--full", cwd=folder)
-        assert "0 calls to send, 174 answered before" in done.stderr
-        assert "$0.0000 of the cap" not in done.stderr
+        plan = plan_of_replay(folder)
+        assert (plan["num_calls"], plan["num_cached"]) == (0, 174)
+        assert plan["spent_usd"] > 0
+        must("replay", "run", "--teachers", "teachers.json", "--set=replay.states=all", "--full", cwd=folder)
         assert server.requests()["num_chat"] == num_chat
 
 
@@ -144,13 +156,13 @@ def test_answers_of_an_old_store_are_not_thrown_away_unasked(tmp_path):
         connection.close()
         refused = crf("forget", gone, "--run", "run", "--yes", cwd=folder)
         assert refused.returncode == 1
-        assert "180 answers of which it does not say for whom they were asked" in refused.stderr
-        assert "--discard-answers" in refused.stderr
+        assert lines_with(refused.stderr, 180, "teacher_cache.sqlite", "--discard-answers")
         assert gone in (folder / "run" / "conversations.jsonl").read_text()
         must("replay", "run", "--teachers", "teachers.json", "--set=replay.states=all", "--full", cwd=folder)
         assert server.requests()["num_chat"] == 180
         said = must("forget", gone, "--run", "run", "--yes", cwd=folder)
-        assert "174 of other sessions stay" in said
+        assert lines_with(said, "answers", 6, 174, "teacher_cache.sqlite")
+        assert "180" not in said  # of nobody known
 
 
 def test_answers_of_nobody_known_go_when_that_is_asked_for(tmp_path):
@@ -160,13 +172,11 @@ def test_answers_of_nobody_known_go_when_that_is_asked_for(tmp_path):
         connection = sqlite3.connect(folder / "run" / "teacher_cache.sqlite", isolation_level=None)
         connection.execute("DELETE FROM reply_owners")
         connection.close()
-        said = must("forget", gone, "--run", "run", "--yes", "--discard-answers", cwd=folder)
-        assert "180 of nobody known" in said
-        done = crf(
-            "replay", "run", "--teachers", "teachers.json", "--set=replay.states=all", "--full", "--dry-run", cwd=folder
-        )
-        assert "0 answered before" in done.stderr
-        assert "$0.0000 of the cap" not in done.stderr
+        said = json.loads(must("forget", gone, "--run", "run", "--yes", "--discard-answers", "--json", cwd=folder))
+        assert said["answers"]["num_unowned"] == 180
+        plan = plan_of_replay(folder)
+        assert plan["num_cached"] == 0
+        assert plan["spent_usd"] > 0
 
 
 def test_a_threshold_that_was_not_gated_for_is_refused(asked):

@@ -93,20 +93,22 @@ def test_verbs_are_named_once_and_exit_codes_are_those_of_the_table(capsys):
 
 
 @pytest.mark.parametrize(
-    ("verb", "said"),
-    [
-        (["sites", "run"], "nothing was half written, and the same command can be run again"),
-        (["replay", "run"], "answers that came are kept, and the same command asks for the rest"),
-        (["train"], "what was computed is kept, and the same command goes on from there"),
-        (["chat", "m"], "the chat is over; nothing was written"),
-    ],
+    ("verb", "has_own_words"),
+    [(["sites", "run"], False), (["replay", "run"], True), (["train"], True), (["chat", "m"], True)],
 )
-def test_whoever_interrupts_is_told_what_that_means_for_this_verb(verb, said, monkeypatch, capsys):
+def test_whoever_interrupts_is_told_what_that_means_for_this_verb(verb, has_own_words, monkeypatch, capsys):
     from composer_replication.cli import main as command
 
     def interrupted(_args):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(command._module_of(verb[0]), "run", interrupted)
+    module = command._module_of(verb[0])
+    assert hasattr(module, "WHEN_INTERRUPTED") == has_own_words
+    words = module.WHEN_INTERRUPTED if has_own_words else command._WHEN_INTERRUPTED
+    assert has_own_words == (words != command._WHEN_INTERRUPTED)
+    monkeypatch.setattr(module, "run", interrupted)
     assert main(verb) == 130
-    assert capsys.readouterr().err == f"crf {verb[0]}: interrupted; {said}\n"
+    said = capsys.readouterr().err
+    assert said.startswith(f"crf {verb[0]}: ")
+    assert said.endswith(f"{words}\n")
+    assert said.count("\n") == 1

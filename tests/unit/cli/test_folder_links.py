@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from crf import must
@@ -81,7 +82,8 @@ def test_a_folder_of_links_alone_says_how_to_follow_them(places):
     logs, elsewhere = places
     (logs / "own.jsonl").unlink()
     (logs / "linked.jsonl").symlink_to(elsewhere / "other.jsonl")
-    with pytest.raises(InputError, match=r"1 x link that leads out of the folder \(--follow-links follows it\)"):
+    assert "--follow-links" in LEADS_OUT
+    with pytest.raises(InputError, match=rf"\b1\b.*{re.escape(LEADS_OUT)}"):
         texts(logs)
 
 

@@ -16,6 +16,7 @@ from composer_replication.cli import console
 from composer_replication.cli import main as command
 from composer_replication.cli.pages.progress import byte_progress, call_progress
 from composer_replication.cli.pipeline import inspect, sites
+from output_facts import lines_with
 
 UNFORESEEN = [
     RuntimeError(),
@@ -46,16 +47,17 @@ def test_what_nobody_foresaw_is_a_sentence(
 
 
 KNOWN = [
-    (sqlite3.DatabaseError("database disk image is malformed\nmore"), "move the file away"),
-    (sqlite3.OperationalError("database or disk is full"), "make room"),
-    (MemoryError(), "not enough memory"),
-    (safetensors.SafetensorError("header too large"), "a safetensors file that cannot be read: header too large"),
+    # Only a damaged store has to be moved away, with the files beside it.
+    (sqlite3.DatabaseError("database disk image is malformed\nmore"), ["teacher_cache.sqlite", "malformed", "-wal"]),
+    (sqlite3.OperationalError("database or disk is full"), ["teacher_cache.sqlite", "full"]),
+    (MemoryError(), ["memory"]),
+    (safetensors.SafetensorError("header too large"), ["safetensors", "header too large"]),
 ]
 
 
-@pytest.mark.parametrize(("error", "said"), KNOWN, ids=lambda each: type(each).__name__)
+@pytest.mark.parametrize(("error", "facts"), KNOWN, ids=lambda each: type(each).__name__)
 def test_what_lies_outside_of_the_program_is_named(
-    error: Exception, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    error: Exception, facts: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fails(_args: Any) -> int:
         raise error
@@ -64,8 +66,9 @@ def test_what_lies_outside_of_the_program_is_named(
     monkeypatch.delenv("CRF_DEBUG", raising=False)
     assert command.main(["sites", "run"]) == 1
     told = capsys.readouterr().err
-    assert said in told
-    assert "not foreseen" not in told
+    assert lines_with(told, *facts)
+    assert ("-wal" in told) == ("-wal" in facts)
+    assert "CRF_DEBUG" not in told  # as for what nobody foresaw
     assert told.count("\n") == 1
 
 
@@ -79,9 +82,8 @@ def test_a_disk_that_takes_nothing_is_named(
     monkeypatch.setattr(sites, "run", fails)
     assert command.main(["sites", str(tmp_path)]) == 1
     told = capsys.readouterr().err
-    assert str(error.strerror) in told
-    assert re.search("Make room|read-only: name another", told)
-    assert "No artefact was left half written, and the same command can be run again." in told
+    for part in (str(error.strerror), command._WHAT_TO_DO[error.errno], command._AGAIN):
+        assert part in told
 
 
 @pytest.mark.parametrize(
@@ -93,8 +95,8 @@ def test_an_option_that_a_verb_does_not_have_ends_with_its_usage_and_the_nearest
     assert ended.value.code == 2
     said = capsys.readouterr().err
     assert said.startswith("usage: crf ingest")
-    assert ("did you mean" in said) == (meant is not None)
-    assert meant is None or f"(did you mean {meant}?)" in said
+    *_, error = said.strip().splitlines()
+    assert re.findall(r"--[\w-]+", error) == [typed, *([] if meant is None else [meant])]
 
 
 MISTYPED = [
@@ -117,13 +119,15 @@ def test_a_mistyped_word_ends_with_the_nearest(words, program, meant, capsys):
     assert ended.value.code == command.NOT_UNDERSTOOD
     *_, error = capsys.readouterr().err.strip().splitlines()
     assert error.startswith(f"{program}: error: ")
-    assert error.endswith(f"(did you mean {meant}?)")
+    assert re.findall(r"[\w-]+", error)[-1] == meant
 
 
 def test_a_verb_that_is_like_no_other_gets_no_suggestion(capsys):
     with pytest.raises(SystemExit):
         command.main(["xyzzy"])
-    assert "did you mean" not in capsys.readouterr().err
+    *_, error = capsys.readouterr().err.strip().splitlines()
+    named = re.findall(r"[\w-]+", error)
+    assert [named.count(verb) for verb in command.VERBS] == [1] * len(command.VERBS)  # in the list of all alone
 
 
 def test_streams_that_were_closed_are_no_terminals_and_stop_nothing(

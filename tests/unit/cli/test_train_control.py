@@ -12,6 +12,7 @@ from composer_replication.evaluation.arms import Arm, control_lacks
 from composer_replication.runs.artefacts import control_folders
 from composer_replication.trainer.from_config.inputs import read_inputs
 from composer_replication.trainer.from_config.offline import offline_data
+from output_facts import lines_with
 
 CONTROL = "--set=train.control=shuffled"
 # A random model of a few words has -10 nats or so for the names of tools: it is warmed up.
@@ -73,37 +74,37 @@ def test_what_a_control_was_not_taught_is_said(tmp_path):
     after = arm("after", 3, 3)
     assert control_lacks([after]) == []
     assert control_lacks([after, arm("control", 3, 3, counts={"turned_pairs": 2})]) == []
-    hints, pairs = "No control for channel 2: it had no hint", "No control for channel 3: it had no pair"
     (said,) = control_lacks([after, arm("control", 0, 3, counts={"turned_pairs": 2})])
-    assert said.startswith(hints)
+    assert lines_with(said, "channel 2")
     (said,) = control_lacks([after, arm("control", 3, 3, counts={"turned_pairs": 0})])
-    assert said.startswith(pairs)
+    assert lines_with(said, "channel 3")
     assert len(control_lacks([after, arm("control", 0, 0)])) == 2
     some = {"sdpo_kl: no_hint_of_another_kind": 4}
     (said,) = control_lacks([after, arm("control", 3, 3, counts={"turned_pairs": 2}, drops=some)])
-    assert said.startswith("4 sites have no control")
+    assert lines_with(said, 4, "sites")
+    assert "channel" not in said
 
 
 def test_it_has_a_folder_of_its_own_and_begins_with_the_same_warm_up(train, folder):
     status, _, err = train(*WARM)
     assert status == 0, err
-    assert "warm-up: 2 of 2 steps" in err
     status, _, err = train(*WARM, CONTROL)
     assert status == 0, err
-    assert "warm-up: 2 steps of channel 1, the weights of checkpoint-2" in err
-    assert "warm-up: 2 of 2 steps" not in err  # it is the other's
+    assert lines_with(err, "warm-up", "checkpoint-2")
     records = [
         json.loads((at / "adapter" / "training.json").read_text()) for at in (train.output, train.output / "control")
     ]
+    assert [each["warmup_steps"] for each in records] == [2, 2]
+    assert ["warm-up" in each["seconds"] for each in records] == [True, False]  # the control takes the other's
     assert records[0]["start_digest"] == records[1]["start_digest"]
     assert records[0]["counts"]["sites"] == records[1]["counts"]["sites"]
     assert (records[0]["counts"].get("turned_pairs"), records[1]["counts"]["turned_pairs"]) == (None, 6)
     assert not same(adapter_of(train.output), adapter_of(train.output / "control"))
     status, _, err = train(*WARM, CONTROL, "--set=train.shuffle=2")
     assert status == 0, err
-    assert "warm-up: 2 of 2 steps" not in err
     assert control_folders(train.output) == [train.output / "control", train.output / "control" / "2"]
     second = json.loads((train.output / "control" / "2" / "adapter" / "training.json").read_text())
+    assert (second["warmup_steps"], "warm-up" in second["seconds"]) == (2, False)
     assert (second["start_digest"], second["counts"]) == (records[1]["start_digest"], records[1]["counts"])
     assert not same(adapter_of(train.output / "control" / "2"), adapter_of(train.output / "control"))
     status, _, err = train(*GRPO, CONTROL)

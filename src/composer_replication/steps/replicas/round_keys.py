@@ -92,4 +92,5 @@ def check_outer_loop(settings: Mapping[str, Any]) -> None:
         )
         check_outer(lr=chosen["outer_lr"], momentum=chosen["outer_momentum"], nesterov=chosen["nesterov"])
     except InputError as error:
-        raise InputError(f"--round {error}") from None
+        message = explain(f"--round {error.what}", got=error.got, expected=error.expected, fix=error.fix)
+        raise InputError(message) from None
