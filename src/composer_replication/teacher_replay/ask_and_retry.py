@@ -34,6 +34,7 @@ _ROOM = "room in the cap"  # beside lock files, what a warning of a wait was abo
 HELD_BACK = "held back by the last gate"
 NOT_SENT = "not sent: it looks as if it held a secret"
 KEPT_BACK = "kept back by the cap"
+AFTER_STOP = "not sent after the stop"
 
 
 class Patience(NamedTuple):
@@ -194,7 +195,7 @@ class Asker:
         """One request, when it is its turn; a failure is settled here, a reply with what is kept of it."""
         async with self._endpoints.turn(request.teacher):
             if self._endpoints.given_up is not None:
-                self.counts["not sent after the stop"] += 1
+                self.counts[AFTER_STOP] += 1
                 await asyncio.sleep(0)
                 return Refused(f"stopped: {self._endpoints.given_up}")
             intent = await self._reserve(request)
@@ -202,7 +203,7 @@ class Asker:
                 return intent
             if isinstance(intent, Refused):
                 is_stop = intent.reason.startswith("stopped: ")  # a teacher took too much: the cap has room
-                self.counts["not sent after the stop" if is_stop else KEPT_BACK] += 1
+                self.counts[AFTER_STOP if is_stop else KEPT_BACK] += 1
                 await asyncio.sleep(0)
                 return intent
             self.counts["asked"] += is_first

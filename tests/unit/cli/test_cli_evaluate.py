@@ -10,8 +10,10 @@ import pytest
 from composer_replication.cli.main import main
 from composer_replication.config import SitesConfig, SplitConfig
 from composer_replication.runs import RunDir
+from composer_replication.runs.lineage import RECORD
 from composer_replication.steps.sites import write_sites
 from composer_replication.steps.split import write_split
+from output_facts import lines_with
 
 LITTLE = [word for each in ("samples=0", "good_turns=0", "token_gaps=0") for word in ("--set", f"evaluation.{each}")]
 
@@ -31,10 +33,13 @@ def test_the_verdict_is_printed_and_json_is_the_file(run, folder, capsys):
     given = ["evaluate", str(run), "--before", model, "--after", model, *LITTLE]
     assert main(given) == 0
     out = capsys.readouterr().out
-    assert "No difference between the two models can be seen on held-out sessions" in out
+    written = json.loads((run / "evaluation.json").read_text())
+    assert written["verdict"]["word"] == "no_difference"
+    for sentence in written["verdict"]["sentences"]:
+        assert sentence in out.splitlines()
     assert "forced_gap" in out
-    assert "6 of 12 sessions held out by time" in out
-    assert "not run: sampled: evaluation.samples is 0" in out
+    assert lines_with(out, 6, 12, "sessions", "time")
+    assert lines_with(out, "sampled", "evaluation.samples", 0)
     assert main([*given, "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     written = json.loads((run / "evaluation.json").read_text())
@@ -43,17 +48,17 @@ def test_the_verdict_is_printed_and_json_is_the_file(run, folder, capsys):
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("given", "facts"),
     [
-        (["--after", "nowhere/to/be/found", "--before", "MODEL"], "no folder of that name"),
-        (["--before", "MODEL"], "Run `crf train`, or name them"),
-        (["--after", "MODEL"], "Name them"),
-        (["--before", "MODEL", "--after", "MODEL", "--set", "evaluation.primary=luck"], "evaluation.primary"),
-        (["--before", "MODEL", "--after", "MODEL", "--set", "loss.alpha_sdpo=1"], "which `crf evaluate` reads"),
-        (["--before", "MUTE", "--after", "MUTE"], "template"),
+        (["--after", "nowhere/to/be/found", "--before", "MODEL"], ["'nowhere/to/be/found'"]),
+        (["--before", "MODEL"], ["--after", "`crf train`"]),
+        (["--after", "MODEL"], ["--before", RECORD]),
+        (["--before", "MODEL", "--after", "MODEL", "--set", "evaluation.primary=luck"], ["evaluation.primary", "luck"]),
+        (["--before", "MODEL", "--after", "MODEL", "--set", "loss.alpha_sdpo=1"], ["loss.alpha_sdpo", "crf evaluate"]),
+        (["--before", "MUTE", "--after", "MUTE"], ["tokenizer", "render.chat_template"]),
     ],
 )
-def test_mistakes_are_sentences(run, folder, tmp_path, capsys, given, words):
+def test_mistakes_are_sentences(run, folder, tmp_path, capsys, given, facts):
     if "MUTE" in given:  # a tokenizer that cannot say a conversation
         shutil.copytree(folder / "model", tmp_path / "mute")
         (tmp_path / "mute" / "chat_template.jinja").unlink(missing_ok=True)
@@ -63,7 +68,7 @@ def test_mistakes_are_sentences(run, folder, tmp_path, capsys, given, words):
     places = {"MODEL": str(folder / "model"), "MUTE": str(tmp_path / "mute")}
     assert main(["evaluate", str(run), *(places.get(word, word) for word in given), *LITTLE]) != 0
     said = capsys.readouterr().err
-    assert words in said
+    assert lines_with(said, *facts)
     assert "Traceback" not in said
 
 

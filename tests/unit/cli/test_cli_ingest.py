@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 
 import pytest
@@ -14,6 +15,7 @@ from composer_replication.cli.main import build_parser, main
 from composer_replication.ingestion import IngestReport
 from composer_replication.ingestion.formats import atif
 from composer_replication.ingestion.reading.source import SourceFile
+from output_facts import lines_with
 
 
 @pytest.fixture
@@ -42,11 +44,11 @@ def test_a_folder_of_mixed_formats_gives_a_table_on_stdout_and_talk_on_stderr(tm
     done = crf("ingest", logs, "-o", tmp_path / "run", cwd=tmp_path)
     assert done.returncode == 0
     lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
-    assert "format files sessions contexts turns calls results errors secrets names" in lines
+    assert any({"format", "sessions", "turns", "calls", "secrets"} <= set(line.split()) for line in lines)
     assert "openai_messages 1 1 1 2 0 0 0 0 0" in lines
-    assert any(line.startswith("all 5 4 5 ") for line in lines)
-    assert "no known format 1 notes.json" in lines
-    assert any(line.startswith("invalid JSON") and "cut.jsonl:" in line for line in lines)
+    assert any(re.search(r"^\w+ 5 4 5 ", line) for line in lines)  # the sum
+    assert any(line.endswith(" 1 notes.json") for line in lines)
+    assert any("JSON" in line and "cut.jsonl:" in line for line in lines)
     assert "conversations" in done.stderr
     assert "conversations.jsonl" not in done.stdout
 
@@ -67,7 +69,7 @@ def test_no_scrub_has_to_be_typed_in_full_and_is_recorded(tmp_path, logs):
     assert short.returncode == 2
     assert not (tmp_path / "run").exists()
     done = crf("ingest", logs, "-o", tmp_path / "run", "--no-scrub", cwd=tmp_path)
-    assert "secrets and names stay" in done.stderr
+    assert lines_with(done.stderr, "--no-scrub", "secrets")
     meta = json.loads((tmp_path / "run" / "conversations.meta.json").read_text())
     assert meta["settings"]["scrubbed"] is False
     exported = crf("export", tmp_path / "run", "--atif", tmp_path / "atif", cwd=tmp_path)
@@ -122,7 +124,7 @@ def test_a_tools_file_is_checked_and_used(tmp_path, logs):
     (tmp_path / "bad.json").write_text("[]")
     done = crf("ingest", logs, "-o", tmp_path / "run", "--tools", tmp_path / "bad.json", cwd=tmp_path)
     assert done.returncode == 1
-    assert "got an empty list, expected a list with tools in it" in done.stderr
+    assert lines_with(done.stderr, tmp_path / "bad.json", "tools", "--tools")
 
 
 def test_exported_sessions_read_back_with_their_sub_agents(tmp_path, logs):

@@ -15,8 +15,9 @@ from composer_replication.errors import ConfigError
 from composer_replication.runs import RunDir
 from composer_replication.steps.sites import write_sites
 from composer_replication.steps.split import write_split
+from output_facts import lines_with
 
-SAID = "these weights never learnt <tool_call>, which the chat template writes"
+SAID = ("<tool_call>", 16)  # the token, and how many entries nothing reached
 
 
 @pytest.fixture(scope="module")
@@ -45,23 +46,21 @@ def test_its_row_is_trained_with_the_adapter_unless_told_otherwise(train, padded
     given = ("--set", f"train.model='{padded}'", "--set", "train.optimiser.steps=1")
     status, _, err = train(*given)
     assert status == 0, err
-    assert err.count(SAID) == 1
-    assert "their rows are trained with the adapter (train.adapter.token_rows)" in err
+    assert len(lines_with(err, *SAID, "train.adapter.token_rows")) == 1
     settings = json.loads((train.output / "adapter" / "adapter_config.json").read_text())
     assert [len(ids) for ids in settings["trainable_token_indices"].values()] == [1]
     assert len(rows_of(train.output)) == 1
     none = tmp_path / "none"
     status, _, err = train(*given, "--set", "train.adapter.token_rows=[]", output=none)
     assert status == 0, err
-    assert SAID in err
-    assert "the adapter leaves them so (train.adapter.token_rows)" in err
+    assert len(lines_with(err, *SAID, "train.adapter.token_rows")) == 1
     assert not rows_of(none)
 
 
 def test_rollouts_train_it_too(train, padded):
     status, _, err = train(*GRPO, "--set", f"train.model='{padded}'", "--set", "train.optimiser.steps=1")
     assert status == 0, err
-    assert SAID in err
+    assert lines_with(err, *SAID)
     assert len(rows_of(train.output)) == 1
 
 
@@ -72,7 +71,7 @@ def test_an_evaluation_that_draws_actions_says_who_cannot_write_it(folder, padde
     few = ("samples=1", "new_tokens=2", "states=1", "good_turns=0", "token_gaps=0")
     options = [word for each in few for word in ("--set", f"evaluation.{each}")]
     assert main(["evaluate", str(run.root), "--before", str(padded), "--after", str(folder / "model"), *options]) == 0
-    assert f"Of the model before: {SAID}" in capsys.readouterr().out
+    assert lines_with(capsys.readouterr().out, "before", *SAID)
 
 
 @pytest.mark.parametrize("rows", ["['auto', '<tool_call>']", "['<tool_call>']"])
