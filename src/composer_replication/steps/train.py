@@ -12,6 +12,7 @@ from composer_replication.config import CrfConfig
 from composer_replication.runs import ARTEFACTS, RunDir
 from composer_replication.runs.elsewhere import note_elsewhere
 from composer_replication.runs.lineage import read_training
+from composer_replication.steps.stale import NOT_THERE
 
 if TYPE_CHECKING:
     from composer_replication.trainer.from_config.plan import TrainingPlan
@@ -112,7 +113,7 @@ def why_train(config: CrfConfig, run: RunDir) -> WhyTrain:
     if record is not None:
         return WhyTrain(steps if finished_steps != requested_steps else "")
     if not folder.has_begun:
-        return WhyTrain("is not there yet")
+        return WhyTrain(NOT_THERE)
     free = [change for change in folder.changed_options(config) if change.partition(":")[0] in _MAY_CHANGE]
     return WhyTrain("; ".join([folder.resumption(requested_steps), *free]))
 

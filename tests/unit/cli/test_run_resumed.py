@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -10,7 +11,9 @@ from composer_replication.cli.main import main
 from composer_replication.evaluation import evaluate
 from composer_replication.evaluation.record import record_of
 from composer_replication.sessions.phases import PhaseTimes
+from composer_replication.steps.stale import NOT_THERE
 from composer_replication.trainer.metrics_file import TellSteps
+from output_facts import lines_with
 
 SMALL = {
     "ingest.workers": "1",
@@ -66,40 +69,49 @@ def line(text, begin):
     return next(each for each in text.splitlines() if each.startswith(begin))
 
 
+def step_resumed(text):
+    """The step that a line says a training goes on from; None where it starts with its first."""
+    found = re.search(r"\bstep (\d+)", text)
+    return None if found is None else int(found[1])
+
+
 def test_every_call_says_what_the_training_does(crf_run, tmp_path):
-    assert line(crf_run(stop="hint proof"), "train: ") == "train: is not there yet"
-    again = crf_run(stop="hint proof")
-    assert line(again, "train: ") == "train: starts from the beginning: none of its 3 steps was saved"
+    assert line(crf_run(stop="hint proof"), "train: ") == f"train: {NOT_THERE}"
+    again = line(crf_run(stop="hint proof"), "train: ")
+    assert (step_resumed(again), re.findall(r"\d+", again)) == (None, ["3"])  # steps, of which none was saved
     changed = line(crf_run(stop="hint proof", loss__alpha_sdpo="0.3", train__optimiser__lr="1e-3"), "train: ")
-    for words in ("starts from the beginning", "loss.alpha_sdpo: 0.1 -> 0.3", "train.optimiser.lr: 2e-05 -> 0.001"):
-        assert words in changed
-    assert "earlier/1" in changed
+    assert step_resumed(changed) is None
+    for fact in ("loss.alpha_sdpo: 0.1 -> 0.3", "train.optimiser.lr: 2e-05 -> 0.001", "earlier/1"):
+        assert lines_with(changed, fact)
     assert (tmp_path / "run" / "earlier" / "1" / "config.resolved.toml").exists()
     plan = json.loads(crf_run("--dry-run", "--json", loss__alpha_sdpo="0.2", train__optimiser__lr="1e-3"))
     said = {each["name"]: each["why"] for each in plan["steps"]}["train"]
-    assert "loss.alpha_sdpo: 0.3 -> 0.2" in said
-    assert "from the beginning" in said
+    assert lines_with(said, "loss.alpha_sdpo: 0.3 -> 0.2")
+    assert step_resumed(said) is None
     back = {"loss__alpha_sdpo": "0.1", "train__optimiser__lr": "2e-5"}
     back = line(crf_run(stop=2, **back), "train: ")  # step 3 is not reached
-    assert "loss.alpha_sdpo: 0.3 -> 0.1" in back
-    assert "earlier/2" in back
+    assert lines_with(back, "loss.alpha_sdpo: 0.3 -> 0.1", "earlier/2")
     resumed = crf_run(train__optimiser__steps="4")
-    assert line(resumed, "train: ") == "train: resumes from step 2 of 4; train.optimiser.steps: 3 -> 4"
-    assert line(resumed, "going on from checkpoint-2 ")
-    assert line(crf_run(train__optimiser__steps="4"), "nothing to do")
-    assert line(crf_run(train__optimiser__steps="5"), "train: ") == (
-        "train: resumes from step 4 of 5 (train.optimiser.steps: 4 -> 5)"
-    )
+    said = line(resumed, "train: ")
+    assert step_resumed(said) == 2
+    assert lines_with(said, 4, "train.optimiser.steps: 3 -> 4")
+    assert lines_with(resumed, "checkpoint-2")
+    idle = crf_run(train__optimiser__steps="4").splitlines()
+    assert lines_with("\n".join(idle), "training", "evaluation", "report")
+    assert not [each for each in idle if each.startswith(("train: ", "evaluate: ", "report: "))]
+    said = line(crf_run(train__optimiser__steps="5"), "train: ")
+    assert step_resumed(said) == 4
+    assert lines_with(said, 5, "train.optimiser.steps: 4 -> 5")
     assert not (tmp_path / "run" / "earlier" / "3").exists()
 
 
 def test_a_warm_up_that_was_stopped_is_resumed_and_an_evaluation_too(crf_run):
     warm = {"train__warmup__mode": "steps", "train__warmup__steps": "2"}
     crf_run(stop=1, **warm)
-    resumed = crf_run(stop="hint proof", **warm)
-    assert line(resumed, "train: ") == "train: resumes from step 1 of its warm-up: none of its 3 steps was made"
-    after = crf_run(stop="evaluation", **warm)
-    assert line(after, "train: ") == "train: resumes from step 2 of its warm-up: none of its 3 steps was made"
+    for stop, step in (("hint proof", 1), ("evaluation", 2)):
+        resumed = line(crf_run(stop=stop, **warm), "train: ")
+        assert step_resumed(resumed) == step
+        assert lines_with(resumed, "warm-up", 3, "steps")
     ended = crf_run(**warm)
-    assert "scores that an interrupted evaluation kept" in line(ended, "evaluate: ")
+    assert lines_with(line(ended, "evaluate: "), "evaluation", "scores")
     assert not [each for each in ended.splitlines() if each.startswith("train: ")]
