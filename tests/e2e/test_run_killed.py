@@ -15,6 +15,7 @@ import killed_runs
 import pytest
 
 from composer_replication.cli.main import main
+from output_facts import lines_with
 from warm_crf import WarmCall
 
 HERE = Path(__file__).parent
@@ -31,6 +32,11 @@ def ended(folder, *given):
     status = call.wait(200)
     assert status is not None, "it did not end"
     return status
+
+
+def steps_named(text):
+    """The steps that a run says it makes, or has made."""
+    return {line.partition(":")[0] for line in text.splitlines()} & {"ingest", "split", "sites", "pairs", *TRAINED}
 
 
 def report_of(run):
@@ -100,16 +106,13 @@ def test_a_run_that_is_done_makes_nothing_again_and_says_the_same(folder, monkey
     given = [f"--set={each}" for each in killed_runs.SETTINGS]
     assert main(["run", "logs", "--model", "model", *given]) == 0
     said = capsys.readouterr()
-    assert [line.partition(":")[0] for line in said.err.splitlines() if line.endswith("reads what is new")] == [
-        "ingest"
-    ]
-    assert "train: " not in said.err
-    assert said.out.splitlines()[-1] == "report: run/report.html"
+    assert steps_named(said.err) == {"ingest"}
+    assert said.out.splitlines()[-1].endswith(" run/report.html")
     assert {path: path.stat().st_mtime_ns for path in before} == before
     assert main(["run", "run"]) == 0  # as it was told before
     said = capsys.readouterr().err
-    assert "as run/options.toml says from before: ingest.paths = " in said
-    assert "train: " not in said
+    assert lines_with(said, "run/options.toml", "ingest.paths")
+    assert steps_named(said) == {"ingest"}
     assert {path: path.stat().st_mtime_ns for path in before} == before
     assert main(["run", "run", "--set", "evaluation.seed=1"]) == 0
     made = [
@@ -126,18 +129,22 @@ def test_a_dry_run_says_what_it_would_make_and_touches_nothing(folder, monkeypat
     assert main(given) == 0
     said = capsys.readouterr()
     assert not Path("run").exists()
-    rows = [line.split()[:2] for line in said.out.splitlines() if " make " in line]
-    assert [name for name, _ in rows] == ["ingest", "split", "sites", "pairs", *TRAINED]
-    assert "4 steps see each of 12 windows 0.33 times: once is train.optimiser.steps = 12" in said.err
-    assert "price: nothing; no adviser is named" in said.err
-    parts = [line.split()[0] for line in said.out[said.out.index("Time, roughly") :].splitlines()[3:] if line.strip()]
-    assert parts == ["warm-up", "hint", "training", "control", "control-2", "evaluation", "all"]
-    assert "memory of a step:" in said.err
+    first_cells = [line.split()[0] for line in said.out.splitlines() if line.strip()]
+    assert lines_with(said.err, 4, "steps", 12, "windows", 0.33, "train.optimiser.steps = 12")
+    assert lines_with(said.err, "price")
+    assert "$" not in said.err
+    assert "GiB" in said.err
+    assert main([*given, "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    steps, parts = [each["name"] for each in plan["steps"] if each["why"]], [each["name"] for each in plan["time"]]
+    assert steps == ["ingest", "split", "sites", "pairs", *TRAINED]
+    assert parts == ["warm-up", "hint proof", "training", "control", "control-2", "evaluation"]
+    assert {name.split()[0] for name in (*steps, *parts)} <= set(first_cells)
+    assert (plan["price"], plan["writer_usd"]) == (None, None)
     Path("writer.json").write_text(json.dumps([{"slug": "a/b", "input_per_mtok": 1.0, "output_per_mtok": 1.0}]))
     assert main([*given, "--set", "sites.writer=writer.json", "--set", "sites.max_usd=2.5"]) == 0
     said = capsys.readouterr().err
-    assert "price: at most $2.5 (sites.max_usd) for the writer of hints" in said
-    assert "price: nothing" not in said
+    assert lines_with(said, "price") == lines_with(said, "price", "$2.5", "sites.max_usd") != []
     assert main([*given, "-o", "whole", "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
     assert {step["name"]: step["why"] for step in plan["steps"] if step["why"]} == {}
@@ -153,13 +160,13 @@ def test_what_cannot_be_run_is_a_sentence(folder, monkeypatch, capsys):
     Path("bare/chat_template.jinja").unlink()
     Path("one").mkdir(exist_ok=True)
     shutil.copy(next(Path("logs").glob("*.jsonl")), "one")
-    for given, words in (
-        (["logs", "--model", "bare"], "template"),
-        (["--model", "model"], "PATH: got none, and no run to go on with"),
-        (["logs"], "--model: got none"),
-        (["one", "--model", "model"], "1 session, and none left to train on"),
-        (["logs", "--model", "model", "--set", "run.fewest=1000"], "your data is too thin: got 12 mistakes to teach"),
+    for given, facts in (
+        (["logs", "--model", "bare"], ["--model", "render.chat_template"]),
+        (["--model", "model"], ["PATH", "none"]),
+        (["logs"], ["--model", "none"]),
+        (["one", "--model", "model"], ["split", "1 session", "`--set split.test=0 --set split.validation=0`"]),
+        (["logs", "--model", "model", "--set", "run.fewest=1000"], [12, 1000, "run.fewest = 0"]),
     ):
         assert main(["run", *given]) == 1
-        assert words in capsys.readouterr().err
+        assert lines_with(capsys.readouterr().err, *facts)
         shutil.rmtree("run", ignore_errors=True)

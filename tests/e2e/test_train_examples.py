@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from output_facts import lines_with
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
@@ -63,9 +65,9 @@ def test_the_example_takes_a_model_and_a_run_of_ones_own(monkeypatch, capsys, tm
     run.main([*options, "--steps", "2"])
     printed = capsys.readouterr().out
     assert "sessions: {'conversations': 12, 'sites': 12, 'pairs': 0" in printed
-    assert "step   2  sdpo_jsd" in printed
+    assert re.search(r"^step +2 +sdpo_jsd ", printed, re.MULTILINE)
     assert run.main(["--model", "model", "--run", str(tmp_path / "nowhere")]) == 1
-    assert capsys.readouterr().err.startswith("FAILED: RunError: ")
+    assert lines_with(capsys.readouterr().err, "RunError", tmp_path / "nowhere")
     with pytest.raises(SystemExit):
         run.main(["--model", "model"])
 
@@ -74,7 +76,7 @@ def test_grpo_climbs_the_reward_that_a_random_model_can_reach(monkeypatch, capsy
     run = example("gsm8k", monkeypatch)
     assert run.main(["--tiny"]) == 0
     printed = capsys.readouterr().out
-    assert printed.startswith("4 questions, 8 rollouts each\n")
+    assert re.findall(r"\d+", printed.splitlines()[0]) == ["4", "8"]  # questions, and rollouts of each
     rewards = [float(each) for each in re.findall(r"^step +\d+  reward ([\d.]+)", printed, re.MULTILINE)]
     assert len(rewards) == 6
     assert rewards[-1] > 3 * rewards[0]
@@ -96,4 +98,4 @@ def test_data_in_the_format_of_gsm8k_is_read_and_judged(monkeypatch, capsys, tmp
     assert run.right_number(completions, number=["4", "4", "4", "2000", "4"]) == [1.0, 1.0, 0.0, 1.0, 0.0]
     (tmp_path / "train.jsonl").write_text('{"question": "?", "answer": "none"}\n')
     assert run.main(["--tiny", "--data", str(tmp_path)]) == 1
-    assert "a row with no such number" in capsys.readouterr().err
+    assert lines_with(capsys.readouterr().err, "InputError", tmp_path, "####")

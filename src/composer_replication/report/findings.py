@@ -19,6 +19,10 @@ _MOST_TO_LOOK_AT = 12
 _WORTH_A_LOOK, _SURE = 0.05, 0.9
 """Nats a token below which a change is noise, and a share from which a rule is as sure as rules are."""
 _NATS = "nats"
+# Why a hint was not tested.
+HELD_OUT, NOT_REACHED = "its session is held out", "it reached no training batch"
+NO_TRAINING, NO_PROOF = "no training has begun", "the training made no proof"
+PROOF_AHEAD, PROOF_UNFINISHED = "the training has not reached the proof", "the proof was begun, and not ended"
 
 
 class Group(NamedTuple):
@@ -95,7 +99,7 @@ def hint_tests(records: RunRecords) -> HintTests:
             proved[bool(row["is_kept"])] += 1
             continue
         side = records.sides.get(site.conversation_id, {}).get("side", "train")
-        untested[why or ("its session is held out" if side != "train" else "it reached no training batch")] += 1
+        untested[why or (HELD_OUT if side != "train" else NOT_REACHED)] += 1
     return HintTests(proved[True], proved[False], dict(untested.most_common()))
 
 
@@ -104,12 +108,12 @@ def _why_not_tested(records: RunRecords) -> str:
     if records.why_no_proof or records.proofs:
         return records.why_no_proof
     if records.training_record is not None:
-        return "the training made no proof"
+        return NO_PROOF
     if (records.run.root / "hint_proof.partial.jsonl").exists():
-        return "the proof was begun, and not ended"
+        return PROOF_UNFINISHED
     if records.metrics.rows or records.path("checkpoints").exists():
-        return "the training has not reached the proof"
-    return "no training has begun"
+        return PROOF_AHEAD
+    return NO_TRAINING
 
 
 class Proof(NamedTuple):

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 RECORDS = {"split": "split", "sites": "sites", "replay": "teacher_calls", "pairs": "pairs"}
 """The steps that write records, and the artefact that tells whether one has to be made."""
+NOTHING_TO_DO = "nothing to do: the training, the evaluation and the report are up to date"
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ def run_steps(
                 result.stopped_by = step_result.stopped_by
                 return result
     if not any(outcome.was_made for outcome in result.outcomes if outcome.name != "ingest"):
-        observer.say("nothing to do: the training, the evaluation and the report are up to date")
+        observer.say(NOTHING_TO_DO)
     _take_results(run, result)
     return result
 
