@@ -7,7 +7,7 @@ from typing import Any
 
 from composer_replication.evaluation.figures import SORTS, Over, Value, interval_of
 from composer_replication.evaluation.statistics import Interval, Word, verdict_word
-from composer_replication.runs.evaluation import controls_among
+from composer_replication.runs.evaluation import WORSE_BESIDES, controls_among
 
 _WORDS: Mapping[Word, str] = {
     "better": "The trained model is better on held-out sessions",
@@ -165,4 +165,4 @@ def _worse_besides(primary: str, every: Mapping[str, Sequence[Value]], seed: int
         interval = interval_of(every[name], "after", seed)
         if interval.excludes_zero and (interval.estimate > 0) != (SORTS[name].better == "higher"):
             costs.append(_in_words(name, interval, over))
-    return f"Worse besides: {'; '.join(costs)}." if costs else ""
+    return f"{WORSE_BESIDES}: {'; '.join(costs)}." if costs else ""

@@ -14,6 +14,7 @@ from composer_replication.report.credit import Credit
 from composer_replication.report.pages import page
 from composer_replication.report.records import Absent, RunRecords, by_command
 from composer_replication.runs import RunDir
+from composer_replication.runs.evaluation import WORSE_BESIDES
 
 MOST_IN_ONE_FILE = 50
 """Sessions that still stand in the page itself; of more, each has a page of its own in a folder beside it."""
@@ -103,7 +104,7 @@ def _of_evaluation(records: RunRecords, listed: sessions.SessionList) -> dict[st
     verdict, worse = figures.verdict(records, len(listed.sessions)), figures.got_worse(all_figures)
     return {
         "verdict": verdict,
-        "remarks": [remark for remark in verdict.remarks if not (worse and remark.startswith("Worse besides"))],
+        "remarks": [remark for remark in verdict.remarks if not (worse and remark.startswith(WORSE_BESIDES))],
         "evaluation": evaluation,
         "other_weights": records.other_weights,
         "of_shuffles": figures.of_shuffles(evaluation),

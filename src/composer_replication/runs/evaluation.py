@@ -19,6 +19,8 @@ SCHEMA, VERSION = ".".join(("composer_replication", "evaluation")), 1  # which i
 ROWS_VERSION = 1
 """Of the three files of rows, whose schemas have the artefacts' own names."""
 Rows = Literal["evaluated", "sampled", "token_gaps"]
+WORSE_BESIDES = "Worse besides"
+"""How the verdict's remark on what training may cost begins; a report with the figures themselves leaves it out."""
 ADAPTER_SETTINGS = "adapter_config.json"
 _OF_A_PLACE = ("base_model_name_or_path", "revision", "auto_mapping", "inference_mode", "peft_version")
 _CONTROL = "control"

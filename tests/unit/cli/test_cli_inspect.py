@@ -173,7 +173,7 @@ def test_the_hint_is_shown_where_it_was_put(folder, inspect):
         _, page, _ = inspect(identity, "--placement", placement, "--context", "3")
         teacher = page.split("teacher:")[1]
         assert f"({placement})" in teacher.splitlines()[0]
-        labels = re.findall("^  ([a-z]+) ", teacher.split("alignment:")[0], re.MULTILINE)
+        labels = re.findall("^  ([a-z]+) ", teacher.split("\n\n")[0], re.MULTILINE)
         between = [] if placement == "before_turn" else ["context", "context"][: 2 if placement == "head" else 1]
         assert labels == ["context", "hint", *between, "header", "target"]
         part = teacher.split("\n  hint")[1].split("\n  header")[0]
@@ -203,7 +203,7 @@ def test_lines_keep_to_the_width_of_the_terminal(folder, inspect, monkeypatch):
     for width in (60, 100):
         monkeypatch.setenv("COLUMNS", str(width))
         _, page, _ = inspect(sites(folder)[0].id)
-        lines = page.split("student:")[1].split("alignment:")[0].splitlines()[1:]
+        lines = page.split("student:")[1].split("→")[0].splitlines()[1:]
         assert max(cell_len(line) for line in lines if line.startswith("          ")) <= width
 
 

@@ -68,8 +68,10 @@ def test_the_verdict_comes_before_every_section(page):
 
 
 def test_the_primary_figure_is_shown_with_interval_and_control(page):
-    for shown in ("+0.412", "+0.241 to +0.583", "+0.031", "\N{MINUS SIGN}0.091 to +0.153", "primary", "Exploratory"):
+    for shown in ("+0.412", "+0.241", "+0.583", "+0.031", "\N{MINUS SIGN}0.091", "+0.153"):
         assert shown in page
+    assert page.count('<tr class="primary">') == page.count('<tr class="group">') == 1  # it, and the others below
+    assert page.index('<tr class="primary">') < page.index('<tr class="group">')
 
 
 def test_every_channel_has_a_curve_and_ids_are_unique(page):
@@ -128,11 +130,11 @@ def test_figures_of_other_weights_are_said_to_be_that(run, tmp_path):
 
 
 def test_remarks_of_the_verdict_stand_below_it_and_what_got_worse_is_told_once(run, tmp_path):
-    from composer_replication.runs.evaluation import read_evaluation, write_evaluation
+    from composer_replication.runs.evaluation import WORSE_BESIDES, read_evaluation, write_evaluation
 
     other = RunDir.open(shutil.copytree(run.root, tmp_path / "run"))
     record = read_evaluation(other)
-    record["verdict"]["remarks"] = ["The 8 steps saw 8 of 16 windows.", "Worse besides: loss on good turns -1."]
+    record["verdict"]["remarks"] = ["The 8 steps saw 8 of 16 windows.", f"{WORSE_BESIDES}: loss on good turns -1."]
     record["split"] |= {"near_duplicates": 3, "states": 40}
     write_evaluation(other, record)
     for path in (write_report(other).html, other.path("report_md")):
