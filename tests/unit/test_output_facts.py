@@ -6,7 +6,7 @@ import pytest
 
 from output_facts import lines_with
 
-TEXT = "--replicas: got 10, expected 1 to 1,000\ntrain.batch.budget: 0.5 of /tmp/run/a.json. Set checkpoint-2."
+TEXT = "--replicas: got 10, expected 1 to 1,000\ntrain.batch.budget: 0.5 of runs/first/a.json. Set checkpoint-2."
 
 
 @pytest.mark.parametrize(
@@ -14,7 +14,7 @@ TEXT = "--replicas: got 10, expected 1 to 1,000\ntrain.batch.budget: 0.5 of /tmp
     [
         (["--replicas", 10, 1], 0),
         (["1,000"], 0),
-        (["train.batch.budget", 0.5, "/tmp/run"], 1),
+        (["train.batch.budget", 0.5, "runs/first"], 1),
         (["a.json", "checkpoint-2"], 1),
     ],
 )
