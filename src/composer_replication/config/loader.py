@@ -173,21 +173,21 @@ class _Builder:
         try:
             return config_class(**{name: value for name, value in options.items() if value is not _USE_DEFAULT})
         except ConfigError as error:  # options that are right each and wrong together
-            raise ConfigError(f"{self._given.origin(path)}: {error}") from error
+            raise ConfigError(_within(self._given.origin(path), error)) from error
 
     def _option(self, spec: OptionSpec, values: Mapping[str, Any], path: str) -> object:
         value = values.get(spec.name, _USE_DEFAULT)
         if spec.section_class is not None:
             if value is not _USE_DEFAULT and not isinstance(value, dict):
-                message = explain(path, got=shown(value, path), expected="a table")
-                raise ConfigError(f"{self._given.origin(path)}: {message}")
+                place = f"{self._given.origin(path)}: {path}"
+                raise ConfigError(explain(place, got=shown(value, path), expected="a table"))
             return self.build(spec.section_class, values.get(spec.name, {}), path)
         if value is _USE_DEFAULT:
             return value
         try:
             return coerce(value, spec.annotation, path=path, bounds=spec.bounds)
         except ConfigError as error:
-            raise ConfigError(f"{self._given.origin(path)}: {error}") from None
+            raise ConfigError(_within(self._given.origin(path), error)) from None
 
     def _unknown(self, key: str, section: str, known_options: Mapping[str, OptionSpec]) -> ConfigError:
         near, path = self._suggest(key, section, known_options), dotted(section, key)
@@ -208,6 +208,13 @@ class _Builder:
             return dotted(section, near[0])
         paths = {name: path for row in describe(self._root) for name, path in _named(row.path)}
         return next((paths[name] for name in difflib.get_close_matches(key, paths, n=1)), "")
+
+
+def _within(origin: str, error: ConfigError) -> str:
+    """The message of `error` with `origin` before it, and the same parts."""
+    if not error.expected:
+        return f"{origin}: {error}"
+    return explain(f"{origin}: {error.what}", got=error.got, expected=error.expected, fix=error.fix)
 
 
 def _named(path: str) -> Iterator[tuple[str, str]]:

@@ -34,7 +34,7 @@ class AdapterConfig:
 
     def _check(self) -> None:
         if self.kind != "none" and not self.targets:
-            raise ConfigError(explain("train.adapter.targets", got="an empty list", expected="at least one name"))
+            raise ConfigError(explain("train.adapter.targets", got=list(self.targets), expected="at least one name"))
         if "auto" in self.token_rows and len(self.token_rows) > 1:
             expected = "auto alone, or tokens by their names"
             raise ConfigError(explain("train.adapter.token_rows", got=list(self.token_rows), expected=expected))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +12,8 @@ import pytest
 from config_classes import Inner, Outer, Root
 
 from composer_replication.config import describe, load, loads, option, section, table
-from composer_replication.errors import ConfigError
+from composer_replication.errors import ConfigError, explain
+from refusals import refusal
 
 FILE = """
 top = 2
@@ -73,64 +76,73 @@ def test_an_override_can_unset_what_the_file_set() -> None:
 
 @pytest.mark.parametrize("override", ["outer.count", "=3", "two words=3", "#=1", "[outer]\ncount=1", "a..b=1"])
 def test_an_override_that_is_none_is_told_what_one_looks_like(override: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(repr(override)) + ".*expected a dotted key"):
+    with refusal(ConfigError, what=repr(override), expected="loss.alpha_sdpo=0.2"):
         load(Root, overrides=[override])
 
 
 @pytest.mark.parametrize(
     ("override", "path", "suggestion"),
     [
-        ("outer.coutn=1", "outer.coutn", " Did you mean outer.count?"),
-        ("outr.count=1", "outr", " Did you mean outer?"),
-        ("outer.inner.moed=fast", "outer.inner.moed", " Did you mean outer.inner.mode?"),
-        ("ratio=0.1", "ratio", " Did you mean outer.inner.ratio?"),
-        ("innr.ratio=0.1", "innr", " Did you mean outer.inner?"),
-        ("zzz=0.1", "zzz", ""),
+        ("outer.coutn=1", "outer.coutn", "outer.count"),
+        ("outr.count=1", "outr", "outer"),
+        ("outer.inner.moed=fast", "outer.inner.moed", "outer.inner.mode"),
+        ("ratio=0.1", "ratio", "outer.inner.ratio"),
+        ("innr.ratio=0.1", "innr", "outer.inner"),
+        ("zzz=0.1", "zzz", None),
     ],
 )
 def test_an_unknown_key_is_told_with_its_path_and_a_suggestion_or_the_known_keys(
-    override: str, path: str, suggestion: str
+    override: str, path: str, suggestion: str | None
 ) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with refusal(ConfigError, what=repr(override)) as caught:
         load(Root, overrides=[override])
-    expected = f"a known one.{suggestion}" if suggestion else "one of top, outer. `crf train --options` lists all keys."
-    assert str(caught.value) == f"override {override!r}: unknown key: got {path}, expected {expected}"
+    assert caught.value.got == path
+    if suggestion is None:
+        assert "top, outer" in caught.value.expected
+        assert "`crf train --options`" in caught.value.fix
+    else:  # a list of dozens would hide the one that was meant
+        assert re.findall(r"outer[.\w]*", caught.value.fix) == [suggestion]
+        assert "top" not in caught.value.expected
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "parts"),
     [
-        ("[outr]", "unknown key: got outr, .*Did you mean outer"),
-        ("outer.count = true", r"outer\.count: got True \(bool\), expected int"),
-        ("outer.inner.ratio = 1.0", r"outer\.inner\.ratio: got 1\.0 \(float\), expected float in \[0, 1\)"),
-        ("outer = 3", "outer: got 3, expected a table"),
-        ("outer.count.x = 3", r"outer\.count: got {'x': 3} \(dict\), expected int"),
-        ("[outer.count]", r"outer\.count: got {} \(dict\), expected int"),
-        ("[[outer]]", r"outer: got \[{}\], expected a table"),
-        ("outer.name = 2024-01-01", r"outer\.name: got datetime\.date.*needs quotes"),
-        ("outer.size = nan", r"outer\.size: got nan .*refused"),
-        ("outer = = 1", "not valid TOML: .*line 1, column 9"),
+        ("[outr]", {"got": "outr", "fix": "outer"}),
+        ("outer.count = true", {"what": "outer.count", "got": "True (bool)", "expected": "int"}),
+        ("outer.inner.ratio = 1.0", {"what": "outer.inner.ratio", "got": "1.0 (float)", "expected": "float in [0, 1)"}),
+        ("outer = 3", {"what": "outer", "got": "3", "expected": "table"}),
+        ("outer.count.x = 3", {"what": "outer.count", "got": "{'x': 3} (dict)", "expected": "int"}),
+        ("[outer.count]", {"what": "outer.count", "got": "{} (dict)", "expected": "int"}),
+        ("[[outer]]", {"what": "outer", "got": "[{}]", "expected": "table"}),
+        ("outer.name = 2024-01-01", {"what": "outer.name", "got": "datetime.date", "expected": "str", "fix": "quote"}),
+        ("outer.size = nan", {"what": "outer.size", "got": "nan", "expected": "float", "fix": "NaN"}),
+        ("outer = = 1", {"what": "line 1, column 9"}),
     ],
 )
-def test_a_mistake_in_a_file_names_the_file_and_the_path(tmp_path: Path, text: str, message: str) -> None:
+def test_a_mistake_in_a_file_names_the_file_and_the_path(tmp_path: Path, text: str, parts: dict[str, str]) -> None:
     (tmp_path / "bad.toml").write_text(text)
-    with pytest.raises(ConfigError, match=f"config file {re.escape(str(tmp_path / 'bad.toml'))}: {message}"):
+    with refusal(ConfigError, **parts) as caught:
         load(Root, tmp_path / "bad.toml")
+    assert str(tmp_path / "bad.toml") in caught.value.what
 
 
 def test_the_error_names_the_place_that_won(path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^override 'outer\.count=x': outer\.count: got 'x' \(str\), expected int"):
+    with refusal(ConfigError, what="'outer.count=x'", got="'x' (str)", expected="int") as caught:
         load(Root, path, ["outer.count=x"])
+    assert str(path) not in str(caught.value)
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"absent\.toml cannot be read: No such file"):
-        load(Root, tmp_path / "absent.toml")
-    with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
-        load(Root, tmp_path)
     (tmp_path / "latin.toml").write_bytes(b'name = "\xe9"')
-    with pytest.raises(ConfigError, match=r"latin\.toml: not valid UTF-8"):
-        load(Root, tmp_path / "latin.toml")
+    for path, said in (
+        (tmp_path / "absent.toml", os.strerror(errno.ENOENT)),
+        (tmp_path, os.strerror(errno.EISDIR)),
+        (tmp_path / "latin.toml", "UTF-8"),
+    ):
+        with refusal(ConfigError, what=str(path)) as caught:
+            load(Root, path)
+        assert said in caught.value.what
 
 
 @table("pair")
@@ -141,7 +153,7 @@ class Pair:
 
     def _check(self) -> None:
         if self.low > self.high:
-            raise ConfigError(f"pair.low: got {self.low}, expected at most pair.high, {self.high}")
+            raise ConfigError(explain("pair.low", got=self.low, expected=f"at most pair.high, {self.high}"))
 
 
 @table("")
@@ -150,10 +162,9 @@ class WithPair:
 
 
 def test_options_that_are_wrong_together_name_every_place_they_came_from() -> None:
-    with pytest.raises(ConfigError) as caught:
+    with refusal(ConfigError, what="pair.low", got="5", expected="at most pair.high, 4") as caught:
         loads(WithPair, "pair.low = 5", ["pair.model=m", "pair.high=4"])
-    origins = "config text and override 'pair.model=m' and override 'pair.high=4'"
-    assert str(caught.value) == f"{origins}: pair.low: got 5, expected at most pair.high, 4"
+    assert re.search(r"\btext\b.*'pair\.model=m'.*'pair\.high=4'.*\bpair\.low$", caught.value.what)
 
 
 def test_the_description_lists_every_option_once_with_type_default_and_sentence() -> None:
@@ -169,7 +180,7 @@ def test_the_description_lists_every_option_once_with_type_default_and_sentence(
 
 def test_a_config_built_by_hand_is_checked_and_converted_like_a_loaded_one() -> None:
     assert type(Outer(size=2).size) is float
-    with pytest.raises(ConfigError, match=r"^outer\.inner\.ratio: got 1 \(int\), expected float in \[0, 1\)"):
+    with refusal(ConfigError, what="outer.inner.ratio", got="1 (int)", expected="float in [0, 1)"):
         Inner(ratio=1)
 
 
@@ -192,7 +203,7 @@ def test_an_option_must_be_documented_and_an_optional_one_must_default_to_none()
     class HalfSet:
         size: int | None = option(3, "A size.")
 
-    with pytest.raises(TypeError, match=r"Bare\.size: declare it with option"):
+    with pytest.raises(TypeError, match=r"Bare\.size\b.*option\(\)"):
         load(Bare)
-    with pytest.raises(TypeError, match=r"HalfSet\.size: an optional option defaults to None"):
+    with pytest.raises(TypeError, match=r"HalfSet\.size\b.*None"):
         load(HalfSet)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Literal
 
 import pytest
@@ -109,5 +110,5 @@ def test_bounds_hold_at_their_ends_and_are_told(
 
 @pytest.mark.parametrize("annotation", [int | str, int | str | None, list[int], tuple[int, str], bytes, None])
 def test_a_type_that_toml_cannot_hold_is_the_programmers_error(annotation: object) -> None:
-    with pytest.raises(TypeError, match="an option cannot be"):
+    with pytest.raises(TypeError, match=re.escape(str(annotation))):
         coerce(1, annotation, path="a")

@@ -126,5 +126,5 @@ def test_a_value_moved_between_two_options_changes_the_hash() -> None:
 
 @pytest.mark.parametrize("value", [b"bytes", {1, 2}, object()])
 def test_what_toml_does_not_have_is_refused(value: object) -> None:
-    with pytest.raises(TypeError, match="TOML has no"):
+    with pytest.raises(TypeError, match=rf"TOML.*\b{type(value).__name__}\b"):
         value_text(value)
