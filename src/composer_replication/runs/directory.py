@@ -52,7 +52,8 @@ class RunDir:
         try:
             atomic_create_json(root / MARKER, marker)
         except FileExistsError:
-            raise RunError(f"{root} is already a run directory. Open it, or choose another path") from None
+            got, fix = f"a run directory, with {MARKER}", "Open it, or choose another path"
+            raise RunError(explain(str(root), got=got, expected="a path for a new one", fix=fix)) from None
         return cls(root)
 
     @classmethod

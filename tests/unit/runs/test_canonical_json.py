@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from composer_replication.canonical_json import decode, decode_object, encode, encode_as_written
 from composer_replication.errors import InputError
+from refusals import refusal
 
 text = st.text(st.characters(exclude_categories=("Cs",)))
 scalars = (
@@ -38,7 +39,7 @@ def test_as_written_keeps_the_order_of_the_keys_and_refuses_the_same_values(valu
     turned = dict(reversed(value.items()))
     assert list(json.loads(encode_as_written(turned, where="here"))) == list(turned)
     assert decode(encode_as_written(turned, where="here")) == value
-    with pytest.raises(InputError, match="here, key 'last'"):
+    with refusal(InputError, what="'last'", got="nan"):
         encode_as_written({**value, "last": math.nan}, where="here")
 
 
@@ -57,18 +58,19 @@ def test_the_sign_of_a_negative_zero_is_kept() -> None:
 
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
 def test_a_number_json_does_not_have_is_refused_with_its_key(number: float) -> None:
-    with pytest.raises(InputError, match=r"pairs line 7, key 'a\.b\[1\]': got -?(nan|inf), expected a finite number"):
+    with refusal(InputError, what="pairs line 7", got=str(number)) as caught:
         encode({"ok": None, "a": {"b": [1.0, number]}}, where="pairs line 7")
+    assert "'a.b[1]'" in caught.value.what
 
 
 @pytest.mark.parametrize(
     ("value", "reason"),
     [
-        (2**64, "key 'x': int .* 64-bit"),
-        ("\ud800", "key 'x': str .* surrogates"),
-        (datetime.date(2024, 1, 1), "key 'x': date "),
+        (2**64, r"'x'.*\bint\b.* 64-bit"),  # the ends of the reasons are orjson's
+        ("\ud800", r"'x'.*\bstr\b.* surrogates"),
+        (datetime.date(2024, 1, 1), r"'x'.*\bdate\b"),
         ({1: "one"}, "Dict key must be str"),
-        ({"deep": b"bytes"}, r"key 'x\.deep': bytes "),
+        ({"deep": b"bytes"}, r"'x\.deep'.*\bbytes\b"),
     ],
 )
 def test_what_would_come_back_as_something_else_is_refused(value: object, reason: str) -> None:
@@ -79,7 +81,7 @@ def test_what_would_come_back_as_something_else_is_refused(value: object, reason
 def test_a_value_that_contains_itself_is_refused() -> None:
     loop: list[object] = []
     loop.append(loop)
-    with pytest.raises(InputError, match="here: cannot be written as JSON: Recursion limit"):
+    with pytest.raises(InputError, match=r"here.*Recursion limit"):  # orjson's words
         encode(loop, where="here")
 
 
@@ -90,8 +92,8 @@ def test_a_null_beside_finite_numbers_is_no_error() -> None:
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (b"[1]", "got a JSON list, expected an object"),
-        (b"null", "got a JSON NoneType, expected an object"),
+        (b"[1]", r"\blist\b"),
+        (b"null", "NoneType"),
         (b"{", "line 1 column 2"),
         (b'{"a":NaN}', "line 1 column 6"),
     ],

@@ -14,6 +14,7 @@ import pytest
 from composer_replication.config.writer import RESOLVED_NAME
 from composer_replication.errors import InputError, RunError
 from composer_replication.runs import ARTEFACTS, RunDir
+from refusals import refusal
 
 
 def test_a_created_run_opens_again(tmp_path: Path) -> None:
@@ -30,7 +31,7 @@ def test_an_empty_folder_becomes_a_run_and_a_crashed_creation_can_be_repeated(tm
 def test_a_run_is_not_created_over_another_run(tmp_path: Path) -> None:
     RunDir.create(tmp_path)
     marker = (tmp_path / "run.json").read_bytes()
-    with pytest.raises(RunError, match="is already a run directory"):
+    with refusal(RunError, what=str(tmp_path), got="run.json"):
         RunDir.create(tmp_path)
     assert (tmp_path / "run.json").read_bytes() == marker
 
@@ -53,7 +54,7 @@ def test_of_creators_at_the_same_time_one_wins_and_the_others_are_told(
         try:
             RunDir.create(root)
         except RunError as error:
-            return str(error)
+            return error.got
         return "won"
 
     with ThreadPoolExecutor(num_creators) as pool:
@@ -61,36 +62,37 @@ def test_of_creators_at_the_same_time_one_wins_and_the_others_are_told(
             root = tmp_path / str(attempt)
             outcomes = list(pool.map(create, [root] * num_creators))
             assert outcomes.count("won") == 1
-            assert sum("is already a run directory" in each for each in outcomes) == num_creators - 1
+            assert sum("run.json" in each for each in outcomes) == num_creators - 1
             assert [each.name for each in root.iterdir()] == ["run.json"]
             assert RunDir.open(root).root == root
 
 
 def test_a_run_is_not_created_among_the_users_files(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("")
-    with pytest.raises(RunError, match=r"thesis\.tex"):
+    with refusal(RunError, what=str(tmp_path), got="thesis.tex"):
         RunDir.create(tmp_path)
     assert [each.name for each in tmp_path.iterdir()] == ["thesis.tex"]
 
 
 def test_a_run_is_not_created_where_a_file_is(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("")
-    with pytest.raises(RunError, match="got a file"):
+    with refusal(RunError, what=str(tmp_path / "run"), got="file"):
         RunDir.create(tmp_path / "run")
+    assert (tmp_path / "run").is_file()
 
 
-@pytest.mark.parametrize(("folder", "reason"), [("absent", "no such folder"), (".", r"no run\.json in it")])
-def test_what_is_no_run_does_not_open(tmp_path: Path, folder: str, reason: str) -> None:
-    with pytest.raises(RunError, match=f"is not a run directory: got {reason}"):
+@pytest.mark.parametrize(("folder", "missing"), [("absent", "folder"), (".", "run.json")])
+def test_what_is_no_run_does_not_open(tmp_path: Path, folder: str, missing: str) -> None:
+    with refusal(RunError, what=str(tmp_path / folder), got=missing, expected="run.json", fix="`crf ingest`"):
         RunDir.open(tmp_path / folder)
 
 
 @pytest.mark.parametrize(
-    ("marker", "reason"), [("{", "expected a JSON object"), ('{"layout_version": 99}', "got 99, expected 1")]
+    ("marker", "got", "expected"), [("{", "line 1 column 2", "JSON"), ('{"layout_version": 99}', "99", "1")]
 )
-def test_a_run_of_an_unknown_layout_does_not_open(tmp_path: Path, marker: str, reason: str) -> None:
+def test_a_run_of_an_unknown_layout_does_not_open(tmp_path: Path, marker: str, got: str, expected: str) -> None:
     (tmp_path / "run.json").write_text(marker)
-    with pytest.raises(RunError, match=reason):
+    with refusal(RunError, what=str(tmp_path / "run.json"), got=got, expected=expected):
         RunDir.open(tmp_path)
 
 
@@ -115,16 +117,16 @@ def test_the_path_of_an_artefact_is_inside_the_run(tmp_path: Path) -> None:
 
 
 def test_a_misspelt_artefact_is_an_error_with_a_suggestion(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"got 'conversation'.*Did you mean 'conversations'"):
+    with refusal(InputError, got="'conversation'", fix="'conversations'"):
         RunDir.create(tmp_path).path("conversation")
 
 
 @pytest.mark.parametrize("name", ["metrics", "evaluation", "checkpoints"])
 def test_only_records_are_written_as_records(tmp_path: Path, name: str) -> None:
-    with pytest.raises(InputError, match="expected one of conversations, session_sources, forgotten, tools, split, "):
+    with refusal(InputError, what=repr(name), expected="conversations, session_sources, forgotten, tools, split, "):
         RunDir.create(tmp_path).write_jsonl(name, [], schema="s", version=1)
 
 
 def test_only_a_journal_is_appended_to(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="expected one of elsewhere, struck_hints, asked_tools, metrics"):
+    with refusal(InputError, what="'pairs'", expected="elsewhere, struck_hints, asked_tools, metrics"):
         RunDir.create(tmp_path).append_jsonl("pairs")

@@ -115,19 +115,21 @@ def test_two_artefacts_made_from_each_other_end_the_walk(run: RunDir) -> None:
 
 
 def test_sources_that_do_not_exist_are_refused_by_name(run: RunDir) -> None:
-    with pytest.raises(ArtefactNotFoundError, match="`crf replay` writes it"):
+    with pytest.raises(ArtefactNotFoundError, match="`crf replay`"):
         write(run, "pairs", 1, "teacher_calls")
-    with pytest.raises(InputError, match="source 'conversation' is neither a file nor an artefact"):
+    with pytest.raises(InputError, match=r"'conversation'.*\bconversations, session_sources\b"):
         write(run, "pairs", 1, "conversation")
-    with pytest.raises(InputError, match="folder"):
+    with pytest.raises(InputError, match="'checkpoints'"):
         write(run, "pairs", 1, "checkpoints")
 
 
 def test_an_artefact_is_not_its_own_source(run: RunDir) -> None:
-    with pytest.raises(InputError, match="cannot be its own source"):
+    before = run.meta("pairs")
+    with pytest.raises(InputError, match="'pairs'"):
         write(run, "pairs", 2, "pairs")
+    assert run.meta("pairs") == before
 
 
 def test_the_lineage_of_what_was_never_written_names_its_command(tmp_path: Path) -> None:
-    with pytest.raises(ArtefactNotFoundError, match="`crf pairs` writes it"):
+    with pytest.raises(ArtefactNotFoundError, match="`crf pairs`"):
         RunDir.create(tmp_path / "new").lineage("pairs")

@@ -6,6 +6,7 @@ import pytest
 
 from composer_replication.errors import RunError
 from composer_replication.runs import RunDir
+from refusals import refusal
 
 
 @pytest.fixture
@@ -17,13 +18,16 @@ def test_what_is_used_is_not_changed_and_may_be_again_afterwards(run):
     other = RunDir.open(run.root)
     with run.used_for("replay"):
         for against in (("replay",), ("replay", "training")):
-            with pytest.raises(RunError, match="got a replay that uses it"), other.exclusive("forget", against=against):
+            with (
+                refusal(RunError, what=str(run.root), got="replay"),
+                other.exclusive("forget", against=against),
+            ):
                 pytest.fail("the run was changed")
     with run.used_for("training"):
         with other.exclusive("ingest"):  # weights are made of what was read when they began
             pass
         with (
-            pytest.raises(RunError, match="got a training that uses it"),
+            refusal(RunError, what=str(run.root), got="training"),
             other.exclusive("forget", against=("replay", "training")),
         ):
             pytest.fail("the run was changed")
@@ -37,7 +41,7 @@ def test_several_may_use_it_at_once_and_none_while_it_is_changed(run):
         pass
     with (
         run.exclusive("forget", against=("replay", "training")),
-        pytest.raises(RunError, match="another process that changes it"),
+        refusal(RunError, what=str(run.root), got="process"),
         other.used_for("training"),
     ):
         pytest.fail("two at once")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from composer_replication.errors import InputError
 from composer_replication.runs.split import split_conversations
 from composer_replication.types import Conversation, Link, Provenance, Turn
+from refusals import refusal
 
 
 def conversation(identity, *, day=None, session=None, parent=None, project=None):
@@ -69,7 +69,7 @@ def test_times_are_compared_as_times():
 
 
 def test_a_split_that_leaves_nothing_to_learn_from_is_refused():
-    with pytest.raises(InputError, match=r"1 session, and none left to train on.*more sessions"):
+    with refusal(InputError, what="split", got="1 session", expected="10%", fix="split.test=0"):
         split_conversations([conversation("only", day=1)], test=0.1)
     assert split_conversations([conversation("only", day=1)]).train == {"only"}
     assert split_conversations([]).train == set()
