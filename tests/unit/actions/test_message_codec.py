@@ -14,6 +14,7 @@ from composer_replication.actions.messages import (
     written_calls,
 )
 from composer_replication.errors import InputError
+from refusals import refusal
 
 ARGUMENTS = {"b": 1, "a": [2, {"c": None}]}
 TEXT = '{"b":1,"a":[2,{"c":null}]}'
@@ -48,19 +49,20 @@ def test_calls_without_an_id_are_named_by_their_number():
 
 
 @pytest.mark.parametrize(
-    ("message", "match"),
+    ("message", "what", "got"),
     [
-        ({"tool_calls": 3}, "tool_calls of m: got int"),
-        ({"tool_calls": {}}, "tool_calls of m: got keys"),
-        ({"tool_calls": [call_entry("i", "a", "{}"), "x"]}, "tool call 1 of m: got str"),
-        ({"tool_calls": [{"function": {"arguments": "{}"}}]}, "tool call 0 of m: got keys"),
-        ({"function_call": {"name": 3}}, "function_call of m"),
-        ({"content": [{"type": "tool_use"}]}, "block 0 of m"),
+        ({"tool_calls": 3}, "tool_calls", "int"),
+        ({"tool_calls": {}}, "tool_calls", "[]"),
+        ({"tool_calls": [call_entry("i", "a", "{}"), "x"]}, "call 1", "str"),
+        ({"tool_calls": [{"function": {"arguments": "{}"}}]}, "call 0", "['function']"),
+        ({"function_call": {"name": 3}}, "function_call", "['name']"),
+        ({"content": [{"type": "tool_use"}]}, "block 0", "['type']"),
     ],
 )
-def test_an_entry_that_is_no_call_is_refused_with_its_place_or_left_to_the_reader(message, match):
-    with pytest.raises(InputError, match=match):
-        message_calls(message, "m")
+def test_an_entry_that_is_no_call_is_refused_with_its_place_or_left_to_the_reader(message, what, got):
+    with refusal(InputError, what=what, got=got) as caught:
+        message_calls(message, "message 17")
+    assert "message 17" in caught.value.what
     assert not isinstance(written_calls(message)[-1].name, str)
 
 
@@ -96,10 +98,11 @@ def test_the_text_of_content_leaves_thinking_out_and_asks_about_the_rest():
     assert content_text(content, separator="", other=lambda _: "[image]") == "One.two[image]No."
     assert content_text("as it is") == "as it is"
     assert content_text(None) == content_text(3) == content_text(image) == ""
-    with pytest.raises(InputError, match="content of m: got a part of type 'image'"):
-        required_text(content, "m")
-    with pytest.raises(InputError, match="content of m: got int"):
-        required_text(3, "m")
+    with refusal(InputError, what="content", got="'image'") as caught:
+        required_text(content, "message 17")
+    assert "message 17" in caught.value.what
+    with refusal(InputError, what="content", got="int"):
+        required_text(3, "message 17")
 
 
 def test_thinking_stands_under_the_first_of_its_keys_that_says_something():

@@ -12,6 +12,7 @@ from composer_replication.errors import InputError
 from composer_replication.pairs import extract_dpo_pairs, save_pairs
 from composer_replication.pairs.extract import extract_pairs
 from composer_replication.teacher_replay.votes.worth_asking import StateVotes
+from refusals import refusal
 
 MESSAGES = [{"role": "system", "content": "s"}, {"role": "user", "content": "look"}]
 
@@ -153,7 +154,7 @@ def test_the_report_counts_states_failures_and_agreement_per_kind():
 
 
 def test_two_states_of_one_id_are_an_error():
-    with pytest.raises(InputError, match=r"'s::0001' twice"):
+    with refusal(InputError, what="state_id", got="'s::0001'"):
         extract_dpo_pairs([state(), state()], [])
 
 

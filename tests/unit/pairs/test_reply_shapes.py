@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from composer_replication.actions.messages import content_text
 from composer_replication.actions.reply import parse_reply
 from composer_replication.errors import InputError
+from refusals import refusal
 
 ARGUMENTS = {"command": "ls -la", "n": [1, {"a": None}]}
 TEXT = json.dumps(ARGUMENTS)
@@ -105,16 +106,16 @@ def test_a_custom_call_holds_its_text_as_input():
     ("reply", "where"),
     [
         (3, "reply"),
-        ({"content": 3}, "content of a reply"),
-        ({"content": "x", "tool_calls": {}}, "tool_calls of a reply"),
-        ({"tool_calls": [3]}, "tool call 0"),
-        ({"tool_calls": [{"function": {"name": ""}}]}, "tool call 0"),
+        ({"content": 3}, "content"),
+        ({"content": "x", "tool_calls": {}}, "tool_calls"),
+        ({"tool_calls": [3]}, "call 0"),
+        ({"tool_calls": [{"function": {"name": ""}}]}, "call 0"),
         ({"function_call": {"arguments": "{}"}}, "function_call"),
         ([{"type": "tool_use", "input": {}}], "block 0"),
     ],
 )
 def test_a_malformed_reply_is_an_error_that_says_where(reply, where):
-    with pytest.raises(InputError, match=where):
+    with refusal(InputError, what=where):
         parse_reply(reply)
 
 
@@ -122,7 +123,7 @@ def test_arguments_nested_beyond_reason_stay_raw_as_text_and_are_an_error_as_an_
     deep = "[" * 200 + "]" * 200
     (call,) = parse_reply({"tool_calls": [{"function": {"name": "a", "arguments": f'{{"x": {deep}}}'}}]}).calls
     assert call.raw_arguments is not None
-    with pytest.raises(InputError, match="nested at most"):
+    with refusal(InputError, what="'a'", expected="50"):
         parse_reply({"tool_calls": [{"function": {"name": "a", "arguments": {"x": json.loads(deep)}}}]})
 
 

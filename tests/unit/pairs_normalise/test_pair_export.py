@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from composer_replication.errors import InputError
 from composer_replication.pairs.export import SCHEMA, export_preferences, preference_row
 from composer_replication.pairs.normalise.normalizer import DJNormalizer
+from refusals import refusal
 
 TOOL = {"type": "function", "function": {"name": "Bash", "parameters": {"type": "object", "properties": {}}}}
 
@@ -98,34 +100,36 @@ def test_normalized_pairs_make_the_same_rows():
 
 
 BAD = [
-    (pair(state_messages=[]), "state of pair 0 ('s'): got no messages"),
-    (pair(state_messages=[{"role": "robot", "content": ""}]), "role of message 0 of pair 0 ('s'): got 'robot'"),
-    (pair(state_messages=["x"]), "role of message 0 of pair 0 ('s'): got str"),
-    (pair(state_messages=[{"role": "user", "content": [{"type": "image"}]}]), "expected text or text parts"),
-    (pair(state_messages=[{"role": "assistant", "tool_calls": "x"}]), "tool_calls of message 0"),
-    (pair(state_messages=[{"role": "assistant", "tool_calls": [{"id": "x"}]}]), "tool call 0 of message 0"),
-    (pair(chosen=None), "pair 0, 'chosen': got NoneType"),
-    (pair(chosen="\ud800"), "pair 's', key 'chosen[0].content'"),
-    (3, "pair 0, 'state_id'"),
+    (pair(state_messages=[]), ["pair 0", "'s'", "state"], "message"),
+    (pair(state_messages=[{"role": "robot", "content": ""}]), ["pair 0", "'s'", "message 0", "role"], "'robot'"),
+    (pair(state_messages=["x"]), ["pair 0", "'s'", "message 0", "role"], "str"),
+    (pair(state_messages=[{"role": "user", "content": [{"type": "image"}]}]), ["message 0", "content"], "'image'"),
+    (pair(state_messages=[{"role": "assistant", "tool_calls": "x"}]), ["message 0", "tool_calls"], "str"),
+    (pair(state_messages=[{"role": "assistant", "tool_calls": [{"id": "x"}]}]), ["message 0", "call 0"], "['id']"),
+    (pair(chosen=None), ["pair 0", "'chosen'"], "NoneType"),
+    (pair(chosen="\ud800"), ["'s'", "'chosen[0].content'"], ""),
+    (3, ["pair 0", "'state_id'"], ""),
 ]
 
 
-@pytest.mark.parametrize(("bad", "message"), BAD)
-def test_what_cannot_be_a_row_is_named_and_nothing_is_written(bad, message, tmp_path):
+@pytest.mark.parametrize(("bad", "named", "got"), BAD)
+def test_what_cannot_be_a_row_is_named_and_nothing_is_written(bad, named, got, tmp_path):
     path = tmp_path / "p.jsonl"
     path.write_text("before", encoding="utf-8")
-    with pytest.raises(InputError) as caught:
+    with refusal(InputError, got=got) as caught:
         export_preferences([bad], path)
-    assert message in str(caught.value)
+    assert [name for name in named if name not in caught.value.what] == []
     assert path.read_text(encoding="utf-8") == "before"
     assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_no_pairs_and_unknown_forms_are_errors(tmp_path):
-    with pytest.raises(InputError, match="got none, expected at least one"):
+    with refusal(InputError, what=str(tmp_path / "p.jsonl"), got="none"):
         export_preferences([], tmp_path / "p.jsonl")
-    with pytest.raises(InputError, match='expected "object" or "text"'):
+    with refusal(InputError, what="arguments", got="'xml'") as caught:
         export_preferences([pair()], tmp_path / "p.jsonl", arguments="xml")  # pyright: ignore[reportArgumentType]
+    assert re.findall(r'"\w+"', caught.value.expected) == ['"object"', '"text"']
+    assert list(tmp_path.iterdir()) == []
 
 
 @given(st.text(), st.text())

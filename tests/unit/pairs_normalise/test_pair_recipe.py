@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import sys
 
 import pytest
@@ -13,6 +15,7 @@ from composer_replication.errors import ArtefactNotFoundError, InputError, Missi
 from composer_replication.pairs.normalise.normalizer import DEFAULT_RECIPE, DJNormalizer
 from composer_replication.pairs.normalise.operators import native_operator
 from composer_replication.pairs.normalise.recipe import read_recipe, steps_of
+from refusals import refusal
 
 LENGTH = "text_length_filter: {text_key: chosen}"
 
@@ -61,63 +64,63 @@ def test_two_steps_of_one_kind_are_counted_apart(recipe):
 
 
 BAD = {
-    "": "got nothing, expected names with values",
-    "[]": "got a list, expected names with values",
-    "process: 3": "'process': got a int, expected a list of operators",
-    "process: []": "expected a list of operators",
-    "proces: []": "Did you mean 'process'",
-    f"process: [{{{LENGTH}}}]\nopen_tracer: true": "got 'open_tracer'",
-    "process: [text_length_filter]": "operator 1: got a str",
-    f"process: [{{{LENGTH}, b: {{}}}}]": "expected one name with its parameters",
-    "process: [{text_lenght_filter: {text_key: chosen}}]": "Did you mean 'text_length_filter'",
-    "process: [{alphanumeric_filter: {text_key: chosen}}]": 'backend="data_juicer"',
-    "process: [{text_length_filter: {text_key: chosen, min_length: 3}}]": "Did you mean 'min_len'",
-    "process: [{text_length_filter: {text_key: choosen}}]": "Did you mean 'chosen'",
-    "process: [{text_length_filter: {}}]": "'text_key': got none, expected one of chosen",
-    "text_keys: [chosen, rejected]\nprocess: []": "expected a list of operators",
-    "text_keys: [chosen, rejected]\nprocess: [{text_length_filter: {}}]": "'text_keys'",
-    "process: [{text_length_filter: {text_key: chosen, min_len: '8'}}]": "'min_len': got '8', expected a number",
-    "process: [{text_length_filter: {text_key: chosen, min_len: true}}]": "got True, expected a number",
-    "process: [{text_length_filter: {text_key: chosen, max_len: .nan}}]": "got nan, expected a number",
-    "process: [{text_length_filter: {text_key: chosen, reversed_range: 1}}]": "got 1, expected true or false",
-    "process: [{document_deduplicator: {text_key: chosen, lowercase: 'yes'}}]": "got 'yes', expected true or false",
-    "process: [{words_num_filter: {text_key: chosen, tokenization: true}}]": "expected false",
-    "process: [{text_length_filter: {text_key: chosen, min_len: 1, min_len: 2}}]": "'min_len' twice",
-    "process: [{3: {text_key: chosen}}]": "operator 1: got a dict",
-    "process: [": "not valid YAML",
-    "process: !!python/object/apply:os.system [ls]": "not valid YAML",
-    "process: 2001-99-99": "month must be in 1..12",
-    "a: &a [*a]": "got 'a'",
-    "process: &a [*a]": "operator 1: got a list",
+    "": {"expected": "`name: value`"},
+    "[]": {"got": "list", "expected": "`name: value`"},
+    "process: 3": {"what": "'process'", "got": "int", "expected": "list"},
+    "process: []": {"what": "'process'", "expected": "list"},
+    "proces: []": {"got": "'proces'", "fix": "'process'"},
+    f"process: [{{{LENGTH}}}]\nopen_tracer: true": {"got": "'open_tracer'"},
+    "process: [text_length_filter]": {"what": "operator 1", "got": "str"},
+    f"process: [{{{LENGTH}, b: {{}}}}]": {"what": "operator 1", "got": "['b', 'text_length_filter']"},
+    "process: [{text_lenght_filter: {text_key: chosen}}]": {"fix": "'text_length_filter'"},
+    "process: [{alphanumeric_filter: {text_key: chosen}}]": {"fix": 'backend="data_juicer"'},
+    "process: [{text_length_filter: {text_key: chosen, min_length: 3}}]": {"got": "'min_length'", "fix": "'min_len'"},
+    "process: [{text_length_filter: {text_key: choosen}}]": {"what": "'text_key'", "fix": "'chosen'"},
+    "process: [{text_length_filter: {}}]": {"what": "'text_key'", "expected": "chosen, rejected, state"},
+    "text_keys: [chosen, rejected]\nprocess: []": {"what": "'process'", "expected": "list"},
+    "text_keys: [chosen, rejected]\nprocess: [{text_length_filter: {}}]": {"what": "'text_keys'"},
+    "process: [{text_length_filter: {text_key: chosen, min_len: '8'}}]": {"what": "'min_len'", "got": "'8'"},
+    "process: [{text_length_filter: {text_key: chosen, min_len: true}}]": {"what": "'min_len'", "got": "True"},
+    "process: [{text_length_filter: {text_key: chosen, max_len: .nan}}]": {"what": "'max_len'", "got": "nan"},
+    "process: [{text_length_filter: {text_key: chosen, reversed_range: 1}}]": {"what": "'reversed_range'", "got": "1"},
+    "process: [{document_deduplicator: {text_key: chosen, lowercase: 'yes'}}]": {"what": "'lowercase'", "got": "'yes'"},
+    "process: [{words_num_filter: {text_key: chosen, tokenization: true}}]": {"got": "true", "expected": "false"},
+    "process: [{text_length_filter: {text_key: chosen, min_len: 1, min_len: 2}}]": {"got": "'min_len'"},
+    "process: [{3: {text_key: chosen}}]": {"what": "operator 1", "got": "dict"},
+    "process: [": {"what": "line 1, column 11"},
+    "process: !!python/object/apply:os.system [ls]": {"what": "python/object/apply:os.system"},
+    "process: 2001-99-99": {"what": "month must be in 1..12"},
+    "a: &a [*a]": {"got": "'a'"},
+    "process: &a [*a]": {"what": "operator 1", "got": "list"},
 }
 
 
 @pytest.mark.parametrize("text", BAD)
 def test_a_bad_recipe_is_an_input_error_that_says_what_was_meant(text, recipe):
-    with pytest.raises(InputError) as caught:
+    with refusal(InputError, **BAD[text]):
         DJNormalizer(recipe(text))
-    assert BAD[text] in str(caught.value)
 
 
 def test_files_that_are_no_recipes(recipe, tmp_path):
-    with pytest.raises(InputError, match="not valid YAML"):
+    with refusal(InputError, what="#x0000"):
         read_recipe(recipe(b"\xff\xfe\x00"))
-    with pytest.raises(InputError, match="more than 65536 bytes"):
+    with refusal(InputError, what="recipe.yaml", got="65536 bytes"):
         read_recipe(recipe("# " * 65536))
-    with pytest.raises(InputError, match="deeper nesting"):
+    with refusal(InputError, what="recipe.yaml") as caught:
         read_recipe(recipe("[" * 30_000))
-    with pytest.raises(InputError, match="cannot be read"):
+    assert isinstance(caught.value.__context__, RecursionError)
+    with refusal(InputError, what=os.strerror(errno.EISDIR)):
         read_recipe(tmp_path)
 
 
 def test_a_bomb_of_aliases_is_read_in_no_time(recipe):
     lines = ["a0: &a0 [x, x]", *(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]" for n in range(1, 60))]
-    with pytest.raises(InputError, match="expected one of"):
+    with refusal(InputError, got="'a0'", expected="process"):
         read_recipe(recipe("\n".join(lines)))
 
 
 def test_a_missing_recipe_is_a_file_not_found_error(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"nowhere\.yaml: no such file"):
+    with pytest.raises(FileNotFoundError, match=r"nowhere\.yaml\b.*\brecipe_path\b"):
         DJNormalizer(tmp_path / "nowhere.yaml")
     with pytest.raises(ArtefactNotFoundError):
         DJNormalizer(str(tmp_path / "nowhere.yaml"))
@@ -133,7 +136,7 @@ def test_without_yaml_the_extra_is_named(monkeypatch):
 def test_without_data_juicer_or_what_it_would_install_the_extra_is_named(monkeypatch, missing):
     for name in ("data_juicer", "ray", "aiohttp"):
         monkeypatch.setitem(sys.modules, name, None if name == missing else sys)
-    with pytest.raises(MissingExtraError, match=rf"{missing} is not installed.*composer-replication\[replaysim\]"):
+    with pytest.raises(MissingExtraError, match=rf"\b{missing}\b.*composer-replication\[replaysim\]"):
         DJNormalizer(backend="data_juicer")
 
 

@@ -11,6 +11,7 @@ from composer_replication import teacher_replay
 from composer_replication.errors import ArtefactNotFoundError, InputError
 from composer_replication.pairs.normalise.normalizer import DJNormalizer
 from composer_replication.pairs.replayed import replay_and_normalize_trace, replay_and_normalize_trace_sync
+from refusals import refusal
 
 STATES: Any = [
     {"state_id": f"s{n}", "messages": [{"role": "user", "content": f"Task {n}"}], "student_action": "Give up now."}
@@ -76,7 +77,7 @@ def test_every_setting_reaches_the_part_it_is_for(asked):
 
 @pytest.mark.parametrize("teachers", [[{"slug": "t", "input_per_mtok": 1.0, "output_per_mtok": 1.0}], []])
 def test_fewer_teachers_than_votes_of_a_consensus_are_refused_before_anybody_is_asked(asked, teachers):
-    with pytest.raises(InputError, match="threshold"):
+    with refusal(InputError, what="threshold", got=f"{len(teachers)} teacher", fix="agreement_threshold"):
         replay_and_normalize_trace_sync(states=STATES, teachers=teachers)
     assert asked == []
 

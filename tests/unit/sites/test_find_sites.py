@@ -9,6 +9,7 @@ import pytest
 from composer_replication.errors import InputError
 from composer_replication.sites import find_error_sites, register_rule, rule, unregister_rule
 from composer_replication.types import ToolResult, Turn
+from refusals import refusal
 from session_pieces import HERE, Session, branch
 
 NOT_READ = "<tool_use_error>File has not been read yet. Read it first before writing to it.</tool_use_error>"
@@ -181,12 +182,12 @@ def test_custom_rules_go_first_and_can_be_taken_back():
     finally:
         unregister_rule(mine)
     assert find_error_sites(session.conversation())[0].kind == "other"
-    with pytest.raises(InputError, match="was registered"):
+    with refusal(InputError, what="rule", got=mine.kind):
         unregister_rule(mine)
 
 
 @pytest.mark.parametrize(
-    ("wrong", "match"),
+    ("wrong", "name"),
     [
         ({"kind": "no_such_kind"}, "kind"),
         ({"confidence": 0.0}, "confidence"),
@@ -195,9 +196,9 @@ def test_custom_rules_go_first_and_can_be_taken_back():
         ({"needles": ("Upper",)}, "needles"),
     ],
 )
-def test_a_rule_that_cannot_work_is_refused(wrong, match):
+def test_a_rule_that_cannot_work_is_refused(wrong, name):
     good = {"kind": "other", "blame": None, "confidence": 0.5, "needles": ("x",)} | wrong
-    with pytest.raises(InputError, match=match):
+    with refusal(InputError, what=name, got=str(wrong[name])):
         rule(good["kind"], "x", *good["needles"], blame=good["blame"], confidence=good["confidence"])
 
 

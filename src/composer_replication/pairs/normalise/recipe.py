@@ -100,6 +100,8 @@ def _parse(data: bytes, where: str) -> object:
         raise InputError(f"{where}: not valid YAML: {error}") from None
     except RecursionError:
         raise InputError(explain(where, got="deeper nesting", expected="a list of operators")) from None
+    except InputError:
+        raise
     except ValueError as error:  # a date or a number that Python cannot hold
         raise InputError(f"{where}: {error}") from None
 
