@@ -11,6 +11,7 @@ from composer_replication.errors import InputError
 from composer_replication.ingestion.cache import family_reading
 from composer_replication.ingestion.scrubbing import ScrubSettings
 from composer_replication.runs import RunDir
+from refusals import refusal
 
 
 @pytest.fixture
@@ -184,9 +185,9 @@ def test_a_path_without_a_session_is_an_error_that_names_the_formats_and_changes
     before = bytes_of(run)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "package.json").write_text('{"name": "x"}')
-    with pytest.raises(InputError, match=r"1 x no known format.*claude_code, codex"):
+    with refusal(InputError, what=str(tmp_path / "other"), got="1 ", fix="claude_code, codex"):
         ingested(tmp_path / "run", logs, tmp_path / "other")
-    with pytest.raises(InputError, match="no such file or folder"):
+    with refusal(InputError, what=str(tmp_path / "nowhere"), fix="~/.claude/projects"):
         ingested(tmp_path / "run", tmp_path / "nowhere")
     assert bytes_of(run) == before
 

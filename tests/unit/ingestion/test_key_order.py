@@ -24,6 +24,7 @@ from composer_replication.steps.around.export import export_atif
 from composer_replication.teacher_replay.requests import RequestBuilder, Settings
 from composer_replication.teacher_replay.teachers import read_teachers
 from composer_replication.types import Action, ToolCall
+from refusals import refusal
 from tokenizer_assets import FAMILIES, load
 
 WRITTEN = {"file_path": "a.py", "old_string": "1", "new_string": "2", "replace_all": False}
@@ -174,8 +175,9 @@ def make_old(run):
 def test_a_run_made_before_is_refused_with_the_command_that_makes_it_anew(run, tmp_path):
     make_old(run)
     for name, schema in (("conversations", SCHEMA), ("tools", "tool")):
-        with pytest.raises(RunError, match=rf"{name}.jsonl.*got 1 .*`crf ingest PATH\.\.\. -o {run.root}`"):
+        with refusal(RunError, what=f"{name}.jsonl", fix=f"`crf ingest PATH... -o {run.root}`") as caught:
             run.read_jsonl(name, schema=schema, version=VERSION)
+        assert caught.value.got.startswith("1 (")
     _, summary = ingested(run.root, tmp_path / "logs")
     assert summary.num_read == 1
     assert [row["id"] for row in run.read_jsonl("conversations", schema=SCHEMA, version=VERSION)] == ["edits"]
@@ -186,7 +188,7 @@ def test_an_old_run_whose_logs_are_gone_is_left_as_it_is(run, tmp_path):
     before = run.path("conversations").read_bytes()
     (tmp_path / "logs" / "edits.jsonl").unlink()
     chat = write_chat(tmp_path / "logs" / "chat.jsonl")
-    with pytest.raises(RunError, match=r"1 sessions whose logs are not among those.*crf ingest PATH\.\.\. -o NEW_RUN"):
+    with refusal(RunError, got="1 session", expected="/logs/", fix="`crf ingest PATH... -o NEW_RUN`"):
         ingested(run.root, chat)
     assert run.path("conversations").read_bytes() == before
 
@@ -194,7 +196,7 @@ def test_an_old_run_whose_logs_are_gone_is_left_as_it_is(run, tmp_path):
 def test_logs_of_an_old_run_that_were_not_named_are_not_said_to_be_gone(run, tmp_path):
     make_old(run)
     chat = write_chat(tmp_path / "other" / "chat.jsonl")
-    with pytest.raises(RunError, match=r"not among those that were named this time.*logs/edits\.jsonl\. Name them too"):
+    with refusal(RunError, got="1 session", expected=str(tmp_path / "logs" / "edits.jsonl")):
         ingested(run.root, chat)
     _, summary = ingested(run.root, chat, tmp_path / "logs")
     assert summary.num_read == 2

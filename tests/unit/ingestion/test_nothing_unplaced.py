@@ -11,6 +11,7 @@ from small_formats import JUNK, read_json
 from test_claude_beside import Session
 from test_claude_code import read
 
+from composer_replication.ingestion.cache.session_sources import OLDER
 from composer_replication.ingestion.formats import sweagent
 from composer_replication.ingestion.reading.counts import counts_of, unplaced_in
 from composer_replication.types import Conversation, Provenance, ToolCall, ToolResult, Turn
@@ -132,7 +133,7 @@ def test_a_session_under_two_names_is_one_and_the_longer_one_stays(tmp_path, nam
     (tmp_path / "logs" / f"{new}.jsonl").write_bytes(grown(5).lines())
     run, summary = ingested(tmp_path / "run", tmp_path / "logs")
     assert list(stored(run)) == [new]
-    assert {each.reason: each.number for each in summary.skipped} == {"older copy of a session that went on": 1}
+    assert {each.reason: each.number for each in summary.skipped} == {OLDER: 1}
 
 
 def test_a_copy_cut_in_the_middle_of_a_message_is_an_older_copy_too(tmp_path):

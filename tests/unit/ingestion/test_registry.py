@@ -11,6 +11,7 @@ from composer_replication.actions.tool_schemas import ToolSchemas
 from composer_replication.errors import InputError
 from composer_replication.ingestion import FORMATS, ClaudeCodeIngester, IngestReport, ingest
 from composer_replication.runs.conversations import from_row, to_row
+from refusals import refusal
 
 
 @pytest.fixture
@@ -64,10 +65,10 @@ def test_links_to_folders_are_not_followed_round_and_round(project):
 
 def test_a_path_without_a_session_is_an_error_that_lists_the_formats(tmp_path):
     (tmp_path / "package.json").write_text("{}")
-    with pytest.raises(InputError, match="no session in any known format") as error:
+    with refusal(InputError, what=str(tmp_path)) as error:
         conversations(tmp_path)
-    assert all(name in str(error.value) for name in FORMATS)
-    with pytest.raises(InputError, match="no such file or folder"):
+    assert [name for name in FORMATS if name not in error.value.fix] == []
+    with refusal(InputError, what=str(tmp_path / "nowhere"), fix="~/.claude/projects"):
         conversations(tmp_path / "nowhere")
 
 

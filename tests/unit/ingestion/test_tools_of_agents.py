@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
 
-import pytest
 from run_pieces import ingested, run_states
 from two_agents import CLAUDE, CODEX, tool_names, two_agents_run
 
@@ -14,6 +14,7 @@ from composer_replication.runs.tools import SCHEMA, VERSION, read_tools
 from composer_replication.steps.around.forget import forget
 from composer_replication.steps.sites import write_sites
 from composer_replication.trainer.from_config.renderer import tools_of
+from refusals import refusal
 
 GIVEN = {"shell": {"type": "object", "properties": {}}, "Ask": {"type": "object"}}
 
@@ -82,15 +83,16 @@ def test_tools_that_do_not_say_whose_they_are_are_refused_with_the_command_that_
     rows = [{key: row[key] for key in row if key != "format"} for row in map(json.loads, made_anew.splitlines())]
     run.write_jsonl("tools", rows, schema=SCHEMA, version=2, sources=["conversations"])
     everything = files_of(run)
-    refused = rf"tools.jsonl.*got 2 .*do not say whose tool.*`crf ingest PATH\.\.\. -o {run.root}`"
+    command = f"`crf ingest PATH... -o {run.root}`"
     for reader in (
         lambda: tools_of(run),
         lambda: run_states(run),
         lambda: write_sites(SitesConfig(), run),
         lambda: forget(run, ["aaaaaaaa-1111"]),
     ):
-        with pytest.raises(RunError, match=refused):
+        with refusal(RunError, what="tools.jsonl", got="2 (", fix=command) as caught:
             reader()
+        assert re.search(r"^3\b.*\btool\b", caught.value.expected)
     assert everything == files_of(run)
     _, summary = ingested(run.root, tmp_path / "logs")
     assert (summary.num_read, run.path("tools").read_bytes()) == (0, made_anew)
