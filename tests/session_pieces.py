@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
 from composer_replication.types import Conversation, Link, Provenance, ToolCall, ToolResult, Turn
 
 HERE = Provenance(file="s.jsonl", lines=(1,))
+
+
+def quoted(text):
+    """What a hint's text has in backticks, in its order: the names that it states, whatever its words are."""
+    return re.findall(r"`([^`]*)`", text)
 
 
 class Session:

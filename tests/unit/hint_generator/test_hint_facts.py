@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 
 from composer_replication.hint_generator import write_hint
 from composer_replication.hint_generator.advice import advice_for
+from composer_replication.hint_generator.context import EditProblem
 from composer_replication.hint_generator.error_words import choices_in, command_to_run, meant_name, nearest, options_in
+from composer_replication.hint_generator.file_templates import (
+    hint_edit_ambiguous,
+    hint_edit_no_match,
+    hint_file_not_found,
+)
+from composer_replication.hint_generator.shell_templates import hint_usage_error
 from composer_replication.sites import find_error_sites
 from cpu_time import least_cpu_seconds
-from session_pieces import Session
+from session_pieces import Session, quoted
 
 MISSING = "<tool_use_error>File does not exist.</tool_use_error>"
 NO_MATCH = "<tool_use_error>String to replace not found in file.\nString: x</tool_use_error>"
@@ -52,13 +60,13 @@ def test_the_file_that_was_meant_is_named_only_where_one_alone_can_be(path, show
     hint = looking_for(path, *shown)
     assert hint.facts.get("meant") == meant
     if meant is not None:
-        assert hint.text.startswith(f"The file is `{meant}`, as this session has shown.")
+        assert quoted(hint.text) == [meant]
 
 
 def test_what_the_error_suggests_goes_before_what_the_session_shows():
     error = "<tool_use_error>File does not exist. Did you mean .lint.yaml?</tool_use_error>"
     hint = looking_for(".lint.yml", "other/.lint.yml", error=error)
-    assert hint.text.startswith("The file is called `.lint.yaml` here. Find a file by name with `Glob`")
+    assert quoted(hint.text) == [".lint.yaml", "Glob"]
 
 
 def test_names_that_a_folder_is_known_to_have_are_pointed_to_and_a_search_for_text_is_not_recommended():
@@ -67,12 +75,11 @@ def test_names_that_a_folder_is_known_to_have_are_pointed_to_and_a_search_for_te
     session.call("Read", "1\tx", file_path=f"{ROOT}/shop/cart.py")
     session.call("Read", MISSING, is_error=True, file_path=f"{ROOT}/shop/parser.py")
     hint = hint_of(session)
-    assert hint.text == (
-        "Find the file by listing its folder instead of guessing its name. In the folder meant, this session has shown"
-        " other names: see whether one of those is meant."
-    )
+    assert hint.facts["names_there"] == ["cart.py"]
+    assert hint.text == hint_file_not_found({"names_there": ["cart.py"]}) != hint_file_not_found({})
+    assert quoted(hint.text) == []
     known = {"Glob": {}, "Grep": {}}
-    assert "by name with `Glob`" in hint_of(session, inferred_tools=known).text
+    assert quoted(hint_of(session, inferred_tools=known).text) == ["Glob"]
 
 
 def edited(old, *, file=FILE, before=()):
@@ -87,23 +94,25 @@ def edited(old, *, file=FILE, before=()):
 @pytest.mark.parametrize(
     ("old", "problem", "stated"),
     [
-        ("\treturn round(subtotal)", "line", "The file has `subtotal, 2)` there."),
-        ("def total(items):\n\tsubtotal = sum(items)\n\treturn subtotal", "line", "`return round(subtotal, 2)`"),
-        ("def total(items):\n\tsubtotal = sum(items)\n\treturn -round(subtotal, 2) + 1", "longer", "is shorter in"),
-        (
-            "    subtotal = sum(items)\n    return round(subtotal, 2)",
-            "whitespace",
-            ": 1 tab before `subtotal = sum…`.",
-        ),
-        ("     2\t\tsubtotal = sum(items)\n     3\t\treturn round(subtotal, 2)", "line_numbers", "Leave out the line"),
-        ("def total(items):\\n\\tsubtotal = sum(items)", "escapes", "not as escapes"),
-        ("class Basket:\n\tpass", "elsewhere", "has no such text"),
+        ("\treturn round(subtotal)", "line", ["subtotal, 2)"]),
+        ("def total(items):\n\tsubtotal = sum(items)\n\treturn subtotal", "line", ["return round(subtotal, 2)"]),
+        ("def total(items):\n\tsubtotal = sum(items)\n\treturn -round(subtotal, 2) + 1", "longer", []),
+        ("    subtotal = sum(items)\n    return round(subtotal, 2)", "whitespace", ["subtotal = sum…"]),
+        ("     2\t\tsubtotal = sum(items)\n     3\t\treturn round(subtotal, 2)", "line_numbers", []),
+        ("def total(items):\\n\\tsubtotal = sum(items)", "escapes", []),
+        ("class Basket:\n\tpass", "elsewhere", []),
     ],
 )
 def test_the_line_that_differs_is_named_as_the_file_has_it(old, problem, stated):
     hint = edited(old)
     assert hint.facts["edit_problem"] == problem
-    assert stated in hint.text
+    assert quoted(hint.text) == stated
+    assert ("1 tab " in hint.text) == (problem == "whitespace")
+
+
+def test_every_reason_for_which_a_text_is_not_in_the_file_has_words_of_its_own():
+    problems = get_args(EditProblem)
+    assert len({hint_edit_no_match({"edit_problem": problem}) for problem in problems}) == len(problems)
 
 
 def test_a_part_that_was_not_shown_is_to_be_read_first():
@@ -118,7 +127,7 @@ def test_text_that_an_earlier_edit_replaced_is_said_to_be_gone():
         "\tsubtotal = sum(items)\n\treturn round(subtotal, 2)", before=[("Edit", rename, "Updated.", None, None)]
     )
     assert hint.facts["edit_problem"] == "own_edit"
-    assert "which now has `amount = fsum(` there" in hint.text
+    assert quoted(hint.text) == ["amount = fsum("]
 
 
 def test_nothing_is_claimed_of_a_file_that_somebody_may_have_changed():
@@ -147,11 +156,8 @@ def test_two_places_are_told_apart_by_the_lines_above_them():
         "Edit", error, is_error=True, file_path=f"{ROOT}/a.py", old_string="\treturn 0", new_string="\treturn 1"
     )
     hint = hint_of(session)
-    assert hint.text == (
-        "The text to change stands twice in the file, at `def one():`, `def two():`. Add a neighbouring line that only"
-        " the meant place has, such as the first line of its function, or set `replace_all` where every place is to"
-        " change."
-    )
+    assert hint.facts["num_matches"] == 2
+    assert quoted(hint.text) == ["def one():", "def two():", "replace_all"]
 
 
 def test_a_parameter_that_the_call_has_already_is_not_named():
@@ -159,9 +165,10 @@ def test_a_parameter_that_the_call_has_already_is_not_named():
     error = "<tool_use_error>Found 2 matches of the string to replace, but replace_all is false.</tool_use_error>"
     edit = {"file_path": f"{ROOT}/a.py", "old_string": "0", "new_string": "1"}
     session.call("Edit", error, is_error=True, **edit, replace_all=False)
-    text = hint_of(session).text
-    assert "replace" not in text
-    assert text.endswith("or have all of them changed at once where every place is to change.")
+    hint = hint_of(session)
+    assert "replace" not in hint.text
+    assert hint.facts["can_replace_all"]
+    assert hint.text != hint_edit_ambiguous({**hint.facts, "can_replace_all": False})
 
 
 def test_of_a_line_only_what_the_text_does_not_have_is_quoted():
@@ -183,25 +190,24 @@ def test_the_shells_own_folder_is_named_with_the_path_from_there():
     moved = ("cd web/api", "")
     error = "cat: web/api/auth/token.py: No such file or directory"
     hint = shell("cat web/api/auth/token.py", error, listing, moved)
-    assert (
-        hint.text == "The shell stands in `web/api` since an earlier command: from there the path is `auth/token.py`."
-    )
+    assert quoted(hint.text) == ["web/api", "auth/token.py"]
     there = shell("cd web/api && ls", "bash: line 1: cd: web/api: No such file or directory", listing, moved)
-    assert there.text == "Leave the `cd` out: since an earlier command the shell already stands in the folder meant."
+    assert quoted(there.text) == ["cd"]
 
 
 def test_a_program_that_has_worked_is_named_for_a_misspelled_one():
     hint = shell("pytset -q", "bash: line 1: pytset: command not found", ("pytest -q tests", "1 passed"))
-    assert hint.text == "The command here is `pytest`. Use commands that have worked in this session."
+    assert quoted(hint.text) == ["pytest"]
 
 
 def test_an_option_is_named_only_where_it_is_nearly_what_was_typed():
     flags = "      --name-only   names\n  -w, --web         open\n"
     usage = "unknown flag: {}\n\nUsage:  gh pr diff [flags]\n\nFlags:\n" + flags
     near = shell("gh pr diff 104 --name-olny", usage.format("--name-olny"))
-    assert near.text.startswith("The name here is `--name-only`.")
+    assert quoted(near.text) == ["--name-only", "--help"]
     other = shell("gh pr diff 104 --stat", usage.format("--stat"))
-    assert other.text.startswith("Leave out an option that the program has not shown")
+    assert quoted(other.text) == ["--help"]
+    assert other.text == hint_usage_error({"is_unknown_option": True}) != hint_usage_error({})
     assert "--name-only" not in other.text
 
 
@@ -246,7 +252,7 @@ def test_a_parameter_of_another_name_is_named_as_this_tool_calls_it():
     session.call("Grep", error, is_error=True, pattern="x", file_path="/repo/a.py")
     known = {"Grep": {"properties": {"pattern": {}, "path": {}, "file_path": {}}}}
     hint = hint_of(session, inferred_tools=known)
-    assert hint.text == "In `Grep` this parameter is called `path`: tools name the same thing differently."
+    assert quoted(hint.text) == ["Grep", "path"]
 
 
 HOSTILE = {

@@ -9,10 +9,11 @@ import pytest
 from composer_replication.hint_generator import write_hint
 from composer_replication.hint_generator.advice import advice_for
 from composer_replication.hint_generator.error_words import near_option, unknown_option
-from composer_replication.hint_generator.shell_templates import hint_usage_error
+from composer_replication.hint_generator.file_templates import hint_file_not_found
+from composer_replication.hint_generator.shell_templates import hint_shell_path_missing, hint_usage_error
 from composer_replication.hint_generator.write import said_hint
 from composer_replication.sites import find_error_sites
-from session_pieces import Session
+from session_pieces import Session, quoted
 
 ROOT = "/home/u/shop"
 NO_MATCH = "<tool_use_error>String to replace not found in file.\nString: x</tool_use_error>"
@@ -74,7 +75,7 @@ def reading(text=FILE, path="cart.go"):
 def test_a_line_is_named_only_where_it_is_the_one_that_was_meant(old, line):
     hint = edit(reading(), old)
     assert hint.facts.get("closest_line") == line
-    assert ("The file has" in hint.text) == (line is not None)
+    assert [part for part in quoted(hint.text) if part in FILE] == ([line] if line else [])
 
 
 @pytest.mark.parametrize("is_error", [True, None])
@@ -90,14 +91,14 @@ def test_an_edit_that_was_refused_has_changed_nothing(is_error):
             old_string="\tcart.goods = append(cart.goods, item)",
             new_string="\tcart.goods = with(cart.goods, item)",
         )
-    assert "earlier edit" not in hint_of(session).text
+    assert hint_of(session).facts["edit_problem"] == "line"  # and not `own_edit`
 
 
 def test_a_text_of_another_shown_file_is_said_to_be_there():
     session = reading()
     session.call("Read", numbered("func Pay(cart *Cart) error {\n\treturn charge(cart)\n}"), file_path=f"{ROOT}/pay.go")
     hint = edit(session, "func Pay(cart *Cart) error {\n\treturn charge(cart)")
-    assert hint.text.startswith("Text like this stands in `pay.go`, as this session has shown")
+    assert (hint.facts["edit_problem"], quoted(hint.text)) == ("other_file", ["pay.go"])
 
 
 def test_a_text_of_no_shown_file_is_not_said_to_be_in_another():
@@ -118,7 +119,7 @@ def test_a_text_of_no_shown_file_is_not_said_to_be_in_another():
 def test_a_file_is_said_to_have_changed_only_where_something_points_to_it(between, may_have_changed):
     session = reading()
     between(session)
-    assert ("may have changed" in edit(session, "\tcart.items = nil").text) == may_have_changed
+    assert (edit(session, "\tcart.items = nil").facts["edit_problem"] == "changed") == may_have_changed
 
 
 @pytest.mark.parametrize(
@@ -136,7 +137,8 @@ def test_a_file_is_to_be_read_again_only_where_an_earlier_reading_was_lost(befor
     session.call("Read", "     1\tx\n", file_path=f"{ROOT}/other.go")
     session.call("Edit", UNREAD, is_error=True, file_path=f"{ROOT}/cart.go", old_string="a", new_string="b")
     hint = hint_of(session)
-    assert hint.text.startswith("Open a file again with `Read`, under its present name") == again
+    assert hint.facts["counts_no_more"] == again
+    assert quoted(hint.text) == (["Read"] if again else ["Read", "Edit"])
 
 
 # ---- commands
@@ -196,15 +198,17 @@ LISTING = ("git ls-files", "web/api/routes.py\nweb/api/auth/token.py\ndocs/intro
 def test_behind_its_own_cd_a_command_is_not_told_of_earlier_ones():
     missing = "cat: web/api/auth/token.py: No such file or directory"
     own = shell(f"cd {ROOT}/web/api && cat web/api/auth/token.py", missing, LISTING)
-    assert own.text == "Behind its own `cd` the command stands in `web/api`: from there the path is `auth/token.py`."
+    assert quoted(own.text) == ["cd", "web/api", "auth/token.py"]
     earlier = shell("cat web/api/auth/token.py", missing, LISTING, ("cd web/api", ""))
-    assert earlier.text.startswith("The shell stands in `web/api` since an earlier command")
+    assert quoted(earlier.text) == ["web/api", "auth/token.py"]
 
 
 def test_who_types_absolute_paths_is_not_advised_to():
     hint = shell("cat /srv/data/x.csv", "cat: /srv/data/x.csv: No such file or directory", LISTING, ("cd web/api", ""))
+    assert hint.facts["is_absolute"]
+    assert hint.text == hint_shell_path_missing({"is_absolute": True}) != hint_shell_path_missing({})
     assert "absolute" not in hint.text
-    assert "shell stands" not in hint.text
+    assert "shell" not in hint.text
 
 
 def test_a_path_without_cd_is_not_told_to_leave_one_out():
@@ -212,18 +216,28 @@ def test_a_path_without_cd_is_not_told_to_leave_one_out():
     hint = shell(
         "go test ./web/api", f"# ./web/api\n{said}\nFAIL\t./web/api [setup failed]", LISTING, ("cd web/api", "")
     )
-    assert hint.text == "Call it `.`: since an earlier command the shell already stands in the folder meant."
+    assert quoted(hint.text) == ["."]
 
 
 def test_git_in_another_folder_is_told_of_the_folder():
     said = "fatal: pathspec 'web/api/routes.py' did not match any files"
     moved = shell("git add web/api/routes.py", said, LISTING, ("cd web/api", ""))
-    assert moved.text.startswith("The shell stands in `web/api` since an earlier command: from there the path is")
+    assert quoted(moved.text) == ["web/api", "routes.py"]
     stayed = advice_for("git_state", "error: pathspec 'nwe' did not match any file(s) known to git", "git checkout nwe")
     assert "`git branch -a`" in str(stayed)
 
 
 # ---- files and words
+
+
+SEARCH_WIDELY = hint_file_not_found({"tool_name": "Grep"})
+
+
+def test_a_search_without_a_finder_has_words_of_its_own_and_so_has_a_folder_with_other_names():
+    assert quoted(SEARCH_WIDELY) == []
+    with_finder = {"finder_tool": "Glob"}
+    texts = [SEARCH_WIDELY, *map(hint_file_not_found, ({}, with_finder, {**with_finder, "names_there": ["a.py"]}))]
+    assert len(set(texts)) == 4
 
 
 def test_a_search_in_a_guessed_folder_is_sent_to_the_root_and_a_reader_to_a_finder():
@@ -236,12 +250,9 @@ def test_a_search_in_a_guessed_folder_is_sent_to_the_root_and_a_reader_to_a_find
         said = missing.format("x") if extra else "<tool_use_error>File does not exist.</tool_use_error>"
         session.call(tool, said, is_error=True, **call)
         hints[tool] = hint_of(session).text
-    assert hints["Grep"].startswith("Search the whole project, or a folder that a listing or a result has shown")
-    assert "Glob" not in hints["Grep"]
-    assert hints["Read"] == (
-        "Find the file by name with `Glob` instead of guessing its name. In the folder meant, this session has shown"
-        " other names: see whether one of those is meant."
-    )
+    assert hints["Grep"] == SEARCH_WIDELY
+    assert hints["Read"] == hint_file_not_found({"finder_tool": "Glob", "names_there": ["cart.py", "order.py"]})
+    assert quoted(hints["Read"]) == ["Glob"]
 
 
 def test_a_search_in_a_folder_that_is_none_is_not_sent_to_the_one_file_of_that_name():
@@ -250,9 +261,7 @@ def test_a_search_in_a_folder_that_is_none_is_not_sent_to_the_one_file_of_that_n
     session.call("Glob", f"{ROOT}/shop/cart.py\n{ROOT}/shop/cart_totals.py", pattern="shop/*.py")
     said = f"<tool_use_error>Path does not exist: {ROOT}/shop/cart</tool_use_error>"
     session.call("Grep", said, is_error=True, pattern="def total", path=f"{ROOT}/shop/cart")
-    assert hint_of(session).text.startswith(
-        "Search the whole project, or a folder that a listing or a result has shown"
-    )
+    assert hint_of(session).text == SEARCH_WIDELY
 
 
 @pytest.mark.parametrize("words", ["that", "No.", "not that!", "fix this", "why?", "no, don't do it", "…"])

@@ -10,7 +10,8 @@ from composer_replication.hint_generator.facts import StateAlong
 from composer_replication.privacy import Scrubber
 from composer_replication.sites import USUAL_BLAME, find_error_sites, rule
 from cpu_time import least_cpu_seconds
-from session_pieces import Session
+from refusals import refusal
+from session_pieces import Session, quoted
 
 SCHEMAS = {
     "Read": {"type": "object", "properties": {"file_path": {"type": "string"}}, "required": ["file_path"]},
@@ -44,9 +45,7 @@ def test_an_unknown_tool_is_answered_with_the_tools_there_are():
     session.call("Grep", "src/a.py", pattern="x")
     session.call("SearchFiles", tagged("Error: No such tool available: SearchFiles"), is_error=True, query="x")
     hint = hint_of(session)
-    assert hint.text == (
-        "Call only tools that there are, by their exact names. Reminder: available tools are `Grep`, `Read`, `Task`."
-    )
+    assert quoted(hint.text) == ["Grep", "Read", "Task"]
     assert (hint.source, hint.template) == ("template", "tool_not_found")
 
 
@@ -55,8 +54,9 @@ def test_arguments_that_are_no_json_are_told_how_to_be():
     session.call("Read", "failed to parse function arguments: EOF", is_error=True, raw='{"file_path": "/a')
     hint = hint_of(session)
     assert hint.template == "json_decode"
-    assert "one complete JSON object" in hint.text
-    assert "`Read` takes `file_path` (required)" in hint.text
+    assert "JSON" in hint.text
+    assert quoted(hint.text) == ["Read", "file_path"]
+    assert "`file_path` (required)" in hint.text
 
 
 @pytest.mark.parametrize("context", [None, {}, {"error_message": "Expecting value"}, {"tool_name": "Read"}])
@@ -74,9 +74,8 @@ def test_missing_and_unexpected_parameters_are_named():
     assert hint.template == "type_error"
     assert hint.facts["missing_parameters"] == ["prompt"]
     assert hint.facts["unexpected_parameters"] == ["subagent"]
-    assert hint.text == (
-        "Give `Task` all that it asks for: it needs `prompt`. It takes `description` (required), `prompt` (required)."
-    )
+    assert quoted(hint.text) == ["Task", "prompt", "description", "prompt"]
+    assert hint.text.count("(required)") == 2
 
 
 def test_a_parameter_of_the_wrong_type_is_named_with_the_right_one():
@@ -85,7 +84,7 @@ def test_a_parameter_of_the_wrong_type_is_named_with_the_right_one():
     session.call("Read", tagged(message), is_error=True, file_path=["/a"])
     hint = hint_of(session)
     assert hint.facts["wrong_types"] == ["file_path: string"]
-    assert hint.text.startswith("Give the parameters of `Read` the types that it asks for: `file_path: string`.")
+    assert quoted(hint.text) == ["Read", "file_path: string", "file_path"]
 
 
 def test_an_edit_without_reading_is_told_to_read_first():
@@ -93,10 +92,9 @@ def test_an_edit_without_reading_is_told_to_read_first():
     session.call("Read", FILE, file_path="/repo/other.py")
     message = tagged("File has not been read yet. Read it first before writing to it.")
     session.call("Edit", message, is_error=True, file_path="/repo/cart.py", old_string="a", new_string="b")
-    assert hint_of(session).text == (
-        "Open a file with `Read` before changing it with `Edit`, also where its text is known from elsewhere: only what"
-        " was read in this session can be changed."
-    )
+    hint = hint_of(session)
+    assert (hint.template, hint.facts["was_read"]) == ("edit_not_read", False)
+    assert quoted(hint.text) == ["Read", "Edit"]
 
 
 def test_a_file_that_was_only_shown_by_the_shell_is_said_to_be_so():
@@ -105,17 +103,18 @@ def test_a_file_that_was_only_shown_by_the_shell_is_said_to_be_so():
     session.call("Bash", "def total(): ...", command="cat cart.py")
     message = tagged("File has not been read yet. Read it first before writing to it.")
     session.call("Edit", message, is_error=True, file_path="/repo/cart.py", old_string="a", new_string="b")
-    assert "Seeing it through a shell command or a search does not count" in hint_of(session).text
+    hint = hint_of(session)
+    assert hint.facts["was_read"]
+    assert quoted(hint.text) == ["Read", "Edit"]
+    assert hint.text != dispatch("edit_not_read", {**hint.facts, "was_read": False})
 
 
 def test_a_stale_edit_asks_for_another_look():
     session = Session()
     message = tagged("File has been modified since read, either by the user or by a linter.")
     session.call("Edit", message, is_error=True, file_path="/repo/cart.py", old_string="a", new_string="b")
-    assert hint_of(session).text == (
-        "Read a file again with `Read` right before changing it where a formatter, a command or the user may have been"
-        " at it."
-    )
+    hint = hint_of(session)
+    assert (hint.template, quoted(hint.text)) == ("edit_stale", ["Read"])
 
 
 def test_a_failed_edit_shows_the_closest_line_that_the_session_has_seen():
@@ -132,7 +131,7 @@ def test_a_failed_edit_shows_the_closest_line_that_the_session_has_seen():
     )
     hint = hint_of(session)
     assert (hint.facts["edit_problem"], hint.facts["closest_line"]) == ("line", "subtotal, 2)")
-    assert hint.text.endswith("The file has `subtotal, 2)` there.")
+    assert quoted(hint.text) == ["subtotal, 2)"]
 
 
 def test_only_what_was_read_before_the_turn_is_used():
@@ -151,11 +150,11 @@ def test_only_what_was_read_before_the_turn_is_used():
 
 def test_the_other_edits_and_files():
     cases = {
-        "edit_ambiguous": ("Edit", "Found 3 matches of the string to replace, but replace_all is false.", "3 times"),
-        "edit_noop": ("Edit", "No changes to make: old_string and new_string are exactly the same.", "has to differ"),
-        "is_directory": ("Read", "EISDIR: illegal operation on a directory, read", "This path is a folder"),
-        "output_too_large": ("Read", "File content (85812 tokens) exceeds maximum allowed tokens (25000).", "in parts"),
-        "file_not_found": ("Read", "File does not exist.", "Open only paths that a listing"),
+        "edit_ambiguous": ("Edit", "Found 3 matches of the string to replace, but replace_all is false.", " 3 "),
+        "edit_noop": ("Edit", "No changes to make: old_string and new_string are exactly the same.", "`Edit`"),
+        "is_directory": ("Read", "EISDIR: illegal operation on a directory, read", "folder"),
+        "output_too_large": ("Read", "File content (85812 tokens) exceeds maximum allowed tokens (25000).", "limit"),
+        "file_not_found": ("Read", "File does not exist.", "path"),
     }
     for kind, (tool, message, stated) in cases.items():
         session = Session()
@@ -172,11 +171,8 @@ def test_repeated_failures_say_so_and_then_what_their_kind_says():
         session.call("Read", tagged("File does not exist."), is_error=True, file_path="/x.py")
     hint = hint_of(session)
     assert (hint.template, hint.facts["num_repeats"]) == ("repeated_failure", 2)
-    assert hint.text == (
-        "The same call has failed before, and would fail again unchanged. "
-        "Open only paths that a listing or a result has shown: find the file by listing its folder first, instead of"
-        " guessing."
-    )
+    what_its_kind_says = dispatch("file_not_found", hint.facts)
+    assert hint.text.endswith(f". {what_its_kind_says}")
 
 
 def test_a_failure_of_a_kind_without_a_template_gets_the_fallback_without_its_message():
@@ -187,7 +183,8 @@ def test_a_failure_of_a_kind_without_a_template_gets_the_fallback_without_its_me
     (site,) = find_error_sites(conversation, extra_rules=[mine])
     hint = write_hint(site, conversation)
     assert hint.template == "runtime_error"
-    assert hint.text == ("Check what a call of `assign` takes for granted before making it, and look at what is there.")
+    assert quoted(hint.text) == ["assign"]
+    assert "T7" not in hint.text
 
 
 def test_there_is_a_template_for_every_kind_that_the_model_is_blamed_for():
@@ -211,7 +208,7 @@ def test_sources_are_layers_and_each_hint_says_where_it_comes_from():
     conversation = session.conversation()
     (site,) = find_error_sites(conversation)
     raw = write_hint(site, conversation, sources=("raw_error",))
-    assert (raw.source, raw.text) == ("raw_error", "This call fails with `File does not exist.`.")
+    assert (raw.source, quoted(raw.text)) == ("raw_error", ["File does not exist."])
 
     def careful_writer(site, conversation, facts):
         return f"Look first: {facts['path']}"
@@ -220,9 +217,9 @@ def test_sources_are_layers_and_each_hint_says_where_it_comes_from():
     assert (written.source, written.template, written.text) == ("writer", "careful_writer", "Look first: /x.py")
     silent = write_hint(site, conversation, sources=("writer", "template"), writer=lambda *_: None)
     assert silent.source == "template"
-    with pytest.raises(InputError, match="hint sources"):
+    with refusal(InputError, what="sources", got="['writer']", expected="writer"):
         write_hint(site, conversation, sources=("writer",))
-    with pytest.raises(InputError, match="hint sources"):
+    with refusal(InputError, what="sources", got="['oracle']", expected="'template', 'raw_error', 'writer'"):
         write_hint(site, conversation, sources=("oracle",))
 
 
@@ -234,7 +231,7 @@ def test_a_registered_template_is_used_and_unknown_kinds_have_none():
         assert dispatch("edit_noop") == "Never mind edit_noop."
     finally:
         register("edit_noop", before)
-    with pytest.raises(InputError, match="template"):
+    with refusal(InputError, what="template", got="''"):
         register("", before)
 
 
@@ -265,10 +262,7 @@ def test_nothing_is_said_about_tools_of_other_sessions_or_about_what_calls_merel
     conversation = session.conversation()
     hint = write_hint(find_error_sites(conversation)[-1], conversation)
     assert "missing_parameters" not in hint.facts
-    assert hint.text == (
-        "Give each parameter of `Read` a value of the kind that its description asks for. "
-        "Calls that worked had `file_path`, `limit`."
-    )
+    assert quoted(hint.text) == ["Read", "file_path", "limit"]
 
 
 @pytest.mark.parametrize(
