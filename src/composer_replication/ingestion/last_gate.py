@@ -168,8 +168,8 @@ def refusal(what: str, finds: Sequence[Find]) -> InputError:
         f"{len(finds):,} text{'s that look as if they' if len(finds) > 1 else ' that looks as if it'} held a secret"
     )
     got = f"{number} ({_listed(kinds)})"
-    message = explain(what, got=got, expected="none; nothing of it went out", fix="The places:")
-    return InputError("\n".join([message, *locations, "What to do:", *(f"  {step}" for step in steps)]))
+    fix = "\n".join(["The places:", *locations, "What to do:", *(f"  {step}" for step in steps)])
+    return InputError(explain(what, got=got, expected="none; nothing of it went out", fix=fix))
 
 
 @lru_cache(maxsize=4096)

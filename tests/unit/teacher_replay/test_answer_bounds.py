@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import re
 import time
 import tracemalloc
 import zlib
@@ -16,6 +17,7 @@ from composer_replication.errors import InputError
 from composer_replication.teacher_replay.ask_and_retry import Patience
 from composer_replication.teacher_replay.endpoint.unpacking import MAX_BODY
 from composer_replication.teacher_replay.prices import list_models
+from refusals import refusal
 
 ONCE = Patience(max_attempts=1)
 GOOD = {"choices": [{"message": {"content": "hi"}, "finish_reason": "stop"}], "usage": {"cost": 0.0}}
@@ -92,19 +94,19 @@ def test_what_unpacks_to_too_much_is_not_unpacked(note):
 
     def both():
         errors.append(asked(answer)["error"])
-        with pytest.raises(InputError, match=f"an answer of more than {MAX_BODY} bytes"):
+        with refusal(InputError, what="/v1/models", got=f"{MAX_BODY} bytes"):
             listed(answer)
 
     peak = peak_of(both)
     note(f"{len(body):,} bytes of gzip for 134,217,728: at most {peak:,} bytes were held")
-    assert errors == [f"an answer of more than {MAX_BODY} bytes"]
+    assert [f"{MAX_BODY} bytes" in error for error in errors] == [True]
     assert peak < 4 * MAX_BODY
 
 
 @pytest.mark.parametrize("encoding", ["gzip, gzip", "br", "zstd"])
 def test_an_encoding_that_was_not_asked_for_is_not_unpacked(encoding):
     answer = answering(gzip.compress(json.dumps(GOOD).encode()), encoding=encoding)
-    assert "an encoding that was not asked for" in asked(answer)["error"]
+    assert repr(encoding) in asked(answer)["error"]
 
 
 def test_gzip_is_read_and_what_breaks_off_is_no_answer():
@@ -113,15 +115,16 @@ def test_gzip_is_read_and_what_breaks_off_is_no_answer():
     assert [each.slug for each in listed(answering(gzip.compress(json.dumps(MODELS).encode()), encoding="gzip"))] == [
         "a/b"
     ]
-    assert asked(answering(body[:-9], encoding="gzip"))["error"] == "an answer that breaks off"
-    assert asked(answering(b"\x1f\x8b no gzip at all", encoding="gzip"))["error"] == "an answer that cannot be unpacked"
+    broken = [asked(answering(each, encoding="gzip")) for each in (body[:-9], b"\x1f\x8b no gzip at all")]
+    assert [each["response_text"] for each in broken] == [None, None]
+    assert len({each["error"] for each in broken} - {None}) == 2
 
 
 def test_an_answer_that_drips_ends_with_the_time_for_all_of_it():
     drip = answering(b" " * 400, pause_s=0.02)  # 8 s; each byte comes in time
     begin = time.monotonic()
-    assert "no answer within 0.5 s" in asked(drip, timeout_s=0.5)["error"]
-    with pytest.raises(InputError, match=r"got none within 0\.5 s"):
+    assert "0.5 s" in asked(drip, timeout_s=0.5)["error"]
+    with refusal(InputError, what="/v1/models", got="0.5 s"):
         listed(drip, timeout_s=0.5)
     assert time.monotonic() - begin < 5
 
@@ -149,8 +152,8 @@ def test_every_way_to_pack_an_answer_is_read_whole(encoding, body, pause_s):
 
 def test_members_share_one_room():
     half = gzip.compress(b"0" * (MAX_BODY // 2 + 1))
-    assert asked(answering(half * 2, encoding="gzip"))["error"] == f"an answer of more than {MAX_BODY} bytes"
-    assert asked(answering(half, encoding="gzip"))["error"] == "HTTP 200 with a body that is no JSON object"
+    assert f"{MAX_BODY} bytes" in asked(answering(half * 2, encoding="gzip"))["error"]
+    assert re.search(r"^HTTP 200\b.*\bJSON\b", asked(answering(half, encoding="gzip"))["error"])
 
 
 @pytest.mark.parametrize(
@@ -189,10 +192,12 @@ def test_a_refusal_is_one_by_its_status_whatever_its_body_is(status, encoding, b
 def test_an_answer_that_came_whole_and_cannot_be_read_is_paid_for_once(encoding, body):
     seen = []
     answer = answering(body, encoding=encoding, asked=seen)
-    assert asked(answer, patience=Patience(3, 0.001, 0.01))["error"].startswith("an answer")
+    found = asked(answer, patience=Patience(3, 0.001, 0.01))
+    assert found["response_text"] is None
+    assert not found["error"].startswith("HTTP")
     assert len(seen) == 1
 
 
 def test_an_empty_body_is_empty_in_every_encoding():
-    errors = {each: asked(answering(b"", encoding=each))["error"] for each in (None, "gzip", "deflate")}
-    assert set(errors.values()) == {"HTTP 200 with an empty body"}
+    (error,) = {asked(answering(b"", encoding=each))["error"] for each in (None, "gzip", "deflate")}
+    assert re.search(r"^HTTP 200\b.*\bbody\b", error)

@@ -36,6 +36,7 @@ from composer_replication.teacher_replay.ask_and_retry import KEPT_BACK, Patienc
 from composer_replication.teacher_replay.endpoint.outcome import Reply, read_response
 from composer_replication.teacher_replay.replay import request_of, teachers_of
 from composer_replication.teacher_replay.requests import RequestBuilder, Settings
+from refusals import refusal
 
 NUM_RUNS = 100 if os.environ.get("CRF_TEST_PROFILE") == "full" else 5
 PRICES = {
@@ -243,7 +244,7 @@ def test_a_cap_below_the_price_of_one_call_is_an_error_and_nothing_is_sent():
             return await replay_trace(list(states(2)), TEACHERS, cap, KEY, options=options_for(server))
 
     cheapest = min(bounds(list(states(2)), TEACHERS, options_for(None, base_url=ANY_URL)))
-    with pytest.raises(InputError, match="cap"):
+    with refusal(InputError, what="cap", expected=f"${cheapest:.6f}", fix="max_total_usd"):
         asyncio.run(ask(float(cheapest) * 0.99))
     assert server.num_requests == 0
     asyncio.run(ask(float(cheapest) * 1.01))

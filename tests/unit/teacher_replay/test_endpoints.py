@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import json
+import re
 import socket
 import time
 
@@ -51,8 +52,8 @@ def test_the_list_of_replay_trace_says_which_calls_were_kept_back_and_why(caplog
     assert [each["state_id"] for each in found] == [state["state_id"] for state in states(4, 2)]
     kept_back = [each["error"] for each in found if not each["error"].startswith("HTTP 401")]
     assert len(kept_back) == 5
-    assert all(f"stopped: {server.base_url} refused 3 requests" in error for error in kept_back)
-    assert "stopped, 5 of 8 calls were kept back: " in caplog.text
+    assert all(re.search(rf"^stopped: {re.escape(server.base_url)}\b.*\b3\b", error) for error in kept_back)
+    assert re.search(rf"\b5\b.*\b8\b.*{re.escape(server.base_url)}", caplog.text)
 
 
 def test_where_no_key_was_sent_the_sentence_says_so():
@@ -60,8 +61,9 @@ def test_where_no_key_was_sent_the_sentence_says_so():
         options = options_for(server, environment={"OPENROUTER_API_KEY": KEY})
         _, report = run(collect(states(5), options, api_key=None, teachers=ONE))
         assert server.requests()["num_chat"] == 3
-    assert "no key was sent" in report.given_up
+    assert server.base_url in report.given_up
     assert "api_key_env" in report.given_up
+    assert "OPENROUTER_API_KEY" not in report.given_up
 
 
 @pytest.mark.parametrize("fault", ["out_of_credit", "key_limit"])
@@ -79,7 +81,8 @@ def test_credit_that_runs_out_on_the_way_keeps_what_was_answered(tmp_path):
         server.script([Reply(fault="ok")] * 2 + [Reply(fault="out_of_credit")] * 100)
         found, report = run(collect(states(60, 1), options, teachers=ONE))
         assert 4 + 2 + 8 <= server.requests()["num_chat"] <= 4 + 2 + 8 + 4
-    assert "put credit on the account" in report.given_up
+    assert "HTTP 402" in report.given_up
+    assert "credit" in report.given_up
     assert sum(result["error"] is None for result in found.values()) == 6
 
 
@@ -100,7 +103,8 @@ def test_an_endpoint_that_is_not_there_is_given_up_in_seconds():
         found, report = run(collect(states(4, 1), options, teachers=ONE))
         assert time.monotonic() - begin < 12  # it was a minute
     assert len(found) == 4
-    assert report.given_up.startswith(f"{NOWHERE} cannot be reached (no connection: ")
+    assert NOWHERE in report.given_up
+    assert "ConnectError" in report.given_up
     assert (report.spent_usd, report.unknown_billed_usd) == (0.0, 0.0)
 
 
@@ -129,7 +133,7 @@ def test_a_server_that_starts_late_is_waited_for():
         place.bind(("127.0.0.1", 0))  # until it listens, connections are refused
         found, report = run(start_late(place))
     assert report.given_up is None
-    assert report.counts["failure: no connection"] > 0
+    assert [number for name, number in report.counts.items() if "connection" in name and number] != []
     assert all(result["error"] is None for result in found.values())
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
 from composer_replication.errors import InputError
 from composer_replication.ingestion.last_gate import LastGate
 from composer_replication.pairs.export import export_preferences
+from refusals import refusal
 
 TOKEN = "ghp_" + "a1B2" * 9
 WORDS = "tulip harvest oven 42"
@@ -123,8 +125,9 @@ def test_the_name_of_a_pair_is_looked_at_and_not_told(tmp_path):
         "n_teachers_agreeing": 2,
     }
     fine = pair | {"state_id": "s::0001", "chosen": "yes"}
-    with pytest.raises(InputError, match="pair 1, state_id: GITHUB_TOKEN") as error:
+    with refusal(InputError, what="p.jsonl", got="GITHUB_TOKEN x2") as error:
         export_preferences([fine, pair], tmp_path / "p.jsonl")
-    assert "pair 1, chosen message 1: GITHUB_TOKEN" in str(error.value)
+    assert re.search(r"\bpair 1\b.*\bstate_id: GITHUB_TOKEN", error.value.fix)
+    assert re.search(r"\bpair 1\b.*\bchosen message 1: GITHUB_TOKEN", error.value.fix)
     assert TOKEN not in str(error.value)
     assert not (tmp_path / "p.jsonl").exists()

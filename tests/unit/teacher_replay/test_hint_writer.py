@@ -13,6 +13,7 @@ from composer_replication.hint_generator import write_hint
 from composer_replication.sites import find_error_sites
 from composer_replication.teacher_replay.hint_writer import prompt_of, why_refused, write_hints
 from fault_server import FaultServer, Reply
+from refusals import refusal
 from session_pieces import Session
 
 RULE = "List the folder before you read a file whose place you only guess."
@@ -114,6 +115,6 @@ def test_a_cap_without_room_for_one_call_is_an_error_and_nothing_is_sent():
         call = write_hints(
             [erring()], TEACHERS[1], max_total_usd=1e-6, api_key=KEY, options=options_for(server), environment={}
         )
-        with pytest.raises(InputError, match="cap of hints"):
+        with refusal(InputError, what="cap", got="$1e-06", fix="sites.max_usd"):
             asyncio.run(call)
         assert server.requests()["num_chat"] == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import re
 from dataclasses import replace
 from unittest.mock import ANY
 
@@ -25,12 +26,13 @@ from composer_replication.runs.sites import read_sites
 from composer_replication.sites import find_error_sites
 from composer_replication.steps.around.export import export_atif
 from composer_replication.steps.sites import write_sites
-from composer_replication.teacher_replay.ask_and_retry import HELD_BACK
+from composer_replication.teacher_replay.ask_and_retry import HELD_BACK, NOT_SENT
 from composer_replication.teacher_replay.hint_writer import prompt_of, write_hints
 from composer_replication.teacher_replay.requests import RequestBuilder, Settings
 from composer_replication.teacher_replay.teachers import read_teachers
 from cpu_time import cpu_seconds, least_cpu_seconds
 from fault_server import FaultServer
+from refusals import refusal
 from session_pieces import Session
 
 TOKEN = "ghp_" + "a1B2" * 9
@@ -64,8 +66,8 @@ def test_a_request_with_a_secret_is_not_sent_and_the_others_are(secret, environm
         assert server.requests()["num_chat"] == 4
     errors = {number: result["error"] for (number, _), result in found.items() if result["error"]}
     assert sorted(errors) == [4, 5]  # the states of the second session that show the result
-    assert errors[4].startswith("not sent: it looks as if it held a secret: state s1::0001, message 4 (tool): ")
-    assert kind in errors[4]
+    assert errors[4].startswith(NOT_SENT)
+    assert re.search(rf"\bs1::0001\b.*\bmessage 4 \(tool\).*\b{kind}\b", errors[4])
     assert secret not in json.dumps(found[4, 0])
     assert report.counts[HELD_BACK] == 2
     assert report.spent_usd > 0
@@ -83,7 +85,9 @@ def test_nothing_of_it_is_spent_or_reserved(tmp_path):
 def test_an_allowed_text_goes_through_and_another_one_does_not():
     asked = [{"role": "user", "content": f"{TOKEN} is an example"}, {"role": "user", "content": f"{TOKEN} is not"}]
     first, second = LastGate({}).in_request(body_of(asked), "state s")
-    assert [each.place for each in (first, second)] == ["state s, message 2 (user)", "state s, message 3 (user)"]
+    for find, number in ((first, 2), (second, 3)):
+        assert find.place.startswith("state s")
+        assert f"message {number} (user)" in find.place
     (left,) = LastGate({}, allowed=[first.id]).in_request(body_of(asked), "state s")
     assert left == second
     # A text may be a password and no more: its id must not be a plain hash, and one guess must cost something.
@@ -167,7 +171,7 @@ def test_a_hint_is_not_asked_for_with_a_secret_in_the_question():
     assert num_sent == 0
     assert dict(found.counts) == {"refused: no answer": 1}
     assert list(found.held_back) == [site.id]
-    assert f"site {site.id}, message 2 (user): ENV_SECRET" in found.held_back[site.id]
+    assert re.search(rf"\b{site.id}\b.*\bmessage 2 \(user\).*\bENV_SECRET\b", found.held_back[site.id])
     assert hinted([(site, conversation)], {}) == ((ANY, {"written": 1}, {}, 0.00095), 1)
 
 
@@ -192,7 +196,7 @@ def test_a_secret_that_the_question_would_cut_in_two_stays_here_whole(num_shown,
     assert WORDS not in shown
     found, num_sent = hinted([(site, conversation)], ENVIRONMENT)
     assert num_sent == 0
-    assert "message 2 (user): ENV_SECRET" in found.held_back[site.id]
+    assert re.search(r"\bmessage 2 \(user\).*\bENV_SECRET\b", found.held_back[site.id])
 
 
 # ---- runs and exports
@@ -214,17 +218,17 @@ def a_run(tmp_path, text, *, scrub):
 
 def test_a_run_made_without_scrubbing_needs_the_word_once_more(tmp_path):
     run = a_run(tmp_path, "hi", scrub=None)
-    with pytest.raises(RunError, match="made with --no-scrub") as error:
+    parts = {"what": str(run.root), "got": "--no-scrub"}
+    with refusal(RunError, **parts, fix="--no-scrub"):
         gate_of(run, {}, no_scrub=False)
-    assert "type --no-scrub here" in str(error.value)
     assert isinstance(gate_of(run, {}, no_scrub=True), OpenGate)
-    with pytest.raises(RunError, match="made with --no-scrub"):
+    with refusal(RunError, **parts):
         export_atif(run, tmp_path / "atif")
     assert not (tmp_path / "atif").exists()
     section = SitesConfig(min_confidence=0.2, writer=str(tmp_path / "teachers.json"))
     with FaultServer() as server:
         (tmp_path / "teachers.json").write_text(json.dumps([{**TEACHERS[1], "base_url": server.base_url}]))
-        with pytest.raises(RunError, match="made with --no-scrub"):
+        with refusal(RunError, **parts):
             write_sites(section, run)
         assert server.requests()["num_chat"] == 0
         server.script([message(RULE)])
@@ -236,13 +240,12 @@ def test_a_run_made_without_scrubbing_needs_the_word_once_more(tmp_path):
 
 def test_an_export_with_a_secret_writes_nothing_and_names_the_step(tmp_path):
     run = a_run(tmp_path, f"the word is {WORDS}", scrub=ScrubSettings())
-    with pytest.raises(InputError, match="ATIF documents: got 1 text that looks as if it held a secret") as error:
+    with refusal(InputError, what="ATIF", got="ENV_SECRET x1", fix="step 1: ENV_SECRET x1 (id ") as error:
         export_atif(run, tmp_path / "atif", gate=gate_of(run, ENVIRONMENT, no_scrub=False))
-    said = str(error.value)
-    assert "step 1: ENV_SECRET x1 (id " in said
-    assert WORDS not in said
+    assert re.match(r"1\b", error.value.got)
+    assert WORDS not in str(error.value)
     assert not (tmp_path / "atif").exists()
-    allowed = said.partition("(id ")[2][:12]
+    allowed = error.value.fix.partition("(id ")[2][:12]
     gate = gate_of(run, ENVIRONMENT, no_scrub=False, allowed=[allowed])
     assert len(export_atif(run, tmp_path / "atif", gate=gate)) == 1
 
@@ -256,12 +259,13 @@ def test_pairs_with_a_secret_are_not_exported(tmp_path, monkeypatch):
         "n_teachers_agreeing": 2,
     }
     path = tmp_path / "p.jsonl"
-    with pytest.raises(InputError, match="pair s::0001, chosen message 1: GITHUB_TOKEN"):
+    with refusal(InputError, what=str(path), got="GITHUB_TOKEN x1", fix="chosen message 1: GITHUB_TOKEN x1") as error:
         export_preferences([pair], path)
+    assert "s::0001" in error.value.fix
     assert not path.exists()
     assert export_preferences([pair], path, gate=OpenGate()) == 1
     monkeypatch.setenv("DEPLOY_PASSWORD", WORDS)
-    with pytest.raises(InputError, match="rejected message 1: ENV_SECRET"):
+    with refusal(InputError, got="ENV_SECRET x1", fix="rejected message 1: ENV_SECRET x1"):
         export_preferences([{**pair, "chosen": "yes", "rejected": f"say {WORDS}"}], path)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import re
 from decimal import Decimal
 
 import pytest
@@ -17,6 +18,7 @@ from composer_replication.teacher_replay.replay import ReplayOptions
 from composer_replication.teacher_replay.store.ledger import TeacherStore
 from composer_replication.teacher_replay.teachers import DEFAULT_TEACHERS, MissingKeyError, Teacher, read_teachers
 from fault_server import FAULTS, FaultServer, Reply, evenly, group
+from refusals import refusal
 
 EVERY_FAULT = evenly(0.2, [fault.name for fault in FAULTS if fault.name != "overcharge"])
 NUM_CAPS = 100 if os.environ.get("CRF_TEST_PROFILE") == "full" else 10
@@ -116,7 +118,8 @@ def test_an_overcharge_stops_all_sending_and_is_named(tmp_path):
         options = options_for(server, cache=tmp_path / "s.sqlite", max_concurrency=1)
         found, report = run(collect(states(3), options))
         assert report.stopped is not None
-        assert "where at most" in report.stopped
+        took, bound = re.findall(r"\$(\d+\.\d+)", report.stopped)
+        assert float(took) > float(bound)
         assert server.requests()["num_chat"] == 1
         assert sum((result["error"] or "").startswith("stopped: ") for result in found.values()) == 26
         again, _ = run(collect(states(3), options))
@@ -129,28 +132,28 @@ def test_an_overcharge_stops_all_sending_and_is_named(tmp_path):
 
 
 SINGLE = {
-    "error_body": "error in HTTP 200",
-    "choice_error": "error in HTTP 200",
-    "finish_error": "finish_reason error",
-    "timeout_408": "HTTP 408",
-    "rate_limit_seconds": "HTTP 429",
-    "rate_limit_date": "HTTP 429",
-    "rate_limit_bare": "HTTP 429",
-    "in_flight_budget": "HTTP 402",
-    "http_500": "HTTP 500",
-    "http_502": "HTTP 502",
-    "http_503_after": "HTTP 503",
-    "http_529": "HTTP 529",
-    "reset": "connection broke",
-    "closed": "connection broke",
-    "truncated": "connection broke",
-    "truncated_chunked": "connection broke",
-    "empty_body": "HTTP 200 with an empty body",
-    "invalid_json": "HTTP 200 with a body that is no JSON object",
-    "json_not_object": "HTTP 200 with a body that is no JSON object",
-    "empty_choices": "HTTP 200 without a message",
-    "content_null": "HTTP 200 with an empty message",
-    "slow": "no answer within 2 s",
+    "error_body": ["error", "HTTP 200"],
+    "choice_error": ["error", "HTTP 200"],
+    "finish_error": ["finish_reason error"],
+    "timeout_408": ["HTTP 408"],
+    "rate_limit_seconds": ["HTTP 429"],
+    "rate_limit_date": ["HTTP 429"],
+    "rate_limit_bare": ["HTTP 429"],
+    "in_flight_budget": ["HTTP 402"],
+    "http_500": ["HTTP 500"],
+    "http_502": ["HTTP 502"],
+    "http_503_after": ["HTTP 503"],
+    "http_529": ["HTTP 529"],
+    "reset": ["connection"],
+    "closed": ["connection"],
+    "truncated": ["connection"],
+    "truncated_chunked": ["connection"],
+    "empty_body": ["HTTP 200", "body"],
+    "invalid_json": ["HTTP 200", "JSON"],
+    "json_not_object": ["HTTP 200", "JSON"],
+    "empty_choices": ["HTTP 200", "message"],
+    "content_null": ["HTTP 200", "message"],
+    "slow": ["2 s"],
 }
 
 
@@ -162,7 +165,9 @@ def test_a_fault_that_passes_is_tried_again_and_named_in_the_counts(fault):
         found, report = run(collect(states(1, 1), options, teachers=TEACHERS[:1]))
         assert found[0, 0]["error"] is None
         assert found[0, 0]["attempts"] == 2
-        assert report.counts[f"failure: {SINGLE[fault]}"] == 1
+        ((failure, number),) = ((name, number) for name, number in report.counts.items() if name.startswith("failure"))
+        assert [part for part in SINGLE[fault] if part not in failure] == []
+        assert number == 1
 
 
 @pytest.mark.parametrize(
@@ -196,7 +201,7 @@ def test_patience_ends():
     with FaultServer(faults={"http_500": 1.0}) as server:
         found, report = run(collect(states(1, 1), options_for(server), teachers=TEACHERS[:1]))
         assert found[0, 0]["error"].startswith("HTTP 500")
-        assert "attempt 6" in found[0, 0]["error"]
+        assert re.search(r"\b6\b", found[0, 0]["error"])
         assert report.counts["attempts"] == 6
         assert report.num_unknown_billed == 6
 
@@ -212,7 +217,7 @@ def test_a_server_that_is_not_there_is_said_and_costs_nothing():
     with FaultServer() as server:
         options = options_for(server, base_url="http://127.0.0.1:9/v1")
         found, report = run(collect(states(1, 1), options, teachers=TEACHERS[:1]))
-    assert found[0, 0]["error"].startswith("no connection")
+    assert "connection" in found[0, 0]["error"]
     assert (report.spent_usd, report.unknown_billed_usd) == (0.0, 0.0)
 
 
@@ -276,12 +281,12 @@ def test_the_default_teachers_can_be_asked_as_the_guide_shows():
 
 def test_fewer_teachers_than_a_gate_needs_are_refused():
     options = ReplayOptions(gate="exact", agreement_threshold=3, environment={})
-    with pytest.raises(InputError, match="threshold"):
+    with refusal(InputError, what="threshold", got="3", fix="agreement_threshold"):
         run(replay_trace(list(states(1)), TEACHERS[:2], api_key=KEY, options=options))
 
 
 def test_a_teacher_without_a_price_cannot_be_asked_under_a_cap():
-    with pytest.raises(InputError, match="crf teachers"):
+    with refusal(InputError, what="a/b", got="none", fix="`crf teachers`"):
         run(replay_trace(list(states(1)), [{"slug": "a/b"}], api_key=KEY))
 
 

@@ -12,6 +12,7 @@ from composer_replication.errors import InputError
 from composer_replication.teacher_replay.concurrency import work_off_lanes
 from composer_replication.teacher_replay.replay import ReplayOptions
 from fault_server import FaultServer
+from refusals import refusal
 
 OF_THE_RUN = ("latency_s", "is_cached")
 
@@ -106,5 +107,5 @@ def test_an_error_in_a_lane_ends_it_all():
 
 
 def test_an_order_that_is_none_is_named():
-    with pytest.raises(InputError, match="longest_first"):
+    with refusal(InputError, what="order", got="'random'", expected='"longest_first"'):
         ReplayOptions(order="random")

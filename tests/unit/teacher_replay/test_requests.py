@@ -16,6 +16,7 @@ from composer_replication.teacher_replay.injection_fence import fence, flags
 from composer_replication.teacher_replay.nano_dollars import Price, check_cap, to_nano
 from composer_replication.teacher_replay.requests import RequestBuilder, Settings
 from composer_replication.teacher_replay.teachers import OPENROUTER, read_teachers
+from refusals import refusal
 
 PLAIN = read_teachers(TEACHERS, environment={}, api_key=KEY, base_url="http://127.0.0.1:1/v1")[1]
 ROUTER = read_teachers(TEACHERS, environment={}, api_key=KEY)[1]
@@ -33,7 +34,7 @@ def test_a_bound_counts_every_byte_as_a_token_and_is_never_rounded_down():
 
 @pytest.mark.parametrize("cap", [-1.0, float("nan"), float("inf"), "5", None])
 def test_a_cap_is_a_number_of_dollars(cap):
-    with pytest.raises(InputError, match="max_total_usd"):
+    with refusal(InputError, what="max_total_usd", got=repr(cap)):
         check_cap(cap)
 
 
@@ -115,26 +116,26 @@ def test_text_that_talks_to_the_teacher_is_flagged(text, is_flagged):
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "parts"),
     [
-        ([], "teachers"),
-        ([{"slug": ""}], "slug"),
-        ([TEACHERS[0], TEACHERS[0]], "slug of its own"),
-        ([{**TEACHERS[0], "input_per_mtok": -1}], "price"),
-        ([{**TEACHERS[0], "input_per_mtok": "free"}], "price"),
-        ([{**TEACHERS[0], "input_per_mtok": True}], "price"),
-        ([{**TEACHERS[0], "base_url": "ftp://x"}], "base_url"),
-        ([{**TEACHERS[0], "api_key": "k"}], "keys"),
+        ([], {"what": "teachers", "got": "none"}),
+        ([{"slug": ""}], {"what": "teachers", "got": "['']"}),
+        ([TEACHERS[0], TEACHERS[0]], {"what": "teachers", "got": str([TEACHERS[0]["slug"]] * 2)}),
+        ([{**TEACHERS[0], "input_per_mtok": -1}], {"what": "price", "got": "-1"}),
+        ([{**TEACHERS[0], "input_per_mtok": "free"}], {"what": "price", "got": "'free'"}),
+        ([{**TEACHERS[0], "input_per_mtok": True}], {"what": "price", "got": "True"}),
+        ([{**TEACHERS[0], "base_url": "ftp://x"}], {"what": "base_url", "got": "'ftp://x'"}),
+        ([{**TEACHERS[0], "api_key": "k"}], {"what": "teacher", "got": "['api_key']"}),
     ],
 )
-def test_wrong_teachers_are_named(wrong, said):
-    with pytest.raises(InputError, match=said):
+def test_wrong_teachers_are_named(wrong, parts):
+    with refusal(InputError, **parts):
         read_teachers(wrong, environment={"OPENROUTER_API_KEY": "k"})
 
 
 @pytest.mark.parametrize("name", ["max_tokens", "plugins", "web_search_options", "service_tier", "prediction"])
 def test_no_further_field_of_a_request_changes_what_it_may_cost(name):
-    with pytest.raises(InputError, match=name):
+    with refusal(InputError, what="extra", got=f"['{name}']"):
         read_teachers([{**TEACHERS[1], "extra": {name: 1}}], environment={}, api_key=KEY)
 
 
