@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from claude_records import Log, call, text
 from run_pieces import ingested
@@ -15,6 +17,7 @@ from composer_replication.sessions.read_run import read_sessions
 from composer_replication.steps.around.forget import forget
 from composer_replication.steps.sites import write_sites
 from composer_replication.types import Conversation
+from refusals import refusal
 
 REFUSED = "The user doesn't want to proceed with this tool use. The tool use was rejected."
 SAID = REFUSED + " To tell you how to proceed, the user said:\n"
@@ -63,7 +66,7 @@ def test_rules_are_gathered_by_project_and_used_only_when_kept(run):
     path = run.path("conventions")
     path.write_text(path.read_text().replace("[ ] pull rebase first", "[x] pull with --rebase first, always"))
     write_sites(SitesConfig(), run)
-    assert kept_hints(run)[SECOND, "user_rejected"] == 'The user says: "pull with --rebase first, always"'
+    assert kept_hints(run)[SECOND, "user_rejected"].endswith('"pull with --rebase first, always"')
     taught = [(site.tool, site.blame, site.is_kept) for site, _ in read_sites(run) if site.kind == "user_rejected"]
     assert taught == [("Bash", "model", True), ("Bash", "user", False)]  # git push -f is of that kind, a commit is not
 
@@ -100,8 +103,8 @@ def test_a_rerun_changes_nothing_that_the_user_wrote(run):
         ("always sign", True),
     ]
     assert rules[-1].call_kinds == ["git commit", "git tag"]
-    hints = [hint.text for site, hint in read_sites(run) if site.kind == "user_rejected"]
-    assert hints == ['The user says: "pull, *then* push"', 'The user says: "always sign"']
+    hints = [re.findall('"(.*)"', hint.text) for site, hint in read_sites(run) if site.kind == "user_rejected"]
+    assert hints == [["pull, *then* push"], ["always sign"]]
 
 
 def test_a_rule_that_is_said_again_is_one_rule_with_two_places_and_one_that_is_said_no_more_goes(run):
@@ -123,7 +126,7 @@ def test_without_a_rule_there_is_no_file_and_an_edit_makes_sites_old(run, tmp_pa
     list(read_sessions(run, with_sites=True, with_pairs=False))
     path = run.path("conventions")
     path.write_text(path.read_text().replace("[ ] pull", "[x] pull"))
-    with pytest.raises(StaleArtefactError, match="crf sites"):
+    with refusal(StaleArtefactError, what="sites.jsonl", got="conventions", fix=f"`crf sites {run.root}`"):
         list(read_sessions(run, with_sites=True, with_pairs=False))
 
 
@@ -139,12 +142,13 @@ def test_rules_that_cannot_be_used_and_lines_that_nobody_reads_are_said(run, cap
     capsys.readouterr()
     assert main(["sites", str(run.root)]) == 0
     told = capsys.readouterr().err
-    assert ", of which 1 have no `for:` below them and are used nowhere" in told
+    assert re.search(r"\b1\b[^:;]*`for:`", told)
     first = len(text.splitlines()) + 5
-    assert f"lines 1, {first}, {first + 1}, {first + 2}, {first + 3}: not read. A rule is `- [x] words`" in told
+    unread = ", ".join(str(number) for number in (1, first, first + 1, first + 2, first + 3))
+    assert re.search(rf"conventions\.md\b.* {unread}\b.*`- \[x\] words`", told)
     path.write_text(text)
     assert main(["sites", str(run.root)]) == 0
-    assert "not read" not in capsys.readouterr().err
+    assert "`- [x] words`" not in capsys.readouterr().err
 
 
 def test_forgetting_a_session_takes_its_rules_and_leaves_the_users_own(run, capsys):
@@ -154,7 +158,7 @@ def test_forgetting_a_session_takes_its_rules_and_leaves_the_users_own(run, caps
     path.write_text(path.read_text().replace("[ ]", "[x]") + "- [x] mine\n")
     write_sites(SitesConfig(), run)
     assert main(["forget", FIRST, "--run", str(run.root), "--yes"]) == 0
-    assert "Removed from conventions.md, rules that were said nowhere else: 1" in capsys.readouterr().out
+    assert re.search(r"conventions\.md\b.*\b1$", capsys.readouterr().out, re.MULTILINE)
     assert "pull rebase" not in path.read_text()
     assert [(rule.project, rule.words) for rule in read_conventions(run)][1:] == [(project, "mine")]
     assert not run.path("sites").exists()  # other sessions' hints may be those words: they are found anew
@@ -166,13 +170,13 @@ def test_the_command_says_how_many_and_where(run, capsys):
     assert main(["sites", str(run.root)]) == 0
     said = capsys.readouterr()
     text = said.out + said.err
-    assert "3 of them are corrections in the user's own words" in text
-    assert "conventions.md: rules that users named: 2, kept: 0" in text
+    assert re.search(r"\b3\b.*\buser", text)
+    assert re.search(r"conventions\.md\b.*\b2\b.*\b0\b", text)
 
 
 def test_a_file_that_is_no_text_is_refused(run):
     run.path("conventions").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(InputError, match="UTF-8"):
+    with refusal(InputError, what="conventions.md", expected="UTF-8"):
         write_sites(SitesConfig(), run)
 
 

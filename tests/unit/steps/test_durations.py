@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -27,12 +28,17 @@ def parts(*overrides, made=ALL, counts=None, seconds=80.0):
 def test_every_part_is_there_with_its_time_and_what_that_is_based_on():
     found = parts("run.control=true", "evaluation.samples=0", "train.optimiser.steps=5")
     assert list(found) == ["warm-up", "hint proof", "training", "control", "evaluation"]
-    assert found["warm-up"] == (1800.0, "150 steps, at most, and none if the model knows the logs' tools")
-    assert found["hint proof"] == (160.0, "40 mistakes, each read with and without hints")
-    assert found["training"] == (80.0, "5 steps of about 2,000 tokens")
+    for name, seconds, basis in (
+        ("warm-up", 1800.0, r"^150 steps\b"),
+        ("hint proof", 160.0, r"^40 "),
+        ("training", 80.0, r"^5 steps\b.*\b2,000 tokens\b"),
+    ):
+        assert found[name][0] == seconds
+        assert re.search(basis, found[name][1])
     assert found["control"][0] == found["training"][0]
     turns = 3 * (10 * (2 + 4) + 8 * 4) + 2 * 2 * (10 + 40)  # mistakes with good calls, good turns; token gaps of two
-    assert found["evaluation"] == (2.0 * turns, f"3 models read {turns} turns")
+    assert found["evaluation"][0] == 2.0 * turns
+    assert re.search(rf"^3 models\b.*\b{turns} turns$", found["evaluation"][1])
 
 
 @pytest.mark.parametrize(
@@ -56,8 +62,8 @@ def test_drawn_calls_take_a_token_at_a_time_and_a_control_is_a_third_model():
     assert long - short == pytest.approx(2 * 20 * 50 * 0.048)  # models, states, half of the tokens, seconds of a step
     asked = ["evaluation.token_gaps=0"]
     assert parts("run.control=true", *asked)["evaluation"][0] == pytest.approx(1.5 * parts(*asked)["evaluation"][0])
-    assert parts("run.control=true", "run.shuffles=4")["evaluation"][1].startswith("6 models read ")
-    assert parts()["evaluation"][1].endswith("and draw 4 calls of up to 192 tokens at 20 states each")
+    assert parts("run.control=true", "run.shuffles=4")["evaluation"][1].startswith("6 models ")
+    assert re.search(r"\b4 calls\b.*\b192 tokens\b.*\b20 states\b", parts()["evaluation"][1])
 
 
 def test_where_nobody_can_say_nothing_is_said():

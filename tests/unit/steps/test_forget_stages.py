@@ -53,8 +53,8 @@ def test_the_command_names_them_and_says_that_they_stay(run, tmp_path, capsys):
     export_atif(run, tmp_path / "documents")
     assert main(["forget", "11111111-aaaa", "--run", str(run.root), "--yes"]) == 0
     line = capsys.readouterr().out.splitlines()[-1]
-    assert line.startswith("Not removed: ")
-    assert line.endswith("documents (ATIF documents) may hold them")
+    assert str(tmp_path / "documents") in line
+    assert "ATIF" in line
     assert (tmp_path / "documents").exists()
 
 

@@ -15,6 +15,7 @@ from composer_replication.errors import ArtefactNotFoundError, InputError, RunEr
 from composer_replication.steps.replicas.launch_file import LaunchFile, folder_of, known_numbers, open_file, path_of
 from composer_replication.steps.replicas.launches import place_of
 from composer_replication.steps.replicas.starting import make_executor
+from refusals import refusal
 
 
 def test_only_its_owner_reads_and_writes_it(tmp_path):
@@ -32,34 +33,32 @@ def test_only_its_owner_reads_and_writes_it(tmp_path):
 def test_one_that_others_may_write_is_refused(tmp_path, mode):
     file = launch_file(tmp_path)
     file.path.chmod(mode)
-    with pytest.raises(InputError, match="others may write"):
+    with refusal(InputError, what=str(file.path), fix="`chmod 600`"):
         file.read()
 
 
 def test_one_of_another_user_is_refused(tmp_path, monkeypatch):
     file = launch_file(tmp_path)
     monkeypatch.setattr(os, "getuid", lambda: file.path.stat().st_uid + 1)
-    with pytest.raises(InputError, match="a file of user"):
+    with refusal(InputError, what=str(file.path), got=str(file.path.stat().st_uid), fix="`chmod 600`"):
         file.read()
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("content", "got"),
     [
-        ("", "JSON"),
-        ("[]", "expected an object"),
-        ('{"format": 2}', "this version reads 1"),
+        ("", "line 1 column 1"),
+        ("[]", "list"),
+        ('{"format": 2}', "format 2"),
         ('{"format": 1, "launch": {}, "starts": [], "cancelled": null}', "Launch"),
     ],
 )
-def test_what_is_no_launch_is_refused_by_name(tmp_path, content, words):
+def test_what_is_no_launch_is_refused_by_name(tmp_path, content, got):
     file = launch_file(tmp_path)
     file.path.write_text(content)
-    with pytest.raises(RunError, match="the file of a launch") as caught:
+    with refusal(RunError, what=str(file.path), got=got, expected="launch"):
         file.read()
-    assert str(file.path) in str(caught.value)
-    assert words.lower() in str(caught.value).lower()
-    with pytest.raises(ArtefactNotFoundError, match="no such file"):
+    with refusal(ArtefactNotFoundError, what=str(tmp_path / "nothing"), expected="launch"):
         LaunchFile(tmp_path / "nothing").read()
 
 
@@ -68,10 +67,10 @@ def test_a_file_names_an_executor_that_there_is_and_no_place_for_tokens(tmp_path
     content = json.loads(file.path.read_text())
     content["launch"]["executor"] = "os.system"
     file.path.write_text(json.dumps(content))
-    with pytest.raises(RunError, match="executor"):
+    with refusal(RunError, what=str(file.path), got="executor 'os.system'"):
         file.read()
     for option in ("endpoint", "token"):
-        with pytest.raises(InputError, match="in this machine's environment") as caught:
+        with refusal(InputError, what=f"option {option}", expected=f"HF_{option.upper()}") as caught:
             make_executor("hf_jobs", {option: "https://evil.example"})
         assert "evil" not in str(caught.value)
 
@@ -120,8 +119,8 @@ def test_the_last_launch_of_this_machine_is_meant_or_the_one_that_is_named(tmp_p
     assert open_file("s3://b/x", 0, None) == LaunchFile(path_of(place, 0))
     assert open_file("s3://b/x", 1, None) is None
     given = launch_file(tmp_path / "elsewhere")
-    with pytest.raises(InputError, match="expected one of s3://b/x"):
+    with refusal(InputError, what=str(given.path), got="elsewhere/bucket", expected="s3://b/x"):
         open_file("s3://b/x", None, given.path)
-    with pytest.raises(InputError, match="expected launch 4"):
+    with refusal(InputError, what=str(given.path), got="launch 0", expected="launch 4"):
         open_file(str(tmp_path / "elsewhere" / "bucket"), 4, given.path)
     assert open_file(str(Path(tmp_path / "elsewhere" / "bucket")), None, given.path) == given

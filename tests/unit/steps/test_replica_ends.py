@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import sys
 import time
 import types
@@ -26,6 +27,7 @@ from composer_replication.steps.replicas.looking import Pace, Sight, Standing, l
 from composer_replication.steps.replicas.replica import _trainer
 from composer_replication.steps.replicas.starting import start
 from composer_replication.steps.replicas.tending import tend
+from refusals import refusal
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J[bold red]"
 TRACEBACK = "Traceback (most recent call last):\n  File 'x.py', line 1, in f\n    g()\nValueError: the words\nbye\n"
@@ -72,14 +74,12 @@ def test_a_look_shows_the_exit_the_error_and_the_log_of_each_that_failed(launche
     launched.executor.words = TRACEBACK.replace("the words", f"the words {HOSTILE}")
     first, second = look(launched.store, launched.file, launched.executor).replicas
     assert (first.exit_code, first.log, second.exit_code, second.error) == (1, "paid logs 0", None, "")
-    assert first.error.startswith("exit status 1; ValueError: the words \ufffd]0;owned\ufffd")
-    assert first.error.endswith("; its last line: bye")
+    assert re.search(r"\b1\b.*\bValueError: the words \ufffd\]0;owned\ufffd.*\bbye$", first.error)
     sight = look(launched.store, launched.file, launched.executor)
     assert launched.executor.num_logs == 1  # what has ended is not asked about again
     assert show_sight(sight, "box", as_json=False) == 1
     shown = capsys.readouterr()
-    assert "rank 0: exit status 1; ValueError: the words" in shown.err
-    assert "(log: paid logs 0)" in shown.err
+    assert re.search(r"\brank 0\b.*\b1\b.*\bValueError: the words\b.*\bpaid logs 0\b", shown.err)
     assert "`crf diloco collect box --launch 0 --timeout 0 -o DIR`" in shown.err
     assert not {"\x1b", "\x07"} & {*shown.out, *shown.err}
 
@@ -104,10 +104,8 @@ def test_who_waits_is_told_at_once_why_one_failed_that_is_not_started_again(laun
         launched.executor.says(1, "succeeded")
 
     launched.tend(0, lambda: None, other_ends)
-    assert told_while_running == [
-        "rank 0: exit status 1; ValueError: the words; its last line: bye (log: paid logs 0); "
-        "not started again: --relaunch 0 allows no more"
-    ]
+    (line,) = told_while_running
+    assert re.search(r"\brank 0\b.*\bValueError: the words\b.*\bbye\b.*\bpaid logs 0\b.* --relaunch 0\b", line)
     assert [line for line in launched.said if "--relaunch 0" in line] == told_while_running  # once
 
 
@@ -117,12 +115,12 @@ def test_one_that_was_started_again_shows_why(launched):
     def look_in_between():
         first = look(launched.store, launched.file, launched.executor).replicas[0]
         assert (first.status, first.attempt) == ("running", 1)
-        assert first.error.startswith("started again after: exit status 1; ValueError: the words")
+        assert "ValueError: the words" in first.error
         for rank, attempt in ((0, 1), (1, 0)):
             launched.executor.says(rank, "succeeded", attempt)
 
     launched.tend(3, lambda: None, look_in_between)
-    assert "started again (1 of 3)" in launched.said[0]
+    assert re.search(r"\brank 0\b.*\b1\D+3\b", launched.said[0])
 
 
 def test_what_would_be_refused_again_is_not_started_again(launched):
@@ -131,8 +129,7 @@ def test_what_would_be_refused_again_is_not_started_again(launched):
         launched.executor.says(rank, "failed")
     sight = launched.tend(3)
     assert [each.attempt for each in sight.replicas] == [0, 0]
-    assert launched.said[0].startswith(f"rank 0: refused (exit status {REFUSED}); ValueError: the words")
-    assert launched.said[0].endswith("not started again: it would be refused again")
+    assert re.search(rf"\brank 0\b.*\b{REFUSED}\b.*\bValueError: the words\b", launched.said[0])
 
 
 def caused(error: Exception, cause: Exception) -> Exception:
@@ -165,14 +162,14 @@ def test_an_error_that_may_pass_is_told_from_one_that_does_not(error, is_final):
 
 
 @pytest.mark.parametrize(
-    ("function", "given", "words"),
+    ("function", "given", "parts"),
     [
-        ("trian", {}, "--trainer-fn trian: got no such function"),
-        ("train", {"exchnges": 4}, "got an unexpected keyword argument 'exchnges', expected arguments that it takes"),
+        ("trian", {}, {"what": "--trainer-fn trian", "expected": "composer_replication.diloco.tiny_trainer"}),
+        ("train", {"exchnges": 4}, {"what": ".train", "got": "'exchnges'", "fix": "--trainer-kwargs-json"}),
     ],
 )
-def test_a_trainer_that_cannot_be_called_is_an_error_that_no_start_mends(function, given, words):
-    with pytest.raises(InputError, match=words):
+def test_a_trainer_that_cannot_be_called_is_an_error_that_no_start_mends(function, given, parts):
+    with refusal(InputError, **parts):
         _trainer("composer_replication.diloco.tiny_trainer", function, given)
 
 
@@ -205,16 +202,16 @@ def test_a_round_that_is_no_later_than_rounds_are_has_an_eta(since_s, usual_s):
     sight = sight_after(since_s, usual_s)
     assert sight.stalled_s is None
     assert sight.eta_s == pytest.approx(150, abs=5)
-    assert " left" in round_line(sight)
+    assert re.search(r"\b[23](\.5)? min\b", round_line(sight))
 
 
 def test_a_run_whose_rounds_do_not_end_is_said_to_stall_and_has_no_eta():
     sight = sight_after(300, 40)
     assert (sight.stalled_s, sight.eta_s) == (300, None)
     line = round_line(sight)
-    assert "waiting for rank 1; stalled for 5 min (a round takes about 40 s)" in line
-    assert " left" not in line
-    assert "stalled for" in str(launch_table(sight).caption)
+    assert re.search(r"\brank 1\b.*\b5 min\b.*\b40 s\b", line)
+    assert re.findall(r"\d+ (?:s|min|h)\b", line) == ["5 min", "40 s"]  # and none that is left
+    assert "5 min" in str(launch_table(sight).caption)
 
 
 def test_a_run_that_has_ended_does_not_stall():

@@ -22,6 +22,7 @@ from composer_replication.steps.pairs import write_pairs
 from composer_replication.steps.sites import write_sites
 from composer_replication.steps.split import write_split
 from composer_replication.steps.states import RunStates
+from refusals import refusal
 
 NOT_READ = "<tool_use_error>File has not been read yet. Read it first before writing to it.</tool_use_error>"
 HOOK = "PreToolUse:Bash hook error: code is not formatted, run the formatter first"
@@ -172,7 +173,7 @@ def test_what_was_made_before_the_split_or_of_another_one_is_refused(made):
     run = made()
     write_sites(SitesConfig(), run)
     write_split(SplitConfig(), run)
-    with pytest.raises(StaleArtefactError, match=r"sites that were made before the split.*crf sites"):
+    with refusal(StaleArtefactError, what="sites.jsonl", got="split", fix="`crf sites`"):
         list(read_sessions(run, with_sites=True, with_pairs=False))
     write_sites(SitesConfig(), run)
     write_pairs(PairsConfig(), run)
@@ -180,7 +181,7 @@ def test_what_was_made_before_the_split_or_of_another_one_is_refused(made):
     write_split(SplitConfig(), run)  # the same again: nothing is older than it
     list(read_sessions(run, with_sites=True, with_pairs=True))
     write_split(SplitConfig(test=0.4), run)
-    with pytest.raises(StaleArtefactError, match="older than what they were made of"):
+    with refusal(StaleArtefactError, what="sites.jsonl", got="split", fix=f"`crf sites {run.root}`"):
         list(read_sessions(run, with_sites=True, with_pairs=True))
 
 
@@ -191,7 +192,7 @@ def test_a_split_of_other_conversations_is_refused_and_forgetting_leaves_a_split
     list(read_sessions(run, with_sites=True, with_pairs=True))
     session(tmp_path, "f", 20)
     ingested(run.root, tmp_path / "f.jsonl")
-    with pytest.raises(StaleArtefactError, match=r"a split of other conversations.*crf split"):
+    with refusal(StaleArtefactError, what="split.jsonl", got="conversations", fix=f"`crf split {run.root}`"):
         sides_of(run)
 
 
@@ -205,8 +206,6 @@ def test_pairs_that_are_handed_out_are_those_to_learn_from(made, tmp_path):
 def test_one_session_alone_is_refused_in_words(tmp_path):
     session(tmp_path, "only", 1)
     run, _ = ingested(tmp_path / "run", tmp_path / "only.jsonl")
-    with pytest.raises(
-        InputError, match=r"1 session, and none left to train on.*split\.test=0 --set split\.validation=0"
-    ):
+    with refusal(InputError, got="1 session", fix="`--set split.test=0 --set split.validation=0`"):
         write_split(SplitConfig(), run)
     assert not run.path("split").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -30,7 +31,7 @@ def test_unset_windows_fit_what_the_student_has_learnt_and_no_word_is_said():
 def test_windows_that_are_set_longer_than_that_stay_and_are_named():
     window, context, said = windows_of(str(student_folder()), budget=8192)
     assert (window, context) == ((8192, 1024), 2048)
-    assert "8,192 tokens, and this model has learnt contexts of up to 2,048" in said
+    assert re.search(r"\b8,192 tokens\b.*\b2,048\b", said)
     assert windows_of(str(student_folder()), budget=2048, overlap=64)[::2] == ((2048, 64), "")
 
 
@@ -66,6 +67,6 @@ def test_a_proof_that_failed_is_part_of_the_diagnosis(monkeypatch, heeds, number
 
 def test_a_warm_up_says_what_it_learnt():
     done = FinishedWarmUp(checkpoint="checkpoint-9", steps=9, held_out=[], start_weights="x", settings={})
-    assert done.in_words() == "warm-up: 9 steps of channel 1, the weights of checkpoint-9"
+    assert re.search(r"^warm-up\b.*\b9 steps\b.*\bcheckpoint-9\b", done.in_words())
     told = replace(done, learnt=[2.5, 1.25], held_out=[[3, 3.0], [6, 2.0]]).in_words()
-    assert "loss of good turns 2.500 at first, 1.250 at last; held-out loss of good turns 3.000 at first, 2.000" in told
+    assert re.search(r"\b2\.500\b.*\b1\.250\b.*\b3\.000\b.*\b2\.000\b", told)
