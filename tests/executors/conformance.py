@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -13,7 +14,9 @@ from typing import Any, Protocol
 import pytest
 
 from composer_replication.diloco.serverless.executor import Executor, ReplicaHandle, ServerlessExecutor
+from composer_replication.diloco.serverless.masked_lines import MOST_LINE_CHARACTERS
 from composer_replication.errors import InputError
+from refusals import refusal
 
 BODIES = "executors.replica_bodies"
 TESTS = str(Path(__file__).resolve().parents[1])
@@ -113,7 +116,7 @@ class ExecutorConformance:
     def test_an_exit_status_is_told(self, executor: Executor):
         outcome = self.ended(executor, "exits", status=7)
         assert (outcome["status"], outcome["exit_code"]) == ("failed", 7)
-        assert "exit status 7" in outcome["error"]
+        assert re.search(r"\b7\b", outcome["error"])
 
     def test_a_missing_module_is_named(self, executor: Executor):
         (outcome,) = executor.collect(executor.launch_replicas(1, "nowhere.to_be.found", {}), timeout=LONGEST_S)
@@ -152,7 +155,7 @@ class ExecutorConformance:
         (outcome,) = executor.collect(handles, timeout=0.3)
         assert time.monotonic() - started < 10
         assert (outcome["status"], outcome["exit_code"]) == ("running", None)
-        assert "when the time was up" in outcome["error"]
+        assert "running" in outcome["error"]
         executor.cancel(handles[0])
 
     def test_logs_are_bounded_in_lines_and_in_their_length(self, executor: Executor):
@@ -167,9 +170,9 @@ class ExecutorConformance:
         assert "\ufffd\ufffd no UTF-8" in everything
         assert "a colour" in everything
         assert not {"\x00", "\x07", "\x1b", "\x9b"} & {*everything}  # nothing that a terminal acts upon
-        assert "[cut: a line of" in everything
+        assert re.search(rf"x \[[^\]]*\b{MOST_LINE_CHARACTERS:,}\b", everything)  # where a line was cut
         assert len(everything) < 50_000
-        with pytest.raises(InputError, match="n_lines"):
+        with refusal(InputError, what="n_lines", got="-1"):
             executor.stream_logs(handles[0], n_lines=-1)
 
     def test_a_killed_rank_is_relaunched(self, executor: Executor, harness: Harness, tmp_path: Path):
@@ -184,7 +187,7 @@ class ExecutorConformance:
     def test_one_that_has_finished_is_not_relaunched(self, executor: Executor):
         handles = self.launch(executor, "greet", word="x")
         executor.collect(handles, timeout=LONGEST_S)
-        with pytest.raises(InputError, match="one that has finished"):
+        with refusal(InputError, what="rank 0", got="succeeded"):
             executor.relaunch(handles[0])
 
     def test_a_start_whose_handle_was_lost_is_found_by_its_name_and_ended(
@@ -226,7 +229,7 @@ class ExecutorConformance:
     ):
         (handle,) = self.launch(executor, "waits", folder=str(tmp_path))
         pids = pids_in(tmp_path, 0)
-        with pytest.raises(InputError, match="Cancel it first"):
+        with refusal(InputError, what="rank 0", got="running"):
             executor.relaunch(handle)
         harness.kill(executor, handle)
         wait_until(lambda: executor.poll(handle) == "failed", "failed")
@@ -259,7 +262,7 @@ class ExecutorConformance:
 
     def test_a_secret_that_is_not_set_is_named_before_anything_starts(self, harness: Harness):
         executor = harness.make(secrets=("CRF_TEST_NOT_SET",))
-        with pytest.raises(InputError, match="CRF_TEST_NOT_SET, which is not set"):
+        with refusal(InputError, what="secrets", got="CRF_TEST_NOT_SET"):
             self.launch(executor, "greet", word="x")
 
     def test_a_value_where_a_name_belongs_is_refused_and_not_repeated(self, harness: Harness):
@@ -268,22 +271,22 @@ class ExecutorConformance:
         assert "Abc" not in str(caught.value)
 
     @pytest.mark.parametrize(
-        ("n", "entrypoint", "args", "words"),
+        ("n", "entrypoint", "args", "what", "got"),
         [
-            (0, BODIES, {}, "n_replicas"),
-            (True, BODIES, {}, "n_replicas"),
-            (1, "not a name", {}, "entrypoint"),
-            (1, "os; rm -rf", {}, "entrypoint"),
-            (1, BODIES, {"word": object()}, "JSON"),
-            (1, BODIES, {"word": float("nan")}, "JSON"),
-            (1, BODIES, {"word": "x" * 200_000}, "bytes"),
-            (1, BODIES, {"rank_env": "A=B"}, "rank_env"),
+            (0, BODIES, {}, "n_replicas", "0"),
+            (True, BODIES, {}, "n_replicas", "True"),
+            (1, "not a name", {}, "entrypoint", "'not a name'"),
+            (1, "os; rm -rf", {}, "entrypoint", "'os; rm -rf'"),
+            (1, BODIES, {"word": object()}, "entrypoint_args['word']", "object"),
+            (1, BODIES, {"word": float("nan")}, "entrypoint_args['word']", "float"),
+            (1, BODIES, {"word": "x" * 200_000}, "entrypoint_args", " bytes"),
+            (1, BODIES, {"rank_env": "A=B"}, "rank_env", "'A=B'"),
         ],
     )
-    def test_a_wrong_launch_is_refused(self, executor: Executor, n, entrypoint, args, words):
-        with pytest.raises(InputError, match=words):
+    def test_a_wrong_launch_is_refused(self, executor: Executor, n, entrypoint, args, what, got):
+        with refusal(InputError, what=what, got=got):
             executor.launch_replicas(n, entrypoint, args)
 
     def test_a_handle_of_another_executor_is_refused(self, executor: Executor):
-        with pytest.raises(InputError, match="one of elsewhere"):
+        with refusal(InputError, what="handle", got="elsewhere", expected=executor.backend_name):
             executor.poll(ReplicaHandle(0, "elsewhere"))

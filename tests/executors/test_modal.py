@@ -95,4 +95,4 @@ def test_a_time_that_no_sandbox_has_is_refused(harness):
 def test_of_four_over_s3_one_whose_sandbox_is_gone_is_started_again_and_heals(harness, tmp_path, capsys, monkeypatch):
     where = ["--executor", "modal", "--option", "packages=[]"]
     said = check_that_a_killed_machine_is_replaced_and_heals(harness, where, tmp_path, capsys, monkeypatch)
-    assert re.search(r"rank 1: .*SIGKILL.*started again \(1 of", said)
+    assert re.search(r"\brank 1\b.*SIGKILL.*\(1 ", said)

@@ -46,7 +46,7 @@ def test_four_jobs_of_the_hub_over_s3_one_of_which_dies(hub, tmp_path, capsys, m
         found = launch_and_collect(uri, where, secret, shown, tmp_path, capsys, kill=kill)
         check(found, uri, secret, tmp_path)
         assert [each["attempt"] for each in found["replicas"]] == [0, 1, 0, 0]
-        assert re.search(r"rank 1: .*SIGKILL", found["said"])
+        assert re.search(r"\brank 1\b.*SIGKILL", found["said"])
 
 
 def test_four_processes_over_azure(tmp_path, capsys, monkeypatch):

@@ -7,6 +7,7 @@ import pytest
 from composer_replication.diloco.serverless import replica_entrypoint
 from composer_replication.diloco.serverless.replica_entrypoint import main, rank_of, settings_of
 from composer_replication.errors import InputError
+from refusals import refusal
 
 HERE = __name__
 
@@ -33,7 +34,7 @@ def test_settings_go_before_variables_and_unknown_ones_are_named(tmp_path, monke
     monkeypatch.setenv("REPLICA_RANK", "0")
     monkeypatch.setenv("CRF_DILOCO_GENERATION", "4")
     assert main(str(tmp_path), 1, "entrypoint_trainer", "note", settings={"generation": 5})["generation"] == 5
-    with pytest.raises(InputError, match="graces"):
+    with refusal(InputError, got="graces", expected="grace_s"):
         main(str(tmp_path), 1, "entrypoint_trainer", "note", settings={"graces": 5})
 
 
@@ -41,8 +42,9 @@ def test_a_missing_rank_is_a_runtime_error_and_a_wrong_one_a_value_error():
     with pytest.raises(RuntimeError, match="REPLICA_RANK"):
         rank_of({}, 2)
     for text in ("2", "-1", "one", "", "٣"):
-        with pytest.raises(ValueError, match="0 to 1"):
+        with refusal(InputError, what="REPLICA_RANK", got=repr(text), expected="1") as caught:
             rank_of({"REPLICA_RANK": text}, 2)
+        assert isinstance(caught.value, ValueError)
     assert rank_of({"REPLICA_RANK": "1"}, 2) == 1
 
 
@@ -50,7 +52,7 @@ def test_variables_are_read_as_what_they_are():
     given = {"CRF_DILOCO_GRACE_S": "2.5", "CRF_DILOCO_TAKEOVER": "1", "CRF_DILOCO_PAYLOAD": "int8", "OTHER": "x"}
     assert settings_of(given) == {"grace_s": 2.5, "takeover": True, "payload": "int8"}
     for name, text in (("PARALLEL", "two"), ("TAKEOVER", "perhaps"), ("GRACE_S", "")):
-        with pytest.raises(InputError, match=f"CRF_DILOCO_{name}"):
+        with refusal(InputError, what=f"CRF_DILOCO_{name}", got=repr(text)):
             settings_of({f"CRF_DILOCO_{name}": text})
 
 

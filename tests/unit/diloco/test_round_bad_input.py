@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import os
+import re
 import threading
 import time
 
@@ -24,6 +26,7 @@ from composer_replication.diloco.rounds.records import Layout, pack
 from composer_replication.diloco.rounds.vectors import RoundVector
 from composer_replication.diloco.store import MemoryStore, StoreDenied, StoreFull, StoreUnavailable
 from composer_replication.errors import InputError, ShapeError
+from refusals import refusal
 
 
 def manager(store, rank=0, world=1, **options):
@@ -67,7 +70,7 @@ def test_without_registered_state_other_shapes_are_refused_in_the_round():
 
 
 def test_more_shards_than_there_are_names_for_are_refused_with_what_to_set():
-    with pytest.raises(InputError, match="larger shard_bytes"):
+    with refusal(InputError, got="203,125 shards", expected="50,000", fix="shard_bytes"):
         RoundVector([torch.zeros(2).expand(13_000_000, 2)], parties=1, shard_elements=1)
 
 
@@ -75,33 +78,35 @@ def test_a_generation_that_was_closed_is_refused():
     store = MemoryStore()
     run_replica(store, 0, 1, 1)
     store.put("g000000/closed", b"")
-    with pytest.raises(GenerationRefused, match="closed"):
+    with refusal(GenerationRefused, what="generation 0", fix="generation=1") as caught:
         run_replica(store, 0, 1, 2)
+    assert "{" not in caught.value.got  # no setting that is another one
 
 
 def test_the_second_living_process_of_a_rank_is_refused_and_the_first_goes_on():
     store = MemoryStore()
     first = ToyLoop(manager(store))
-    with pytest.raises(RankTaken, match="pid"):
+    with refusal(RankTaken, what="rank 0", got=f"pid {os.getpid()}"):
         ToyLoop(manager(store))
     assert first.round()
 
 
 @pytest.mark.parametrize(
-    ("holder", "words"),
+    ("holder", "shown"),
     [
-        ({"pid": 7, "host": "\x1b]0;title\x07\x1b[2J"}, "pid 7 on a host of no usable name"),
-        ({"pid": "7\x1b[2J", "host": "node-1.example"}, "of no usable pid on node-1.example"),
-        ({"pid": True, "host": ["node"]}, "of no usable pid on a host of no usable name"),
+        ({"pid": 7, "host": "\x1b]0;title\x07\x1b[2J"}, ["pid 7"]),
+        ({"pid": "7\x1b[2J", "host": "node-1.example"}, ["node-1.example"]),
+        ({"pid": True, "host": ["node"]}, []),
     ],
 )
-def test_whoever_is_said_to_hold_a_rank_is_named_without_what_a_terminal_acts_upon(holder, words):
+def test_whoever_is_said_to_hold_a_rank_is_named_without_what_a_terminal_acts_upon(holder, shown):
     store = MemoryStore()
     first = ToyLoop(manager(store))
     (claim,) = store.keys(Layout(0).claim(0))
     store.put(claim, pack("claim", first.manager._membership.layout.address(claim), {"nonce": "0", **holder}))
-    with pytest.raises(RankTaken, match=words) as caught:
+    with refusal(RankTaken, what="rank 0") as caught:
         ToyLoop(manager(store))
+    assert re.findall(r"pid \d+|node\S*|title|True", caught.value.got) == shown
     assert str(caught.value).isprintable()
     assert first.round()
 
@@ -112,7 +117,7 @@ def test_one_that_was_replaced_while_it_slept_ends():
     assert sleeper.round()
     sleeper.manager._membership._heart.stop()
     assert ToyLoop(manager(store)).round()
-    with pytest.raises(Replaced, match="lease"):
+    with refusal(Replaced, what="rank 0", got="claim 1", expected="claim 0"):
         sleeper.round()
 
 
@@ -140,8 +145,9 @@ def test_a_foreign_name_among_the_means_gets_into_no_commit(shard, mark):
 
 
 def test_a_quorum_that_stays_away_is_a_timeout_that_names_who_is_missing():
-    with pytest.raises(RoundTimeout, match=r"missing 1.*min_replicas"):
+    with refusal(RoundTimeout, what="round 0", got="[0]", expected="2", fix="min_replicas") as caught:
         run_replica(MemoryStore(), 0, 2, 1, min_replicas=2, timeout_s=0.5)
+    assert caught.value.got.endswith(" 1")
 
 
 class BrokenStore(FaultyStore):
@@ -224,7 +230,7 @@ def test_what_a_run_is_cannot_be_read_and_that_is_said():
     store = MemoryStore()
     for copy in range(3):
         store.put(Layout(0).about(copy), b"{}")
-    with pytest.raises(GenerationRefused, match="None"):
+    with refusal(GenerationRefused, what="generation 0", got="'tensors': None"):
         ToyLoop(manager(store))
 
 
@@ -241,7 +247,7 @@ def test_a_damaged_mean_is_computed_again_by_whoever_needs_it():
 
 def test_progress_is_read_from_the_store_alone():
     store = MemoryStore()
-    with pytest.raises(GenerationRefused, match="no run"):
+    with refusal(GenerationRefused, what="generation 0", got="run", expected="replica"):
         read_progress(store)
     in_threads([functools.partial(run_replica, store, rank, 2, 5, state_every=2) for rank in range(2)])
     half = manager(store, 0, 2, min_replicas=2)

@@ -7,6 +7,8 @@ import traceback
 
 import pytest
 
+from refusals import refusal
+
 pytest.importorskip("obstore")
 
 from composer_replication.diloco.store import (
@@ -65,7 +67,7 @@ def test_the_objects_of_a_bucket(store, bucket):
     store.delete(["g0/a", "g0/none"])
     with pytest.raises(MissingObject):
         store.get("g0/a", most_bytes=5)
-    with pytest.raises(ObjectTooLarge, match="5 bytes, expected at most 4"):
+    with pytest.raises(ObjectTooLarge, match=r"\b5 bytes\b.*\b4\b"):
         store.get("g0/m", most_bytes=4)
 
 
@@ -132,8 +134,9 @@ def test_a_line_slower_than_the_slowest_is_named(bucket):
     bucket.connection_mb_s = 0.2
     start = time.monotonic()
     try:
-        with pytest.raises(StoreUnavailable, match="no usable answer"):
+        with pytest.raises(StoreUnavailable) as caught:
             slow.put("g0/big", bytes(1_000_000))
+        assert (caught.value.cause_kind, caught.value.key) == ("no answer", "g0/big")
     finally:
         bucket.connection_mb_s = 0.0
     assert time.monotonic() - start < 6
@@ -151,7 +154,7 @@ def test_a_request_without_bytes_that_hangs_is_not_waited_for_longer_on_a_slow_l
 
 @pytest.mark.parametrize("slowest", [0.0, -1.0, float("nan")])
 def test_a_slowest_line_that_is_none_is_refused(bucket, slowest):
-    with pytest.raises(InputError, match="slowest_mb_s"):
+    with refusal(InputError, what="slowest_mb_s", got=str(slowest)):
         open_store("s3://box/runs/a", slowest_mb_s=slowest, options=bucket.options)
 
 
@@ -220,8 +223,9 @@ def test_a_conflict_over_nothing_is_tried_again(store, bucket):
 
 def test_a_server_that_ignores_the_condition_is_refused_when_it_is_opened():
     with serving(ignores_conditions=True) as bucket:
-        with pytest.raises(StoreCannotCreate, match="both succeeded"):
+        with pytest.raises(StoreCannotCreate) as caught:
             open_store("s3://box/a", deadline_s=PATIENT_S, options=bucket.options)
+        assert caught.value.cause_kind == "not_atomic"
         assert bucket.objects == {}
 
 
@@ -233,7 +237,7 @@ def test_a_bucket_that_is_not_there_or_not_ours_is_refused_when_it_is_opened(buc
 
 
 def test_options_nobody_knows_are_named_without_their_values(bucket):
-    with pytest.raises(InputError, match="no_such_option") as caught:
+    with refusal(InputError, got="no_such_option") as caught:
         open_store("s3://box/a", options={"no_such_option": "SECRET"})
     assert "SECRET" not in str(caught.value)
     assert caught.value.__cause__ is None

@@ -20,6 +20,7 @@ from composer_replication.diloco.store import (
     open_store,
 )
 from composer_replication.errors import InputError
+from refusals import refusal
 
 
 @pytest.fixture(params=["memory", "file"])
@@ -48,7 +49,7 @@ def test_a_missing_object_is_named_and_has_no_size(store):
 
 def test_an_object_above_the_limit_is_not_read(store):
     store.put("big", bytes(11))
-    with pytest.raises(ObjectTooLarge, match="11 bytes, expected at most 10"):
+    with pytest.raises(ObjectTooLarge, match=r"\b11 bytes\b.*\b10\b"):
         store.get("big", most_bytes=10)
 
 
@@ -78,7 +79,7 @@ def test_a_key_that_leads_elsewhere_is_refused(store, key):
         lambda: store.size(key),
         lambda: store.delete([key]),
     ):
-        with pytest.raises(InputError, match="key of an object"):
+        with refusal(InputError, what="key", expected="[A-Za-z0-9._-]"):
             call()
 
 
@@ -165,8 +166,9 @@ def test_a_file_system_without_links_is_refused_when_it_is_opened(tmp_path, monk
         raise OSError(errno.EPERM, "Operation not permitted")
 
     monkeypatch.setattr(os, "link", refuse)
-    with pytest.raises(StoreCannotCreate, match="no hard links"):
+    with pytest.raises(StoreCannotCreate) as caught:
         open_store(str(tmp_path))
+    assert caught.value.cause_kind == "no_links"
 
 
 def test_a_link_whose_answer_was_lost_is_still_won(tmp_path, monkeypatch):
@@ -191,15 +193,15 @@ def test_a_file_uri_is_a_path(tmp_path):
 
 @pytest.mark.parametrize("uri", ["s3://key:SECRET@bucket/a", "az://box/a?sig=SECRET", "file:///tmp/a#SECRET"])
 def test_a_uri_with_a_credential_is_refused_without_repeating_it(uri):
-    with pytest.raises(InputError, match="URI of a store") as caught:
+    with refusal(InputError, what="URI", got=uri.partition("//")[0], expected="scheme://") as caught:
         open_store(uri)
     assert "SECRET" not in str(caught.value)
 
 
 def test_a_folder_takes_no_options_and_a_deadline_is_a_time(tmp_path):
-    with pytest.raises(InputError, match="options of a folder"):
+    with refusal(InputError, what="options", got="['region']"):
         open_store(str(tmp_path), options={"region": "x"})
-    with pytest.raises(InputError, match="deadline_s"):
+    with refusal(InputError, what="deadline_s", got="0"):
         open_store(str(tmp_path), deadline_s=0)
 
 

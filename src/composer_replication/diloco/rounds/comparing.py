@@ -27,7 +27,11 @@ from composer_replication.errors import explain
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 Verdict = Literal["equal", "other", "open", "never"]
-_NOT_IN_TIME = "did not say them in time, or does not live"
+_WHYS = {
+    "late": "did not say them in time, or does not live",
+    "gone": "went on, left or was replaced without saying them",
+    "failed": "had not said them when this replica failed",
+}
 
 
 @dataclass(frozen=True)
@@ -94,7 +98,7 @@ class Comparisons:
             if verdict == "equal":
                 self.agreed = max(self.agreed, comparison.step)
             elif verdict == "never":
-                self._say_not_compared(place, comparison, "went on, left or was replaced without saying them")
+                self._say_not_compared(place, comparison, "gone")
             elif (loaded := self._take(store, place, comparison, first_numbers or "", follows=follows)) is not None:
                 return loaded
         return None
@@ -107,9 +111,9 @@ class Comparisons:
             if comparison in self._open and comparison.step > self.agreed:  # else a later comparison has decided
                 self._wait_for_the_last_word(store, comparison, until)
                 loaded = self.look(store, place, follows=follows) or loaded
-                self._give_up(place, _NOT_IN_TIME, since=comparison.step)  # an earlier one may decide then
+                self._give_up(place, "late", since=comparison.step)  # an earlier one may decide then
         loaded = self.look(store, place, follows=follows) or loaded
-        self._give_up(place, _NOT_IN_TIME)
+        self._give_up(place, "late")
         if self._apart is not None and self._apart.step > self.agreed:
             what = f"weights of rank {place.rank} at step {self._apart.step} in {store.uri}"
             expected = f"those of rank {self._apart.first[0]} to the bit, and nobody published them"
@@ -120,7 +124,7 @@ class Comparisons:
 
     def abandon(self, place: Place) -> None:
         """This replica failed: nothing is waited for, and what was not compared is said."""
-        self._give_up(place, "had not said them when this replica failed")
+        self._give_up(place, "failed")
 
     def _take(
         self, store: PatientStore, position: Place, compared: Comparison, first_numbers: str, *, follows: bool
@@ -128,10 +132,10 @@ class Comparisons:
         where = (compared.step, position.rank, compared.first[0])
         differ = "step %d: the weights of rank %d are not those of rank %d to the bit; "
         if compared.step <= self.agreed:
-            _log.warning(differ + "since step %d they are agreed on", *where, self.agreed)
+            _warn("overtaken", differ + "since step %d they are agreed on", *where, self.agreed)
             return None
         if self._apart is not None and compared.step < self._apart.step:
-            _log.warning(differ + "nor are those of step %d, which count", *where, self._apart.step)
+            _warn("other", differ + "nor are those of step %d, which count", *where, self._apart.step)
             return None
         loaded = None
         if follows or compared.step == position.step:
@@ -141,10 +145,10 @@ class Comparisons:
             loaded = self._wait_while_it_lives(store, compared, load, until=until, is_over=is_past)
         if loaded is not None:
             self.agreed = compared.step
-            _log.warning(differ + "taking those", *where)
+            _warn("taken", differ + "taking those", *where)
         else:
             self._apart = compared
-            _log.warning(differ + "those cannot be loaded, and the next comparison decides", *where)
+            _warn("unpublished", differ + "those cannot be loaded, and the next comparison decides", *where)
         return loaded
 
     def _wait_while_it_lives(
@@ -210,12 +214,17 @@ class Comparisons:
         for comparison in self._open:
             if comparison.step >= since:
                 agreed = f"; since step {self.agreed} they are agreed on" if self.agreed > comparison.step else ""
-                self._say_not_compared(position, comparison, f"{why}{agreed}")
+                self._say_not_compared(position, comparison, why, agreed)
         self._open = [comparison for comparison in self._open if comparison.step < since]
 
-    def _say_not_compared(self, position: Place, compared: Comparison, why: str) -> None:
+    def _say_not_compared(self, position: Place, compared: Comparison, why: str, agreed: str = "") -> None:
         what = "step %d: the weights of rank %d were not compared with those of rank %d, which %s"
-        _log.warning(what, compared.step, position.rank, compared.first[0], why)
+        _warn(why, what, compared.step, position.rank, compared.first[0], f"{_WHYS[why]}{agreed}")
+
+
+def _warn(came_of_it: str, text: str, *values: object) -> None:
+    """Log what came of a comparison, in words and by one name, as `comparison` of the record."""
+    _log.warning(text, *values, extra={"comparison": came_of_it})
 
 
 def _wait(

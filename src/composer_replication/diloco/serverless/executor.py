@@ -126,7 +126,7 @@ class Executor(ABC):
             fix = "Cancel it first: two replicas with one rank would stand in each other's way."
             raise InputError(explain(f"rank {handle.rank}", got=status, expected="one that has ended", fix=fix))
         if status == "succeeded":
-            raise InputError(explain(f"rank {handle.rank}", got="one that has finished", expected="one that has not"))
+            raise InputError(explain(f"rank {handle.rank}", got=status, expected="one that has failed"))
         known_job = job or self._jobs.get(self._key(handle))
         if known_job is None:
             expected = "the job of a replica that another process launched: relaunch(handle, job)"
