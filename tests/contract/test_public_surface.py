@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import importlib
 import importlib.util
+import re
 from types import ModuleType
 
 import pytest
@@ -127,7 +128,7 @@ def test_what_type_checkers_see_is_what_the_lazy_table_holds(module):
 
 @pytest.mark.parametrize("module", ["composer_replication", "composer_replication.loss"])
 def test_an_unknown_attribute_is_an_attribute_error_that_names_it(module):
-    with pytest.raises(AttributeError, match=rf"module '{module}' has no attribute 'compose_los'"):
+    with pytest.raises(AttributeError, match=rf"'{re.escape(module)}'.*'compose_los'"):
         importlib.import_module(module).compose_los  # noqa: B018
 
 

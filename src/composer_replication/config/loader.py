@@ -179,8 +179,8 @@ class _Builder:
         value = values.get(spec.name, _USE_DEFAULT)
         if spec.section_class is not None:
             if value is not _USE_DEFAULT and not isinstance(value, dict):
-                place = f"{self._given.origin(path)}: {path}"
-                raise ConfigError(explain(place, got=shown(value, path), expected="a table"))
+                location = f"{self._given.origin(path)}: {path}"
+                raise ConfigError(explain(location, got=shown(value, path), expected="a table"))
             return self.build(spec.section_class, values.get(spec.name, {}), path)
         if value is _USE_DEFAULT:
             return value
