@@ -11,7 +11,7 @@ surrogates, keys that are not strings and dates are errors that name the key, ne
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import orjson
@@ -76,7 +76,8 @@ def _all_finite(value: object) -> bool:
         container = pending.pop()
         # Most leaves are strings, so exact types are asked for first. Encoding the value again with the standard
         # library, which can refuse NaN, takes three times as long (251 real sessions: 0.10 s here, 0.27 s there).
-        for item in container.values() if isinstance(container, dict) else container:
+        items: Iterable[Any] = container.values() if isinstance(container, dict) else container
+        for item in items:
             kind = type(item)
             if kind is str or kind is bool or item is None:
                 continue

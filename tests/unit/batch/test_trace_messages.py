@@ -149,25 +149,25 @@ def test_flags_thinking_and_text_parts_come_along():
 @pytest.mark.parametrize(
     ("messages", "named", "got", "expected"),
     [
-        ("text", {"messages", "c"}, "str", "list"),
-        ({"role": "user"}, {"messages", "c"}, "dict", "list"),
-        ([{"role": "user"}, "text"], {"message", "1", "c"}, "str", "role"),
-        ([{"content": "x"}], {"role", "message", "0", "c"}, "None", "developer"),
-        ([{"role": "robot"}], {"role", "message", "0", "c"}, "'robot'", "developer"),
-        ([{"role": ["user"]}], {"role", "message", "0", "c"}, "['user']", "developer"),
-        ([{"role": "user", "content": 7}], {"content", "message", "0", "c"}, "int", "text"),
-        ([{"role": "user", "content": [{"type": "image_url"}]}], {"content", "message", "0"}, "'image_url'", "text"),
-        ([{"role": "assistant", "tool_call": "ls"}], {"call", "message", "0", "c"}, "str", "arguments"),
-        ([{"role": "assistant", "tool_call": {"arguments": {}}}], {"call", "message", "0"}, "['arguments']", "{name,"),
-        ([{"role": "assistant", "tool_calls": [{"function": {}}]}], {"call", "message", "0"}, "['function']", "{name,"),
-        ([{"role": "tool", "tool_call_id": 7}], {"tool_call_id", "message", "0", "c"}, "int", "text"),
+        ("text", ("messages", "c"), "str", "list"),
+        ({"role": "user"}, ("messages", "c"), "dict", "list"),
+        ([{"role": "user"}, "text"], ("message", "1", "c"), "str", "role"),
+        ([{"content": "x"}], ("role", "message", "0", "c"), "None", "developer"),
+        ([{"role": "robot"}], ("role", "message", "0", "c"), "'robot'", "developer"),
+        ([{"role": ["user"]}], ("role", "message", "0", "c"), "['user']", "developer"),
+        ([{"role": "user", "content": 7}], ("content", "message", "0", "c"), "int", "text"),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], ("content", "message", "0"), "'image_url'", "text"),
+        ([{"role": "assistant", "tool_call": "ls"}], ("call", "message", "0", "c"), "str", "arguments"),
+        ([{"role": "assistant", "tool_call": {"arguments": {}}}], ("call", "message", "0"), "['arguments']", "{name,"),
+        ([{"role": "assistant", "tool_calls": [{"function": {}}]}], ("call", "message", "0"), "['function']", "{name,"),
+        ([{"role": "tool", "tool_call_id": 7}], ("tool_call_id", "message", "0", "c"), "int", "text"),
     ],
     ids=lambda value: str(value)[:40],
 )
 def test_bad_messages_are_named(messages, named, got, expected):
     with refusal(InputError, got=got, expected=expected) as caught:
         to_conversation(messages, conversation_id="c")
-    assert named <= set(caught.value.what.split())
+    assert set(named) <= set(caught.value.what.split())
 
 
 def test_arguments_nested_beyond_reason_are_named():

@@ -108,7 +108,7 @@ class Replayed(Comparisons):
     def _wait_for_the_last_word(self, _store, compared, _until):
         self._read("last word", compared.step)
 
-    def _say_not_compared(self, _place, compared, _why):
+    def _say_not_compared(self, _place, compared, _why, _agreed=""):
         self.given_up.add(compared.step)
 
 
