@@ -11,6 +11,8 @@ from typing import Literal
 
 from composer_replication.errors import InputError, explain
 
+NOT_THERE = "is not there yet"  # why a step runs: it has not run before
+
 Kind = Literal["records", "journal", "file", "folder"]
 
 

@@ -17,7 +17,8 @@ from composer_replication.config import CrfConfig
 from composer_replication.runs import ARTEFACTS, RunDir
 from composer_replication.steps.run import RECORDS, arms_of, as_made
 from composer_replication.steps.running.learnable import check_judgeable, check_learnable, learnable, to_judge_by
-from composer_replication.steps.stale import NOT_THERE, why_records
+from composer_replication.runs.artefacts import NOT_THERE
+from composer_replication.steps.stale import why_records
 from composer_replication.steps.table import step_named
 
 if TYPE_CHECKING:

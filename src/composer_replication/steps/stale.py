@@ -16,13 +16,13 @@ from composer_replication.config import CrfConfig
 from composer_replication.config.writer import value_text
 from composer_replication.errors import ArtefactCorruptError, ArtefactNotFoundError
 from composer_replication.runs import ARTEFACTS, RunDir
+from composer_replication.runs.artefacts import NOT_THERE
 from composer_replication.runs.evaluation import weight_files_digest
 from composer_replication.runs.sidecar import sha256_of_file
 from composer_replication.runs.sites import struck_sites
 from composer_replication.steps.split import TEST
 from composer_replication.teacher_replay.teachers import read_specs, writer_in
 
-NOT_THERE = "is not there yet"
 _NOTES = ".made_of.json"
 _UNKNOWN = object()
 # What belongs to an artefact's sources as soon as it is there itself.

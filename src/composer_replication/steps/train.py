@@ -12,7 +12,7 @@ from composer_replication.config import CrfConfig
 from composer_replication.runs import ARTEFACTS, RunDir
 from composer_replication.runs.elsewhere import note_elsewhere
 from composer_replication.runs.lineage import read_training
-from composer_replication.steps.stale import NOT_THERE
+from composer_replication.runs.artefacts import NOT_THERE
 
 if TYPE_CHECKING:
     from composer_replication.trainer.from_config.plan import TrainingPlan
