@@ -11,10 +11,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from composer_replication.actions.arguments import tool_schemas
-from composer_replication.actions.equality import ActionContext
-from composer_replication.actions.reply import parse_reply
+from composer_replication.action_text import parse_reply
 from composer_replication.pairs import same_action
+from composer_replication.sites.actions.equality import ActionContext, tool_schemas
 
 DATA = Path(__file__).parents[1] / "tests" / "data"
 FILES = ("action_pairs.jsonl", "action_pairs_held_out.jsonl")

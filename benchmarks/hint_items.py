@@ -15,17 +15,25 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from composer_replication.batch.hint_placement import Placement, teacher_context
+from composer_replication.batch.hint_placement import (
+    Placement,
+    makes_tokens,
+    teacher_context,
+    why_no_target,
+    wrong_hints,
+)
 from composer_replication.batch.model_folder import load_tokenizer
-from composer_replication.batch.render.encode import token_texts
-from composer_replication.batch.render.renderer import RenderedSequence, Renderer, TurnSpan
-from composer_replication.batch.taught_turns import makes_tokens, why_no_target, wrong_hints
+from composer_replication.batch.render.renderer import (
+    RenderedSequence,
+    Renderer,
+    TurnSpan,
+    token_texts,
+)
 from composer_replication.errors import InputError
 from composer_replication.runs import RunDir
+from composer_replication.runs.files import read_tools
 from composer_replication.runs.split import sides_of
-from composer_replication.runs.tools import read_tools
-from composer_replication.sessions.good_turns import good_turns
-from composer_replication.sessions.read_run import LoggedSession, read_sessions
+from composer_replication.trainer.sessions.rendering import LoggedSession, good_turns, read_sessions
 from composer_replication.types import ErrorSite, Turn
 
 SCHEMA = "hint_items 2"

@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def _read_packed(path: Path) -> dict[str, Any]:
-    from composer_replication.ablation.record_files import read_stored
+    from composer_replication.evaluation.ablation.job import read_stored
 
     return read_stored(path)
 

@@ -24,8 +24,8 @@ import orjson
 from composer_replication.ingestion import registry
 from composer_replication.ingestion.formats import claude_code
 from composer_replication.ingestion.into_run import ingest_into
-from composer_replication.ingestion.reading.source import IngestReport, SourceFile
 from composer_replication.ingestion.scrubbing import ScrubSettings
+from composer_replication.ingestion.source import IngestReport, SourceFile
 from composer_replication.runs import RunDir
 from session_logs import write_log
 

@@ -16,11 +16,11 @@ import time
 from collections import defaultdict
 from pathlib import Path
 
-from composer_replication.judge import Repository, Score
+from composer_replication.cli.judge import judged_sessions
 from composer_replication.runs import RunDir
-from composer_replication.runs.sites import read_sites
+from composer_replication.runs.files import read_sites
 from composer_replication.sites.find import NO_FAILURE
-from composer_replication.steps.around.judge import judged_sessions
+from composer_replication.sites.judge import Repository, Score
 from composer_replication.types import Conversation, ErrorSite
 
 GOALS = {"precision": 0.93, "with earlier sessions": 0.45, "with a checkout": 0.60, "false alarms": 0.6}

@@ -7,16 +7,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from composer_replication.actions.write import text_of
+from composer_replication.action_text import text_of
 from composer_replication.config.presets import load_with_preset
 from composer_replication.runs import RunDir
-from composer_replication.runs import pairs as pair_rows
-from composer_replication.runs.conversations import read_conversations
-from composer_replication.runs.sites import read_sites
-from composer_replication.sessions.stored_windows import StoredWindow
-from composer_replication.trainer.from_config.inputs import read_inputs
+from composer_replication.runs import files as pair_rows
+from composer_replication.runs.files import read_conversations, read_sites
+from composer_replication.trainer.from_config.inputs import read_inputs, tools_of
 from composer_replication.trainer.from_config.offline import offline_data
-from composer_replication.trainer.from_config.renderer import tools_of
+from composer_replication.trainer.sessions.stored_windows import StoredWindow
 from composer_replication.types import Turn
 from target_check import Judged, SessionJudge, Tally
 from template_oracle import Student, is_own
@@ -54,7 +52,12 @@ def write_pairs(run: RunDir, pairs: Sequence[Pair]) -> None:
         for pair in pairs
     ]
     run.write_jsonl(
-        "pairs", rows, schema=pair_rows.SCHEMA, version=pair_rows.VERSION, sources=["conversations"], counts={}
+        "pairs",
+        rows,
+        schema=pair_rows.PAIRS_SCHEMA,
+        version=pair_rows.PAIRS_VERSION,
+        sources=["conversations"],
+        counts={},
     )
 
 

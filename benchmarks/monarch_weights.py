@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from composer_replication.optional import require
-from composer_replication.recipes.monarch.shared_weights import SharedWeights, shared_memory_folder
+from composer_replication.recipes.monarch.tensor_file import SharedWeights, shared_memory_folder
 
 monarch: Any = require("monarch.actor", extra="monarch")
 rdma: Any = require("monarch.rdma", extra="monarch")

@@ -19,10 +19,10 @@ from peft import LoraConfig, get_peft_model
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from composer_replication.batch.tree_batch import CHANNELS
-from composer_replication.sessions.dataset import LoggedSessions
-from composer_replication.sessions.stored_windows import store_window
-from composer_replication.trainer.channel_settings import ChannelSettings
 from composer_replication.trainer.offline_trainer import OfflineTrainer
+from composer_replication.trainer.presets import ChannelSettings
+from composer_replication.trainer.sessions.dataset import LoggedSessions
+from composer_replication.trainer.sessions.stored_windows import store_window
 from composer_replication.trainer.teacher_keeper import TeacherKeeper
 from session_step import Session, build_model
 

@@ -48,7 +48,7 @@ def liger_triton() -> JsdCall:
 
 
 def dense() -> JsdCall:
-    from composer_replication.opsd import generalized_jsd_loss
+    from composer_replication.loss.jsd import generalized_jsd_loss
 
     def call(student: Tensor, weight: Tensor, teacher: Tensor) -> Tensor:
         with torch.no_grad():

@@ -27,13 +27,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+from composer_replication.cli.sites import write_sites
 from composer_replication.config import SitesConfig
 from composer_replication.errors import InputError
 from composer_replication.ingestion.into_run import ingest_into
 from composer_replication.ingestion.scrubbing import ScrubSettings
 from composer_replication.runs import RunDir
-from composer_replication.runs.conversations import read_conversations
-from composer_replication.steps.sites import write_sites
+from composer_replication.runs.files import read_conversations
 from composer_replication.types import Conversation
 from judged_run import Pair, judge_run, write_pairs
 from log_order import order_violations

@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
+from composer_replication.teacher_replay.ledger import TeacherStore
 from composer_replication.teacher_replay.replay import ReplayOptions, replay, teachers_of
-from composer_replication.teacher_replay.requests import RequestBuilder, Settings
-from composer_replication.teacher_replay.store.ledger import TeacherStore
+from composer_replication.teacher_replay.requests import RequestBuilder, RequestSettings
 from composer_replication.teacher_replay.teachers import read_teachers
 from composer_replication.types import TeacherCallResult, TraceState
 from fault_server import FaultServer
@@ -50,7 +50,7 @@ def ask(number: int, size: int, options: ReplayOptions) -> tuple[float, float, i
     return time.process_time() - cpu, time.perf_counter() - wall, failed
 
 
-def fill(path: Path, number: int, size: int, base_url: str, settings: Settings) -> None:
+def fill(path: Path, number: int, size: int, base_url: str, settings: RequestSettings) -> None:
     """A store as a finished replay leaves it."""
     (teacher,) = read_teachers([TEACHER], environment={}, api_key="key", base_url=base_url)
     builder = RequestBuilder(teacher, settings)
@@ -80,7 +80,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
     print("| what | figure | goal |\n|---|---|---|")
-    settings = Settings(max_tokens=64)
+    settings = RequestSettings(max_tokens=64)
     with tempfile.TemporaryDirectory() as folder, FaultServer(latency_s=(0.02, 0.04)) as server:
         found = []
         for number in range(args.rounds):

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
-from composer_replication.rollouts.generation import passes
-from composer_replication.rollouts.generation.generator import RolloutGenerator
+from composer_replication.trainer.rollouts.generation import passes
+from composer_replication.trainer.rollouts.generation.generator import RolloutGenerator
 
 SHAPES = {  # hidden, layers, heads, key heads, intermediate, vocabulary
     "1.5B": (1536, 28, 12, 2, 8960, 151_936),

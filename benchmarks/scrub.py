@@ -19,10 +19,18 @@ from typing import Any
 
 import orjson
 
-from composer_replication.privacy import Scrubber, rules, scan
-from composer_replication.privacy.encodings import encoded
-from composer_replication.privacy.named import assignments, commands, places, tables
-from composer_replication.privacy.shapes import entropy, vendors
+from composer_replication.privacy import (
+    Scrubber,
+    assignments,
+    entropy,
+    rules,
+    scan,
+    tables,
+)
+from composer_replication.privacy import command_lines as commands
+from composer_replication.privacy import encodings as encoded
+from composer_replication.privacy import entropy as vendors
+from composer_replication.privacy import tables as places
 
 SESSIONS = Path(__file__).resolve().parents[2] / "shared" / "fixtures" / "sessions"
 # Rule kinds that are counted apart: pseudonyms are wanted on every path, they are not findings.

@@ -24,8 +24,8 @@ from typing import Any
 import orjson
 
 from composer_replication.ingestion.into_run import ingest_into
-from composer_replication.ingestion.last_gate import LastGate
 from composer_replication.ingestion.scrubbing import ScrubSettings
+from composer_replication.privacy.outgoing import LastGate
 from composer_replication.runs import RunDir
 
 _SHORTEST_LEFT = 6  # characters of a secret in a row that count as the secret, where they are half of it

@@ -19,8 +19,8 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from composer_replication import compose_loss
 from composer_replication.batch.tree_batch import SessionTargets, TreeBatch
-from composer_replication.objective.attention.forward import tree_hidden_states
-from composer_replication.objective.teacher_rows import WeightedTeacher
+from composer_replication.trainer.objective.attention.forward import tree_hidden_states
+from composer_replication.trainer.objective.row_weighting import WeightedTeacher
 
 SHAPES: dict[str, dict[str, Any]] = {
     "0.5B": {"hidden_size": 896, "num_hidden_layers": 24, "num_attention_heads": 14, "intermediate_size": 4864},

@@ -12,8 +12,14 @@ import argparse
 import json
 from pathlib import Path
 
-from composer_replication.ablation.record_files import PACKED, pack, packed_path, read_record, unpack
 from composer_replication.atomic import atomic_write_bytes, atomic_write_json
+from composer_replication.evaluation.ablation.job import (
+    PACKED,
+    pack,
+    packed_path,
+    read_record,
+    unpack,
+)
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import NamedTuple
 
-from composer_replication.ablation.record_files import read_stored
+from composer_replication.evaluation.ablation.job import read_stored
 
 HERE = Path(__file__).parent
 HINTS = {

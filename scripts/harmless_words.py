@@ -17,9 +17,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from textwrap import fill
 
-from composer_replication.privacy.named.harmless import stem
+from composer_replication.privacy.names import stem
 
-TARGET = Path(__file__).resolve().parents[1] / "src/composer_replication/privacy/named/harmless_words.txt"
+TARGET = Path(__file__).resolve().parents[1] / "src/composer_replication/privacy/harmless_words.txt"
 FEWEST_PACKAGES = 6
 FEWEST_CATALOGS = 6  # of one language
 FEWEST_SPEAKING = 2  # of one language, in messages that speak of secrets

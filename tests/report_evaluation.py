@@ -6,8 +6,7 @@ import random
 import re
 
 from composer_replication.runs import RunDir
-from composer_replication.runs.evaluation import write_evaluation
-from composer_replication.runs.sites import read_sites
+from composer_replication.runs.files import read_sites, write_evaluation
 from composer_replication.runs.split import read_split
 
 SCRIPT = '<script>window.hacked=1</script><img src=x onerror="window.hacked=1">\'"--></style><svg/onload=hacked=1>'

@@ -11,13 +11,17 @@ from dataclasses import replace
 from pathlib import Path
 
 from composer_replication.atomic import atomic_write_json
+from composer_replication.cli.pairs import write_pairs
+from composer_replication.cli.sites import write_sites
+from composer_replication.cli.split import write_split
 from composer_replication.config import PairsConfig, SitesConfig, SplitConfig
 from composer_replication.runs import RunDir
-from composer_replication.runs.conversations import SCHEMA, VERSION, to_row
-from composer_replication.runs.sites import read_sites
-from composer_replication.steps.pairs import write_pairs
-from composer_replication.steps.sites import write_sites
-from composer_replication.steps.split import write_split
+from composer_replication.runs.files import (
+    CONVERSATIONS_SCHEMA,
+    CONVERSATIONS_VERSION,
+    conversation_to_row,
+    read_sites,
+)
 from report_evaluation import SCRIPT, evaluate
 from session_pieces import Session
 
@@ -39,7 +43,12 @@ def make_run(
     run = RunDir.create(folder)
     drawn = random.Random(seed)
     sessions = [_session(number, drawn, hostile) for number in range(num_sessions)]
-    run.write_jsonl("conversations", (to_row(each) for each in sessions), schema=SCHEMA, version=VERSION)
+    run.write_jsonl(
+        "conversations",
+        (conversation_to_row(each) for each in sessions),
+        schema=CONVERSATIONS_SCHEMA,
+        version=CONVERSATIONS_VERSION,
+    )
     tools = [
         {"format": "claude_code", "name": name, "num_calls": 1, "parameters": {"type": "object"}, "source": "inferred"}
         for name in ("Bash", "Edit", "Read")

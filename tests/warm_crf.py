@@ -31,18 +31,18 @@ from typing import Any
 SRC = Path(__file__).resolve().parents[1] / "src"
 IS_WARM = os.environ.get("CRF_TEST_PROFILE") != "full" and hasattr(os, "fork")
 _SHARED = "CRF_WARM_SERVERS"  # the folder of the servers that the processes of one run of pytest share
-_STEPS = ("ingest", "sites", "replay", "pairs", "around.judge", "around.export", "around.forget")
+_STEPS = ("ingest", "sites", "replay", "pairs", "judge", "forget")
 _LIGHT = (
     "composer_replication.cli.main",
-    *(f"composer_replication.steps.{name}" for name in _STEPS),
+    *(f"composer_replication.cli.{name}" for name in _STEPS),
     "httpx",
     "rich.table",
     "rich.progress",
 )
 _HEAVY = (
     *_LIGHT,
-    "composer_replication.steps.around.inspect",
-    "composer_replication.steps.train",
+    "composer_replication.cli.inspect",
+    "composer_replication.trainer.from_config.train_run",
     "transformers.models.auto.modeling_auto",
     "transformers.models.gpt2.modeling_gpt2",
     "transformers.models.llama.modeling_llama",

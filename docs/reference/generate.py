@@ -24,16 +24,13 @@ import composer_replication
 from composer_replication import types
 from composer_replication.batch import flat_batch
 from composer_replication.cli import main as cli
+from composer_replication.cli.replicas.asking import ROUND_KEYS
 from composer_replication.config import CrfConfig, load
 from composer_replication.config.schema import OptionSpec, dotted, options_of
-from composer_replication.config.values import optional_inner, type_text
-from composer_replication.config.writer import value_text
-from composer_replication.objective.components import LossComponents
-from composer_replication.objective.compose import compose_loss
+from composer_replication.config.values import optional_inner, type_text, value_text
 from composer_replication.runs import ARTEFACTS, ArtefactMeta, Source
-from composer_replication.runs.artefacts import OLDEST_READ
-from composer_replication.runs.sidecar import SIDECAR_VERSION
-from composer_replication.steps.replicas.round_keys import ROUND_KEYS
+from composer_replication.runs.artefacts import OLDEST_READ, SIDECAR_VERSION
+from composer_replication.trainer.objective.compose import LossComponents, compose_loss
 
 FOLDER = Path(__file__).parent
 COMMAND = "make reference"

@@ -6,17 +6,23 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from composer_replication import types
-from composer_replication.ingestion.cache import last_ingest, session_sources
-from composer_replication.objective.fingerprint import Fingerprint
-from composer_replication.objective.hint_proof import HintProof
+from composer_replication.cli import replay
+from composer_replication.ingestion import session_sources
+from composer_replication.ingestion import session_sources as last_ingest
 from composer_replication.pairs import export
 from composer_replication.pairs.extract import PairRecord
-from composer_replication.runs import conversations, evaluation, pairs, sites, split, tools
-from composer_replication.sessions import proof, reference
-from composer_replication.steps import replay
+from composer_replication.runs import files as conversations
+from composer_replication.runs import files as evaluation
+from composer_replication.runs import files as pairs
+from composer_replication.runs import files as sites
+from composer_replication.runs import files as tools
+from composer_replication.runs import split
 from composer_replication.trainer import warmup
 from composer_replication.trainer.checkpoints import manifest, tree_file
-from composer_replication.trainer.from_config import results
+from composer_replication.trainer.from_config import plan as results
+from composer_replication.trainer.objective.fingerprint import Fingerprint
+from composer_replication.trainer.objective.hint_proof import HintProof
+from composer_replication.trainer.sessions import proof, reference
 
 CONFIG = """\
 A config is a TOML file (`crf train --config FILE`); `--set a.b=c` wins over the file. A key that is not here is an
@@ -153,8 +159,8 @@ _CONVERSATION_PARTS = (types.Turn, types.ToolCall, types.ToolResult, types.Usage
 _SAID_OF_PAIRS = tuple((name, kind) for name, kind in PairRecord.__annotations__.items() if name != "pair")
 RECORDS: Mapping[str, Record] = {
     "conversations": Record(
-        conversations.SCHEMA,
-        conversations.VERSION,
+        conversations.CONVERSATIONS_SCHEMA,
+        conversations.CONVERSATIONS_VERSION,
         "One context as a model saw it: a session, the part after a compaction, a sub-agent, or a branch.",
         types.Conversation,
         inside=_CONVERSATION_PARTS,
@@ -172,8 +178,8 @@ RECORDS: Mapping[str, Record] = {
         more=(("mark", "str"),),
     ),
     "tools": Record(
-        tools.SCHEMA,
-        tools.VERSION,
+        tools.TOOLS_SCHEMA,
+        tools.TOOLS_VERSION,
         "`source` is `file` where `--tools` gave the schema, else `inferred` from calls that worked. `format` says "
         "whose tool it is: that of the agent's logs; null where a file gave the schema, which then is every agent's.",
         more=(
@@ -192,8 +198,8 @@ RECORDS: Mapping[str, Record] = {
         split.PlacedConversation,
     ),
     "sites": Record(
-        sites.SCHEMA,
-        sites.VERSION,
+        sites.SITES_SCHEMA,
+        sites.SITES_VERSION,
         "What looked like a failure and is none has the kind `no_failure`.",
         types.ErrorSite,
         more=(("hint", "Hint | None"),),
@@ -208,8 +214,8 @@ RECORDS: Mapping[str, Record] = {
         more=(("conversation_id", "str"),),
     ),
     "pairs": Record(
-        pairs.SCHEMA,
-        pairs.VERSION,
+        pairs.PAIRS_SCHEMA,
+        pairs.PAIRS_VERSION,
         "The messages before the turn are those of its conversation, and are not copied.",
         types.DPOPair,
         without=("state_messages",),

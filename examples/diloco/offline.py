@@ -17,7 +17,7 @@ from pathlib import Path
 from composer_replication.diloco.serverless import LocalProcessExecutor
 
 ENTRYPOINT = "composer_replication.diloco.serverless.replica_entrypoint"
-TRAINER = "composer_replication.steps.around.replica"
+TRAINER = "composer_replication.cli.replicas.replica_training"
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:

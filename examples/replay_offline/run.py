@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from composer_replication.pairs.extract import extract_pairs
-from composer_replication.replaysim.normalize import DJNormalizer
+from composer_replication.pairs.normalise import DJNormalizer
 
 HERE = Path(__file__).parent
 

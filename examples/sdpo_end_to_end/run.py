@@ -25,13 +25,13 @@ from composer_replication.batch.model_folder import load_tokenizer
 from composer_replication.batch.render.renderer import Renderer
 from composer_replication.cli.main import main as crf
 from composer_replication.errors import ComposerError
-from composer_replication.objective.hint_proof import HintProof
 from composer_replication.runs import RunDir
-from composer_replication.runs.conversations import read_conversations
-from composer_replication.sessions.dataset import LoggedSessions
-from composer_replication.trainer.channel_settings import ChannelSettings
-from composer_replication.trainer.from_config.renderer import tools_of
+from composer_replication.runs.files import read_conversations
+from composer_replication.trainer.from_config.inputs import tools_of
+from composer_replication.trainer.objective.hint_proof import HintProof
 from composer_replication.trainer.offline_trainer import OfflineTrainer
+from composer_replication.trainer.presets import ChannelSettings
+from composer_replication.trainer.sessions.dataset import LoggedSessions
 from composer_replication.trainer.teacher_keeper import TeacherKeeper
 
 
@@ -135,7 +135,7 @@ def train_and_measure(model_name: str, run_name: str, args: argparse.Namespace, 
 
 
 def _kinds(run: RunDir) -> dict[str, str]:
-    from composer_replication.runs.sites import read_sites
+    from composer_replication.runs.files import read_sites
 
     return {site.id: site.kind for site, _ in read_sites(run)}
 

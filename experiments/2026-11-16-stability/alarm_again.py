@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from composer_replication.ablation.record_files import read_stored
+from composer_replication.evaluation.ablation.job import read_stored
 from composer_replication.trainer.watch.collapse_alarm import CollapseAlarm
 
 

@@ -19,11 +19,11 @@ from typing import Any
 
 import torch
 
-from composer_replication.ablation.episodes import Episode as Talk
-from composer_replication.ablation.episodes import play_all, world_runner
 from composer_replication.batch.model_folder import load_model, load_tokenizer
 from composer_replication.envs.policies import CARELESS, Episode, play
 from composer_replication.envs.workspace import TOOLS, generate_task
+from composer_replication.evaluation.ablation.workspace import TaskEpisode as Talk
+from composer_replication.evaluation.ablation.workspace import _world_runner, play_all
 
 FIRST, LONGEST, BATCH, LR, WARM = 30_000, 3072, 16, 3e-5, 5
 PLAYED, FEWEST, ROUNDS = range(29_000, 29_016), 0.8, 3
@@ -107,7 +107,7 @@ class Training:
 def write_rows(tokenizer_name: str, out: Path, episodes: int) -> None:
     tokenizer = load_tokenizer(tokenizer_name)
     tasks = [generate_task(seed, difficulty="easy") for seed in range(FIRST, FIRST + episodes)]
-    rows = [tokens_of(tokenizer, messages_of(play(task, CARELESS, runner=world_runner()))) for task in tasks]
+    rows = [tokens_of(tokenizer, messages_of(play(task, CARELESS, runner=_world_runner()))) for task in tasks]
     out.write_text(json.dumps(rows), encoding="utf-8")
 
 

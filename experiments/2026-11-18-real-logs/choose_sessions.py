@@ -14,9 +14,9 @@ import shutil
 from collections import Counter
 from pathlib import Path
 
-from composer_replication.ingestion.cache.session_sources import read_accounts
+from composer_replication.ingestion.session_sources import read_accounts
 from composer_replication.runs import RunDir
-from composer_replication.runs.sites import read_sites
+from composer_replication.runs.files import read_sites
 
 
 def chosen_names(run: RunDir) -> set[str]:

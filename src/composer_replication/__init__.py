@@ -53,13 +53,17 @@ if TYPE_CHECKING:
     from composer_replication.diloco import make_diloco_outer_loop
     from composer_replication.ingestion import SYSTEM_PROMPT, ClaudeCodeIngester, IngestionStats
     from composer_replication.loss.jsd import generalized_jsd_loss
-    from composer_replication.objective.components import LossComponents
-    from composer_replication.objective.compose import compose_loss
     from composer_replication.pairs.extract import extract_dpo_pairs
     from composer_replication.teacher_replay.replay import replay_trace
     from composer_replication.teacher_replay.teachers import DEFAULT_TEACHERS
     from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
-    from composer_replication.types import DPOPair, TeacherCallResult, TeacherSpec, TraceState
+    from composer_replication.trainer.objective.compose import LossComponents, compose_loss
+    from composer_replication.types import (
+        DPOPair,
+        TeacherCallResult,
+        TeacherSpec,
+        TraceState,
+    )
 
 _PUBLIC = {
     "ClaudeCodeIngester": "composer_replication.ingestion",
@@ -67,13 +71,13 @@ _PUBLIC = {
     "DEFAULT_TEACHERS": "composer_replication.teacher_replay.teachers",
     "DPOPair": "composer_replication.types",
     "IngestionStats": "composer_replication.ingestion",
-    "LossComponents": "composer_replication.objective.components",
+    "LossComponents": "composer_replication.trainer.objective.compose",
     "SYSTEM_PROMPT": "composer_replication.ingestion",
     "TeacherCallResult": "composer_replication.types",
     "TeacherSpec": "composer_replication.types",
     "TraceState": "composer_replication.types",
     "build_batch": "composer_replication.batch",
-    "compose_loss": "composer_replication.objective.compose",
+    "compose_loss": "composer_replication.trainer.objective.compose",
     "extract_dpo_pairs": "composer_replication.pairs.extract",
     "generalized_jsd_loss": "composer_replication.loss.jsd",
     "make_diloco_outer_loop": "composer_replication.diloco",
@@ -90,7 +94,6 @@ _SUBPACKAGES = frozenset(
         "hint_generator",
         "ingestion",
         "loss",
-        "objective",
         "opsd",
         "privacy",
         "recipes",

@@ -76,9 +76,9 @@ def _all_finite(value: object) -> bool:
         container = pending.pop()
         # Most leaves are strings, so exact types are asked for first. Encoding the value again with the standard
         # library, which can refuse NaN, takes three times as long (251 real sessions: 0.10 s here, 0.27 s there).
-        items: Iterable[Any] = container.values() if isinstance(container, dict) else container
+        items = cast("Iterable[Any]", container.values() if isinstance(container, dict) else container)
         for item in items:
-            kind = type(item)
+            kind = cast("type[Any]", type(item))
             if kind is str or kind is bool or item is None:
                 continue
             if kind is float:

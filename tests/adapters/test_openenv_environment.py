@@ -12,7 +12,7 @@ import pytest
 from adapters.scripted_episodes import MAX_CALLS, played_alone, scripts
 from composer_replication.envs.workspace import TOOLS, generate_task
 from composer_replication.errors import ConfigError, RunError
-from composer_replication.rollouts.worlds.openenv import is_address, openenv_environment
+from composer_replication.trainer.rollouts.worlds.openenv import is_address, openenv_environment
 
 pytest.importorskip("openenv.core")
 import uvicorn

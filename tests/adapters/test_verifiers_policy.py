@@ -8,13 +8,13 @@ import re
 import pytest
 
 from composer_replication.errors import ConfigError, InputError
-from composer_replication.rollouts.worlds import policy_endpoint
-from composer_replication.rollouts.worlds.policy_endpoint import SpokenEpisode, speak
+from composer_replication.trainer.rollouts.worlds import policy_endpoint
+from composer_replication.trainer.rollouts.worlds.policy_endpoint import SpokenEpisode, speak
 from refusals import refusal
 
 vf = pytest.importorskip("verifiers.v1")
 from composer_replication.envs import verifiers_environment  # noqa: E402
-from composer_replication.rollouts.worlds.verifiers import VerifiersWorld, is_verifiers, world_reward  # noqa: E402
+from composer_replication.trainer.rollouts.worlds.verifiers import VerifiersWorld, is_verifiers, world_reward  # noqa: E402
 
 pytestmark = [pytest.mark.envs, pytest.mark.filterwarnings("ignore")]
 CALL = '<tool_call>\n{"name": "%s", "arguments": %s}\n</tool_call>'

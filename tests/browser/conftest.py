@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import pytest
 
-from composer_replication.report import build
-from composer_replication.steps.report import write_report
+from composer_replication.cli.report import write_report
+from composer_replication.evaluation.report import build
 from report_runs import make_run
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome")

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from composer_replication.steps.report import write_report
+from composer_replication.cli.report import write_report
 from report_runs import make_run
 
 pytestmark = [pytest.mark.browser, pytest.mark.filterwarnings("ignore")]

@@ -110,8 +110,7 @@ PATHS = {
     "distillation.simpo": ("simpo_loss", "avg_sequence_logprob"),
     "distillation.taid": ("taid_loss", "TAIDScheduler"),
     "loss": ("LossComponents", "compose_loss"),
-    "objective.components": ("LossComponents",),
-    "objective.compose": ("compose_loss",),
+    "trainer.objective.compose": ("LossComponents", "compose_loss"),
     "opsd": ("generalized_jsd_loss", "sdpo_loss"),
     "recipes.prime_rl.composer_loss": ("loss_fn",),
     "replaysim": ("DJNormalizer", "DPOPair", "TeacherCallResult", "extract_dpo_pairs", "replay_and_normalize_trace"),
@@ -171,14 +170,14 @@ NEW: dict[str, dict[str, str]] = {
         ),
         "linear_token_logprobs": '(hidden_NH, head, token_ids_N, *, tile_rows=None, backend="auto")',
     },
-    "objective.reference": {
+    "trainer.objective.reference": {
         "pair_logprobs": "(model, batch)",
         "reference_logprobs": "(model, inputs)",
         "response_logprobs": "(model, responses)",
         "token_logprobs": "(model, responses)",
         "with_reference": "(model, batch)",
     },
-    "sessions.reference": {
+    "trainer.sessions.reference": {
         "ReferenceLogprobs": "(fingerprint, values=None, *, of_steps=False)",
         "ReferenceLogprobs.add": "(response, value)",
         "ReferenceLogprobs.load": "(path, expected)",
@@ -293,7 +292,7 @@ NEW: dict[str, dict[str, str]] = {
     },
 }
 
-NEW["trainer.reference"] = NEW["sessions.reference"]  # a known path
+NEW["trainer.reference"] = NEW["trainer.sessions.reference"]  # a known path
 _TRAINER = NEW_TRAINING["trainer.composer_trainer"]
 NEW[""] = NEW[""] | {name: text for name, text in _TRAINER.items() if name.startswith("ComposerReplicationTrainer")}
 

@@ -110,7 +110,7 @@ NEW_SESSIONS: dict[str, dict[str, str]] = {
         ),
         "unregister_rule": "(rule)",
     },
-    "judge": {
+    "sites.judge": {
         "Checkout": "(repository, commit, *, seconds=0, is_branch=True)",
         "EarlierSessions": "()",
         "Judge": "(state, *, project=None, checkout=None)",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 NEW_TRAINING: dict[str, dict[str, str]] = {
-    "objective.compose": {
+    "trainer.objective.compose": {
         "channel_options": (
             "(model, knobs, *, taid_t=None, label_smoothing=0.0, denominators=None, sdpo_teachers=None, "
             "sdpo_weighting=None)"
@@ -128,7 +128,7 @@ NEW_TRAINING: dict[str, dict[str, str]] = {
             'k1_coefficient=0.0, fast_generation="auto", generation_batch=None)'
         ),
     },
-    "sessions.dataset": {
+    "trainer.sessions.dataset": {
         "LoggedPair": '(state_id, turn_number, chosen, action=None, rejected=None, source="teachers")',
         "LoggedPair.rejects_turn": "property",
         "LoggedSession": "(*, conversation, sites=(), pairs=(), corrections=<factory>)",

@@ -1,7 +1,7 @@
 """The layer table of the architecture page, and a checker that reads import statements with `ast`.
 
-A unit is a folder or a file directly under the package; each recipe is a unit of its own. An import counts wherever it
-stands: at module level, in a function, under TYPE_CHECKING, or as a dotted name in a string that something imports.
+A unit is a folder or a file directly under the package, or a folder below with a row of its own. An import counts
+wherever it is: at module level, in a function, under TYPE_CHECKING, or as a dotted name in a string that is imported.
 """
 
 from __future__ import annotations
@@ -20,16 +20,15 @@ class Layer:
     ours: Set[str] = frozenset()  # units it may import from
     at_import: Set[str] = frozenset()  # third-party packages it may load when it is imported
     on_use: Set[str] = frozenset()  # third-party packages it may load inside a function
-    ours_only_in_functions: bool = False
 
 
 # Atomic files and canonical JSON are the ground that runs and config stand on.
-GROUND = {"types", "errors", "optional", "version", "atomic", "canonical_json", "actions"}
+GROUND = {"types", "errors", "optional", "version", "atomic", "canonical_json", "messages", "action_text"}
 SOURCES = GROUND | {"runs", "privacy"}
-LEARNING = {"objective", "batch", "loss", "sites", "hint_generator"} | GROUND
-TRAINING = LEARNING | {"sessions", "rollouts", "runs", "config"}
-# Recipes are adapters of other engines: they stand on rollouts and the objective, never on a trainer of ours.
-RECIPES = LEARNING | {"rollouts", "runs", "config"}
+LEARNING = {"trainer.objective", "batch", "loss", "sites", "hint_generator"} | GROUND
+TRAINING = LEARNING | {"trainer.sessions", "trainer.rollouts", "runs", "config"}
+# Recipes are adapters of other engines: they use rollouts and the objective, never a trainer of ours.
+RECIPES = LEARNING | {"trainer.rollouts", "runs", "config"}
 
 LAYERS = {
     "errors": Layer(),
@@ -38,58 +37,62 @@ LAYERS = {
     "optional": Layer(ours={"errors"}),
     "canonical_json": Layer(ours={"errors"}, at_import={"orjson"}),
     "atomic": Layer(ours={"errors", "canonical_json"}),
-    "actions": Layer(ours={"errors", "types"}, at_import={"orjson"}),
+    "messages": Layer(ours={"errors", "types"}, at_import={"orjson"}),
+    "action_text": Layer(ours={"errors", "types", "messages"}, at_import={"orjson"}),
     "runs": Layer(ours=GROUND),
     "config": Layer(ours=GROUND),
-    "privacy": Layer(ours=GROUND, on_use={"kingfisher_sdk"}),
+    "privacy": Layer(ours=GROUND | {"runs"}, on_use={"kingfisher_sdk"}),
     "ingestion": Layer(ours=SOURCES, at_import={"orjson"}, on_use={"atif"}),
+    # What a call did, which turn erred, and what would become of a call.
     "sites": Layer(ours=SOURCES, at_import={"orjson"}),
-    # What would become of a call; what became of it is for `sites` to say.
-    "judge": Layer(ours=SOURCES | {"sites"}),
-    # A hint speaks about a site.
-    "hint_generator": Layer(ours=SOURCES | {"sites", "judge"}, at_import={"orjson"}),
     # Whether another teacher is worth asking depends on how those asked so far voted; whether they acted alike, and on
-    # what the session had shown, is for `actions` and `sites` to say.
-    "teacher_replay": Layer(
-        ours=SOURCES | {"ingestion", "hint_generator", "sites"}, at_import={"orjson"}, on_use={"httpx"}
-    ),
+    # what the session had shown, is for `sites` to say.
+    "teacher_replay": Layer(ours=SOURCES | {"ingestion", "sites"}, at_import={"orjson"}, on_use={"httpx"}),
+    # A hint is about a site; a teacher may write it, under the one budget that `teacher_replay` keeps.
+    "hint_generator": Layer(ours=SOURCES | {"sites", "teacher_replay"}, at_import={"orjson"}),
     "pairs": Layer(
-        ours=SOURCES | {"hint_generator", "ingestion", "judge", "sites", "teacher_replay"},
+        ours=SOURCES | {"hint_generator", "ingestion", "sites", "teacher_replay"},
         at_import={"orjson"},
         on_use={"data_juicer", "yaml"},
     ),
     "loss": Layer(ours={"types", "errors"}, at_import={"torch"}, on_use={"triton"}),
     # A model's name may be that of the embedded student, which lies in `envs`.
     "batch": Layer(
-        ours={"types", "errors", "optional", "actions", "hint_generator", "envs"},
+        ours={"types", "errors", "optional", "messages", "action_text", "hint_generator", "envs"},
         at_import={"torch"},
         on_use={"huggingface_hub", "peft", "transformers"},
     ),
-    "objective": Layer(ours={"batch", "loss", "types", "errors", "runs"}, at_import={"torch"}, on_use={"transformers"}),
+    "trainer.objective": Layer(
+        ours={"batch", "loss", "types", "errors", "runs"}, at_import={"torch"}, on_use={"transformers"}
+    ),
     # A run's conversations as batches.
-    "sessions": Layer(ours=LEARNING | {"runs"}, at_import={"torch"}, on_use={"safetensors"}),
+    "trainer.sessions": Layer(ours=LEARNING | {"runs"}, at_import={"torch"}, on_use={"safetensors"}),
     # No TRL: what an engine has to do itself is passed in.
-    "rollouts": Layer(ours=LEARNING, at_import={"torch"}, on_use={"openenv", "transformers", "verifiers"}),
+    "trainer.rollouts": Layer(ours=LEARNING, at_import={"torch"}, on_use={"openenv", "transformers", "verifiers"}),
     # transformers is a dependency of the core; its Trainer and callbacks are classes to derive from.
     "trainer": Layer(
-        ours=TRAINING | {"diloco"},
+        ours=TRAINING | {"diloco", "envs"},
         at_import={"torch", "transformers"},
         on_use={"accelerate", "bitsandbytes", "datasets", "numpy", "peft", "safetensors", "trl"},
     ),
     # Held-out sessions under several sets of weights; what right calls are, and what would fail, others say.
     "evaluation": Layer(
-        ours=TRAINING | {"judge", "pairs", "trainer"},
+        ours=TRAINING | {"pairs", "trainer"},
         at_import={"torch", "numpy"},
         on_use={"peft", "transformers", "vllm"},
     ),
+    # Reads a run's files; what the kinds of failure mean is for `sites` to say.
+    "evaluation.report": Layer(
+        ours=GROUND | {"runs", "config", "sites"}, on_use={"jinja2", "markupsafe", "matplotlib"}
+    ),
+    # Whole experiments: each job is a training and an evaluation; plans, tables and plots load no tensors.
+    "evaluation.ablation": Layer(
+        ours=TRAINING | {"trainer", "evaluation", "envs", "pairs"},
+        at_import={"numpy"},
+        on_use={"matplotlib", "torch", "transformers", "trl"},
+    ),
     # Episodes are handed out in formats that `ingestion` knows: it writes the ATIF document.
     "envs": Layer(ours={"types", "errors", "ingestion"}, on_use={"transformers", "trl"}),
-    # What is done with a run and its weights, once they are there.
-    "use": Layer(
-        ours=TRAINING | {"trainer", "privacy", "ingestion", "pairs", "judge", "teacher_replay", "envs", "evaluation"},
-        at_import={"torch"},
-        on_use={"huggingface_hub", "jinja2", "packaging", "peft", "transformers"},
-    ),
     "diloco": Layer(
         ours={"errors", "types", "optional", "atomic", "canonical_json", "runs", "config"},
         at_import={"torch"},
@@ -104,27 +107,21 @@ LAYERS = {
         at_import={"torch"},
         on_use={"monarch", "safetensors", "transformers", "vllm"},
     ),
-    # Reads a run's files; what the kinds of failure mean is for `sites` to say.
-    "report": Layer(ours=GROUND | {"runs", "config", "sites"}, on_use={"jinja2", "markupsafe", "matplotlib"}),
     "opsd": Layer(ours={"loss"}),
     "distillation": Layer(ours={"loss"}),
     "replaysim": Layer(ours={"teacher_replay", "pairs"}),
     "": Layer(ours={"optional", "version"}),  # the package itself
 }
-# All run-directory glue: it brings stages together, and nothing below knows it.
-LAYERS["steps"] = Layer(ours=set(LAYERS) - {"", "opsd", "distillation", "replaysim"})
-# Whole experiments, each job of which is steps of a run; plans, tables and plots load no tensors.
-LAYERS["ablation"] = Layer(
-    ours=LAYERS["steps"].ours | {"steps"}, at_import={"numpy"}, on_use={"matplotlib", "torch", "transformers", "trl"}
+# One file a verb, and the pipeline as a table: it brings the stages together, and nothing below knows it. Only the verb
+# that was typed is imported.
+LAYERS["cli"] = Layer(
+    ours=set(LAYERS) - {"", "opsd", "distillation", "replaysim"},
+    on_use={"rich", "torch", "huggingface_hub", "jinja2", "packaging", "peft", "transformers"},
 )
-LAYERS["cli"] = Layer(ours=set(LAYERS), on_use={"rich"}, ours_only_in_functions=True)
 LAYERS["__main__"] = Layer(ours={"cli"})
 
 # One module is written in a language of its own. Only functions may import it.
-MODULE_LAYERS = {
-    f"loss.linear.{name}": Layer(ours={"types", "errors"}, at_import={"torch", "triton"})
-    for name in ("triton_rows", "triton_tokens")
-}
+MODULE_LAYERS = {"loss.linear.triton_kernels": Layer(ours={"types", "errors"}, at_import={"torch", "triton"})}
 ONLY_IN_FUNCTIONS = {f"{PACKAGE}.{module}" for module in MODULE_LAYERS}
 # A subclass of TRL's trainer, and a class that says what to install where there is no TRL.
 MODULE_LAYERS["trainer.composer_trainer"] = Layer(ours=TRAINING, at_import={"torch", "transformers", "trl"})
@@ -135,7 +132,7 @@ MODULE_LAYERS["envs.trl_environment"] = Layer(ours={"errors", "optional"}, on_us
 MODULE_LAYERS["envs.verifiers_environment"] = Layer(ours={"errors", "optional"}, at_import={"verifiers", "httpx"})
 MODULE_LAYERS["envs.openenv_server"] = Layer(ours={"errors", "optional"}, at_import={"openenv", "uvicorn"})
 # Subclasses and registrations of verl's, in modules that only its processes import.
-for _name in ("agent_loop", "cpu_platform", "engine", "registered", "teacher_server", "trainer", "worker"):
+for _name in ("agent_loop", "cpu_platform", "engine", "registered", "trainer"):
     MODULE_LAYERS[f"recipes.verl.{_name}"] = Layer(ours=RECIPES, at_import={"torch", "verl", "ray", "omegaconf"})
 
 
@@ -150,12 +147,11 @@ LAZY_ALIASES = {
         "teacher_replay.replay",
         "teacher_replay.teachers",
         "loss.jsd",
-        "objective.components",
-        "objective.compose",
+        "trainer.objective.compose",
         "trainer.composer_trainer",
     },
-    "loss": {"objective.components", "objective.compose"},
-    "batch": {"objective.smoke_chat"},
+    "loss": {"trainer.objective.compose"},
+    "batch": {"trainer.objective.smoke_chat"},
     "teacher_replay": {"types", "pairs.extract", "teacher_replay.replay", "teacher_replay.teachers"},
 }
 
@@ -232,7 +228,8 @@ def collect_imports(source: str, module: str, known: Set[str], *, is_package: bo
 def unit_of(module: str) -> str:
     """`composer_replication.loss.jsd` -> `loss`; `composer_replication.recipes.verl.x` -> `recipes.verl`."""
     parts = module.split(".")[1:]
-    return ".".join(parts[: 2 if parts[:1] == ["recipes"] else 1])
+    inner = ".".join(parts[:2])
+    return inner if len(parts) > 1 and inner in LAYERS else ".".join(parts[:1])
 
 
 def violations(source: str, module: str, known: Set[str], *, is_package: bool = False) -> Iterator[str]:
@@ -259,8 +256,6 @@ def _wrong_among_ours(module: str, each: Import) -> str:
         return ""
     if target not in layer.ours:
         return f"{unit or PACKAGE} may not import {target or PACKAGE} ({each.target}, in a {each.place})"
-    if layer.ours_only_in_functions and each.place == "module":
-        return f"{unit} may import {target} only inside a function"
     return ""
 
 

@@ -57,12 +57,12 @@ def test_every_function_that_a_page_names_exists(page):
     [
         (
             "The walk of a Claude Code session",
-            "steps/ingest.py:ingest",
+            "cli/ingest.py:ingest",
             "trainer/checkpoints/manifest.py:write_manifest",
         ),
         (
             "The walk of a TRL rollout",
-            "trainer/from_config/grpo.py:grpo_trainer",
+            "trainer/from_config/training.py:grpo_trainer",
             "loss/linear/weighted.py:linear_divergence",
         ),
     ],

@@ -123,7 +123,7 @@ def test_every_shipped_config_loads():
 
 
 def test_every_shipped_plan_of_an_ablation_can_be_read():
-    from composer_replication.ablation.plan import read_plan
+    from composer_replication.evaluation.ablation.plan import read_plan
 
     for path in repository_files():
         if path.name == "arms.toml":

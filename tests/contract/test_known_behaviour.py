@@ -24,15 +24,16 @@ import composer_replication as crf
 from composer_replication.batch import build_batch
 from composer_replication.diloco.serverless import MockManager, ObjectStoreAllReduce
 from composer_replication.diloco.serverless.allreduce import _ImmediateWork
-from composer_replication.diloco.serverless.executor import LocalProcessExecutor, ServerlessExecutor
+from composer_replication.diloco.serverless.executor import ServerlessExecutor
 from composer_replication.diloco.serverless.hf_jobs import HFJobsExecutor
+from composer_replication.diloco.serverless.local_process import LocalProcessExecutor
 from composer_replication.diloco.serverless.modal import ModalExecutor
 from composer_replication.diloco.serverless.replica_entrypoint import main
 from composer_replication.distillation import TAIDScheduler, entropy_aware_opd_loss, taid_loss
-from composer_replication.opsd import generalized_jsd_loss
+from composer_replication.loss.jsd import generalized_jsd_loss
+from composer_replication.pairs.export import replay_and_normalize_trace_sync
 from composer_replication.recipes.prime_rl.composer_loss import loss_fn
 from composer_replication.replaysim import DJNormalizer
-from composer_replication.replaysim.normalize import replay_and_normalize_trace_sync
 from composer_replication.teacher_replay import extract_dpo_pairs, replay_trace, save_pairs
 from composer_replication.trainer.data_collator import CollatorConfig, ComposerDataCollator
 

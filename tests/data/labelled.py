@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from pathlib import Path
 
-from composer_replication.actions.session_state import SessionState
+from composer_replication.sites.actions.session_state import SessionState
 from composer_replication.sites.classify import classify
 from composer_replication.types import ToolCall
 

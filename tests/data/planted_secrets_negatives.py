@@ -100,7 +100,7 @@ NAMES = (
     ("tests/unit/auth/test_tokens.py::test_a_password_is_checked[postgres-argon2-True-0] PASSED [ 42%]", "pytest id"),
     ("test_secret_is_not_logged_when_the_authentication_backend_is_unavailable", "long test name"),
     ("AbstractSingletonProxyFactoryBeanAuthenticationTokenProvider", "long class name"),
-    ("composer_replication.objective.alignment.shift_masks_to_predicting_rows", "dotted name"),
+    ("composer_replication.trainer.objective.alignment.shift_masks_to_predicting_rows", "dotted name"),
     ("src/main/java/org/example/shop/authentication/password/PasswordEncoderConfiguration.java", "long path"),
     ("node_modules/.pnpm/@babel+helper-create-class-features-plugin@7.25.9/node_modules/@babel/core", "pnpm path"),
     ("The password field is required. Password must be at least 12 characters.", "prose about passwords"),

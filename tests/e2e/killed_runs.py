@@ -42,7 +42,7 @@ def prepare(folder: Path) -> None:
 
 def kill_at_the_end_of(phase_name: str) -> None:
     """Kills this process when all of a phase is made and kept, and nothing has been written about it."""
-    from composer_replication.sessions.phases import PhaseTimes
+    from composer_replication.trainer.sessions.phases import PhaseTimes
 
     original = PhaseTimes.__call__
 
@@ -58,9 +58,9 @@ def run(folder: str, step: str = "", seconds: float = 0.0, phase_name: str = "")
     """`crf run` there; it is killed so many seconds after a step began, or at the end of a phase of the training."""
     import torch
 
+    from composer_replication.cli.ingest import run_directory
+    from composer_replication.cli.pipeline import RunCallbacks, run_steps
     from composer_replication.config.presets import load_with_preset
-    from composer_replication.steps.ingest import run_directory
-    from composer_replication.steps.run import Listener, run_steps
 
     torch.set_num_threads(1)
     os.chdir(folder)
@@ -73,7 +73,7 @@ def run(folder: str, step: str = "", seconds: float = 0.0, phase_name: str = "")
 
     config = load_with_preset(overrides=[*SETTINGS, "ingest.paths=['logs']", "train.model='model'"])
     with run_directory(Path("run")) as run_dir:
-        run_steps(config, run_dir, Listener(begin=begin))
+        run_steps(config, run_dir, RunCallbacks(begin=begin))
 
 
 if __name__ == "__main__":

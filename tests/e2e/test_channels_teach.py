@@ -16,9 +16,9 @@ import torch
 
 from composer_replication import compose_loss
 from composer_replication.batch.hint_placement import teacher_context
-from composer_replication.batch.packed_batch import pack_batches
+from composer_replication.batch.tree_batch import pack_batches
 from composer_replication.loss.taid import TAIDScheduler
-from composer_replication.objective.reference import with_reference
+from composer_replication.trainer.objective.reference import with_reference
 from obedient_model import build_world, one_thread
 from obedient_model.evidence import NUM_SESSIONS
 from obedient_model.evidence_table import control_holds

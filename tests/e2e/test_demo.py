@@ -8,11 +8,7 @@ from io import StringIO
 
 import pytest
 
-from composer_replication.cli.main import main
-from composer_replication.runs import RunDir
-from composer_replication.runs.evaluation import read_evaluation
-from composer_replication.runs.lineage import channel_in_words
-from composer_replication.steps.demo import (
+from composer_replication.cli.demo import (
     SEED,
     SESSIONS,
     SETTINGS,
@@ -21,6 +17,10 @@ from composer_replication.steps.demo import (
     demo_config,
     demo_logs,
 )
+from composer_replication.cli.main import main
+from composer_replication.runs import RunDir
+from composer_replication.runs.files import read_evaluation
+from composer_replication.runs.lineage import channel_in_words
 from output_facts import lines_with
 
 

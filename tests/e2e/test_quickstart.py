@@ -10,11 +10,11 @@ import run as quickstart
 import torch
 
 import composer_replication
+from composer_replication.cli.ingest import ingest
+from composer_replication.cli.sites import write_sites
 from composer_replication.config import IngestConfig, SitesConfig
 from composer_replication.runs import RunDir
-from composer_replication.runs.sites import read_sites
-from composer_replication.steps.ingest import ingest
-from composer_replication.steps.sites import write_sites
+from composer_replication.runs.files import read_sites
 from output_facts import lines_with
 
 

@@ -17,7 +17,7 @@ from transformers.utils.import_utils import is_serve_available
 from composer_replication.teacher_replay import replay_trace
 from composer_replication.teacher_replay.ask_and_retry import Patience
 from composer_replication.teacher_replay.replay import ReplayOptions
-from composer_replication.teacher_replay.requests import Settings
+from composer_replication.teacher_replay.requests import RequestSettings
 
 pytestmark = pytest.mark.full
 TOOL = {"type": "function", "function": {"name": "bash", "parameters": {"type": "object", "properties": {}}}}
@@ -78,7 +78,7 @@ def test_a_real_server_answers_counts_its_tokens_and_is_not_asked_twice(served, 
     options = ReplayOptions(
         cache=tmp_path / "s.sqlite",
         max_concurrency=2,
-        settings=Settings(max_tokens=8),
+        settings=RequestSettings(max_tokens=8),
         patience=Patience(max_attempts=2),
         environment={},
     )

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import pytest
 
 from composer_replication.diloco.serverless.executor import Executor, ReplicaHandle, ServerlessExecutor
-from composer_replication.diloco.serverless.masked_lines import MOST_LINE_CHARACTERS
+from composer_replication.diloco.serverless.replica_process import MOST_LINE_CHARACTERS
 from composer_replication.errors import InputError
 from refusals import refusal
 

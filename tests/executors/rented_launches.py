@@ -12,8 +12,8 @@ import pytest
 
 from bucket_servers import servers
 from composer_replication.cli.main import main
+from composer_replication.cli.replicas.launches import LaunchFile
 from composer_replication.diloco.store import open_store
-from composer_replication.steps.replicas.launch_file import LaunchFile
 from executors.conformance import ENV, Harness, wait_until
 
 QUICK = ["--round", "grace_s=60", "--round", "poll_s=0.1", "--round", "state_every=1"]

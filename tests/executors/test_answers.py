@@ -8,7 +8,13 @@ import time
 
 import pytest
 
-from composer_replication.diloco.serverless.answers import about_failure, harmless, how_it_ended, in_brief, within
+from composer_replication.diloco.serverless.executor import (
+    about_failure,
+    harmless,
+    how_it_ended,
+    in_brief,
+    within,
+)
 from composer_replication.errors import RunError
 from refusals import refusal
 

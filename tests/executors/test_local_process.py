@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from composer_replication.diloco.serverless import LocalProcessExecutor, processes
-from composer_replication.diloco.serverless.answers import how_it_ended
-from composer_replication.diloco.serverless.executor import Executor, ReplicaHandle
+from composer_replication.diloco.serverless import LocalProcessExecutor
+from composer_replication.diloco.serverless import local_process as processes
+from composer_replication.diloco.serverless.executor import Executor, ReplicaHandle, how_it_ended
 from composer_replication.errors import InputError, RunError
 from executors import replica_bodies
 from executors.conformance import ENV, TESTS, ExecutorConformance, is_alive, pids_in, wait_until
@@ -159,7 +159,7 @@ class TestIdentity:
 
     def test_one_is_alive_also_where_there_are_no_locks(self, launched, monkeypatch):
         handle, _ = launched
-        monkeypatch.setattr("composer_replication.diloco.serverless.local_process.try_lock", lambda _descriptor: True)
+        monkeypatch.setattr("composer_replication.atomic.try_lock", lambda _descriptor: True)
         assert LocalProcessExecutor().poll(handle) == "running"
 
     def test_one_of_another_machine_is_neither_asked_nor_ended_here(self, launched):

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from composer_replication.rollouts.generation.generator import RolloutGenerator
-from composer_replication.rollouts.generation.passes import NextTokens
-from composer_replication.rollouts.generation.recorded_talks import RecordedTalking
-from composer_replication.rollouts.generation.talks import Talking
+from composer_replication.trainer.rollouts.generation.generator import RolloutGenerator
+from composer_replication.trainer.rollouts.generation.passes import NextTokens
+from composer_replication.trainer.rollouts.generation.talks import RecordedTalking, Talking
 from scripted_talk import Scripted
 
 sys.path.append(str(Path(__file__).parents[1] / "unit" / "generation"))

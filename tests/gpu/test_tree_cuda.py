@@ -10,9 +10,9 @@ from transformers import AutoModelForCausalLM, Gemma2Config, Gemma2ForCausalLM, 
 from composer_replication import compose_loss
 from composer_replication.batch.tree import build_tree, pack_trees
 from composer_replication.batch.tree_batch import SessionTargets
-from composer_replication.objective.attention.attend import attend_to_tree, tree_mask
-from composer_replication.objective.attention.forward import tree_hidden_states
-from composer_replication.objective.model_head import hidden_states
+from composer_replication.trainer.objective.attention.attend import attend_to_tree, tree_mask
+from composer_replication.trainer.objective.attention.forward import tree_hidden_states
+from composer_replication.trainer.objective.model_head import hidden_states
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 SIZE = {"vocab_size": 512, "hidden_size": 256, "intermediate_size": 384, "num_hidden_layers": 3}

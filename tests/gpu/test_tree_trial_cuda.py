@@ -9,9 +9,9 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3MoeConfig
 
 from composer_replication.batch.tree import build_tree
-from composer_replication.objective.attention import forward
-from composer_replication.objective.attention import trial as tree_trial
-from composer_replication.objective.attention.forward import tree_hidden_states, why_flat
+from composer_replication.trainer.objective.attention import forward
+from composer_replication.trainer.objective.attention import forward as tree_trial
+from composer_replication.trainer.objective.attention.forward import tree_hidden_states, why_flat
 from model_families import FAMILIES, LEAK, build
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]

@@ -12,13 +12,12 @@ from torch import Tensor, nn
 
 from composer_replication import compose_loss
 from composer_replication.batch.hint_placement import teacher_context
-from composer_replication.batch.packed_batch import pack_batches
 from composer_replication.batch.pair_tokens import pair_ids
 from composer_replication.batch.session_batch import SiteHint, TokenPair, session_batches
-from composer_replication.batch.tree_batch import TreeBatch
-from composer_replication.objective.components import LossComponents
-from composer_replication.objective.reference import response_logprobs
-from composer_replication.objective.teacher_rows import WeightedTeacher
+from composer_replication.batch.tree_batch import TreeBatch, pack_batches
+from composer_replication.trainer.objective.compose import LossComponents
+from composer_replication.trainer.objective.reference import response_logprobs
+from composer_replication.trainer.objective.row_weighting import WeightedTeacher
 from obedient_model.tasks import ToySession
 from obedient_model.world import World
 

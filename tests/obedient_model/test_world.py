@@ -9,9 +9,14 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from composer_replication.batch.hint_placement import teacher_context
-from composer_replication.objective.heeding import verdict
-from composer_replication.objective.hint_proof import ProvableSite, count_reasons, prove_hints
-from composer_replication.sessions.dataset import LoggedSession, LoggedSessions
+from composer_replication.trainer.objective.hint_proof import (
+    ProvableSite,
+    count_reasons,
+    prove_hints,
+    verdict,
+)
+from composer_replication.trainer.sessions.dataset import LoggedSessions
+from composer_replication.trainer.sessions.rendering import LoggedSession
 from composer_replication.types import ErrorSite, Hint
 from obedient_model import KINDS, ToyEnvironment, build_world
 from obedient_model.tasks import TOOLS, task_messages

@@ -13,8 +13,8 @@ from composer_replication.distillation import (
     simpo_loss,
     taid_loss,
 )
-from composer_replication.distillation.entropy_aware_opd import teacher_entropy
-from composer_replication.distillation.simpo import avg_sequence_logprob
+from composer_replication.loss.entropy_opd import teacher_entropy
+from composer_replication.loss.preference import avg_sequence_logprob
 
 MASK = keep_mask(21)
 

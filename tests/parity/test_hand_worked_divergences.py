@@ -12,8 +12,8 @@ import torch
 from closeness import assert_gradient, assert_value, value_and_gradients
 
 from composer_replication.distillation import entropy_aware_opd_loss, sdpo_loss, taid_loss
-from composer_replication.distillation.entropy_aware_opd import teacher_entropy
-from composer_replication.opsd import generalized_jsd_loss
+from composer_replication.loss.entropy_opd import teacher_entropy
+from composer_replication.loss.jsd import generalized_jsd_loss
 
 KL_TS = 0.130812035941
 KL_ST = 0.143841036226

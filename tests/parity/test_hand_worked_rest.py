@@ -8,8 +8,8 @@ import torch
 from closeness import assert_gradient, assert_value, value_and_gradients
 
 from composer_replication.distillation import TAIDScheduler, dpo_loss, simpo_loss
-from composer_replication.distillation.simpo import avg_sequence_logprob
 from composer_replication.loss.linear import LinearHead, linear_cross_entropy, linear_token_logprobs
+from composer_replication.loss.preference import avg_sequence_logprob
 from composer_replication.recipes.prime_rl.composer_loss import loss_fn
 
 LN2 = 0.693147180560

@@ -6,7 +6,7 @@ import torch
 from batches import DTYPES, keep_mask, pair
 from closeness import assert_gradient, assert_value, value_and_gradients
 
-from composer_replication.opsd import generalized_jsd_loss
+from composer_replication.loss.jsd import generalized_jsd_loss
 
 BETAS = (0.0, 0.1, 0.5, 0.9, 1.0)
 

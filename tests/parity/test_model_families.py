@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from composer_replication import compose_loss
 from composer_replication.batch.tree_batch import SessionTargets
 from composer_replication.errors import UnsupportedModelError
-from composer_replication.objective.attention.forward import tree_hidden_states
-from composer_replication.objective.model_head import decoder_of
+from composer_replication.trainer.objective.attention.forward import tree_hidden_states
+from composer_replication.trainer.objective.model_head import decoder_of
 from model_families import FAMILIES, VOCAB, build
 
 REFERENCES = (-20.0, -30.0)

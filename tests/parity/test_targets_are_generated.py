@@ -19,17 +19,22 @@ from hypothesis import HealthCheck, given, settings
 import real_logs
 from composer_replication.batch.model_folder import load_tokenizer
 from composer_replication.batch.render.renderer import Renderer
+from composer_replication.cli.sites import write_sites
 from composer_replication.config import SitesConfig
 from composer_replication.config.presets import load_with_preset
 from composer_replication.errors import AlignmentError
 from composer_replication.ingestion.into_run import ingest_into
 from composer_replication.runs import RunDir
-from composer_replication.runs import conversations as rows
-from composer_replication.runs import sites as site_rows
-from composer_replication.steps.sites import write_sites
+from composer_replication.runs import files as rows
+from composer_replication.runs import files as site_rows
 from composer_replication.trainer.from_config.inputs import read_inputs
 from composer_replication.trainer.from_config.offline import offline_data
-from composer_replication.types import Conversation, ToolCall, ToolResult, Turn
+from composer_replication.types import (
+    Conversation,
+    ToolCall,
+    ToolResult,
+    Turn,
+)
 from judged_run import Pair, judge_run, write_pairs
 from random_conversations import STUDENT, RandomSession, sessions, site_of
 from session_pieces import HERE, Session
@@ -69,12 +74,20 @@ def judged(session, student: Path, *, whole: bool = True, tools: bool = True) ->
     with tempfile.TemporaryDirectory() as folder:
         run = RunDir.create(Path(folder) / "run")
         settings_ = {"scrubbed": True}
-        row = rows.to_row(session.conversation)
-        run.write_jsonl("conversations", [row], schema=rows.SCHEMA, version=rows.VERSION, settings=settings_)
+        row = rows.conversation_to_row(session.conversation)
+        run.write_jsonl(
+            "conversations",
+            [row],
+            schema=rows.CONVERSATIONS_SCHEMA,
+            version=rows.CONVERSATIONS_VERSION,
+            settings=settings_,
+        )
         if tools:
             run.write_jsonl("tools", _TOOLS, schema="tool", version=3, sources=["conversations"])
-        kept = [site_rows.to_row(site, hint) for site, hint in session.sites]
-        run.write_jsonl("sites", kept, schema=site_rows.SCHEMA, version=site_rows.VERSION, sources=["conversations"])
+        kept = [site_rows.site_to_row(site, hint) for site, hint in session.sites]
+        run.write_jsonl(
+            "sites", kept, schema=site_rows.SITES_SCHEMA, version=site_rows.SITES_VERSION, sources=["conversations"]
+        )
         write_pairs(run, session.pairs)
         overrides = WHOLE if whole else CUT
         options = {"student_names": [STUDENT, str(student)], "whole": whole, "sample": None, "students": KNOWN}

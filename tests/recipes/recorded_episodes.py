@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from composer_replication.ablation.episodes import Episode
+from composer_replication.evaluation.ablation.workspace import TaskEpisode
 from recipes.recorded_steps import Batch
 
 
-def played(tokenizer: Any, batch: Batch, row: int) -> Episode:
+def played(tokenizer: Any, batch: Batch, row: int) -> TaskEpisode:
     """The episode of one row: its messages, its files' worth, and the very ids of the record."""
-    episode = Episode(tokenizer, int(batch.task_seeds[row]), "recorded")
+    episode = TaskEpisode(tokenizer, int(batch.task_seeds[row]), "recorded")
     sampled = batch.loss_mask[row].tolist()
     ids, place, length = batch.completion_ids[row].tolist(), 0, int(batch.completion_mask[row].sum())
     while place < length:

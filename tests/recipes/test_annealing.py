@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 
 from composer_replication.errors import InputError
-from composer_replication.objective.knobs import LossKnobs, annealed
-from composer_replication.recipes.monarch.policy_trainer import TrainerSettings
-from composer_replication.recipes.monarch.step_loss import LossSettings
-from composer_replication.recipes.verl.settings import EngineChannels
-from composer_replication.trainer.channel_settings import ChannelSettings
+from composer_replication.recipes.monarch.policy_trainer import LossSettings, TrainerSettings
+from composer_replication.recipes.verl.channel_loss import EngineChannels
+from composer_replication.trainer.objective.channels import LossKnobs, annealed
+from composer_replication.trainer.presets import ChannelSettings
 
 STEPS = range(7)  # two more than the run has
 

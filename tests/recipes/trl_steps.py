@@ -12,12 +12,17 @@ from datasets import Dataset
 from transformers import TrainerCallback
 from trl import GRPOConfig
 
-from composer_replication.ablation.episodes import SCHEMAS, Episode, files_worth, play_all
 from composer_replication.envs.student import load_student
 from composer_replication.envs.trl_environment import task_rows
-from composer_replication.rollouts.sites import ITEMS, SITES
-from composer_replication.trainer.channel_settings import ChannelSettings
+from composer_replication.evaluation.ablation.workspace import (
+    SCHEMAS,
+    TaskEpisode,
+    files_worth,
+    play_all,
+)
 from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
+from composer_replication.trainer.presets import ChannelSettings
+from composer_replication.trainer.rollouts.sites import ITEMS, SITES
 from composer_replication.trainer.teacher_keeper import TeacherKeeper
 from recipes.recorded_episodes import played
 from recipes.recorded_steps import (
@@ -170,7 +175,7 @@ def sampled_rollouts(prompts: Sequence[Any], trainer: Any) -> dict[str, Any]:
     """Rollouts of the model at hand. They end well before TRL would cut them: a record has whole turns alone."""
     seeds, tokenizer, step = _seeds(trainer), trainer.processing_class, trainer.state.global_step
     episodes = [
-        Episode(tokenizer, seeds[prompt[-1]["content"]], f"{trainer.args.seed}:{step}:{place}")
+        TaskEpisode(tokenizer, seeds[prompt[-1]["content"]], f"{trainer.args.seed}:{step}:{place}")
         for place, prompt in enumerate(prompts)
     ]
     model = trainer.accelerator.unwrap_model(trainer.model)
@@ -195,7 +200,7 @@ def _seeds(trainer: Any) -> dict[str, int]:
     return {row["prompt"][-1]["content"]: int(row["seed"]) for row in trainer.train_dataset}
 
 
-def _answers(episodes: Sequence[Episode], longest: int) -> dict[str, Any]:
+def _answers(episodes: Sequence[TaskEpisode], longest: int) -> dict[str, Any]:
     assert all(len(each.ids) <= longest for each in episodes)
     return {
         "prompt_ids": [each.prompt_ids for each in episodes],

@@ -10,12 +10,17 @@ import pytest
 from pair_records import NUM_PAIRS, pairs
 
 from composer_replication.errors import InputError
-from composer_replication.pairs.normalise.data_juicer_backend import data_juicer_judge
-from composer_replication.pairs.normalise.normalizer import DJNormalizer
-from composer_replication.pairs.normalise.operators import DocumentDeduplicator, native_judge, native_operator
-from composer_replication.pairs.normalise.pair_texts import TEXT_KEYS, pair_text
-from composer_replication.pairs.normalise.recipe import Step
-from composer_replication.pairs.normalise.special_characters import special_ratio
+from composer_replication.pairs.normalise import (
+    TEXT_KEYS,
+    DJNormalizer,
+    DocumentDeduplicator,
+    OperatorStep,
+    data_juicer_judge,
+    native_judge,
+    native_operator,
+    pair_text,
+    special_ratio,
+)
 from refusals import refusal
 
 data_juicer = pytest.importorskip("data_juicer")
@@ -57,8 +62,8 @@ EACH = [(name, parameters) for name, cases in CASES.items() for parameters in ca
 CHARACTERS = [chr(code) for code in range(sys.maxunicode + 1) if not 0xD800 <= code < 0xE000]
 
 
-def step(name: str, text_key: str = "chosen", **parameters: object) -> Step:
-    return Step(operator=name, text_key=text_key, parameters=parameters, reason=name, where="test")
+def step(name: str, text_key: str = "chosen", **parameters: object) -> OperatorStep:
+    return OperatorStep(operator=name, text_key=text_key, parameters=parameters, reason=name, where="test")
 
 
 @cache
@@ -121,7 +126,7 @@ def test_the_defaults_are_data_juicers(note):
 
 @pytest.mark.parametrize("limit", [0.9, 0.5])
 def test_whole_recipes_keep_the_same_pairs_and_count_the_same_drops(limit, tmp_path):
-    from composer_replication.pairs.normalise.normalizer import DEFAULT_RECIPE
+    from composer_replication.pairs.normalise import DEFAULT_RECIPE
 
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(DEFAULT_RECIPE.read_text(encoding="utf-8").replace("0.9", str(limit)), encoding="utf-8")

@@ -115,7 +115,7 @@ def trainer(tmp_path_factory):
 
 
 def test_dpo_trainer_sees_the_text_that_our_collator_makes(trainer):
-    from composer_replication.actions.parse import answer_turn
+    from composer_replication.action_text import answer_turn
     from composer_replication.batch.pair_tokens import pair_ids
     from composer_replication.batch.render.renderer import Renderer
     from composer_replication.batch.trace_messages import to_conversation

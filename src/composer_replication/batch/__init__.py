@@ -26,12 +26,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from composer_replication.objective.smoke_chat import build_batch
+    from composer_replication.trainer.objective.smoke_chat import build_batch
 
 __all__ = ["build_batch"]
 
 
-_HOME = "composer_replication.objective.smoke_chat"
+_HOME = "composer_replication.trainer.objective.smoke_chat"
 
 
 def __getattr__(name: str) -> Any:

@@ -12,7 +12,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from composer_replication.errors import AlignmentError, InputError, ShapeError, explain
+from composer_replication.errors import (
+    AlignmentError,
+    InputError,
+    ShapeError,
+    explain,
+)
 
 IGNORE_INDEX = -100
 

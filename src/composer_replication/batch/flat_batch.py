@@ -26,8 +26,18 @@ from composer_replication.batch.alignment import (
     token_mask,
     widened,
 )
-from composer_replication.batch.tree_batch import ContrastRows, FlatBatch, PairRows, TargetRows
-from composer_replication.errors import BatchKeyError, InputError, ShapeError, explain
+from composer_replication.batch.tree_batch import (
+    ContrastRows,
+    FlatBatch,
+    PairRows,
+    TargetRows,
+)
+from composer_replication.errors import (
+    BatchKeyError,
+    InputError,
+    ShapeError,
+    explain,
+)
 
 STUDENT_KEYS = ("input_ids", "response_mask", "attention_mask")
 HINT_KEYS = (
@@ -66,7 +76,7 @@ def _read_sequences(inputs: Mapping[str, Tensor], ids_key: str, mask_key: str) -
     return Sequences(ids, None if mask is None else token_mask(mask, ids.shape, mask_key))
 
 
-class Wanted(NamedTuple):
+class NeededChannels(NamedTuple):
     """Which channels have a weight, whether the pairs need a reference, and whether sites need a wrong hint."""
 
     hints: bool = True
@@ -75,7 +85,7 @@ class Wanted(NamedTuple):
     contrast: bool = False
 
 
-class HintRows(NamedTuple):
+class _HintRows(NamedTuple):
     """Channel 2: row n of the student and row n of the teacher predict the same token."""
 
     teacher: Sequences
@@ -83,7 +93,7 @@ class HintRows(NamedTuple):
     teacher_rows: Tensor
 
 
-def read_flat_batch(inputs: Mapping[str, Tensor], num_embeddings: int, wanted: Wanted) -> FlatBatch:
+def read_flat_batch(inputs: Mapping[str, Tensor], num_embeddings: int, wanted: NeededChannels) -> FlatBatch:
     """Everything checked before the first forward pass; a key whose value is None counts as absent."""
     inputs = checked_keys(inputs, num_embeddings)
     student, response_rows = _read_student(inputs)
@@ -168,7 +178,7 @@ def _read_student(inputs: Mapping[str, Tensor]) -> tuple[Sequences, Tensor]:
     return student, rows_predicting(counted, student)
 
 
-def _read_hints(inputs: Mapping[str, Tensor], student: Sequences) -> HintRows | None:
+def _read_hints(inputs: Mapping[str, Tensor], student: Sequences) -> _HintRows | None:
     """Channel 2's inputs, or None when all its keys are absent or empty."""
     present = _present_keys(inputs, HINT_KEYS)
     if not present:
@@ -186,11 +196,11 @@ def _read_hints(inputs: Mapping[str, Tensor], student: Sequences) -> HintRows | 
     else:
         student_rows = teacher_rows = _rows_of_equal_shapes(inputs, student, teacher)
     check_alignment(student, student_rows, teacher, teacher_rows)
-    return HintRows(teacher, student_rows, teacher_rows) if len(student_rows) else None
+    return _HintRows(teacher, student_rows, teacher_rows) if len(student_rows) else None
 
 
 def _read_contrast(
-    inputs: Mapping[str, Tensor], student: Sequences, hint: HintRows
+    inputs: Mapping[str, Tensor], student: Sequences, hint: _HintRows
 ) -> tuple[Sequences | None, ContrastRows | None]:
     """The wrong hints, checked and aligned as the right ones are; None where there are none."""
     present = _present_keys(inputs, CONTRAST_KEYS)

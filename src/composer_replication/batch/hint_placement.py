@@ -7,8 +7,9 @@ is used, and the result says which.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Literal, NamedTuple
+import random
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple, TypeVar
 
 from composer_replication.batch.render.dialect import (
     PLAIN_ID,
@@ -73,7 +74,7 @@ def teacher_context(
         expected = "text that makes at least one token, or no hint"
         raise InputError(explain("hint", got=f"{hint!r}, which makes none", expected=expected))
     for candidate in dict.fromkeys((placement, *PLACEMENTS)):
-        splice = _SPLICES[candidate](_Place(renderer, rendered, span, first), escaped)
+        splice = _SPLICES[candidate](_HintSlot(renderer, rendered, span, first), escaped)
         if splice is not None:
             return _spliced(rendered, span, splice, candidate, first)
     got = f"a template that takes a hint nowhere before turn {span.turn_id}"
@@ -89,7 +90,7 @@ def _spliced(
     return TeacherContext(before + splice.ids + after, start, placement, len(before), hint_end)
 
 
-class _Place(NamedTuple):
+class _HintSlot(NamedTuple):
     renderer: Renderer
     rendered: RenderedSequence
     span: TurnSpan
@@ -120,7 +121,7 @@ class _Place(NamedTuple):
         return None  # nothing stands before the turn
 
 
-def _before_turn(site: _Place, hint: str) -> _Splice | None:
+def _before_turn(site: _HintSlot, hint: str) -> _Splice | None:
     """A message between the last one and the header: what the template adds for it."""
     messages = site.before("m")
     plain = site.text(*messages) if messages else None
@@ -137,7 +138,7 @@ def _before_turn(site: _Place, hint: str) -> _Splice | None:
     return None
 
 
-def _in_last_message(site: _Place, hint: str) -> _Splice | None:
+def _in_last_message(site: _HintSlot, hint: str) -> _Splice | None:
     """Inside the message before the turn, after its text: where what the template writes after a text begins."""
     messages = site.before(_WORD) if site.span.previous_role != "assistant" else None
     text = site.text(*messages) if messages else None
@@ -154,7 +155,7 @@ def _in_last_message(site: _Place, hint: str) -> _Splice | None:
     return None
 
 
-def _at_head(site: _Place, hint: str) -> _Splice | None:
+def _at_head(site: _HintSlot, hint: str) -> _Splice | None:
     """Before the first user message as one of its own, or else as the beginning of that message."""
     with_question = site.text(user("u"), assistant("a"), user(_WORD))
     answered = site.text(user("u"), assistant("a"))
@@ -173,7 +174,7 @@ def _at_head(site: _Place, hint: str) -> _Splice | None:
     return _Splice(position + len(opening_ids), site.ids(hint + _BETWEEN))
 
 
-def _first_user_message(site: _Place, opening: str) -> tuple[int, list[int]] | None:
+def _first_user_message(site: _HintSlot, opening: str) -> tuple[int, list[int]] | None:
     """Where it begins, and its opening; an opening's last space may have become part of the text's first token."""
     for text in (opening, opening.rstrip()):
         opening_ids = site.ids(text)
@@ -183,7 +184,7 @@ def _first_user_message(site: _Place, opening: str) -> tuple[int, list[int]] | N
     return None
 
 
-def _head_block(site: _Place, opening: str, hint: str) -> str | None:
+def _head_block(site: _HintSlot, opening: str, hint: str) -> str | None:
     rules = [system("s")] if site.renderer.dialect.system_first else []
     plain = site.text(*rules, user(_WORD))
     if plain is None or opening not in plain:
@@ -198,8 +199,86 @@ def _head_block(site: _Place, opening: str, hint: str) -> str | None:
     return None
 
 
-_SPLICES: dict[Placement, Callable[[_Place, str], _Splice | None]] = {
+_SPLICES: dict[Placement, Callable[[_HintSlot, str], _Splice | None]] = {
     "before_turn": _before_turn,
     "in_last_message": _in_last_message,
     "head": _at_head,
 }
+
+
+# A hinted turn as training reads it: its target tokens, and the same tokens in the context with a hint.
+#
+# Sessions, rollouts, the collator and the hint proof ask here, and have the same words for why a turn cannot be taught.
+
+T = TypeVar("T")
+Part = Literal["turn", "call"]
+PARTS: tuple[Part, ...] = ("turn", "call")
+HINT_HAS_NO_PLACE = "hint_has_no_place"
+HINT_MAKES_NO_TOKENS = "hint_makes_no_tokens"
+NOTHING_BEFORE_IT = "nothing_before_it"
+
+
+class HintedTurn(NamedTuple):
+    """Target tokens [start, end) of a sequence, and the context that has the same tokens from `teacher_start` on."""
+
+    start: int
+    end: int
+    context: TeacherContext
+    teacher_start: int
+    is_whole: bool
+    """Whether the whole turn is the target."""
+
+    @property
+    def ids(self) -> list[int]:
+        """The hinted context up to the end of the target."""
+        return self.context.ids[: self.teacher_start + self.end - self.start]
+
+
+def hinted_turn(
+    renderer: Renderer,
+    rendered: RenderedSequence,
+    span: TurnSpan,
+    hint: str,
+    *,
+    placement: Placement = "before_turn",
+    part: Part = "turn",
+    first: int = 0,
+) -> HintedTurn | str:
+    """A turn with its hint, or the reason why it cannot be taught; see `teacher_context` for `placement` and `first`.
+
+    `part="call"` makes the calls alone the target, the whole turn where it has none. An empty hint makes the teacher's
+    context the student's own.
+    """
+    if reason := why_no_target(span):
+        return reason
+    if hint and not makes_tokens(renderer, hint):
+        return HINT_MAKES_NO_TOKENS
+    try:
+        context = teacher_context(renderer, rendered, span, hint, placement=placement, first=first)
+    except InputError:  # no template takes it; what is wrong with a hint or a placement itself came out before
+        return HINT_HAS_NO_PLACE
+    start, end, is_whole = span.start, span.end, True
+    if part == "call" and span.call_start is not None and span.call_end is not None:
+        start, end, is_whole = span.call_start, span.call_end, False
+    return HintedTurn(start, end, context, context.start + start - span.start, is_whole)
+
+
+def why_no_target(span: TurnSpan) -> str:
+    """Why a turn's tokens cannot be learned; empty where they can."""
+    return span.no_target or ("" if span.start else NOTHING_BEFORE_IT)
+
+
+def makes_tokens(renderer: Renderer, hint: str) -> bool:
+    return bool(renderer.encoder.encode([renderer.protected.escape(hint.strip())])[0])
+
+
+def wrong_hints(hints: Sequence[T], kinds: Sequence[str], *, seed: int | str = 0) -> list[T | None]:
+    """For each site the hint of one of another kind, drawn once and the same in every run; None where there is none.
+
+    `kinds` are the sites' kinds of error. A hint may be anything that stands for one, such as its site.
+    """
+    if len(hints) != len(kinds):
+        raise InputError(explain("hints and kinds", got=(len(hints), len(kinds)), expected="one of each for a site"))
+    draw = random.Random(seed)  # noqa: S311 (a choice, not a secret)
+    other_hints = {kind: [hint for hint, its in zip(hints, kinds, strict=True) if its != kind] for kind in set(kinds)}
+    return [draw.choice(other_hints[kind]) if other_hints[kind] else None for kind in kinds]

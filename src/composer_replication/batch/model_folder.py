@@ -13,7 +13,12 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, cast
 
-from composer_replication.errors import ComposerError, InputError, explain, is_rust_panic
+from composer_replication.errors import (
+    ComposerError,
+    InputError,
+    explain,
+    is_rust_panic,
+)
 from composer_replication.optional import require
 
 if TYPE_CHECKING:
@@ -78,7 +83,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     what, is_folder = f"tokenizer {name!r}", bool(name) and Path(name).is_dir()
     reason: BaseException | None = None
     absent = ""
-    check_index_files(name)
+    _check_index_files(name)
     for options in ({"local_files_only": True}, {}):
         if reason is not None and (is_folder or not _is_model_name(name) or (absent := not_on_hub(name))):
             break  # no network could help
@@ -93,11 +98,11 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
             reason = error
     expected = "a tokenizer that loads"
     if is_folder:
-        got = f"a folder without one ({first_line(reason)})"
+        got = f"a folder without one ({_first_line(reason)})"
         raise InputError(explain(what, got=got, expected=expected, fix=f"{_FIX}.")) from reason
     got = "no folder of that name"
     if _is_model_name(name):
-        got += f", and no model that is cached or can be downloaded now ({absent or first_line(reason)})"
+        got += f", and no model that is cached or can be downloaded now ({absent or _first_line(reason)})"
     raise InputError(explain(what, got=got, expected=expected, fix=f"{_FIX}, or can be downloaded.")) from reason
 
 
@@ -173,7 +178,7 @@ def not_on_hub(name: str) -> str:
     except OfflineModeIsEnabled:
         return "HF_HUB_OFFLINE is set"
     except (HTTPError, OSError) as error:
-        return f"the hub cannot be reached ({first_line(error)})"
+        return f"the hub cannot be reached ({_first_line(error)})"
     return ""
 
 
@@ -185,7 +190,7 @@ def reading(name: str, what: str) -> Iterator[None]:
     config any of a dozen.
     """
     try:
-        check_index_files(name)
+        _check_index_files(name)
         yield
     except ComposerError:
         raise
@@ -196,7 +201,7 @@ def reading(name: str, what: str) -> Iterator[None]:
         if not isinstance(error, Exception) and not is_rust_panic(error):
             raise
         fix = "Files of its own code are never run; what transformers itself cannot load cannot be used here."
-        got = f"{name!r}: {first_line(error)}"
+        got = f"{name!r}: {_first_line(error)}"
         expected = "a folder or hub name of a causal language model that transformers knows"
         raise InputError(explain(what, got=got, expected=expected, fix=fix)) from error
 
@@ -211,11 +216,11 @@ def tokenizing(tokenizer: Any) -> Iterator[None]:
             raise
         what = f"tokenizer {getattr(tokenizer, 'name_or_path', '') or type(tokenizer).__name__!r}"
         fix = "Use another tokenizer: the expressions in its tokenizer.json may need more steps than the library takes."
-        got = f"a failure inside of its library ({first_line(error)})"
+        got = f"a failure inside of its library ({_first_line(error)})"
         raise InputError(explain(what, got=got, expected="token ids of a text", fix=fix)) from error
 
 
-def check_index_files(name: str) -> None:
+def _check_index_files(name: str) -> None:
     """The files that an index of shards names lie in the folder itself."""
     folder = Path(name)
     if not name or not folder.is_dir():
@@ -237,10 +242,10 @@ def _shards(index: Path) -> set[str]:
         return {str(shard) for shard in cast("dict[str, object]", held["weight_map"]).values()}
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         expected = "JSON with a weight_map"
-        raise InputError(explain(str(index), got=first_line(error), expected=expected)) from error
+        raise InputError(explain(str(index), got=_first_line(error), expected=expected)) from error
 
 
-def first_line(error: BaseException | None) -> str:
+def _first_line(error: BaseException | None) -> str:
     """What an error of a library says, short enough for a sentence."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0].rstrip(' :')}" if lines else type(error).__name__

@@ -5,39 +5,31 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 
-from composer_replication.batch.hint_placement import PLACEMENTS, Placement
-from composer_replication.batch.render.renderer import RenderedSequence, Renderer, TurnSpan
-from composer_replication.batch.render.turn_edges import num_same
-from composer_replication.batch.session_records import (
-    NO_WRONG_HINT,
-    REFERENCE_SAW_MORE,
-    WRONG_HINT,
-    Item,
-    SessionBatches,
-    SessionWindow,
-    SiteHint,
-    TokenPair,
-)
-from composer_replication.batch.taught_turns import (
+from composer_replication.batch.hint_placement import (
     HINT_HAS_NO_PLACE,
     PARTS,
+    PLACEMENTS,
     HintedTurn,
     Part,
+    Placement,
     hinted_turn,
     why_no_target,
 )
-from composer_replication.batch.tree_batch import CHANNELS, SessionTargets
+from composer_replication.batch.render.messages import num_same
+from composer_replication.batch.render.renderer import RenderedSequence, Renderer, TurnSpan
+from composer_replication.batch.tree_batch import CHANNELS, SessionTargets, TreeBatch
 from composer_replication.batch.windows import (
     CUT_IN_MESSAGE,
     SHORT_CONTEXT,
     Branch,
-    Plan,
     Target,
     Window,
+    WindowPlan,
     plan_windows,
 )
 from composer_replication.errors import InputError, explain
@@ -58,7 +50,7 @@ def session_batches(
     part: Part = "turn",
     max_length: int | None = None,
     device: str | torch.device = "cpu",
-) -> SessionBatches:
+) -> _SessionBatches:
     """Trees of at most `budget` tokens that hold every response, site and pair of a session once.
 
     `responses` are the turns of channel 1; without a list, all of them. `part="call"` teaches a site's calls alone (the
@@ -68,11 +60,11 @@ def session_batches(
     for name, value, allowed in (("placement", placement, PLACEMENTS), ("part", part, PARTS)):
         if value not in allowed:
             raise InputError(explain(name, got=repr(value), expected=f"one of {allowed}"))
-    session = _Session(renderer, rendered, placement, part)
+    session = _SessionRows(renderer, rendered, placement, part)
     members = session.members(rendered.spans if responses is None else responses, sites, pairs)
     cuts = [span.header_start for span in rendered.spans]
 
-    def planned() -> Plan:
+    def planned() -> WindowPlan:
         targets = [member.target for member in members]
         return plan_windows(targets, budget=budget, overlap=overlap, cuts=cuts, max_length=max_length)
 
@@ -84,7 +76,7 @@ def session_batches(
     windows = [session.window(window, [members[index] for index in window.targets], device) for window in plan.windows]
     counts = session.notes + Counter(session.dropped.values())
     counts += Counter({name: plan.counts.get(name, 0) for name in (SHORT_CONTEXT, CUT_IN_MESSAGE)})
-    return SessionBatches(tuple(window for window in windows if window is not None), session.dropped, counts)
+    return _SessionBatches(tuple(window for window in windows if window is not None), session.dropped, counts)
 
 
 class _Member(NamedTuple):
@@ -93,7 +85,7 @@ class _Member(NamedTuple):
     given: TurnSpan | SiteHint | TokenPair
 
 
-class _Session:
+class _SessionRows:
     def __init__(self, renderer: Renderer, rendered: RenderedSequence, placement: Placement, part: Part) -> None:
         self.renderer, self.rendered = renderer, rendered
         self.placement: Placement = placement
@@ -203,7 +195,7 @@ class _Session:
             branches += [Branch(at, len(ids) - at)] if at < len(ids) else []
         return Target(first, end, tuple(branches))
 
-    def window(self, window: Window, members: list[_Member], device: str | torch.device) -> SessionWindow | None:
+    def window(self, window: Window, members: list[_Member], device: str | torch.device) -> _SessionWindow | None:
         """One window's tree; None where nothing of it could be placed."""
         trunk_end = max(
             (member.target.end for member in members if member.item.channel != _PAIRS), default=window.first
@@ -213,7 +205,7 @@ class _Session:
         for member in members:
             self._put(member, into, window.first, trunk)
         items = tuple(member.item for member in members if member.item not in self.dropped)
-        return SessionWindow(window.first, window.end, items, into.build(device)) if items else None
+        return _SessionWindow(window.first, window.end, items, into.build(device)) if items else None
 
     def _put(self, member: _Member, into: SessionTargets, first: int, trunk: list[int]) -> None:
         request = member.given
@@ -266,3 +258,69 @@ def _hint_size(turn: HintedTurn) -> int:
 
 def _is_at_head(turn: HintedTurn | str) -> bool:
     return not isinstance(turn, str) and turn.context.placement == "head"
+
+
+# What a session's channels ask for, and the windows that hold it.
+
+REFERENCE_SAW_MORE = "reference_saw_more_context"
+NO_WRONG_HINT = "no_wrong_hint"
+WRONG_HINT = "wrong_hint:"
+
+
+class SiteHint(NamedTuple):
+    """An erring turn and what to say before it; a turn may have several.
+
+    `wrong_hint` is one of a site of another kind (`batch.taught_turns.wrong_hints`), for `RowWeighting.contrast`.
+    """
+
+    span: TurnSpan
+    hint: str
+    wrong_hint: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenPair:
+    """Two sequences from the session's first token on: the same state, then a response from its start to the end."""
+
+    chosen_ids: Sequence[int]
+    chosen_start: int
+    rejected_ids: Sequence[int]
+    rejected_start: int
+    references: tuple[float, float] | None = None
+
+
+class Item(NamedTuple):
+    """What a channel was given: the channel's name, and the number in the caller's list."""
+
+    channel: str
+    number: int
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _SessionWindow:
+    """The tree of tokens [first, end) of the session, and what is computed there."""
+
+    first: int
+    end: int
+    items: tuple[Item, ...]
+    batch: TreeBatch
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _SessionBatches:
+    """The windows, what is in none of them and why, and counts of the reasons and of everything else worth knowing.
+
+    Besides those of `batch.windows.Plan`: `hint_makes_no_tokens`, `hint_has_no_place` (the template takes it nowhere),
+    `nothing_before_it` (no row predicts its first token), `placement:<asked>-><used>`, `reference_saw_more_context`
+    (pairs whose references are those of the whole session, while the window has a part of it),
+    `whole_turn_without_call` (sites where only the calls are wanted, and none is known). Sites that stay, but
+    without a contrast: `no_wrong_hint` (where other sites were given one) and `wrong_hint:<why it was dropped>`.
+    """
+
+    windows: tuple[_SessionWindow, ...]
+    dropped: Mapping[Item, str]
+    counts: Counter[str]
+
+    @property
+    def batches(self) -> list[TreeBatch]:
+        return [window.batch for window in self.windows]

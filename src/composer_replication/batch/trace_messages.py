@@ -9,9 +9,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from composer_replication.actions.messages import message_calls, required_text, thinking_text
 from composer_replication.errors import InputError, explain
-from composer_replication.types import Conversation, Origin, Provenance, Role, ToolCall, ToolResult, Turn
+from composer_replication.messages import message_calls, required_text, thinking_text
+from composer_replication.types import (
+    Conversation,
+    Origin,
+    Provenance,
+    Role,
+    ToolCall,
+    ToolResult,
+    Turn,
+)
 
 FORMAT = "trace_messages"
 _WRITERS: dict[str, tuple[Role, Origin]] = {
@@ -29,7 +37,7 @@ def to_conversation(messages: Sequence[Mapping[str, Any]], *, conversation_id: s
     if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
         got = type(messages).__name__
         raise InputError(explain(f"messages of {conversation_id}", got=got, expected="a list of messages"))
-    reader = _Reader(conversation_id)
+    reader = _TraceReader(conversation_id)
     for message in messages:
         reader.add(message)
     return Conversation(id=conversation_id, format=FORMAT, turns=tuple(reader.turns))
@@ -46,7 +54,7 @@ def caller_of(turns: Sequence[Turn], index: int) -> int | None:
     return nearest if nearest is not None and turns[nearest].role == "assistant" else None
 
 
-class _Reader:
+class _TraceReader:
     def __init__(self, conversation_id: str) -> None:
         self.turns: list[Turn] = []
         self._id = conversation_id

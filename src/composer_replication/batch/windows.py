@@ -55,7 +55,7 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class WindowPlan:
     """Every target is in one window or in `dropped`, with the reason.
 
     `counts` has the drops by reason, the targets with less context than asked for (`short_context`), and the windows
@@ -74,7 +74,7 @@ def plan_windows(
     overlap: int = 0,
     cuts: Sequence[int] = (),
     max_length: int | None = None,
-) -> Plan:
+) -> WindowPlan:
     """Windows of at most `budget` tree tokens, no path of which is longer than `max_length`.
 
     Targets are taken by their end, and a window takes them as long as they fit. The first window begins where the
@@ -82,7 +82,7 @@ def plan_windows(
     leaves its first target `overlap` tokens of context before it. If that target does not fit so, at the first cut with
     which it does; if there is none before the target, anywhere. A target that fits in no window is dropped, never cut.
     """
-    rules = _Rules(budget, overlap, max_length, sorted({0, *cuts}))
+    rules = _WindowRules(budget, overlap, max_length, sorted({0, *cuts}))
     rules.check(targets)
     windows: list[_Open] = []
     dropped: dict[int, str] = {}
@@ -99,7 +99,7 @@ def plan_windows(
         num_short += windows[-1].first > rules.wanted(target)
     num_inside = sum(window.first not in rules.legal for window in windows)
     counts = {LONGER_THAN_WINDOW: len(dropped), SHORT_CONTEXT: num_short, CUT_IN_MESSAGE: num_inside}
-    return Plan(tuple(window.closed() for window in windows), dropped, {key: n for key, n in counts.items() if n})
+    return WindowPlan(tuple(window.closed() for window in windows), dropped, {key: n for key, n in counts.items() if n})
 
 
 @dataclass(slots=True)
@@ -120,7 +120,7 @@ class _Open:
         return Window(self.first, self.end, tuple(self.targets), self.end - self.first + self.beside)
 
 
-class _Rules:
+class _WindowRules:
     """What fits, and where a window begins. A later begin never needs more tokens, so all searches are by halves."""
 
     def __init__(self, budget: int, overlap: int, max_length: int | None, cuts: list[int]) -> None:

@@ -9,40 +9,38 @@ import argparse
 import errno
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from importlib import import_module
 from types import ModuleType
 from typing import Any, NoReturn
 
-# Each verb is a module with HELP, add_arguments(parser) and run(args) -> exit status; in the order of the pipeline.
-PIPELINE = (
-    "ingest",
-    "split",
-    "sites",
-    "hints",
-    "judge",
-    "inspect",
-    "teachers",
-    "replay",
-    "pairs",
-    "train",
-    "evaluate",
-    "report",
-    "run",
-    "demo",
-)
-AROUND = (
-    "ablate",
-    "diloco",
-    "export",
-    "chat",
-    "forget",
-    "world",
-    "doctor",
-    "completion",
-)
-VERBS = (*PIPELINE, *AROUND)
+# The verbs, in the order of the pipeline. Each is a module of this package with add_arguments(parser) and
+# run(args) -> exit status; only the one that was typed is imported.
+VERBS = {
+    "ingest": "read session logs (Claude Code, Codex, ATIF, ...) into a run directory, secrets out",
+    "split": "choose the sessions to learn from and those that judge it, once and for all later steps",
+    "sites": "find the turns that erred, whose fault it was, and what to say about it",
+    "hints": "list the hint of every mistake that may be taught, strike hints out, or let a model write them",
+    "judge": "predict from what was known before each call whether it would fail, and count how often that was right",
+    "inspect": "show which tokens of a site are trained, the hint, and the rows that predict the same token",
+    "teachers": "look up what teachers cost, and write them with their prices",
+    "replay": "ask teachers what they would have done at each state, within a hard cap",
+    "pairs": "make preference pairs of what teachers agree on, and of what sessions put right themselves",
+    "train": "train on a run's sessions, or on rollouts, and write an adapter",
+    "evaluate": "compare two models on a run's held-out sessions, and say whether the second is better",
+    "report": "write report.html and report.md: did it help, what was learnt from, and every decision to look at",
+    "run": "run all steps from logs to an adapter, its evaluation and a report; run it again to continue",
+    "demo": "run everything on generated sessions and a tiny model: training, control, evaluation, report",
+    "ablate": "train several arms with several seeds at equal budgets, and say with intervals which of them helps",
+    "diloco": "train one model with several replicas that share a bucket: launch, watch, cancel, collect",
+    "export": "hand out a run's weights (merged, GGUF, Ollama, vLLM) with their card, or its sessions as a data set",
+    "chat": "chat with a model, or with both versions side by side, at a held-out state or in your own words",
+    "forget": "remove sessions, and everything derived from them, from a run; they do not come back",
+    "world": "play scripted agents in a small world: show a session, write many as logs, or answer as advisers",
+    "doctor": "look at Python, packages, GPU, memory, disk and, where they are named, a model and an endpoint",
+    "completion": "print a script that makes bash, zsh or fish complete crf's verbs and options",
+}
 
 DONE, FAILED, NOT_UNDERSTOOD, NOT_YET, INTERRUPTED = 0, 1, 2, 3, 130
 EXIT_CODES = {
@@ -107,7 +105,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _understood(argv: Sequence[str] | None) -> argparse.Namespace:
     """The arguments; an option that its verb does not have ends with the verb's own usage and the nearest it has."""
-    parser, verbs = _parsers()
+    words = sys.argv[1:] if argv is None else argv
+    parser, verbs = _parsers([word for word in words if word in VERBS][:1])
     args, unknown = parser.parse_known_args(argv)
     if unknown:
         is_before_verb = unknown[0] in parser.words[: parser.words.index(args.verb)]  # crf --verison train
@@ -169,11 +168,11 @@ def _drop_output() -> None:
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of all verbs. No abbreviations: `--no-scrub` has to be meant."""
-    return _parsers()[0]
+    return _parsers(VERBS)[0]
 
 
-def _parsers() -> tuple[_SuggestingParser, dict[str, _SuggestingParser]]:
-    """That of `crf`, and that of each verb."""
+def _parsers(imported: Iterable[str]) -> tuple[_SuggestingParser, dict[str, _SuggestingParser]]:
+    """Return the parser of `crf`, and that of each verb; verbs that are not `imported` have no options yet."""
     from composer_replication.version import __version__
 
     parser = _SuggestingParser(
@@ -184,15 +183,15 @@ def _parsers() -> tuple[_SuggestingParser, dict[str, _SuggestingParser]]:
     )
     parser.add_argument("--version", action="version", version=f"crf {__version__}")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-    for verb in VERBS:
-        module = _module_of(verb)
-        sub = verbs.add_parser(verb, help=module.HELP, description=module.HELP, allow_abbrev=False)
-        module.add_arguments(sub)
+    for verb, summary in VERBS.items():
+        sub = verbs.add_parser(verb, help=summary, description=summary, allow_abbrev=False)
+        if verb in imported:
+            _module_of(verb).add_arguments(sub)
     return parser, verbs.choices
 
 
 def _module_of(verb: str) -> ModuleType:
-    return import_module(f"composer_replication.cli.{'pipeline' if verb in PIPELINE else 'around'}.{verb}")
+    return import_module(f"composer_replication.cli.{verb}")
 
 
 # ---- what went wrong outside of this program, in a sentence that says what to do

@@ -14,14 +14,27 @@ evaluation    [evaluation]
 presets       configs that begin with a preset, and the one to start from
 """
 
-from composer_replication.config.evaluation import EvaluationConfig
 from composer_replication.config.loader import load, loads
-from composer_replication.config.loss import LossConfig
-from composer_replication.config.render import RenderConfig, SplitConfig
-from composer_replication.config.schema import OptionDoc, describe, option, section, table
-from composer_replication.config.steps import IngestConfig, PairsConfig, ReplayConfig, RunConfig, SitesConfig
+from composer_replication.config.schema import (
+    OptionDoc,
+    describe,
+    option,
+    section,
+    table,
+)
+from composer_replication.config.sections import (
+    EvaluationConfig,
+    IngestConfig,
+    LossConfig,
+    PairsConfig,
+    RenderConfig,
+    ReplayConfig,
+    RunConfig,
+    SitesConfig,
+    SplitConfig,
+)
 from composer_replication.config.train import TrainConfig
-from composer_replication.config.writer import config_hash, to_toml, write_resolved
+from composer_replication.config.values import config_hash, to_toml, write_resolved
 
 __all__ = [
     "CrfConfig",

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import math
+import os
+import re
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, cast
 
-from composer_replication.config.hide_secrets import shown
+from composer_replication.atomic import atomic_write_text
 from composer_replication.errors import ConfigError, explain
 
 _INT64 = range(-(2**63), 2**63)
@@ -189,3 +194,142 @@ _SCALARS: Mapping[object, Callable[[object, Bounds], object]] = {
     str: _to_str,
     object: _to_any,
 }
+
+
+# What an error message may show of a config: no value of a key whose name looks secret, and no login of an address.
+
+HIDDEN = "<hidden>"
+# In these names a token is a piece of text: a tokenizer, sdpo_token_clip, token_rows.
+_WORDS = r"(?:key|token(?!i[sz]|_clip|_rows)|secret|passw|credential)"
+_SECRET = re.compile(_WORDS, re.IGNORECASE)
+_SECRET_AND_EQUALS = re.compile(rf"{_WORDS}\s*=?", re.IGNORECASE)
+# `api_key = `, `"api_key": ` and the like within a text.
+_ASSIGNMENT = re.compile(rf"({_WORDS}[\w-]*[\"']?\s*[=:]).*", re.IGNORECASE | re.DOTALL)
+_QUOTED = re.compile(r"""'(?:[^'\\]|\\.){2,}'|"(?:[^"\\]|\\.){2,}\"""")
+_LOGIN = re.compile(r"(\w://)[^/?#\s]*@")
+
+
+def looks_secret(name: str) -> bool:
+    """Whether a key, or a section on a dotted path, has the name of a secret."""
+    return _SECRET.search(name) is not None
+
+
+def shown(value: object, path: str) -> str:
+    """The repr of the value at the dotted `path`, without what a secret key holds: the path itself or a key inside."""
+    return HIDDEN if looks_secret(path) else repr(_masked(value))
+
+
+def shown_override(text: str, parsed: Mapping[str, object]) -> str:
+    """The text `key=value` of an override that was read as `parsed`."""
+    key = text.partition("=")[0]
+    is_secret = looks_secret(key) or _masked(parsed) != parsed
+    return f"{key.rstrip()}={HIDDEN}" if is_secret else text
+
+
+def shown_garbage(text: str) -> str:
+    """The text of an override in which key and value cannot be told apart, up to the first word of a secret."""
+    match = _SECRET_AND_EQUALS.search(text)
+    return text if match is None or match.end() == len(text) else text[: match.end()] + HIDDEN
+
+
+def shown_parser_message(message: str, document: str) -> str:
+    """What a parser says of `document`, without what it quotes if a secret may be in the quotation."""
+    if not looks_secret(document):
+        return message
+    reason, at, location = message.rpartition(" (at ")
+    reason = _ASSIGNMENT.sub(rf"\1{HIDDEN}", _QUOTED.sub(HIDDEN, reason if at else location))
+    return f"{reason}{at}{location}" if at else reason
+
+
+def _masked(value: object) -> object:
+    if isinstance(value, str):
+        return _LOGIN.sub(rf"\1{HIDDEN}@", _ASSIGNMENT.sub(rf"\1{HIDDEN}", value))
+    if isinstance(value, dict):
+        items = cast("dict[object, object]", value).items()
+        return {key: HIDDEN if looks_secret(str(key)) else _masked(item) for key, item in items}
+    if isinstance(value, list | tuple):
+        masked = [_masked(item) for item in cast("list[object] | tuple[object, ...]", value)]
+        return tuple(masked) if isinstance(value, tuple) else masked
+    return value
+
+
+# A config as TOML: the file that reproduces a run, and the hash that tells two runs apart.
+
+RESOLVED_NAME = "config.resolved.toml"
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+_MUST_ESCAPE = re.compile(r'[\x00-\x1f\x7f"\\]')
+_SHORT_ESCAPES = {"\b": r"\b", "\t": r"\t", "\n": r"\n", "\f": r"\f", "\r": r"\r", '"': r"\"", "\\": r"\\"}
+
+
+def to_toml(config: object) -> str:
+    """The TOML text that loads to an equal config; options without a value are comments, for TOML has no null."""
+    return "\n".join(_section_lines(config, ())).lstrip("\n") + "\n"
+
+
+def write_resolved(config: object, run_dir_path: str | os.PathLike[str]) -> Path:
+    """Write the config into the run directory and return the path of the file."""
+    path = Path(run_dir_path) / RESOLVED_NAME
+    atomic_write_text(path, to_toml(config))
+    return path
+
+
+def config_hash(config: object) -> str:
+    """SHA-256 over the options that have a value, sorted by path, so neither order nor an unset option counts."""
+    lines = sorted(f"{'.'.join(map(_key_text, path))} = {value_text(value)}" for path, value in _set_options(config))
+    return hashlib.sha256("\n".join(lines).encode("utf-8")).hexdigest()
+
+
+def value_text(value: object) -> str:
+    """One value in TOML; None, which TOML cannot write, is the word `unset`."""
+    if value is None:
+        return "unset"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, str):
+        return _string_text(value)
+    if isinstance(value, Mapping):
+        items = sorted(cast("Mapping[str, object]", value).items())
+        return "{" + ", ".join(f"{_key_text(key)} = {value_text(item)}" for key, item in items) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(value_text, cast("Sequence[object]", value))) + "]"
+    raise TypeError(f"TOML has no {type(value).__name__}: {value!r}")
+
+
+def _section_lines(config: object, path: tuple[str, ...]) -> Iterator[str]:
+    """Options first: in TOML, whatever follows a table's header belongs to that table."""
+    fields = _fields(config)
+    if path:
+        yield f"\n[{'.'.join(map(_key_text, path))}]"
+    for name, value in fields:
+        if value is None:
+            yield f"# {_key_text(name)} unset"
+        elif not dataclasses.is_dataclass(value):
+            yield f"{_key_text(name)} = {value_text(value)}"
+    for name, value in fields:
+        if dataclasses.is_dataclass(value):
+            yield from _section_lines(value, (*path, name))
+
+
+def _set_options(config: object, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], object]]:
+    for name, value in _fields(config):
+        if dataclasses.is_dataclass(value):
+            yield from _set_options(value, (*path, name))
+        elif value is not None:
+            yield (*path, name), value
+
+
+def _fields(config: object) -> list[tuple[str, object]]:
+    if not dataclasses.is_dataclass(config):
+        raise TypeError(f"expected a config dataclass, got {type(config).__name__}")
+    return [(field.name, getattr(config, field.name)) for field in dataclasses.fields(config)]
+
+
+def _key_text(key: str) -> str:
+    return key if _BARE_KEY.fullmatch(key) else _string_text(key)
+
+
+def _string_text(text: str) -> str:
+    escaped = _MUST_ESCAPE.sub(lambda match: _SHORT_ESCAPES.get(match[0], f"\\u{ord(match[0]):04x}"), text)
+    return f'"{escaped}"'

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from composer_replication.diloco.fragments import split_into_fragments
-from composer_replication.diloco.outer_loop import make_diloco_outer_loop, take_global_weights
+from composer_replication.diloco.outer_loop import make_diloco_outer_loop, split_into_fragments, take_global_weights
 from composer_replication.diloco.rounds.heal import TorchftFollower
 
 if TYPE_CHECKING:
@@ -43,7 +42,7 @@ class OuterLoop:
         return make_diloco_outer_loop(
             manager,
             split_into_fragments(model, self.num_fragments),
-            bare_optimizer(inner_optimizer),
+            _bare_optimizer(inner_optimizer),
             outer_lr=self.outer_lr,
             outer_momentum=self.outer_momentum,
             nesterov=self.nesterov,
@@ -90,10 +89,10 @@ def _end_with(loop: DiLoCo, manager: Any, inner_optimizer: torch.optim.Optimizer
             counting.remove()
 
     look()
-    loop._hooks.append(bare_optimizer(inner_optimizer).register_step_pre_hook(look))
+    loop._hooks.append(_bare_optimizer(inner_optimizer).register_step_pre_hook(look))
 
 
-def bare_optimizer(optimizer: Any) -> torch.optim.Optimizer:
+def _bare_optimizer(optimizer: Any) -> torch.optim.Optimizer:
     """The optimiser inside of wrappers such as Accelerate's, whose own hooks are never called."""
     while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
         optimizer = inner

@@ -1,5 +1,5 @@
-"""Known import path; the code lives in `loss/simpo.py`."""
+"""Known import path; the code lives in `loss/preference.py`."""
 
-from composer_replication.loss.simpo import avg_sequence_logprob, simpo_loss
+from composer_replication.loss.preference import avg_sequence_logprob, simpo_loss
 
 __all__ = ["avg_sequence_logprob", "simpo_loss"]

@@ -18,8 +18,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, cast, get_args
 
 from composer_replication.envs.policies.episode import retrace
-from composer_replication.envs.policies.expert import Style, expert_move
-from composer_replication.envs.policies.mistakes import opportunities
+from composer_replication.envs.policies.flawed import Style, expert_move, opportunities
 from composer_replication.envs.policies.situation import Move, Situation
 from composer_replication.envs.workspace.generate import generate_task
 from composer_replication.envs.workspace.sandbox import TestReport, TestRunner
@@ -35,7 +34,7 @@ _BYTES_PER_TOKEN = 4
 _FENCE = re.compile(r"<data-(\w+)>\n(.*)\n</data-\1>", re.DOTALL)
 
 
-class Refused(Exception):
+class HttpRefusal(Exception):
     """A request that has no answer, with the HTTP status that says so."""
 
     def __init__(self, status: int, message: str) -> None:
@@ -76,9 +75,9 @@ class Advisers:
         model = body.get("model")
         match = _MODEL.fullmatch(model) if isinstance(model, str) else None
         if match is None:
-            raise Refused(400, f"{model!r:.100} is not a valid model ID: expected one like {', '.join(MODELS)}")
+            raise HttpRefusal(400, f"{model!r:.100} is not a valid model ID: expected one like {', '.join(MODELS)}")
         if body.get("stream"):
-            raise Refused(400, "stream: this server answers whole replies only")
+            raise HttpRefusal(400, "stream: this server answers whole replies only")
         transcript = _shown(body.get("messages"))
         situation = self._situation(transcript)
         name = json.dumps([model, transcript], sort_keys=True)
@@ -89,7 +88,7 @@ class Advisers:
         """Where the request stands; of several tasks with the same words, the one in which the same came back."""
         tasks = self._tasks.get(request.prompt)
         if not tasks:
-            raise Refused(400, "the first user message is no task of this world")
+            raise HttpRefusal(400, "the first user message is no task of this world")
         task = tasks[0] if len(tasks) == 1 else max(tasks, key=lambda candidate: _num_alike(candidate, request))
         return retrace(task, request.calls, runner=_NoRuns())
 
@@ -113,7 +112,7 @@ def _advice(situation: Situation, rate: float, name: str) -> Move:
 
 def _shown(messages: object) -> _Shown:
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
-        raise Refused(400, "messages: expected a list of messages")
+        raise HttpRefusal(400, "messages: expected a list of messages")
     prompt: str | None = None
     calls: list[tuple[str, Any]] = []
     results: dict[str, str] = {}
@@ -135,7 +134,7 @@ def _shown(messages: object) -> _Shown:
 def _call(call: Any) -> tuple[str, Any]:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict):
-        raise Refused(400, "tool_calls: expected calls of functions")
+        raise HttpRefusal(400, "tool_calls: expected calls of functions")
     arguments: Any = function.get("arguments")
     try:
         return str(function.get("name")), json.loads(arguments) if isinstance(arguments, str) else arguments
@@ -171,7 +170,7 @@ class AdviserServer:
     ) -> None:
         advisers = Advisers(seeds, difficulties)
         handler = type("Handler", (_Handler,), {"advisers": advisers})
-        self._server = _Server((_HOST, port), handler)
+        self._server = _TeacherServer((_HOST, port), handler)
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
 
     @property
@@ -193,7 +192,7 @@ class AdviserServer:
         self._server.server_close()
 
 
-class _Server(ThreadingHTTPServer):
+class _TeacherServer(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 256  # a replay opens its connections all at once
 
@@ -218,9 +217,9 @@ class _Handler(BaseHTTPRequestHandler):
         raw = self.rfile.read(int(length))
         try:
             if self.path != "/v1/chat/completions":
-                raise Refused(404, f"no POST {self.path:.100} here")
+                raise HttpRefusal(404, f"no POST {self.path:.100} here")
             self._reply(200, self.advisers.answer(_object(raw)))
-        except Refused as refused:
+        except HttpRefusal as refused:
             self._refuse(refused.status, str(refused))
         except RecursionError:
             self._refuse(400, "the body is nested too deeply")
@@ -244,7 +243,7 @@ def _object(raw: bytes) -> dict[str, Any]:
     try:
         body = json.loads(raw)
     except (ValueError, RecursionError) as error:
-        raise Refused(400, "the body is not JSON") from error
+        raise HttpRefusal(400, "the body is not JSON") from error
     if not isinstance(body, dict):
-        raise Refused(400, "the body is not a JSON object")
+        raise HttpRefusal(400, "the body is not a JSON object")
     return body

@@ -17,7 +17,14 @@ from composer_replication.envs.policies.episode import Episode
 from composer_replication.envs.policies.situation import PlayedTurn
 from composer_replication.envs.workspace.files import ROOT
 from composer_replication.ingestion.formats.atif_write import to_atif as _to_atif
-from composer_replication.types import Conversation, Provenance, ToolCall, ToolResult, Turn, Usage
+from composer_replication.types import (
+    Conversation,
+    Provenance,
+    ToolCall,
+    ToolResult,
+    Turn,
+    Usage,
+)
 
 FORMAT = "claude_code"
 AGENT_VERSION = "2.1.38"
@@ -37,7 +44,7 @@ def to_conversation(episode: Episode) -> Conversation:
     file = f"{PROJECT}/{session}.jsonl"
     turns: list[Turn] = []
     parent: str | None = None
-    for line, record in enumerate(log_records(episode), start=1):
+    for line, record in enumerate(_log_records(episode), start=1):
         message, content = record["message"], record["message"]["content"]
         about: dict[str, Any] = {"parent_id": parent, "timestamp": record["timestamp"]}
         about["provenance"] = Provenance(file=file, lines=(line,))
@@ -75,12 +82,12 @@ def to_atif(episode: Episode) -> dict[str, Any]:
 
 def log_lines(episode: Episode) -> Iterator[str]:
     """The lines of the episode's log, as Claude Code writes them."""
-    return (json.dumps(record, ensure_ascii=False) for record in log_records(episode))
+    return (json.dumps(record, ensure_ascii=False) for record in _log_records(episode))
 
 
-def log_records(episode: Episode) -> Iterator[dict[str, Any]]:
+def _log_records(episode: Episode) -> Iterator[dict[str, Any]]:
     """Its records: the task, and for every turn the words, the call, and what came back."""
-    writer = _Writer(episode)
+    writer = _LogWriter(episode)
     yield writer.record("user", {"role": "user", "content": episode.task.prompt})
     for number, turn in enumerate(episode.turns):
         call_id = f"toolu_01{_hash(_key(episode), 'call', number)[:22]}"
@@ -103,7 +110,7 @@ def log_records(episode: Episode) -> Iterator[dict[str, Any]]:
         yield writer.result(turn, call_id)
 
 
-class _Writer:
+class _LogWriter:
     """The envelope of every record: who comes before it, when it was written, where."""
 
     def __init__(self, episode: Episode) -> None:

@@ -12,7 +12,13 @@ import argparse
 from dataclasses import asdict
 from typing import Any
 
-from composer_replication.envs.workspace import TOOLS, Difficulty, Reward, Workspace, generate_task
+from composer_replication.envs.workspace import (
+    TOOLS,
+    Difficulty,
+    Reward,
+    Workspace,
+    generate_task,
+)
 from composer_replication.envs.workspace.generate import FIRST_TRAINING_SEED
 from composer_replication.errors import InputError, explain
 from composer_replication.optional import require
@@ -40,7 +46,7 @@ class WorkspaceObservation(server.Observation):
     kind: str | None = None
 
 
-class WorkspaceState(server.State):
+class _WorkspaceState(server.State):
     """Which task this is and, once the episode has ended, what it was worth."""
 
     seed: int | None = None
@@ -49,7 +55,7 @@ class WorkspaceState(server.State):
     reward: dict[str, Any] | None = None
 
 
-class WorkspaceEnvironment(server.Environment[WorkspaceAction, WorkspaceObservation, WorkspaceState]):
+class WorkspaceEnvironment(server.Environment[WorkspaceAction, WorkspaceObservation, _WorkspaceState]):
     """One session's world. The reward comes once, with the observation that ends the episode."""
 
     SUPPORTS_CONCURRENT_SESSIONS = True
@@ -79,11 +85,11 @@ class WorkspaceEnvironment(server.Environment[WorkspaceAction, WorkspaceObservat
         return WorkspaceObservation(**observation, reward=self._reward.value, metadata=_figures(self._reward))
 
     @property
-    def state(self) -> WorkspaceState:
+    def state(self) -> _WorkspaceState:
         if self._workspace is None:
-            return WorkspaceState()
+            return _WorkspaceState()
         task = self._workspace.task
-        return WorkspaceState(
+        return _WorkspaceState(
             episode_id=self._episode,
             step_count=self._workspace.calls,
             seed=task.seed,
@@ -99,7 +105,7 @@ class WorkspaceEnvironment(server.Environment[WorkspaceAction, WorkspaceObservat
         return self._workspace
 
 
-class WorkspaceClient(openenv.EnvClient[WorkspaceAction, WorkspaceObservation, WorkspaceState]):
+class WorkspaceClient(openenv.EnvClient[WorkspaceAction, WorkspaceObservation, _WorkspaceState]):
     """A session: `async with WorkspaceClient(base_url=...)`, or `with ....sync()`; then `reset`, `step`, `state`."""
 
     def _step_payload(self, action: WorkspaceAction) -> dict[str, Any]:
@@ -110,8 +116,8 @@ class WorkspaceClient(openenv.EnvClient[WorkspaceAction, WorkspaceObservation, W
         observation = WorkspaceObservation(**payload["observation"], reward=reward, done=done)
         return client_types.StepResult(observation=observation, reward=reward, done=done)
 
-    def _parse_state(self, payload: dict[str, Any]) -> WorkspaceState:
-        return WorkspaceState.model_validate(payload)
+    def _parse_state(self, payload: dict[str, Any]) -> _WorkspaceState:
+        return _WorkspaceState.model_validate(payload)
 
 
 def create_app(*, max_sessions: int = MAX_SESSIONS, max_calls: int = 40) -> Any:
@@ -122,7 +128,7 @@ def create_app(*, max_sessions: int = MAX_SESSIONS, max_calls: int = 40) -> Any:
         return WorkspaceEnvironment(max_calls=max_calls)
 
     return server.create_fastapi_app(
-        workspace, WorkspaceAction, WorkspaceObservation, concurrency_config=limits, state_cls=WorkspaceState
+        workspace, WorkspaceAction, WorkspaceObservation, concurrency_config=limits, state_cls=_WorkspaceState
     )
 
 

@@ -1,8 +1,8 @@
 """The workspace as an environment of TRL: its public methods are the tools, `reset` takes a row of the dataset.
 
 A failure is returned as text, in the harness's own words, and not raised: TRL would show the model a dict of its own in
-their place, and count no call. `rollouts/sites.py` finds the failures by these words. Arguments that do not fit reach
-the workspace as they are, because it is the workspace that says what is wrong with them.
+their place, and count no call. `trainer/rollouts/sites.py` finds the failures by these words. Arguments that do not fit
+reach the workspace as they are, because it is the workspace that says what is wrong with them.
 
     [train.grpo]
     environment = "composer_replication.envs.trl_environment:WorkspaceEnvironment"
@@ -15,7 +15,13 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import Any, get_args
 
-from composer_replication.envs.workspace import TOOLS, Difficulty, TestRunner, Workspace, generate_task
+from composer_replication.envs.workspace import (
+    TOOLS,
+    Difficulty,
+    TestRunner,
+    Workspace,
+    generate_task,
+)
 from composer_replication.envs.workspace.generate import FIRST_TRAINING_SEED
 from composer_replication.errors import InputError, explain
 from composer_replication.optional import require
@@ -69,12 +75,12 @@ def easy_tasks() -> Any:
     return require("datasets", extra="train").Dataset.from_list(task_rows(TRAINING_SEEDS))
 
 
-def medium_tasks() -> Any:
+def _medium_tasks() -> Any:
     """A thousand tasks of medium difficulty."""
     return require("datasets", extra="train").Dataset.from_list(task_rows(TRAINING_SEEDS, difficulty="medium"))
 
 
-def hard_tasks() -> Any:
+def _hard_tasks() -> Any:
     """A thousand hard tasks."""
     return require("datasets", extra="train").Dataset.from_list(task_rows(TRAINING_SEEDS, difficulty="hard"))
 

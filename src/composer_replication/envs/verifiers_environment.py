@@ -14,7 +14,12 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from composer_replication.envs.workspace import TOOLS, Difficulty, Workspace, generate_task
+from composer_replication.envs.workspace import (
+    TOOLS,
+    Difficulty,
+    Workspace,
+    generate_task,
+)
 from composer_replication.envs.workspace.generate import FIRST_TRAINING_SEED
 from composer_replication.optional import require
 
@@ -28,14 +33,14 @@ ID = "composer-workspace"
 """What verifiers knows this environment by. It imports top-level modules only: `composer_workspace` holds the names."""
 
 
-class WorkspaceData(vf.TaskData):
+class _WorkspaceData(vf.TaskData):
     """What makes a task again."""
 
     seed: int
     difficulty: Difficulty
 
 
-class WorkspaceTask(vf.Task[WorkspaceData, vf.State, vf.TaskConfig]):
+class _WorkspaceTask(vf.Task[_WorkspaceData, vf.State, vf.TaskConfig]):
     """One task of the world. Its reward was measured where the files are, and stands in the trace with every call.
 
     `trace.info["calls"]` holds name, arguments (as the model wrote them), text, failed and kind of each, and
@@ -56,7 +61,7 @@ class WorkspaceTask(vf.Task[WorkspaceData, vf.State, vf.TaskConfig]):
         return trace.info["effort"]
 
 
-class WorkspaceTasksetConfig(vf.TasksetConfig):
+class _WorkspaceTasksetConfig(vf.TasksetConfig):
     """Which tasks: seeds from `first_seed` on, without end (`vf-eval -n` says how many); an evaluation starts at 0."""
 
     id: str = ID
@@ -64,27 +69,27 @@ class WorkspaceTasksetConfig(vf.TasksetConfig):
     first_seed: int = FIRST_TRAINING_SEED
 
 
-class WorkspaceTaskset(vf.Taskset[WorkspaceTask, WorkspaceTasksetConfig]):
+class WorkspaceTaskset(vf.Taskset[_WorkspaceTask, _WorkspaceTasksetConfig]):
     """Tasks by seed, each made when it is asked for."""
 
     INFINITE = True
 
-    def load(self) -> Iterator[WorkspaceTask]:
+    def load(self) -> Iterator[_WorkspaceTask]:
         difficulty = self.config.difficulty
         for seed in itertools.count(self.config.first_seed):
             prompt = generate_task(seed, difficulty=difficulty).prompt
-            data = WorkspaceData(name=f"{difficulty}-{seed}", prompt=prompt, seed=seed, difficulty=difficulty)
-            yield WorkspaceTask(data, self.config.task)
+            data = _WorkspaceData(name=f"{difficulty}-{seed}", prompt=prompt, seed=seed, difficulty=difficulty)
+            yield _WorkspaceTask(data, self.config.task)
 
 
-class WorkspaceHarnessConfig(vf.HarnessConfig):
+class _WorkspaceHarnessConfig(vf.HarnessConfig):
     """How long an agent may work."""
 
     id: str = ID
     max_calls: int = 40
 
 
-class WorkspaceHarness(vf.Harness[WorkspaceHarnessConfig]):
+class WorkspaceHarness(vf.Harness[_WorkspaceHarnessConfig]):
     """Asks the model, gives its calls to the world, until it finishes or calls nothing."""
 
     APPENDS_SYSTEM_PROMPT = True

@@ -13,12 +13,17 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from composer_replication.batch.model_folder import load_adapter, load_model, load_tokenizer, resolve_model
+from composer_replication.batch.model_folder import (
+    load_adapter,
+    load_model,
+    load_tokenizer,
+    resolve_model,
+)
 from composer_replication.errors import InputError, explain
-from composer_replication.objective.fingerprint import tokenizer_digest, weights_digest
-from composer_replication.runs.evaluation import ADAPTER_SETTINGS, adapter_settings, control_name
+from composer_replication.runs.files import ADAPTER_SETTINGS, adapter_settings, control_name
 from composer_replication.runs.lineage import read_object, read_training
-from composer_replication.sessions.shuffled import NO_OTHER_KIND, TURNED
+from composer_replication.trainer.objective.fingerprint import tokenizer_digest, weights_digest
+from composer_replication.trainer.sessions.dataset import NO_OTHER_KIND, TURNED
 
 Precision = Literal["auto", "float32", "bfloat16"]
 _ADAPTER, _ADAPTER_WEIGHTS = ADAPTER_SETTINGS, "adapter_model.safetensors"

@@ -7,24 +7,46 @@ All of one site is read in one pass, as token ids up to each stretch of tokens t
 from __future__ import annotations
 
 import hashlib
+import math
 from array import array
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from torch import nn
+
+from composer_replication.batch.hint_placement import why_no_target
 from composer_replication.batch.render.decision import Decision, decide_against, decide_like
 from composer_replication.batch.render.renderer import RenderedSequence, Renderer, TurnSpan
-from composer_replication.batch.taught_turns import why_no_target
-from composer_replication.errors import InputError
-from composer_replication.objective.hint_proof import DecidedCall
-from composer_replication.objective.reference import Response
+from composer_replication.errors import (
+    ArtefactCorruptError,
+    InputError,
+    NonFiniteError,
+    explain,
+)
+from composer_replication.runs import RunDir
+from composer_replication.runs.files import controls_among
+from composer_replication.runs.journal import Journal, read_journal
+from composer_replication.runs.split import PlacedConversation, Side
+from composer_replication.trainer.objective.hint_proof import DecidedCall
+from composer_replication.trainer.objective.reference import Response, response_logprobs
+from composer_replication.trainer.sessions.phases import Phase, tell_phase
+from composer_replication.trainer.sessions.rendering import (
+    LoggedSession,
+    RenderedSession,
+    WindowSettings,
+    read_sessions,
+    render_session,
+)
 from composer_replication.types import Conversation, ToolCall
 
 if TYPE_CHECKING:
-    from composer_replication.evaluation.held_out import HeldOut, HeldOutSession
-    from composer_replication.sessions.rendering import CallPlace, KeptSite
+    from composer_replication.trainer.sessions.rendering import CallPlace, KeptSite
+
 
 Role = Literal["erring", "correction", "good"]
 NO_GOOD_CALL, NOT_RENDERED = "no_good_call_in_the_session", "correction_not_rendered"
@@ -119,7 +141,7 @@ def _decisions(
     decided = [_decided(site, "erring", "erring", erring_call, site.number, context)]
     right = held.logged.right_call(site.site)
     if right is not None:
-        corrected = corrected_call(renderer, held.conversation, site, right)
+        corrected = _corrected_call(renderer, held.conversation, site, right)
         if corrected is None:
             drops[NOT_RENDERED] += 1
         else:
@@ -155,7 +177,7 @@ def _first_token(site: KeptSite, call: DecidedCall, context: int) -> int:
     return max(0, at - context // 2)
 
 
-def corrected_call(
+def _corrected_call(
     renderer: Renderer, conversation: Conversation, site: KeptSite, right: ToolCall
 ) -> DecidedCall | None:
     """The erring turn with the right call in place of the failing one, behind the same words; None: no template."""
@@ -183,3 +205,191 @@ def _with_shared_context(
     """Only where the two calls stand behind the same tokens: in another context nothing could be compared."""
     same = rendered.ids[: span.start] == site.rendered.ids[: site.span.start]
     return DecidedCall(rendered, span, decision) if same and decision.num_tokens else None
+
+
+# The held-out sessions of a run, rendered: what went wrong in them, what should have been done, what was right.
+
+SIDES: tuple[Side, ...] = ("train", "validation", "test")
+
+
+class HeldOutSession(NamedTuple):
+    """A conversation with its rendering, the session it is part of, and where that stands."""
+
+    session: str
+    side: Side
+    logged: LoggedSession
+    rendered: RenderedSession
+
+    @property
+    def conversation(self) -> Conversation:
+        return self.logged.conversation
+
+
+@dataclass(kw_only=True)
+class HeldOut:
+    """Held-out conversations, a few of those that were learnt from, and how many sessions and sites a side has.
+
+    `duplicates` are (conversation, turn) of held-out states that stand in learnt sessions too: nothing is asked there.
+    """
+
+    sessions: list[HeldOutSession] = field(default_factory=list[HeldOutSession])
+    learnt: list[HeldOutSession] = field(default_factory=list[HeldOutSession])
+    num_sessions: dict[str, int] = field(default_factory=dict[str, int])
+    num_sites: dict[str, int] = field(default_factory=dict[str, int])
+    duplicates: frozenset[tuple[str, str]] = frozenset()
+    drops: Counter[str] = field(default_factory=Counter[str])
+
+    def is_duplicate(self, conversation_id: str, turn_id: str) -> bool:
+        return (conversation_id, turn_id) in self.duplicates
+
+
+def read_held_out(
+    run: RunDir,
+    rows: Sequence[PlacedConversation],
+    renderer: Renderer,
+    settings: WindowSettings,
+    *,
+    num_learnt_sites: int = 0,
+) -> HeldOut:
+    """The test side of a run, read in one pass; of the others as many conversations as hold so many sites."""
+    rows_by_id = {row.conversation_id: row for row in rows}
+    names = {side: {row.session for row in rows if row.side == side} for side in SIDES}
+    held_out = HeldOut(
+        num_sessions={side: len(names[side]) for side in SIDES},
+        num_sites=dict.fromkeys(SIDES, 0),
+        duplicates=frozenset((row.conversation_id, turn) for row in rows for turn in row.near_duplicates),
+    )
+    num_known = 0
+    for logged in read_sessions(run, with_sites=True, with_pairs=False):
+        placed_row = rows_by_id[logged.conversation.id]
+        num_kept = sum(site.is_kept for site, _ in logged.sites)
+        held_out.num_sites[placed_row.side] += num_kept
+        if placed_row.side == "test":
+            held = _rendered(placed_row, logged, renderer, settings)
+            drops = held.rendered.drops.items()
+            held_out.drops.update({reason: number for reason, number in drops if not reason.startswith("lm_ce")})
+            held_out.sessions.append(held)
+        elif num_kept and num_known < num_learnt_sites:
+            held_out.learnt.append(_rendered(placed_row, logged, renderer, settings))
+            num_known += len(held_out.learnt[-1].rendered.sites)
+    return held_out
+
+
+def _rendered(
+    placement: PlacedConversation, logged: LoggedSession, renderer: Renderer, settings: WindowSettings
+) -> HeldOutSession:
+    right = _corrections_of(logged)
+    session = LoggedSession(conversation=logged.conversation, sites=logged.sites, corrections=right)
+    return HeldOutSession(placement.session, placement.side, session, render_session(renderer, session, settings))
+
+
+def _corrections_of(logged: LoggedSession) -> dict[str, ToolCall]:
+    """What the session itself shows should have been done, by the site's id."""
+    from composer_replication.pairs.corrections import ACTED, own_pairs
+
+    kept_ids = {site.id for site, _ in logged.sites if site.is_kept}
+    failures = [site for site, _ in logged.sites]
+    pairs = own_pairs(logged.conversation, failures, only=kept_ids) if kept_ids else ()
+    return {pair.site_id: pair.chosen for pair in pairs if pair.source != ACTED}
+
+
+# Log-probs of logged decisions under each set of weights, kept as they come.
+#
+# A score is known by the weights and the token ids it belongs to: what an interrupted evaluation has scored is taken
+# over by the next, whatever else has changed.
+
+Scores = dict[str, list[list[float]]]
+"""By arm, for each group of responses the sum of log-probs of each response."""
+
+
+class Kept:
+    """What was computed so far, in a journal beside the run's artefacts; `close` keeps it, `remove` ends it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._known: dict[str, Any] = {}
+        try:
+            self._known = {str(row["key"]): row["value"] for row in read_journal(path).rows if "key" in row}
+        except FileNotFoundError:
+            pass
+        except ArtefactCorruptError:  # nothing that could be gone on from
+            path.unlink()
+        self._journal = Journal(path)
+
+    def get(self, key: str) -> Any | None:
+        return self._known.get(key)
+
+    def put(self, key: str, value: Any) -> Any:
+        self._journal.append({"key": key, "value": value})
+        self._known[key] = value
+        return value
+
+    def close(self) -> None:
+        self._journal.close()
+
+    def remove(self) -> None:
+        """Once everything is in the artefacts."""
+        self.close()
+        self.path.unlink(missing_ok=True)
+
+
+def score_groups(
+    model: nn.Module, weights: str, groups: Sequence[Sequence[Response]], kept: Kept, *, what: str, items: str
+) -> list[list[float]]:
+    """Summed log-probs of each group's responses, one pass a group; `weights` is what tells this model from others."""
+    scores: list[list[float]] = []
+    for number, group in enumerate(groups):
+        tell_phase(Phase(name=what, done=number, total=len(groups), items=items, kept_in=kept.path))
+        key = f"{weights}:{digest_of(group)}"
+        sums = kept.get(key)
+        scores.append(sums if sums is not None else kept.put(key, numbers(response_logprobs(model, group).tolist())))
+    tell_phase(Phase(name=what, done=len(groups), total=len(groups), items=items, kept_in=kept.path))
+    return scores
+
+
+def numbers(values: list[float]) -> list[float]:
+    """The same values; a journal of others could be read by nobody, and a mean of them says nothing."""
+    if not all(map(math.isfinite, values)):
+        got = "some that are not"
+        raise NonFiniteError(explain("log-probs", got=got, expected="numbers"))
+    return values
+
+
+def evaluated_rows(sites: Iterable[SiteDecisions], scores: Scores) -> list[dict[str, Any]]:
+    """One row a decision: mean log-prob a token under each set of weights."""
+    rows: list[dict[str, Any]] = []
+    for number, site in enumerate(sites):
+        means = {arm: _means(site, every[number]) for arm, every in scores.items()}
+        for at, decision in enumerate(site.decided):
+            rows.append(
+                {
+                    "id": decision.id,
+                    "conversation_id": decision.conversation_id,
+                    "session": site.session,
+                    "turn": decision.turn,
+                    "turn_id": decision.turn_id,
+                    "site_id": site.site_id,
+                    "kind": site.kind,
+                    "role": decision.role,
+                    "basis": decision.basis,
+                    "num_tokens": decision.num_tokens,
+                    **_of_arms(means, at),
+                }
+            )
+    return rows
+
+
+def _of_arms(means: Mapping[str, list[float]], at: int) -> dict[str, float | list[float] | None]:
+    """A control of several shuffles has a value for each, and their mean."""
+    controls = [means[name][at] for name in controls_among(means)]
+    return {
+        "before": means["before"][at],
+        "after": means["after"][at],
+        "control": fmean(controls) if controls else None,
+        "controls": controls or None,
+    }
+
+
+def _means(site: SiteDecisions, sums: Sequence[float]) -> list[float]:
+    remaining_sums = iter(sums)
+    return [sum(next(remaining_sums) for _ in decision.responses) / decision.num_tokens for decision in site.decided]

@@ -8,31 +8,63 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from composer_replication.batch.model_folder import load_tokenizer
 from composer_replication.batch.render.renderer import Renderer
-from composer_replication.config import CrfConfig
-from composer_replication.errors import NonFiniteError
-from composer_replication.evaluation.arms import Arm, arms_of, digest_of_arm, each_model, tokenizers_of
-from composer_replication.evaluation.decisions import NEAR_DUPLICATE, NO_CORRECTION
+from composer_replication.config import CrfConfig, config_hash, load
+from composer_replication.config.values import RESOLVED_NAME
+from composer_replication.errors import (
+    InputError,
+    MissingExtraError,
+    NonFiniteError,
+    explain,
+)
+from composer_replication.evaluation.arms import (
+    Arm,
+    arms_of,
+    digest_of_arm,
+    each_model,
+    tokenizers_of,
+)
+from composer_replication.evaluation.decisions import (
+    NEAR_DUPLICATE,
+    NO_CORRECTION,
+    HeldOut,
+    Kept,
+    read_held_out,
+)
 from composer_replication.evaluation.figures import Over
-from composer_replication.evaluation.forced import Kept
-from composer_replication.evaluation.held_out import HeldOut, read_held_out
-from composer_replication.evaluation.questions import Answers, Questions, add_answers, ask, questions_on
-from composer_replication.evaluation.record import over_of, record_of, results_of, say_when_named, units_of
+from composer_replication.evaluation.record import (
+    Answers,
+    Questions,
+    add_answers,
+    ask,
+    over_of,
+    questions_on,
+    record_of,
+    results_of,
+    say_when_named,
+    units_of,
+)
 from composer_replication.evaluation.vllm_sampling import engine_of
-from composer_replication.runs import RunDir
-from composer_replication.runs.evaluation import ROWS_VERSION, write_evaluation
-from composer_replication.runs.split import PlacedConversation
-from composer_replication.sessions.rendering import WindowSettings, ids_said
-from composer_replication.trainer.token_rows import untrained_rows
+from composer_replication.runs import ARTEFACTS, RunDir
+from composer_replication.runs.artefacts import control_folders
+from composer_replication.runs.files import ROWS_VERSION, write_evaluation
+from composer_replication.runs.lineage import RECORD, half_trained, read_training
+from composer_replication.runs.split import PlacedConversation, required_split
+from composer_replication.trainer.sessions.rendering import WindowSettings, ids_said
+from composer_replication.trainer.start_model import untrained_rows
+
+if TYPE_CHECKING:
+    from composer_replication.trainer.from_config.training import TrainingCallbacks
+
 
 PARTIAL = "evaluation.partial.jsonl"
 _SOURCES = ("conversations", "split", "sites")
 
 
-class _View(NamedTuple):
+class _HeldOutView(NamedTuple):
     """The held-out sessions in the tokens of one tokenizer, what is asked about them, and what could not be."""
 
     renderer: Renderer
@@ -122,7 +154,7 @@ def _views(
     tokenizers: Mapping[str, Any],
     *,
     have_same_tokens: bool,
-) -> dict[str, _View]:
+) -> dict[str, _HeldOutView]:
     """By the weights they belong to; of models with the same tokens, that of the first."""
     most = config.evaluation.states if have_same_tokens else sys.maxsize  # those that are common come later
     bases = list(tokenizers)[: 1 if have_same_tokens else None]
@@ -134,14 +166,14 @@ def _views(
 
 def _view(
     config: CrfConfig, run: RunDir, sides: Sequence[PlacedConversation], tokenizer: Any, most_states: int
-) -> _View:
+) -> _HeldOutView:
     """Return the held-out sessions in a tokenizer's tokens, and everything that models will be asked about them."""
-    from composer_replication.trainer.from_config.renderer import make_renderer, tools_of
+    from composer_replication.trainer.from_config.inputs import make_renderer, tools_of
 
     renderer, drops = make_renderer(config.render, tokenizer, tools_of(run)), Counter[str]()
     most_gaps = config.evaluation.token_gaps
     held = read_held_out(run, sides, renderer, _window_settings(config), num_learnt_sites=most_gaps)
-    return _View(renderer, held, questions_on(config, renderer, held, drops, most_states), drops)
+    return _HeldOutView(renderer, held, questions_on(config, renderer, held, drops, most_states), drops)
 
 
 def _window_settings(config: CrfConfig) -> WindowSettings:
@@ -156,7 +188,7 @@ def _window_settings(config: CrfConfig) -> WindowSettings:
     )
 
 
-def _keep_common_states(views: Sequence[_View], most: int) -> None:
+def _keep_common_states(views: Sequence[_HeldOutView], most: int) -> None:
     """Of models with other tokens, what they draw compares and nothing else; at states that all can be shown."""
     by_place = [{state.place: state for state in view.asked.states} for view in views]
     common = [key for key in by_place[0] if all(key in states for states in by_place)]
@@ -167,7 +199,9 @@ def _keep_common_states(views: Sequence[_View], most: int) -> None:
         questions.sites, questions.turns, questions.gaps, questions.code = [], [], [], []
 
 
-def _answers(config: CrfConfig, arms: Sequence[Arm], views: Mapping[str, _View], partial_results: Kept) -> Answers:
+def _answers(
+    config: CrfConfig, arms: Sequence[Arm], views: Mapping[str, _HeldOutView], partial_results: Kept
+) -> Answers:
     shared = next(iter(views.values()))
     longest = max(view.asked.longest(config.evaluation.new_tokens) for view in views.values())
     engine = engine_of(arms, config.evaluation, longest) if longest else None
@@ -199,3 +233,117 @@ def _write_rows(
         counts={"rows": len(rows), NEAR_DUPLICATE: len(held.duplicates)},
         drops=drops,
     )
+
+
+# `crf evaluate`: before against after on the held-out sessions of a run. Torch is loaded on use.
+
+
+class Models(NamedTuple):
+    """Names of the weights to compare: folders, hub names or adapters."""
+
+    before: str
+    after: str
+    controls: tuple[str, ...] = ()
+
+
+def evaluate(
+    config: CrfConfig,
+    run: RunDir,
+    *,
+    before: str | None = None,
+    after: str | None = None,
+    control: str | Sequence[str] = (),
+    progress: TrainingCallbacks | None = None,
+    scores: Path | None = None,
+) -> dict[str, Any]:
+    """Compare the models, write evaluation.json and the rows beside it, and give the record that was written.
+
+    Without names they are what the run's own training began with and left. Too little data is a verdict, not an error.
+    `scores` is a file that keeps what is scored for other evaluations.
+    """
+    from composer_replication.trainer.from_config.training import TrainingCallbacks
+    from composer_replication.trainer.sessions.phases import telling_phases
+
+    observer = progress or TrainingCallbacks()
+    models = models_of(config, run, before=before, after=after, control=control)
+    with telling_phases(observer.on_phase, observer.say), run.used_for("training"):
+        then = _trained_with(models.after)
+        primary = None if then is None else load(CrfConfig, then).evaluation.primary
+        options: dict[str, Any] = {"primary_then": primary, "scores": scores}
+        record = evaluate_run(config, run, required_split(run), **models._asdict(), **options)
+    if config.train.report_to != "none":
+        _report(config, run, record, observer)
+    return record
+
+
+def _report(config: CrfConfig, run: RunDir, record: dict[str, Any], progress: TrainingCallbacks) -> None:
+    """The figures to the tracker that the training went to; one that is not there any more stops nothing."""
+    from composer_replication.trainer.metrics_file import report_evaluation
+
+    try:
+        report_evaluation(config.train.report_to, record, run_name=run.root.resolve().name)
+    except MissingExtraError as error:
+        progress.say(f"train.report_to: {error}; evaluation.json has all of it")
+
+
+def with_settings_of_training(
+    given: CrfConfig, run: RunDir, after: str | None, overrides: Sequence[str] = ()
+) -> CrfConfig:
+    """The settings that the weights were trained with, below the overrides; what was given, where none are known.
+
+    A model is asked in the template, the windows and the contexts that it learnt in.
+    """
+    root = Path(given.train.output) if given.train.output is not None else run.root
+    weights = after or _trained(root)
+    path = None if weights is None else _trained_with(weights)
+    if path is None:
+        return given
+    config = load(CrfConfig, path, overrides)
+    return replace(config, train=replace(config.train, output=given.train.output))
+
+
+def _trained_with(weights: str) -> Path | None:
+    """The file of settings beside trained weights; None where there is none, or it is another by now."""
+    folder = Path(weights)
+    path = folder.parent / RESOLVED_NAME
+    try:
+        return path if config_hash(load(CrfConfig, path)) == read_training(folder).get("config_hash") else None
+    except (OSError, ValueError):  # somebody else's weights, or settings that were changed by hand
+        return None
+
+
+def models_of(
+    config: CrfConfig,
+    run: RunDir,
+    *,
+    before: str | None = None,
+    after: str | None = None,
+    control: str | Sequence[str] = (),
+) -> Models:
+    """What was named, and for the rest what a training on this run left: its weights, its start, its controls."""
+    controls = [control] if isinstance(control, str) else list(control)
+    root = Path(config.train.output) if config.train.output is not None else run.root
+    if after is None:
+        after = _trained(root)
+        controls = controls or [weights for folder in control_folders(root) if (weights := _trained(folder))]
+        if after is None:
+            partial_training = half_trained(root)
+            got = f"no name, and {partial_training or 'no trained weights in the run'}"
+            fix = "" if partial_training else "Run `crf train`, or name them."
+            raise InputError(explain("--after", got=got, expected="weights", fix=fix))
+    if before is None:
+        before = _start_of(Path(after)) or config.train.model
+        if before is None:
+            got = f"no name, and no {RECORD} beside {after} that says what it was trained from"
+            raise InputError(explain("--before", got=got, expected="the weights to compare with", fix="Name them."))
+    return Models(before, after, tuple(controls))
+
+
+def _trained(root: Path) -> str | None:
+    paths = (root / ARTEFACTS[name].file_name for name in ("adapter", "model"))
+    return next((str(path) for path in paths if path.is_dir()), None)
+
+
+def _start_of(folder: Path) -> str | None:
+    start_weights = read_training(folder).get("start_weights")  # somebody else's weights say nothing
+    return start_weights if isinstance(start_weights, str) else None

@@ -3,30 +3,82 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from composer_replication.batch.render.renderer import Renderer
 from composer_replication.config import CrfConfig
+from composer_replication.config.sections import EvaluationConfig, Primary
+from composer_replication.evaluation import damage
 from composer_replication.evaluation.arms import Arm, control_lacks
-from composer_replication.evaluation.damage import GOOD_TURNS, UNITS, damage_row, loss_values
-from composer_replication.evaluation.figures import FigureArm, Over, Value, figures_of, forced_values
-from composer_replication.evaluation.forced import evaluated_rows
-from composer_replication.evaluation.held_out import HeldOut
-from composer_replication.evaluation.judged import sampled_rows, sampled_summary, sampled_values
-from composer_replication.evaluation.questions import Answers, Questions
-from composer_replication.evaluation.token_gaps import gap_rows
-from composer_replication.evaluation.verdict import verdict_of
-from composer_replication.judge.walk import earlier_sessions
+from composer_replication.evaluation.damage import (
+    GOOD_TURNS,
+    UNITS,
+    GapSite,
+    GoodTurn,
+    Question,
+    damage_row,
+    gap_rows,
+    gap_sites,
+    gaps_of,
+    good_turns_of,
+    is_right,
+    loss_values,
+    questions_of,
+)
+from composer_replication.evaluation.decisions import (
+    HeldOut,
+    Kept,
+    Scores,
+    SiteDecisions,
+    evaluated_rows,
+    score_groups,
+    site_decisions,
+)
+from composer_replication.evaluation.figures import (
+    SORTS,
+    FigureArm,
+    Interval,
+    Over,
+    Value,
+    Word,
+    figures_of,
+    forced_values,
+    interval_of,
+    verdict_word,
+)
+from composer_replication.evaluation.sampling import (
+    SampledText,
+    State,
+    draw_actions,
+    sampled_rows,
+    sampled_summary,
+    sampled_values,
+    states_of,
+)
+from composer_replication.evaluation.vllm_sampling import ArmEngine
 from composer_replication.runs import RunDir
-from composer_replication.runs.conversations import read_conversations
-from composer_replication.runs.evaluation import controls_among, weight_files_digest
+from composer_replication.runs.artefacts import now
+from composer_replication.runs.files import (
+    WORSE_BESIDES,
+    control_name,
+    controls_among,
+    read_conversations,
+    read_tools,
+    table_of,
+    weight_files_digest,
+)
 from composer_replication.runs.lineage import read_training
-from composer_replication.runs.sidecar import now
 from composer_replication.runs.split import PlacedConversation
-from composer_replication.runs.tools import read_tools, table_of
+from composer_replication.sites.judge.walk import earlier_sessions
 from composer_replication.version import __version__
+
+if TYPE_CHECKING:
+    from composer_replication.evaluation.decisions import HeldOut
+
 
 CONTROL = "hints of another kind, sides of pairs by coin"
 _OTHER_TOKENS = "the models have different tokenizers, and log-probs of other tokens do not compare"
@@ -35,7 +87,7 @@ _BROKEN = "not numbers"
 
 
 @dataclass(kw_only=True)
-class Results:
+class _EvaluationResults:
     """Rows by the artefact they go to, values by the figure they make, and what else the record says."""
 
     rows: dict[str, list[dict[str, Any]]] = field(default_factory=dict[str, list[dict[str, Any]]])
@@ -61,9 +113,9 @@ def results_of(
     asked: Questions,
     answers: Answers,
     sides: Sequence[PlacedConversation],
-) -> Results:
+) -> _EvaluationResults:
     """Rows and values; the artefact of a part that was not asked for is written empty, so that none is an old one."""
-    results = Results()
+    results = _EvaluationResults()
     rows = evaluated_rows(asked.sites, answers.scores) if answers.scores else []
     tools = read_tools(run, with_test=True) if run.path("tools").exists() else table_of(())
     drawn: list[dict[str, Any]] = []
@@ -91,7 +143,7 @@ def record_of(
     arms: Sequence[Arm],
     held: HeldOut,
     answers: Answers,
-    results: Results,
+    results: _EvaluationResults,
     *,
     have_same_tokens: bool,
 ) -> dict[str, Any]:
@@ -134,7 +186,7 @@ def _verdict(
     run: RunDir,
     arms: Sequence[Arm],
     answers: Answers,
-    results: Results,
+    results: _EvaluationResults,
     *,
     nothing: str,
     has_controls: bool,
@@ -197,7 +249,7 @@ def _why_nothing(held: HeldOut, answers: Answers) -> str:
 
 
 def _not_run(
-    config: CrfConfig, results: Results, answers: Answers, *, has_control: bool, have_same_tokens: bool
+    config: CrfConfig, results: _EvaluationResults, answers: Answers, *, has_control: bool, have_same_tokens: bool
 ) -> dict[str, str]:
     """Parts without a result, and why."""
     section, rows = config.evaluation, results.rows["evaluated"]
@@ -241,3 +293,311 @@ def _models(arms: Sequence[Arm], digests: Mapping[str, str]) -> dict[str, Any]:
     if "control" in models:
         models["control"] |= {"what": CONTROL, "lacks": control_lacks(arms)}
     return {"control": None, **models}
+
+
+# All that is asked of every model, and each model's answers: made once from the held-out sessions, then asked anew.
+
+_SUM_TOKENS = 256
+
+
+@dataclass(kw_only=True)
+class Questions:
+    """Sites to score, states to draw at, good turns, sites whose gaps are kept, and questions of files."""
+
+    sites: list[SiteDecisions]
+    states: list[State]
+    turns: list[GoodTurn]
+    gaps: list[GapSite]
+    code: list[Question]
+    sums: list[Question]
+
+    def longest(self, new_tokens: int) -> int:
+        """Tokens of the longest prompt with what may be drawn behind it."""
+        drawn = [len(state.prompt) + new_tokens for state in self.states]
+        sums = [len(question.prompt) + max(new_tokens, _SUM_TOKENS) for question in self.sums]
+        return max([*drawn, *sums], default=0)
+
+    def places_of(self, primary: Primary) -> list[str]:
+        """Return the session of every site or state of which the primary figure will have a value."""
+        if primary == "sampled_failures":
+            return [state.session for state in self.states]
+        role = "correction" if primary == "forced_correction" else "good"
+        return [site.session for site in self.sites if any(decision.role == role for decision in site.decided)]
+
+    @property
+    def are_any(self) -> bool:
+        """Gaps alone are no evaluation."""
+        return bool(self.sites or self.states or self.turns or self.code or self.sums)
+
+
+@dataclass(kw_only=True)
+class Answers:
+    """Those of the models so far, by arm; a model whose log-probs are not numbers is `broken` and has none.
+
+    `engine` is what actions were drawn with; `unlearnt` says what a model that draws was never taught to write.
+    """
+
+    broken: list[str] = field(default_factory=list[str])
+    engine: str = "transformers"
+    digests: dict[str, str] = field(default_factory=dict[str, str])
+    scores: Scores = field(default_factory=dict[str, list[list[float]]])
+    draws: dict[str, list[list[SampledText]]] = field(default_factory=dict[str, list[list[SampledText]]])
+    unlearnt: dict[str, str] = field(default_factory=dict[str, str])
+    gaps: dict[str, list[list[float]]] = field(default_factory=dict[str, list[list[float]]])
+    losses: dict[str, dict[str, list[float]]] = field(default_factory=dict[str, dict[str, list[float]]])
+
+
+def questions_on(
+    config: CrfConfig, renderer: Renderer, held: HeldOut, drops: Counter[str], most_states: int
+) -> Questions:
+    section, batch = config.evaluation, config.train.batch
+    sites = list(site_decisions(renderer, held, context=section.context, num_good=section.good_calls, drops=drops))
+    states = states_of(held, sites, most=most_states, context=section.context) if section.samples else []
+    return Questions(
+        sites=sites,
+        states=states,
+        turns=good_turns_of(held, most=section.good_turns, context=section.context),
+        gaps=gap_sites(
+            renderer,
+            held,
+            most=section.token_gaps,
+            context=section.context,
+            placement=batch.placement,
+            part=batch.part,
+        ),
+        code=_of_file(section.code, renderer, "evaluation.code", with_sums=False),
+        sums=_of_file(section.gsm8k, renderer, "evaluation.gsm8k", with_sums=True),
+    )
+
+
+def _of_file(path: str | None, renderer: Renderer, option: str, *, with_sums: bool) -> list[Question]:
+    return [] if path is None else questions_of(path, renderer, option=option, with_sums=with_sums)
+
+
+def ask(
+    model: Any,
+    digest: str,
+    arm: str,
+    asked: Questions,
+    renderer: Renderer,
+    section: EvaluationConfig,
+    kept: Kept,
+    engine: ArmEngine | None = None,
+) -> Answers:
+    """All of it of one model; what an earlier evaluation kept of these weights is not asked again.
+
+    Of a control the gaps are of no use; of its further shuffles nothing but the log-probs at the sites.
+    """
+    weights = f"{digest}:{next(model.parameters()).dtype}"
+    groups = [site.responses for site in asked.sites]
+    answers = Answers(digests={arm: digest})
+    # Without a site to score, one state tells whether actions can be drawn at all.
+    groups = groups or [[(state.prompt, len(state.prompt) - 1)] for state in asked.states[:1]]
+    scores = score_groups(model, weights, groups, kept, what=f"log-probs, {arm}", items="sites")
+    answers.scores[arm] = scores[: len(asked.sites)]
+    if controls_among([arm]) and arm != control_name():
+        return answers
+    if asked.turns:
+        answers.losses[damage.GOOD_TURNS] = {arm: _losses(model, weights, asked.turns, kept, f"good turns, {arm}")}
+    if asked.code:
+        answers.losses[damage.CODE] = {arm: _losses(model, weights, asked.code, kept, f"code, {arm}")}
+    if asked.gaps and arm != "control":
+        answers.gaps[arm] = gaps_of(model, weights, asked.gaps, kept, arm=arm)
+    if asked.states:
+        answers.draws[arm] = draw_actions(model, weights, renderer, asked.states, section, kept, arm, engine)
+    if asked.sums:
+        answers.losses[damage.SUMS] = {arm: _sums(model, weights, asked.sums, renderer, section, kept, arm, engine)}
+    return answers
+
+
+def _losses(model: Any, weights: str, texts: list[GoodTurn] | list[Question], journal: Kept, what: str) -> list[float]:
+    responses = [text.response if isinstance(text, GoodTurn) else text.whole for text in texts]
+    sums = score_groups(model, weights, [[response] for response in responses], journal, what=what, items="texts")
+    return damage.losses(responses, [scores[0] for scores in sums])
+
+
+def _sums(
+    model: Any,
+    weights: str,
+    questions: list[Question],
+    renderer: Renderer,
+    section: EvaluationConfig,
+    journal: Kept,
+    arm: str,
+    engine: ArmEngine | None,
+) -> list[float]:
+    """100 for every question that is answered with the right number, by the likeliest tokens."""
+    likeliest = replace(section, temperature=0.0, samples=1, new_tokens=max(section.new_tokens, _SUM_TOKENS))
+    states = [State(str(at), "", "", 0, "", "good", "", None, question.prompt) for at, question in enumerate(questions)]
+    drawn = draw_actions(model, weights, renderer, states, likeliest, journal, f"sums, {arm}", engine)
+    return [100.0 * is_right(texts[0].text, question.answer) for texts, question in zip(drawn, questions, strict=True)]
+
+
+def add_answers(into: Answers, more: Answers) -> None:
+    into.digests |= more.digests
+    into.scores |= more.scores
+    into.draws |= more.draws
+    into.gaps |= more.gaps
+    for name, by_arm in more.losses.items():
+        into.losses.setdefault(name, {}).update(by_arm)
+
+
+# The primary figure as a word and two sentences, what could have been seen, and what else a reader has to know.
+
+_WORDS: Mapping[Word, str] = {
+    "better": "The trained model is better on held-out sessions",
+    "worse": "The trained model is worse on held-out sessions",
+    "no_difference": "No difference between the two models can be seen on held-out sessions",
+    "too_thin": "Your data is too thin to say whether the trained model is better",
+}
+_VERDICT_BROKEN = "Nothing else of it was measured; look in its training for a loss that is not a number."
+_MOVES = ("forced_erring", "forced_good")
+_HARDLY = 0.01
+"""Nats a token: a median change below this is that of weights which have hardly moved."""
+_COSTS = ("forced_good", "loss_good_turns", "sampled_failures", "sampled_unparsed", "sampled_no_call")
+
+
+def verdict_of(
+    primary: str,
+    every: Mapping[str, Sequence[Value]],
+    *,
+    has_control: bool,
+    fewest_sessions: int,
+    seed: int,
+    nothing: str = "",
+    over: Over = "session",
+    broken: Collection[str] = (),
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The record's `verdict` and `power`, from the values of all figures; `nothing` says why there is none at all.
+
+    `broken` are models whose log-probs are not numbers: of a trained one that is the verdict.
+    """
+    sort, values = SORTS[primary], every.get(primary, ())
+    if not values:
+        power = {"sites": 0, "sessions": 0, "smallest_effect": None, "unit": sort.unit}
+        if "after" in broken and "before" not in broken:
+            sentences = [f"{_WORDS['worse']}: its log-probs there are not numbers.", _VERDICT_BROKEN]
+            verdict = {"word": "worse", "sentences": sentences, "remarks": []}
+            return verdict, power | {"sentence": "Nothing could be seen."}
+        why = nothing or "no held-out session holds an error that could be compared with a good call"
+        ask = f"Errors in at least {fewest_sessions} held-out {over}s are needed; hold more out or ingest more."
+        verdict = {"word": "too_thin", "sentences": [f"{_WORDS['too_thin']}: {why}.", ask], "remarks": []}
+        return verdict, power | {"sentence": "Nothing could be seen."}
+    has_control = has_control and bool(controls_among(values[0].change))
+    interval = interval_of(values, "after", seed)
+    word = verdict_word(interval, higher_is_better=sort.better == "higher", fewest_sessions=fewest_sessions)
+    power = _power(interval, sort.unit, over, fewest_sessions)
+    first = f"{_WORDS[word]}: {_in_words(primary, interval, over)}."
+    second = power["sentence"]
+    if interval.num_sessions < fewest_sessions:
+        second = (
+            f"Errors in at least {fewest_sessions} held-out {over}s are needed, and there are {interval.num_sessions}; "
+            f"hold more {over}s out, or ingest more."
+        )
+    elif has_control and word in ("better", "worse"):
+        second = _beside_control(values, interval, seed)
+    remarks = [
+        _movement(every),
+        _of_control(values, interval, over, fewest_sessions, seed) if has_control else "",
+        _worse_besides(primary, every, seed, over),
+    ]
+    return {"word": word, "sentences": [first, second], "remarks": [remark for remark in remarks if remark]}, power
+
+
+def _in_words(name: str, interval: Interval, over: Over) -> str:
+    sort = SORTS[name]
+    what = f"{sort.label[0].lower()}{sort.label[1:]} {interval.estimate:+.3g} {sort.unit} ({sort.better} is better)"
+    if interval.num_sessions < 2:
+        return f"{what}, from one {over}"
+    if interval.low is None or interval.low == interval.high:
+        return f"{what}, the same in all {_of(interval, over)}"
+    return f"{what}, 95% interval {_range(interval)} ({_of(interval, over)})"
+
+
+def _range(interval: Interval) -> str:
+    return "no interval" if interval.low is None else f"{interval.low:+.3g} to {interval.high:+.3g}"
+
+
+def _of(interval: Interval, over: Over) -> str:
+    """As `12 sites of 5 sessions`."""
+    sites = f"{interval.num_values:,} site" + ("s" if interval.num_values != 1 else "")
+    return f"{sites} of {interval.num_sessions:,} {over}" + ("s" if interval.num_sessions != 1 else "")
+
+
+def _power(interval: Interval, unit: str, over: Over, fewest: int) -> dict[str, Any]:
+    """Of too few sessions no effect is named: their spread, from which it would come, is hardly known."""
+    smallest = interval.smallest or None
+    if interval.num_sessions < 2:
+        sentence = f"With one {over} nothing can be seen."
+    elif smallest is None:
+        sentence = "Values that are all the same have no spread, and without one nothing says what could be seen."
+    elif interval.num_sessions < fewest:
+        smallest = None
+        sentence = f"No smallest effect is named: errors in {fewest} held-out {over}s are needed for that."
+    else:
+        effect = f"{smallest:.3g} {unit}"
+        sentence = f"With {_of(interval, over)} the smallest effect that would be seen four times of five is {effect}."
+    return {
+        "sites": interval.num_values,
+        "sessions": interval.num_sessions,
+        "smallest_effect": smallest,
+        "unit": unit,
+        "sentence": sentence,
+    }
+
+
+def _beside_control(values: Sequence[Value], after: Interval, seed: int) -> str:
+    """Whether the control, which learnt the same way from nonsense, moved as far."""
+    control, difference = interval_of(values, "control", seed), interval_of(values, "difference", seed)
+    shuffles = control.num_repeats
+    moved = f"The shuffled control moved by {control.estimate:+.3g} ({_range(control)}, {_shuffles(shuffles)})"
+    apart = f"the difference to it is {difference.estimate:+.3g} ({_range(difference)})"
+    if not difference.excludes_zero:
+        return f"{moved}; {apart} and may be zero: any training of this kind may have done it, whatever the hints say."
+    if (difference.estimate > 0) == (after.estimate > 0):
+        return f"{moved}; {apart} and not zero: what the hints and pairs say made the change."
+    return f"{moved}; {apart}: the control moved further, so the change does not come from what hints and pairs say."
+
+
+def _shuffles(number: int) -> str:
+    """What the interval of a control is over, besides sessions."""
+    return "over 1 shuffle, whose luck it leaves out" if number == 1 else f"over {number} shuffles"
+
+
+def _movement(every: Mapping[str, Sequence[Value]]) -> str:
+    """That the weights have hardly moved, where that is so: without it a figure near 0 looks like a finding."""
+    sizes = sorted(abs(value.change["after"]) for name in _MOVES for value in every.get(name, ()))
+    drawn = (value.change["after"] for name, values in every.items() if name.startswith("sampled") for value in values)
+    if not sizes or any(drawn) or (middle := sizes[len(sizes) // 2]) >= _HARDLY:
+        return ""
+    if not sizes[-1]:
+        return "Nothing moved: every held-out decision is exactly as likely as before the training."
+    return (
+        f"Training hardly moved the model: half of the held-out decisions changed by less than {middle:.2g} nats a "
+        "token. More steps (train.optimiser.steps) or a higher rate (train.optimiser.lr) would."
+    )
+
+
+def _of_control(values: Sequence[Value], after: Interval, over: Over, fewest: int, seed: int) -> str:
+    """That a control which learnt from nonsense moved as well, where its interval leaves 0 out."""
+    control = interval_of(values, "control", seed)
+    if not control.excludes_zero:
+        return ""
+    few = f" {control.num_sessions} {over}s are too few to be sure of it." if control.num_sessions < fewest else ""
+    moved = f"by {control.estimate:+.3g} ({_range(control)}, without 0)"
+    if (control.estimate > 0) != (after.estimate > 0):
+        return (
+            f"The shuffled control moved this figure too, the other way, {moved}: what it learnt is not nothing.{few}"
+        )
+    why = "a part of what moves is training itself, whatever the hints and pairs say"
+    return f"The shuffled control moved this figure too, {moved}: {why}.{few}"
+
+
+def _worse_besides(primary: str, every: Mapping[str, Sequence[Value]], seed: int, over: Over) -> str:
+    """Figures of what training may cost whose whole interval lies on the wrong side."""
+    costs: list[str] = []
+    for name in (name for name in _COSTS if name != primary and every.get(name)):
+        interval = interval_of(every[name], "after", seed)
+        if interval.excludes_zero and (interval.estimate > 0) != (SORTS[name].better == "higher"):
+            costs.append(_in_words(name, interval, over))
+    return f"{WORSE_BESIDES}: {'; '.join(costs)}." if costs else ""

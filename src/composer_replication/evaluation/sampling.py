@@ -6,22 +6,38 @@ Draws at a state share its prompt, and both models get the same random numbers. 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 
+from composer_replication.action_text import parse_reply
 from composer_replication.batch.render.renderer import Renderer, TurnSpan
-from composer_replication.config.evaluation import EvaluationConfig
-from composer_replication.evaluation.decisions import SiteDecisions, digest_of
-from composer_replication.evaluation.forced import Kept
+from composer_replication.config.sections import EvaluationConfig
+from composer_replication.errors import InputError
+from composer_replication.evaluation.decisions import Kept, SiteDecisions, digest_of
+from composer_replication.evaluation.figures import Value
 from composer_replication.evaluation.vllm_sampling import ArmEngine
-from composer_replication.rollouts.generation.generator import RolloutGenerator
-from composer_replication.sessions.phases import Phase, tell_phase
+from composer_replication.runs.files import ToolTable
+from composer_replication.sites.actions.equality import (
+    ActionContext,
+    action_kind,
+    only_looks_at,
+    same_action,
+)
+from composer_replication.sites.judge.checkout import EarlierSessions
+from composer_replication.sites.judge.judge import Judge, Judgement
+from composer_replication.sites.judge.walk import judged_calls
+from composer_replication.trainer.rollouts.generation.generator import RolloutGenerator
+from composer_replication.trainer.sessions.phases import Phase, tell_phase
+from composer_replication.types import Action, Turn
 
 if TYPE_CHECKING:
-    from composer_replication.evaluation.held_out import HeldOut
+    from composer_replication.evaluation.decisions import HeldOut, HeldOutSession
+
 
 Sort = Literal["erring", "good"]
 _MOST_AT_ONCE, _MOST_TOKENS = 8, 131_072
@@ -47,7 +63,7 @@ class State(NamedTuple):
         return self.conversation_id, self.turn_id, self.sort
 
 
-class Drawn(NamedTuple):
+class SampledText(NamedTuple):
     """One draw: its text, how many tokens it has, and whether it ended by itself."""
 
     text: str
@@ -101,12 +117,12 @@ def draw_actions(
     kept: Kept,
     arm: str,
     engine: ArmEngine | None = None,
-) -> list[list[Drawn]]:
+) -> list[list[SampledText]]:
     """For each state its draws, by vLLM's `engine` or else by the model; what an earlier call drew is taken over."""
     number = section.samples if section.temperature else min(1, section.samples)
     draw = (_Drawer if engine is None else partial(_VllmDrawer, engine))(model, renderer, section, number)
     settings = f"{weights}:drawn:{number}:{section.temperature}:{section.new_tokens}:{section.seed}:{draw.name}"
-    draws: list[list[Drawn]] = []
+    draws: list[list[SampledText]] = []
     for batch in _batches(states, number, draw.most_at_once):
         tell_phase(
             Phase(name=f"drawn actions, {arm}", done=len(draws), total=len(states), items="states", kept_in=kept.path)
@@ -114,14 +130,14 @@ def draw_actions(
         key = f"{settings}:{digest_of([(state.prompt, 0) for state in batch])}"
         kept_rows = kept.get(key)
         rows = kept_rows if kept_rows is not None else kept.put(key, _as_rows(draw([state.prompt for state in batch])))
-        draws += [[Drawn(*row) for row in several] for several in rows]
+        draws += [[SampledText(*row) for row in several] for several in rows]
     tell_phase(
         Phase(name=f"drawn actions, {arm}", done=len(draws), total=len(states), items="states", kept_in=kept.path)
     )
     return draws
 
 
-def _as_rows(drawn: Sequence[Sequence[Drawn]]) -> list[list[list[Any]]]:
+def _as_rows(drawn: Sequence[Sequence[SampledText]]) -> list[list[list[Any]]]:
     return [[list(draw) for draw in several] for several in drawn]
 
 
@@ -137,7 +153,7 @@ def _batches(states: Sequence[State], number: int, most: int) -> Iterator[list[S
         yield batch
 
 
-class _Texts:
+class _EndedTexts:
     """Tokens to texts, up to the first that ends a turn."""
 
     def __init__(self, renderer: Renderer) -> None:
@@ -146,13 +162,13 @@ class _Texts:
         ends = [renderer.protected.ids[stop] for stop in renderer.dialect.stops]
         self._stops: list[int] = sorted({*ends, *([] if own_end is None else [int(own_end)])})
 
-    def _drawn(self, ids: list[int], has_ended: bool = False) -> Drawn:
+    def _drawn(self, ids: list[int], has_ended: bool = False) -> SampledText:
         end = next((at for at, token in enumerate(ids) if token in self._stops), None)
         text = self._renderer.tokenizer.decode(ids[:end], skip_special_tokens=False)
-        return Drawn(str(text), len(ids) if end is None else end, has_ended or end is not None)
+        return SampledText(str(text), len(ids) if end is None else end, has_ended or end is not None)
 
 
-class _VllmDrawer(_Texts):
+class _VllmDrawer(_EndedTexts):
     """The same settings, drawn by vLLM."""
 
     name = "vllm"
@@ -164,12 +180,12 @@ class _VllmDrawer(_Texts):
         self._seed, self.most_at_once = section.seed, engine.most_at_once
         self._draw = engine.drawer(self._stops, number, section.new_tokens, section.temperature)
 
-    def __call__(self, prompts: Sequence[list[int]]) -> list[list[Drawn]]:
+    def __call__(self, prompts: Sequence[list[int]]) -> list[list[SampledText]]:
         answers = self._draw(prompts, _seed_of(prompts, self._seed))
         return [[self._drawn(*answer) for answer in several] for several in answers]
 
 
-class _Drawer(_Texts):
+class _Drawer(_EndedTexts):
     """Prompts in, texts out: plain sampling at a temperature, whatever a model's own settings are."""
 
     name = "transformers"
@@ -189,7 +205,7 @@ class _Drawer(_Texts):
         )
         self._generate: Callable[..., torch.Tensor] = RolloutGenerator().generate
 
-    def __call__(self, prompts: Sequence[list[int]]) -> list[list[Drawn]]:
+    def __call__(self, prompts: Sequence[list[int]]) -> list[list[SampledText]]:
         rows = [prompt for prompt in prompts for _ in range(self._number)]
         width = max(map(len, rows))
         pad = int(self._config.pad_token_id or 0)
@@ -206,3 +222,204 @@ def _seed_of(prompts: Sequence[list[int]], seed: int) -> int:
     """The same for every model, and whatever was drawn before."""
     digest = hashlib.sha256(f"{seed}:{digest_of([(prompt, 0) for prompt in prompts])}".encode()).digest()
     return int.from_bytes(digest[:6], "big")
+
+
+# Drawn actions as rows: read as calls, judged by what the session had shown, compared with what was done and right.
+
+Draws = Mapping[str, Sequence[Sequence[SampledText]]]
+"""By arm, for each state its draws."""
+_CALL_MARKS = ("<tool_call>", "[TOOL_USE]", "<function", "<|python_tag|>")
+_WORST_FIRST = ("fails", "risky", "unknown", "ok")
+UNPARSED, CUT_OFF, NO_CALL = "unparsed", "cut_off", "no_call"
+_UNREADABLE = (UNPARSED, CUT_OFF)
+"""A harness cannot run such a call: a model that draws nothing else must not look as if nothing of it failed."""
+
+
+class _Read(NamedTuple):
+    """What a draw says, as far as it can be read; `rule` where it is no call that could be judged."""
+
+    action: Action | None
+    rule: str
+
+
+def sampled_rows(
+    held: HeldOut,
+    tools: ToolTable,
+    states: Sequence[State],
+    draws: Draws,
+    earlier: EarlierSessions | None = None,
+) -> list[dict[str, Any]]:
+    """One row a draw, in the order of states, arms and draws; the sessions are walked through once.
+
+    `earlier` is what sessions that had ended when a held-out one began knew of the project. The judge learns nothing,
+    so they may be of any side; what came later it does not hear.
+    """
+    numbers: dict[tuple[str, str], list[int]] = {}
+    for number, state in enumerate(states):
+        numbers.setdefault((state.conversation_id, state.turn_id), []).append(number)
+    conversation_ids = {conversation for conversation, _ in numbers}
+    rows: dict[int, list[dict[str, Any]]] = {}
+    for session in held.sessions:
+        if session.conversation.id not in conversation_ids:
+            continue
+        for turn, judge in _moments(session, earlier):
+            for number in numbers.get((session.conversation.id, turn.id), ()):
+                moment = _Moment(session, tools, states[number], turn, judge)
+                rows[number] = [
+                    moment.row(arm, at, drawn) for arm, every in draws.items() for at, drawn in enumerate(every[number])
+                ]
+    return [row for number in sorted(rows) for row in rows[number]]
+
+
+def _moments(session: HeldOutSession, earlier: EarlierSessions | None) -> Iterator[tuple[Turn, Judge]]:
+    """Each turn with calls, and what the judge knew when the model decided on them."""
+    failures = {site.call_id: site for site, _ in session.logged.sites}
+    project, turn_id = None if earlier is None else earlier.before(session.conversation), ""
+    for judged in judged_calls(session.conversation, sites=failures, project=project):
+        if judged.turn.id != turn_id:
+            turn_id = judged.turn.id
+            yield judged.turn, judged.judge
+
+
+class _Moment:
+    """One state, with all that a drawn action is compared with."""
+
+    def __init__(self, session: HeldOutSession, tools: ToolTable, state: State, turn: Turn, judge: Judge) -> None:
+        conversation = session.conversation
+        self._state, self._turn, self._judge = state, turn, judge
+        self._schemas = tools.schemas(conversation.format)
+        self._context = ActionContext(
+            cwd=conversation.cwd,
+            tools=self._schemas,
+            files=judge.state.files,
+            shell_moved=judge.state.shell_moved,
+        )
+        right = session.logged.corrections.get(state.site_id) if state.sort == "erring" else None
+        self._right = None if right is None else Action(text="", calls=(right,))
+
+    def row(self, arm: str, at: int, drawn: SampledText) -> dict[str, Any]:
+        action, rule = _read(drawn)
+        calls = () if action is None else action.calls
+        is_known = all(call.name in self._schemas for call in calls) if self._schemas else True
+        judgement = self._said(action, rule, is_known)
+        state = self._state
+        return {
+            "id": f"{state.id}:{arm}:{at}",
+            "conversation_id": state.conversation_id,
+            "session": state.session,
+            "turn": state.turn,
+            "turn_id": state.turn_id,
+            "site_id": state.site_id,
+            "state": state.sort,
+            "arm": arm,
+            "sample": at,
+            "text": drawn.text,
+            "action": None if action is None else _plain(action),
+            "tool": action_kind(action) if calls and action is not None else None,
+            "parsed": action is not None,
+            "known_tool": is_known,
+            "only_looks": bool(calls) and all(map(only_looks_at, calls)),
+            "verdict": judgement.says,
+            "rule": judgement.rule,
+            "kind": judgement.kind or None,
+            "same_as_logged": action is not None and same_action(action, self._turn.action, self._context),
+            "same_as_correction": self._is_right(action),
+            "tokens": drawn.num_tokens,
+        }
+
+    def _said(self, action: Action | None, rule: str, is_known: bool) -> Judgement:
+        if action is None or not action.calls:
+            return Judgement("unknown", rule)
+        if not is_known:
+            return Judgement("fails", "unknown_tool", "tool_not_found", "no tool of this name is there")
+        verdicts = [self._judge.verdict(call) for call in action.calls]
+        return min(verdicts, key=lambda verdict: _WORST_FIRST.index(verdict.says))
+
+    def _is_right(self, action: Action | None) -> bool | None:
+        if self._right is None:
+            return None
+        return action is not None and same_action(action, self._right, self._context)
+
+
+def _read(drawn: SampledText) -> _Read:
+    """A text with the mark of a call and no call that can be read is broken, or was cut off."""
+    try:
+        action = parse_reply(drawn.text)
+    except InputError:
+        return _Read(None, UNPARSED)
+    if action.calls:
+        return _Read(action, "")
+    if any(mark in drawn.text for mark in _CALL_MARKS):
+        return _Read(None, UNPARSED if drawn.has_ended else CUT_OFF)
+    return _Read(action, NO_CALL)
+
+
+def _plain(action: Action) -> dict[str, Any]:
+    calls = [
+        {"name": call.name, "arguments": dict(call.arguments), "raw_arguments": call.raw_arguments}
+        for call in action.calls
+    ]
+    return {"text": action.text, "calls": calls}
+
+
+# ---- figures
+
+
+def _is(*rules: str) -> Any:
+    return lambda row: 1000.0 * (row["rule"] in rules)
+
+
+_MEASURES: Mapping[str, Any] = {
+    "sampled_failures": lambda row: 1000.0 * (row["verdict"] == "fails" or row["rule"] in _UNREADABLE),
+    "sampled_unparsed": _is(*_UNREADABLE),
+    "sampled_no_call": _is(NO_CALL),
+    "sampled_unknown_tool": _is("unknown_tool"),
+    "sampled_agreement": lambda row: 1000.0 * row["same_as_logged"] if row["state"] == "good" else None,
+    "sampled_corrected": lambda row: None if row["same_as_correction"] is None else 1000.0 * row["same_as_correction"],
+    "sampled_looks": lambda row: 1000.0 * row["only_looks"],
+    "sampled_length": lambda row: float(row["tokens"]),
+}
+
+
+def sampled_values(rows: Sequence[Mapping[str, Any]], states: Sequence[State]) -> dict[str, list[Value]]:
+    """By the figure's name a value a state: the mean of its draws, less that of the draws before."""
+    kinds = {(state.conversation_id, state.turn_id, state.sort): state.kind for state in states}
+    by_state: dict[tuple[str, str, str], dict[str, list[Mapping[str, Any]]]] = {}
+    for row in rows:
+        state_key = (row["conversation_id"], row["turn_id"], row["state"])
+        by_state.setdefault(state_key, {}).setdefault(row["arm"], []).append(row)
+    values: dict[str, list[Value]] = {name: [] for name in _MEASURES}
+    for state_key, arms in by_state.items():
+        session = arms["before"][0]["session"]
+        for name, measure in _MEASURES.items():
+            means = {arm: _mean(measure, several) for arm, several in arms.items()}
+            if all(mean is not None for mean in means.values()):
+                change = {arm: mean - means["before"] for arm, mean in means.items() if arm != "before"}
+                values[name].append(Value(session, kinds[state_key], change))
+    return values
+
+
+def _mean(measure: Any, rows: Sequence[Mapping[str, Any]]) -> Any:
+    values = [value for value in map(measure, rows) if value is not None]
+    return fmean(values) if values else None
+
+
+def sampled_summary(
+    rows: Sequence[Mapping[str, Any]], states: Sequence[State], draws: Draws, section: Any
+) -> dict[str, Any]:
+    """The record's `sampled`: of each arm its means, what the judge said, and its mix of calls."""
+    by_arm = {arm: _of_arm([row for row in rows if row["arm"] == arm]) for arm in draws}
+    number = section.samples if section.temperature else min(1, section.samples)
+    return {"n_states": len(states), "n_samples": number, "temperature": section.temperature, "by_arm": by_arm}
+
+
+def _of_arm(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    means = {name.removeprefix("sampled_"): _mean(measure, rows) for name, measure in _MEASURES.items()}
+    tools = Counter(row["tool"] or row["rule"] for row in rows)
+    return {
+        **means,
+        "cut_off": _mean(_is(CUT_OFF), rows),
+        "verdicts": dict(sorted(Counter(row["verdict"] for row in rows).items())),
+        "calls": dict(sorted(tools.items(), key=lambda entry: (-entry[1], entry[0]))),
+        "rows": len(rows),
+    }

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from composer_replication.config.evaluation import EvaluationConfig
+from composer_replication.config.sections import EvaluationConfig
 from composer_replication.errors import InputError, explain
 from composer_replication.evaluation.arms import Arm, adapter_facts, device_and_dtype
 from composer_replication.optional import available
@@ -31,7 +31,7 @@ Draw = Callable[[Sequence[list[int]], int], list[list[tuple[list[int], bool]]]]
 """Prompts and a seed in; for each prompt so many lists of tokens out, with whether each ended by itself."""
 
 
-class VllmEngine:
+class _VllmEngine:
     """Draws for one arm after the other; arms on the same weights share the engine.
 
     `longest` is that of all prompts with what may follow them.
@@ -96,7 +96,7 @@ class VllmEngine:
 class ArmEngine(NamedTuple):
     """The engine as one arm draws with it."""
 
-    engine: VllmEngine
+    engine: _VllmEngine
     arm: Arm
     most_at_once: int = 64
 
@@ -104,13 +104,13 @@ class ArmEngine(NamedTuple):
         return self.engine.drawer(self.arm, stops, number, new_tokens, temperature)
 
 
-def engine_of(arms: Sequence[Arm], section: EvaluationConfig, longest: int) -> VllmEngine | None:
+def engine_of(arms: Sequence[Arm], section: EvaluationConfig, longest: int) -> _VllmEngine | None:
     """What all arms draw with, None for transformers: two engines would not draw alike from the same weights."""
     why = "" if section.sampler == "transformers" else _why_not(arms)
     if why and section.sampler == NAME:
         fix = "Leave it at auto."
         raise InputError(explain("evaluation.sampler = vllm", got=why, expected="vLLM, a GPU, LoRA alone", fix=fix))
-    return None if why or section.sampler == "transformers" else VllmEngine(arms, section, longest)
+    return None if why or section.sampler == "transformers" else _VllmEngine(arms, section, longest)
 
 
 def _why_not(arms: Sequence[Arm]) -> str:

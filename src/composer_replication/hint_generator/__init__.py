@@ -17,27 +17,23 @@ write            the hint of a site, from the first source that has one
 """
 
 from composer_replication.hint_generator.context import HintContext, count_sentences
-from composer_replication.hint_generator.file_templates import (
+from composer_replication.hint_generator.templates import (
+    HINT_TEMPLATES,
+    dispatch,
+    hint_cmd_not_found,
     hint_edit_ambiguous,
     hint_edit_no_match,
     hint_edit_noop,
     hint_edit_not_read,
     hint_edit_stale,
     hint_file_not_found,
-    hint_is_directory,
-    hint_output_too_large,
-)
-from composer_replication.hint_generator.shell_templates import (
-    hint_cmd_not_found,
     hint_git_state,
-    hint_shell_path_missing,
-)
-from composer_replication.hint_generator.templates import (
-    HINT_TEMPLATES,
-    dispatch,
+    hint_is_directory,
     hint_json_decode,
+    hint_output_too_large,
     hint_repeated_failure,
     hint_runtime_error,
+    hint_shell_path_missing,
     hint_tool_not_found,
     hint_type_error,
     register,

@@ -5,15 +5,14 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from composer_replication.actions.tools import channel_of
-from composer_replication.hint_generator.advice import advice_for
-from composer_replication.hint_generator.context import HintContext
-from composer_replication.hint_generator.files import missing_path_facts, short_path
+from composer_replication.hint_generator.context import HintContext, missing_path_facts, short_path
+from composer_replication.sites.actions.tools import channel_of
 
 if TYPE_CHECKING:
-    from composer_replication.hint_generator.along import Case
+    from composer_replication.hint_generator.context import Case
+
 
 _OWN_CD = re.compile(r"\s*cd\s+(['\"]?)([^\s'\";&|]+)\1\s*(?:&&|;|\n)")
 
@@ -80,3 +79,170 @@ def _with_parents(folder: str, root: str) -> Iterator[str]:
         if folder == root:
             return
         folder = posixpath.dirname(folder)
+
+
+# What to do instead, by the words of the message: shells, programs, services and git. All of it is our own words.
+#
+# The first row of a kind that fits speaks; a row fits where its pattern is in the message and, if it has one for it, in
+# the command.
+
+
+class _Row(NamedTuple):
+    kind: str
+    said: str
+    advice: str
+    typed: str | None = None
+
+
+_MAX_SAID = 6000
+_BSD = "On macOS and BSD `{}` has its own options: {}."
+_TABLE = (
+    _Row("shell_syntax", r"top-level program not given|^jq - commandline JSON processor",
+         "Give jq its program: its text came out empty, as happens with a variable that is not set or quotes that close"
+         " too early. Put it in single quotes right behind the options."),
+    _Row("shell_syntax", r"^jq: .*unexpected ['\"]?(?:\||//|[-+*/%<>=]=?|and|or)['\"]?,? (?:expecting|\()"
+         r"|^jq: .*parenthes",
+         "In jq put an object's value in parentheses as soon as it is more than a path or a literal, also where it only"
+         " has an alternative with `//`. Try a filter on one record before the whole list."),
+    _Row("shell_syntax", r"^jq: .*(?:syntax error|compile error)", "Put a jq filter into single quotes, or into a file"
+         " for `-f`, where the shell changes no sign of it. Try it on one record before the whole list."),
+    _Row("shell_syntax", r"no matches found|bad pattern",
+         "Put single quotes around every word with `?`, `*`, `[`, `^` or `#` that is not meant to match file names:"
+         " zsh refuses to run a command whose pattern matches no file."),
+    _Row("shell_syntax", r"event not found", "Put text with an exclamation mark in single quotes: in double quotes the"
+         " shell looks it up in its history."),
+    _Row("shell_syntax", r"bad substitution", "Use only expansions that this shell has, and single quotes where a"
+         " dollar sign is meant as text."),
+    _Row("shell_syntax", r"unexpected EOF|unmatched|unterminated|unexpected end of file|looking for matching",
+         "Text with quotes or several lines belongs into a here-document whose end word is quoted (`<<'EOF'`), or into"
+         " a file: then the shell reads nothing in it."),
+    _Row("shell_syntax", r"File \"<string>\"[\s\S]*File \"<string>\"[\s\S]*SyntaxError",
+         "Look at what a program prints before an inline script reads it, and read it with the parser of its format,"
+         " such as `json.load`.", typed=r"\beval\("),
+    _Row("shell_syntax", r"SyntaxError|IndentationError|NameError",
+         "Write an inline program of more than one statement as a here-document with a quoted end word (`<<'EOF'`) or"
+         " a file: on one line in quotes blocks, quotes and backslashes go wrong."),
+    _Row("shell_syntax", r"near unexpected token|parse error near|syntax error near",
+         "Put single quotes around parentheses, brackets, semicolons and ampersands that are text, and close every"
+         " `if`, `for` and `while` on the same command line."),
+    _Row("api_misuse", r"parent comment not found", "A reply needs the id of the first review comment of a thread:"
+         " take it from the list of the pull request's review comments, where `in_reply_to_id` is empty."),
+    _Row("api_misuse", r"HTTP 404", "A single review comment is read at `repos/OWNER/REPO/pulls/comments/ID`, without"
+         " the number of the pull request; the list of a pull request has that number.",
+         typed=r"pulls/\d+/comments/\d+(?!/replies)"),
+    _Row("api_misuse", r"HTTP 404|not found", "List what there is first, and take path and identifier from that list:"
+         " the service knows nothing at an address that was put together from memory."),
+    _Row("api_misuse", r"HTTP 422|validation failed|unprocessable", "Send only fields and values that the service's"
+         " documentation names for this endpoint; its message says which one it refused."),
+    _Row("api_misuse", r"doesn't exist on type|undefined field|parse error on|expected type",
+         "Ask for fields that the schema has: query it first (`__type(name: …) {fields {name}}`)."),
+    _Row("input_validation", r"unknown skill|skill .{0,80}not found", "This tool knows the names alone that the"
+         " session lists for it: take one of those, whole. Where none is for the work, do it with the other tools."),
+    _Row("input_validation", r"not a prompt-based skill|cannot be used with Skill|disable-model-invocation",
+         "What only the user can start cannot be called: do the work with the other tools, or ask the user."),
+    _Row("input_validation", r"path must be absolute|must be an absolute path", "Give this tool absolute paths, which"
+         " begin with the project's folder."),
+    _Row("input_validation", r"begin patch", "A patch begins with the line `*** Begin Patch`, names each file with"
+         " `*** Update File:`, and ends with `*** End Patch`."),
+    _Row("input_validation", r"regex parse error|invalid regular expression|unclosed (?:group|character class)",
+         "Put a backslash before brackets, braces and other signs of a pattern that are meant as text."),
+    _Row("input_validation", r"must be a jupyter notebook", "This tool changes notebooks alone: use the one for text"
+         " files."),
+    _Row("edit_no_match", r"cell with id|cell not found", "Read the notebook again, and name one of the cells' ids that"
+         " it shows."),
+    _Row("output_too_large", r"^(?!.*\bfile (?:content|size)).*(?:response|output|results?|matches)",
+         "Ask for less at a time: filter, count or page, or write the output to a file and search that."),
+    _Row("wrong_folder", r"cannot find main module|go\.mod file not found", "Go commands run inside a module, below the"
+         " folder that has go.mod: change there first."),
+    _Row("cmd_not_found", r"cmdlet", "This shell is PowerShell: use its own commands, such as `Select-String` and"
+         " `Get-ChildItem`."),
+    _Row("other", r"posix_spawn|\bspawn\b.{0,200}ENOENT", "The tool itself cannot start in this session: do the same"
+         " with a shell command, such as `grep` or `find`, or with another tool."),
+    _Row("usage_error", r"could not open a new TTY|not a (?:tty|terminal)|inappropriate ioctl", "There is no terminal"
+         " here: run the program in a mode that only prints, such as JSON or plain text."),
+    _Row("usage_error", r"must be provided .{0,40}stdin", "An option that takes several values swallows what follows"
+         " it: give the text through stdin, or before the options."),
+    _Row("usage_error", r"build constraints exclude all Go files", "Give the tag that the files ask for in their"
+         " `//go:build` line with `-tags`: without it none of them belongs to the package."),
+    _Row("usage_error", r"undefined: |\[build failed\]", "`go vet` with the tag that the files ask for sees all of"
+         " them, also those that are for testing alone.", typed=r"\bgo"),
+    _Row("usage_error", r"cannot write multiple packages", "One output file takes one package: name the folder of the"
+         " main package alone."),
+    _Row("usage_error", r"no task \S+ found|no tasks? .{0,80}found", "`mise tasks` lists the tasks that this project"
+         " has: pick one of those.", typed=r"\bmise\b"),
+    _Row("usage_error", r"no rule to make target", "Read the Makefile for the targets there are before calling one."),
+    _Row("usage_error", r"missing script", "`npm run` without a name lists the scripts of package.json: call one of"
+         " those."),
+    _Row("usage_error", r"\.\.\.: no such file|lstat .*\.\.\.", "Give a formatter the folder alone, which it walks by"
+         " itself: three dots behind a folder are for commands that take packages.", typed=r"\bgofmt\b"),
+    _Row("usage_error", r"named files must be", "Name packages by their folders, and nothing else beside them: a"
+         " package is checked as a whole."),
+    _Row("usage_error", r"named files must all be in one directory|directory prefix|outside main module",
+         "Give go commands packages by folder (`./some/folder/...`) from inside the module, not single files of"
+         " several folders."),
+    _Row("usage_error", r"usage: grep|grep: invalid option|grep: illegal option",
+         _BSD.format("grep", "use `-E` for extended patterns, or `perl -ne`"), typed=r"\bgrep\b"),
+    _Row("usage_error", r"usage: sed|sed: .*(?:invalid command code|illegal option|extra characters|expected)",
+         _BSD.format("sed", "`-i` needs an argument of its own (`-i ''`), and inserted text a new line"),
+         typed=r"\bsed\b"),
+    _Row("usage_error", r"usage: (?:stat|date|xargs|find|head|tail|sort|ls|cp|readlink|du|ps|base64|mktemp)\b"
+         r"|illegal (?:option|line count|time format)", "This system's tools are BSD's, not GNU's: use options that"
+         " both have, or look at `man` first."),
+    _Row("usage_error", r"unknown json field", "Ask only for fields that the program lists: `--json` without a name"
+         " prints them.", typed=r"\bgh\b"),
+    _Row("usage_error", r"accepts? (?:at most |between )?\d+ arg|too many arguments|requires? (?:at least )?\d+ arg"
+         r"|missing (?:required )?(?:argument|operand)|not enough arguments",
+         "Look at the usage line for how many arguments the command takes, and put quotes around one that has spaces."),
+    _Row("git_state", r"is not a git command", "Use only commands that git has: `git help -a` lists them."),
+    _Row("git_state", r"no upstream", "The first push of a branch names where it goes:"
+         " `git push --set-upstream origin` and the branch."),
+    _Row("git_state", r"not a git repo|kein git-repository|dépôt git|git 仓库|git ?リポジトリ",
+         "Git commands work only inside a repository: change to it first, or name it with `git -C`."),
+    _Row("git_state", r"ignored by", "Ignored files are not added: leave them out, name the others one by one."),
+    _Row("git_state", r"nothing to commit|nothing added|no changes added", "Look at `git status` first: there must be"
+         " staged changes before a commit, and they are staged with `git add`."),
+    _Row("git_state", r"untracked working tree", "Move, commit or remove the untracked files that stand where the"
+         " branch has its own."),
+    _Row("git_state", r"would be overwritten|unstaged changes|uncommitted changes|commit your changes or stash"
+         r"|local modifications|changes staged", "Commit or stash local changes before switching, merging, rebasing or"
+         " pulling, and look at `git status` to see that none are left."),
+    _Row("git_state", r"already (?:used by|checked out)", "A branch can be checked out in one worktree alone:"
+         " `git worktree list` shows where it is; work there, or make a new branch."),
+    _Row("git_state", r"(?:rebase|merge|cherry-pick).{0,40}in progress|already a rebase", "Finish or abort what is in"
+         " progress first: `git status` says which command does it."),
+    _Row("git_state", r"not possible to fast-forward|diverg|non-fast-forward|fetch first|rejected", "Fetch, and rebase"
+         " or merge onto the remote branch before pushing."),
+    _Row("git_state", r"pathspec|known to git", "Git takes the paths of files from the folder that the shell stands in:"
+         " `git status` and `git ls-files` show them as they are called from there.",
+         typed=r"\bgit (?:-\S+ (?:\S+ )?)?(?:add|rm|mv|commit|diff|restore|stash|log|show|reset|ls-files)\b"),
+    _Row("git_state", r"ambiguous argument|unknown revision|bad revision|invalid (?:reference|object|upstream)"
+         r"|not a valid (?:object|ref)|is not a commit|not something we can merge|couldn't find remote ref|pathspec",
+         "Check that a branch, revision or file is known to git before naming it: `git branch -a`, `git log --oneline`"
+         " and `git ls-files` show what there is."),
+    _Row("git_state", r"refspec", "Push only branches that exist here: `git branch` lists them; a commit has to be on"
+         " one."),
+    _Row("git_state", r"(?:branch|tag|remote).{0,120}already exists", "Look at the names that are taken before making"
+         " a new one: `git branch -a`, `git tag`, `git remote -v`."),
+    _Row("git_state", r"no such remote|does not appear to be a git repository", "Check with `git remote -v` which"
+         " remotes there are before using one."),
+    _Row("git_state", r"(?:does not exist in|exists on disk, but not in)", "Name a file of a revision from the"
+         " repository's root, and check with `git ls-tree -r --name-only` that the revision has it."),
+    _Row("git_state", r"not fully merged|cannot delete branch", "Leave a branch before deleting it, and merge it first"
+         " if its commits are still needed."),
+    _Row("cmd_not_found", r"\btimeout\b", "Give the time limit to the tool that runs the command: this system has no"
+         " program for it."),
+    _Row("cmd_not_found", r"\btree\b", "`find . -maxdepth 2` and `ls -R` show a folder with what is in it, on every"
+         " system."),
+    _Row("cmd_not_found", r"\b(?:rg|ag|ack)\b", "`grep -rn` searches files on every system."),
+    _Row("cmd_not_found", r"\b(?:fd|fdfind)\b", "`find . -name` looks for files on every system."),
+)  # fmt: skip
+
+
+def advice_for(kind: str, said: str, command: str) -> str | None:
+    """What to do instead, in words that hold for every call of this kind; None where no row knows the message."""
+    rows = (row for row in _TABLE if row.kind == kind and _has(row.said, said[:_MAX_SAID]))
+    return next((row.advice for row in rows if row.typed is None or _has(row.typed, command)), None)
+
+
+def _has(pattern: str, text: str) -> bool:
+    return re.search(pattern, text, re.IGNORECASE | re.MULTILINE) is not None

@@ -15,11 +15,16 @@ gate_view     what the last gate looks at
 last_gate     the last look before text leaves the machine
 """
 
+from composer_replication.action_text import action_text
 from composer_replication.ingestion.claude_code import ClaudeCodeIngester, IngestionStats
-from composer_replication.ingestion.discovery import discover
-from composer_replication.ingestion.reading.source import IngestReport, Skip, SourceFile
-from composer_replication.ingestion.registry import FORMATS, detect, ingest
-from composer_replication.ingestion.states import SYSTEM_PROMPT, action_text
+from composer_replication.ingestion.registry import (
+    FORMATS,
+    detect,
+    discover,
+    ingest,
+)
+from composer_replication.ingestion.source import IngestReport, Skip, SourceFile
+from composer_replication.ingestion.states import SYSTEM_PROMPT
 
 __all__ = [
     "FORMATS",

@@ -7,22 +7,22 @@ from collections.abc import Iterator, Set
 from dataclasses import replace
 from itertools import islice
 
-from composer_replication.actions.tool_schemas import ToolSchemas
-from composer_replication.ingestion import tool_schemas
-from composer_replication.ingestion.cache.content_marks import forgotten_marks
-from composer_replication.ingestion.cache.last_ingest import write_forgotten
-from composer_replication.ingestion.cache.session_sources import (
+from composer_replication.ingestion import states as tool_schemas
+from composer_replication.ingestion.session_sources import (
     Row,
     SessionSource,
     add_totals,
+    forgotten_marks,
     read_accounts,
     with_rows,
     with_suffix,
     write_accounts,
+    write_forgotten,
 )
+from composer_replication.messages import ToolSchemas
 from composer_replication.runs import RunDir
-from composer_replication.runs import conversations as rows
-from composer_replication.runs.tools import read_tools
+from composer_replication.runs import files as rows
+from composer_replication.runs.files import read_tools
 
 
 def mark(run: RunDir, gone: Set[str]) -> None:
@@ -56,8 +56,8 @@ def forget(run: RunDir, gone: Set[str]) -> None:
     run.write_jsonl(
         "conversations",
         kept_rows(),
-        schema=rows.SCHEMA,
-        version=rows.VERSION,
+        schema=rows.CONVERSATIONS_SCHEMA,
+        version=rows.CONVERSATIONS_VERSION,
         counts=counts,
         drops=drops,
         settings=meta.settings,
@@ -78,4 +78,4 @@ def _families(run: RunDir) -> Iterator[tuple[SessionSource, list[Row]]]:
 
 
 def _stored(run: RunDir) -> Iterator[Row]:
-    return run.read_jsonl("conversations", schema=rows.SCHEMA, version=rows.VERSION)
+    return run.read_jsonl("conversations", schema=rows.CONVERSATIONS_SCHEMA, version=rows.CONVERSATIONS_VERSION)

@@ -10,12 +10,10 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from composer_replication.actions.write import recut_blocks
+from composer_replication.action_text import recut_blocks
 from composer_replication.canonical_json import encode
-from composer_replication.ingestion.gate_view import arguments_as_data, rewritten
 from composer_replication.privacy import Scope, Scrubber, kingfisher_rule
-from composer_replication.privacy.rules import Span
-from composer_replication.privacy.spoken.answers import (
+from composer_replication.privacy.answers import (
     answer_spans,
     asks,
     asks_for_phrase,
@@ -24,10 +22,18 @@ from composer_replication.privacy.spoken.answers import (
     printed_spans,
     prints_secret,
 )
-from composer_replication.types import Conversation, Link, ToolCall, ToolResult, Turn
+from composer_replication.privacy.outgoing import arguments_as_data, rewritten
+from composer_replication.privacy.rules import Span
+from composer_replication.types import (
+    Conversation,
+    Link,
+    ToolCall,
+    ToolResult,
+    Turn,
+)
 
 
-class ScrubScope(Protocol):
+class _ScrubScope(Protocol):
     """One numbering of placeholders; linked conversations share it."""
 
     def text(self, text: str) -> str: ...
@@ -42,7 +48,7 @@ HoldsSecret = Callable[[str], bool]
 
 
 def scrub_conversation(
-    conversation: Conversation, scope: ScrubScope, *, holds_secret: HoldsSecret | None = None
+    conversation: Conversation, scope: _ScrubScope, *, holds_secret: HoldsSecret | None = None
 ) -> Conversation:
     """The conversation with every text, argument, path, title and name scrubbed.
 
@@ -64,7 +70,7 @@ def scrub_conversation(
 
 
 class _Work:
-    def __init__(self, scope: ScrubScope, holds_secret: HoldsSecret) -> None:
+    def __init__(self, scope: _ScrubScope, holds_secret: HoldsSecret) -> None:
         self._scope, self._holds_secret = scope, holds_secret
         self._question = ""  # the last message, which may ask for a secret
         self._printing: set[str] = set()  # ids of calls whose result may hold a secret
@@ -174,8 +180,8 @@ _MAX_SHOWN = 200
 _LONGEST_PROMPT = 200  # of a program that waits for an answer: `[sudo] password for ada:`
 _MOST_ROUNDS = 3  # a placeholder can bring together what means something else as data
 _CODE = (
-    *("types.py", "canonical_json.py", "runs/conversations.py"),
-    *("actions/calls.py", "actions/messages.py", "actions/tool_schemas.py", "actions/write.py"),
+    *("types.py", "canonical_json.py", "runs/files.py"),
+    *("messages.py", "action_text.py"),
     *("ingestion", "privacy"),
 )
 
@@ -227,7 +233,7 @@ def shown(text: str, scope: Scope | None) -> str:
 
 
 @dataclass(frozen=True)
-class Fingerprint:
+class ScrubFingerprint:
     """Tells whether rows were made with the same rules and the same known values, without telling the values.
 
     A plain hash of a short password can be guessed. This one is salted and slow, over all values together.
@@ -237,7 +243,7 @@ class Fingerprint:
     digest: str
 
     @staticmethod
-    def of(settings: ScrubSettings | None, salt: str | None = None) -> Fingerprint:
+    def of(settings: ScrubSettings | None, salt: str | None = None) -> ScrubFingerprint:
         salt = secrets.token_hex(16) if salt is None else salt
         known_values: list[object] | None = None
         if settings is not None:
@@ -246,7 +252,7 @@ class Fingerprint:
         people = settings is not None and settings.people
         data = encode([_code_hash(), kingfisher, people, known_values], where="scrub settings")
         digest = hashlib.scrypt(data, salt=salt.encode(), n=2**14, r=8, p=1, dklen=16)
-        return Fingerprint(salt, digest.hex())
+        return ScrubFingerprint(salt, digest.hex())
 
 
 def code_files() -> list[Path]:

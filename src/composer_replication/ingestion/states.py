@@ -8,14 +8,24 @@ many turns it stands for.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
 
 import orjson
 
-from composer_replication.actions.write import action_text as action_text  # the known place of it
-from composer_replication.actions.write import arguments_text
-from composer_replication.types import Conversation, Message, TraceState, Turn
+from composer_replication.action_text import action_text, arguments_text
+from composer_replication.errors import InputError, explain
+from composer_replication.messages import ToolSchemas, tool_rows
+from composer_replication.runs import RunDir
+from composer_replication.runs.files import TOOLS_SCHEMA, TOOLS_VERSION
+from composer_replication.types import (
+    Conversation,
+    Message,
+    TraceState,
+    Turn,
+)
 
 # The key of a user's message that says "tool" where a program wrote it. It is for us: no request holds it.
 ORIGIN = "origin"
@@ -37,7 +47,7 @@ def states(
 ) -> Iterator[tuple[list[Message], Turn]]:
     """(messages before it, turn) for every assistant turn; message objects are shared between states, not copied."""
     system: Message = {"role": "system", "content": system_prompt}
-    history = History(max_history_tokens)
+    history = _MessageHistory(max_history_tokens)
     for turn in conversation.turns:
         if turn.role == "assistant":
             yield [system, *history.messages()], turn
@@ -86,7 +96,7 @@ class _Unit:
         self.is_users_word |= other.is_users_word
 
 
-class History:
+class _MessageHistory:
     """Turns are added in order; `messages` are those before the next one, at most `max_tokens` where that is given."""
 
     def __init__(self, max_tokens: int | None) -> None:
@@ -153,3 +163,41 @@ class History:
 def _mark(num_turns: int) -> Message:
     subject = "1 turn of this session is" if num_turns == 1 else f"{num_turns} turns of this session are"
     return {"role": "user", "content": f"[{subject} left out here]"}
+
+
+# `tools.jsonl`: schemas inferred from the calls of sessions, or read from a file the user has.
+
+
+def load_tool_schemas(path: Path) -> dict[str, dict[str, Any]]:
+    """Tool name -> schema from a JSON list of tools, as the OpenAI, Anthropic or MCP interfaces write them."""
+    try:
+        value = orjson.loads(path.read_bytes())
+    except (OSError, orjson.JSONDecodeError) as error:
+        raise InputError(explain(str(path), got=error, expected="a JSON file with a list of tools")) from error
+    tools = cast("dict[str, Any]", value).get("tools") if isinstance(value, dict) else value
+    if not isinstance(tools, list) or not tools:
+        got = "an empty list" if isinstance(tools, list) else "no list" if tools is None else type(tools).__name__
+        fix = 'Write the schemas of the tools: [{"name": ..., "parameters": ...}], or leave --tools out.'
+        expected = "a list with tools in it, or an object with one"
+        raise InputError(explain(str(path), got=got, expected=expected, fix=fix))
+    return dict(_named_schema(tool, f"{path}, tool {number}") for number, tool in enumerate(cast("list[Any]", tools)))
+
+
+def write_tools(
+    run: RunDir, inferred: ToolSchemas, given: Mapping[str, Mapping[str, Any]], *, is_scrubbed: bool
+) -> None:
+    """`tools.jsonl`, after the conversations it was inferred from."""
+    rows, settings = tool_rows(inferred, given), {"scrubbed": is_scrubbed}
+    run.write_jsonl(
+        "tools", rows, schema=TOOLS_SCHEMA, version=TOOLS_VERSION, sources=["conversations"], settings=settings
+    )
+
+
+def _named_schema(tool: Any, where: str) -> tuple[str, dict[str, Any]]:
+    body = tool.get("function", tool) if isinstance(tool, dict) else {}
+    name = body.get("name") if isinstance(body, dict) else None
+    keys = ("parameters", "input_schema", "inputSchema")
+    schema = next((body[key] for key in keys if isinstance(body.get(key), dict)), None) if name else None
+    if not isinstance(name, str) or schema is None:
+        raise InputError(explain(where, got=f"{tool!r:.80}", expected=f"a name and one of {', '.join(keys)}"))
+    return name, schema

@@ -18,18 +18,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from composer_replication.loss.dpo import dpo_loss
 from composer_replication.loss.entropy_opd import EntropyGate, entropy_aware_opd_loss, teacher_entropy
 from composer_replication.loss.grpo import group_advantages, grpo_loss
 from composer_replication.loss.jsd import JSD, generalized_jsd_loss
 from composer_replication.loss.lm_ce import lm_cross_entropy
+from composer_replication.loss.preference import avg_sequence_logprob, dpo_loss, simpo_loss
 from composer_replication.loss.sdpo import StudentTopK, sdpo_loss
-from composer_replication.loss.simpo import avg_sequence_logprob, simpo_loss
 from composer_replication.loss.taid import CrossEntropyToTeacher, TAIDScheduler, taid_loss
 
 if TYPE_CHECKING:
-    from composer_replication.objective.components import LossComponents
-    from composer_replication.objective.compose import compose_loss
+    from composer_replication.trainer.objective.compose import LossComponents, compose_loss
 
 __all__ = [
     "JSD",
@@ -53,8 +51,8 @@ __all__ = [
 ]
 
 _KNOWN_PATHS = {
-    "compose_loss": "composer_replication.objective.compose",
-    "LossComponents": "composer_replication.objective.components",
+    "compose_loss": "composer_replication.trainer.objective.compose",
+    "LossComponents": "composer_replication.trainer.objective.compose",
 }
 
 

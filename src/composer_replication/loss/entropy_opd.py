@@ -23,7 +23,7 @@ from composer_replication.loss.sdpo import entries_with_tail
 GATES = ("soft", "hard")
 
 
-def log_prob_entropy(log_probs: Tensor) -> Tensor:
+def _log_prob_entropy(log_probs: Tensor) -> Tensor:
     """Entropy in nats of log-distributions along the last dimension."""
     return -(log_probs.exp() * log_probs).sum(-1)
 
@@ -32,7 +32,7 @@ def teacher_entropy(teacher_logits: Tensor) -> Tensor:
     """Entropy of the teacher's next-token distribution in nats, (B, T, V) -> (B, T)."""
     if not teacher_logits.is_floating_point():
         raise ShapeError(explain("teacher_logits dtype", got=teacher_logits.dtype, expected="a floating-point dtype"))
-    entropy = log_prob_entropy(rows.in_compute_dtype(teacher_logits).log_softmax(-1))
+    entropy = _log_prob_entropy(rows.in_compute_dtype(teacher_logits).log_softmax(-1))
     rows.check_finite_rows(entropy.flatten(), "teacher_entropy")
     return entropy
 
@@ -60,7 +60,7 @@ class EntropyGate:
         self.check(student_NV.shape[-1])
         log_s = (rows.in_compute_dtype(student_NV) / self.temperature).log_softmax(-1)
         log_t = (rows.in_compute_dtype(teacher_NV).detach() / self.temperature).log_softmax(-1)
-        entropy_N = log_prob_entropy(log_t)
+        entropy_N = _log_prob_entropy(log_t)
         kl_st = log_prob_divergence(log_s, log_t, beta=1.0)
         if self.gate == "hard":
             best = log_t.topk(self.top_k, dim=-1).indices

@@ -30,7 +30,7 @@ LOSS_TYPES: tuple[LossType, ...] = ("grpo", "bnpo", "dr_grpo", "dapo")
 _STD_FLOOR = 1e-4  # TRL's
 
 
-class PolicyLoss(NamedTuple):
+class _PolicyLoss(NamedTuple):
     """The loss, and the share of sampled tokens whose term the clip made constant."""
 
     loss: Tensor
@@ -83,7 +83,7 @@ def grpo_loss(
     max_completion_length: int | None = None,
     num_items: float | None = None,
     accumulation: int = 1,
-) -> PolicyLoss:
+) -> _PolicyLoss:
     """The clipped objective of one micro-batch; see the module docstring.
 
     `old_logprobs_BT` are those of the weights that sampled (where they are the weights at hand: `logprobs.detach()`).
@@ -112,7 +112,7 @@ def grpo_loss(
     else:
         whole = _denominator(loss_type, counts_B, max_completion_length, num_items, accumulation)
         loss = terms_BT.sum() / whole
-    return PolicyLoss(loss, held)
+    return _PolicyLoss(loss, held)
 
 
 def _denominator(

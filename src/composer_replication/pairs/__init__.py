@@ -17,8 +17,8 @@ export            pairs as rows for other trainers, their actions as messages
 
 from __future__ import annotations
 
-from composer_replication.actions.equality import same_action
-from composer_replication.actions.reply import parse_reply
+from composer_replication.action_text import parse_reply
 from composer_replication.pairs.extract import extract_dpo_pairs, save_pairs
+from composer_replication.sites.actions.equality import same_action
 
 __all__ = ["extract_dpo_pairs", "parse_reply", "same_action", "save_pairs"]

@@ -15,21 +15,36 @@ A row has `prompt`, `chosen` and `rejected` as messages, `tools` as JSON text (T
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, cast
 
-from composer_replication.actions.messages import call_entry, message_calls, required_text, thinking_text
-from composer_replication.actions.parse import parse_action_text
-from composer_replication.actions.reply import without_thought
+from composer_replication import teacher_replay
+from composer_replication.action_text import parse_action_text, without_thought
 from composer_replication.atomic import staged, written_through
 from composer_replication.canonical_json import decode, decode_object, encode_as_written
 from composer_replication.errors import InputError, explain
-from composer_replication.ingestion.last_gate import Find, LastGate, refusal
-from composer_replication.pairs.normalise.normalizer import NormalizedDPOPair
-from composer_replication.types import DPOPair, Message, ToolCall
+from composer_replication.messages import (
+    call_entry,
+    message_calls,
+    required_text,
+    thinking_text,
+)
+from composer_replication.pairs.normalise import DJNormalizer, NormalizedDPOPair
+from composer_replication.privacy.outgoing import Find, LastGate, refusal
+from composer_replication.teacher_replay.replay import check_threshold
+from composer_replication.teacher_replay.teachers import DEFAULT_TEACHERS
+from composer_replication.types import (
+    DPOPair,
+    Message,
+    TeacherCallResult,
+    TeacherSpec,
+    ToolCall,
+    TraceState,
+)
 
 SCHEMA = "composer_replication.preferences/1"
 Tools = Sequence[Mapping[str, Any]]
@@ -107,7 +122,7 @@ def preference_row(
     if not prompt:
         raise InputError(explain(f"state of {where}", got="no messages", expected="at least one"))
     schemas = fields.get("tools") or tools or ()
-    chosen, rejected = answer_messages((fields["chosen"], fields["rejected"]), arguments)
+    chosen, rejected = _answer_messages((fields["chosen"], fields["rejected"]), arguments)
     return {
         "state_id": fields["state_id"],
         "prompt": prompt,
@@ -132,15 +147,15 @@ def _fields(pair: DPOPair | NormalizedDPOPair, number: int) -> Mapping[str, Any]
     return fields
 
 
-def answer_message(action: str, arguments: Arguments) -> Message:
+def _answer_message(action: str, arguments: Arguments) -> Message:
     """The assistant message that does what the text of an action says."""
     parsed = parse_action_text(action)
     return _assistant(parsed.action.text, parsed.thinking, parsed.action.calls, arguments)
 
 
-def answer_messages(actions: Sequence[str], arguments: Arguments) -> list[Message]:
+def _answer_messages(actions: Sequence[str], arguments: Arguments) -> list[Message]:
     """The messages of answers that are compared: all with their thinking, or none, as only the student's is logged."""
-    messages = [answer_message(action, arguments) for action in actions]
+    messages = [_answer_message(action, arguments) for action in actions]
     if not all("reasoning_content" in message for message in messages):
         for message in messages:
             message.pop("reasoning_content", None)
@@ -207,3 +222,52 @@ def _is_kept(number: float) -> bool:
     if isinstance(number, int):
         return number in _INTEGERS
     return math.isclose(round(number, _DECIMALS), number, rel_tol=_MAX_ERROR)
+
+
+# From states to pairs worth training on in one call: teachers asked, pairs of what they agree on, filtered.
+
+
+async def replay_and_normalize_trace(
+    *,
+    states: Sequence[TraceState],
+    teachers: Sequence[TeacherSpec] | None = None,
+    agreement_threshold: int = 2,
+    max_total_usd: float = 5.0,
+    normalizer: DJNormalizer | None = None,
+    **replay_kwargs: Any,
+) -> tuple[list[TeacherCallResult], list[NormalizedDPOPair]]:
+    """`replay_trace`, `extract_dpo_pairs`, then the normalizer, by default with the shipped recipe.
+
+    `replay_kwargs` go to `replay_trace`; `teachers=None` are its own. What was dropped is in the normalizer's `counts`.
+    """
+    normalizer = normalizer or DJNormalizer()  # before a cent is spent: its recipe may be wrong
+    teacher_options: dict[str, Any] = {} if teachers is None else {"teachers": teachers}
+    check_threshold(len(DEFAULT_TEACHERS if teachers is None else teachers), agreement_threshold)
+    actions = await teacher_replay.replay_trace(states, max_total_usd=max_total_usd, **teacher_options, **replay_kwargs)
+    pairs = teacher_replay.extract_dpo_pairs(states, actions, agreement_threshold=agreement_threshold)
+    return actions, normalizer.normalize(pairs)
+
+
+def replay_and_normalize_trace_sync(
+    *,
+    states: Sequence[TraceState],
+    teachers: Sequence[TeacherSpec] | None = None,
+    agreement_threshold: int = 2,
+    max_total_usd: float = 5.0,
+    normalizer: DJNormalizer | None = None,
+    **replay_kwargs: Any,
+) -> tuple[list[TeacherCallResult], list[NormalizedDPOPair]]:
+    """`replay_and_normalize_trace` for code without an event loop."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        work = replay_and_normalize_trace(
+            states=states,
+            teachers=teachers,
+            agreement_threshold=agreement_threshold,
+            max_total_usd=max_total_usd,
+            normalizer=normalizer,
+            **replay_kwargs,
+        )
+        return asyncio.run(work)
+    raise InputError("an event loop runs here already. Write `await replay_and_normalize_trace(...)` instead")

@@ -28,10 +28,8 @@ kingfisher  its rules as one more, where it is installed
 
 from __future__ import annotations
 
-from composer_replication.privacy.kingfisher import kingfisher_rule
-from composer_replication.privacy.named.names import secret_looking_environment
-from composer_replication.privacy.numbering import ScrubReport
-from composer_replication.privacy.rules import Rule
-from composer_replication.privacy.scrubber import Scope, Scrubber
+from composer_replication.privacy.names import secret_looking_environment
+from composer_replication.privacy.rules import Rule, kingfisher_rule
+from composer_replication.privacy.scrubber import Scope, Scrubber, ScrubReport
 
 __all__ = ["Rule", "Scope", "ScrubReport", "Scrubber", "kingfisher_rule", "secret_looking_environment"]

@@ -6,8 +6,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from composer_replication.privacy.named.names import Strength, name_strength
-from composer_replication.privacy.named.plausible import (
+from composer_replication.privacy.entropy import starts_like_a_key
+from composer_replication.privacy.names import Strength, name_strength
+from composer_replication.privacy.plausible import (
     is_credential,
     is_directory,
     is_login,
@@ -15,7 +16,6 @@ from composer_replication.privacy.named.plausible import (
     is_reference,
 )
 from composer_replication.privacy.rules import PLACEHOLDER, is_strong, word_set
-from composer_replication.privacy.shapes.vendors import starts_like_a_key
 
 SCALARS = frozenset((int, float, bool, type(None)))  # they hold no text
 PAIR_VALUES = frozenset(

@@ -74,7 +74,7 @@ class Identity:
                     text = folder.sub(lambda match: match[1] + self._name(match[2], pseudonym), text)
         if self._names is not None and any(needle in text for needle in self._needles):
             text = self._names.sub(lambda match: pseudonym(match[0]), text)
-        return without_people(text, pseudonym) if self._others else text
+        return _without_people(text, pseudonym) if self._others else text
 
     def touches(self, text: str, words: Set[bytes] | None = None) -> bool:
         """Whether `replace` would change the text."""
@@ -136,7 +136,7 @@ _NO_NAMES = re.compile(
 )
 
 
-def people_in(text: str) -> Iterator[str]:
+def _people_in(text: str) -> Iterator[str]:
     """Every e-mail address, phone number and name in a text, longest first: a name may hold another."""
     people = {*_addresses(text), *(match[0] for match in _PHONE.finditer(text) if _is_phone(match[0]))}
     for match in (*_BEFORE_ADDRESS.finditer(text), *_LINE.finditer(text)):
@@ -159,8 +159,8 @@ def _is_phone(number: str) -> bool:
     return 9 <= sum(map(str.isdigit, number)) <= 15
 
 
-def without_people(text: str, pseudonym: Callable[[str], str]) -> str:
+def _without_people(text: str, pseudonym: Callable[[str], str]) -> str:
     """The text with other people as pseudonyms; the same object when there are none."""
-    for name in people_in(text):
+    for name in _people_in(text):
         text = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", lambda _, person=name: pseudonym(person), text)
     return text

@@ -2,35 +2,58 @@
 
 from __future__ import annotations
 
+import html
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from functools import lru_cache
+from urllib.parse import quote, quote_plus
 
-from composer_replication.privacy import identity, rules
-from composer_replication.privacy.encodings import views
-from composer_replication.privacy.encodings.encoded import (
+from composer_replication.privacy import command_lines as commands
+from composer_replication.privacy import command_lines as options
+from composer_replication.privacy import encodings as views
+from composer_replication.privacy import (
+    entropy,
+    identity,
+    rules,
+    speech,
+    tables,
+)
+from composer_replication.privacy import speech as lists
+from composer_replication.privacy import tables as places
+from composer_replication.privacy.assignments import KEYWORDS, keyword_spans, searched_words
+from composer_replication.privacy.assignments import WHOLE_WORDS as KEYWORDS_ALONE
+from composer_replication.privacy.command_lines import command_spans
+from composer_replication.privacy.encodings import (
     Decoded,
     decoded_in_run,
     percent_encoded,
+    streams,
     wrapped_base64,
 )
-from composer_replication.privacy.encodings.streams import streams
-from composer_replication.privacy.encodings.wraps import SCHEMES, SHORT_KEYS, broken, crossing, touches_end
-from composer_replication.privacy.keywords import WordFilter, any_of
-from composer_replication.privacy.named import commands, options, places, tables
-from composer_replication.privacy.named.assignments import KEYWORDS, keyword_spans, searched_words
-from composer_replication.privacy.named.assignments import WHOLE_WORDS as KEYWORDS_ALONE
-from composer_replication.privacy.named.commands import command_spans
-from composer_replication.privacy.named.tables import table_spans
-from composer_replication.privacy.rules import PLACEHOLDER, Rule, Span, has_digit, is_strong, structure_spans
-from composer_replication.privacy.shapes import entropy
-from composer_replication.privacy.shapes.exact import ExactValues
-from composer_replication.privacy.shapes.human import human_spans, is_shaped, is_unfamiliar
-from composer_replication.privacy.shapes.surroundings import Surroundings
-from composer_replication.privacy.shapes.vendors import RUN_RULES, VENDOR_RULES
-from composer_replication.privacy.spoken import lists, speech
-from composer_replication.privacy.spoken.nearby import WHOLE_WORDS as NEARBY_WORDS
-from composer_replication.privacy.spoken.nearby import nearby_spans
+from composer_replication.privacy.entropy import RUN_RULES, VENDOR_RULES
+from composer_replication.privacy.plausible import human_spans, is_shaped, is_unfamiliar
+from composer_replication.privacy.rules import (
+    PLACEHOLDER,
+    Rule,
+    Span,
+    WordFilter,
+    any_of,
+    has_digit,
+    is_strong,
+    structure_spans,
+)
+from composer_replication.privacy.speech import WHOLE_WORDS as NEARBY_WORDS
+from composer_replication.privacy.speech import nearby_spans
+from composer_replication.privacy.surroundings import Surroundings
+from composer_replication.privacy.tables import table_spans
+from composer_replication.privacy.wraps import (
+    SCHEMES,
+    SHORT_KEYS,
+    broken,
+    crossing,
+    touches_end,
+)
 
 _Triggers = list[tuple[str, Rule]]
 _MAX_DEPTH = 3
@@ -46,13 +69,13 @@ class Scanner:
     """Finds secrets. Remembers clean runs, so that what a session repeats is looked at once."""
 
     def __init__(self, values: Mapping[str, str], extra_rules: Sequence[Rule], *, use_entropy: bool) -> None:
-        self._exact = ExactValues(values.values())
+        self._exact = _ExactValues(values.values())
         self._extra = tuple(extra_rules)
         self._entropy = use_entropy
-        self.clean_runs = CleanRuns()
+        self.clean_runs = _CleanRuns()
         # A session repeats its ids and hashes: what is a question of the run alone is answered once.
-        self._is_words = lru_cache(maxsize=_REMEMBERED)(is_words)
-        self._is_suspect = lru_cache(maxsize=_REMEMBERED)(is_suspect)
+        self._is_words = lru_cache(maxsize=_REMEMBERED)(_is_words)
+        self._is_suspect = lru_cache(maxsize=_REMEMBERED)(_is_suspect)
         self._random_in = lru_cache(maxsize=_REMEMBERED)(entropy.run_spans)
         self._decoded_in = lru_cache(maxsize=_REMEMBERED)(decoded_in_run)
         keywords = [word for word in KEYWORDS if word not in KEYWORDS_ALONE]
@@ -60,11 +83,11 @@ class Scanner:
         triggers = (*layers, *SHORT_KEYS, *identity.WORDS, *self._exact.triggers)
         whole = (
             KEYWORDS_ALONE
-            | options.WHOLE_WORDS
-            | commands.WHOLE_WORDS
+            | options.OPTION_WHOLE_WORDS
+            | commands.COMMAND_WHOLE_WORDS
             | places.WHOLE_WORDS
             | places.ALSO
-            | speech.WHOLE_WORDS
+            | speech.SPEECH_WHOLE_WORDS
             | SCHEMES
             | NEARBY_WORDS
         )
@@ -295,17 +318,17 @@ _WORDY = re.compile(
 _NUMBERS = re.compile(r"(?:\d{6}-){7}\d{6}")  # a key that a disk is unlocked with
 
 
-def is_words(run: str) -> bool:
+def _is_words(run: str) -> bool:
     """Whether a run is words and small numbers alone."""
     return _WORDY.fullmatch(run) is not None and not _NUMBERS.fullmatch(run)
 
 
-def is_suspect(run: str) -> bool:
+def _is_suspect(run: str) -> bool:
     """Whether a run may be a key, or encode one: it is neither wordy nor a public id."""
     return len(set(run)) >= _FEWEST and not entropy.is_wordy(run) and not entropy.is_public_id(run)
 
 
-class CleanRuns:
+class _CleanRuns:
     """Those without a secret, so that what a session repeats is looked at once. Bounded."""
 
     def __init__(self) -> None:
@@ -342,3 +365,93 @@ def _between_colours(text: str, lower: bytes, active: Set[bytes]) -> Iterable[Sp
     if view is None:
         return ()
     return view.led_back(keyword_spans(view.text, view.text.encode("latin-1", "replace").lower(), active))
+
+
+# Values known beforehand (from the environment), in the spellings a log can hold them.
+
+KIND = "ENV_SECRET"
+_LETTERS = re.compile(r"[A-Za-z]{2,}")
+_LEVELS = 3  # of JSON in JSON
+_SHORTEST_LINE = 16
+# What may stand between two characters of a value that goes over several lines.
+_LINE_END = r"(?:[\\`]{0,2}(?:\r?\n|\\n)[ \t]{0,60}(?:[+>|-][ \t]{0,60})?)?"
+_EXACT_RUN = re.compile(r"[A-Za-z0-9+/_=-]+")
+
+
+class _ExactValues:
+    """Known values, plain, JSON-escaped, percent-encoded, quoted for a shell, and as HTML writes them.
+
+    Every spelling of a value keeps its longest piece of letters. That piece is looked for among the words of a text,
+    like any other trigger, so that a text without it is never searched for the value.
+    """
+
+    def __init__(self, values: Iterable[str]) -> None:
+        plain = list(values)
+        self._forms: dict[bytes, tuple[str, ...]] = {}
+        for value in dict.fromkeys(part for whole in plain for part in _parts(whole.strip())):
+            trigger = max(_LETTERS.findall(value), key=len, default="").lower().encode()
+            self._forms[trigger] = (*self._forms.get(trigger, ()), *_spellings(value))
+        longest_first = sorted({form for forms in self._forms.values() for form in forms}, key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
+        self._broken = tuple((_halves(value), _in_pieces(value)) for value in dict.fromkeys(map(str.strip, plain)))
+        self._runs = tuple(form for form in longest_first if _EXACT_RUN.fullmatch(form))
+        halves = [half for triggers, _ in self._broken for half in triggers]
+        self.triggers = tuple(filter(None, [*self._forms, *halves]))
+
+    def __bool__(self) -> bool:
+        return self._pattern is not None
+
+    def spans(self, text: str, active: Set[bytes]) -> list[Span]:
+        """Where known values stand, also with line ends in them: one half of a value is whole then.
+
+        `active`: the triggers that occur; a value without letters is always looked for.
+        """
+        patterns = [pattern for halves, pattern in self._broken if not active.isdisjoint(halves)]
+        likely = [forms for trigger, forms in self._forms.items() if not trigger or trigger in active]
+        if self._pattern is not None and any(form in text for forms in likely for form in forms):
+            patterns.insert(0, self._pattern)
+        return [Span(*match.span(), KIND) for pattern in patterns for match in pattern.finditer(text)]
+
+    def in_run(self, run: str) -> bool:
+        """Whether a known value stands in a run of base64."""
+        return any(form in run for form in self._runs)
+
+
+def _parts(value: str) -> Iterator[str]:
+    """A value, and the long lines of one that has several: a diff or a numbered listing shows each with a mark."""
+    if value:
+        yield value
+    lines = [line.strip() for line in value.splitlines()] if "\n" in value else []
+    yield from (line for line in lines if len(line) >= _SHORTEST_LINE and " " not in line and is_strong(line))
+
+
+def _halves(value: str) -> tuple[bytes, ...]:
+    """The longest piece of letters in each half of a value."""
+    middle = len(value) // 2
+    pieces = [max(_LETTERS.findall(half), key=len, default="") for half in (value[:middle], value[middle:])]
+    return tuple(piece.lower().encode() for piece in pieces if piece)
+
+
+def _in_pieces(value: str) -> re.Pattern[str]:
+    return re.compile(_LINE_END.join(map(re.escape, value)))
+
+
+def _spellings(value: str) -> tuple[str, ...]:
+    plain = [value, value.replace("\r\n", "\n").replace("\n", "\r\n")] if "\n" in value else [value]
+    forms = [*plain, quote(value, safe=""), quote_plus(value), quote(value)]
+    for form in plain:
+        for ascii_only in (True, False):
+            escaped = form
+            for _ in range(_LEVELS):
+                escaped = json.dumps(escaped, ensure_ascii=ascii_only)[1:-1]
+                forms += [escaped, escaped.replace("/", "\\/")]
+    if "'" in value:  # how a shell gets a quote into quotes
+        forms += [value.replace("'", "'\\''"), value.replace("'", "'\"'\"'")]
+    html_form = html.escape(value, quote=False)
+    forms += [
+        html_form,
+        html.escape(value),
+        html.escape(value).replace("&#x27;", "&#39;"),
+        html_form.replace('"', "&quot;"),
+    ]
+    return tuple(dict.fromkeys(forms))

@@ -7,7 +7,10 @@ that parallel and serial runs agree. Neither shows a value in its repr, and a pl
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from itertools import compress
+from types import MappingProxyType
 from typing import Any
 
 from composer_replication.privacy.fields import (
@@ -28,12 +31,10 @@ from composer_replication.privacy.fields import (
     written_secret,
 )
 from composer_replication.privacy.identity import Identity
-from composer_replication.privacy.named.names import Strength, is_searchable, name_strength
-from composer_replication.privacy.numbering import Numbering, ScrubReport, holds_number, one_name_each
+from composer_replication.privacy.names import Strength, is_searchable, name_strength
 from composer_replication.privacy.rules import Rule, Span, is_strong
 from composer_replication.privacy.scan import Scanner
-from composer_replication.privacy.seen import CACHED_LENGTH, Mark, Paragraphs, Seen, is_id, is_trivial, mark_of
-from composer_replication.privacy.shapes.surroundings import names_a_hash
+from composer_replication.privacy.surroundings import names_a_hash
 
 _SHORTEST = 6
 _SHORTEST_ANSWER = 8  # a shorter one may be part of other words
@@ -63,7 +64,7 @@ class Scrubber:
         self._unblurred = Scanner(values, extra_rules, use_entropy=False) if entropy else self._scanner
         self._identity = Identity(home_dirs, user_names, others=people)
         known_texts = [*values.values(), *home_dirs, *user_names]
-        self._seen = Seen(min([_SHORTEST, *(len(word) for word in known_texts if len(word) > 1)]))
+        self._seen = CleanStrings(min([_SHORTEST, *(len(word) for word in known_texts if len(word) > 1)]))
 
     def scope(self) -> Scope:
         """A numbering of its own, for one conversation and the sub-agents linked to it."""
@@ -76,13 +77,13 @@ class Scrubber:
 class Scope:
     """The placeholders of one conversation family, in order of first appearance."""
 
-    def __init__(self, scanner: Scanner, unblurred: Scanner, identity: Identity, seen: Seen) -> None:
+    def __init__(self, scanner: Scanner, unblurred: Scanner, identity: Identity, seen: CleanStrings) -> None:
         self._scanner = scanner
         self._unblurred = unblurred  # all layers but randomness, for fields that are random by nature
         self._identity = identity
         self._seen = seen
         self._paragraphs = Paragraphs()
-        self._numbering = Numbering()
+        self._numbering = _Numbering()
         self._renamed: dict[Mark, tuple[str, int]] = {}
         self._answers: dict[str, str] = {}  # secrets that were asked for, with their kinds
         self._any_answer: re.Pattern[str] | None = None
@@ -155,7 +156,7 @@ class Scope:
             names = {key: name for key in value if (name := self._without_answers(key)) is not key}
             if not names and all(items[key] is item for key, item in value.items()):
                 return value
-            names = one_name_each(names, value)
+            names = _one_name_each(names, value)
             return {names.get(key, key): item for key, item in items.items()}
         if isinstance(value, list | tuple):
             new = [self._without_answers(item) for item in value]
@@ -172,7 +173,7 @@ class Scope:
         rest = self._paragraphs.unrepeated(unseen, _APART, words)
         spans = self._scanner.spans(_APART.join(rest), words=words)
         joined = _APART.join(unseen)
-        people, numbered = self._identity.touches(joined, words), holds_number(joined)
+        people, numbered = self._identity.touches(joined, words), _holds_number(joined)
         if spans:
             self._paragraphs.forget()
         else:
@@ -186,13 +187,13 @@ class Scope:
             while index < len(spans) and spans[index].end <= offset:
                 index += 1
             clean = not spans or (read is text and (index == len(spans) or spans[index].start >= end))
-            if clean and not (numbered and holds_number(text)):
+            if clean and not (numbered and _holds_number(text)):
                 self._seen.add(text, people=people and self._identity.touches(text))
             offset = end + len(_APART)
         return False
 
     def _text(self, text: str, key: str) -> str:
-        if len(text) < self._seen.shortest or (mark := mark_of(text)) in self._seen.clean or is_trivial(text):
+        if len(text) < self._seen.shortest or (mark := mark_of(text)) in self._seen.clean or _is_trivial(text):
             return text
         if mark in self._seen.people:
             return self._rename(text, mark)
@@ -292,7 +293,7 @@ class Scope:
                 if isinstance(key, str) and (name := self._text(key, "")) != key:
                     names[key] = name
                 new = self._named(value, key, item, strength)
-            elif kind in SCALARS or (kind is str and (item in clean or is_trivial(item))):
+            elif kind in SCALARS or (kind is str and (item in clean or _is_trivial(item))):
                 continue
             else:
                 new = self._walk(item, key, Strength.NONE)
@@ -300,7 +301,7 @@ class Scope:
                 items[key] = new
         if not items and not names:
             return value
-        names = one_name_each(names, value)
+        names = _one_name_each(names, value)
         return {names.get(key, key): items.get(key, item) for key, item in value.items()}
 
     def _named(self, value: dict[Any, Any], key: Any, item: Any, strength: Strength) -> Any:
@@ -334,7 +335,7 @@ _LISTS = (list, tuple)
 class Gatherer:
     """One pass over a record: `unseen` texts to scan, and whether some field needs more than a scan of its text."""
 
-    def __init__(self, seen: Seen, known: Callable[[str], bool]) -> None:
+    def __init__(self, seen: CleanStrings, known: Callable[[str], bool]) -> None:
         self._seen, self._known = seen, known  # known: whether a value from the environment stands in a text
         self._nodes: list[tuple[Any, Strength]] = []
         self.unseen: dict[str, None] = {}  # in order, and each once: a result stands in a record twice
@@ -393,7 +394,7 @@ class Gatherer:
             self._nodes.append((item, strength))
 
     def _text(self, text: str) -> None:
-        if len(text) >= self._seen.shortest and not is_trivial(text):
+        if len(text) >= self._seen.shortest and not _is_trivial(text):
             self._unknown(text)
 
     def _unknown(self, text: str) -> None:
@@ -403,3 +404,207 @@ class Gatherer:
             self.special = True
         elif mark not in seen_texts.clean:
             self.unseen[text] = None
+
+
+# Which strings have been looked at and held no secret: a session repeats its texts. Bounded, and no secret in it.
+
+Mark = str | tuple[int, int]
+_CACHE_SIZE = 1 << 16
+CACHED_LENGTH = 256
+_IN_A_ROW = 3  # paragraphs, the one in question in the middle
+_SHORTEST_PAGE = 600
+_NUMBER = re.compile(r"\n *\d+→")  # before a line of a file, as agents show it
+_REPEATED = re.compile(b"\x01+")
+_NO_WORDS: frozenset[bytes] = frozenset()
+# Ids and times: new on every record, so a cache does not help, and public.
+_TRIVIAL = re.compile(
+    r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}|(?:toolu|msg|req|call)_[A-Za-z0-9]{20,30}"
+    r"|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?Z?"
+)
+is_id = _TRIVIAL.fullmatch  # looked up once: it runs on every id of every record
+
+
+def mark_of(text: str) -> Mark:
+    """What stands for a text in a cache. Long ones by hash: a log repeats whole files, and the cache stays small."""
+    return text if len(text) <= CACHED_LENGTH else (hash(text), len(text))
+
+
+def _is_trivial(text: str) -> bool:
+    """Whether a text is only an id or a time."""
+    return 19 < len(text) < 37 and is_id(text) is not None
+
+
+class CleanStrings:
+    """Strings without secrets. Bounded, and it never holds a secret."""
+
+    def __init__(self, shortest: int) -> None:
+        self.shortest = shortest  # nothing below this length can hold anything
+        self.clean: set[Mark] = set()  # nothing in it
+        self.people: set[Mark] = set()  # no secret, but a home directory or a user name
+        self.plain_keys: set[str] = set()  # clean field names that say nothing about their value
+
+    def add(self, text: str, *, people: bool) -> None:
+        """Remember a text without secrets."""
+        self.add_all((text,), people=people)
+
+    def add_all(self, texts: Iterable[str], *, people: bool) -> None:
+        """Remember texts without secrets."""
+        chosen = self.people if people else self.clean
+        if len(chosen) >= _CACHE_SIZE:
+            chosen.clear()
+            self.plain_keys.clear()
+        chosen.update(map(mark_of, texts))
+
+
+class Paragraphs:
+    """What a session repeats: a file is read, shown again behind an edit, and read once more with a line changed.
+
+    A paragraph is repeated when it and its two neighbours stood so in a text without secrets. That text goes
+    out as it is, so to look at the paragraph again could keep nothing back. Kept as hashes, bounded, for one session.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, frozenset[bytes]] = {}  # a paragraph among its neighbours: the trigger words of its text
+        self._latest: list[int] = []
+
+    def unrepeated(self, texts: Iterable[str], border: str, words: set[bytes]) -> list[str]:
+        """The texts without the numbers of lines, and with `border` where repeated paragraphs stood.
+
+        The trigger words of what is left out go to `words`. What stands twice in the texts stays once.
+        """
+        if len(self._known) >= _CACHE_SIZE:
+            self._known.clear()
+        self._latest = []
+        return [self._rest(text, border, words) if len(text) >= _SHORTEST_PAGE else text for text in texts]
+
+    def remember(self, words: Set[bytes]) -> None:
+        """The last texts were clean; these trigger words stood in them."""
+        self._known.update(dict.fromkeys(self._latest, frozenset(words)))
+
+    def forget(self) -> None:
+        """The last texts were not clean."""
+        for row in self._latest:
+            del self._known[row]
+
+    def _rest(self, text: str, border: str, words: set[bytes]) -> str:
+        if _NUMBER.match(f"\n{text[:20]}"):
+            text = _NUMBER.sub("\n", f"\n{text}")[1:]
+        known_rows, paragraphs = self._known, text.split("\n\n")
+        rows = list(map(hash, zip(*[paragraphs[first:] for first in range(_IN_A_ROW)], strict=False)))
+        repeated = bytes(map(known_rows.__contains__, rows))
+        if 1 in repeated:
+            words.update(*{known_rows[row] for row in compress(rows, repeated)})
+        new = [row for row in dict.fromkeys(rows) if row not in known_rows]
+        self._latest += new
+        known_rows.update(dict.fromkeys(new, _NO_WORDS))
+        if 1 not in repeated:
+            return text
+        begin, parts = 0, []
+        for match in _REPEATED.finditer(repeated):
+            parts.append("\n\n".join(paragraphs[begin : match.start() + _IN_A_ROW // 2]))
+            begin = match.end() + _IN_A_ROW // 2
+        return border.join([*parts, "\n\n".join(paragraphs[begin:])])
+
+
+# The numbers of one conversation family: which placeholder stands for which value, and which numbers are taken.
+
+# A number of more digits is never reached, so nothing can collide with it.
+_TAKEN = re.compile(r"<([A-Z][A-Z0-9_]*)_(\d{1,6})>")
+_TAKEN_USER = re.compile(r"USER_(\d{1,6})(?!\d)")
+NAME_KIND = "USER"  # of a home directory or a user name: a pseudonym, where all other kinds are secrets
+
+
+class _Numbering:
+    """Placeholders in order of first appearance, behind every number that a text has already."""
+
+    def __init__(self) -> None:
+        self.counts: dict[str, int] = {}  # replacements by kind
+        self._placeholders: dict[str, str] = {}
+        self._users: dict[str, str] = {}
+        self._highest: dict[str, int] = {}
+
+    def placeholder(self, kind: str, value: str) -> str:
+        """The placeholder of a secret; counts as one replacement."""
+        self.count(kind)
+        placeholder = self._placeholders.get(value)
+        if placeholder is None:
+            placeholder = self._placeholders[value] = f"<{kind}_{self._next(kind)}>"
+        return placeholder
+
+    def pseudonym(self, name: str) -> str:
+        """What stands for a person; counts as one replacement."""
+        self.count(NAME_KIND)
+        if name not in self._users:
+            self._users[name] = f"{NAME_KIND}_{self._next(NAME_KIND)}"
+        return self._users[name]
+
+    def count(self, kind: str, times: int = 1) -> None:
+        """Note replacements."""
+        self.counts[kind] = self.counts.get(kind, 0) + times
+
+    def _next(self, kind: str) -> int:
+        self._highest[kind] = number = self._highest.get(kind, 0) + 1
+        return number
+
+    def reserve(self, text: str) -> bool:
+        """Give no number away that a text has already, as `<KIND_3>` or `USER_1`; False when it has none."""
+        pseudonyms = list(_taken(text))
+        for kind, number in pseudonyms:
+            if number > self._highest.get(kind, 0):
+                self._highest[kind] = number
+        return bool(pseudonyms)
+
+    def reserve_all(self, value: Any) -> None:
+        """The same for every string of a JSON-like value, keys too."""
+        nodes = [value]
+        for node in nodes:  # grows while it is walked
+            if isinstance(node, str):
+                self.reserve(node)
+            elif isinstance(node, dict):
+                nodes += [*node, *node.values()]
+            elif isinstance(node, list | tuple):
+                nodes += node
+
+
+def _taken(text: str) -> Iterable[tuple[str, int]]:
+    if "<" in text:
+        yield from ((match[1], int(match[2])) for match in _TAKEN.finditer(text))
+    if "USER_" in text:
+        yield from ((NAME_KIND, int(match[1])) for match in _TAKEN_USER.finditer(text))
+
+
+def _holds_number(text: str) -> bool:
+    """Whether a text has placeholders or pseudonyms already."""
+    return next(iter(_taken(text)), None) is not None
+
+
+def _one_name_each(names: dict[Any, str], keys: Iterable[Any]) -> dict[Any, str]:
+    """New names of keys, made different from each other and from the keys that stay: no value may be lost."""
+    taken_names = {key for key in keys if key not in names}
+    result: dict[Any, str] = {}
+    for key, name in names.items():
+        chosen, number = name, 2
+        while chosen in taken_names:
+            chosen, number = f"{name}#{number}", number + 1
+        taken_names.add(chosen)
+        result[key] = chosen
+    return result
+
+
+# What a scrub did: counts by kind, never a value.
+@dataclass(frozen=True)
+class ScrubReport:
+    """How many replacements of each kind were made. Kinds are sorted, so equal work gives equal reports."""
+
+    counts: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "counts", MappingProxyType(dict(sorted(self.counts.items()))))
+
+    def to_dict(self) -> dict[str, int]:
+        """A plain dict for JSON."""
+        return dict(self.counts)
+
+    def __reduce__(self) -> tuple[type[ScrubReport], tuple[dict[str, int]]]:
+        # A mapping proxy cannot be pickled, and reports come back from worker processes.
+        return (ScrubReport, (dict(self.counts),))

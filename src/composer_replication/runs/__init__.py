@@ -17,11 +17,15 @@ evaluation     the reader of evaluation.json, and of the rows beside it
 elsewhere      what was made from the run outside of it
 """
 
-from composer_replication.runs.artefacts import ARTEFACTS, Artefact
+from composer_replication.runs.artefacts import (
+    ARTEFACTS,
+    Artefact,
+    ArtefactMeta,
+    Source,
+)
 from composer_replication.runs.directory import RunDir
 from composer_replication.runs.journal import Journal, JournalContents, TornLine
 from composer_replication.runs.lineage import Lineage
-from composer_replication.runs.sidecar import ArtefactMeta, Source
 
 __all__ = [
     "ARTEFACTS",

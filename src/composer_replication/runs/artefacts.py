@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
-from dataclasses import dataclass
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from io import BufferedReader
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, BinaryIO, Literal, NamedTuple, TypeVar, cast
 
-from composer_replication.errors import InputError, explain
+from composer_replication.atomic import commit_together, directory_lock, staged
+from composer_replication.canonical_json import decode_object, encode, encode_as_written
+from composer_replication.errors import (
+    ArtefactCorruptError,
+    ArtefactNotFoundError,
+    InputError,
+    RunError,
+    explain,
+)
 
 NOT_THERE = "is not there yet"  # why a step runs: it has not run before
-
 Kind = Literal["records", "journal", "file", "folder"]
 
 
@@ -65,12 +76,10 @@ _TABLE: tuple[tuple[str, str, str, Kind], ...] = (
     ("report_md", "report.md", "crf report", "file"),
     ("report_sessions", "report_sessions", "crf report", "folder"),
 )
-
 # Schemas whose older versions are refused: version 1 held calls and tools with sorted keys, in an order nobody wrote.
 OLDEST_READ: Mapping[str, int] = MappingProxyType({"conversation": 2, "tool": 3, "teacher_call": 2, "dpo_pair": 2})
 WHY_REFUSED: Mapping[str, str] = MappingProxyType({"tool": "older rows do not say whose tool it is"})
 """What older rows lack, where that is not the order in which arguments were written."""
-
 ARTEFACTS: Mapping[str, Artefact] = MappingProxyType({row[0]: Artefact(*row) for row in _TABLE})
 
 
@@ -105,3 +114,309 @@ def find_artefact(name: str, *, kind: Kind | None = None) -> Artefact:
             explain(f"artefact {name!r}", got=f"an artefact of kind {artefact.kind!r}", expected=f"one of {names}")
         )
     return artefact
+
+
+# The sidecar `<name>.meta.json`: what a data file is, what it came from, and the checksum it must still have.
+
+SIDECAR_VERSION = 1
+Setting = str | bool | int | float | list[str] | None
+_T = TypeVar("_T")
+_KINDS: Mapping[str, type] = {
+    **dict.fromkeys(("artefact", "schema", "tool_version", "sha256", "created"), str),
+    **dict.fromkeys(("version", "rows", "num_bytes"), int),
+    **dict.fromkeys(("sources", "keys"), list),
+    **dict.fromkeys(("counts", "drops", "settings"), dict),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Source:
+    """What an artefact was made from: another artefact (by its name) or a file.
+
+    The name of a file is its path as `source_paths.portable_name` writes it: absolute, from the run, or from `~`.
+    """
+
+    kind: str
+    name: str
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ArtefactMeta:
+    """The contents of a sidecar; those from `keys` on are known once the rows are written.
+
+    `settings` says how the artefact was made where that matters to whoever reads it: that secrets were left in, say.
+    """
+
+    artefact: str
+    schema: str
+    version: int
+    tool_version: str
+    sources: tuple[Source, ...]
+    config_hash: str | None
+    counts: Mapping[str, int]
+    drops: Mapping[str, int]
+    settings: Mapping[str, Setting] = field(default_factory=dict[str, Setting])
+    keys: tuple[str, ...] = ()
+    rows: int = 0
+    num_bytes: int = 0
+    sha256: str = ""
+    created: str = ""
+
+    def to_bytes(self) -> bytes:
+        """The sidecar's text; only `created`, and a salt in `settings`, differ between two writes of the same rows."""
+        fields: dict[str, object] = {name: getattr(self, name) for name in self.__slots__}
+        fields["sources"] = [
+            {"kind": source.kind, "name": source.name, "sha256": source.sha256} for source in self.sources
+        ]
+        fields["sidecar_version"] = SIDECAR_VERSION
+        return encode(fields, where=f"sidecar of {self.artefact}", indent=True) + b"\n"
+
+
+def _read_sidecar(path: Path) -> ArtefactMeta:
+    """The sidecar at `path`, which must exist; ArtefactCorruptError when it is not one."""
+    try:
+        fields = decode_object(path.read_bytes())
+        if fields["sidecar_version"] != SIDECAR_VERSION:
+            raise RunError(
+                explain(
+                    f"{path.name}, sidecar_version",
+                    got=fields["sidecar_version"],
+                    expected=SIDECAR_VERSION,
+                    fix="A newer composer-replication wrote it: upgrade this one",
+                )
+            )
+        return _meta_from(fields)
+    except (ValueError, KeyError, TypeError) as error:
+        problem = f"{type(error).__name__}: {error}"
+        raise ArtefactCorruptError(
+            explain(path.name, got=problem, expected="a sidecar with every field", fix="Write the artefact again")
+        ) from error
+
+
+def check_schema(meta: ArtefactMeta, *, schema: str, version: int) -> None:
+    """Refuse an artefact of another schema, or of a version that this code does not know yet."""
+    if meta.schema != schema:
+        raise ArtefactCorruptError(explain(f"artefact {meta.artefact}, schema", got=meta.schema, expected=schema))
+    if meta.version > version:
+        raise RunError(
+            explain(
+                f"artefact {meta.artefact}, version of schema {schema}",
+                got=meta.version,
+                expected=f"{version} or older",
+                fix=f"composer-replication {meta.tool_version} wrote it: upgrade this one",
+            )
+        )
+
+
+def now() -> str:
+    """The time as sidecars write it."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def sha256_of_file(path: Path) -> str:
+    """The hex SHA-256 of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _meta_from(fields: Mapping[str, object]) -> ArtefactMeta:
+    values: dict[str, Any] = {name: _typed({"settings": {}, **fields}, name, kind) for name, kind in _KINDS.items()}
+    values["sources"] = tuple(
+        Source(**{name: _typed(source, name, str) for name in ("kind", "name", "sha256")})
+        for source in values["sources"]
+    )
+    odd = [key for key in values["keys"] if not isinstance(key, str)]
+    if odd:
+        raise TypeError(f"keys holds {odd[0]!r}, expected str")
+    values["keys"] = tuple(values["keys"])
+    values["config_hash"] = None if fields["config_hash"] is None else _typed(fields, "config_hash", str)
+    return ArtefactMeta(**values)
+
+
+def _typed(fields: Mapping[str, object], name: str, kind: type[_T]) -> _T:
+    value = fields[name]
+    if not isinstance(value, kind):
+        raise TypeError(f"{name} is {value!r}, expected {kind.__name__}")
+    return value
+
+
+# JSONL of one kind of record beside its sidecar: written whole, and checked before the first row is handed out.
+
+Row = Mapping[str, object]
+PASSES: Counter[str] = Counter()
+"""How often this process went through the rows of an artefact (`decoded conversations`), or its bytes (`hashed …`)."""
+
+
+class EncodedRow(NamedTuple):
+    """A row that `encode_as_written` has made text of already, and its keys."""
+
+    text: bytes
+    keys: frozenset[str]
+
+
+def write_records(
+    directory: Path, artefact: Artefact, rows: Iterable[Row | EncodedRow], draft: ArtefactMeta
+) -> ArtefactMeta:
+    """Stream `rows` to the artefact's file, complete `draft` with what was written and make it the sidecar.
+
+    Both files are complete on disk before either is renamed, so nothing but an error or a crash between the two
+    renames can leave a new file beside an old sidecar. `check_pair` finds that by the checksum.
+    """
+    with staged(directory / artefact.file_name) as data, staged(directory / artefact.sidecar_name) as sidecar:
+        meta = _stream(rows, data.file, draft, artefact.file_name)
+        sidecar.file.write(meta.to_bytes())
+        data.seal()  # the slow part, before the lock
+        sidecar.seal()
+        with directory_lock(directory, exclusive=True):
+            commit_together(data, sidecar)
+    return meta
+
+
+def read_records(
+    directory: Path, artefact: Artefact, *, schema: str, version: int, verify: bool
+) -> Iterator[dict[str, object]]:
+    """Yield the rows of an artefact that agrees with its sidecar; no row of one that does not."""
+    meta, file = open_records(directory, artefact)
+    with file:
+        check_schema(meta, schema=schema, version=version)
+        refuse_old(meta, artefact, directory)
+        check_pair(file, meta, artefact, verify=verify)
+        PASSES[f"decoded {artefact.name}"] += 1
+        num_rows, keys = 0, frozenset(meta.keys)
+        for num_rows, line in enumerate(file, start=1):
+            try:
+                row = _decode_record(line, keys)
+            except ValueError as error:
+                raise _corrupt(artefact, got=f"line {num_rows}: {error}", expected="a complete record") from error
+            yield row
+        if num_rows != meta.rows:
+            raise _corrupt(artefact, got=f"{num_rows} rows", expected=f"{meta.rows} rows")
+
+
+def open_records(directory: Path, artefact: Artefact) -> tuple[ArtefactMeta, BufferedReader]:
+    """The sidecar and the open data file, taken together so that no writer replaces one of them in between."""
+    data, sidecar = directory / artefact.file_name, directory / artefact.sidecar_name
+    if not data.exists():
+        raise not_found(artefact, directory)
+    with directory_lock(directory, exclusive=False):
+        if not sidecar.exists():
+            raise _corrupt(artefact, got="no sidecar", expected=f"{artefact.sidecar_name} beside it")
+        meta = _read_sidecar(sidecar)
+        return meta, data.open("rb")
+
+
+def check_pair(file: BufferedReader, meta: ArtefactMeta, artefact: Artefact, *, verify: bool) -> None:
+    """Raise ArtefactCorruptError unless the open file is the one the sidecar describes; leaves the file at its start.
+
+    Without `verify` only the length is compared, which costs nothing and finds truncation.
+    """
+    num_bytes = file.seek(0, 2)
+    file.seek(0)
+    if num_bytes != meta.num_bytes:
+        got = f"{num_bytes} bytes ({_first_bad_line(file, meta)})"
+        raise _corrupt(artefact, got=got, expected=f"{meta.num_bytes} bytes in {meta.rows} lines")
+    if verify:
+        PASSES[f"hashed {artefact.name}"] += 1
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        file.seek(0)
+        if digest != meta.sha256:
+            got = f"sha256 {digest} ({_first_bad_line(file, meta)})"
+            raise _corrupt(artefact, got=got, expected=f"sha256 {meta.sha256} of {meta.rows} lines")
+
+
+def refuse_old(meta: ArtefactMeta, artefact: Artefact, directory: Path) -> None:
+    """Raise a RunError for rows of a version that can only be made anew, with the command that does it."""
+    oldest = OLDEST_READ.get(meta.schema, 1)
+    if meta.version < oldest:
+        why = WHY_REFUSED.get(meta.schema, "older rows lost the order in which arguments and schemas were written")
+        raise RunError(
+            explain(
+                f"{directory / artefact.file_name}, version of schema {meta.schema}",
+                got=f"{meta.version} (composer-replication {meta.tool_version})",
+                expected=f"{oldest} or newer: {why}",
+                fix=f"Make it anew: `{command_for(artefact, directory)}`",
+            )
+        )
+
+
+def not_found(artefact: Artefact, directory: Path) -> ArtefactNotFoundError:
+    """The error for an artefact that no step has written yet."""
+    return ArtefactNotFoundError(
+        f"{directory / artefact.file_name} does not exist. `{artefact.command}` writes it: run that first"
+    )
+
+
+def _stream(rows: Iterable[Row | EncodedRow], file: BinaryIO, draft: ArtefactMeta, file_name: str) -> ArtefactMeta:
+    digest, num_bytes, num_rows = hashlib.sha256(), 0, 0
+    keys: frozenset[str] | None = None
+    for num_rows, row in enumerate(rows, start=1):
+        where = f"{file_name} line {num_rows}"
+        keys = _same_keys(row, keys, where)
+        if isinstance(row, EncodedRow):
+            line = row.text + b"\n"
+        else:
+            line = encode_as_written(row if isinstance(row, dict) else dict(row), where=where) + b"\n"
+        file.write(line)
+        digest.update(line)
+        num_bytes += len(line)
+    return replace(
+        draft,
+        keys=tuple(sorted(keys or ())),
+        rows=num_rows,
+        num_bytes=num_bytes,
+        sha256=digest.hexdigest(),
+        created=now(),
+        counts=dict(draft.counts),
+        drops=dict(draft.drops),
+    )
+
+
+def _same_keys(row: object, keys: frozenset[str] | None, where: str) -> frozenset[str]:
+    if not isinstance(row, Mapping | EncodedRow):
+        raise InputError(explain(where, got=f"a row of type {type(row).__name__}", expected="a mapping"))
+    row_keys = row.keys if isinstance(row, EncodedRow) else frozenset(cast("Mapping[str, object]", row))
+    if keys is None:
+        return row_keys
+    if row_keys != keys:
+        raise InputError(explain(where, got=_difference(row_keys, keys), expected="the keys of line 1, all and only"))
+    return keys
+
+
+def _decode_record(line: bytes, keys: frozenset[str]) -> dict[str, object]:
+    """The record in one line; a ValueError says what is wrong with it."""
+    if not line.endswith(b"\n"):
+        raise ValueError(f"cut off after {len(line)} bytes")
+    row = decode_object(line)
+    if row.keys() != keys:
+        raise ValueError(_difference(row.keys(), keys))
+    return row
+
+
+def _difference(row_keys: Iterable[str], expected: Iterable[str]) -> str:
+    extra, missing = set(row_keys) - set(expected), set(expected) - set(row_keys)
+    parts = [
+        f"{word} keys {', '.join(map(repr, sorted(map(str, some))))}"
+        for word, some in (("extra", extra), ("missing", missing))
+        if some
+    ]
+    return " and ".join(parts)
+
+
+def _first_bad_line(file: BufferedReader, meta: ArtefactMeta) -> str:
+    """Where a file that is known to be wrong shows it, for the message."""
+    number, keys = 0, frozenset(meta.keys)
+    for number, line in enumerate(file, start=1):
+        try:
+            _decode_record(line, keys)
+        except ValueError as error:
+            return f"line {number}: {error}"
+    return f"{number} lines, each of them a record"
+
+
+def _corrupt(artefact: Artefact, *, got: str, expected: str) -> ArtefactCorruptError:
+    fix = (
+        "The file and its sidecar do not belong together: one was edited, or the write was cut short. "
+        f"Run `{artefact.command}` again"
+    )
+    return ArtefactCorruptError(explain(artefact.file_name, got=got, expected=expected, fix=fix))

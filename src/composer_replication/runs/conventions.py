@@ -73,7 +73,7 @@ class Convention:
         self.lines.append(line)
 
 
-class _File:
+class _RulesFile:
     """The rules in their places, and every other line as it is.
 
     `unread` are numbers of lines that look as if they were meant for a rule, and are none.
@@ -185,7 +185,7 @@ def forget_conventions(run: RunDir, gone: Set[str]) -> None:
     _write(run, file, before)
 
 
-def _keep_said(file: _File, sites: Set[str], *, with_kept: bool) -> None:
+def _keep_said(file: _RulesFile, sites: Set[str], *, with_kept: bool) -> None:
     """Leave only these places where something was said; rules go with their last one. Kept ones only `with_kept`."""
     for rule in [candidate for candidate in file.rules if candidate.said and (with_kept or not candidate.is_kept)]:
         rule.said = [mention for mention in rule.said if mention[0] in sites]
@@ -194,20 +194,20 @@ def _keep_said(file: _File, sites: Set[str], *, with_kept: bool) -> None:
             file.parts = [part for part in file.parts if part is not rule]
 
 
-def _read(run: RunDir) -> _File:
+def _read(run: RunDir) -> _RulesFile:
     path = run.path(NAME)
     if not path.exists():
-        return _File(_HEAD)
+        return _RulesFile(_HEAD)
     if path.stat().st_size > _MAX_BYTES:
         got = f"{path.stat().st_size:,} bytes"
         raise InputError(explain(str(path), got=got, expected=f"a list of rules of at most {_MAX_BYTES:,}"))
     try:
-        return _File(path.read_bytes().decode("utf-8-sig"))
+        return _RulesFile(path.read_bytes().decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise InputError(explain(str(path), got=error, expected="text in UTF-8", fix="Save it as UTF-8")) from error
 
 
-def _write(run: RunDir, file: _File, before: str) -> None:
+def _write(run: RunDir, file: _RulesFile, before: str) -> None:
     path, text = run.path(NAME), file.text()
     if path.exists() and text == before:
         return  # not even a line end of the user's is touched

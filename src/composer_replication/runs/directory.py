@@ -5,25 +5,42 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from composer_replication.atomic import atomic_create_json, is_temporary, remove, try_lock
+from composer_replication.atomic import (
+    atomic_create_json,
+    is_temporary,
+    remove,
+    try_lock,
+)
 from composer_replication.canonical_json import decode_object
 from composer_replication.errors import InputError, RunError, explain
-from composer_replication.runs.artefacts import find_artefact
-from composer_replication.runs.journal import Journal, JournalContents, read_journal
-from composer_replication.runs.lineage import Lineage, changed_sources, hash_source, trace_lineage
-from composer_replication.runs.records import (
-    Line,
+from composer_replication.runs.artefacts import (
+    ArtefactMeta,
+    EncodedRow,
     Row,
+    Setting,
+    Source,
+    check_schema,
+    find_artefact,
     not_found,
+    now,
     open_records,
     read_records,
     refuse_old,
     write_records,
 )
-from composer_replication.runs.sidecar import ArtefactMeta, Setting, Source, check_schema, now
+from composer_replication.runs.journal import Journal, JournalContents, read_journal
+from composer_replication.runs.lineage import (
+    Lineage,
+    changed_sources,
+    find_source,
+    hash_source,
+    portable_name,
+    trace_lineage,
+)
 
 MARKER = "run.json"
 _LOCK = ".lock"
@@ -132,7 +149,7 @@ class RunDir:
     def write_jsonl(
         self,
         name: str,
-        rows: Iterable[Row | Line],
+        rows: Iterable[Row | EncodedRow],
         *,
         schema: str,
         version: int,
@@ -238,3 +255,52 @@ def _tool_version() -> str:
 
 def _lock_of(use: Use) -> str:
     return f".{use}.lock"
+
+
+# What was made from a run outside of it: exports, checkpoints, trained weights. Nobody else knows that they are there.
+#
+# `crf forget` cannot clean them; it names them, for whoever has to.
+
+Made = Literal[
+    "preference data set", "ATIF documents", "data set", "checkpoints", "trained weights", "exported weights", "report"
+]
+_NAME = "elsewhere"
+
+
+@dataclass(frozen=True, slots=True)
+class MadeElsewhere:
+    """A file or folder that holds, or has learnt, text of the run's sessions; `path` as the run names it."""
+
+    what: str
+    path: str
+    created: str
+
+
+def note_elsewhere(run: RunDir, what: Made, path: Path) -> None:
+    """Write down that something is made at `path`, which lies outside of the run; what lies in it is an artefact."""
+    if run.root.resolve() in path.resolve().parents:
+        return
+    name = portable_name(path, run.root)
+    if (what, name) not in {(entry.what, entry.path) for entry in _noted(run)}:
+        with run.append_jsonl(_NAME) as journal:
+            journal.append({"what": what, "path": name, "created": now()})
+
+
+def made_elsewhere(run: RunDir) -> tuple[MadeElsewhere, ...]:
+    """What was made and is still there, in order."""
+    return tuple(entry for entry in _noted(run) if find_source(entry.path, run.root).exists())
+
+
+def _noted(run: RunDir) -> list[MadeElsewhere]:
+    if not run.path(_NAME).exists():
+        return []
+    rows = run.read_journal(_NAME).rows
+    return [MadeElsewhere(str(row["what"]), str(row["path"]), str(row["created"])) for row in rows]
+
+
+def refuse_used(folder: Path) -> None:
+    """Raise where an export would be mixed with files that are there already."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        fix = "Name a folder that is not there yet, or an empty one."
+        got = "a file or a folder with files in it"
+        raise InputError(explain(str(folder), got=got, expected="a new folder", fix=fix))

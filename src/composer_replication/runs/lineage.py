@@ -11,15 +11,22 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from os.path import relpath
 from pathlib import Path
 from typing import Any, Literal
 
 from composer_replication.canonical_json import decode_object
 from composer_replication.errors import ArtefactNotFoundError, InputError, explain
-from composer_replication.runs.artefacts import ARTEFACTS, find_artefact
-from composer_replication.runs.records import check_pair, not_found, open_records
-from composer_replication.runs.sidecar import ArtefactMeta, Source, sha256_of_file
-from composer_replication.runs.source_paths import find_source, portable_name
+from composer_replication.runs.artefacts import (
+    ARTEFACTS,
+    ArtefactMeta,
+    Source,
+    check_pair,
+    find_artefact,
+    not_found,
+    open_records,
+    sha256_of_file,
+)
 
 RECORD = "training.json"
 _ARTEFACT, _FILE = "artefact", "file"
@@ -47,7 +54,7 @@ class Lineage:
 
 def trace_lineage(directory: Path, name: str) -> Lineage:
     """Walk the sources of artefact `name` back to the files outside the run."""
-    walk = _Walk(directory)
+    walk = _LineageWalk(directory)
     walk.visit(name)
     return Lineage(
         artefacts=tuple(walk.visited),
@@ -60,7 +67,7 @@ def trace_lineage(directory: Path, name: str) -> Lineage:
 def changed_sources(directory: Path, name: str) -> list[str]:
     """Of what artefact `name` was made of: what is another now, or is old itself."""
     meta, _ = _load(directory, name)
-    return [source.name for source in (meta.sources if meta else ()) if _Walk(directory).has_changed(source)]
+    return [source.name for source in (meta.sources if meta else ()) if _LineageWalk(directory).has_changed(source)]
 
 
 def hash_source(directory: Path, source: str | Path) -> Source:
@@ -73,7 +80,7 @@ def hash_source(directory: Path, source: str | Path) -> Source:
     return Source(kind=_FILE, name=portable_name(path, directory), sha256=sha256_of_file(path))
 
 
-class _Walk:
+class _LineageWalk:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._sha256: dict[str, str] = {}
@@ -244,3 +251,40 @@ def _why_not_taught(history: History, name: str, weight: float, has_loss: bool) 
 def _steps_of(history: History, at: int) -> int:
     before = [line["step"] for line in history[:at] if "loss" in line and "step" in line]
     return int(history[at].get("step", 0)) - int(before[-1] if before else 0)
+
+
+# How a sidecar names a source file: found again from the run, without the user's name that is in a home's path.
+
+_HOME = "~/"
+
+
+def portable_name(path: Path, run: Path) -> str:
+    """`path` from the run if it lies in it or beside it below the home directory, from `~` elsewhere in that directory.
+
+    A path outside the home directory and the run stays absolute.
+    """
+    path, run = path.absolute(), run.resolve()
+    if ".." in path.parts:  # `link/..` is not where its text says
+        path = path.resolve()
+    shared, homes = {run, *run.parents} & set(path.parents), _homes()
+    if run in shared or any(home in folder.parents for home in homes for folder in shared):
+        name = Path(relpath(path, run)).as_posix()
+        return f"./{name}" if name.startswith("~") else name
+    return next((_HOME + path.relative_to(home).as_posix() for home in homes if home in path.parents), str(path))
+
+
+def find_source(name: str, run: Path) -> Path:
+    """The path that `portable_name` gave this name."""
+    homes = _homes()
+    if homes and name.startswith(_HOME):
+        return homes[0] / name.removeprefix(_HOME)
+    return run.resolve() / name  # an absolute name stays what it is
+
+
+def _homes() -> list[Path]:
+    """The home directory as it is named and as it resolves; none where it is unknown or, as in some containers, `/`."""
+    try:
+        home = Path.home()
+    except RuntimeError:
+        return []
+    return [path for path in (home, home.resolve()) if path.is_absolute() and path.parent != path]

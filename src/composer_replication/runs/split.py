@@ -52,7 +52,7 @@ class PlacedConversation(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Session:
+class _SplitSession:
     """Conversations that hang together, when the first of them began, and where it was held."""
 
     conversations: list[str]
@@ -73,7 +73,7 @@ class _Session:
 def sides_of(run: RunDir) -> Split | None:
     """Who is learnt from and who is held out; None for a run that was never split."""
     rows = read_split(run)
-    return None if rows is None else split_of(rows)
+    return None if rows is None else _split_of(rows)
 
 
 def held_out_of(run: RunDir) -> frozenset[str]:
@@ -104,7 +104,7 @@ def required_split(run: RunDir) -> list[PlacedConversation]:
     return rows
 
 
-def split_of(rows: Iterable[PlacedConversation]) -> Split:
+def _split_of(rows: Iterable[PlacedConversation]) -> Split:
     """The same as sets of ids."""
     sides: dict[str, set[str]] = {side: set() for side in Split._fields}
     for row in rows:
@@ -116,7 +116,7 @@ def split_conversations(
     conversations: Iterable[Conversation], *, validation: float = 0.0, test: float = 0.0, by: By = "time"
 ) -> Split:
     """Shares of the sessions, at least one session (or project) for a share above 0, and one to train on."""
-    return split_of(place_conversations(conversations, validation=validation, test=test, by=by))
+    return _split_of(place_conversations(conversations, validation=validation, test=test, by=by))
 
 
 def place_conversations(
@@ -125,7 +125,7 @@ def place_conversations(
     """The same as rows, session by session."""
     units = _units(_sessions(conversations), by)
     num_sessions = sum(len(unit) for unit in units)
-    sides: dict[Side, list[_Session]] = {"test": [], "validation": []}
+    sides: dict[Side, list[_SplitSession]] = {"test": [], "validation": []}
     shares: dict[Side, float] = {"test": test, "validation": validation}
     for side, share in shares.items():
         quota = math.ceil(num_sessions * share)
@@ -152,17 +152,17 @@ def place_conversations(
     ]
 
 
-def _units(sessions: list[_Session], by: By) -> list[list[_Session]]:
+def _units(sessions: list[_SplitSession], by: By) -> list[list[_SplitSession]]:
     """What may not be parted, the first to be held out last."""
     if by == "time":
         return [[session] for session in sorted(sessions, key=lambda session: (session.began, session.draw))]
-    projects: dict[str, list[_Session]] = {}
+    projects: dict[str, list[_SplitSession]] = {}
     for session in sessions:
         projects.setdefault(session.project, []).append(session)
     return [projects[name] for name in sorted(projects, key=lambda name: sha256(name.encode()).digest())]
 
 
-def _sessions(conversations: Iterable[Conversation]) -> list[_Session]:
+def _sessions(conversations: Iterable[Conversation]) -> list[_SplitSession]:
     """Conversations joined through links and session ids; a link to what is not there joins all that name it."""
     home: dict[str, str] = {}
 
@@ -181,9 +181,9 @@ def _sessions(conversations: Iterable[Conversation]) -> list[_Session]:
         ):
             if linked_name:
                 home[find(f"conversation {conversation.id}")] = find(linked_name)
-    sessions: dict[str, _Session] = {}
+    sessions: dict[str, _SplitSession] = {}
     for identity, (began, project, name) in facts_by_id.items():
-        session = sessions.setdefault(find(f"conversation {identity}"), _Session([], set(), began, project))
+        session = sessions.setdefault(find(f"conversation {identity}"), _SplitSession([], set(), began, project))
         session.conversations.append(identity)
         session.names |= {name} if name else set()
         if began < session.began:

@@ -19,8 +19,16 @@ find          a conversation's failing calls as sites
 
 from composer_replication.sites.classify import classify
 from composer_replication.sites.find import MIN_CONFIDENCE, find_error_sites
-from composer_replication.sites.rule import FailureRule, register_rule, rule, unregister_rule
-from composer_replication.sites.taxonomy import BLAMES, KINDS, USUAL_BLAME, Verdict
+from composer_replication.sites.rule import (
+    BLAMES,
+    KINDS,
+    USUAL_BLAME,
+    FailureRule,
+    Verdict,
+    register_rule,
+    rule,
+    unregister_rule,
+)
 
 __all__ = [
     "BLAMES",

@@ -8,19 +8,33 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from composer_replication.actions.session_state import SessionState
-from composer_replication.actions.shell.command import Command
-from composer_replication.actions.tools import channel_of, command_text
 from composer_replication.errors import InputError
+from composer_replication.sites.actions.session_state import SessionState
+from composer_replication.sites.actions.shell_command import Command
+from composer_replication.sites.actions.tools import channel_of, command_text
 from composer_replication.sites.classify import classify
-from composer_replication.sites.course import Course
-from composer_replication.sites.gates import Refusal, gate_of, refusal
+from composer_replication.sites.course import (
+    Course,
+    Refusal,
+    gate_of,
+    refusal,
+)
 from composer_replication.sites.retyped import as_retyped
-from composer_replication.sites.rule import FailureRule, registered_rules
-from composer_replication.sites.taxonomy import Verdict
-from composer_replication.sites.user_words import correction_verdict, corrects, own_words, with_words
-from composer_replication.sites.view import View
-from composer_replication.types import Conversation, ErrorSite, ToolCall, ToolResult, Turn
+from composer_replication.sites.rule import FailureRule, Verdict, registered_rules
+from composer_replication.sites.user_words import (
+    correction_verdict,
+    corrects,
+    own_words,
+    with_words,
+)
+from composer_replication.sites.view import CleanedText
+from composer_replication.types import (
+    Conversation,
+    ErrorSite,
+    ToolCall,
+    ToolResult,
+    Turn,
+)
 
 # Below this a failure is shown but not taught: soft failures, and kinds that are often somebody else's doing.
 MIN_CONFIDENCE = 0.5
@@ -175,7 +189,7 @@ class _Finder:
         link = self._conversation.parent
         reason = self._reason_to_drop(turn, verdict)
         start, end = verdict.span
-        evidence = View.of(text[start:end] if end > start else text.lstrip().partition("\n")[0]).text
+        evidence = CleanedText.of(text[start:end] if end > start else text.lstrip().partition("\n")[0]).text
         self._answers[call.id] += 1
         parts = (self._conversation.id, turn.id, call.id, answered.result_turn.id, str(self._answers[call.id]))
         return ErrorSite(

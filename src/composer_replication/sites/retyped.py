@@ -11,11 +11,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from composer_replication.actions.shell.dollars import NotUnderstood
-from composer_replication.actions.shell.effects import keeps_sources
-from composer_replication.actions.shell.tree import Simple, commands_in, parse_script
-from composer_replication.actions.tools import command_text, is_shell, only_looks, word_set
-from composer_replication.types import Conversation, ErrorSite, ToolCall, Turn
+from composer_replication.sites.actions.shell_command import keeps_sources
+from composer_replication.sites.actions.shell_tree import Simple, commands_in, parse_script
+from composer_replication.sites.actions.shell_words import NotUnderstood
+from composer_replication.sites.actions.tools import (
+    command_text,
+    is_shell,
+    only_looks,
+    word_set,
+)
+from composer_replication.types import (
+    Conversation,
+    ErrorSite,
+    ToolCall,
+    Turn,
+)
 
 CONFIDENCE = 0.7
 _LOOKS_AHEAD = 4  # calls

@@ -11,9 +11,9 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from composer_replication.actions.shell.command import Command
-from composer_replication.actions.tools import channel_of, command_text
-from composer_replication.sites.taxonomy import Verdict
+from composer_replication.sites.actions.shell_command import Command
+from composer_replication.sites.actions.tools import channel_of, command_text
+from composer_replication.sites.rule import Verdict
 from composer_replication.types import ToolCall
 
 REFUSED, CORRECTED = "user_rejected", "user_corrected"

@@ -39,7 +39,7 @@ _ENVELOPE = re.compile(r'\s*\{\s*"(?:output|stdout)"\s*:')
 
 
 @dataclass(frozen=True)
-class View:
+class CleanedText:
     """The cleaned text, and where its pieces stood: (start here, start there)."""
 
     text: str
@@ -48,17 +48,17 @@ class View:
     envelope: str = ""
 
     @staticmethod
-    def of(original: str) -> View:
+    def of(original: str) -> CleanedText:
         inner = _unwrapped(original)
         if inner is not None:
-            return replace(View.of(inner), envelope=original)
+            return replace(CleanedText.of(inner), envelope=original)
         if len(original) <= _HEAD + _TAIL:
             return _cleaned(original, 0, is_cut=False)
         head = _cleaned(original[:_HEAD], 0, is_cut=True)
         tail = _cleaned(original[-_TAIL:], len(original) - _TAIL, is_cut=True)
         offset = len(head.text) + len(_GAP)
         pieces = (*head.pieces, *((here + offset, there) for here, there in tail.pieces))
-        return View(head.text + _GAP + tail.text, pieces, is_cut=True)
+        return CleanedText(head.text + _GAP + tail.text, pieces, is_cut=True)
 
     @cached_property
     def lowered(self) -> str:
@@ -123,7 +123,7 @@ class View:
             skipped = label.end() if label else 0
             yield start + skipped, line[skipped:]
 
-    def ends(self, number: int) -> View:
+    def ends(self, number: int) -> CleanedText:
         """Its first and its last lines, so many of each."""
         head = _nth_line_end(self.text, number)
         tail = _nth_line_start(self.text, number)
@@ -133,7 +133,7 @@ class View:
         first = (piece for piece in self.pieces if piece[0] < head)
         last = ((here + offset, there) for here, there in self.pieces if here > tail)
         pieces = (*first, (tail + offset, self._there(tail)), *last)
-        return View(self.text[:head] + _GAP + self.text[tail:], pieces, self.is_cut, self.envelope)
+        return CleanedText(self.text[:head] + _GAP + self.text[tail:], pieces, self.is_cut, self.envelope)
 
     def place(self, start: int, end: int) -> tuple[int, int]:
         """A span of this text as a span of the original."""
@@ -191,10 +191,10 @@ def _unwrapped(original: str) -> str | None:
     return f"Exit code {code}\n{output}" if isinstance(code, int) else output
 
 
-def _cleaned(original: str, offset: int, *, is_cut: bool) -> View:
+def _cleaned(original: str, offset: int, *, is_cut: bool) -> CleanedText:
     num_codes = sum(map(original.count, "\x1b\r\x00"))
     if not num_codes:
-        return View(original, ((0, offset),), is_cut)
+        return CleanedText(original, ((0, offset),), is_cut)
     if num_codes > _MAX_CODES and not is_cut:
         return _cleaned(original[: _MAX_CODES * 4], offset, is_cut=True)
     if num_codes > _MAX_CODES:
@@ -212,4 +212,4 @@ def _cleaned(original: str, offset: int, *, is_cut: bool) -> View:
         cursor = code.end()
         pieces.append((length, offset + cursor))
     kept_parts.append(original[cursor:])
-    return View("".join(kept_parts), tuple(pieces), is_cut)
+    return CleanedText("".join(kept_parts), tuple(pieces), is_cut)

@@ -7,22 +7,23 @@ import contextlib
 import logging
 import random
 import time
-from collections import Counter
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from itertools import groupby, starmap
+from typing import Any, NamedTuple, TypeVar
 
-from composer_replication.actions.messages import content_text, message_calls
-from composer_replication.actions.write import text_of
+from composer_replication.action_text import text_of
 from composer_replication.errors import InputError, explain
-from composer_replication.ingestion.last_gate import LastGate
-from composer_replication.teacher_replay.endpoint.client import TeacherClient
-from composer_replication.teacher_replay.endpoint.giving_up import Endpoints
-from composer_replication.teacher_replay.endpoint.outcome import Failure, Reply
-from composer_replication.teacher_replay.nano_dollars import to_dollars
+from composer_replication.messages import content_text, message_calls
+from composer_replication.privacy.outgoing import LastGate
+from composer_replication.teacher_replay.endpoint import FailedRequest, Reply, TeacherClient
+from composer_replication.teacher_replay.ledger import TeacherStore
 from composer_replication.teacher_replay.requests import Request
-from composer_replication.teacher_replay.store.ledger import TeacherStore
-from composer_replication.teacher_replay.store.tables import Elsewhere, NoRoom, Refused
-from composer_replication.types import Action, TeacherCallResult
+from composer_replication.teacher_replay.tables import Elsewhere, NoRoom, RequestRefused
+from composer_replication.teacher_replay.teachers import Teacher, to_dollars
+from composer_replication.types import Action, TeacherCallResult, TraceState
 
 _log = logging.getLogger(__name__)
 # How often to look whether another process has the answer that it is asking for.
@@ -30,7 +31,6 @@ _FIRST_LOOK_S, _LONGEST_LOOK_S = 0.01, 0.5
 # And after how long to say whom we wait for: most answers take less.
 _SAID_AFTER_S = 10.0
 _ROOM = "room in the cap"  # beside lock files, what a warning of a wait was about
-
 HELD_BACK = "held back by the last gate"
 NOT_SENT = "not sent: it looks as if it held a secret"
 KEPT_BACK = "kept back by the cap"
@@ -60,7 +60,7 @@ class Patience(NamedTuple):
         return draw.uniform(0, min(self.longest_wait_s, self.first_wait_s * 2**attempt))
 
 
-class Answer(NamedTuple):
+class TeacherAnswer(NamedTuple):
     """What a teacher said, or why it said nothing.
 
     `was_refused`: it was not asked, for lack of budget or of use, or because of what the request holds.
@@ -123,7 +123,7 @@ class Asker:
         """Why nothing more is sent: an endpoint that is of no use."""
         return self._endpoints.given_up
 
-    async def ask(self, request: Request) -> Answer:
+    async def ask(self, request: Request) -> TeacherAnswer:
         """The answer to a request. The same request, asked twice at once, is sent once, also by another process."""
         waits, attempts, waited_s = 0, 0, 0.0
         while True:
@@ -136,13 +136,13 @@ class Asker:
                 await asyncio.sleep(0)  # requests in flight must not wait until all that is known is told
                 return answer_of(stored_reply, is_cached=True)
             outcome = await self._ask_alone(request, attempts)
-            if isinstance(outcome, Answer):
+            if isinstance(outcome, TeacherAnswer):
                 return outcome
             claim, attempts = outcome
             if claim.holder is not None:
                 if waited_s >= self._patience.longest_claim_s:
                     reason = f"not sent: for {waited_s:.0f} s {_waited_for(claim)}"
-                    return Answer(None, reason, False, True, waited_s, attempts)
+                    return TeacherAnswer(None, reason, False, True, waited_s, attempts)
                 self.counts["waited for another process"] += waits == 0
                 waits += 1
                 waited_s += await self._wait_for(claim, waits, waited_s)
@@ -156,7 +156,7 @@ class Asker:
         await self._endpoints.pause(min(_FIRST_LOOK_S * 2 ** min(waits, 8), _LONGEST_LOOK_S))
         return time.monotonic() - begin
 
-    async def _ask_alone(self, request: Request, attempts: int) -> Answer | _Claimed:
+    async def _ask_alone(self, request: Request, attempts: int) -> TeacherAnswer | _Claimed:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._asking[request.key] = done
         try:
@@ -165,43 +165,43 @@ class Asker:
             del self._asking[request.key]
             done.set_result(None)
 
-    async def _ask(self, request: Request, attempts_made: int) -> Answer | _Claimed:
+    async def _ask(self, request: Request, attempts_made: int) -> TeacherAnswer | _Claimed:
         """As many attempts as are left after those that were made."""
         if finds := self._gate.in_request(request.body, request.place):
             self.counts[HELD_BACK] += 1
             await asyncio.sleep(0)
-            return Answer(None, f"{NOT_SENT}: {finds[0]}", False, True, 0.0, 0)
+            return TeacherAnswer(None, f"{NOT_SENT}: {finds[0]}", False, True, 0.0, 0)
         begin, most = time.monotonic(), self._patience.max_attempts
         for attempt in range(attempts_made + 1, most + 1):
             outcome = await self._attempt(request, is_first=attempt == 1, is_last=attempt == most)
             latency_s = time.monotonic() - begin
             if isinstance(outcome, Elsewhere):
                 return _Claimed(outcome, attempt - 1)
-            if isinstance(outcome, Refused):
-                return Answer(None, outcome.reason, False, True, latency_s, attempt - 1)
+            if isinstance(outcome, RequestRefused):
+                return TeacherAnswer(None, outcome.reason, False, True, latency_s, attempt - 1)
             if isinstance(outcome, _Sent):
                 return self._keep(request, outcome, latency_s, attempt)
             self.counts[f"failure: {outcome.error.partition(':')[0]}"] += 1
             wait_s = self._patience.wait_s(attempt, outcome.retry_after_s, self._draw) if outcome.is_retried else None
             if wait_s is None or attempt == most:
                 error = outcome.error if attempt == 1 else f"{outcome.error} (attempt {attempt})"
-                return Answer(None, error, False, False, latency_s, attempt)
+                return TeacherAnswer(None, error, False, False, latency_s, attempt)
             await self._endpoints.pause(wait_s)
         raise AssertionError("a claim is met before the last attempt is made")
 
     async def _attempt(
         self, request: Request, *, is_first: bool, is_last: bool
-    ) -> _Sent | Failure | Refused | Elsewhere:
+    ) -> _Sent | FailedRequest | RequestRefused | Elsewhere:
         """One request, when it is its turn; a failure is settled here, a reply with what is kept of it."""
         async with self._endpoints.turn(request.teacher):
             if self._endpoints.given_up is not None:
                 self.counts[AFTER_STOP] += 1
                 await asyncio.sleep(0)
-                return Refused(f"stopped: {self._endpoints.given_up}")
+                return RequestRefused(f"stopped: {self._endpoints.given_up}")
             intent = await self._reserve(request)
             if isinstance(intent, Elsewhere):
                 return intent
-            if isinstance(intent, Refused):
+            if isinstance(intent, RequestRefused):
                 is_stop = intent.reason.startswith("stopped: ")  # a teacher took too much: the cap has room
                 self.counts[AFTER_STOP if is_stop else KEPT_BACK] += 1
                 await asyncio.sleep(0)
@@ -209,13 +209,13 @@ class Asker:
             self.counts["asked"] += is_first
             self.counts["attempts"] += 1
             outcome = await self._send(request, intent)
-            if isinstance(outcome, Failure):
+            if isinstance(outcome, FailedRequest):
                 self._settle(intent, _cost_of(outcome))
                 is_last = is_last or not outcome.is_retried
             self._endpoints.note(request.teacher, outcome, is_last_attempt=is_last)
-            return outcome if isinstance(outcome, Failure) else _Sent(intent, outcome)
+            return outcome if isinstance(outcome, FailedRequest) else _Sent(intent, outcome)
 
-    async def _reserve(self, request: Request) -> int | Refused | Elsewhere:
+    async def _reserve(self, request: Request) -> int | RequestRefused | Elsewhere:
         """Reserve the bound of a request, once requests that are under way leave room for it in the cap."""
         async with self._row:
             while self._endpoints.given_up is None:
@@ -231,12 +231,12 @@ class Asker:
                     self._held_s, self._held_by_others = 0.0, under_way
                 reason = f"{intent.reason}, reserved by other processes for {self._held_s:.0f} s without an answer"
                 if self._held_s >= self._patience.longest_claim_s:
-                    return Refused(reason)
+                    return RequestRefused(reason)
                 if self._held_s >= _SAID_AFTER_S and _ROOM not in self._named:
                     self._named.add(_ROOM)
                     _log.warning("waiting: %s", reason)
                 self._held_s += await self._wait_for_room()
-        return Refused(f"stopped: {self._endpoints.given_up}")
+        return RequestRefused(f"stopped: {self._endpoints.given_up}")
 
     async def _wait_for_room(self) -> float:
         """Wait until a request of ours is settled, or for one look; return the seconds that it took."""
@@ -258,7 +258,7 @@ class Asker:
         self._num_reserved -= 1
         self._settled.set()
 
-    async def _send(self, request: Request, intent: int) -> Reply | Failure:
+    async def _send(self, request: Request, intent: int) -> Reply | FailedRequest:
         is_back = False
         try:
             outcome = await self._client.send(request)
@@ -268,7 +268,7 @@ class Asker:
             if not is_back:  # cancelled, or the program ends: the request may have arrived
                 self._settle(intent, None)
 
-    def _keep(self, request: Request, sent: _Sent, latency_s: float, attempt: int) -> Answer:
+    def _keep(self, request: Request, sent: _Sent, latency_s: float, attempt: int) -> TeacherAnswer:
         """A reply without a cost costs what was reserved: nobody said it was less."""
         intent, reply = sent
         cost = request.bound_nano if reply.cost_nano is None else reply.cost_nano
@@ -278,11 +278,11 @@ class Asker:
         return answer_of(data, is_cached=False)
 
 
-def answer_of(data: dict[str, Any], *, is_cached: bool) -> Answer:
-    return Answer(data, data["error"], is_cached, False, data["latency_s"], data["attempts"])
+def answer_of(data: dict[str, Any], *, is_cached: bool) -> TeacherAnswer:
+    return TeacherAnswer(data, data["error"], is_cached, False, data["latency_s"], data["attempts"])
 
 
-def call_result(state_id: str, found: list[str], slug: str, answer: Answer) -> TeacherCallResult:
+def call_result(state_id: str, found: list[str], slug: str, answer: TeacherAnswer) -> TeacherCallResult:
     """What came of a call, with the flags that were found on its state."""
     reply = answer.reply or {}
     message = reply.get("message")
@@ -312,8 +312,212 @@ def _waited_for(claim: Elsewhere) -> str:
     return f"{claim.holder} has been asking the same; if it is gone, remove {claim.lock_file}"
 
 
-def _cost_of(failure: Failure) -> int | None:
+def _cost_of(failure: FailedRequest) -> int | None:
     """Said, or nothing for a request that was refused, or unknown."""
     if failure.cost_nano is not None:
         return failure.cost_nano
     return 0 if failure.billing == "none" else None
+
+
+# Whether an endpoint is any use: one that refuses the key, or cannot be reached, ends a replay after a few requests.
+#
+# Until an endpoint has given a first answer, one request at a time is under way to it: a wrong key is found out by
+# three calls and not by all of them, and an answer far longer than `max_tokens` allows is paid for once. Faults that
+# pass (busy, broken, slow) prove that an endpoint is there; they are the asker's, and change nothing here. Once an
+# endpoint has proved itself, only many refusals or failures to connect in a row, with no answer between them, end the
+# replay: credit that ran out, a network that is gone.
+
+_FIRST_FEW = 3
+_IN_A_ROW = 8
+# A server that is just starting is given this long, however fast it refuses.
+_STARTING_S = 2.0
+
+
+@dataclass(slots=True)
+class _Endpoint:
+    """What is known of one address with one key. Refusals and missed connections are those since the last answer."""
+
+    is_proven: bool = False
+    num_in_flight: int = 0
+    num_refused: int = 0
+    num_missed: int = 0
+    num_calls_missed: int = 0
+    first_missed: float = 0.0
+    moved: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def has_room(self) -> bool:
+        return self.is_proven or (self.num_in_flight == 0 and self.num_refused < _FIRST_FEW)
+
+    def answered(self) -> None:
+        self.is_proven = True
+        self.num_refused = self.num_missed = self.num_calls_missed = 0
+
+    def missed(self, *, is_last_attempt: bool) -> None:
+        self.first_missed = self.first_missed if self.num_missed else time.monotonic()
+        self.num_missed += 1
+        self.num_calls_missed += is_last_attempt
+
+    @property
+    def is_refusing(self) -> bool:
+        return self.num_refused >= (_IN_A_ROW if self.is_proven else _FIRST_FEW)
+
+    @property
+    def is_away(self) -> bool:
+        if self.is_proven:
+            return self.num_calls_missed >= _IN_A_ROW
+        has_waited = time.monotonic() - self.first_missed >= _STARTING_S or self.num_calls_missed > 0
+        return self.num_missed >= _FIRST_FEW and has_waited
+
+
+class Endpoints:
+    """The endpoints of a replay. `given_up` is one sentence, for a person, once one of them is of no use."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, str | None], _Endpoint] = {}
+        self._is_over = asyncio.Event()
+        self.given_up: str | None = None
+
+    @asynccontextmanager
+    async def turn(self, teacher: Teacher) -> AsyncIterator[None]:
+        """A request's turn: at once, or when an endpoint that is not proven yet has room for one more."""
+        endpoint = self._of(teacher)
+        while not endpoint.has_room and self.given_up is None:
+            endpoint.moved.clear()
+            await endpoint.moved.wait()
+        endpoint.num_in_flight += 1
+        try:
+            yield
+        finally:
+            endpoint.num_in_flight -= 1
+            endpoint.moved.set()
+
+    def note(self, teacher: Teacher, outcome: Reply | FailedRequest, *, is_last_attempt: bool) -> None:
+        """What came of an attempt."""
+        endpoint = self._of(teacher)
+        if isinstance(outcome, FailedRequest) and outcome.concerns == "account":
+            endpoint.num_refused += 1
+            if endpoint.is_refusing:
+                self._give_up(_refused(teacher, outcome, endpoint.num_refused))
+        elif isinstance(outcome, FailedRequest) and outcome.concerns == "connection":
+            endpoint.missed(is_last_attempt=is_last_attempt)
+            if endpoint.is_away:
+                self._give_up(_away(teacher, outcome, endpoint.num_missed))
+        else:
+            endpoint.answered()
+        endpoint.moved.set()
+
+    async def pause(self, seconds: float) -> None:
+        """A wait between attempts, which ends at once where there is nothing left to wait for."""
+        try:
+            await asyncio.wait_for(self._is_over.wait(), seconds)
+        except TimeoutError:
+            return
+
+    def _of(self, teacher: Teacher) -> _Endpoint:
+        return self._known.setdefault((teacher.base_url, teacher.api_key), _Endpoint())
+
+    def _give_up(self, sentence: str) -> None:
+        self.given_up = self.given_up or sentence
+        self._is_over.set()
+        for endpoint in self._known.values():
+            endpoint.moved.set()
+
+
+def _refused(teacher: Teacher, failure: FailedRequest, times: int) -> str:
+    what = f"{teacher.base_url} refused {times} requests in a row ({failure.error})"
+    if failure.error.startswith("HTTP 402"):
+        return f"{what}: put credit on the account"
+    if teacher.api_key is None:
+        return f"{what}: no key was sent; name the variable that holds it with api_key_env in the teachers' file"
+    return f"{what}: look at the key in {teacher.key_name}, which was sent for {teacher.slug}"
+
+
+def _away(teacher: Teacher, failure: FailedRequest, times: int) -> str:
+    what = f"{teacher.base_url} cannot be reached ({failure.error}; {times} attempts)"
+    return f"{what}: look at the address and the network"
+
+
+# Many sessions at once, and how the states of one session follow each other: prompt caches live on that.
+#
+# A state's prompt begins with that of every earlier state of its session. So a provider that has read the longest one
+# has read them all: it is asked first, and the others side by side when it is answered. In order instead, each waits
+# for the one before it: slow, but right for caches that keep only the ends of prompts they have seen.
+
+T = TypeVar("T")
+
+
+class Numbered(NamedTuple):
+    """A state and its place among all of them."""
+
+    number: int
+    state: TraceState
+
+
+def session_of(state: TraceState) -> str:
+    """What a state belongs to: its session if it says so, else what its id begins with."""
+    return state.get("session_id") or state["state_id"].rpartition("::")[0] or state["state_id"]
+
+
+def sessions(states: Iterable[TraceState]) -> Iterator[list[Numbered]]:
+    """Neighbours of one session, together. One session at a time is held, so memory does not grow with the log."""
+    for _, group in groupby(starmap(Numbered, enumerate(states)), key=lambda numbered: session_of(numbered.state)):
+        yield list(group)
+
+
+async def work_off(jobs: Iterable[T], work: Callable[[T], Awaitable[None]], *, num_workers: int) -> None:
+    """Every job, `num_workers` at a time, taken from the iterator as workers become free. The first error ends all."""
+    waiting = iter(jobs)
+
+    async def worker() -> None:
+        for job in waiting:
+            await work(job)
+
+    await _together(worker, num_workers)
+
+
+async def work_off_lanes(
+    lanes: Iterable[Sequence[T]], work: Callable[[T], Awaitable[None]], *, num_workers: int
+) -> None:
+    """As `work_off`: of each lane the first job alone, and when it is done the others side by side.
+
+    A lane is opened only when nothing of the open ones can be done, so few are held at a time.
+    """
+    waiting, ready = iter(lanes), deque[T]()
+    num_opening, moved = 0, asyncio.Event()
+
+    async def worker() -> None:
+        nonlocal num_opening
+        while True:
+            lane = None if ready else next(waiting, None)
+            if ready:
+                await work(ready.popleft())
+            elif lane is not None:
+                num_opening += 1
+                await work(lane[0])
+                num_opening -= 1
+                ready.extend(lane[1:])
+                moved.set()
+            elif num_opening:
+                moved.clear()
+                await moved.wait()
+            else:
+                return
+
+    await _together(worker, num_workers)
+
+
+async def _together(worker: Callable[[], Coroutine[Any, Any, None]], num_workers: int) -> None:
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(num_workers):
+                group.create_task(worker())
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None  # the others are what it did to the rest
+
+
+def by_teacher(states: Iterable[TraceState], num_teachers: int) -> Iterator[tuple[Sequence[Numbered], int]]:
+    """A session for each teacher by itself: they do not wait for each other."""
+    for group in sessions(states):
+        for teacher in range(num_teachers):
+            yield group, teacher

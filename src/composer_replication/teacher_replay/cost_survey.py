@@ -8,14 +8,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from composer_replication.errors import InputError
-from composer_replication.ingestion.last_gate import Find, LastGate
-from composer_replication.teacher_replay.concurrency import session_of
-from composer_replication.teacher_replay.injection_fence import flags
-from composer_replication.teacher_replay.nano_dollars import to_dollars
+from composer_replication.privacy.outgoing import Find, LastGate
+from composer_replication.teacher_replay.ask_and_retry import session_of
+from composer_replication.teacher_replay.ledger import TeacherStore
 from composer_replication.teacher_replay.replay import ReplayOptions, request_of
-from composer_replication.teacher_replay.requests import RequestBuilder
-from composer_replication.teacher_replay.store.ledger import TeacherStore
-from composer_replication.teacher_replay.teachers import Teacher
+from composer_replication.teacher_replay.requests import RequestBuilder, flags
+from composer_replication.teacher_replay.teachers import Teacher, to_dollars
 from composer_replication.types import TraceState
 
 # Real prompts have about four bytes a token, and answers of coding agents are short: the low end of what it may cost.

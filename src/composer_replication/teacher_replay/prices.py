@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, cast
 import orjson
 
 from composer_replication.errors import InputError, explain
-from composer_replication.teacher_replay.endpoint.client import TeacherClient
+from composer_replication.teacher_replay.endpoint import TeacherClient
 from composer_replication.types import TeacherSpec
 
 _MILLION = Decimal(1_000_000)

@@ -11,24 +11,37 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from composer_replication.errors import InputError, explain
-from composer_replication.ingestion.last_gate import LastGate
-from composer_replication.teacher_replay.ask_and_retry import Answer, Asker, Patience, call_result
-from composer_replication.teacher_replay.concurrency import (
+from composer_replication.privacy.outgoing import LastGate
+from composer_replication.teacher_replay.ask_and_retry import (
+    Asker,
     Numbered,
+    Patience,
+    TeacherAnswer,
     by_teacher,
+    call_result,
     session_of,
     sessions,
     work_off,
     work_off_lanes,
 )
-from composer_replication.teacher_replay.endpoint.client import TeacherClient
-from composer_replication.teacher_replay.injection_fence import flags
-from composer_replication.teacher_replay.nano_dollars import Price, check_cap, to_dollars
-from composer_replication.teacher_replay.requests import Request, RequestBuilder, Settings
-from composer_replication.teacher_replay.store.ledger import TeacherStore
-from composer_replication.teacher_replay.store.tables import Meter
-from composer_replication.teacher_replay.teachers import DEFAULT_TEACHERS, Teacher, read_teachers
-from composer_replication.teacher_replay.votes.worth_asking import Gate, gate_of
+from composer_replication.teacher_replay.endpoint import TeacherClient
+from composer_replication.teacher_replay.ledger import TeacherStore
+from composer_replication.teacher_replay.requests import (
+    Request,
+    RequestBuilder,
+    RequestSettings,
+    flags,
+)
+from composer_replication.teacher_replay.tables import Meter
+from composer_replication.teacher_replay.teachers import (
+    DEFAULT_TEACHERS,
+    Price,
+    Teacher,
+    check_cap,
+    read_teachers,
+    to_dollars,
+)
+from composer_replication.teacher_replay.votes import Gate, gate_of
 from composer_replication.types import TeacherCallResult, TeacherSpec, TraceState
 
 _log = logging.getLogger(__name__)
@@ -58,7 +71,7 @@ class ReplayOptions:
     order: OrderName = "longest_first"
     agreement_threshold: int = 2
     timeout_s: float = 120.0
-    settings: Settings = field(default_factory=Settings)
+    settings: RequestSettings = field(default_factory=RequestSettings)
     patience: Patience = field(default_factory=Patience)
     prices: Mapping[str, Price] = field(default_factory=dict[str, Price])
     environment: Mapping[str, str] | None = field(default=None, repr=False)
@@ -252,7 +265,7 @@ class _Replay:
         try:
             request = request_of(self._builders[teacher], state)
         except InputError as error:  # a state that no request can hold costs nothing, and stops nobody else
-            answer = Answer(None, f"not sent: {error}"[:300], False, False, 0.0, 0)
+            answer = TeacherAnswer(None, f"not sent: {error}"[:300], False, False, 0.0, 0)
         else:
             answer = await self._asker.ask(request)
         result = call_result(state["state_id"], flags(state["messages"]), self._slugs[teacher], answer)

@@ -28,21 +28,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from composer_replication.rollouts.sites import RolloutOptions
-    from composer_replication.sessions.dataset import LoggedSessions
-    from composer_replication.trainer.channel_settings import ChannelSettings
     from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
     from composer_replication.trainer.offline_trainer import OfflineTrainer
-    from composer_replication.trainer.presets import composer_grpo_config, trainer_arguments
+    from composer_replication.trainer.presets import ChannelSettings, composer_grpo_config, trainer_arguments
+    from composer_replication.trainer.rollouts.sites import RolloutOptions
+    from composer_replication.trainer.sessions.dataset import LoggedSessions
     from composer_replication.trainer.teacher_keeper import TeacherKeeper
     from composer_replication.trainer.warmup import warm_up
 
 _HOMES = {
-    "ChannelSettings": "trainer.channel_settings",
+    "ChannelSettings": "trainer.presets",
     "ComposerReplicationTrainer": "trainer.composer_trainer",
-    "LoggedSessions": "sessions.dataset",
+    "LoggedSessions": "trainer.sessions.dataset",
     "OfflineTrainer": "trainer.offline_trainer",
-    "RolloutOptions": "rollouts.sites",
+    "RolloutOptions": "trainer.rollouts.sites",
     "TeacherKeeper": "trainer.teacher_keeper",
     "composer_grpo_config": "trainer.presets",
     "trainer_arguments": "trainer.presets",

@@ -20,41 +20,51 @@ from torch import Tensor, nn
 
 from composer_replication.batch.model_folder import resolve_model
 from composer_replication.errors import InputError, explain
-from composer_replication.objective.adapters import has_adapter
-from composer_replication.objective.distributed import is_sharded
-from composer_replication.objective.fingerprint import tokenizer_digest
-from composer_replication.objective.model_head import causal_lm_of
-from composer_replication.objective.row_weighting import RowWeighting
 from composer_replication.optional import available, require
-from composer_replication.rollouts.heeding import Comparison
-from composer_replication.rollouts.sites import RolloutOptions
-from composer_replication.trainer.channel_settings import ChannelSettings
-from composer_replication.trainer.composer.channels import ComposerChannels
+from composer_replication.trainer.composer.channels import (
+    LOGGED_PAIRS,
+    LOGGED_SITES,
+    ComposerChannels,
+    ComposerFigures,
+    MicroStepLoss,
+)
 from composer_replication.trainer.composer.generation import Generation, answering
-from composer_replication.trainer.composer.heed_gate import HeedWatch
+from composer_replication.trainer.composer.heeding import HeedWatch, HintComparison
 from composer_replication.trainer.composer.logged_batches import (
     REPLAY,
     SDPO,
     LoggedStore,
     digest_of,
+    load_run_state,
     prompts_of_traces,
+    run_geometry,
+    run_state,
     usable_channels,
     with_what_is_needed,
 )
-from composer_replication.trainer.composer.loss import LOGGED_PAIRS, LOGGED_SITES, ChannelLoss, ComposerFigures
-from composer_replication.trainer.composer.resume_state import load_run_state, run_geometry, run_state
 from composer_replication.trainer.metrics_file import MetricsFile, TellSteps
+from composer_replication.trainer.objective.distributed import has_adapter, is_sharded
+from composer_replication.trainer.objective.fingerprint import tokenizer_digest
+from composer_replication.trainer.objective.model_head import causal_lm_of
+from composer_replication.trainer.objective.row_weighting import RowWeighting
 from composer_replication.trainer.overrides import TaughtRollouts
+from composer_replication.trainer.presets import ChannelSettings
+from composer_replication.trainer.rollouts.sites import RolloutOptions
 from composer_replication.trainer.same_start import (
     check_is_in_group,
     refuse_differences,
     refuse_missing_weights,
     share_start_weights,
 )
-from composer_replication.trainer.teacher_keeper import TeacherKeeper, TeacherKind, attach_teacher, live_teacher_warning
-from composer_replication.trainer.token_rows import settle_token_rows
+from composer_replication.trainer.start_model import settle_token_rows
+from composer_replication.trainer.teacher_keeper import (
+    TeacherKeeper,
+    TeacherKind,
+    attach_teacher,
+    live_teacher_warning,
+)
 from composer_replication.trainer.watch.collapse_alarm import CollapseAlarm
-from composer_replication.trainer.watch.run_diagnosis import RunDiagnosis
+from composer_replication.trainer.watch.diagnosis import RunDiagnosis
 
 
 class _WithoutTrl:
@@ -160,7 +170,7 @@ class ComposerReplicationTrainer(TaughtRollouts, _Trainer):
             sum_over=self.sum_over,
             autocast=self.accelerator.autocast,
         )
-        self.channel_loss = ChannelLoss(self, self.channels, self.figures, wants_sites=self.wants_sites)
+        self.channel_loss = MicroStepLoss(self, self.channels, self.figures, wants_sites=self.wants_sites)
         self._attach_teacher(self.teacher)
         self.sampling.start_model = self._make_start_model(options)
         self.alarm = alarm or CollapseAlarm()
@@ -271,7 +281,7 @@ class ComposerReplicationTrainer(TaughtRollouts, _Trainer):
             return None
         return HeedWatch(gates=gates, has_contrast=has_contrast, gather=self._from_all_processes)
 
-    def _from_all_processes(self, values: list[Comparison]) -> list[Comparison]:
+    def _from_all_processes(self, values: list[HintComparison]) -> list[HintComparison]:
         """Those of every process, on every process: as text in tensors, since objects would be pickled."""
         accelerator = self.accelerator
         if accelerator.num_processes == 1:
@@ -279,7 +289,7 @@ class ComposerReplicationTrainer(TaughtRollouts, _Trainer):
         text = json.dumps(values).encode()
         padded = accelerator.pad_across_processes(torch.tensor([list(text)], device=accelerator.device), dim=1)
         rows = accelerator.gather(padded).tolist()
-        return [Comparison(*comparison) for row in rows for comparison in json.loads(bytes(row).rstrip(b"\0"))]
+        return [HintComparison(*comparison) for row in rows for comparison in json.loads(bytes(row).rstrip(b"\0"))]
 
     def _make_start_model(self, options: RolloutOptions) -> nn.Module | None:
         """A copy of the start weights for k1, where neither an adapter nor TRL's reference model has them."""

@@ -7,46 +7,42 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, Literal, Protocol, TypedDict, cast
+from typing import Any, Literal, NamedTuple, Protocol, TypedDict, cast
 
 import torch
 from torch import Tensor
 
 from composer_replication.batch.alignment import IGNORE_INDEX
-from composer_replication.batch.flat_batch import Wanted, read_flat_batch
+from composer_replication.batch.flat_batch import NeededChannels, read_flat_batch
 from composer_replication.batch.hint_placement import PLACEMENTS, Placement
-from composer_replication.batch.pair_tokens import PairIds
+from composer_replication.batch.pair_tokens import PairIds, ResponseIds
+from composer_replication.batch.render.dialect import ThinkingRules
 from composer_replication.batch.render.renderer import Renderer
-from composer_replication.batch.render.thinking import ThinkingRules
-from composer_replication.batch.trace_messages import to_conversation
+from composer_replication.batch.trace_messages import caller_of, to_conversation
 from composer_replication.errors import InputError, explain
-from composer_replication.trainer.traces.rows import (
+from composer_replication.hint_generator import HINT_TEMPLATES
+from composer_replication.hint_generator.context import is_json_error
+from composer_replication.sites import KINDS, classify
+from composer_replication.trainer.trace_rows import (
     Hinted,
     LeftCut,
     PairMaker,
     RowMaker,
+    SegmentRenderer,
     SiteRow,
     StudentRow,
     TraceRows,
 )
-from composer_replication.trainer.traces.segments import SegmentRenderer
-from composer_replication.trainer.traces.sites import marked_errors
-from composer_replication.trainer.traces.tensors import (
-    ReferenceLookup,
-    pair_tensors,
-    reference_tensors,
-    site_tensors,
-    student_tensors,
+from composer_replication.types import (
+    Conversation,
+    DPOPair,
+    ToolCall,
+    ToolResult,
+    Turn,
 )
-from composer_replication.types import Conversation, DPOPair
 
-__all__ = [
-    "CollatorConfig",
-    "ComposerDataCollator",
-    "TokenizerLike",
-    "TraceExample",
-    "TraceTurn",
-]
+__all__ = ["CollatorConfig", "ComposerDataCollator", "TokenizerLike", "TraceExample", "TraceTurn"]
+
 
 HintGenerator = Callable[[str, Any], str | None]
 """(error_kind, error_meta) to a hint, or None for none. `hint_generator.dispatch` is one."""
@@ -151,7 +147,7 @@ class ComposerDataCollator:
     tokenizer: TokenizerLike | Any  # transformers adds pad_token_id when it runs: a checker does not see it
     config: CollatorConfig
     _: KW_ONLY
-    reference: ReferenceLookup | None = None
+    reference: _ReferenceLookup | None = None
     counts: Counter[str] = field(init=False, default_factory=Counter[str], repr=False)
     renderer: Renderer | SegmentRenderer = field(init=False, repr=False)
 
@@ -211,7 +207,7 @@ class ComposerDataCollator:
         generate = self.config.hint_generator
         if generate is None:
             return
-        for error in marked_errors(cast("Sequence[Mapping[str, Any]]", messages), conversation.turns, self.counts):
+        for error in _marked_errors(cast("Sequence[Mapping[str, Any]]", messages), conversation.turns, self.counts):
             hint: Any = generate(error.kind, error.meta)
             turn_id = conversation.turns[error.turn].id
             if hint is None:
@@ -250,16 +246,16 @@ class ComposerDataCollator:
         self, students: list[StudentRow], sites: list[SiteRow], pairs: list[PairIds], rewards: list[float]
     ) -> dict[str, Tensor]:
         pad = self.config.pad_token_id
-        batch = student_tensors(students, pad) | {"rewards": torch.tensor(rewards, dtype=torch.float32)}
+        batch = _student_tensors(students, pad) | {"rewards": torch.tensor(rewards, dtype=torch.float32)}
         if sites:
-            batch |= site_tensors(sites, batch["input_ids"], pad, self.config.ignore_index)
+            batch |= _site_tensors(sites, batch["input_ids"], pad, self.config.ignore_index)
         if pairs:
-            batch |= pair_tensors(pairs, pad)
+            batch |= _pair_tensors(pairs, pad)
         if pairs and self.reference is not None:
-            batch |= reference_tensors(pairs, self.reference)
+            batch |= _reference_tensors(pairs, self.reference)
         ids = (value for name, value in batch.items() if name.endswith("input_ids"))
         num_ids = self._num_ids or 1 + max(int(value.max()) for value in ids)  # a stub may not say how many it has
-        read_flat_batch(batch, max(num_ids, pad + 1), Wanted(reference=self.reference is not None))
+        read_flat_batch(batch, max(num_ids, pad + 1), NeededChannels(reference=self.reference is not None))
         return batch
 
 
@@ -297,3 +293,157 @@ def _name(example: TraceExample, number: int) -> str:
     if not isinstance(example, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InputError(explain(f"trace {number}", got=type(example).__name__, expected="a TraceExample"))
     return str(example.get("trace_id") or f"trace {number}")
+
+
+# Marked errors of a trace: which assistant turn made them, of what kind, and what a hint may be made of.
+
+_SAYS_LITTLE = ("other", "nonzero_exit")
+
+
+class _MarkedError(NamedTuple):
+    """The assistant turn that erred, by number, and what the hint generator is asked with."""
+
+    turn: int
+    kind: str
+    meta: Mapping[str, Any]
+
+
+def _marked_errors(
+    messages: Sequence[Mapping[str, Any]], turns: Sequence[Turn], counts: Counter[str]
+) -> Iterator[_MarkedError]:
+    """Every message with a `tool_error`, at the assistant turn it is about; what is about none is counted.
+
+    The kind is `error_meta["error_kind"]`. Without it, `tool_error` itself where that names a kind, or else what the
+    rules of `sites` make of the call and its result (arguments that are no JSON: json_decode; other arguments that do
+    not fit: type_error), and runtime_error where no rule knows. Without an `error_meta`, the generator gets what the
+    trace shows: tool_name and error_message.
+    """
+    for index, message in enumerate(messages):
+        error = message.get("tool_error")
+        if not error:
+            continue
+        role = turns[index].role
+        caller = index if role == "assistant" else caller_of(turns, index) if role == "tool" else None
+        if caller is None:
+            counts["error_without_assistant_turn"] += 1
+            continue
+        call, result = _call_and_result(turns, caller, index)
+        text = result.text if result is not None else error if isinstance(error, str) else ""
+        meta = _meta_of(message, turns[index].id)
+        kind = meta.get("error_kind")
+        if kind is None:
+            kind = error if isinstance(error, str) and (error in KINDS or error in HINT_TEMPLATES) else None
+        if kind is None:
+            kind = _kind_of(call, text)
+        if not isinstance(kind, str):
+            where = f"error_kind of {turns[index].id}"
+            raise InputError(explain(where, got=type(kind).__name__, expected="the name of a kind"))
+        yield _MarkedError(caller, kind, meta or _shown(call, text))
+
+
+def _meta_of(message: Mapping[str, Any], where: str) -> dict[str, Any]:
+    meta = message.get("error_meta")
+    if meta is not None and not isinstance(meta, Mapping):
+        raise InputError(explain(f"error_meta of {where}", got=type(meta).__name__, expected="a mapping"))
+    return dict(cast("Mapping[str, Any]", meta or {}))
+
+
+def _call_and_result(turns: Sequence[Turn], caller: int, marked: int) -> tuple[ToolCall | None, ToolResult | None]:
+    """The call that failed and what came back; an assistant turn's own mark is about its first call."""
+    calls = turns[caller].calls
+    if marked != caller:
+        result = turns[marked].results[0]
+        return next((call for call in calls if call.id == result.call_id), None), result
+    call = calls[0] if calls else None
+    after = (result for turn in turns[caller + 1 :] for result in turn.results)
+    return call, next((result for result in after if call is not None and result.call_id == call.id), None)
+
+
+def _kind_of(call: ToolCall | None, text: str) -> str:
+    kind = classify(call.name if call else "", call.arguments if call else {}, text, True).kind
+    is_json = is_json_error(call, text)
+    if kind == "input_validation":
+        return "json_decode" if is_json else "type_error"
+    if kind in _SAYS_LITTLE and call is not None and call.raw_arguments is not None:
+        return "json_decode"
+    return "runtime_error" if kind == "other" else kind
+
+
+def _shown(call: ToolCall | None, text: str) -> dict[str, Any]:
+    facts = {"tool_name": call.name if call else "", "error_message": text}
+    return {key: value for key, value in facts.items() if value}
+
+
+# Rows of token ids as the tensors of a batch: padded on the right, with masks that mark tokens.
+
+
+class _ReferenceLookup(Protocol):
+    """The start weights' summed log-probs of both answers of a pair, found by the very ids the batch holds."""
+
+    def lookup(
+        self, chosen_ids: Sequence[int], chosen_start: int, rejected_ids: Sequence[int], rejected_start: int
+    ) -> tuple[float, float]: ...
+
+
+def padded(rows: Sequence[Sequence[int]], value: int) -> Tensor:
+    """(B, T) with T the longest row; lengths, and never an id, say what is padding."""
+    width = max(map(len, rows))
+    return torch.tensor([[*row, *[value] * (width - len(row))] for row in rows], dtype=torch.int64)
+
+
+def attention(rows: Sequence[Sequence[int]]) -> Tensor:
+    return padded([[1] * len(row) for row in rows], 0)
+
+
+def _student_tensors(rows: Sequence[StudentRow], pad: int) -> dict[str, Tensor]:
+    ids = [row.ids for row in rows]
+    mask = torch.zeros_like(attention(ids))
+    for number, row in enumerate(rows):
+        for start, end in row.targets:
+            mask[number, start:end] = 1
+    return {"input_ids": padded(ids, pad), "attention_mask": attention(ids), "response_mask": mask}
+
+
+def _site_tensors(sites: Sequence[SiteRow], input_ids: Tensor, pad: int, ignore_index: int) -> dict[str, Tensor]:
+    """Channel 2's keys; row n of both indices predicts the same token. The mask marks those tokens in `input_ids`."""
+    mask = torch.full_like(input_ids, ignore_index)
+    student: list[Tensor] = []
+    teacher: list[Tensor] = []
+    for number, site in enumerate(sites):
+        offsets = torch.arange(len(site.ids) - site.start)
+        mask[site.student_row, site.student_start + offsets] = 1
+        student.append(_index(site.student_row, site.student_start - 1 + offsets))
+        teacher.append(_index(number, site.start - 1 + offsets))
+    ids = [site.ids for site in sites]
+    return {
+        "ctx_teacher_input_ids": padded(ids, pad),
+        "ctx_teacher_attention_mask": attention(ids),
+        "sdpo_loss_mask": mask,
+        "sdpo_student_index": torch.cat(student),
+        "sdpo_teacher_index": torch.cat(teacher),
+    }
+
+
+def _pair_tensors(pairs: Sequence[PairIds], pad: int) -> dict[str, Tensor]:
+    sides = {"chosen": [pair.chosen for pair in pairs], "rejected": [pair.rejected for pair in pairs]}
+    return {f"dpo_{side}_{key}": value for side, rows in sides.items() for key, value in _side(rows, pad).items()}
+
+
+def _reference_tensors(pairs: Sequence[PairIds], reference: _ReferenceLookup) -> dict[str, Tensor]:
+    pair_logprobs = [reference.lookup(*pair.chosen, *pair.rejected) for pair in pairs]
+    for number, values in enumerate(pair_logprobs):
+        if len(values) != 2 or not all(math.isfinite(value) for value in values):
+            what = f"reference log-probs of pair {number}"
+            raise InputError(explain(what, got=values, expected="two finite sums, chosen and rejected"))
+    chosen, rejected = torch.tensor(pair_logprobs, dtype=torch.float32).unbind(1)
+    return {"dpo_chosen_ref_logprobs": chosen.clone(), "dpo_rejected_ref_logprobs": rejected.clone()}
+
+
+def _side(rows: Sequence[ResponseIds], pad: int) -> dict[str, Tensor]:
+    ids = [row.ids for row in rows]
+    answers = [[0] * row.start + [1] * (len(row.ids) - row.start) for row in rows]
+    return {"input_ids": padded(ids, pad), "attention_mask": attention(ids), "response_mask": padded(answers, 0)}
+
+
+def _index(row: int, positions: Tensor) -> Tensor:
+    return torch.stack([torch.full_like(positions, row), positions], dim=1)

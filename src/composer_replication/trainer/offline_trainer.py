@@ -20,27 +20,37 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 from composer_replication.batch.tree_batch import CHANNELS
 from composer_replication.errors import InputError, explain
 from composer_replication.loss.taid import TAIDScheduler
-from composer_replication.objective.components import LossComponents
-from composer_replication.objective.compose import compose_loss
-from composer_replication.objective.distributed import is_sharded
-from composer_replication.objective.fingerprint import tokenizer_digest
-from composer_replication.objective.row_weighting import RowWeighting
-from composer_replication.sessions.dataset import LoggedSessions
-from composer_replication.sessions.stored_windows import KEY, TOKENS, SessionBatch, collate, items_of, moved
-from composer_replication.trainer.channel_settings import ChannelSettings
 from composer_replication.trainer.metrics_file import MetricsFile, TellSteps
-from composer_replication.trainer.offline.checks import (
+from composer_replication.trainer.objective.compose import LossComponents, compose_loss
+from composer_replication.trainer.objective.distributed import is_sharded
+from composer_replication.trainer.objective.fingerprint import tokenizer_digest
+from composer_replication.trainer.objective.row_weighting import RowWeighting
+from composer_replication.trainer.offline_checks import (
+    NAMES,
     WARM_UP,
+    ChannelLog,
+    EvaluationSums,
     channels_that_never_ran,
     check_arguments,
     plan_run,
     ready_sessions,
     take_warmed_up,
+    weighted_sum,
+    weighted_total,
     what_cannot_work,
 )
-from composer_replication.trainer.offline.figures import NAMES, ChannelLog, EvaluationSums, weighted_sum, weighted_total
 from composer_replication.trainer.overrides import WithTeacher
+from composer_replication.trainer.presets import ChannelSettings
 from composer_replication.trainer.same_start import refuse_differences
+from composer_replication.trainer.sessions.dataset import LoggedSessions
+from composer_replication.trainer.sessions.stored_windows import (
+    KEY,
+    TOKENS,
+    SessionBatch,
+    collate,
+    items_of,
+    moved,
+)
 from composer_replication.trainer.start_model import Quantization, prepare_model, shard_model
 from composer_replication.trainer.teacher_keeper import (
     TeacherKeeper,

@@ -15,8 +15,8 @@ from composer_replication.trainer.checkpoints.run_checkpoints import RunCheckpoi
 from composer_replication.trainer.teacher_keeper import TeacherKeeper, with_sharded_teacher
 
 if TYPE_CHECKING:
+    from composer_replication.trainer.composer.channels import MicroStepLoss
     from composer_replication.trainer.composer.generation import Generation
-    from composer_replication.trainer.composer.loss import ChannelLoss
 
 _Trainer: Any = object
 
@@ -104,7 +104,7 @@ class TaughtRollouts(WithTeacher):
     """A GRPO trainer whose rollouts are taught from."""
 
     sampling: Generation
-    channel_loss: ChannelLoss
+    channel_loss: MicroStepLoss
 
     def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
         return self.sampling.generate(super()._generate, prompts)

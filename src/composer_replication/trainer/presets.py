@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 import torch
@@ -16,11 +17,22 @@ from transformers.utils.import_utils import is_torch_bf16_gpu_available, is_torc
 
 from composer_replication.config import CrfConfig, TrainConfig, load
 from composer_replication.config.presets import load_with_preset, preset_path
+from composer_replication.errors import InputError, explain
+from composer_replication.loss.taid import TAIDScheduler
 from composer_replication.optional import require
-from composer_replication.rollouts.effort import EffortWeights, TextTokenizer, effort_penalty_reward
-from composer_replication.rollouts.error_penalty import ErrorPenalty
-from composer_replication.rollouts.sites import RolloutOptions
-from composer_replication.trainer.channel_settings import ChannelSettings
+from composer_replication.trainer.objective.channels import (
+    Anneal,
+    LossKnobs,
+    annealed,
+    check_anneal,
+)
+from composer_replication.trainer.rollouts.effort import (
+    EffortWeights,
+    ErrorPenalty,
+    TextTokenizer,
+    effort_penalty_reward,
+)
+from composer_replication.trainer.rollouts.sites import RolloutOptions
 from composer_replication.trainer.teacher_keeper import TeacherKeeper
 
 PresetName = Literal["composer", "dapo", "none"]
@@ -154,7 +166,7 @@ def preset_rewards(config: TrainConfig, tokenizer: TextTokenizer) -> list[Callab
     grpo, effort = config.grpo, config.effort
     soft_length = round(grpo.soft_overlong * grpo.max_completion_length)
     if soft_length:
-        rewards.append(overlong_reward(grpo.max_completion_length, soft_length))
+        rewards.append(_overlong_reward(grpo.max_completion_length, soft_length))
     if grpo.error_penalty:
         rewards.append(ErrorPenalty(grpo.error_penalty))
     if effort.on:
@@ -163,7 +175,59 @@ def preset_rewards(config: TrainConfig, tokenizer: TextTokenizer) -> list[Callab
     return rewards
 
 
-def overlong_reward(max_completion_length: int, soft_length: int) -> Callable[..., list[float]]:
+def _overlong_reward(max_completion_length: int, soft_length: int) -> Callable[..., list[float]]:
     """DAPO's soft overlong punishment: 0 up to `soft_length` before the limit, then falling to -1 at the limit."""
     rewards = require("trl.rewards", extra="train")
     return rewards.get_soft_overlong_punishment(max_completion_len=max_completion_length, soft_punish_cache=soft_length)
+
+
+# What the trainers are told about channels 2 and 3, and how a weight changes over a run.
+
+NO_PAIR = (
+    "channel trace_replay_dpo cannot run: beta_replay is {:g}, and there is no preference pair to learn from;"
+    " `crf replay` and `crf pairs` make some in a run, loss.beta_replay = 0 says that none are wanted"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChannelSettings(LossKnobs):
+    """The knobs of `compose_loss`, by the same names, and the annealing of channel 2's weight.
+
+    `sdpo_is_clip` weighs a rollout's token that older weights sampled by min(clip, p now / p then), without gradient.
+    With `sdpo_wrapper="taid"` t moves from `taid_start` to `taid_end`, as `TAIDScheduler` says.
+    With `anneal="linear"` the weight goes from `alpha_sdpo` at the first step to `alpha_sdpo * anneal_end` at the last.
+    """
+
+    sdpo_is_clip: float | None = None
+    taid_start: float = 0.4
+    taid_end: float = 1.0
+    taid_rate: float = 5e-4
+    taid_momentum: float = 0.99
+    anneal: Anneal = "none"
+    anneal_end: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.sdpo_is_clip is not None and not self.sdpo_is_clip > 0:
+            raise InputError(explain("sdpo_is_clip", got=self.sdpo_is_clip, expected="above 0, or None"))
+        self.taid_schedule(1)  # raises where its numbers cannot be
+        check_anneal(self.anneal, self.anneal_end)
+
+    def alpha_at(self, step: int, total_steps: int) -> float:
+        """Channel 2's weight at the optimiser step that follows `step` finished ones."""
+        return annealed(self.alpha_sdpo, self.anneal, step=step, total_steps=total_steps, end=self.anneal_end)
+
+    def loss_options(self) -> dict[str, Any]:
+        """Keyword arguments of `compose_loss`, without the weights and without TAID's t, which move."""
+        names = {field.name for field in fields(LossKnobs)} - {"alpha_sdpo", "beta_replay"}
+        return {name: value for name, value in vars(self).items() if name in names}
+
+    def taid_schedule(self, total_steps: int) -> TAIDScheduler:
+        """How TAID's t moves over a run of so many steps."""
+        return TAIDScheduler(
+            max(total_steps, 1),
+            t_start=self.taid_start,
+            t_end=self.taid_end,
+            alpha=self.taid_rate,
+            beta=self.taid_momentum,
+        )

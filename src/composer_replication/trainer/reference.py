@@ -1,5 +1,5 @@
 """A known path: reference log-probs are computed in `sessions.reference`."""
 
-from composer_replication.sessions.reference import ReferenceLogprobs, precompute_ref_logprobs
+from composer_replication.trainer.sessions.reference import ReferenceLogprobs, precompute_ref_logprobs
 
 __all__ = ["ReferenceLogprobs", "precompute_ref_logprobs"]

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, distributed, nn
 
 from composer_replication.errors import ConfigError, InputError, explain
-from composer_replication.objective.distributed import is_sharded, unwrapped
-from composer_replication.objective.fingerprint import (
+from composer_replication.trainer.objective.distributed import is_sharded, unwrapped
+from composer_replication.trainer.objective.fingerprint import (
     adapter_tensors,
     has_no_weights,
     trained_adapter_digest,

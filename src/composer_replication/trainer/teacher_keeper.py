@@ -18,12 +18,16 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from composer_replication.errors import ConfigError, InputError, StaleArtefactError, explain
-from composer_replication.objective.adapters import has_adapter
-from composer_replication.objective.distributed import is_sharded, unwrapped
-from composer_replication.objective.fingerprint import weights_digest
-from composer_replication.objective.model_head import causal_lm_of
-from composer_replication.objective.teacher_rows import WeightedTeacher
+from composer_replication.errors import (
+    ConfigError,
+    InputError,
+    StaleArtefactError,
+    explain,
+)
+from composer_replication.trainer.objective.distributed import has_adapter, is_sharded, unwrapped
+from composer_replication.trainer.objective.fingerprint import weights_digest
+from composer_replication.trainer.objective.model_head import causal_lm_of
+from composer_replication.trainer.objective.row_weighting import WeightedTeacher
 from composer_replication.trainer.same_start import share_start_weights
 
 _HALVES = (torch.bfloat16, torch.float16)
@@ -195,7 +199,7 @@ def shard_teacher(teacher: TeacherKeeper, model: nn.Module) -> None:
     """Where the model is sharded and the teacher has weights of its own that are not yet, shard them alike."""
     copy = teacher.model
     if copy is not None and is_sharded(model) and not is_sharded(copy):
-        teacher.replace_model(shard_like(copy, model))
+        teacher.replace_model(_shard_like(copy, model))
 
 
 def with_sharded_teacher(teacher: TeacherKeeper, prepared: tuple[Any, Any]) -> tuple[Any, Any]:
@@ -204,7 +208,7 @@ def with_sharded_teacher(teacher: TeacherKeeper, prepared: tuple[Any, Any]) -> t
     return prepared
 
 
-def shard_like(copy: nn.Module, model: nn.Module) -> nn.Module:
+def _shard_like(copy: nn.Module, model: nn.Module) -> nn.Module:
     """The copy, each of its modules sharded where the model's is, over the same mesh and in the same precision."""
     from torch.distributed.fsdp import FSDPModule, fully_shard
 

@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from composer_replication.envs.student import student_folder
-from composer_replication.objective.knobs import LossKnobs
-from composer_replication.recipes.monarch.policy_trainer import TrainerSettings
-from composer_replication.recipes.monarch.step_batch import StepBatch
-from composer_replication.recipes.monarch.step_loss import LossSettings
-from composer_replication.rollouts.sites import TaughtTurn
+from composer_replication.recipes.monarch.policy_trainer import LossSettings, TrainerSettings
+from composer_replication.recipes.monarch.tensor_file import StepBatch
+from composer_replication.trainer.objective.channels import LossKnobs
+from composer_replication.trainer.rollouts.sites import TaughtTurn
 from recipes.recorded_steps import ITERATIONS, SETTINGS, STEPS, Batch, recorded_batches
 
 LOSS = LossSettings(

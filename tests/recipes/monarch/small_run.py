@@ -17,10 +17,9 @@ BATCHES = 3
 
 def settings_of(folder: Path, url: str, **changes: Any) -> Any:
     from composer_replication.envs.student import student_folder
-    from composer_replication.objective.knobs import LossKnobs
-    from composer_replication.recipes.monarch.gathering import BatchSettings
-    from composer_replication.recipes.monarch.run import RunSettings
-    from composer_replication.recipes.monarch.step_loss import LossSettings
+    from composer_replication.recipes.monarch.policy_trainer import LossSettings
+    from composer_replication.recipes.monarch.run import BatchSettings, RunSettings
+    from composer_replication.trainer.objective.channels import LossKnobs
 
     teachers = tuple(
         {"slug": slug, "input_per_mtok": price[0], "output_per_mtok": price[1], "base_url": url}

@@ -25,7 +25,7 @@ from composer_replication.errors import RunError  # noqa: E402
 from composer_replication.recipes.monarch.actors import RewarderActor, TrainerActor  # noqa: E402
 from composer_replication.recipes.monarch.policy_trainer import PolicyTrainer  # noqa: E402
 from composer_replication.recipes.monarch.rewarder import RewarderSettings  # noqa: E402
-from composer_replication.recipes.monarch.supervision import SupervisedActor  # noqa: E402
+from composer_replication.recipes.monarch.run import SupervisedActor  # noqa: E402
 from recipes.monarch.recorded import recorded_settings, save_recorded  # noqa: E402
 from recipes.monarch.small_run import BATCHES, PRICES, settings_of, train  # noqa: E402
 from recipes.recorded_steps import ITERATIONS, recorded_steps, start_weights, weight_sums  # noqa: E402

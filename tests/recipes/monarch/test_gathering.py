@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from composer_replication.ablation.episodes import SCHEMAS
 from composer_replication.batch.model_folder import load_tokenizer
 from composer_replication.envs.student import student_folder
 from composer_replication.errors import InputError
-from composer_replication.recipes.monarch.gathering import BatchMaker, BatchSettings
-from composer_replication.recipes.monarch.rollout_file import KeptRollouts
-from composer_replication.rollouts.conversation import Rollout
-from composer_replication.rollouts.gathering import schemas_of
+from composer_replication.evaluation.ablation.workspace import SCHEMAS
+from composer_replication.recipes.monarch.run import BatchMaker, BatchSettings
+from composer_replication.recipes.monarch.tensor_file import KeptRollouts
+from composer_replication.trainer.rollouts.gathering import schemas_of
+from composer_replication.trainer.rollouts.sites import Rollout
 from recipes.recorded_steps import GROUP, SETTINGS, Batch, recorded_batches
 from refusals import refusal
 

@@ -14,13 +14,11 @@ import torch
 from composer_replication.batch.model_folder import load_model, load_tokenizer
 from composer_replication.envs.student import student_folder
 from composer_replication.errors import ArtefactNotFoundError, InputError, StaleArtefactError
-from composer_replication.recipes.monarch import sampling
-from composer_replication.recipes.monarch.gathering import BatchMaker, BatchSettings, rows_of
+from composer_replication.recipes.monarch import generator as sampling
 from composer_replication.recipes.monarch.generator import Generator, GeneratorSettings
-from composer_replication.recipes.monarch.rollout_file import KeptRollouts
-from composer_replication.recipes.monarch.shared_weights import SharedWeights
-from composer_replication.rollouts.conversation import Rollout, sampled_runs
-from composer_replication.rollouts.sites import RolloutOptions
+from composer_replication.recipes.monarch.run import BatchMaker, BatchSettings, rows_of
+from composer_replication.recipes.monarch.tensor_file import KeptRollouts, SharedWeights
+from composer_replication.trainer.rollouts.sites import Rollout, RolloutOptions, sampled_runs
 from recipes.monarch.tiny_policies import save_tiny
 from recipes.monarch.world import tasks
 from refusals import refusal

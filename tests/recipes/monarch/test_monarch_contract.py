@@ -11,7 +11,8 @@ import pytest
 pytestmark = pytest.mark.monarch
 pytest.importorskip("monarch", reason="needs Monarch (make test-monarch)")
 
-from composer_replication.recipes.monarch import actors, supervision  # noqa: E402
+from composer_replication.recipes.monarch import actors  # noqa: E402
+from composer_replication.recipes.monarch import run as supervision  # noqa: E402
 
 SAYS = f"torchmonarch {version('torchmonarch')}"
 PARAMETERS = {

@@ -15,8 +15,7 @@ from composer_replication.errors import (
     StaleArtefactError,
 )
 from composer_replication.recipes.monarch.policy_trainer import PolicyTrainer
-from composer_replication.recipes.monarch.shared_weights import SharedWeights
-from composer_replication.recipes.monarch.step_batch import StepBatch
+from composer_replication.recipes.monarch.tensor_file import SharedWeights, StepBatch
 from recipes.monarch.recorded import recorded_settings, save_recorded, step_batch
 from recipes.monarch.tiny_policies import save_scaled, save_tiny, tiny_batch, tiny_settings
 from recipes.recorded_steps import parameter_names, recorded_batches, recorded_steps, start_weights, weight_sums

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from composer_replication.recipes.monarch import shared_weights
-from composer_replication.recipes.monarch.shared_weights import forget_shared_memory, shared_memory_folder
+from composer_replication.recipes.monarch import tensor_file as shared_weights
+from composer_replication.recipes.monarch.tensor_file import forget_shared_memory, shared_memory_folder
 
 
 @pytest.fixture

@@ -12,12 +12,7 @@ from torch import Tensor
 from composer_replication.batch.model_folder import load_tokenizer
 from composer_replication.envs.student import student_folder
 from composer_replication.errors import InputError
-from composer_replication.objective.compose import compose_loss
-from composer_replication.objective.knobs import LossKnobs
-from composer_replication.objective.reference import reference_logprobs
-from composer_replication.objective.smoke_chat import build_batch
-from composer_replication.objective.teacher_rows import WeightedTeacher
-from composer_replication.recipes.monarch.step_loss import (
+from composer_replication.recipes.monarch.policy_trainer import (
     LossSettings,
     StepTerms,
     completion_logprobs,
@@ -25,6 +20,11 @@ from composer_replication.recipes.monarch.step_loss import (
     shares_of,
     step_terms,
 )
+from composer_replication.trainer.objective.channels import LossKnobs
+from composer_replication.trainer.objective.compose import compose_loss
+from composer_replication.trainer.objective.reference import reference_logprobs
+from composer_replication.trainer.objective.row_weighting import WeightedTeacher
+from composer_replication.trainer.objective.smoke_chat import build_batch
 from recipes.monarch.recorded import LOSS, step_batch
 from recipes.plain_losses import completion_logprobs as plain_logprobs
 from recipes.plain_losses import frozen, gradients, load_start, plain_losses, relative_gap

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from composer_replication.errors import InputError
-from composer_replication.recipes.monarch.teacher_pool import TeacherPool, TeacherPoolSettings
+from composer_replication.recipes.monarch.rewarder import TeacherPool, TeacherPoolSettings
 from fault_server import FaultServer
 from refusals import refusal
 

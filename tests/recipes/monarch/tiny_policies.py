@@ -8,10 +8,9 @@ from typing import Any
 import torch
 
 from composer_replication.batch.model_folder import load_model
-from composer_replication.objective.knobs import LossKnobs
-from composer_replication.recipes.monarch.policy_trainer import TrainerSettings
-from composer_replication.recipes.monarch.step_batch import StepBatch
-from composer_replication.recipes.monarch.step_loss import LossSettings
+from composer_replication.recipes.monarch.policy_trainer import LossSettings, TrainerSettings
+from composer_replication.recipes.monarch.tensor_file import StepBatch
+from composer_replication.trainer.objective.channels import LossKnobs
 from tiny_models import VOCAB, build
 
 

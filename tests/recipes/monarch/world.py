@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from composer_replication.ablation.episodes import SCHEMAS, Episode
 from composer_replication.envs.trl_environment import task_rows
+from composer_replication.evaluation.ablation.workspace import SCHEMAS, TaskEpisode
 
 
-class WorkspaceEpisode(Episode):
+class WorkspaceEpisode(TaskEpisode):
     """With `padding` ends before its prompt, for prompts of other lengths."""
 
     tools = SCHEMAS

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from composer_replication.ablation.episodes import SCHEMAS
+from composer_replication.evaluation.ablation.workspace import SCHEMAS
 from recipes.prime_rl.engine_records import Branch, Node, Trace, trainer_logprobs
 from recipes.recorded_episodes import played
 from recipes.recorded_steps import Batch

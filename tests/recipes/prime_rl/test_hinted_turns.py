@@ -22,7 +22,7 @@ from composer_replication.recipes.prime_rl.hinted_turns import (
     rollout_of,
     write_reference,
 )
-from composer_replication.rollouts.sites import RolloutOptions, RolloutSites
+from composer_replication.trainer.rollouts.sites import RolloutOptions, RolloutSites
 from recipes.prime_rl.engine_records import Trace
 from recipes.prime_rl.recorded_traces import own_traces, verifiers_trace
 from recipes.recorded_steps import Batch, recorded_batches

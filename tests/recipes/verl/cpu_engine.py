@@ -21,9 +21,9 @@ from verl.workers.utils.padding import left_right_2_no_padding
 from composer_replication.envs.student import student_folder
 from composer_replication.recipes.verl import cpu_platform, registered
 from composer_replication.recipes.verl import engine as _registers_the_engine
+from composer_replication.recipes.verl.channel_loss import EngineChannels
 from composer_replication.recipes.verl.columns import write_sites
-from composer_replication.recipes.verl.settings import EngineChannels
-from composer_replication.rollouts.sites import SITES, TaughtTurn
+from composer_replication.trainer.rollouts.sites import SITES, TaughtTurn
 from recipes.recorded_steps import SETTINGS, STEPS, Batch
 
 FP32 = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from composer_replication.recipes.verl.columns import read_sites
-from composer_replication.rollouts.conversation import assistant_id
+from composer_replication.trainer.rollouts.sites import assistant_id
 from data.scripted_rollout_types import Scripted, call
 from data.scripted_rollouts_edges import TURNS, UNREADABLE
 from data.scripted_rollouts_failures import RAISED, SAID

@@ -14,6 +14,7 @@ from verl.utils import tensordict_utils
 
 from composer_replication.batch.pair_tokens import PairIds, ResponseIds
 from composer_replication.errors import AlignmentError, ConfigError, InputError
+from composer_replication.recipes.verl.channel_loss import EngineChannels, settings_of
 from composer_replication.recipes.verl.columns import (
     PAIRS,
     ReplayPair,
@@ -24,8 +25,7 @@ from composer_replication.recipes.verl.columns import (
     write_pairs,
     write_sites,
 )
-from composer_replication.recipes.verl.settings import EngineChannels, settings_of
-from composer_replication.rollouts.sites import SITES, TaughtTurn
+from composer_replication.trainer.rollouts.sites import SITES, TaughtTurn
 from recipes.recorded_steps import recorded_batches
 from recipes.verl.cpu_engine import data_proto, step_data
 from refusals import refusal

@@ -16,8 +16,8 @@ from composer_replication.envs.student import student_folder
 from composer_replication.errors import ConfigError
 from composer_replication.recipes.verl import agent_loop, registered, trainer
 from composer_replication.recipes.verl.agent_loop import options_of
-from composer_replication.recipes.verl.settings import settings_of
-from composer_replication.recipes.verl.worker import ComposerWorker
+from composer_replication.recipes.verl.channel_loss import settings_of
+from composer_replication.recipes.verl.trainer import ComposerWorker
 from recipes.verl.scripted_server import CONFIGS, load_config
 from refusals import refusal
 

@@ -9,9 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from composer_replication.recipes.verl.channel_loss import ChannelLoss
+from composer_replication.recipes.verl.channel_loss import ChannelLoss, EngineChannels, settings_of
 from composer_replication.recipes.verl.engine import StepChannels
-from composer_replication.recipes.verl.settings import EngineChannels, settings_of
 from recipes.plain_losses import Losses, gradients, load_start, plain_grpo, relative_gap
 from recipes.recorded_steps import Batch, fixed_batch
 from recipes.verl.cpu_engine import data_proto, new_engine, step_data

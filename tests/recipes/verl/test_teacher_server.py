@@ -17,16 +17,16 @@ from verl.workers.rollout.replica import TokenOutput
 from composer_replication.envs.student import student_folder
 from composer_replication.errors import ConfigError
 from composer_replication.recipes.verl import registered
-from composer_replication.recipes.verl.engine import StepChannels
-from composer_replication.recipes.verl.settings import EngineChannels
-from composer_replication.recipes.verl.teacher_server import (
+from composer_replication.recipes.verl.agent_loop import (
     HintedAgentLoopManager,
     HintedAgentLoopWorker,
     HintedQueueManager,
     HintedQueueWorker,
     HintedTeacher,
 )
-from composer_replication.rollouts.sites import SITES
+from composer_replication.recipes.verl.channel_loss import EngineChannels
+from composer_replication.recipes.verl.engine import StepChannels
+from composer_replication.trainer.rollouts.sites import SITES
 from recipes.plain_losses import load_start
 from recipes.recorded_steps import SETTINGS, Batch, fixed_batch
 from recipes.verl.cpu_engine import actor_config, data_proto, new_engine, policy_loss, site_column, step_data

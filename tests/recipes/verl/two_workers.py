@@ -20,7 +20,7 @@ from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, Ra
 from verl.utils import tensordict_utils
 
 from composer_replication.envs.student import student_folder
-from composer_replication.recipes.verl.worker import ComposerWorker
+from composer_replication.recipes.verl.trainer import ComposerWorker
 from recipes.recorded_steps import ITERATIONS, SETTINGS, STEPS, recorded_batches
 from recipes.verl.cpu_engine import data_proto, step_data
 from recipes.verl.recorded_pairs import on_all_rollouts, pairs_of, with_pairs

@@ -15,12 +15,18 @@ from pathlib import Path
 import pytest
 from ablation_plans import TOY, write_arms
 
-from composer_replication.ablation.budgets import breaches_of
-from composer_replication.ablation.jobs import Place, check_ready, places_of, read_results, run_jobs
-from composer_replication.ablation.plan import read_plan
-from composer_replication.ablation.record_files import pack, packed_path, read_stored
 from composer_replication.cli.main import main
 from composer_replication.errors import InputError, RunError, StaleArtefactError
+from composer_replication.evaluation.ablation.job import pack, packed_path, read_stored
+from composer_replication.evaluation.ablation.jobs import (
+    JobKey,
+    breaches_of,
+    check_ready,
+    places_of,
+    read_results,
+    run_jobs,
+)
+from composer_replication.evaluation.ablation.plan import read_plan
 from refusals import refusal
 
 HERE = Path(__file__).parent
@@ -153,7 +159,7 @@ def test_a_job_that_fails_is_named_and_the_rest_goes_on(tmp_path, capfd):
     assert [each.arm for each in found.results] == ["plain", "placebo"]
     assert found.failed[0].last_lines == ["RuntimeError: the toy broke in 2"]  # results are published, folders not
     assert str(tmp_path) not in (tmp_path / "results.json").read_text()
-    assert Place("helped", 1) in found.missing
+    assert JobKey("helped", 1) in found.missing
     page = (tmp_path / "table.md").read_text()
     assert re.search(r"\bhelped\b.*\bseed 2\b.*RuntimeError: the toy broke in 2", page)
 
@@ -270,7 +276,7 @@ def test_other_options_beside_a_table_and_words_for_numbers_are_refused(toy_resu
 
 def test_what_is_asked_for_has_to_be_in_the_plan(tmp_path):
     plan = read_plan(write_arms(tmp_path, text=TOY))
-    assert places_of(plan, only=["placebo"], seeds=[2]) == [Place("placebo", 2)]
+    assert places_of(plan, only=["placebo"], seeds=[2]) == [JobKey("placebo", 2)]
     with refusal(InputError, what="--only", got="'x'", expected="plain, helped, placebo"):
         places_of(plan, only=["x"])
     with refusal(InputError, what="--seeds", got="3", expected="1, 2"):

@@ -10,11 +10,17 @@ from dataclasses import replace
 import pytest
 from ablation_plans import write_arms
 
-from composer_replication.ablation.job import Job, Unit, read_result, run_in, write_job
-from composer_replication.ablation.logs import check_plan, session_units
-from composer_replication.ablation.plan import Budget, read_plan
 from composer_replication.config import CrfConfig, loads
 from composer_replication.errors import ConfigError, RunError
+from composer_replication.evaluation.ablation.job import (
+    Job,
+    Unit,
+    read_result,
+    run_in,
+    write_job,
+)
+from composer_replication.evaluation.ablation.logs import check_plan, session_units
+from composer_replication.evaluation.ablation.plan import Budget, read_plan
 from composer_replication.runs.split import held_out_of
 from refusals import refusal
 
@@ -94,7 +100,7 @@ def test_jobs_share_a_warm_up_leave_the_shared_run_as_it_was_and_need_no_trl(tmp
 def test_a_job_s_own_process_needs_no_trl(tmp_path, folder, shared_run):
     job = job_of(tmp_path, folder, shared_run, "plain")
     write_job(job)
-    start = "from composer_replication.ablation.job import main; sys.exit(main(sys.argv[1:]))"
+    start = "from composer_replication.evaluation.ablation.job import main; sys.exit(main(sys.argv[1:]))"
     code = f"import sys; sys.modules['trl'] = None; {start}"
     done = subprocess.run([sys.executable, "-c", code, str(job.folder)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

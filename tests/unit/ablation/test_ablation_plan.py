@@ -5,10 +5,17 @@ from __future__ import annotations
 import pytest
 from ablation_plans import write_arms
 
-from composer_replication.ablation.job import Job, Result, Spent, Unit, read_job, write_job
-from composer_replication.ablation.plan import read_plan
-from composer_replication.ablation.predictions import freeze
 from composer_replication.errors import ConfigError
+from composer_replication.evaluation.ablation.job import (
+    Job,
+    Result,
+    Spent,
+    Unit,
+    read_job,
+    write_job,
+)
+from composer_replication.evaluation.ablation.jobs import freeze
+from composer_replication.evaluation.ablation.plan import read_plan
 from refusals import refusal
 
 

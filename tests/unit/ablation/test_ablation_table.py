@@ -15,13 +15,21 @@ import numpy as np
 import pytest
 from ablation_plans import TOY, write_arms
 
-from composer_replication.ablation.budgets import breaches_of
-from composer_replication.ablation.job import Result, Spent, Unit
-from composer_replication.ablation.jobs import Results, write_results
-from composer_replication.ablation.page import as_json, page_of, write_page
-from composer_replication.ablation.plan import Metric, read_plan
-from composer_replication.ablation.predictions import freeze
-from composer_replication.ablation.table import figures_of, metrics_by_kind
+from composer_replication.evaluation.ablation.job import Result, Spent, Unit
+from composer_replication.evaluation.ablation.jobs import (
+    AblationResults,
+    breaches_of,
+    freeze,
+    write_results,
+)
+from composer_replication.evaluation.ablation.page import (
+    as_json,
+    figures_of,
+    metrics_by_kind,
+    page_of,
+    write_page,
+)
+from composer_replication.evaluation.ablation.plan import Metric, read_plan
 
 HERE = Path(__file__).parent
 NUM_SIMULATIONS = 2000 if os.environ.get("CRF_TEST_PROFILE") == "full" else 30
@@ -41,7 +49,7 @@ def result(arm: str, seed: int, units: dict[str, tuple[float, float]], **spent: 
     return Result(arm=arm, seed=seed, world="toy_world", spent=known, units=rows, digests={"start": "0"})
 
 
-def two_arms(frozen, plain, helped) -> Results:
+def two_arms(frozen, plain, helped) -> AblationResults:
     """Two arms from arrays (2, seeds, units) of failing calls and of calls."""
 
     def results(arm, sums):
@@ -50,16 +58,16 @@ def two_arms(frozen, plain, helped) -> Results:
             units = {f"t{at}": (float(of[seed, at]), float(per[seed, at])) for at in range(of.shape[1])}
             yield result(arm, seed, units)
 
-    return Results(frozen=frozen, results=[*results("plain", plain), *results("helped", helped)])
+    return AblationResults(frozen=frozen, results=[*results("plain", plain), *results("helped", helped)])
 
 
-def figure(found: Results, arm: str, against: str | None = None):
+def figure(found: AblationResults, arm: str, against: str | None = None):
     return next(each for each in figures_of(found, FAILING) if (each.arm, each.against) == (arm, against))
 
 
 def test_a_figure_is_the_ratio_of_sums_and_a_comparison_is_paired(frozen):
     plain, helped = {"a": (2, 10), "b": (6, 30)}, {"a": (1, 10), "b": (3, 30)}
-    found = Results(frozen=frozen, results=[result("plain", 1, plain), result("helped", 1, helped)])
+    found = AblationResults(frozen=frozen, results=[result("plain", 1, plain), result("helped", 1, helped)])
     assert figure(found, "plain").value.estimate == pytest.approx(20.0)
     against = figure(found, "helped", "plain")
     assert against.value.estimate == pytest.approx(-10.0)
@@ -78,13 +86,13 @@ def test_arms_that_did_the_same_differ_by_nothing(frozen):
 def test_only_seeds_that_both_arms_have_are_compared(frozen):
     units = {"a": (2.0, 10.0), "b": (6.0, 30.0), "c": (1.0, 5.0)}
     rows = [result("plain", seed, units) for seed in (1, 2)] + [result("helped", seed, units) for seed in (2, 3)]
-    assert figure(Results(frozen=frozen, results=rows), "helped", "plain").seeds == 1
+    assert figure(AblationResults(frozen=frozen, results=rows), "helped", "plain").seeds == 1
 
 
 def test_kinds_are_figures_of_their_own(frozen):
     rows = [Unit("a", {"failing_calls": 3, "failing_calls:edit": 2, "calls": 10})]
     own = replace(result("plain", 1, {}), units=rows)
-    found = Results(frozen=frozen, results=[own])
+    found = AblationResults(frozen=frozen, results=[own])
     kinds = metrics_by_kind(found)
     assert list(kinds) == ["failing:edit"]
     assert [each.value.estimate for each in figures_of(found, kinds)] == [pytest.approx(20.0)]
@@ -102,7 +110,7 @@ def test_kinds_are_figures_of_their_own(frozen):
 def test_a_breach_of_the_budget_is_named_with_its_arm(frozen, spent, facts):
     units = {"a": (1.0, 2.0)}
     rows = [result("plain", 1, units), result("helped", 1, units, **spent), result("placebo", 1, units)]
-    found = Results(frozen=frozen, results=rows)
+    found = AblationResults(frozen=frozen, results=rows)
     breaches = breaches_of(found)
     if facts is None:
         assert breaches == {}
@@ -118,7 +126,7 @@ def test_other_units_and_other_start_weights_are_breaches(frozen):
     units = {"a": (1.0, 2.0), "b": (1.0, 2.0)}
     others = [result(arm, seed, units) for arm in ("plain", "placebo") for seed in (1, 2)]
     odd = replace(result("helped", 1, {"a": (1.0, 2.0), "c": (1.0, 2.0)}), digests={"start": "1"})
-    breaches = breaches_of(Results(frozen=frozen, results=[*others, odd]))
+    breaches = breaches_of(AblationResults(frozen=frozen, results=[*others, odd]))
     assert list(breaches) == ["helped"]
     other_units, other_weights = breaches["helped"]
     assert re.search(r"\bseed 1\b.*\bunits\b.*\b2\b", other_units)

@@ -16,12 +16,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hints
-from composer_replication.ablation import record_files
-from composer_replication.ablation.jobs import read_results
-from composer_replication.ablation.record_files import PACKED, pack, packed_path, read_stored, stored_path, unpack
 from composer_replication.atomic import atomic_write_json
 from composer_replication.cli.main import main
 from composer_replication.errors import ArtefactCorruptError
+from composer_replication.evaluation.ablation import job as record_files
+from composer_replication.evaluation.ablation.job import (
+    PACKED,
+    pack,
+    packed_path,
+    read_stored,
+    stored_path,
+    unpack,
+)
+from composer_replication.evaluation.ablation.jobs import read_results
 from refusals import refusal
 
 EXPERIMENTS = Path(__file__).parents[3] / "experiments"

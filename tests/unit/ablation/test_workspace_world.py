@@ -15,21 +15,26 @@ from refusals import refusal
 torch = pytest.importorskip("torch")
 
 import tiny_models  # noqa: E402
-from composer_replication.ablation.episodes import SCHEMAS, Episode, after_a_turn, play_all  # noqa: E402
-from composer_replication.ablation.workspace import KINDS, METRICS, distances  # noqa: E402
 from composer_replication.batch.render.renderer import Renderer  # noqa: E402
 from composer_replication.envs.student import load_student  # noqa: E402
 from composer_replication.envs.workspace import TOOLS  # noqa: E402
 from composer_replication.errors import ConfigError, InputError, UnsupportedModelError  # noqa: E402
-from composer_replication.rollouts.conversation import Rollout  # noqa: E402
-from composer_replication.rollouts.error_penalty import ErrorPenalty, errors_in  # noqa: E402
-from composer_replication.rollouts.gathering import gather_rollouts  # noqa: E402
-from composer_replication.rollouts.generation import recorded_talks  # noqa: E402
-from composer_replication.rollouts.generation.passes import read_tokens  # noqa: E402
-from composer_replication.rollouts.generation.recorded_talks import RecordedTalking  # noqa: E402
-from composer_replication.rollouts.generation.talks import Talking  # noqa: E402
-from composer_replication.rollouts.other_hints import add_wrong_hints, exchange_hints  # noqa: E402
-from composer_replication.rollouts.sites import RolloutOptions, RolloutSites  # noqa: E402
+from composer_replication.evaluation.ablation.workspace import (  # noqa: E402
+    KINDS,
+    METRICS,
+    SCHEMAS,
+    TaskEpisode,
+    after_a_turn,
+    distances,
+    play_all,
+)
+from composer_replication.trainer.rollouts.channel import add_wrong_hints, exchange_hints  # noqa: E402
+from composer_replication.trainer.rollouts.effort import ErrorPenalty, errors_in  # noqa: E402
+from composer_replication.trainer.rollouts.gathering import gather_rollouts  # noqa: E402
+from composer_replication.trainer.rollouts.generation import talks as recorded_talks  # noqa: E402
+from composer_replication.trainer.rollouts.generation.passes import read_tokens  # noqa: E402
+from composer_replication.trainer.rollouts.generation.talks import RecordedTalking, Talking  # noqa: E402
+from composer_replication.trainer.rollouts.sites import Rollout, RolloutOptions, RolloutSites  # noqa: E402
 from scripted_talk import Scripted  # noqa: E402
 
 END = 2
@@ -51,7 +56,7 @@ def test_rows_of_one_shape_say_what_conversations_side_by_side_say(places, tempe
 def test_a_row_goes_on_from_what_two_prompts_share(student):
     """Tools' schemas stand before every task: of the second episode in a row only the task is read."""
     model, tokenizer = student
-    usual, other = ([Episode(tokenizer, seed, f"rows:{seed}") for seed in (0, 1, 2, 3)] for _ in range(2))
+    usual, other = ([TaskEpisode(tokenizer, seed, f"rows:{seed}") for seed in (0, 1, 2, 3)] for _ in range(2))
     given = {"ends": [tokenizer.eos_token_id], "places": 2, "room": 1500, "most_new": 300}
     Talking(model, **given).run(usual)
     read = list[int]()
@@ -109,7 +114,7 @@ def student():
 @pytest.fixture(scope="module")
 def episodes(student):
     model, tokenizer = student
-    played = [Episode(tokenizer, seed, f"test:{seed}") for seed in (0, 1, 2, 3, 5, 8, 13, 21)]
+    played = [TaskEpisode(tokenizer, seed, f"test:{seed}") for seed in (0, 1, 2, 3, 5, 8, 13, 21)]
     play_all(model, tokenizer, played, most=300)
     assert sum(each.failures.total() for each in played) >= 4, "the student errs"
     return played
@@ -118,14 +123,14 @@ def episodes(student):
 def test_a_short_prompt_has_no_more_room_than_a_long_one(student):
     """Else turns would be cut away that the messages still have, and the rollout would lose all its sites."""
     model, tokenizer = student
-    played = [Episode(tokenizer, seed, f"room:{seed}") for seed in (0, 1, 2, 3)]
+    played = [TaskEpisode(tokenizer, seed, f"room:{seed}") for seed in (0, 1, 2, 3)]
     played[0].prompt_ids = played[0].prompt_ids + played[0].prompt_ids
     play_all(model, tokenizer, played, most=120)
     assert max(len(each.ids) for each in played) > 120, "no episode was cut off"
     assert not any(any(each.sampled[120:]) for each in played)
 
 
-def rollouts_of(episodes: list[Episode]) -> list[Rollout]:
+def rollouts_of(episodes: list[TaskEpisode]) -> list[Rollout]:
     """As a generation step hands them over: TRL knows one message of each."""
     fields = {"messages": [each.messages for each in episodes], "tools": [SCHEMAS] * len(episodes)}
     ids, sampled = [each.ids for each in episodes], [each.sampled for each in episodes]
@@ -229,11 +234,11 @@ def test_entropy_and_divergence_are_sums_over_the_sampled_tokens(episodes, stude
 def test_a_job_trains_on_rollouts_and_plays_held_out_tasks(tmp_path: Path, monkeypatch):
     pytest.importorskip("trl")
     monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
-    from composer_replication.ablation.job import Job, run_in, write_job
-    from composer_replication.ablation.plan import Budget
     from composer_replication.config.presets import load_with_preset
+    from composer_replication.evaluation.ablation.job import Job, run_in, write_job
+    from composer_replication.evaluation.ablation.plan import Budget
 
-    world = "composer_replication.ablation.episodes"
+    world = "composer_replication.evaluation.ablation.workspace"
     config = load_with_preset(
         overrides=[
             "train.mode=grpo",
@@ -276,11 +281,11 @@ def test_a_job_trains_on_rollouts_and_plays_held_out_tasks(tmp_path: Path, monke
 
 
 def test_a_rollout_function_beside_an_environment_is_refused():
-    from composer_replication.config.rollouts import GRPOSection
-    from composer_replication.trainer.from_config.grpo import rewards_and_world
+    from composer_replication.config.train import GRPOSection
+    from composer_replication.trainer.from_config.training import rewards_and_world
 
     both = GRPOSection(
-        rollouts="composer_replication.ablation.episodes:rollouts",
+        rollouts="composer_replication.evaluation.ablation.workspace:rollouts",
         environment="composer_replication.envs.trl_environment:WorkspaceEnvironment",
     )
     with refusal(ConfigError, what="train.grpo", got="environment") as caught:

@@ -9,9 +9,14 @@ import random
 import sys
 import time
 
-from composer_replication.ablation.job import Job, Result, Spent, Unit
-from composer_replication.ablation.plan import Metric
 from composer_replication.config.schema import option, table
+from composer_replication.evaluation.ablation.job import (
+    Job,
+    Result,
+    Spent,
+    Unit,
+)
+from composer_replication.evaluation.ablation.plan import Metric
 
 METRICS = {
     "solved": Metric(better="up"),

@@ -8,8 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from render_checks import HERE, call, fixture_conversations
 
-from composer_replication.actions.parse import answer_turn, parse_action_text
-from composer_replication.ingestion.states import action_text
+from composer_replication.action_text import action_text, answer_turn, parse_action_text
 from composer_replication.types import ToolCall, Turn
 
 # Two of the fixtures' turns think in a list and then call without a word between: the text cannot say where it ended.

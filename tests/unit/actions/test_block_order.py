@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from render_checks import call
 from test_action_text import turn_of
 
-from composer_replication.actions.write import action_text, recut_blocks, text_follows_call
+from composer_replication.action_text import action_text, recut_blocks, text_follows_call
 
 CALL = (call(command="ls"),)
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from composer_replication.actions.calls import MAX_DEPTH, tool_call
-from composer_replication.actions.messages import (
+from composer_replication.errors import InputError
+from composer_replication.messages import (
+    MAX_DEPTH,
     call_entry,
     content_text,
     message_calls,
     required_text,
     thinking_text,
+    tool_call,
     written_calls,
 )
-from composer_replication.errors import InputError
 from refusals import refusal
 
 ARGUMENTS = {"b": 1, "a": [2, {"c": None}]}

@@ -6,7 +6,13 @@ import random
 
 import pytest
 
-from composer_replication.actions.near_duplicates import ALIKE, StateIndex, likeness, sketch, states_of
+from composer_replication.sites.actions.equality import (
+    ALIKE,
+    StateIndex,
+    likeness,
+    sketch,
+    states_of,
+)
 from session_pieces import Session
 
 TASK = "Please round the totals of the invoice to cents and run the tests of the importer in {} afterwards"
@@ -136,7 +142,7 @@ def test_the_index_finds_exactly_what_comparing_every_pair_finds():
 def test_sessions_of_one_kind_are_not_all_compared_with_each_other(monkeypatch):
     """5,000 of them would take hours: the words that they share find nobody."""
     compared = []
-    module = "composer_replication.actions.near_duplicates.likeness"
+    module = "composer_replication.sites.actions.equality.likeness"
     monkeypatch.setattr(module, lambda *both: compared.append(both) or likeness(*both))
     index = StateIndex()
     for state in states_of_one_kind(300, 3):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from composer_replication.actions import session_state
-from composer_replication.actions.session_state import SessionState
+from composer_replication.sites.actions import session_state
+from composer_replication.sites.actions.session_state import SessionState
 from composer_replication.types import ToolCall
 
 FILE = "     1→import os\n     2→\n     3→def total(items):\n"

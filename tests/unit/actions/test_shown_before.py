@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from composer_replication.actions.session_state import SessionState
+from composer_replication.sites.actions.session_state import SessionState
 from composer_replication.types import ToolCall
 
 PATH = "/repo/store/save"

@@ -6,11 +6,16 @@ import unicodedata
 from functools import cache
 from pathlib import Path
 
-from composer_replication.batch.render.escape import insert_raw
+from composer_replication.batch.render.dialect import ALL_OWN, insert_raw
 from composer_replication.batch.render.messages import to_chat
 from composer_replication.batch.render.renderer import Renderer
-from composer_replication.batch.render.thinking import ALL_OWN
-from composer_replication.types import Conversation, Provenance, ToolCall, ToolResult, Turn
+from composer_replication.types import (
+    Conversation,
+    Provenance,
+    ToolCall,
+    ToolResult,
+    Turn,
+)
 from tokenizer_assets import load
 
 HERE = Provenance(file="s.jsonl", lines=(1,))

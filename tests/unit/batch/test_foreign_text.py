@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from render_checks import call, decode, renderer_of, results, talk
 
+from composer_replication.batch.render.messages import marked_message
 from composer_replication.batch.render.renderer import Renderer
-from composer_replication.batch.render.turn_edges import marked_message
 from composer_replication.errors import AlignmentError
 from tokenizer_assets import load
 

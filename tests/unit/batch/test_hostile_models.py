@@ -16,11 +16,9 @@ from tokenizers import Tokenizer
 import composer_replication
 from composer_replication.batch.model_folder import tokenizing
 from composer_replication.batch.render import templates
-from composer_replication.batch.render.encode import PieceEncoder
-from composer_replication.batch.render.escape import ProtectedTokens
-from composer_replication.batch.render.renderer import Renderer
-from composer_replication.batch.render.template_process import PROCESS
-from composer_replication.batch.render.templates import ChatTemplate
+from composer_replication.batch.render.dialect import ProtectedTokens
+from composer_replication.batch.render.renderer import PieceEncoder, Renderer
+from composer_replication.batch.render.templates import PROCESS, ChatTemplate
 from composer_replication.errors import InputError, SandboxError
 from tokenizer_assets import load
 
@@ -44,7 +42,7 @@ import json, re, resource, sys
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
 from test_hostile_models import LARGE, TALK
-from composer_replication.batch.render.template_process import PROCESS
+from composer_replication.batch.render.templates import PROCESS
 from composer_replication.batch.render.templates import ChatTemplate
 from tokenizer_assets import load
 tokenizer, ends = load("llama3"), {}
@@ -186,8 +184,7 @@ def test_a_tokenizer_that_panics_is_an_error_about_the_input(panicking):
 
 
 def test_a_panic_anywhere_is_one_line_of_the_command(panicking, monkeypatch, capsys):
-    from composer_replication.cli import main
-    from composer_replication.cli.around import doctor
+    from composer_replication.cli import doctor, main
 
     monkeypatch.setattr(doctor, "run", lambda _args: panicking(HARD))
     assert main.main(["doctor"]) == main.FAILED

@@ -8,13 +8,12 @@ import re
 import pytest
 from render_checks import HERE, call, coding_session, decode, fixture_conversations, normal, renderer_of, results, talk
 
-from composer_replication.actions.parse import answer_turn
+from composer_replication.action_text import action_text, answer_turn
 from composer_replication.batch import pair_tokens
 from composer_replication.batch.pair_tokens import ResponseIds, pair_ids, response_ids
 from composer_replication.batch.render.renderer import Renderer
 from composer_replication.errors import AlignmentError, InputError
-from composer_replication.ingestion.states import action_text
-from composer_replication.trainer.traces.rows import LeftCut
+from composer_replication.trainer.trace_rows import LeftCut
 from composer_replication.types import Turn
 from refusals import refusal
 from tokenizer_assets import FAMILIES, load

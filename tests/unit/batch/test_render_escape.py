@@ -9,9 +9,8 @@ from render_checks import call, check_exact, decode, normal, renderer_of, result
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from composer_replication.batch.render.encode import PieceEncoder
-from composer_replication.batch.render.escape import ProtectedTokens, insert_raw, raw_marker
-from composer_replication.batch.render.renderer import Renderer
+from composer_replication.batch.render.dialect import ProtectedTokens, insert_raw, raw_marker
+from composer_replication.batch.render.renderer import PieceEncoder, Renderer
 from composer_replication.types import ToolCall
 from tokenizer_assets import FAMILIES, load
 

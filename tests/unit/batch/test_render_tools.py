@@ -9,7 +9,7 @@ from render_checks import TOOLS, check_exact, coding_session, decode
 
 from composer_replication.batch.pair_tokens import pair_ids, response_ids
 from composer_replication.batch.render.renderer import Renderer
-from composer_replication.objective.fingerprint import _digest_of
+from composer_replication.trainer.objective.fingerprint import _digest_of
 from tokenizer_assets import load
 
 OTHER = [{"type": "function", "function": {"name": "look", "description": "", "parameters": {"type": "object"}}}]

@@ -11,8 +11,7 @@ from render_checks import call, coding_session, decode, normal, renderer_of, res
 from site_pieces import HINT, site_at
 
 from composer_replication.batch.hint_placement import PLACEMENTS, teacher_context
-from composer_replication.batch.render.encode import joined_text, token_texts
-from composer_replication.batch.render.renderer import Renderer
+from composer_replication.batch.render.renderer import Renderer, joined_text, token_texts
 from composer_replication.batch.site_view import check_span, index_pairs, view_site
 from composer_replication.errors import AlignmentError, InputError
 from refusals import refusal

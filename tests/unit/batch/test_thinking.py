@@ -6,8 +6,8 @@ import pytest
 from render_checks import HERE, call, check_exact, coding_session, decode, renderer_of, results, talk
 
 from composer_replication.batch.pair_tokens import pair_ids
+from composer_replication.batch.render.dialect import ALL_OWN, ThinkingRules
 from composer_replication.batch.render.renderer import Renderer
-from composer_replication.batch.render.thinking import ALL_OWN, ThinkingRules
 from composer_replication.errors import InputError
 from composer_replication.types import Turn
 from refusals import refusal

@@ -7,7 +7,7 @@ from render_checks import decode, renderer_of
 from tokenizers import Tokenizer, decoders, models, normalizers
 from transformers import PreTrainedTokenizerFast
 
-from composer_replication.batch.render.encode import joined_text, token_texts
+from composer_replication.batch.render.renderer import joined_text, token_texts
 from tokenizer_assets import FAMILIES
 
 TEXT = "  def f(): \U0001f99c\U0001f468\u200d\U0001f469 ü ≠ \ufffd\n\n\tx<b> 日本"

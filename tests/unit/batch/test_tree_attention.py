@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from composer_replication.batch.tree import build_tree, pack_trees
 from composer_replication.errors import InputError
-from composer_replication.objective.attention import flash as tree_flash
-from composer_replication.objective.attention.attend import attend_to_tree, tree_mask
+from composer_replication.trainer.objective.attention import attend as tree_flash
+from composer_replication.trainer.objective.attention.attend import attend_to_tree, tree_mask
 from refusals import refusal
 
 HEADS, KEY_HEADS, DIM = 4, 2, 8

@@ -8,11 +8,19 @@ from pathlib import Path
 import pytest
 
 from composer_replication.cli.main import main
+from composer_replication.cli.replicas.launches import (
+    LaunchFile,
+    create_launch,
+    known_numbers,
+    launch_key,
+    numbers,
+    path_of,
+    place_of,
+    read_notice,
+)
 from composer_replication.diloco.serverless import LocalProcessExecutor
 from composer_replication.diloco.serverless.executor import ReplicaHandle
 from composer_replication.diloco.store import open_store
-from composer_replication.steps.replicas.launch_file import LaunchFile, known_numbers, path_of
-from composer_replication.steps.replicas.launches import create_launch, launch_key, numbers, place_of, read_notice
 from output_facts import lines_with
 
 TRAINER = ["--trainer-module", "composer_replication.diloco.tiny_trainer"]

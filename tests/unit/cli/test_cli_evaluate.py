@@ -8,11 +8,11 @@ import shutil
 import pytest
 
 from composer_replication.cli.main import main
+from composer_replication.cli.sites import write_sites
+from composer_replication.cli.split import write_split
 from composer_replication.config import SitesConfig, SplitConfig
 from composer_replication.runs import RunDir
 from composer_replication.runs.lineage import RECORD
-from composer_replication.steps.sites import write_sites
-from composer_replication.steps.split import write_split
 from output_facts import lines_with
 
 LITTLE = [word for each in ("samples=0", "good_turns=0", "token_gaps=0") for word in ("--set", f"evaluation.{each}")]

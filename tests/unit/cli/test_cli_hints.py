@@ -8,12 +8,12 @@ import pytest
 from claude_records import Log, call
 from crf import crf, must
 
+from composer_replication.cli.pipeline import why_records
 from composer_replication.config import CrfConfig, SitesConfig
-from composer_replication.report.records import RunRecords
-from composer_replication.report.training import adviser_costs
+from composer_replication.evaluation.report.plots import adviser_costs
+from composer_replication.evaluation.report.records import RunRecords
+from composer_replication.hint_generator.writer import QUOTES
 from composer_replication.runs import RunDir
-from composer_replication.steps.stale import why_records
-from composer_replication.teacher_replay.hint_writer import QUOTES
 from fault_server import FaultServer, Reply
 from output_facts import lines_with
 

@@ -15,9 +15,8 @@ from composer_replication.batch.site_view import SiteView, view_site
 from composer_replication.cli.main import main
 from composer_replication.config import CrfConfig, describe
 from composer_replication.runs import RunDir
-from composer_replication.runs.conversations import read_conversations
-from composer_replication.runs.sites import find_site, read_sites
-from composer_replication.trainer.from_config.renderer import tools_of
+from composer_replication.runs.files import find_site, read_conversations, read_sites
+from composer_replication.trainer.from_config.inputs import tools_of
 from output_facts import lines_with
 from tokenizer_assets import load
 

@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 
+from composer_replication.cli import world
 from composer_replication.cli.main import main
 from composer_replication.envs.workspace import TestRunner, generate_task
 from composer_replication.envs.workspace.generate import FIRST_TRAINING_SEED
 from composer_replication.envs.workspace.sandbox import NO_WALL, shared_runner
-from composer_replication.steps.around import world
 from output_facts import lines_with
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 
-from composer_replication.batch import pair_tokens, session_records, taught_turns, windows
+from composer_replication.batch import hint_placement as taught_turns
+from composer_replication.batch import pair_tokens, windows
+from composer_replication.batch import session_batch as session_records
 from composer_replication.batch.render import renderer
-from composer_replication.objective import hint_proof
-from composer_replication.report.count_words import MEANINGS, explained, of_good_turns
-from composer_replication.sessions import good_turns, rendering
+from composer_replication.evaluation.report.records import MEANINGS, explained, of_good_turns
+from composer_replication.trainer.objective import hint_proof
+from composer_replication.trainer.sessions import rendering
+from composer_replication.trainer.sessions import rendering as good_turns
 from output_facts import lines_with
 
 REASONS = {

@@ -9,12 +9,17 @@ from pathlib import Path
 import pytest
 
 from composer_replication.cli.main import main
+from composer_replication.cli.replicas.launches import (
+    LaunchFile,
+    create_launch,
+    numbers,
+    path_of,
+    place_of,
+)
 from composer_replication.diloco.serverless import LocalProcessExecutor
 from composer_replication.diloco.store import open_store
 from composer_replication.errors import ConfigError, InputError
 from composer_replication.runs import RunDir
-from composer_replication.steps.replicas.launch_file import LaunchFile, path_of
-from composer_replication.steps.replicas.launches import create_launch, numbers, place_of
 from output_facts import lines_with
 from refusals import refusal
 
@@ -144,7 +149,7 @@ def test_a_launch_of_another_machine_that_may_run_is_said(bucket, capsys):
 
 
 def test_the_error_about_steps_names_the_option(tmp_path, monkeypatch, capsys):
-    from composer_replication.steps.replicas import asking
+    from composer_replication.cli.replicas import asking
 
     class Enough(Exception):
         pass
@@ -163,10 +168,10 @@ def test_the_keys_of_round_are_those_of_the_loop_and_the_manager():
     import inspect
     from dataclasses import fields
 
+    from composer_replication.cli.replicas.asking import MANAGER_KEYS, OUTER_KEYS
     from composer_replication.diloco.rounds.manager import ObjectStoreManager
     from composer_replication.diloco.serverless.replica_entrypoint import SETTINGS
     from composer_replication.diloco.training import OuterLoop
-    from composer_replication.steps.replicas.round_keys import MANAGER_KEYS, OUTER_KEYS
 
     assert {each.name: each.default for each in OUTER_KEYS} == {each.name: each.default for each in fields(OuterLoop)}
     by_launch = {"generation", "takeover"}  # which a launch sets itself

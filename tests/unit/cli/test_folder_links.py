@@ -10,7 +10,7 @@ from crf import must
 
 from composer_replication.errors import InputError
 from composer_replication.ingestion import IngestReport, ingest
-from composer_replication.ingestion.discovery import LEADS_OUT, TO_A_FOLDER
+from composer_replication.ingestion.registry import LEADS_OUT, TO_A_FOLDER
 
 
 def write_chat(path, text):

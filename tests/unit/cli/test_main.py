@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 import safetensors
 
-from composer_replication.cli import console
+from composer_replication.cli import console, inspect, sites
 from composer_replication.cli import main as command
-from composer_replication.cli.pages.progress import byte_progress, call_progress
-from composer_replication.cli.pipeline import inspect, sites
+from composer_replication.cli.progress import byte_progress, call_progress
 from output_facts import lines_with
 
 UNFORESEEN = [

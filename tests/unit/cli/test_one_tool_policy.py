@@ -13,8 +13,7 @@ from two_agents import CLAUDE, CLAUDE_ONLY, CODEX, CODEX_ONLY, write_two_agents
 from composer_replication.cli.main import main
 from composer_replication.config.presets import load_with_preset
 from composer_replication.runs import RunDir
-from composer_replication.runs.conversations import read_conversations
-from composer_replication.runs.sites import read_sites
+from composer_replication.runs.files import read_conversations, read_sites
 from composer_replication.trainer.from_config.inputs import read_inputs
 from composer_replication.trainer.from_config.offline import offline_data
 from output_facts import lines_with

@@ -10,9 +10,9 @@ from crf import must
 from transformers import Qwen2Config
 
 from composer_replication.cli.main import main
-from composer_replication.cli.pages.site_page import _THINKING
+from composer_replication.cli.site_page import _THINKING
 from composer_replication.runs import RunDir
-from composer_replication.runs.sites import read_sites
+from composer_replication.runs.files import read_sites
 from output_facts import lines_with
 from tokenizer_assets import load
 

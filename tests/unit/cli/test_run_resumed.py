@@ -8,12 +8,12 @@ import re
 import pytest
 
 from composer_replication.cli.main import main
+from composer_replication.cli.pipeline import NOTHING_TO_DO
 from composer_replication.evaluation import evaluate
 from composer_replication.evaluation.record import record_of
-from composer_replication.sessions.phases import PhaseTimes
-from composer_replication.steps.run import NOTHING_TO_DO
-from composer_replication.steps.stale import NOT_THERE
+from composer_replication.runs.artefacts import NOT_THERE
 from composer_replication.trainer.metrics_file import TellSteps
+from composer_replication.trainer.sessions.phases import PhaseTimes
 from output_facts import lines_with
 
 SMALL = {

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from composer_replication.cli.pages.token_canvas import Canvas, Token, cells, cut_to, one_line, visible
+from composer_replication.cli.site_page import (
+    Canvas,
+    PageToken,
+    cells,
+    cut_to,
+    one_line,
+    visible,
+)
 
 OPEN, CLOSE = "\u2039", "\u203a"
 
@@ -39,7 +46,7 @@ def page(tokens, *, width=24, is_colour=False, **options):
 
 
 def test_lines_break_between_tokens_and_where_the_text_does():
-    words = [Token(word, "target") for word in ("one", " two", " three", "\n", "x\ny", "z")]
+    words = [PageToken(word, "target") for word in ("one", " two", " three", "\n", "x\ny", "z")]
     assert page(words, cut=True, marks=("⟦", "⟧")).splitlines() == [
         "  part    ⟦one│ two",
         "          │ three│⏎",
@@ -49,7 +56,7 @@ def test_lines_break_between_tokens_and_where_the_text_does():
 
 
 def test_a_token_wider_than_the_terminal_stays_whole():
-    assert page([Token("a" * 30, "hint"), Token("日" * 8, "hint"), Token("b", "hint")]).splitlines() == [
+    assert page([PageToken("a" * 30, "hint"), PageToken("日" * 8, "hint"), PageToken("b", "hint")]).splitlines() == [
         "  part    " + "a" * 30,
         "          " + "日" * 8,
         "          b",
@@ -57,7 +64,9 @@ def test_a_token_wider_than_the_terminal_stays_whole():
 
 
 def test_colours_take_turns_and_end_with_every_token():
-    painted = page([Token("a", "target"), Token("b", "target"), Token("<s>", "context", True)], is_colour=True)
+    painted = page(
+        [PageToken("a", "target"), PageToken("b", "target"), PageToken("<s>", "context", True)], is_colour=True
+    )
     assert painted == "  \x1b[1mpart\x1b[0m    \x1b[30;46ma\x1b[0m\x1b[30;106mb\x1b[0m<s>\n"
 
 

@@ -14,19 +14,19 @@ from safetensors.torch import load_file
 from train_runs import GRPO, adapter_of, same
 from transformers import AutoModelForCausalLM, training_args
 
+from composer_replication.cli import progress as train_progress
+from composer_replication.cli import train as verb
 from composer_replication.cli.main import main
-from composer_replication.cli.pages import progress as train_progress
-from composer_replication.cli.pipeline import train as verb
 from composer_replication.config import CrfConfig, describe, load
 from composer_replication.errors import NotEnoughMemoryError
 from composer_replication.runs import RunDir
 from composer_replication.runs.directory import MARKER
 from composer_replication.runs.lineage import channel_in_words, state_of
-from composer_replication.trainer.channel_settings import NO_PAIR
 from composer_replication.trainer.checkpoints import weights_digest
 from composer_replication.trainer.from_config import requirements as run_arguments
 from composer_replication.trainer.from_config.offline import check_memory
 from composer_replication.trainer.from_config.output_folder import TrainingFolder
+from composer_replication.trainer.presets import NO_PAIR
 from composer_replication.trainer.watch import memory_plan as planner
 from output_facts import lines_with
 from refusals import refusal

@@ -12,13 +12,13 @@ import pytest
 from train_runs import GRPO, adapter_of, same
 
 from composer_replication import optional
-from composer_replication.cli.pages import progress as train_progress
-from composer_replication.cli.pages.progress import PhaseLines, as_shown, duration
-from composer_replication.objective import hint_proof
+from composer_replication.cli import progress as train_progress
+from composer_replication.cli.progress import PhaseLines, as_shown, duration
 from composer_replication.runs import RunDir
-from composer_replication.sessions import reference
-from composer_replication.sessions.phases import Phase
 from composer_replication.trainer.from_config import requirements as arguments
+from composer_replication.trainer.objective import hint_proof
+from composer_replication.trainer.sessions import reference
+from composer_replication.trainer.sessions.phases import Phase
 from output_facts import lines_with
 
 PROOF = ("--set", "train.proof.on=true", "--set", "train.optimiser.steps=1")

@@ -9,7 +9,8 @@ import pytest
 from train_runs import GRPO
 
 from composer_replication.batch.render.renderer import Renderer
-from composer_replication.runs import RunDir, conversations
+from composer_replication.runs import RunDir
+from composer_replication.runs import files as conversations
 from output_facts import lines_with
 
 EVERYTHING = [
@@ -26,7 +27,7 @@ def passes(folder, monkeypatch):
     """How often each conversation of the run was decoded, and rendered whole, by its id."""
     ids = {each.id for each in conversations.read_conversations(RunDir.open(folder / "run"))}
     found = {"decoded": Counter(), "rendered": Counter()}
-    decode, render = conversations.from_row, Renderer.render
+    decode, render = conversations.conversation_from_row, Renderer.render
 
     def decoding(row):
         found["decoded"][row["id"]] += 1

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
+from composer_replication.cli import train as verb
 from composer_replication.cli.main import build_parser
-from composer_replication.cli.pipeline import train as verb
+from composer_replication.cli.run_checks import remember
 from composer_replication.config import CrfConfig
 from composer_replication.config.presets import load_with_preset
-from composer_replication.config.writer import write_resolved
+from composer_replication.config.values import write_resolved
 from composer_replication.errors import InputError, RunError
 from composer_replication.runs import RunDir
-from composer_replication.steps.running.options import remember
 
 
 @pytest.fixture

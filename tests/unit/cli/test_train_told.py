@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 
 from composer_replication.runs import RunDir
-from composer_replication.steps.stale import NOT_THERE
+from composer_replication.runs.artefacts import NOT_THERE
 from output_facts import lines_with
 
 
@@ -45,7 +45,7 @@ def test_what_a_training_is_made_of_says_whether_it_is_made_again(train, folder,
     from dataclasses import replace
 
     from composer_replication.config.presets import load_with_preset
-    from composer_replication.steps.train import set_aside, trained_in, why_train
+    from composer_replication.trainer.from_config.train_run import set_aside, trained_in, why_train
 
     run = RunDir.open(shutil.copytree(folder / "run", tmp_path / "run"))
     assert train("--set", "train.optimiser.steps=1", "--set", f"train.run='{run.root}'", output=None)[0] == 0

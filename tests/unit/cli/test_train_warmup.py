@@ -12,11 +12,11 @@ import pytest
 from train_runs import GRPO, adapter_of, same
 
 from composer_replication.cli.main import main
-from composer_replication.objective import hint_proof
-from composer_replication.objective.heeding import verdict
 from composer_replication.runs import RunDir
 from composer_replication.trainer import warmup
 from composer_replication.trainer.checkpoints.manifest import read_manifest
+from composer_replication.trainer.objective import hint_proof
+from composer_replication.trainer.objective.hint_proof import verdict
 from output_facts import lines_with
 
 AUTO = tuple(f"--set=train.{each}" for each in ("warmup.below=-1", "warmup.steps=3", "optimiser.steps=2"))

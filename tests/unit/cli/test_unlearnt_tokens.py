@@ -9,12 +9,12 @@ import pytest
 from train_runs import GRPO, adapter_of
 
 from composer_replication.cli.main import main
+from composer_replication.cli.sites import write_sites
+from composer_replication.cli.split import write_split
 from composer_replication.config import CrfConfig, SitesConfig, SplitConfig
 from composer_replication.config.loader import load
 from composer_replication.errors import ConfigError
 from composer_replication.runs import RunDir
-from composer_replication.steps.sites import write_sites
-from composer_replication.steps.split import write_split
 from output_facts import lines_with
 
 SAID = ("<tool_call>", 16)  # the token, and how many entries nothing reached

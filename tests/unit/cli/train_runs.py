@@ -56,7 +56,7 @@ def folder(tmp_path_factory):
 
     from composer_replication.cli.main import main
     from composer_replication.runs import RunDir
-    from composer_replication.runs.conversations import read_conversations
+    from composer_replication.runs.files import read_conversations
 
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)

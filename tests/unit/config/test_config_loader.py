@@ -11,7 +11,14 @@ from pathlib import Path
 import pytest
 from config_classes import Inner, Outer, Root
 
-from composer_replication.config import describe, load, loads, option, section, table
+from composer_replication.config import (
+    describe,
+    load,
+    loads,
+    option,
+    section,
+    table,
+)
 from composer_replication.errors import ConfigError, explain
 from refusals import refusal
 

@@ -6,7 +6,14 @@ import dataclasses
 
 import pytest
 
-from composer_replication.config import CrfConfig, TrainConfig, describe, load, loads, to_toml
+from composer_replication.config import (
+    CrfConfig,
+    TrainConfig,
+    describe,
+    load,
+    loads,
+    to_toml,
+)
 from composer_replication.errors import ConfigError
 from refusals import refusal
 
@@ -101,7 +108,7 @@ def test_options_that_cannot_be_together_are_refused_by_path(overrides: list[str
 
 
 def test_no_name_of_an_option_looks_like_a_secret_that_messages_would_hide() -> None:
-    from composer_replication.config.hide_secrets import looks_secret
+    from composer_replication.config.values import looks_secret
 
     assert [row.path for row in describe(TrainConfig, "train") if looks_secret(row.path)] == []
 
@@ -120,7 +127,7 @@ def test_a_config_with_every_kind_of_option_round_trips() -> None:
 
 def test_the_switches_are_those_of_the_objective() -> None:
     from composer_replication.config.train import SwitchesConfig
-    from composer_replication.objective.row_weighting import RowWeighting
+    from composer_replication.trainer.objective.row_weighting import RowWeighting
 
     assert dataclasses.asdict(SwitchesConfig()) == dataclasses.asdict(RowWeighting())
 
@@ -129,7 +136,7 @@ def test_the_defaults_of_teacher_and_batches_are_those_of_the_functions() -> Non
     import inspect
 
     from composer_replication.batch.session_batch import session_batches
-    from composer_replication.objective.hint_proof import prove_hints
+    from composer_replication.trainer.objective.hint_proof import prove_hints
     from composer_replication.trainer.teacher_keeper import TeacherKeeper
 
     config = TrainConfig()

@@ -15,8 +15,8 @@ from typing import Any
 from faulty_stores import Faults, FaultyStore, Killed
 from toy_replicas import ToyLoop, check_run, layout_of
 
-from composer_replication.diloco.rounds.failures import RoundError
 from composer_replication.diloco.rounds.manager import ObjectStoreManager
+from composer_replication.diloco.rounds.patience import RoundError
 from composer_replication.diloco.rounds.records import unpack
 from composer_replication.diloco.store import MemoryStore, StoreUnavailable
 

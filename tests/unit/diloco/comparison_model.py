@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import NamedTuple
 
-from composer_replication.diloco.rounds.comparing import Comparison, Comparisons
-from composer_replication.diloco.rounds.failures import StateUnreadable
+from composer_replication.diloco.rounds.comparing import Comparisons, StateComparison
+from composer_replication.diloco.rounds.patience import StateUnreadable
 from composer_replication.diloco.rounds.records import Layout
-from composer_replication.diloco.rounds.running import Place
+from composer_replication.diloco.rounds.running import RunPosition
 
 EARLIER, LATER = 3, 6
 ENDS = {EARLIER: "go on", LATER: "leave"}
@@ -47,9 +47,9 @@ class Other(NamedTuple):
     """What `Comparisons` of another member holds, and its weights."""
 
     weights: str = "mine"
-    open: tuple[Comparison, ...] = (Comparison(EARLIER, (EARLIER, 0), "mine"),)
+    open: tuple[StateComparison, ...] = (StateComparison(EARLIER, (EARLIER, 0), "mine"),)
     agreed: int = -1
-    apart: Comparison | None = None
+    apart: StateComparison | None = None
     given_up: frozenset[int] = frozenset()  # the steps that it said were not compared
     has_begun: bool = False  # the later one
     end: str = ""
@@ -115,7 +115,7 @@ class Replayed(Comparisons):
 @functools.cache
 def replay(other: Other, doing: str, reads: tuple[object, ...], follows: bool) -> Other | tuple[str, int]:
     """What the other is after what it does; or its next read."""
-    mine, store, place = Replayed(other, reads), SimpleNamespace(uri="model"), Place(2, 0, LATER)
+    mine, store, place = Replayed(other, reads), SimpleNamespace(uri="model"), RunPosition(2, 0, LATER)
     end = ""
     try:
         if doing == "finish":

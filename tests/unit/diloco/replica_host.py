@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from toy_replicas import run_replica
 
-from composer_replication.diloco.rounds.failures import Replaced
+from composer_replication.diloco.rounds.patience import Replaced
 
 
 class ReplicaHost:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from composer_replication.diloco.rounds.records import Outcome
+from composer_replication.diloco.rounds.records import RoundOutcome
 
 if TYPE_CHECKING:
     from round_model import World
@@ -34,7 +34,7 @@ def violations(world: World) -> Iterator[str]:
     yield from (f"two histories at step {step}: {each}" for step, each in bases.items() if len(each) > 1)
 
 
-def wrong_members(world: World, step: int, outcome: Outcome) -> Iterator[str]:
+def wrong_members(world: World, step: int, outcome: RoundOutcome) -> Iterator[str]:
     offers = {offer.id: offer for offer in world.rounds[step].offers}
     ranks = [member.id.rank for member in outcome.members]
     if ranks != sorted(set(ranks)):

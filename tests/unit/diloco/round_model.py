@@ -27,7 +27,7 @@ from composer_replication.diloco.rounds.decide import (
     Myself,
     Offer,
     Reduce,
-    Seen,
+    RoundView,
     Timers,
     Wait,
     after_the_outcome,
@@ -37,7 +37,7 @@ from composer_replication.diloco.rounds.decide import (
     expected_ranks,
     how_it_ended,
 )
-from composer_replication.diloco.rounds.records import OfferId, Outcome, Seal
+from composer_replication.diloco.rounds.records import OfferId, RoundOutcome, Seal
 
 decide = cache(decide)
 DAMAGED = "damaged"  # a record that belongs elsewhere, in the place of an outcome
@@ -50,14 +50,14 @@ class Round(NamedTuple):
     seals: tuple[Seal | None, ...] = ()
     means: frozenset[tuple[int, int]] = frozenset()  # attempt, shard
     outcomes: tuple[tuple[Any, ...], ...] = ()  # by attempt and slot
-    commits: frozenset[tuple[int, Outcome]] = frozenset()  # that were written, and in which attempt
+    commits: frozenset[tuple[int, RoundOutcome]] = frozenset()  # that were written, and in which attempt
     here: frozenset[int] = frozenset()
     corrupt: frozenset[OfferId] = frozenset()
     hidden: frozenset[OfferId] = frozenset()  # their manifests are damaged
     forgotten: bool = False  # retention took its payloads
 
     @property
-    def commit(self) -> Outcome | None:
+    def commit(self) -> RoundOutcome | None:
         return next((outcome for _, outcome in self.commits), None)
 
 
@@ -81,7 +81,7 @@ class Replica(NamedTuple):
     tried: frozenset[int] = frozenset()
     unreadable: frozenset[OfferId] = frozenset()
     pending: Decision | None = None
-    followed: tuple[Outcome, ...] = ()  # commits, from its own first step on
+    followed: tuple[RoundOutcome, ...] = ()  # commits, from its own first step on
 
 
 class World(NamedTuple):
@@ -112,17 +112,17 @@ class Rules:
         return World((Round(),) * (self.rounds + 1), tuple(Replica(rank) for rank in range(self.replicas)))
 
 
-def base_after(base: str, step: int, outcome: Outcome) -> str:
+def base_after(base: str, step: int, outcome: RoundOutcome) -> str:
     members = ",".join(f"{member.id.rank}.{member.id.claim}.{member.id.trial}" for member in outcome.members)
     return f"{base}/{step}:{members}"
 
 
-def seen_by(world: World, step: int, rules: Rules) -> Seen:
+def seen_by(world: World, step: int, rules: Rules) -> RoundView:
     here = world.rounds[step]
     ended, current = ended_attempts(here.outcomes)
     attempt = len(ended)
     before = world.rounds[step - 1].commit if step else None
-    return Seen(
+    return RoundView(
         expected=expected_ranks(before, here.here, (), rules.replicas),
         offers=frozenset(offer for offer in here.offers if offer.id not in here.hidden),
         ended=ended,
@@ -135,9 +135,9 @@ def seen_by(world: World, step: int, rules: Rules) -> Seen:
 
 
 @cache
-def ended_attempts(outcomes: tuple[tuple[Any, ...], ...]) -> tuple[tuple[Outcome, ...], Attempt]:
+def ended_attempts(outcomes: tuple[tuple[Any, ...], ...]) -> tuple[tuple[RoundOutcome, ...], Attempt]:
     """Attempts that ended without a commit, and the one after them."""
-    ended: list[Outcome] = []
+    ended: list[RoundOutcome] = []
     while True:
         slots = outcomes[len(ended)] if len(ended) < len(outcomes) else ()
         attempt = how_it_ended([None if each == DAMAGED else each for each in slots])
@@ -175,7 +175,7 @@ def decisions(world: World, replica: Replica, rules: Rules) -> set[Decision]:
     return decided(world, seen_by(world, replica.step, rules), replica, rules)
 
 
-def decided(world: World, seen: Seen, replica: Replica, rules: Rules) -> set[Decision]:
+def decided(world: World, seen: RoundView, replica: Replica, rules: Rules) -> set[Decision]:
     me = Myself(
         rank=replica.rank,
         claim=replica.claim,
@@ -228,12 +228,12 @@ def acted(world: World, index: int, rules: Rules, *, largest: float = 1.0) -> Wo
     return healed(world, index)
 
 
-def proposed(seal: Seal | None, action: CreateOutcome) -> Outcome:
+def proposed(seal: Seal | None, action: CreateOutcome) -> RoundOutcome:
     assert seal is not None, "an outcome is proposed for a seal that was seen"
-    return Outcome(action.result, seal.base, "spec", seal.members, bad=action.bad)
+    return RoundOutcome(action.result, seal.base, "spec", seal.members, bad=action.bad)
 
 
-def ended(here: Round, attempt: int, slot: int, outcome: Outcome) -> Round:
+def ended(here: Round, attempt: int, slot: int, outcome: RoundOutcome) -> Round:
     """An outcome was tried in a slot."""
     attempts = here.outcomes + ((),) * (attempt + 1 - len(here.outcomes))
     slots = created(attempts[attempt], slot, outcome)
@@ -255,7 +255,7 @@ def hurried(world: World, index: int, rules: Rules) -> Iterator[World]:
         return
     after = acted(world, index, rules)
     here = after.rounds[replica.step]
-    seen = Seen(frozenset(), offers=here.offers, ended=ended_attempts(here.outcomes)[0][:attempt], seal=seal)
+    seen = RoundView(frozenset(), offers=here.offers, ended=ended_attempts(here.outcomes)[0][:attempt], seal=seal)
     if isinstance(action, CreateSeal):
         seen = after_the_seal(seen, there(here.seals, attempt, action.seal))
     else:
@@ -290,7 +290,7 @@ def reduced(world: World, index: int, attempt: int, action: Reduce) -> World:
     return with_round(world, replica.step, here._replace(means=means))
 
 
-def followed(world: World, index: int, outcome: Outcome) -> World:
+def followed(world: World, index: int, outcome: RoundOutcome) -> World:
     replica = world.replicas[index]
     if outcome.result == "void":
         trials = 1 + max(member.id.trial for member in outcome.members)

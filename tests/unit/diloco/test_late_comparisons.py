@@ -12,8 +12,8 @@ import torch
 from test_equal_weights import AnotherMachine
 from toy_replicas import QUICK, ToyLoop, in_threads
 
-from composer_replication.diloco.rounds.failures import StateUnreadable
 from composer_replication.diloco.rounds.manager import ObjectStoreManager
+from composer_replication.diloco.rounds.patience import StateUnreadable
 from composer_replication.diloco.rounds.records import pack
 from composer_replication.diloco.store import MemoryStore
 from refusals import refusal

@@ -18,8 +18,8 @@ from test_chaos_processes import wait_for
 from toy_replicas import QUICK, Final, ToyLoop, check_run, commits, in_threads, run_replica
 
 from composer_replication.diloco.rounds import running
-from composer_replication.diloco.rounds.failures import QuorumLeft, RoundTimeout, StateUnreadable
 from composer_replication.diloco.rounds.manager import ObjectStoreManager
+from composer_replication.diloco.rounds.patience import QuorumLeft, RoundTimeout, StateUnreadable
 from composer_replication.diloco.rounds.progress import read_progress
 from composer_replication.diloco.serverless import ObjectStoreAllReduce
 from composer_replication.diloco.store import MemoryStore, open_store

@@ -10,11 +10,11 @@ import threading
 import pytest
 from toy_replicas import QUICK, check_run, in_threads, layout_of, run_replica
 
-from composer_replication.diloco.rounds.failures import RoundError
+from composer_replication.diloco.rounds.patience import RoundError
 from composer_replication.diloco.rounds.records import (
     Layout,
-    Outcome,
     RecordError,
+    RoundOutcome,
     parse_outcome,
     parse_state,
     unpack_outcome,
@@ -50,7 +50,7 @@ class MeddlingStore:
     def __init__(self, kind: str, seed: int, foreign: MemoryStore, *, copies: int) -> None:
         self.store, self.uri = MemoryStore(), "memory://meddled"
         self.left, self.done = copies, 0
-        self.commits: dict[int, list[Outcome]] = {}
+        self.commits: dict[int, list[RoundOutcome]] = {}
         self._part, self._dice, self._foreign = KINDS[kind], random.Random(f"{kind} {seed}"), foreign
         self._lock = threading.RLock()
 

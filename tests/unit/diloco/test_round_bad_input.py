@@ -13,18 +13,23 @@ import torch
 from faulty_stores import Faults, FaultyStore
 from toy_replicas import QUICK, ToyLoop, check_run, in_threads, run_replica
 
-from composer_replication.diloco.rounds.failures import (
+from composer_replication.diloco.rounds.manager import ObjectStoreManager
+from composer_replication.diloco.rounds.patience import (
     GenerationRefused,
     OfferUnreadable,
     RankTaken,
     Replaced,
     RoundTimeout,
 )
-from composer_replication.diloco.rounds.manager import ObjectStoreManager
 from composer_replication.diloco.rounds.progress import read_progress
 from composer_replication.diloco.rounds.records import Layout, pack
 from composer_replication.diloco.rounds.vectors import RoundVector
-from composer_replication.diloco.store import MemoryStore, StoreDenied, StoreFull, StoreUnavailable
+from composer_replication.diloco.store import (
+    MemoryStore,
+    StoreDenied,
+    StoreFull,
+    StoreUnavailable,
+)
 from composer_replication.errors import InputError, ShapeError
 from refusals import refusal
 

@@ -11,9 +11,8 @@ import pytest
 import torch
 from toy_replicas import QUICK, ToyLoop, check_run, in_threads, run_replica
 
-from composer_replication.diloco.rounds.failures import GenerationRefused
 from composer_replication.diloco.rounds.manager import ObjectStoreManager
-from composer_replication.diloco.rounds.patience import PatientStore, Traffic
+from composer_replication.diloco.rounds.patience import GenerationRefused, PatientStore, Traffic
 from composer_replication.diloco.rounds.progress import read_progress
 from composer_replication.diloco.rounds.reading import read_record
 from composer_replication.diloco.rounds.records import (
@@ -24,8 +23,8 @@ from composer_replication.diloco.rounds.records import (
     Manifest,
     Member,
     OfferId,
-    Outcome,
     RecordError,
+    RoundOutcome,
     Seal,
     Shard,
     digest,
@@ -82,7 +81,7 @@ LARGEST = {
     "outcome": (
         pack_outcome,
         unpack_outcome,
-        Outcome("commit", LONG, LONG, MEMBERS, ("f" * 64,) * MOST_SHARDS, tuple(OFFERS), LONG, 1e-300, 2**50 - 1),
+        RoundOutcome("commit", LONG, LONG, MEMBERS, ("f" * 64,) * MOST_SHARDS, tuple(OFFERS), LONG, 1e-300, 2**50 - 1),
     ),
 }
 

@@ -12,11 +12,19 @@ import torch
 from toy_replicas import QUICK, in_threads
 
 from composer_replication.diloco.rounds import reading
-from composer_replication.diloco.rounds.decide import Offer, Seen
+from composer_replication.diloco.rounds.decide import Offer, RoundView
 from composer_replication.diloco.rounds.manager import ObjectStoreManager
 from composer_replication.diloco.rounds.patience import PatientStore, Traffic
 from composer_replication.diloco.rounds.reading import RoundReader
-from composer_replication.diloco.rounds.records import Layout, Member, OfferId, Outcome, Seal, pack_outcome, pack_seal
+from composer_replication.diloco.rounds.records import (
+    Layout,
+    Member,
+    OfferId,
+    RoundOutcome,
+    Seal,
+    pack_outcome,
+    pack_seal,
+)
 from composer_replication.diloco.store import MemoryStore
 from composer_replication.diloco.store.objects import StoreUnavailable
 
@@ -133,7 +141,7 @@ def member(rank):
     return Member(OfferId(rank, 0, 0), "a" * 64, 1.0)
 
 
-SEEN = Seen(expected=frozenset({0, 1}), offers=frozenset({offer(0), offer(1)}))
+SEEN = RoundView(expected=frozenset({0, 1}), offers=frozenset({offer(0), offer(1)}))
 SEAL_AT, OUTCOME_AT = (Layout(0).address(key) for key in (Layout(0).seal(0, 0), Layout(0).outcome(0, 0)))
 BOTH = Seal("base", "spec", 1, (member(0), member(1)))
 
@@ -187,7 +195,7 @@ def test_a_seal_of_mine_that_does_not_fit_is_not_taken():
 
 def test_after_a_commit_its_members_follow_and_after_an_abort_the_next_attempt_is_read():
     seen = replace(SEEN, seal=BOTH)
-    commit = Outcome("commit", "base", "spec", BOTH.members, ("b" * 64,))
-    abort = Outcome("abort", "base", "spec", BOTH.members, bad=(BOTH.members[0].id,), reason="unreadable")
+    commit = RoundOutcome("commit", "base", "spec", BOTH.members, ("b" * 64,))
+    abort = RoundOutcome("abort", "base", "spec", BOTH.members, bad=(BOTH.members[0].id,), reason="unreadable")
     assert reader({"outcome": pack_outcome(OUTCOME_AT, commit)}).ended(seen, mine=None) == replace(seen, outcome=commit)
     assert reader({"outcome": pack_outcome(OUTCOME_AT, abort)}).ended(seen, mine=None) is None

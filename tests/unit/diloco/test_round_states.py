@@ -17,11 +17,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toy_replicas import QUICK, ToyLoop, check_run, in_threads, layout_of, run_replica
 
+from composer_replication.diloco.rounds import published as states
 from composer_replication.diloco.rounds.manager import ObjectStoreManager
 from composer_replication.diloco.rounds.patience import PatientStore, Traffic
-from composer_replication.diloco.rounds.records import Layout, RecordError, pack, unpack
-from composer_replication.diloco.rounds.states import published as states
-from composer_replication.diloco.rounds.states.structures import flatten
+from composer_replication.diloco.rounds.published import flatten
+from composer_replication.diloco.rounds.records import (
+    Layout,
+    RecordError,
+    pack,
+    unpack,
+)
 from composer_replication.diloco.store import MemoryStore
 
 NAME, LAYOUT = "00000003.00000.0", Layout(0)

@@ -16,11 +16,16 @@ from faulty_stores import Faults, FaultyStore
 from toy_replicas import QUICK, ToyLoop, check_run, in_threads, run_replica
 
 from composer_replication.diloco.payload import ErrorFeedback
-from composer_replication.diloco.rounds import shards
+from composer_replication.diloco.rounds import running as shards
 from composer_replication.diloco.rounds.decide import Offer, outliers
 from composer_replication.diloco.rounds.manager import ObjectStoreManager
 from composer_replication.diloco.rounds.records import MOST_MAGNITUDE, OfferId
-from composer_replication.diloco.rounds.vectors import RoundVector, fair, largest_of, weighted_mean
+from composer_replication.diloco.rounds.vectors import (
+    RoundVector,
+    fair,
+    largest_of,
+    weighted_mean,
+)
 from composer_replication.diloco.store import MemoryStore
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from toy_replicas import in_threads
 
-from composer_replication.diloco.rounds.failures import StaleRound
+from composer_replication.diloco.rounds.patience import StaleRound
 from composer_replication.diloco.serverless import MockManager, ObjectStoreAllReduce
 from composer_replication.diloco.serverless.allreduce import _ImmediateWork
 from composer_replication.diloco.store import MemoryStore

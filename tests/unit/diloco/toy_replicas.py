@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from composer_replication.diloco.rounds.identity import find_run
+from composer_replication.diloco.rounds.claims import find_run
 from composer_replication.diloco.rounds.manager import ObjectStoreManager
 from composer_replication.diloco.rounds.patience import PatientStore, Traffic
 from composer_replication.diloco.rounds.reading import read_commit
-from composer_replication.diloco.rounds.records import Layout, Outcome
+from composer_replication.diloco.rounds.records import Layout, RoundOutcome
 
 SIZES = (300, 77)  # elements of each fragment's two tensors
 QUICK: dict[str, Any] = {"poll_s": 0.02, "grace_s": 1.0, "first_grace_s": 20.0, "timeout_s": 30.0, "lease_s": 0.6}
@@ -145,7 +145,7 @@ def layout_of(store: Any, generation: int = 0) -> Layout:
     return run.layout
 
 
-def commits(store: Any, generation: int = 0) -> Iterator[Outcome]:
+def commits(store: Any, generation: int = 0) -> Iterator[RoundOutcome]:
     """The commits of a run in their order, as the store has them."""
     layout, patient, step = layout_of(store, generation), PatientStore(store, Traffic(), patience_s=5), 0
     while (commit := read_commit(patient, layout, step)) is not None:
@@ -153,7 +153,7 @@ def commits(store: Any, generation: int = 0) -> Iterator[Outcome]:
         step += 1
 
 
-def mean_of(outcome: Outcome, step: int) -> np.ndarray:
+def mean_of(outcome: RoundOutcome, step: int) -> np.ndarray:
     """Worked out here, in the order of members, from what they are known to have given."""
     counted = [member for member in outcome.members if member.weight]
     assert all(member.weight == weight_of(member.id.rank) for member in counted)
@@ -171,8 +171,8 @@ def check_run(
     *,
     starter: int = 0,
     num_fragments: int = 1,
-    history: list[Outcome] | None = None,
-) -> list[Outcome]:
+    history: list[RoundOutcome] | None = None,
+) -> list[RoundOutcome]:
     """Every commit's mean worked out anew, and with them the weights of each replica at the step where it stands.
 
     `history`: the commits as they were written, where those in the store were damaged later.

@@ -6,17 +6,18 @@ from dataclasses import replace
 
 import pytest
 
+from composer_replication.diloco import simulation as bucket_rounds
 from composer_replication.diloco.simulation import (
     Bucket,
     Machine,
     Scenario,
+    Signal,
+    SimulatedClock,
     Spot,
     Work,
-    bucket_rounds,
     simulate_bucket,
     simulate_direct,
 )
-from composer_replication.diloco.simulation.clock import Clock, Signal
 
 MACHINE = Machine(up_mb_s=100, down_mb_s=50, latency_s=0.0, codec_mb_s=1e12)
 FREE = Bucket(put_s=0.0, get_s=0.0, connection_mb_s=1e9, total_mb_s=1e12, poll_s=0.0, grace_s=30.0)
@@ -114,7 +115,7 @@ def test_shards_are_a_multiple_of_the_parties_and_no_finer_than_in_the_protocol(
 
 
 def test_processes_sleep_wait_and_end_in_the_order_of_time():
-    clock, signal, seen = Clock(), Signal(), []
+    clock, signal, seen = SimulatedClock(), Signal(), []
 
     def process(name, seconds):
         yield seconds

@@ -10,7 +10,7 @@ from typing import Any, get_args
 import pytest
 
 from composer_replication.diloco.store import StoreDenied, StoreUnavailable, open_store
-from composer_replication.diloco.store.denials import Operation
+from composer_replication.diloco.store.objects import Operation
 from composer_replication.errors import InputError
 from refusals import refusal
 

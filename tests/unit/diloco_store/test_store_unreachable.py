@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from composer_replication.diloco.store import StoreDenied, StoreUnavailable, open_store
-from composer_replication.diloco.store.retries import FIRST_ANSWER_S
+from composer_replication.diloco.store.objects import FIRST_ANSWER_S
 from composer_replication.errors import InputError
 
 REPORTED_WITHIN_S = 10.0
@@ -49,7 +49,7 @@ def silent() -> Iterator[str]:
 def shorten(monkeypatch) -> None:
     """Wait for less in `make test`: the whole time is waited in `make test-full`."""
     if PROFILE != "full":
-        monkeypatch.setattr("composer_replication.diloco.store.retries.FIRST_ANSWER_S", 1.0)
+        monkeypatch.setattr("composer_replication.diloco.store.objects.FIRST_ANSWER_S", 1.0)
 
 
 def opening(scheme: str, address: str, **options) -> None:
@@ -87,7 +87,7 @@ def test_a_server_that_never_answers_is_reported_once_and_soon(scheme, silent, c
 
 
 def test_the_limits_leave_room_below_ten_seconds():
-    from composer_replication.diloco.store import retries
+    from composer_replication.diloco.store import objects as retries
 
     assert FIRST_ANSWER_S + retries._SHORTEST_REQUEST_S < REPORTED_WITHIN_S
 
@@ -95,7 +95,7 @@ def test_the_limits_leave_room_below_ten_seconds():
 def test_a_place_that_has_answered_once_gets_the_whole_deadline(monkeypatch):
     from hub_loopback import serving
 
-    monkeypatch.setattr("composer_replication.diloco.store.retries.FIRST_ANSWER_S", 0.3)
+    monkeypatch.setattr("composer_replication.diloco.store.objects.FIRST_ANSWER_S", 0.3)
     with serving() as repository:
         store = open_store("hf://owner/runs/a", options={"endpoint": repository.url, "token": "x"})
         until = time.monotonic() + 1.0

@@ -9,14 +9,19 @@ import urllib.request
 import pytest
 
 from composer_replication.cli.main import main
-from composer_replication.envs.adviser_server import Advisers, AdviserServer, Refused
+from composer_replication.envs.adviser_server import Advisers, AdviserServer, HttpRefusal
 from composer_replication.envs.logs import to_conversation
-from composer_replication.envs.policies import CARELESS, EXPERT, RememberingRunner, play
+from composer_replication.envs.policies import (
+    CARELESS,
+    EXPERT,
+    RememberingRunner,
+    play,
+)
 from composer_replication.envs.workspace import Workspace, generate_task
 from composer_replication.ingestion.states import states
 from composer_replication.runs import RunDir
-from composer_replication.runs.pairs import read_pairs
-from composer_replication.teacher_replay.injection_fence import fence
+from composer_replication.runs.files import read_pairs
+from composer_replication.teacher_replay.requests import fence
 
 RUNNER = RememberingRunner()
 SEEDS = range(12)
@@ -87,7 +92,7 @@ def test_an_adviser_errs_as_often_as_its_name_says(advisers):
     ],
 )
 def test_what_has_no_answer_is_refused_with_a_reason(advisers, body, said):
-    with pytest.raises(Refused, match=said) as refused:
+    with pytest.raises(HttpRefusal, match=said) as refused:
         advisers.answer(body)
     assert refused.value.status == 400
 

@@ -21,10 +21,10 @@ from composer_replication.envs.policies import (
     play,
     retrace,
 )
-from composer_replication.envs.policies.expert import Style, expert_move
+from composer_replication.envs.policies.flawed import Style, expert_move
 from composer_replication.envs.workspace import Difficulty, Workspace, generate_task
 from composer_replication.errors import InputError
-from composer_replication.sites.taxonomy import KINDS
+from composer_replication.sites.rule import KINDS
 from refusals import refusal
 
 IS_FULL = os.environ.get("CRF_TEST_PROFILE") == "full"

@@ -9,8 +9,7 @@ import time
 
 import pytest
 
-from composer_replication.envs.workspace.regex.program import PatternError
-from composer_replication.envs.workspace.regex.search import BudgetError, Regex
+from composer_replication.envs.workspace.regex import BudgetError, PatternError, Regex
 
 NUM_PATTERNS = 30_000 if os.environ.get("CRF_TEST_PROFILE") == "full" else 1500
 ATOMS = ("a", "b", "1", ".", r"\w", r"\d", r"\s", r"\W", "[ab]", "[^a]", "[a-c1]", r"[\d_]", r"\b", "^", "$", r"\.")

@@ -13,7 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from composer_replication.envs.workspace import TestRunner, Workspace, generate_task, sandbox
+from composer_replication.envs.workspace import (
+    TestRunner,
+    Workspace,
+    generate_task,
+    sandbox,
+)
 from composer_replication.envs.workspace.sandbox import _command
 from composer_replication.errors import InputError, SandboxError
 from refusals import refusal
@@ -225,9 +230,11 @@ def test_where_no_wall_stands_nothing_is_worth_zero_it_is_said(monkeypatch):
 
 def test_limits_alone_are_taken_only_by_their_name(monkeypatch):
     refused = "namespaces: unshare: Operation not permitted"
-    start = sandbox._Server.receive
+    start = sandbox._SandboxProcess.receive
     hello = {"failed": refused.partition(": ")[2]}
-    monkeypatch.setattr(sandbox._Server, "receive", lambda self, s: start(self, s) if self.kind == "rlimits" else hello)
+    monkeypatch.setattr(
+        sandbox._SandboxProcess, "receive", lambda self, s: start(self, s) if self.kind == "rlimits" else hello
+    )
     with refusal(SandboxError, what="sandbox", got=refused, fix="CRF_SANDBOX=rlimits") as caught:
         _ = TestRunner().kind
     assert "bubblewrap" in caught.value.fix

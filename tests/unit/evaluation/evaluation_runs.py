@@ -7,9 +7,9 @@ import shutil
 import pytest
 import torch
 
+from composer_replication.cli.split import write_split
 from composer_replication.config import CrfConfig, SplitConfig, loads
 from composer_replication.runs import RunDir
-from composer_replication.steps.split import write_split
 
 NOTHING = {"samples": 0, "good_turns": 0, "token_gaps": 0}
 

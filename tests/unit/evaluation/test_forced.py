@@ -12,14 +12,18 @@ from evaluation_runs import TIMES, config, hold_out, write_sites
 
 from composer_replication.envs.student import student_folder
 from composer_replication.errors import InputError
-from composer_replication.evaluation import forced
-from composer_replication.evaluation.arms import arms_of, digest_of_arm, each_model, tokenizers_of
-from composer_replication.evaluation.evaluate import PARTIAL
+from composer_replication.evaluation import decisions as forced
+from composer_replication.evaluation.arms import (
+    arms_of,
+    digest_of_arm,
+    each_model,
+    tokenizers_of,
+)
+from composer_replication.evaluation.evaluate import PARTIAL, evaluate
 from composer_replication.evaluation.record import CONTROL
 from composer_replication.runs import RunDir
-from composer_replication.runs.evaluation import read_evaluation, read_rows
+from composer_replication.runs.files import read_evaluation, read_rows
 from composer_replication.runs.split import read_split
-from composer_replication.steps.evaluate import evaluate
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +58,7 @@ def test_rows_are_means_of_a_plain_pass_and_figures_are_made_of_them(run, folder
     before, after = str(folder / "model"), str(other)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "composer_replication.evaluation.questions.score_groups",
+            "composer_replication.evaluation.decisions.score_groups",
             lambda model, weights, groups, *rest, **named: (
                 asked.append(groups) or real(model, weights, groups, *rest, **named)
             ),
@@ -177,7 +181,7 @@ def test_near_duplicates_of_learnt_states_are_left_out_and_counted(run, folder):
 
 
 def test_nothing_held_out_and_no_errors_are_verdicts_and_no_model_is_loaded(run, folder, monkeypatch):
-    monkeypatch.setattr("composer_replication.evaluation.evaluate.each_model", None)
+    monkeypatch.setattr("composer_replication.evaluation.arms.each_model", None)
     model = str(folder / "model")
     hold_out(run, 0.0)
     record = evaluate(config(), run, before=model, after=model)
@@ -241,7 +245,7 @@ def test_a_run_that_was_never_split_is_a_sentence(folder, tmp_path):
 def test_log_probs_token_by_token_add_up_to_those_of_the_response(folder):
     from transformers import AutoModelForCausalLM
 
-    from composer_replication.objective.reference import response_logprobs, token_logprobs
+    from composer_replication.trainer.objective.reference import response_logprobs, token_logprobs
 
     model = AutoModelForCausalLM.from_pretrained(folder / "model")
     responses = [(list(range(3, 15)), 7), ([*range(3, 9), 20, 21], 2)]

@@ -10,15 +10,18 @@ from dataclasses import replace
 import pytest
 from evaluation_runs import config, write_sites
 
+from composer_replication.cli.run_checks import (
+    Learnable,
+    Side,
+    check_judgeable,
+    to_judge_by,
+)
+from composer_replication.cli.split import write_split
 from composer_replication.config import CrfConfig, RunConfig, SplitConfig
 from composer_replication.errors import InputError
-from composer_replication.evaluation.evaluate import Measurable
-from composer_replication.runs.conversations import read_conversations
-from composer_replication.runs.evaluation import read_rows
+from composer_replication.evaluation.evaluate import Measurable, evaluate
+from composer_replication.runs.files import read_conversations, read_rows
 from composer_replication.runs.split import read_split
-from composer_replication.steps.evaluate import evaluate
-from composer_replication.steps.running.learnable import Learnable, Side, check_judgeable, to_judge_by
-from composer_replication.steps.split import write_split
 from refusals import refusal
 
 PRIMARIES = ("forced_gap", "forced_correction", "forced_erring", "sampled_failures")

@@ -11,16 +11,18 @@ from evaluation_runs import TIMES, config
 from composer_replication.errors import ConfigError
 from composer_replication.evaluation import sampling
 from composer_replication.evaluation.damage import is_right
+from composer_replication.evaluation.decisions import HeldOut, HeldOutSession
+from composer_replication.evaluation.evaluate import evaluate
 from composer_replication.evaluation.figures import NATS
-from composer_replication.evaluation.held_out import HeldOut, HeldOutSession
-from composer_replication.evaluation.judged import sampled_rows, sampled_values
-from composer_replication.evaluation.sampling import Drawn, State
-from composer_replication.judge.walk import earlier_sessions
-from composer_replication.runs.evaluation import read_rows
-from composer_replication.runs.tools import table_of
-from composer_replication.sessions.read_run import LoggedSession
-from composer_replication.sessions.rendering import RenderedSession
-from composer_replication.steps.evaluate import evaluate
+from composer_replication.evaluation.sampling import (
+    SampledText,
+    State,
+    sampled_rows,
+    sampled_values,
+)
+from composer_replication.runs.files import read_rows, table_of
+from composer_replication.sites.judge.walk import earlier_sessions
+from composer_replication.trainer.sessions.rendering import LoggedSession, RenderedSession
 from composer_replication.types import ToolCall
 from session_pieces import Session
 
@@ -73,7 +75,7 @@ def moment():
 )
 def test_a_drawn_action_is_judged_by_what_the_session_had_shown(text, expected):
     held, state = moment()
-    (row,) = sampled_rows(held, table_of(TOOLS), [state], {"before": [[Drawn(text, 9, True)]]})
+    (row,) = sampled_rows(held, table_of(TOOLS), [state], {"before": [[SampledText(text, 9, True)]]})
     verdict, rule, is_logged, is_right_call = expected
     assert (row["verdict"], row["rule"]) == (verdict, rule)
     assert row["same_as_logged"] is bool(is_logged)
@@ -98,22 +100,22 @@ def test_a_drawn_action_is_judged_by_what_earlier_sessions_of_the_project_knew_a
     for name in "abcd":
         other.call("Read", "     1→x = 1\n", file_path=f"/repo/src/{name}.py")
     earlier = earlier_sessions([of_day(day, other.conversation()), now])
-    drawn = {"before": [[Drawn(called("Read", file_path="/repo/src/c.py"), 9, True)]]}
+    drawn = {"before": [[SampledText(called("Read", file_path="/repo/src/c.py"), 9, True)]]}
     (row,) = sampled_rows(held, table_of(TOOLS), [state], drawn, earlier)
     assert (row["verdict"], row["rule"]) == expected
 
 
 def test_a_call_that_was_cut_off_is_no_broken_one():
     held, state = moment()
-    draws = {"before": [[Drawn('<tool_call>\n{"name": "Wri', 9, False)]]}
+    draws = {"before": [[SampledText('<tool_call>\n{"name": "Wri', 9, False)]]}
     (row,) = sampled_rows(held, table_of(TOOLS), [state], draws)
     assert (row["parsed"], row["rule"]) == (False, "cut_off")
 
 
 def test_figures_are_changes_of_means_per_1000():
     held, state = moment()
-    wrong = Drawn(called("Edit", file_path="/repo/a.py", old_string="z = 1", new_string="q = 1"), 10, True)
-    good = Drawn(called("Edit", file_path="/repo/a.py", old_string="x = 1", new_string="q = 1"), 6, True)
+    wrong = SampledText(called("Edit", file_path="/repo/a.py", old_string="z = 1", new_string="q = 1"), 10, True)
+    good = SampledText(called("Edit", file_path="/repo/a.py", old_string="x = 1", new_string="q = 1"), 6, True)
     draws = {"before": [[wrong, wrong, wrong, good]], "after": [[good, good, good, wrong]]}
     values = sampled_values(sampled_rows(held, table_of(TOOLS), [state], draws), [state])
     changes = {name: [value.change["after"] for value in several] for name, several in values.items()}
@@ -126,9 +128,12 @@ def test_figures_are_changes_of_means_per_1000():
 def test_calls_that_cannot_be_read_are_failures_and_no_call_is_counted_by_itself():
     """A model that draws nothing but broken calls is not one that never fails."""
     held, state = moment()
-    wrong = Drawn(called("Edit", file_path="/repo/a.py", old_string="z = 1", new_string="q = 1"), 10, True)
-    broken, cut = Drawn("<tool_call>\n{nonsense</tool_call>", 5, True), Drawn('<tool_call>\n{"name": "Wri', 9, False)
-    draws = {"before": [[wrong] * 4], "after": [[broken, cut, cut, Drawn("I would rather not.", 4, True)]]}
+    wrong = SampledText(called("Edit", file_path="/repo/a.py", old_string="z = 1", new_string="q = 1"), 10, True)
+    broken, cut = (
+        SampledText("<tool_call>\n{nonsense</tool_call>", 5, True),
+        SampledText('<tool_call>\n{"name": "Wri', 9, False),
+    )
+    draws = {"before": [[wrong] * 4], "after": [[broken, cut, cut, SampledText("I would rather not.", 4, True)]]}
     values = sampled_values(sampled_rows(held, table_of(TOOLS), [state], draws), [state])
     changes = {name: several[0].change["after"] for name, several in values.items() if several}
     assert changes["sampled_failures"] == -250.0

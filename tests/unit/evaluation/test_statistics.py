@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from planted_effects import planted, planted_repeats
 
-from composer_replication.evaluation.statistics import (
+from composer_replication.evaluation.figures import (
     Interval,
     repeated_interval,
     session_interval,

@@ -10,12 +10,18 @@ import pytest
 import torch
 from evaluation_runs import config
 
-from composer_replication.config import CrfConfig, SplitConfig, config_hash, loads, write_resolved
+from composer_replication.config import (
+    CrfConfig,
+    SplitConfig,
+    config_hash,
+    loads,
+    write_resolved,
+)
 from composer_replication.evaluation.arms import Arm
+from composer_replication.evaluation.evaluate import evaluate, with_settings_of_training
 from composer_replication.evaluation.record import _of_training
-from composer_replication.runs.evaluation import read_rows, weight_files_digest
+from composer_replication.runs.files import read_rows, weight_files_digest
 from composer_replication.runs.split import read_split
-from composer_replication.steps.evaluate import evaluate, with_settings_of_training
 
 
 @pytest.fixture

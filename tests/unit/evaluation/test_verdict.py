@@ -7,7 +7,7 @@ import re
 import pytest
 
 from composer_replication.evaluation.figures import SORTS, Value
-from composer_replication.evaluation.verdict import verdict_of
+from composer_replication.evaluation.record import verdict_of
 
 SPREAD = (-0.1, 0.05, 0.0, 0.1, -0.05, 0.02)
 

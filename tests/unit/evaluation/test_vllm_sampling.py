@@ -10,11 +10,11 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from composer_replication.batch.render.renderer import Renderer
-from composer_replication.config.evaluation import EvaluationConfig
+from composer_replication.config.sections import EvaluationConfig
 from composer_replication.errors import InputError
 from composer_replication.evaluation import vllm_sampling
 from composer_replication.evaluation.arms import Arm
-from composer_replication.evaluation.forced import Kept
+from composer_replication.evaluation.decisions import Kept
 from composer_replication.evaluation.sampling import State, draw_actions
 from composer_replication.evaluation.vllm_sampling import engine_of
 from refusals import refusal

@@ -13,12 +13,13 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from composer_replication.rollouts.generation import generator as generator_module
-from composer_replication.rollouts.generation import passes, recorded_talks
-from composer_replication.rollouts.generation.casts import Casts, casts_kept
-from composer_replication.rollouts.generation.generator import RolloutGenerator
-from composer_replication.rollouts.generation.passes import NextTokens, _Recorded
-from composer_replication.rollouts.generation.recorded_talks import RecordedTalking
+from composer_replication.trainer.rollouts.generation import generator as generator_module
+from composer_replication.trainer.rollouts.generation import passes
+from composer_replication.trainer.rollouts.generation import talks as recorded_talks
+from composer_replication.trainer.rollouts.generation.generator import RolloutGenerator
+from composer_replication.trainer.rollouts.generation.key_values import Casts, casts_kept
+from composer_replication.trainer.rollouts.generation.passes import NextTokens, _Recorded
+from composer_replication.trainer.rollouts.generation.talks import RecordedTalking
 from scripted_talk import Scripted
 
 ROWS = random_rows((18, 15, 11))

@@ -14,10 +14,10 @@ from torch import nn
 from transformers import StoppingCriteria, StoppingCriteriaList
 
 from composer_replication.errors import InputError
-from composer_replication.rollouts.generation import generator as generator_module
-from composer_replication.rollouts.generation import passes
-from composer_replication.rollouts.generation.generator import RolloutGenerator
-from composer_replication.rollouts.generation.passes import NextTokens
+from composer_replication.trainer.rollouts.generation import generator as generator_module
+from composer_replication.trainer.rollouts.generation import passes
+from composer_replication.trainer.rollouts.generation.generator import RolloutGenerator
+from composer_replication.trainer.rollouts.generation.passes import NextTokens
 from model_families import build
 from refusals import refusal
 

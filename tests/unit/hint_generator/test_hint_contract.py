@@ -13,7 +13,7 @@ import pytest
 
 from composer_replication.hint_generator import count_sentences, write_hint
 from composer_replication.hint_generator.context import RIGHT, right_texts
-from composer_replication.hint_generator.contract import quotes_call
+from composer_replication.hint_generator.write import quotes_call
 from composer_replication.ingestion import IngestReport, ingest
 from composer_replication.sites import find_error_sites
 from composer_replication.sites.user_words import CORRECTED

@@ -8,15 +8,21 @@ from typing import get_args
 import pytest
 
 from composer_replication.hint_generator import write_hint
-from composer_replication.hint_generator.advice import advice_for
-from composer_replication.hint_generator.context import EditProblem
-from composer_replication.hint_generator.error_words import choices_in, command_to_run, meant_name, nearest, options_in
-from composer_replication.hint_generator.file_templates import (
+from composer_replication.hint_generator.context import (
+    EditProblem,
+    choices_in,
+    command_to_run,
+    meant_name,
+    nearest,
+    options_in,
+)
+from composer_replication.hint_generator.shell_facts import advice_for
+from composer_replication.hint_generator.templates import (
     hint_edit_ambiguous,
     hint_edit_no_match,
     hint_file_not_found,
+    hint_usage_error,
 )
-from composer_replication.hint_generator.shell_templates import hint_usage_error
 from composer_replication.sites import find_error_sites
 from cpu_time import least_cpu_seconds
 from session_pieces import Session, quoted

@@ -7,10 +7,9 @@ from dataclasses import replace
 import pytest
 
 from composer_replication.hint_generator import write_hint
-from composer_replication.hint_generator.advice import advice_for
-from composer_replication.hint_generator.error_words import near_option, unknown_option
-from composer_replication.hint_generator.file_templates import hint_file_not_found
-from composer_replication.hint_generator.shell_templates import hint_shell_path_missing, hint_usage_error
+from composer_replication.hint_generator.context import near_option, unknown_option
+from composer_replication.hint_generator.shell_facts import advice_for
+from composer_replication.hint_generator.templates import hint_file_not_found, hint_shell_path_missing, hint_usage_error
 from composer_replication.hint_generator.write import said_hint
 from composer_replication.sites import find_error_sites
 from session_pieces import Session, quoted

@@ -5,8 +5,14 @@ from __future__ import annotations
 import pytest
 
 from composer_replication.errors import InputError
-from composer_replication.hint_generator import HINT_TEMPLATES, count_sentences, dispatch, register, write_hint
-from composer_replication.hint_generator.facts import StateAlong
+from composer_replication.hint_generator import (
+    HINT_TEMPLATES,
+    count_sentences,
+    dispatch,
+    register,
+    write_hint,
+)
+from composer_replication.hint_generator.context import StateAlong
 from composer_replication.privacy import Scrubber
 from composer_replication.sites import USUAL_BLAME, find_error_sites, rule
 from cpu_time import least_cpu_seconds
@@ -275,7 +281,7 @@ def test_nothing_is_said_about_tools_of_other_sessions_or_about_what_calls_merel
     ],
 )
 def test_only_names_are_taken_for_names(message, named):
-    from composer_replication.hint_generator.parameters import parameter_facts
+    from composer_replication.hint_generator.context import parameter_facts
 
     assert parameter_facts(None, message, None).get("missing_parameters") == named
 

@@ -6,12 +6,12 @@ import json
 
 from claude_records import Log, call, text
 
+from composer_replication.cli.replay import RunStates
 from composer_replication.config import ReplayConfig
 from composer_replication.ingestion.into_run import ingest_into
 from composer_replication.ingestion.scrubbing import ScrubSettings
 from composer_replication.runs import RunDir
-from composer_replication.runs.conversations import SCHEMA, VERSION
-from composer_replication.steps.states import RunStates
+from composer_replication.runs.files import CONVERSATIONS_SCHEMA, CONVERSATIONS_VERSION
 
 ARTEFACTS = ("conversations.jsonl", "session_sources.jsonl", "tools.jsonl")
 
@@ -59,7 +59,10 @@ def ingested(run_path, *paths, scrub=ScrubSettings(), **options):  # noqa: B008 
 
 
 def stored(run):
-    return {row["id"]: row for row in run.read_jsonl("conversations", schema=SCHEMA, version=VERSION)}
+    return {
+        row["id"]: row
+        for row in run.read_jsonl("conversations", schema=CONVERSATIONS_SCHEMA, version=CONVERSATIONS_VERSION)
+    }
 
 
 def bytes_of(run):

@@ -11,8 +11,16 @@ from small_formats import JUNK, flipped, read_bytes, read_json, replaced
 
 from composer_replication.canonical_json import encode
 from composer_replication.ingestion.formats import atif
-from composer_replication.runs.conversations import to_row
-from composer_replication.types import Conversation, Link, Provenance, ToolCall, ToolResult, Turn, Usage
+from composer_replication.runs.files import conversation_to_row
+from composer_replication.types import (
+    Conversation,
+    Link,
+    Provenance,
+    ToolCall,
+    ToolResult,
+    Turn,
+    Usage,
+)
 
 FOREIGN = {
     "schema_version": "ATIF-v1.8",
@@ -147,7 +155,7 @@ def test_infinite_logprobs_stay_in_the_document_and_never_reach_a_turn(tmp_path)
     document = atif.to_atif(Conversation(id="c", format="atif", turns=(turn,)))
     (read,), _ = read_json(atif, tmp_path, "out.json", document)
     assert read.turns[0].logprobs is None
-    encode(to_row(read), where="row")
+    encode(conversation_to_row(read), where="row")
     assert atif.to_atif(read) == document
 
 

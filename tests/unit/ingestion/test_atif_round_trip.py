@@ -10,11 +10,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from small_formats import SHARED
 
+from composer_replication.action_text import action_text
 from composer_replication.ingestion import registry
 from composer_replication.ingestion.formats import atif
-from composer_replication.ingestion.reading.source import IngestReport, SourceFile
-from composer_replication.ingestion.states import action_text
-from composer_replication.types import Conversation, Provenance, ToolCall, ToolResult, Turn, Usage
+from composer_replication.ingestion.source import IngestReport, SourceFile
+from composer_replication.types import (
+    Conversation,
+    Provenance,
+    ToolCall,
+    ToolResult,
+    Turn,
+    Usage,
+)
 
 # Files beside the samples that hold no session: the list of sources, and recorded answers of a service.
 NO_SESSIONS = {"SOURCES.md", "gemini_cli_sdk_resume.json"}

@@ -7,10 +7,11 @@ import json
 import pytest
 from claude_records import Log, call, text, thinking
 
+from composer_replication.action_text import action_text
 from composer_replication.ingestion import ingest
 from composer_replication.ingestion.formats import claude_code
-from composer_replication.ingestion.reading.source import IngestReport, SourceFile
-from composer_replication.ingestion.states import action_text, states
+from composer_replication.ingestion.source import IngestReport, SourceFile
+from composer_replication.ingestion.states import states
 
 
 def read(tmp_path, lines, *, name="s-1.jsonl", **options):

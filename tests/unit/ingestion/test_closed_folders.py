@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from composer_replication.ingestion.discovery import discover
-from composer_replication.ingestion.reading.source import IngestReport
+from composer_replication.ingestion.registry import discover
+from composer_replication.ingestion.source import IngestReport
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may enter every folder")

@@ -12,8 +12,8 @@ import pytest
 from format_sessions import SAID, SESSIONS
 from session_bytes import ingest
 
+from composer_replication.ingestion.documents import before_damage
 from composer_replication.ingestion.formats import claude_code
-from composer_replication.ingestion.reading.documents import before_damage
 
 DOCUMENTS = {name: session for name, session in SESSIONS.items() if not session.is_lines and name != "inspect_eval"}
 BROKEN = (b"\xff", b"\x00", b'"', b"{", b"}", b"[", b"]", b",", b"\\", b"x")

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from session_bytes import jsonl
 
-from composer_replication.ingestion.reading.documents import head_values, read_lines_or_document, salvage
-from composer_replication.ingestion.reading.source import IngestReport, SourceFile
+from composer_replication.ingestion.documents import head_values, read_lines_or_document, salvage
+from composer_replication.ingestion.source import IngestReport, SourceFile
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-9, 9) | st.text('ab"\\{}[],:é\n'),

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from run_pieces import bytes_of, ingested, stored, write_chat, write_session, write_subagent
 
+from composer_replication.cli.forget import forget, plan_forgetting
 from composer_replication.errors import InputError
-from composer_replication.ingestion.cache.session_sources import FORGOTTEN
-from composer_replication.steps.around.forget import forget, plan_forgetting
+from composer_replication.ingestion.session_sources import FORGOTTEN
 from refusals import refusal
 
 

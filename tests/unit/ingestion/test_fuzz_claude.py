@@ -17,9 +17,10 @@ from claude_sessions import session, sub_agent
 from hypothesis import given
 from hypothesis import strategies as st
 
+from composer_replication.action_text import action_text
 from composer_replication.ingestion.formats import claude_code
-from composer_replication.ingestion.reading.source import IngestReport, SourceFile
-from composer_replication.ingestion.states import action_text, states
+from composer_replication.ingestion.source import IngestReport, SourceFile
+from composer_replication.ingestion.states import states
 
 NUM_MUTATIONS = 20_000 if os.environ.get("CRF_TEST_PROFILE") == "full" else 1_000
 FIXTURES = Path(__file__).parents[4] / "shared" / "fixtures" / "sessions" / "claude_code"

@@ -13,11 +13,12 @@ from claude_mutations import KINDS, ONE_LINE, break_utf8, damaged, delete_bytes,
 from claude_mutations import truncate as cut_off
 from format_sessions import SAID, SESSIONS
 
+from composer_replication.action_text import action_text
 from composer_replication.canonical_json import encode
-from composer_replication.ingestion.formats.atif import to_atif
-from composer_replication.ingestion.reading.source import IngestReport, SourceFile
-from composer_replication.ingestion.states import action_text, states
-from composer_replication.runs import conversations as rows
+from composer_replication.ingestion.formats.atif_write import to_atif
+from composer_replication.ingestion.source import IngestReport, SourceFile
+from composer_replication.ingestion.states import states
+from composer_replication.runs import files as rows
 
 NUM_MUTATIONS = 2_000 if os.environ.get("CRF_TEST_PROFILE") == "full" else 100
 ARGUMENT = "an argument of the call"
@@ -50,7 +51,7 @@ def output(session, folder, data):
     assert isinstance(session.module.sniff(data, path), bool)
     written = b""
     for conversation in session.module.read(SourceFile(path, path.name), IngestReport()):
-        written += encode(rows.to_row(conversation), where="row")
+        written += encode(rows.conversation_to_row(conversation), where="row")
         encode(to_atif(conversation), where="document")
         for _, turn in states(conversation):
             action_text(turn)

@@ -8,13 +8,13 @@ import pytest
 from format_sessions import SAID, SESSIONS
 from session_bytes import ingest
 
+from composer_replication.action_text import action_text
 from composer_replication.canonical_json import encode
 from composer_replication.ingestion import registry
-from composer_replication.ingestion.formats.atif import to_atif
+from composer_replication.ingestion.formats.atif_write import to_atif
 from composer_replication.ingestion.scrubbing import scrub_conversation
-from composer_replication.ingestion.states import action_text
 from composer_replication.privacy import Scrubber
-from composer_replication.runs import conversations as rows
+from composer_replication.runs import files as rows
 
 UNWRITABLE = {
     "NaN": b"NaN",
@@ -45,8 +45,8 @@ def check(session, folder, data):
     conversations, report = ingest(session.module, folder, data, session.name)
     scope = Scrubber().scope()
     for conversation in conversations:
-        encode(rows.to_row(conversation), where="row")
-        encode(rows.to_row(scrub_conversation(conversation, scope)), where="row")
+        encode(rows.conversation_to_row(conversation), where="row")
+        encode(rows.conversation_to_row(scrub_conversation(conversation, scope)), where="row")
         encode(to_atif(conversation), where="document")
         for turn in conversation.turns:
             action_text(turn)

@@ -20,7 +20,7 @@ from composer_replication.ingestion.formats import (
     openhands,
     sweagent,
 )
-from composer_replication.ingestion.reading.counts import unplaced_in
+from composer_replication.ingestion.source import unplaced_in
 
 PIXEL = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
 WORDS = {"type": "text", "text": "look"}

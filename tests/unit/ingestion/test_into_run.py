@@ -8,7 +8,7 @@ import pytest
 from run_pieces import bytes_of, ingested, stored, write_chat, write_session, write_subagent
 
 from composer_replication.errors import InputError
-from composer_replication.ingestion.cache import family_reading
+from composer_replication.ingestion import gather as family_reading
 from composer_replication.ingestion.scrubbing import ScrubSettings
 from composer_replication.runs import RunDir
 from refusals import refusal

@@ -12,11 +12,11 @@ import pytest
 from claude_records import Log, text
 from run_pieces import bytes_of, ingested, stored, write_chat, write_session, write_subagent
 
+from composer_replication.cli.forget import forget
 from composer_replication.errors import InputError, RunError
-from composer_replication.ingestion.cache.session_sources import OLDER
 from composer_replication.ingestion.scrubbing import ScrubSettings
+from composer_replication.ingestion.session_sources import OLDER
 from composer_replication.runs import RunDir
-from composer_replication.steps.around.forget import forget
 from refusals import refusal
 
 LONG = (
@@ -65,7 +65,7 @@ def test_what_is_gone_of_a_family_stays_however_often_the_rest_is_read_again(tmp
 
 
 def test_a_new_file_with_the_inode_of_a_deleted_one_does_not_take_its_place(tmp_path, monkeypatch):
-    from composer_replication.ingestion import discovery
+    from composer_replication.ingestion import registry as discovery
 
     real = discovery._stamp_of
     monkeypatch.setattr(discovery, "_stamp_of", lambda path: real(path)._replace(inode=7))
@@ -134,7 +134,7 @@ def test_of_a_session_and_an_older_copy_of_it_only_the_longer_one_stays(tmp_path
 
 
 def test_an_export_beside_the_logs_is_a_copy(tmp_path):
-    from composer_replication.steps.around.export import export_atif
+    from composer_replication.cli.export import export_atif
 
     logs = tmp_path / "logs"
     write_session(logs, "11111111-aaaa", said=LONG)
@@ -227,7 +227,12 @@ def test_no_scrub_on_a_scrubbed_run_reads_again_and_leaves_everything_in(tmp_pat
 def test_secrets_in_ids_and_token_ids_go(tmp_path):
     from composer_replication.ingestion.scrubbing import scrub_conversation
     from composer_replication.privacy import Scrubber
-    from composer_replication.types import Conversation, Provenance, ToolCall, Turn
+    from composer_replication.types import (
+        Conversation,
+        Provenance,
+        ToolCall,
+        Turn,
+    )
 
     secret = "ghp_" + "a1B2c3D4e5F6" * 3
     write_chat(tmp_path / "logs" / f"{secret}.jsonl")
@@ -281,7 +286,7 @@ def test_people_whose_folders_look_alike_scrubbed_keep_their_sessions(tmp_path):
 
 
 def test_a_very_long_line_is_named_and_not_held_in_memory(tmp_path, monkeypatch):
-    from composer_replication.ingestion.reading import source
+    from composer_replication.ingestion import source
 
     monkeypatch.setattr(source, "MAX_LINE_BYTES", 10_000)
     path = write_session(tmp_path / "logs", "11111111-aaaa")

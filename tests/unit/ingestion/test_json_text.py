@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from composer_replication.ingestion.reading import json_text
+from composer_replication.ingestion import source as json_text
 
 ANY_TEXT = st.text(st.characters(categories=["L", "N", "P", "S", "Z", "Cs", "Cc"]), max_size=6)
 ANY_JSON = st.recursive(

@@ -8,20 +8,20 @@ import pytest
 from claude_records import Log, call, text
 from run_pieces import ingested, run_states, write_chat
 
-from composer_replication.actions.equality import action_key
-from composer_replication.actions.parse import answer_turn
+from composer_replication.action_text import answer_turn
 from composer_replication.batch.pair_tokens import pair_ids
 from composer_replication.batch.render.renderer import Renderer
+from composer_replication.cli.export import export_atif
 from composer_replication.errors import RunError
 from composer_replication.ingestion import IngestReport, SourceFile
-from composer_replication.ingestion.cache.content_marks import mark_of
 from composer_replication.ingestion.formats.atif import read as read_atif
+from composer_replication.ingestion.session_sources import mark_of
 from composer_replication.ingestion.states import states, trace_state
 from composer_replication.pairs.export import export_preferences
 from composer_replication.pairs.extract import save_pairs
-from composer_replication.runs.conversations import SCHEMA, VERSION, read_conversations
-from composer_replication.steps.around.export import export_atif
-from composer_replication.teacher_replay.requests import RequestBuilder, Settings
+from composer_replication.runs.files import CONVERSATIONS_SCHEMA, CONVERSATIONS_VERSION, read_conversations
+from composer_replication.sites.actions.equality import action_key
+from composer_replication.teacher_replay.requests import RequestBuilder, RequestSettings
 from composer_replication.teacher_replay.teachers import read_teachers
 from composer_replication.types import Action, ToolCall
 from refusals import refusal
@@ -94,14 +94,14 @@ def test_requests_to_teachers_have_it_in_calls_and_schemas_and_keys_do_not_depen
         [{"slug": "t", "base_url": "http://localhost:1/v1", "input_per_mtok": 1, "output_per_mtok": 1}], environment={}
     )
     last = run_states(run)[-1]
-    request = RequestBuilder(teacher, Settings()).build(last["messages"], last["tools"])
+    request = RequestBuilder(teacher, RequestSettings()).build(last["messages"], last["tools"])
     body = json.loads(request.body)
     (tool,) = body["tools"]
     assert list(tool["function"]["parameters"]["properties"]) == ORDER
     (made,) = next(each["tool_calls"] for each in body["messages"] if each.get("tool_calls"))
     assert list(json.loads(made["function"]["arguments"])) == ORDER
     other = [{"function": dict(reversed(tool["function"].items())), "type": "function"}]
-    assert RequestBuilder(teacher, Settings()).build(last["messages"], other).key == request.key
+    assert RequestBuilder(teacher, RequestSettings()).build(last["messages"], other).key == request.key
 
 
 def test_an_atif_document_has_it_and_reads_it_back(run, tmp_path):
@@ -174,13 +174,15 @@ def make_old(run):
 
 def test_a_run_made_before_is_refused_with_the_command_that_makes_it_anew(run, tmp_path):
     make_old(run)
-    for name, schema in (("conversations", SCHEMA), ("tools", "tool")):
+    for name, schema in (("conversations", CONVERSATIONS_SCHEMA), ("tools", "tool")):
         with refusal(RunError, what=f"{name}.jsonl", fix=f"`crf ingest PATH... -o {run.root}`") as caught:
-            run.read_jsonl(name, schema=schema, version=VERSION)
+            run.read_jsonl(name, schema=schema, version=CONVERSATIONS_VERSION)
         assert caught.value.got.startswith("1 (")
     _, summary = ingested(run.root, tmp_path / "logs")
     assert summary.num_read == 1
-    assert [row["id"] for row in run.read_jsonl("conversations", schema=SCHEMA, version=VERSION)] == ["edits"]
+    assert [
+        row["id"] for row in run.read_jsonl("conversations", schema=CONVERSATIONS_SCHEMA, version=CONVERSATIONS_VERSION)
+    ] == ["edits"]
 
 
 def test_an_old_run_whose_logs_are_gone_is_left_as_it_is(run, tmp_path):

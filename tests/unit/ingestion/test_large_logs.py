@@ -12,9 +12,10 @@ import pytest
 from run_pieces import ingested, write_session
 
 import composer_replication
-from composer_replication.ingestion.reading import documents, json_text, source
-from composer_replication.ingestion.reading.source import IngestReport, SourceFile, read_records
+from composer_replication.ingestion import documents, source
+from composer_replication.ingestion import source as json_text
 from composer_replication.ingestion.registry import read_any
+from composer_replication.ingestion.source import IngestReport, SourceFile, read_records
 
 MB = 10**6
 on_linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads the peak from /proc")
@@ -22,7 +23,7 @@ USER = '{"role": "user", "content": "%s"}'
 CODE = """
 import json, re, sys
 from pathlib import Path
-from composer_replication.ingestion.reading.source import IngestReport, SourceFile
+from composer_replication.ingestion.source import IngestReport, SourceFile
 from composer_replication.ingestion.registry import read_any
 report = IngestReport()
 path = Path(sys.argv[1])

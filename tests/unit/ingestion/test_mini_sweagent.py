@@ -9,8 +9,7 @@ from small_formats import flipped, read_bytes, read_json, read_path, replaced, s
 
 from composer_replication.ingestion.formats import mini_sweagent
 from composer_replication.ingestion.states import states
-from composer_replication.teacher_replay.injection_fence import flags
-from composer_replication.teacher_replay.requests import RequestBuilder, Settings
+from composer_replication.teacher_replay.requests import RequestBuilder, RequestSettings, flags
 from composer_replication.teacher_replay.teachers import read_teachers
 
 MESSAGES = [
@@ -100,13 +99,13 @@ def test_a_teacher_reads_outputs_as_data(tmp_path):
     teacher = read_teachers([{"slug": "a/b", "input_per_mtok": 1, "output_per_mtok": 1}], environment={}, api_key="k")[
         0
     ]
-    sent = json.loads(RequestBuilder(teacher, Settings()).build(shown, None, "a").body)["messages"]
+    sent = json.loads(RequestBuilder(teacher, RequestSettings()).build(shown, None, "a").body)["messages"]
     assert [set(each) for each in sent] == [{"role", "content"}] * 5
     task, output = sent[2], sent[4]
     assert task["content"] == "Fix the bug."
     assert re.fullmatch(rf"<data-(\w{{12}})>\n{re.escape(talk)}\n</data-\1>", output["content"])
     assert flags(shown) == ["instruction_in_tool_result"]
-    bare = json.loads(RequestBuilder(teacher, Settings(fence=False)).build(shown, None, "a").body)["messages"]
+    bare = json.loads(RequestBuilder(teacher, RequestSettings(fence=False)).build(shown, None, "a").body)["messages"]
     assert bare[4] == {"role": "user", "content": talk}
 
 

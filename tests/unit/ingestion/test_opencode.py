@@ -13,7 +13,7 @@ from format_records import opencode_tool as tool
 from session_bytes import all_fixtures, counted, head, ingest, jsonl, mutations, texts
 from small_formats import read_json
 
-from composer_replication.actions.write import action_text, text_follows_call
+from composer_replication.action_text import action_text, text_follows_call
 from composer_replication.ingestion.formats import opencode
 from composer_replication.types import Link, Usage
 

@@ -7,10 +7,15 @@ import json
 import pytest
 from claude_records import Log, call, text
 
-from composer_replication.actions.tool_schemas import ToolSchemas
 from composer_replication.errors import InputError
-from composer_replication.ingestion import FORMATS, ClaudeCodeIngester, IngestReport, ingest
-from composer_replication.runs.conversations import from_row, to_row
+from composer_replication.ingestion import (
+    FORMATS,
+    ClaudeCodeIngester,
+    IngestReport,
+    ingest,
+)
+from composer_replication.messages import ToolSchemas
+from composer_replication.runs.files import conversation_from_row, conversation_to_row
 from refusals import refusal
 
 
@@ -74,8 +79,8 @@ def test_a_path_without_a_session_is_an_error_that_lists_the_formats(tmp_path):
 
 def test_rows_hold_everything_and_come_back_equal(project):
     for conversation in conversations(project)[0].values():
-        row = json.loads(json.dumps(to_row(conversation)))
-        assert from_row(row) == conversation
+        row = json.loads(json.dumps(conversation_to_row(conversation)))
+        assert conversation_from_row(row) == conversation
 
 
 def test_schemas_are_inferred_from_calls_that_worked(tmp_path):
@@ -90,7 +95,7 @@ def test_schemas_are_inferred_from_calls_that_worked(tmp_path):
     path.write_bytes(log.lines())
     (conversation,) = conversations(path)[0].values()
     schemas = ToolSchemas()
-    schemas.add_row(to_row(conversation))
+    schemas.add_row(conversation_to_row(conversation))
     schema = schemas.schemas()["claude_code", "Edit"]
     assert schema["required"] == ["path"]
     assert schema["properties"] == {

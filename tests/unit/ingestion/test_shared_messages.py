@@ -15,10 +15,15 @@ import pytest
 from claude_records import Log, text
 from run_pieces import ingested
 
-from composer_replication.ingestion.cache import drop_copies
-from composer_replication.ingestion.cache.content_marks import facts_of, marks_along
-from composer_replication.ingestion.cache.gather import GatheredFamily
-from composer_replication.ingestion.cache.session_sources import COPY, OLDER, SessionSource
+from composer_replication.ingestion import into_run as drop_copies
+from composer_replication.ingestion.gather import GatheredFamily
+from composer_replication.ingestion.session_sources import (
+    COPY,
+    OLDER,
+    SessionSource,
+    facts_of,
+    marks_along,
+)
 from cpu_time import cpu_seconds
 
 IS_FULL = os.environ.get("CRF_TEST_PROFILE") == "full"
@@ -117,9 +122,9 @@ def test_a_row_that_may_be_a_copy_is_read_once_to_find_out(monkeypatch):
 
 
 def test_people_whose_paths_look_alike_scrubbed_are_numbered_once_each(tmp_path):
-    from composer_replication.ingestion.cache.last_ingest import Earlier
-    from composer_replication.ingestion.cache.planning import _Planning
-    from composer_replication.ingestion.scrubbing import Fingerprint
+    from composer_replication.ingestion.gather import _Planning
+    from composer_replication.ingestion.scrubbing import ScrubFingerprint
+    from composer_replication.ingestion.session_sources import Earlier
 
     class Paths(set):
         num_asked = 0
@@ -128,7 +133,7 @@ def test_people_whose_paths_look_alike_scrubbed_are_numbered_once_each(tmp_path)
             Paths.num_asked += 1
             return super().__contains__(path)
 
-    planning = _Planning(tmp_path, Earlier(Fingerprint.of(None)), None, (), False)
+    planning = _Planning(tmp_path, Earlier(ScrubFingerprint.of(None)), None, (), False)
     planning._paths = Paths()
     assert [planning._unique("a") for _ in range(200)] == ["a", *(f"a~{number}" for number in range(2, 201))]
     assert Paths.num_asked <= 400

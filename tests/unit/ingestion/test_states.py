@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from small_formats import read_json
 
+from composer_replication.action_text import action_text
 from composer_replication.ingestion.formats import atif
-from composer_replication.ingestion.states import action_text
 from composer_replication.types import Provenance, ToolCall, Turn
 
 CALLS = (ToolCall(id="c1", name="A", arguments={}), ToolCall(id="c2", name="B", arguments={}))

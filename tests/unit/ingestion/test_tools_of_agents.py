@@ -8,19 +8,19 @@ import re
 from run_pieces import ingested, run_states
 from two_agents import CLAUDE, CODEX, tool_names, two_agents_run
 
+from composer_replication.cli.forget import forget
+from composer_replication.cli.sites import write_sites
 from composer_replication.config import SitesConfig
 from composer_replication.errors import RunError
-from composer_replication.runs.tools import SCHEMA, VERSION, read_tools
-from composer_replication.steps.around.forget import forget
-from composer_replication.steps.sites import write_sites
-from composer_replication.trainer.from_config.renderer import tools_of
+from composer_replication.runs.files import TOOLS_SCHEMA, TOOLS_VERSION, read_tools
+from composer_replication.trainer.from_config.inputs import tools_of
 from refusals import refusal
 
 GIVEN = {"shell": {"type": "object", "properties": {}}, "Ask": {"type": "object"}}
 
 
 def rows_of(run):
-    rows = run.read_jsonl("tools", schema=SCHEMA, version=VERSION)
+    rows = run.read_jsonl("tools", schema=TOOLS_SCHEMA, version=TOOLS_VERSION)
     return [(row["name"], row["format"], row["source"], row["num_calls"]) for row in rows]
 
 
@@ -81,7 +81,7 @@ def test_tools_that_do_not_say_whose_they_are_are_refused_with_the_command_that_
     made_anew = run.path("tools").read_bytes()
     write_sites(SitesConfig(), run)
     rows = [{key: row[key] for key in row if key != "format"} for row in map(json.loads, made_anew.splitlines())]
-    run.write_jsonl("tools", rows, schema=SCHEMA, version=2, sources=["conversations"])
+    run.write_jsonl("tools", rows, schema=TOOLS_SCHEMA, version=2, sources=["conversations"])
     everything = files_of(run)
     command = f"`crf ingest PATH... -o {run.root}`"
     for reader in (

@@ -7,9 +7,9 @@ import subprocess
 
 import pytest
 
-from composer_replication.actions.session_state import SessionState
-from composer_replication.judge import Judge, Repository
-from composer_replication.judge.history import History, merged_branches
+from composer_replication.sites.actions.session_state import SessionState
+from composer_replication.sites.judge import Judge, Repository
+from composer_replication.sites.judge.checkout import FileHistory, merged_branches
 from composer_replication.types import ToolCall
 
 DAYS = [f"2026-01-{day:02d}T10:00:00+00:00" for day in range(1, 31)]
@@ -124,7 +124,7 @@ def test_what_was_removed_is_gone_unless_it_was_just_now_or_another_branch_has_i
 
 
 def test_a_history_that_is_cut_short_is_read_as_far_as_it_goes():
-    history = History(b"5 c1\n7 c2\n", b"c1\0:0 1 00 aa A\0x/y\0c2\0:1 0 aa 00 D\0x/y\0:1 1 aa")
+    history = FileHistory(b"5 c1\n7 c2\n", b"c1\0:0 1 00 aa A\0x/y\0c2\0:1 0 aa 00 D\0x/y\0:1 1 aa")
     assert history.removed_at("x") == 7
     assert history.adds_elsewhere("x/y", {"c2"}) is True
     assert history.adds_elsewhere("x/y", {"c1"}) is False

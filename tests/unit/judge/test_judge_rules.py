@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from composer_replication.actions.session_state import SessionState
-from composer_replication.actions.shown.paths import Standing
-from composer_replication.judge import Judge
 from composer_replication.sites import classify
+from composer_replication.sites.actions.session_state import SessionState
+from composer_replication.sites.actions.shown_paths import PathStatus
+from composer_replication.sites.judge import Judge
 from composer_replication.types import ToolCall
 
 A_PY = "     1→import os\n     2→\n     3→x = 1\n     4→y = 2\n     5→x = 1\n"
@@ -175,7 +175,7 @@ class NothingIsThere:
     """Earlier sessions that know of no file at all."""
 
     def standing(self, relative, shown):
-        return Standing(False, "missing_in_earlier_session")
+        return PathStatus(False, "missing_in_earlier_session")
 
     def is_too_large(self, relative, shown):
         return False

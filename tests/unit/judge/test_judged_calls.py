@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from composer_replication.judge import Judgement, judged_calls
-from composer_replication.types import Conversation, Provenance, ToolCall, ToolResult, Turn
+from composer_replication.sites.judge import Judgement, judged_calls
+from composer_replication.types import (
+    Conversation,
+    Provenance,
+    ToolCall,
+    ToolResult,
+    Turn,
+)
 
 WHERE = Provenance(file="log", lines=(1,))
 

@@ -7,8 +7,8 @@ import subprocess
 
 import pytest
 
-from composer_replication.actions.session_state import SessionState
-from composer_replication.judge import Judge, Repository
+from composer_replication.sites.actions.session_state import SessionState
+from composer_replication.sites.judge import Judge, Repository
 from composer_replication.types import ToolCall
 
 LINE = "\tif err := check(item, number); err != nil {\n"  # 16 words and signs, with its end

@@ -8,9 +8,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from composer_replication.actions.session_state import SessionState
-from composer_replication.judge import Judge, Repository
-from composer_replication.judge.history import History, merged_branches
+from composer_replication.sites.actions.session_state import SessionState
+from composer_replication.sites.judge import Judge, Repository
+from composer_replication.sites.judge.checkout import FileHistory, merged_branches
 from composer_replication.types import ToolCall
 
 TEXT = "".join(f"line {number} of the file\n" for number in range(60))
@@ -126,7 +126,7 @@ def test_a_path_was_removed_only_where_that_came_after_it_was_added():
     entry = ":0 1 00 aa A\0{}\0"
     gone = ":1 0 aa 00 D\0{}\0"
     changes = "c1\0" + entry.format("x/a") + "c2\0" + gone.format("x/a") + "c3\0" + entry.format("x/b")
-    history = History(b"5 c1\n7 c2\n9 c3\n", changes.encode())
+    history = FileHistory(b"5 c1\n7 c2\n9 c3\n", changes.encode())
     assert [history.removed_at(path) for path in ("x/a", "x/b", "x", "y")] == [7, None, None, 0]
 
 
@@ -139,8 +139,8 @@ def count_calls(monkeypatch, repository):
 
 @pytest.mark.parametrize(("sizes", "is_asked"), [((500, 500), True), ((500, 1500), False), ((800, 800, 800), False)])
 def test_texts_that_are_too_large_in_all_are_never_taken_into_memory(project, monkeypatch, sizes, is_asked):
-    monkeypatch.setattr("composer_replication.judge.checkout._MAX_TEXT", 1000)
-    monkeypatch.setattr("composer_replication.judge.checkout._MAX_TEXTS", 2000)
+    monkeypatch.setattr("composer_replication.sites.judge.checkout._MAX_TEXT", 1000)
+    monkeypatch.setattr("composer_replication.sites.judge.checkout._MAX_TEXTS", 2000)
     for number, size in enumerate(sizes):
         commit(project, number + 1, {"data.json": str(number) * size})
     repository = Repository(project)

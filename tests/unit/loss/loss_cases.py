@@ -6,7 +6,7 @@ import torch
 from hypothesis import strategies as st
 
 from composer_replication.distillation import entropy_aware_opd_loss, sdpo_loss, taid_loss
-from composer_replication.opsd import generalized_jsd_loss
+from composer_replication.loss.jsd import generalized_jsd_loss
 
 TOP_K = 3  # every random vocabulary is larger
 

@@ -11,9 +11,18 @@ import torch
 from loss_cases import LOSSES, TOP_K
 from torch.autograd import gradcheck
 
-from composer_replication.distillation import dpo_loss, sdpo_loss, simpo_loss, taid_loss
-from composer_replication.distillation.simpo import avg_sequence_logprob
-from composer_replication.loss import JSD, CrossEntropyToTeacher, EntropyGate, StudentTopK
+from composer_replication.distillation import (
+    dpo_loss,
+    sdpo_loss,
+    simpo_loss,
+    taid_loss,
+)
+from composer_replication.loss import (
+    JSD,
+    CrossEntropyToTeacher,
+    EntropyGate,
+    StudentTopK,
+)
 from composer_replication.loss.linear import (
     LinearHead,
     TeacherTerm,
@@ -21,6 +30,7 @@ from composer_replication.loss.linear import (
     linear_divergence,
     linear_token_logprobs,
 )
+from composer_replication.loss.preference import avg_sequence_logprob
 from composer_replication.recipes.prime_rl.composer_loss import loss_fn
 
 KEEP = torch.tensor([[True, False, True], [True, True, False]])

@@ -6,13 +6,14 @@ import pytest
 import torch
 
 from composer_replication.errors import InputError
-from composer_replication.loss import JSD, CrossEntropyToTeacher, EntropyGate, StudentTopK
-from composer_replication.loss.linear import (
-    LinearHead,
-    TeacherTerm,
-    linear_divergence,
+from composer_replication.loss import (
+    JSD,
+    CrossEntropyToTeacher,
+    EntropyGate,
+    StudentTopK,
 )
-from composer_replication.loss.linear.tiles import plan_tiles
+from composer_replication.loss.linear import LinearHead, TeacherTerm, linear_divergence
+from composer_replication.loss.linear.head import plan_tiles
 from composer_replication.loss.linear.weighted import divergence_kernel
 
 CUDA = torch.device("cuda")

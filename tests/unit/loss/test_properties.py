@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from loss_cases import DIVERGENCES, LOSSES, TOP_K, WITH_REDUCTION, WITH_TAIL, assert_close, batches, value_and_gradient
 
 from composer_replication.distillation import sdpo_loss, taid_loss
-from composer_replication.opsd import generalized_jsd_loss
+from composer_replication.loss.jsd import generalized_jsd_loss
 
 EVERY_LOSS = pytest.mark.parametrize("name", LOSSES)
 EVERY_DIVERGENCE = pytest.mark.parametrize("name", DIVERGENCES)

@@ -9,9 +9,9 @@ import torch
 
 from composer_replication.canonical_json import encode
 from composer_replication.distillation import TAIDScheduler, dpo_loss
-from composer_replication.distillation.entropy_aware_opd import teacher_entropy
 from composer_replication.errors import InputError, NonFiniteError, ShapeError
-from composer_replication.opsd import generalized_jsd_loss
+from composer_replication.loss.entropy_opd import teacher_entropy
+from composer_replication.loss.jsd import generalized_jsd_loss
 from refusals import refusal
 
 

@@ -13,7 +13,7 @@ import torch
 from composer_replication import compose_loss
 from composer_replication.config import LossConfig
 from composer_replication.errors import InputError
-from composer_replication.objective.reference import reference_logprobs
+from composer_replication.trainer.objective.reference import reference_logprobs
 from refusals import refusal
 from tiny_models import build, random_batch
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from composer_replication import compose_loss
 from composer_replication.batch.tree_batch import SessionTargets
 from composer_replication.errors import AlignmentError, BatchKeyError, InputError
-from composer_replication.objective.reference import reference_logprobs, with_reference
+from composer_replication.trainer.objective.reference import reference_logprobs, with_reference
 from refusals import refusal
 from tiny_models import build
 

@@ -9,13 +9,16 @@ import torch
 from switch_cases import channel_2, flat_of, sites, tree_of
 from window_checks import asked, check_sites, model_for, of_channel, path, renderer_of
 
-from composer_replication.batch.hint_placement import PLACEMENTS, teacher_context
-from composer_replication.batch.packed_batch import denominators_of, pack_batches
-from composer_replication.batch.taught_turns import wrong_hints
-from composer_replication.batch.tree_batch import SessionTargets
-from composer_replication.errors import AlignmentError, BatchKeyError, InputError, ShapeError
-from composer_replication.objective import hint_proof
-from composer_replication.objective.row_weighting import RowWeighting
+from composer_replication.batch.hint_placement import PLACEMENTS, teacher_context, wrong_hints
+from composer_replication.batch.tree_batch import SessionTargets, denominators_of, pack_batches
+from composer_replication.errors import (
+    AlignmentError,
+    BatchKeyError,
+    InputError,
+    ShapeError,
+)
+from composer_replication.trainer.objective import hint_proof
+from composer_replication.trainer.objective.row_weighting import RowWeighting
 from refusals import refusal
 from tiny_models import build
 

@@ -10,8 +10,8 @@ from window_checks import renderer_of
 from chat_templates import SMALL_FAMILIES
 from composer_replication.batch.hint_placement import teacher_context
 from composer_replication.errors import InputError
-from composer_replication.objective import hint_proof
-from composer_replication.objective.hint_proof import ProvableSite, count_reasons, prove_hints
+from composer_replication.trainer.objective import hint_proof
+from composer_replication.trainer.objective.hint_proof import ProvableSite, count_reasons, prove_hints
 from session_pieces import Session
 
 HINTS = {"cmd_not_found": "The program is called pytest.", "file_not_found": "List the folder before you read."}

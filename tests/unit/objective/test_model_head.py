@@ -9,7 +9,7 @@ import torch
 
 from composer_replication import compose_loss
 from composer_replication.errors import UnsupportedModelError
-from composer_replication.objective.model_head import head_of
+from composer_replication.trainer.objective.model_head import head_of
 from refusals import refusal
 from tiny_models import FAMILIES, build, random_batch
 

@@ -11,8 +11,8 @@ from transformers.integrations.neftune import activate_neftune, deactivate_neftu
 
 from composer_replication import compose_loss
 from composer_replication.batch.tree_batch import SessionTargets
-from composer_replication.objective.batch_channels import is_noisy
-from composer_replication.objective.teacher_rows import WeightedTeacher
+from composer_replication.trainer.objective.compose import is_noisy
+from composer_replication.trainer.objective.row_weighting import WeightedTeacher
 from tiny_models import build as tiny
 
 SIZE = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}

@@ -23,8 +23,7 @@ from window_checks import model_for, renderer_of
 
 from composer_replication import compose_loss
 from composer_replication.errors import InputError
-from composer_replication.objective.row_weighting import RowWeighting
-from composer_replication.objective.teacher_rows import WeightedTeacher
+from composer_replication.trainer.objective.row_weighting import RowWeighting, WeightedTeacher
 from refusals import refusal
 
 SWITCHES = {

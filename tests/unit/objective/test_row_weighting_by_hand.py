@@ -12,9 +12,18 @@ from composer_replication.batch.alignment import positions_in_sites
 from composer_replication.errors import InputError, ShapeError
 from composer_replication.loss import JSD
 from composer_replication.loss.linear import LinearHead
-from composer_replication.objective.channels import Denominators, Options, Preference, hint_channel
-from composer_replication.objective.row_weighting import Contrast, HintTargets, RowWeighting
-from composer_replication.objective.teacher_rows import Teacher
+from composer_replication.trainer.objective.channels import (
+    ChannelOptions,
+    Denominators,
+    Preference,
+    hint_channel,
+)
+from composer_replication.trainer.objective.row_weighting import (
+    Contrast,
+    HintTargets,
+    RowWeighting,
+    TeacherRows,
+)
 from refusals import refusal
 
 
@@ -22,12 +31,14 @@ def by_hand(student, teacher, weighting, targets=None, beta=0.0):
     """kl_ts, or kl_st with beta 1, of distributions given as probabilities; the head is the identity."""
     rows = [torch.tensor(each, dtype=torch.float64).clamp_min(1e-300).log() for each in (student, teacher)]
     head = LinearHead(torch.eye(rows[0].shape[1], dtype=torch.float64))
-    shares = [Teacher(rows[1], head, 1.0)]
+    shares = [TeacherRows(rows[1], head, 1.0)]
     return hint_channel(head, rows[0], shares, options_of(weighting, beta), targets or HintTargets())
 
 
 def options_of(weighting, beta):
-    options = Options(JSD(beta=beta), Preference(True, 0.1, 0.0), None, None, 0.0, Denominators(None), 1.0, 0.0, ())
+    options = ChannelOptions(
+        JSD(beta=beta), Preference(True, 0.1, 0.0), None, None, 0.0, Denominators(None), 1.0, 0.0, ()
+    )
     return options._replace(weighting=weighting)
 
 
@@ -64,7 +75,7 @@ def test_the_contrast_by_hand():
     """Right three to one, wrong even: strength 2 makes nine to one. A row without a wrong hint keeps three to one."""
     even, right = [0.5, 0.5], [0.75, 0.25]
     head = LinearHead(torch.eye(2, dtype=torch.float64))
-    wrong = [Teacher(torch.tensor([even], dtype=torch.float64).log(), head, 1.0)]
+    wrong = [TeacherRows(torch.tensor([even], dtype=torch.float64).log(), head, 1.0)]
     targets = HintTargets(contrast=Contrast(torch.tensor([0]), wrong), sites_without_contrast=1)
     found = by_hand([even, even], [right, right], RowWeighting(contrast=2.0), targets)
     sharpened = 0.9 * math.log(0.9 / 0.5) + 0.1 * math.log(0.1 / 0.5)
@@ -103,11 +114,11 @@ def test_no_tensor_has_all_rows_times_the_vocabulary():
     torch.manual_seed(0)
     head = LinearHead(torch.randn(vocab, width, requires_grad=True))
     student, right, wrong = (torch.randn(num_rows, width, requires_grad=number == 0) for number in range(3))
-    contrast = Contrast(torch.arange(0, num_rows, 2), [Teacher(wrong[::2], head, 1.0)])
+    contrast = Contrast(torch.arange(0, num_rows, 2), [TeacherRows(wrong[::2], head, 1.0)])
     targets = HintTargets(torch.arange(num_rows), torch.arange(num_rows), contrast)
     options = options_of(RowWeighting(0.7, True, 0.99, 1.5), beta=1.0)
     with Largest() as largest:
-        hint_channel(head, student, [Teacher(right, head, 1.0)], options, targets).value.backward()
+        hint_channel(head, student, [TeacherRows(right, head, 1.0)], options, targets).value.backward()
     assert head.weight.grad.any()
     assert vocab < largest.numel < 0.2 * num_rows * vocab
 

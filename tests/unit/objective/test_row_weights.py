@@ -10,8 +10,13 @@ import torch
 from composer_replication.errors import InputError, ShapeError
 from composer_replication.loss import JSD, CrossEntropyToTeacher, EntropyGate
 from composer_replication.loss.linear import LinearHead, TeacherTerm, linear_divergence
-from composer_replication.loss.linear.row_stats import linear_row_stats
-from composer_replication.objective.row_weighting import position_decay, sigmoid_gate, teacher_certainty, with_mean_one
+from composer_replication.loss.linear.logprobs import linear_row_stats
+from composer_replication.trainer.objective.row_weighting import (
+    position_decay,
+    sigmoid_gate,
+    teacher_certainty,
+    with_mean_one,
+)
 
 N, V, H = 7, 19, 5
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from window_checks import HINT, asked, flat_of, losses, model_for
 
-from composer_replication.batch.packed_batch import denominators_of, pack_batches
+from composer_replication.batch.tree_batch import denominators_of, pack_batches
 from composer_replication.batch.windows import plan_packs
 
 PARTS = ("lm_ce", "sdpo_jsd", "trace_replay_dpo", "total")

@@ -10,7 +10,7 @@ import wrapped_worker as worker
 
 from composer_replication import compose_loss
 from composer_replication.errors import InputError
-from composer_replication.objective.teacher_rows import WeightedTeacher
+from composer_replication.trainer.objective.row_weighting import WeightedTeacher
 from refusals import refusal
 
 BATCHES = {"tree": worker.session(0), "flat": worker.flat(0)}

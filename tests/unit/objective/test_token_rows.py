@@ -9,11 +9,11 @@ from torch.nn.functional import cross_entropy
 
 from composer_replication import compose_loss
 from composer_replication.errors import UnsupportedModelError
-from composer_replication.objective.adapters import below_adapter, rows_in_place
-from composer_replication.objective.fingerprint import trained_adapter_digest, weights_digest
-from composer_replication.objective.model_head import embedding_count, head_of
-from composer_replication.objective.reference import response_logprobs
-from composer_replication.objective.teacher_rows import WeightedTeacher
+from composer_replication.trainer.objective.distributed import below_adapter, rows_in_place
+from composer_replication.trainer.objective.fingerprint import trained_adapter_digest, weights_digest
+from composer_replication.trainer.objective.model_head import embedding_count, head_of
+from composer_replication.trainer.objective.reference import response_logprobs
+from composer_replication.trainer.objective.row_weighting import WeightedTeacher
 from composer_replication.trainer.teacher_keeper import TeacherKeeper
 from tiny_models import VOCAB, build, random_batch
 

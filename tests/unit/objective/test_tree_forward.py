@@ -24,9 +24,9 @@ from composer_replication import compose_loss
 from composer_replication.batch.tree import build_tree, pack_trees
 from composer_replication.batch.tree_batch import SessionTargets
 from composer_replication.errors import UnsupportedModelError
-from composer_replication.objective.attention.attend import use_tree_attention
-from composer_replication.objective.attention.forward import tree_hidden_states, why_flat
-from composer_replication.objective.model_head import hidden_states
+from composer_replication.trainer.objective.attention.attend import use_tree_attention
+from composer_replication.trainer.objective.attention.forward import tree_hidden_states, why_flat
+from composer_replication.trainer.objective.model_head import hidden_states
 from model_families import LEAK
 from refusals import refusal
 

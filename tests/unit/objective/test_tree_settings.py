@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from composer_replication import compose_loss
 from composer_replication.batch.tree import build_tree, pack_trees
-from composer_replication.objective.attention import forward
-from composer_replication.objective.attention.forward import tree_hidden_states
-from composer_replication.objective.attention.passes import run_sequences
-from composer_replication.objective.model_head import hidden_states
+from composer_replication.trainer.objective.attention import forward
+from composer_replication.trainer.objective.attention.forward import tree_hidden_states
+from composer_replication.trainer.objective.attention.passes import run_sequences
+from composer_replication.trainer.objective.model_head import hidden_states
 
 TREES = st.lists(
     st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=9), min_size=1, max_size=5), min_size=1, max_size=3

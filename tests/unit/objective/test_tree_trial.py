@@ -11,10 +11,10 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from composer_replication.batch.tree import build_tree, pack_trees
-from composer_replication.objective.attention import forward
-from composer_replication.objective.attention import trial as tree_trial
-from composer_replication.objective.attention.forward import tree_hidden_states, why_flat
-from composer_replication.objective.model_head import hidden_states
+from composer_replication.trainer.objective.attention import forward
+from composer_replication.trainer.objective.attention import forward as tree_trial
+from composer_replication.trainer.objective.attention.forward import tree_hidden_states, why_flat
+from composer_replication.trainer.objective.model_head import hidden_states
 from model_families import FAMILIES, LEAK, UNSEEN, build
 
 HALF, SINGLE = torch.bfloat16, torch.float32

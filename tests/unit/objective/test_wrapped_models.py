@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from composer_replication.errors import UnsupportedModelError
-from composer_replication.objective.distributed import unwrapped
+from composer_replication.trainer.objective.distributed import unwrapped
 from warm_crf import python_command
 
 SRC = Path(__file__).parents[3] / "src"

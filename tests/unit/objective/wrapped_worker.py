@@ -15,9 +15,8 @@ from torch import nn
 
 from composer_replication import compose_loss
 from composer_replication.batch.tree_batch import SessionTargets
-from composer_replication.objective.reference import with_reference
-from composer_replication.objective.row_weighting import RowWeighting
-from composer_replication.objective.teacher_rows import WeightedTeacher
+from composer_replication.trainer.objective.reference import with_reference
+from composer_replication.trainer.objective.row_weighting import RowWeighting, WeightedTeacher
 
 OPTIONS = {"alpha_sdpo": 0.7, "beta_replay": 0.3}
 TRUNKS = ([5, 9, 13, 21, 8, 34, 55, 3, 17, 29, 41, 2, 11, 7], [4, 6, 8, 30, 31, 32, 33, 12, 1])

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from composer_replication.actions.calls import tool_call
-from composer_replication.actions.equality import ActionContext, action_key
+from composer_replication.messages import tool_call
+from composer_replication.sites.actions.equality import ActionContext, action_key
 from composer_replication.types import Action
 
 CWD = "/repo"

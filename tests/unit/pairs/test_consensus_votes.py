@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from composer_replication.errors import InputError
-from composer_replication.teacher_replay.votes.consensus import can_still_change, count_votes
+from composer_replication.teacher_replay.votes import can_still_change, count_votes
 from refusals import refusal
 
 STUDENT = "s"

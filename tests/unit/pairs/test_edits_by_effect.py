@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 from action_forms import CWD, call, calls, key
 
-from composer_replication.actions.edits import changes_of, edit_operations
-from composer_replication.actions.equality import ActionContext
-from composer_replication.actions.patches import read_patch
+from composer_replication.sites.actions.edits import changes_of, edit_operations, read_patch
+from composer_replication.sites.actions.equality import ActionContext
 
 TEXT = "import os\n\n\ndef f(a):\n    return a + 1\n\n\ndef g(a):\n    return a + 1\n"
 AFTER = TEXT.replace("def f(a):\n    return a + 1", "def f(a):\n    return a + 2")

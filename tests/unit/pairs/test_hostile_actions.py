@@ -10,9 +10,9 @@ from action_forms import CWD, bash, call, calls, key, said
 from hypothesis import given
 from hypothesis import strategies as st
 
-from composer_replication.actions.equality import ActionContext
-from composer_replication.actions.reply import parse_reply
-from composer_replication.teacher_replay.votes.context import ContextAlong
+from composer_replication.action_text import parse_reply
+from composer_replication.sites.actions.equality import ActionContext
+from composer_replication.teacher_replay.votes import ContextAlong
 from cpu_time import least_cpu_seconds
 
 IS_FULL = os.environ.get("CRF_TEST_PROFILE") == "full"

@@ -11,7 +11,7 @@ from action_forms import CWD
 from composer_replication.errors import InputError
 from composer_replication.pairs import extract_dpo_pairs, save_pairs
 from composer_replication.pairs.extract import extract_pairs
-from composer_replication.teacher_replay.votes.worth_asking import StateVotes
+from composer_replication.teacher_replay.votes import StateVotes
 from refusals import refusal
 
 MESSAGES = [{"role": "system", "content": "s"}, {"role": "user", "content": "look"}]

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from composer_replication.actions.messages import content_text
-from composer_replication.actions.reply import parse_reply
+from composer_replication.action_text import parse_reply
 from composer_replication.errors import InputError
+from composer_replication.messages import content_text
 from refusals import refusal
 
 ARGUMENTS = {"command": "ls -la", "n": [1, {"a": None}]}

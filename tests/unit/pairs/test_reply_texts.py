@@ -9,7 +9,7 @@ from action_forms import bash, call, calls, key, said
 from hypothesis import given
 from hypothesis import strategies as st
 
-from composer_replication.actions.equality import action_kind, same_action
+from composer_replication.sites.actions.equality import action_kind, same_action
 from composer_replication.types import Action
 
 

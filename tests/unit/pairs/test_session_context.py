@@ -7,7 +7,7 @@ import json
 import pytest
 from action_forms import CWD
 
-from composer_replication.teacher_replay.votes.context import ContextAlong
+from composer_replication.teacher_replay.votes import ContextAlong
 
 NUMBERED = "     1→def f():\n     2→    return 1\n     3→"
 CONTENT = "def f():\n    return 1\n"

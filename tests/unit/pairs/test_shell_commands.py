@@ -11,9 +11,9 @@ from action_forms import CWD, bash, call, key
 from hypothesis import given
 from hypothesis import strategies as st
 
-from composer_replication.actions.equality import ActionContext
-from composer_replication.actions.shell.keys import command_key
-from composer_replication.actions.shell.tree import parse_script
+from composer_replication.sites.actions.equality import ActionContext
+from composer_replication.sites.actions.shell_keys import command_key
+from composer_replication.sites.actions.shell_tree import parse_script
 
 SAME = [
     ("ls -la", "ls -al"),

@@ -10,9 +10,8 @@ from action_forms import CWD, call, key
 from hypothesis import given
 from hypothesis import strategies as st
 
-from composer_replication.actions.arguments import canonical_arguments, tool_schemas
-from composer_replication.actions.equality import ActionContext
-from composer_replication.actions.paths import normal_path
+from composer_replication.sites.actions.equality import ActionContext, canonical_arguments, tool_schemas
+from composer_replication.sites.actions.tools import normal_path
 
 SEARCH = {
     "type": "object",

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from composer_replication.errors import InputError
 from composer_replication.pairs.export import SCHEMA, export_preferences, preference_row
-from composer_replication.pairs.normalise.normalizer import DJNormalizer
+from composer_replication.pairs.normalise import DJNormalizer
 from refusals import refusal
 
 TOOL = {"type": "function", "function": {"name": "Bash", "parameters": {"type": "object", "properties": {}}}}

@@ -11,9 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from composer_replication.errors import InputError
-from composer_replication.pairs.normalise.normalizer import DJNormalizer, NormalizedDPOPair
-from composer_replication.pairs.normalise.operators import DocumentDeduplicator
-from composer_replication.pairs.normalise.pair_texts import pair_text
+from composer_replication.pairs.normalise import (
+    DJNormalizer,
+    DocumentDeduplicator,
+    NormalizedDPOPair,
+    pair_text,
+)
 from refusals import refusal
 
 

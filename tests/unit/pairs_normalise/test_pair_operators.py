@@ -10,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from composer_replication.errors import InputError
-from composer_replication.pairs.normalise.operators import (
+from composer_replication.pairs.normalise import (
     DocumentDeduplicator,
     RangeFilter,
     SpecialCharactersFilter,
     TextLengthFilter,
     WordsNumFilter,
     count_words,
+    special_ratio,
 )
-from composer_replication.pairs.normalise.special_characters import special_ratio
 from cpu_time import least_cpu_seconds
 
 ANY = st.text(st.characters(), max_size=60)

@@ -12,9 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from composer_replication.errors import ArtefactNotFoundError, InputError, MissingExtraError
-from composer_replication.pairs.normalise.normalizer import DEFAULT_RECIPE, DJNormalizer
-from composer_replication.pairs.normalise.operators import native_operator
-from composer_replication.pairs.normalise.recipe import read_recipe, steps_of
+from composer_replication.pairs.normalise import (
+    DEFAULT_RECIPE,
+    DJNormalizer,
+    native_operator,
+    read_recipe,
+    steps_of,
+)
 from refusals import refusal
 
 LENGTH = "text_length_filter: {text_key: chosen}"

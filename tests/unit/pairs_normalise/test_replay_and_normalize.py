@@ -9,8 +9,8 @@ import pytest
 
 from composer_replication import teacher_replay
 from composer_replication.errors import ArtefactNotFoundError, InputError
-from composer_replication.pairs.normalise.normalizer import DJNormalizer
-from composer_replication.pairs.replayed import replay_and_normalize_trace, replay_and_normalize_trace_sync
+from composer_replication.pairs.export import replay_and_normalize_trace, replay_and_normalize_trace_sync
+from composer_replication.pairs.normalise import DJNormalizer
 from refusals import refusal
 
 STATES: Any = [

@@ -8,8 +8,14 @@ import pytest
 
 from composer_replication.ingestion.scrubbing import scrub_conversation
 from composer_replication.privacy import Scrubber
-from composer_replication.runs.conversations import to_row
-from composer_replication.types import Conversation, Provenance, ToolCall, ToolResult, Turn
+from composer_replication.runs.files import conversation_to_row
+from composer_replication.types import (
+    Conversation,
+    Provenance,
+    ToolCall,
+    ToolResult,
+    Turn,
+)
 from data.planted_secrets import negatives, planted, survivors
 
 HERE = Provenance(file="s.jsonl", lines=(1,))
@@ -46,7 +52,7 @@ def cases(found, name_of):
 @pytest.mark.parametrize("case", cases(PLANTED, lambda case: f"{case.kind}-{case.place}"))
 def test_no_planted_secret_survives_in_a_row_or_in_the_report(case):
     scope = Scrubber(env_values=case.env or {}).scope()
-    row = to_row(scrub_conversation(conversation_with(case), scope))
+    row = conversation_to_row(scrub_conversation(conversation_with(case), scope))
     assert survivors(case, json.dumps(row, ensure_ascii=False)) == []
     assert survivors(case, repr(scope.report)) == []
 

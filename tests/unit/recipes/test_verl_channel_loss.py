@@ -5,10 +5,17 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from composer_replication.recipes.verl.channel_loss import ROW_NUMBER, VALUES, ChannelLoss, TaughtRows, divergence_rows
-from composer_replication.recipes.verl.hinted_rows import _joined, _kept
-from composer_replication.recipes.verl.settings import EngineChannels
-from composer_replication.rollouts.sites import TaughtTurn
+from composer_replication.recipes.verl.channel_loss import (
+    ROW_NUMBER,
+    VALUES,
+    ChannelLoss,
+    EngineChannels,
+    TaughtRows,
+    _joined,
+    _kept,
+    divergence_rows,
+)
+from composer_replication.trainer.rollouts.sites import TaughtTurn
 
 VOCAB, TOP_K = 300, 8
 LENGTHS = (7, 5, 9)

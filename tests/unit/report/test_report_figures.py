@@ -6,12 +6,11 @@ import re
 
 import pytest
 
-from composer_replication.report.decisions import changes
-from composer_replication.report.figures import (
+from composer_replication.evaluation.report.figures import (
     _ARMS,
     _SAMPLED,
     UNCHANGED,
-    Verdict,
+    ReportVerdict,
     call_mix,
     figures,
     got_worse,
@@ -19,6 +18,7 @@ from composer_replication.report.figures import (
     sampled_table,
     signed,
 )
+from composer_replication.evaluation.report.records import changes
 from output_facts import lines_with
 
 
@@ -77,9 +77,9 @@ def test_values_that_are_all_0_are_no_interval_and_figures_without_any_change_st
 
 
 def test_a_verdict_is_shown_as_a_headline_and_its_figure():
-    said = Verdict("better", "Better", ("It is better: good calls +1 nats.", "Then."))
+    said = ReportVerdict("better", "Better", ("It is better: good calls +1 nats.", "Then."))
     assert (said.headline, said.figure) == ("It is better.", "Good calls +1 nats.")
-    bare = Verdict("not_evaluated", "Not evaluated", ("Five sessions.", "Then."))
+    bare = ReportVerdict("not_evaluated", "Not evaluated", ("Five sessions.", "Then."))
     assert (bare.headline, bare.figure) == ("Five sessions.", "")
 
 

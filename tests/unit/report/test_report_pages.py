@@ -12,18 +12,24 @@ from html.parser import HTMLParser
 import pytest
 
 from composer_replication.cli.main import main
+from composer_replication.cli.report import write_report
 from composer_replication.errors import InputError
-from composer_replication.report import build
-from composer_replication.report.account import _CHANNELS
-from composer_replication.report.credit import _DECISIONS
-from composer_replication.report.figures import _ARMS
-from composer_replication.report.findings import HELD_OUT, NO_TRAINING, NOT_REACHED, PROOF_AHEAD, PROOF_UNFINISHED
-from composer_replication.report.records import _ON_REQUEST
+from composer_replication.evaluation.report import build
+from composer_replication.evaluation.report.build import _CHANNELS
+from composer_replication.evaluation.report.credit import _DECISIONS
+from composer_replication.evaluation.report.figures import _ARMS
+from composer_replication.evaluation.report.findings import (
+    HELD_OUT,
+    NO_TRAINING,
+    NOT_REACHED,
+    PROOF_AHEAD,
+    PROOF_UNFINISHED,
+)
+from composer_replication.evaluation.report.records import _ON_REQUEST
 from composer_replication.runs import RunDir
-from composer_replication.runs.elsewhere import made_elsewhere
-from composer_replication.runs.sites import read_sites
+from composer_replication.runs.directory import made_elsewhere
+from composer_replication.runs.files import read_sites
 from composer_replication.runs.split import read_split
-from composer_replication.steps.report import write_report
 from output_facts import lines_with
 from refusals import refusal
 from report_runs import SCRIPT, make_run
@@ -97,7 +103,7 @@ def state_of_evaluation(report):
 
 
 def test_figures_of_other_weights_are_said_to_be_that(run, tmp_path):
-    from composer_replication.runs.evaluation import read_evaluation, weight_files_digest, write_evaluation
+    from composer_replication.runs.files import read_evaluation, weight_files_digest, write_evaluation
 
     other = RunDir.open(shutil.copytree(run.root, tmp_path / "run"))
     (other.path("adapter") / "adapter_model.safetensors").write_bytes(b"weights")
@@ -130,7 +136,7 @@ def test_figures_of_other_weights_are_said_to_be_that(run, tmp_path):
 
 
 def test_remarks_of_the_verdict_stand_below_it_and_what_got_worse_is_told_once(run, tmp_path):
-    from composer_replication.runs.evaluation import WORSE_BESIDES, read_evaluation, write_evaluation
+    from composer_replication.runs.files import WORSE_BESIDES, read_evaluation, write_evaluation
 
     other = RunDir.open(shutil.copytree(run.root, tmp_path / "run"))
     record = read_evaluation(other)
@@ -152,8 +158,8 @@ def test_remarks_of_the_verdict_stand_below_it_and_what_got_worse_is_told_once(r
 
 
 def test_what_the_proof_dropped_is_left_out_once_and_by_what_it_was_for(run):
-    from composer_replication.report.account import drops
-    from composer_replication.report.records import RunRecords
+    from composer_replication.evaluation.report.build import drops
+    from composer_replication.evaluation.report.records import RunRecords
 
     records = RunRecords(run, run.root)
     records.__dict__["training_record"] = {"drops": {"lm_ce: failed_call": 4, "sdpo_kl: hint_does_nothing": 8}}
@@ -227,8 +233,8 @@ def test_all_that_took_time_is_in_the_cost(run, tmp_path):
 
 
 def test_only_what_is_worth_a_look_is_listed_first(run):
-    from composer_replication.report.findings import worst_misfires
-    from composer_replication.report.records import RunRecords
+    from composer_replication.evaluation.report.findings import worst_misfires
+    from composer_replication.evaluation.report.records import RunRecords
 
     records = RunRecords(run, run.root)
     listed = worst_misfires(records)
@@ -240,7 +246,7 @@ def test_only_what_is_worth_a_look_is_listed_first(run):
 
 
 def test_the_classes_of_tokens_follow_their_gaps():
-    from composer_replication.report.credit import _class
+    from composer_replication.evaluation.report.credit import _class
 
     gaps = {-4.0: "d4", -1.0: "d3", -0.3: "d2", -0.05: "d1", -0.04: "", 0.0: "", 0.05: "u1", 2.9: "u3", 3.0: "u4"}
     assert {gap: _class(gap) for gap in gaps} == gaps
@@ -370,7 +376,7 @@ def test_a_report_elsewhere_is_remembered_by_the_run(tmp_path, run):
 
 
 def test_unseen_characters_are_shown(tmp_path):
-    from composer_replication.report.pages import _seen
+    from composer_replication.evaluation.report.build import _seen
 
     assert _seen("a\u202eb\x1b[31m\ud800c\n") == "a\ufffdb\ufffd[31m\ufffdc\n"
 
@@ -387,9 +393,9 @@ def test_a_training_elsewhere_is_read_from_there(tmp_path):
 
 
 def test_a_sub_agent_belongs_to_the_session_that_called_it(tmp_path):
-    from composer_replication.report.records import RunRecords
-    from composer_replication.report.sessions import conversations_by_session, list_sessions
-    from composer_replication.runs.conversations import SCHEMA, VERSION, to_row
+    from composer_replication.evaluation.report.build import conversations_by_session, list_sessions
+    from composer_replication.evaluation.report.records import RunRecords
+    from composer_replication.runs.files import CONVERSATIONS_SCHEMA, CONVERSATIONS_VERSION, conversation_to_row
     from composer_replication.types import Link
     from session_pieces import Session
 
@@ -399,7 +405,9 @@ def test_a_sub_agent_belongs_to_the_session_that_called_it(tmp_path):
         Session("one/agent", parent=Link(kind="subagent", conversation_id="one")).user("inner").conversation(),
     ]
     run = RunDir.create(tmp_path / "run")
-    run.write_jsonl("conversations", map(to_row, parts), schema=SCHEMA, version=VERSION)
+    run.write_jsonl(
+        "conversations", map(conversation_to_row, parts), schema=CONVERSATIONS_SCHEMA, version=CONVERSATIONS_VERSION
+    )
     records = RunRecords(run, run.root)
     listed = list_sessions(records)
     assert [(each.name, each.conversations) for each in listed.sessions] == [

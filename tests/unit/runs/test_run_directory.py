@@ -11,7 +11,7 @@ from threading import Barrier
 
 import pytest
 
-from composer_replication.config.writer import RESOLVED_NAME
+from composer_replication.config.values import RESOLVED_NAME
 from composer_replication.errors import InputError, RunError
 from composer_replication.runs import ARTEFACTS, RunDir
 from refusals import refusal

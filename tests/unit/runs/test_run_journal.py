@@ -13,7 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from composer_replication.errors import ArtefactCorruptError, ArtefactNotFoundError, InputError, RunError
+from composer_replication.errors import (
+    ArtefactCorruptError,
+    ArtefactNotFoundError,
+    InputError,
+    RunError,
+)
 from composer_replication.runs import RunDir, TornLine
 from refusals import refusal
 

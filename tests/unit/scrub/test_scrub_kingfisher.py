@@ -9,7 +9,7 @@ from scrub_examples import make
 
 from composer_replication.errors import MissingExtraError
 from composer_replication.privacy import Scrubber, kingfisher_rule
-from composer_replication.privacy import kingfisher as backend
+from composer_replication.privacy import rules as backend
 
 
 class _Finding:

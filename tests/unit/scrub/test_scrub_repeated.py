@@ -10,7 +10,7 @@ from scrub_examples import make
 
 from composer_replication.privacy import Scrubber
 from composer_replication.privacy.scan import Scanner
-from composer_replication.privacy.seen import Paragraphs
+from composer_replication.privacy.scrubber import Paragraphs
 
 PASSWORD = "Kx7!" + "vQ2m#Lp9"
 KEY = make("npm")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from composer_replication.privacy import Scrubber
-from composer_replication.privacy.named import harmless
+from composer_replication.privacy import names as harmless
 
 HEX = b"Knaeckebrot_Rund_11".hex()
 ENTITIES = "".join(f"&#{ord(letter)};" for letter in "Maple77~Otter")

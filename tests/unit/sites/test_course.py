@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from composer_replication.sites import find_error_sites
-from composer_replication.sites.gates import conventions
+from composer_replication.sites.course import conventions
 from session_pieces import Session
 
 NO_FILE = "<tool_use_error>File does not exist.</tool_use_error>"

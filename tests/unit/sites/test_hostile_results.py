@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from composer_replication.sites import BLAMES, classify
-from composer_replication.sites.view import View
+from composer_replication.sites.view import CleanedText
 from cpu_time import least_cpu_seconds
 
 MB = 1_000_000
@@ -96,7 +96,7 @@ def test_colours_and_line_ends_do_not_hide_a_failure_and_the_place_is_that_of_th
 
 @given(st.text(alphabet="ab\n\r\x1b[0m;", max_size=60), st.sampled_from([None, 1, 2, 3]))
 def test_every_place_of_a_cleaned_text_is_the_same_character_in_the_original(text, num_lines):
-    view = View.of(text) if num_lines is None else View.of(text).ends(num_lines)
+    view = CleanedText.of(text) if num_lines is None else CleanedText.of(text).ends(num_lines)
     for index, letter in enumerate(view.text):
         start, end = view.place(index, index + 1)
         between = num_lines is not None and letter == "\n"  # the line end that stands for what was left out
@@ -105,8 +105,8 @@ def test_every_place_of_a_cleaned_text_is_the_same_character_in_the_original(tex
 
 def test_the_ends_of_a_text_are_its_first_and_last_lines():
     text = "\n".join(map(str, range(9)))
-    assert View.of(text).ends(2).text == "0\n1\n7\n8"
-    assert View.of(text).ends(5).text == View.of(text + "\n").ends(5).text.rstrip() == text
+    assert CleanedText.of(text).ends(2).text == "0\n1\n7\n8"
+    assert CleanedText.of(text).ends(5).text == CleanedText.of(text + "\n").ends(5).text.rstrip() == text
 
 
 def test_of_a_very_long_result_the_end_is_read_and_placed_rightly():

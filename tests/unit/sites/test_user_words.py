@@ -8,7 +8,12 @@ import pytest
 
 from composer_replication.hint_generator.write import write_hint
 from composer_replication.sites import find_error_sites
-from composer_replication.sites.user_words import convention_in, corrects, own_words, words_of_refusal
+from composer_replication.sites.user_words import (
+    convention_in,
+    corrects,
+    own_words,
+    words_of_refusal,
+)
 from composer_replication.types import Turn
 from session_pieces import HERE, Session
 

@@ -9,11 +9,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from composer_replication.diloco.serverless.executor import Executor, ReplicaHandle, ReplicaJob, ReplicaStatus
-from composer_replication.diloco.serverless.jobs import start_name
-from composer_replication.steps.replicas import starting
-from composer_replication.steps.replicas.launch_file import LaunchFile
-from composer_replication.steps.replicas.launches import Launch
+from composer_replication.cli.replicas import looking as starting
+from composer_replication.cli.replicas.launches import Launch, LaunchFile
+from composer_replication.diloco.serverless.executor import (
+    Executor,
+    ReplicaHandle,
+    ReplicaJob,
+    ReplicaStatus,
+    start_name,
+)
 
 ID = "ab" * 16
 

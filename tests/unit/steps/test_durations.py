@@ -7,12 +7,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from composer_replication.cli.run import time_of_run
 from composer_replication.config import CrfConfig, load
 from composer_replication.evaluation.evaluate import Measurable
-from composer_replication.steps.running.durations import time_of_run
-from composer_replication.trainer.from_config.plan import Pace
+from composer_replication.trainer.from_config.plan import TrainingPace
 
-PACE = Pace(speed=1e10, weights=3_000_000, tokens=1000, windows_a_step=2)  # 1 ms for each operation a weight and token
+PACE = TrainingPace(
+    speed=1e10, weights=3_000_000, tokens=1000, windows_a_step=2
+)  # 1 ms for each operation a weight and token
 JUDGED = Measurable(values=10, units=6, held_out=8, sessions=8)
 ALL = ("train", "control", "evaluate", "report")
 

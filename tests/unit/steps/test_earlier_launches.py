@@ -12,14 +12,18 @@ from typing import Any
 import pytest
 from paid_service import PaidExecutor
 
+from composer_replication.cli.replicas import checking
+from composer_replication.cli.replicas.asking import Asked
+from composer_replication.cli.replicas.launches import (
+    LaunchFile,
+    create_launch,
+    path_of,
+    place_of,
+)
+from composer_replication.cli.replicas.looking import cancel, start, start_one
+from composer_replication.cli.replicas.tending import DONE
 from composer_replication.diloco.store import open_store
 from composer_replication.errors import RunError
-from composer_replication.steps.replicas import checking
-from composer_replication.steps.replicas.asking import Asked
-from composer_replication.steps.replicas.launch_file import LaunchFile, path_of
-from composer_replication.steps.replicas.launches import create_launch, place_of
-from composer_replication.steps.replicas.replica import DONE
-from composer_replication.steps.replicas.starting import cancel, start, start_one
 from refusals import refusal
 
 

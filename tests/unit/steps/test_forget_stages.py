@@ -9,9 +9,9 @@ import pytest
 from run_pieces import ingested, write_session
 
 import composer_replication
-from composer_replication.runs.elsewhere import made_elsewhere, note_elsewhere
-from composer_replication.steps.around.export import export_atif
-from composer_replication.steps.around.forget import forget, plan_forgetting
+from composer_replication.cli.export import export_atif
+from composer_replication.cli.forget import forget, plan_forgetting
+from composer_replication.runs.directory import made_elsewhere, note_elsewhere
 
 SRC = Path(composer_replication.__file__).parent
 
@@ -64,7 +64,7 @@ def test_an_export_that_breaks_off_is_named_too(run, tmp_path, monkeypatch):
     def broken(*_):
         raise OSError("no space left")
 
-    monkeypatch.setattr("composer_replication.steps.around.export.atomic_write_json", broken)
+    monkeypatch.setattr("composer_replication.atomic.atomic_write_json", broken)
     with pytest.raises(OSError, match="no space"):
         export_atif(run, tmp_path / "documents")
     assert [each.what for each in made_elsewhere(run)] == ["ATIF documents"]

@@ -8,8 +8,8 @@ import pytest
 from claude_records import Log, call
 from run_pieces import ingested
 
+from composer_replication.cli.sites import write_sites
 from composer_replication.config import SitesConfig
-from composer_replication.steps.sites import write_sites
 
 REFUSED = "PreToolUse:Bash hook error: src/{}.go: code is not formatted, run the formatter first"
 

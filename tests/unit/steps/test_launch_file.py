@@ -10,11 +10,17 @@ from pathlib import Path
 import pytest
 from paid_service import launch_file
 
+from composer_replication.cli.replicas.launches import (
+    LaunchFile,
+    folder_of,
+    known_numbers,
+    open_file,
+    path_of,
+    place_of,
+)
+from composer_replication.cli.replicas.looking import make_executor
 from composer_replication.diloco.serverless.executor import ReplicaHandle
 from composer_replication.errors import ArtefactNotFoundError, InputError, RunError
-from composer_replication.steps.replicas.launch_file import LaunchFile, folder_of, known_numbers, open_file, path_of
-from composer_replication.steps.replicas.launches import place_of
-from composer_replication.steps.replicas.starting import make_executor
 from refusals import refusal
 
 

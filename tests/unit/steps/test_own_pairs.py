@@ -12,14 +12,14 @@ from render_checks import decode
 from run_pieces import ingested
 
 from composer_replication.batch.render.renderer import Renderer
+from composer_replication.cli import pairs as own_pairs
 from composer_replication.cli.main import main
+from composer_replication.cli.pairs import write_pairs
+from composer_replication.cli.sites import write_sites
 from composer_replication.config import PairsConfig, SitesConfig
-from composer_replication.runs.pairs import SCHEMA, VERSION, read_pairs
-from composer_replication.sessions.dataset import LoggedSessions
-from composer_replication.sessions.read_run import read_sessions
-from composer_replication.steps import own_pairs
-from composer_replication.steps.pairs import write_pairs
-from composer_replication.steps.sites import write_sites
+from composer_replication.runs.files import PAIRS_SCHEMA, PAIRS_VERSION, read_pairs
+from composer_replication.trainer.sessions.dataset import LoggedSessions
+from composer_replication.trainer.sessions.rendering import read_sessions
 from tokenizer_assets import load
 
 NOT_READ = "<tool_use_error>File has not been read yet. Read it first before writing to it.</tool_use_error>"
@@ -63,7 +63,7 @@ def made(tmp_path):
 
 
 def rows_of(run):
-    return list(run.read_jsonl("pairs", schema=SCHEMA, version=VERSION))
+    return list(run.read_jsonl("pairs", schema=PAIRS_SCHEMA, version=PAIRS_VERSION))
 
 
 def test_each_source_is_counted_and_looking_first_is_balanced(made):
@@ -218,7 +218,7 @@ def test_rows_of_earlier_versions_are_teachers_pairs(made):
         "turn_number": 0,
         "chosen_action": {"text": "Done.", "calls": []},
     }
-    run.write_jsonl("pairs", [row], schema=SCHEMA, version=3, sources=["conversations"])
+    run.write_jsonl("pairs", [row], schema=PAIRS_SCHEMA, version=3, sources=["conversations"])
     ((_, pair),) = read_pairs(run)
     assert (pair.source, pair.rejected, pair.rejects_turn, pair.action.text) == ("teachers", None, True, "Done.")
 

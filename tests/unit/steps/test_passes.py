@@ -10,11 +10,11 @@ from claude_records import Log, call, text
 from replay_pieces import KEY, TEACHERS, options_for
 from run_pieces import ingested
 
+from composer_replication.cli.pairs import write_pairs
+from composer_replication.cli.replay import ask, plan_replay
+from composer_replication.cli.sites import write_sites
 from composer_replication.config import PairsConfig, ReplayConfig, SitesConfig
-from composer_replication.runs.records import PASSES
-from composer_replication.steps.pairs import write_pairs
-from composer_replication.steps.replay import ask, plan_replay
-from composer_replication.steps.sites import write_sites
+from composer_replication.runs.artefacts import PASSES
 from composer_replication.teacher_replay.replay import teachers_of
 from composer_replication.teacher_replay.requests import RequestBuilder
 from fault_server import FaultServer

@@ -14,19 +14,23 @@ import pytest
 from paid_service import ID, PaidExecutor, launch_file
 
 from composer_replication import errors
-from composer_replication.cli.pages.launch_table import launch_table, round_line, show_sight
-from composer_replication.diloco.rounds.failures import RankTaken
-from composer_replication.diloco.rounds.progress import Progress
+from composer_replication.cli.diloco import launch_table, round_line, show_sight
+from composer_replication.cli.replicas import looking
+from composer_replication.cli.replicas.launches import Notice
+from composer_replication.cli.replicas.looking import (
+    ReplicaStatus,
+    RoundTiming,
+    Sight,
+    look,
+    start,
+)
+from composer_replication.cli.replicas.tending import _trainer, tend
+from composer_replication.diloco.rounds.patience import RankTaken
+from composer_replication.diloco.rounds.progress import RunProgress
 from composer_replication.diloco.rounds.records import Layout
 from composer_replication.diloco.serverless.replica_process import REFUSED, _cannot_get_better
 from composer_replication.diloco.store import StoreUnavailable, open_store
 from composer_replication.errors import InputError
-from composer_replication.steps.replicas import looking
-from composer_replication.steps.replicas.launches import Notice
-from composer_replication.steps.replicas.looking import Pace, Sight, Standing, look
-from composer_replication.steps.replicas.replica import _trainer
-from composer_replication.steps.replicas.starting import start
-from composer_replication.steps.replicas.tending import tend
 from refusals import refusal
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J[bold red]"
@@ -188,13 +192,13 @@ def test_a_decorator_may_supply_arguments_and_a_built_in_says_nothing_of_its_own
     assert _trainer("builtins", "dict", {}) is dict
 
 
-RUNNING = [Standing(rank, "running", 0, "", "") for rank in (0, 1)]
+RUNNING = [ReplicaStatus(rank, "running", 0, "", "") for rank in (0, 1)]
 
 
 def sight_after(since_s: float, usual_s: float, replicas=RUNNING) -> Sight:
-    progress = Progress(0, 2, 4, (0, 1), (0,), (), None, 0, ())
+    progress = RunProgress(0, 2, 4, (0, 1), (0,), (), None, 0, ())
     notice = Notice(number=0, id=ID, executor="local", replicas=2, commits=10, started=time.time() - 100)
-    return Sight(notice, replicas, progress, None, Pace(since_s, usual_s))
+    return Sight(notice, replicas, progress, None, RoundTiming(since_s, usual_s))
 
 
 @pytest.mark.parametrize(("since_s", "usual_s"), [(90, 40), (9, 1), (0, 0)])
@@ -215,13 +219,13 @@ def test_a_run_whose_rounds_do_not_end_is_said_to_stall_and_has_no_eta():
 
 
 def test_a_run_that_has_ended_does_not_stall():
-    ended = [Standing(rank, "succeeded", 0, "", "", 0) for rank in (0, 1)]
+    ended = [ReplicaStatus(rank, "succeeded", 0, "", "", 0) for rank in (0, 1)]
     assert sight_after(300, 40, ended).stalled_s is None
 
 
 def test_the_pace_is_that_of_the_outcomes_in_the_bucket(launched, tmp_path, monkeypatch):
     layout, now = Layout(0), time.time()
-    progress = Progress(0, 2, 3, (0, 1), (0,), (), None, 0, ())
+    progress = RunProgress(0, 2, 3, (0, 1), (0,), (), None, 0, ())
     for step, ago in ((0, 400), (1, 360), (2, 300)):
         launched.store.put(layout.outcome(step, 0), b"x")
         os.utime(tmp_path / "bucket" / layout.outcome(step, 0), (now - ago, now - ago))

@@ -11,13 +11,21 @@ from pathlib import Path
 import pytest
 
 from composer_replication.cli.main import main
+from composer_replication.cli.replicas import asking as bucket_files
+from composer_replication.cli.replicas.asking import (
+    Asked,
+    begin,
+    digests_of,
+    download,
+    reachable,
+    trained_files,
+    training,
+    upload,
+)
+from composer_replication.cli.replicas.launches import numbers
 from composer_replication.diloco.store import ObjectTooLarge, open_store
 from composer_replication.errors import ArtefactCorruptError, ConfigError, InputError
 from composer_replication.runs import RunDir
-from composer_replication.steps.replicas import bucket_files
-from composer_replication.steps.replicas.asking import Asked, begin, reachable, training
-from composer_replication.steps.replicas.bucket_files import digests_of, download, trained_files, upload
-from composer_replication.steps.replicas.launches import numbers
 from refusals import refusal
 
 pytestmark = pytest.mark.usefixtures("state")

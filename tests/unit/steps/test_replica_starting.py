@@ -13,10 +13,16 @@ from pathlib import Path
 import pytest
 from paid_service import ID, Denied, PaidExecutor, ServiceDown, launch_file, names
 
+from composer_replication.cli.replicas import looking as starting
+from composer_replication.cli.replicas.launches import LaunchFile
+from composer_replication.cli.replicas.looking import (
+    Unended,
+    about_ends,
+    cancel,
+    start,
+    start_one,
+)
 from composer_replication.errors import RunError
-from composer_replication.steps.replicas import starting
-from composer_replication.steps.replicas.launch_file import LaunchFile
-from composer_replication.steps.replicas.starting import Unended, about_ends, cancel, start, start_one
 from refusals import refusal
 
 

@@ -9,16 +9,21 @@ import tracemalloc
 import pytest
 from paid_service import ID, PaidExecutor, launch_file, names
 
-from composer_replication.cli.pages.launch_table import launch_table, round_line
-from composer_replication.diloco.rounds.progress import Progress, RoundSummary
+from composer_replication.cli.diloco import launch_table, round_line
+from composer_replication.cli.replicas import looking, tending
+from composer_replication.cli.replicas.launches import Notice
+from composer_replication.cli.replicas.looking import (
+    ReplicaStatus,
+    Sight,
+    cancel,
+    look,
+    start,
+)
+from composer_replication.cli.replicas.tending import tend
+from composer_replication.diloco.rounds.progress import RoundSummary, RunProgress
 from composer_replication.diloco.rounds.records import Layout, pack
 from composer_replication.diloco.store import open_store
 from composer_replication.errors import RunError
-from composer_replication.steps.replicas import looking, tending
-from composer_replication.steps.replicas.launches import Notice
-from composer_replication.steps.replicas.looking import Sight, Standing, look
-from composer_replication.steps.replicas.starting import cancel, start
-from composer_replication.steps.replicas.tending import tend
 from refusals import refusal
 
 
@@ -93,7 +98,7 @@ def test_one_is_not_started_again_when_another_has_finished(launched):
 
 
 def test_one_is_not_started_again_when_all_exchanges_are_made(launched, monkeypatch):
-    made = Progress(0, 2, 4, (0, 1), (), (), None, 0, ())
+    made = RunProgress(0, 2, 4, (0, 1), (), (), None, 0, ())
     monkeypatch.setattr(looking, "read_progress", lambda *_args: made)
     for rank in (0, 1):
         launched.executor.says(rank, "failed")
@@ -254,10 +259,10 @@ def test_a_bucket_that_cannot_be_read_starts_nothing_and_ends_no_watch(launched)
 def test_what_rounds_say_is_shown_within_bounds_and_without_markup():
     notice = Notice(number=0, id=ID, executor="local", replicas=40, commits=4, started=0.0)
     last = RoundSummary(0, (*range(30), 10**9, "\x1b[2J"), (), 1e300, 2**63)  # pyright: ignore[reportArgumentType]
-    progress = Progress(0, 40, 1, (), (), (), None, 0, (last,))
+    progress = RunProgress(0, 40, 1, (), (), (), None, 0, (last,))
     line = round_line(Sight(notice, [], progress))
     assert re.search(r"^round 1\D+4\b.*\brank 0, 1, 2,.*\b15\D+14\b.* 277777\.8 h", line)
     assert "\x1b" not in line
-    hostile = Sight(notice, [Standing(0, "unknown", 0, "", "[bold]\x1b[2J")], None, "[red]\x1b[2Jspoilt")
+    hostile = Sight(notice, [ReplicaStatus(0, "unknown", 0, "", "[bold]\x1b[2J")], None, "[red]\x1b[2Jspoilt")
     caption = str(launch_table(hostile).caption)
     assert caption == r"\[red]" + "\ufffd[2Jspoilt"

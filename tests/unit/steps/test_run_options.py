@@ -13,12 +13,7 @@ import pytest
 from run_pieces import ingested, write_session
 
 from composer_replication.cli.main import main
-from composer_replication.config import CrfConfig
-from composer_replication.config.presets import load_with_preset
-from composer_replication.envs.student import student_folder
-from composer_replication.errors import InputError
-from composer_replication.runs import RunDir
-from composer_replication.steps.running.options import (
+from composer_replication.cli.run_checks import (
     check_given,
     remember,
     reused,
@@ -26,6 +21,11 @@ from composer_replication.steps.running.options import (
     told_before,
     without_lost_logs,
 )
+from composer_replication.config import CrfConfig
+from composer_replication.config.presets import load_with_preset
+from composer_replication.envs.student import student_folder
+from composer_replication.errors import InputError
+from composer_replication.runs import RunDir
 from refusals import refusal
 from warm_crf import SRC
 

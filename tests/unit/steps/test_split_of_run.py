@@ -9,19 +9,23 @@ import pytest
 from claude_records import Log, call, text
 from run_pieces import ingested
 
+from composer_replication.cli.forget import forget
 from composer_replication.cli.main import main
-from composer_replication.config import PairsConfig, ReplayConfig, SitesConfig, SplitConfig
+from composer_replication.cli.pairs import write_pairs
+from composer_replication.cli.replay import RunStates
+from composer_replication.cli.sites import write_sites
+from composer_replication.cli.split import write_split
+from composer_replication.config import (
+    PairsConfig,
+    ReplayConfig,
+    SitesConfig,
+    SplitConfig,
+)
 from composer_replication.errors import InputError, StaleArtefactError
-from composer_replication.runs.sites import read_sites
+from composer_replication.runs.files import read_sites, read_tools
 from composer_replication.runs.split import held_out_of, read_split, sides_of
-from composer_replication.runs.tools import read_tools
-from composer_replication.sessions.read_run import read_sessions
-from composer_replication.sites.gates import Refusal, conventions
-from composer_replication.steps.around.forget import forget
-from composer_replication.steps.pairs import write_pairs
-from composer_replication.steps.sites import write_sites
-from composer_replication.steps.split import write_split
-from composer_replication.steps.states import RunStates
+from composer_replication.sites.course import Refusal, conventions
+from composer_replication.trainer.sessions.rendering import read_sessions
 from refusals import refusal
 
 NOT_READ = "<tool_use_error>File has not been read yet. Read it first before writing to it.</tool_use_error>"

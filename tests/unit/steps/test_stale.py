@@ -11,15 +11,33 @@ import pytest
 from claude_records import Log, call, text
 from run_pieces import ingested, write_session
 
-from composer_replication.config import CrfConfig, EvaluationConfig, PairsConfig, RunConfig, SitesConfig, SplitConfig
+from composer_replication.cli.pairs import write_pairs
+from composer_replication.cli.pipeline import (
+    evaluated_of,
+    note_files,
+    why_files,
+    why_records,
+)
+from composer_replication.cli.run_checks import (
+    Learnable,
+    Side,
+    check_learnable,
+    learnable,
+)
+from composer_replication.cli.sites import write_sites
+from composer_replication.cli.split import write_split
+from composer_replication.config import (
+    CrfConfig,
+    EvaluationConfig,
+    PairsConfig,
+    RunConfig,
+    SitesConfig,
+    SplitConfig,
+)
 from composer_replication.errors import InputError, StaleArtefactError
-from composer_replication.runs.sites import read_sites, strike_sites
-from composer_replication.sessions.read_run import read_sessions
-from composer_replication.steps.pairs import write_pairs
-from composer_replication.steps.running.learnable import Learnable, Side, check_learnable, learnable
-from composer_replication.steps.sites import write_sites
-from composer_replication.steps.split import write_split
-from composer_replication.steps.stale import NOT_THERE, evaluated_of, note_files, why_files, why_records
+from composer_replication.runs.artefacts import NOT_THERE
+from composer_replication.runs.files import read_sites, strike_sites
+from composer_replication.trainer.sessions.rendering import read_sessions
 from refusals import refusal
 
 NOT_READ = "<tool_use_error>File has not been read yet. Read it first before writing to it.</tool_use_error>"

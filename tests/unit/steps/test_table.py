@@ -10,12 +10,12 @@ import pytest
 from claude_records import Log, call, text
 from run_pieces import ingested
 
+from composer_replication.cli import pipeline as table
 from composer_replication.cli.main import VERBS
+from composer_replication.cli.pipeline import STEPS
+from composer_replication.cli.sites import write_sites
 from composer_replication.config import CrfConfig, SitesConfig, describe
 from composer_replication.runs import ARTEFACTS
-from composer_replication.steps import table
-from composer_replication.steps.sites import write_sites
-from composer_replication.steps.table import STEPS
 
 SRC = Path(table.__file__).parents[1]
 NOT_OF_A_STEP = {"forgotten", "elsewhere"}

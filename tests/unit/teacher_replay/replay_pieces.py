@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from composer_replication.teacher_replay.ask_and_retry import Patience
 from composer_replication.teacher_replay.replay import ReplayOptions, replay, teachers_of
-from composer_replication.teacher_replay.requests import Settings
+from composer_replication.teacher_replay.requests import RequestSettings
 
 TEACHERS = [
     {"slug": "anthropic/claude-opus-4.7", "input_per_mtok": 15.0, "output_per_mtok": 75.0},
@@ -51,7 +51,7 @@ def options_for(server, **changes):
         "max_concurrency": 16,
         "timeout_s": 2.0,
         "patience": Patience(max_attempts=6, first_wait_s=0.01, longest_wait_s=5.0),
-        "settings": Settings(max_tokens=64),
+        "settings": RequestSettings(max_tokens=64),
         "environment": {},
     }
     return ReplayOptions(**(given | changes))

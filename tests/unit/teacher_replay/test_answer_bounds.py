@@ -15,7 +15,7 @@ from replay_pieces import TEACHERS, collect, options_for, states
 
 from composer_replication.errors import InputError
 from composer_replication.teacher_replay.ask_and_retry import Patience
-from composer_replication.teacher_replay.endpoint.unpacking import MAX_BODY
+from composer_replication.teacher_replay.endpoint import MAX_BODY
 from composer_replication.teacher_replay.prices import list_models
 from refusals import refusal
 

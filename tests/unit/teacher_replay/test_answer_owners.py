@@ -7,8 +7,8 @@ import sqlite3
 import pytest
 
 from composer_replication.runs import RunDir
-from composer_replication.teacher_replay.store.forget import AnswersOfRun, count_answers, forget
-from composer_replication.teacher_replay.store.ledger import TeacherStore
+from composer_replication.teacher_replay.forget import AnswersOfRun, count_answers, forget
+from composer_replication.teacher_replay.ledger import TeacherStore
 
 
 def add(store, key, *sessions, cost=40):

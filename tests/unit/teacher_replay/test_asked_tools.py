@@ -9,12 +9,12 @@ from claude_records import Log, call
 from replay_pieces import KEY, TEACHERS, options_for
 from run_pieces import ingested, run_states
 
+from composer_replication.cli.forget import forget
+from composer_replication.cli.replay import ask as ask_all
+from composer_replication.cli.replay import plan_replay
 from composer_replication.config import ReplayConfig
 from composer_replication.errors import RunError
-from composer_replication.steps.around.forget import forget
-from composer_replication.steps.replay import ask as ask_all
-from composer_replication.steps.replay import plan_replay
-from composer_replication.teacher_replay.asked_tools import AskedTools
+from composer_replication.teacher_replay.forget import AskedTools
 from composer_replication.teacher_replay.replay import teachers_of
 from fault_server import FaultServer
 from refusals import refusal

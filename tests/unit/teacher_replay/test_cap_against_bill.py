@@ -33,9 +33,9 @@ from replay_pieces import KEY, collect, options_for, states
 from composer_replication.errors import InputError
 from composer_replication.teacher_replay import replay_trace
 from composer_replication.teacher_replay.ask_and_retry import KEPT_BACK, Patience
-from composer_replication.teacher_replay.endpoint.outcome import Reply, read_response
+from composer_replication.teacher_replay.endpoint import Reply, read_response
 from composer_replication.teacher_replay.replay import request_of, teachers_of
-from composer_replication.teacher_replay.requests import RequestBuilder, Settings
+from composer_replication.teacher_replay.requests import RequestBuilder, RequestSettings
 from refusals import refusal
 
 NUM_RUNS = 100 if os.environ.get("CRF_TEST_PROFILE") == "full" else 5
@@ -96,7 +96,7 @@ def a_run(number, tokenizers, usage_of, fault_share, concurrency=None):
         PRICES, draw.choice(tokenizers), usage_of, draw, fault_share=fault_share, latency_s=draw.choice([0.0, 0.005])
     )
     asked = list(states(draw.randint(8, 14), tools=draw.random() < 0.5, size=draw.randint(100, 2000)))
-    settings = Settings(max_tokens=draw.randint(48, 256))
+    settings = RequestSettings(max_tokens=draw.randint(48, 256))
     most = bounds(asked, TEACHERS, options_for(None, base_url=ANY_URL, settings=settings))
     cap = float(max(most)) * draw.uniform(1.05, 3)
     concurrency = concurrency or draw.choice([1, 1, 4, 16, 64])
@@ -135,7 +135,7 @@ def counted(text, *, prompt=None, completion=None):
     usage = {"prompt_tokens": prompt or enough, "completion_tokens": completion or enough}
     choice = {"message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
     (teacher, *_) = teachers_of(TEACHERS, KEY, options_for(None, base_url=ANY_URL))
-    request = RequestBuilder(teacher, Settings(max_tokens=4000, fence=False)).build(
+    request = RequestBuilder(teacher, RequestSettings(max_tokens=4000, fence=False)).build(
         [{"role": "user", "content": text}], None
     )
     reply = read_response(200, {}, json.dumps({"choices": [choice], "usage": usage}).encode(), request)
@@ -163,7 +163,7 @@ def a_run_in(words, tokenizer, share, number):
     asked = list(states(10, tools=False))
     for state in asked:
         state["messages"] = [{"role": "user", "content": " ".join(draw.choices(words, k=200))}]
-    settings = Settings(max_tokens=256)
+    settings = RequestSettings(max_tokens=256)
     cap = 2 * float(max(bounds(asked, TEACHERS, options_for(None, base_url=ANY_URL, settings=settings))))
     asyncio.run(replayed(server, asked, cap, settings=settings, max_concurrency=4))
     return server.total_usd, Decimal(str(cap))
@@ -218,7 +218,7 @@ def test_with_honest_usage_a_run_stops_only_when_a_call_no_longer_fits(note):
 def test_a_call_without_room_waits_until_others_are_answered():
     """64 calls at a time hold more than the cap; all of them together cost less."""
     server = BillingServer(PRICES, USUAL[0], honest, random.Random(3), latency_s=0.02)
-    asked, settings = list(states(10)), Settings(max_tokens=256)
+    asked, settings = list(states(10)), RequestSettings(max_tokens=256)
     most = bounds(asked, TEACHERS, options_for(None, base_url=ANY_URL, settings=settings))
     cap = float(sum(most)) / 3
     found, report = asyncio.run(replayed(server, asked, cap, max_concurrency=64, settings=settings))

@@ -11,12 +11,12 @@ import time
 import pytest
 from replay_pieces import KEY, TEACHERS
 
-from composer_replication.ingestion.last_gate import OpenGate
+from composer_replication.privacy.outgoing import OpenGate
 from composer_replication.teacher_replay import ask_and_retry as ask
 from composer_replication.teacher_replay.ask_and_retry import Asker, Patience
-from composer_replication.teacher_replay.endpoint.outcome import Failure
+from composer_replication.teacher_replay.endpoint import FailedRequest
+from composer_replication.teacher_replay.ledger import TeacherStore
 from composer_replication.teacher_replay.requests import Request
-from composer_replication.teacher_replay.store.ledger import TeacherStore
 from composer_replication.teacher_replay.teachers import read_teachers
 
 
@@ -29,7 +29,7 @@ class Failing:
     async def send(self, _request):
         self.num_sent += 1
         await asyncio.sleep(0.002)
-        return Failure("HTTP 503: overloaded", True, "none")
+        return FailedRequest("HTTP 503: overloaded", True, "none")
 
 
 def asker(client, store, *, cap_nano=10**12, **patience):

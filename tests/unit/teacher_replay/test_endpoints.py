@@ -14,8 +14,8 @@ from replay_pieces import KEY, TEACHERS, collect, options_for, states
 
 from composer_replication.teacher_replay import replay_trace
 from composer_replication.teacher_replay.ask_and_retry import Patience
-from composer_replication.teacher_replay.endpoint.outcome import Failure, read_response
-from composer_replication.teacher_replay.requests import RequestBuilder, Settings
+from composer_replication.teacher_replay.endpoint import FailedRequest, read_response
+from composer_replication.teacher_replay.requests import RequestBuilder, RequestSettings
 from composer_replication.teacher_replay.teachers import read_teachers
 from fault_server import FaultServer, Reply
 
@@ -156,10 +156,10 @@ def test_single_refusals_between_answers_are_single_errors():
 
 def test_a_text_that_a_moderator_refused_is_one_call_s_matter():
     (teacher,) = read_teachers(ONE, environment={}, api_key=KEY)
-    request = RequestBuilder(teacher, Settings()).build([{"role": "user", "content": "Go on."}], None)
+    request = RequestBuilder(teacher, RequestSettings()).build([{"role": "user", "content": "Go on."}], None)
     body = b'{"error": {"code": 403, "message": "flagged", "metadata": {"reasons": ["x"], "flagged_input": "y"}}}'
     moderated = read_response(403, {}, body, request)
-    assert isinstance(moderated, Failure)
+    assert isinstance(moderated, FailedRequest)
     assert moderated.concerns == "call"
     assert read_response(403, {}, b'{"error": {"message": "bad key"}}', request).concerns == "account"
     in_flight = b'{"error": {"metadata": {"limit_source": "openrouter_in_flight_budget"}}}'

@@ -8,8 +8,8 @@ import re
 import pytest
 
 from composer_replication.errors import InputError
-from composer_replication.ingestion.last_gate import LastGate
 from composer_replication.pairs.export import export_preferences
+from composer_replication.privacy.outgoing import LastGate
 from refusals import refusal
 
 TOKEN = "ghp_" + "a1B2" * 9

@@ -10,8 +10,8 @@ from replay_pieces import KEY, TEACHERS, options_for
 
 from composer_replication.errors import InputError
 from composer_replication.hint_generator import write_hint
+from composer_replication.hint_generator.writer import prompt_of, why_refused, write_hints
 from composer_replication.sites import find_error_sites
-from composer_replication.teacher_replay.hint_writer import prompt_of, why_refused, write_hints
 from fault_server import FaultServer, Reply
 from refusals import refusal
 from session_pieces import Session

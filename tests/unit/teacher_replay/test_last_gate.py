@@ -13,22 +13,22 @@ import pytest
 from replay_pieces import KEY, TEACHERS, collect, options_for, states
 from test_hint_writer import RULE, message
 
+from composer_replication.cli.export import export_atif
+from composer_replication.cli.sites import write_sites
 from composer_replication.config import SitesConfig
 from composer_replication.errors import InputError, RunError
-from composer_replication.ingestion import last_gate
+from composer_replication.hint_generator.writer import prompt_of, write_hints
 from composer_replication.ingestion.into_run import ingest_into
-from composer_replication.ingestion.last_gate import LastGate, OpenGate, gate_of
 from composer_replication.ingestion.scrubbing import ScrubSettings
 from composer_replication.pairs.export import export_preferences
 from composer_replication.privacy import Scrubber
+from composer_replication.privacy import outgoing as last_gate
+from composer_replication.privacy.outgoing import LastGate, OpenGate, gate_of
 from composer_replication.runs import RunDir
-from composer_replication.runs.sites import read_sites
+from composer_replication.runs.files import read_sites
 from composer_replication.sites import find_error_sites
-from composer_replication.steps.around.export import export_atif
-from composer_replication.steps.sites import write_sites
 from composer_replication.teacher_replay.ask_and_retry import HELD_BACK, NOT_SENT
-from composer_replication.teacher_replay.hint_writer import prompt_of, write_hints
-from composer_replication.teacher_replay.requests import RequestBuilder, Settings
+from composer_replication.teacher_replay.requests import RequestBuilder, RequestSettings
 from composer_replication.teacher_replay.teachers import read_teachers
 from cpu_time import cpu_seconds, least_cpu_seconds
 from fault_server import FaultServer
@@ -53,7 +53,7 @@ def with_secret(secret, num_sessions=2):
 
 def body_of(messages, tools=None):
     (teacher,) = read_teachers(TEACHERS[1:2], environment={}, api_key=KEY, base_url="http://127.0.0.1:1/v1")
-    return RequestBuilder(teacher, Settings()).build(messages, tools, "s", place="state s::0001").body
+    return RequestBuilder(teacher, RequestSettings()).build(messages, tools, "s", place="state s::0001").body
 
 
 @pytest.mark.parametrize(

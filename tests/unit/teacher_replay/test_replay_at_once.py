@@ -22,8 +22,8 @@ from run_pieces import run_states
 from test_replay_kill import calls_of, environment, write_chats
 
 from composer_replication.runs import RunDir
-from composer_replication.teacher_replay.requests import RequestBuilder, Settings
-from composer_replication.teacher_replay.store.ledger import TeacherStore
+from composer_replication.teacher_replay.ledger import TeacherStore
+from composer_replication.teacher_replay.requests import RequestBuilder, RequestSettings
 from composer_replication.teacher_replay.teachers import read_teachers
 from fault_server import FaultServer, fingerprint
 
@@ -64,7 +64,7 @@ def names_of(run, server):
     specs = [{**teacher, "base_url": server.base_url} for teacher in TEACHERS]
     found = {}
     for teacher in read_teachers(specs, environment={}):
-        builder = RequestBuilder(teacher, Settings(max_tokens=32))
+        builder = RequestBuilder(teacher, RequestSettings(max_tokens=32))
         for state in run_states(RunDir.open(run)):
             request = builder.build(state["messages"], state.get("tools"), state["session_id"])
             found[request.key] = fingerprint(json.loads(request.body))

@@ -9,7 +9,7 @@ import pytest
 from replay_pieces import TEACHERS, collect, options_for, states
 
 from composer_replication.errors import InputError
-from composer_replication.teacher_replay.concurrency import work_off_lanes
+from composer_replication.teacher_replay.ask_and_retry import work_off_lanes
 from composer_replication.teacher_replay.replay import ReplayOptions
 from fault_server import FaultServer
 from refusals import refusal

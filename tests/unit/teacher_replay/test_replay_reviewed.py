@@ -9,19 +9,23 @@ import pytest
 from replay_pieces import KEY, TEACHERS, collect, options_for, states
 
 from composer_replication.errors import InputError
+from composer_replication.hint_generator.writer import why_refused
 from composer_replication.teacher_replay import replay_trace
 from composer_replication.teacher_replay.ask_and_retry import Patience
-from composer_replication.teacher_replay.endpoint.outcome import Failure, read_response
-from composer_replication.teacher_replay.hint_writer import why_refused
-from composer_replication.teacher_replay.injection_fence import fence, flags
+from composer_replication.teacher_replay.endpoint import FailedRequest, read_response
 from composer_replication.teacher_replay.replay import ReplayOptions
-from composer_replication.teacher_replay.requests import RequestBuilder, Settings
+from composer_replication.teacher_replay.requests import (
+    RequestBuilder,
+    RequestSettings,
+    fence,
+    flags,
+)
 from composer_replication.teacher_replay.teachers import read_teachers
 from fault_server import FaultServer, Reply
 from refusals import refusal
 
 ONE = TEACHERS[1:2]
-SENT = RequestBuilder(read_teachers(ONE, environment={}, api_key=KEY)[0], Settings()).build(
+SENT = RequestBuilder(read_teachers(ONE, environment={}, api_key=KEY)[0], RequestSettings()).build(
     [{"role": "user", "content": "Go on."}], None
 )
 
@@ -43,7 +47,7 @@ def test_extra_provider_fields_are_added_and_ours_stay():
         environment={},
         api_key=KEY,
     )
-    body = json.loads(RequestBuilder(teacher, Settings()).build([{"role": "user", "content": "hi"}], None).body)
+    body = json.loads(RequestBuilder(teacher, RequestSettings()).build([{"role": "user", "content": "hi"}], None).body)
     assert body["provider"]["only"] == ["x"]
     assert body["provider"]["data_collection"] == "deny"
     assert body["reasoning"] == {"effort": "low"}
@@ -101,13 +105,15 @@ def test_a_cost_is_a_cost_whatever_the_status():
         outcome = read_response(status, {}, body, SENT)
         assert outcome.cost_nano == 500_000_000
     refused = read_response(403, {}, b'{"error": {"message": "no"}}', SENT)
-    assert isinstance(refused, Failure)
+    assert isinstance(refused, FailedRequest)
     assert (refused.billing, refused.cost_nano) == ("none", None)
     late = read_response(429, {"retry-after": "Mon, 01 Jan 99999999 00:00:00 +99999999"}, b"", SENT)
     assert late.retry_after_s is None
 
 
-@pytest.mark.parametrize("wrong", [{"settings": Settings(max_tokens=-5000)}, {"settings": Settings(max_tokens=0)}])
+@pytest.mark.parametrize(
+    "wrong", [{"settings": RequestSettings(max_tokens=-5000)}, {"settings": RequestSettings(max_tokens=0)}]
+)
 def test_answers_have_a_length(wrong):
     with FaultServer() as server, refusal(InputError, what="max_tokens", got=str(wrong["settings"].max_tokens)):
         asyncio.run(collect(states(1, 1), options_for(server, **wrong), teachers=ONE))

@@ -12,10 +12,19 @@ from hypothesis import strategies as st
 from replay_pieces import KEY, TEACHERS, TOOLS, states
 
 from composer_replication.errors import InputError
-from composer_replication.teacher_replay.injection_fence import fence, flags
-from composer_replication.teacher_replay.nano_dollars import Price, check_cap, to_nano
-from composer_replication.teacher_replay.requests import RequestBuilder, Settings
-from composer_replication.teacher_replay.teachers import OPENROUTER, read_teachers
+from composer_replication.teacher_replay.requests import (
+    RequestBuilder,
+    RequestSettings,
+    fence,
+    flags,
+)
+from composer_replication.teacher_replay.teachers import (
+    OPENROUTER,
+    Price,
+    check_cap,
+    read_teachers,
+    to_nano,
+)
 from refusals import refusal
 
 PLAIN = read_teachers(TEACHERS, environment={}, api_key=KEY, base_url="http://127.0.0.1:1/v1")[1]
@@ -23,7 +32,9 @@ ROUTER = read_teachers(TEACHERS, environment={}, api_key=KEY)[1]
 
 
 def test_a_bound_counts_every_byte_as_a_token_and_is_never_rounded_down():
-    request = RequestBuilder(PLAIN, Settings(max_tokens=100)).build([{"role": "user", "content": "ü" * 50}], None)
+    request = RequestBuilder(PLAIN, RequestSettings(max_tokens=100)).build(
+        [{"role": "user", "content": "ü" * 50}], None
+    )
     exact = Decimal(len(request.body)) * Decimal("1.25") / 1_000_000 + 100 * Decimal(10) / 1_000_000
     assert Decimal(request.bound_nano) >= exact * 10**9
     assert request.bound_nano - exact * 10**9 < 1
@@ -40,7 +51,9 @@ def test_a_cap_is_a_number_of_dollars(cap):
 
 def test_openrouter_gets_its_own_fields_and_others_do_not():
     messages = [{"role": "user", "content": "hi"}]
-    theirs, ours = (json.loads(RequestBuilder(t, Settings()).build(messages, TOOLS).body) for t in (ROUTER, PLAIN))
+    theirs, ours = (
+        json.loads(RequestBuilder(t, RequestSettings()).build(messages, TOOLS).body) for t in (ROUTER, PLAIN)
+    )
     assert ROUTER.base_url == OPENROUTER
     assert theirs["provider"] == {
         "require_parameters": True,
@@ -55,7 +68,7 @@ def test_openrouter_gets_its_own_fields_and_others_do_not():
 def test_keys_are_those_of_equal_content_whatever_objects_hold_it():
     shared = [state["messages"] for state in states(2, 4)]
     copied = json.loads(json.dumps(shared))
-    one, other = RequestBuilder(PLAIN, Settings()), RequestBuilder(PLAIN, Settings())
+    one, other = RequestBuilder(PLAIN, RequestSettings()), RequestBuilder(PLAIN, RequestSettings())
     keys = [one.build(messages, None).key for messages in shared]
     assert keys == [other.build(messages, None).key for messages in copied]
     assert len(set(keys)) == len(keys)
@@ -63,7 +76,7 @@ def test_keys_are_those_of_equal_content_whatever_objects_hold_it():
 
 @given(st.lists(st.text(max_size=5), min_size=1, max_size=4), st.lists(st.text(max_size=5), min_size=1, max_size=4))
 def test_two_requests_have_one_key_only_if_they_are_one(first, second):
-    builder = RequestBuilder(PLAIN, Settings())
+    builder = RequestBuilder(PLAIN, RequestSettings())
     keys = [builder.build([{"role": "user", "content": t} for t in texts], None).key for texts in (first, second)]
     assert (keys[0] == keys[1]) == (first == second)
 
@@ -142,6 +155,6 @@ def test_no_further_field_of_a_request_changes_what_it_may_cost(name):
 def test_the_highest_price_that_a_router_may_take_is_the_teacher_s():
     provider = {"max_price": {"prompt": 99, "completion": 99}, "only": ["azure"]}
     (teacher,) = read_teachers([{**TEACHERS[1], "extra": {"provider": provider}}], environment={}, api_key=KEY)
-    sent = json.loads(RequestBuilder(teacher, Settings()).build([{"role": "user", "content": "hi"}], None).body)
+    sent = json.loads(RequestBuilder(teacher, RequestSettings()).build([{"role": "user", "content": "hi"}], None).body)
     assert sent["provider"]["max_price"] == {"prompt": 1.25, "completion": 10.0}
     assert sent["provider"]["only"] == ["azure"]

@@ -8,13 +8,13 @@ import pytest
 from claude_records import Log, call, text, thinking
 from run_pieces import ingested, run_states
 
+from composer_replication.cli.pairs import write_pairs
+from composer_replication.cli.replay import SCHEMA, VERSION
+from composer_replication.cli.sites import write_sites
 from composer_replication.config import PairsConfig, SitesConfig
-from composer_replication.runs.pairs import SCHEMA as PAIR_SCHEMA
-from composer_replication.runs.pairs import VERSION as PAIR_VERSION
-from composer_replication.sessions.read_run import read_sessions
-from composer_replication.steps.pairs import write_pairs
-from composer_replication.steps.replay import SCHEMA, VERSION
-from composer_replication.steps.sites import write_sites
+from composer_replication.runs.files import PAIRS_SCHEMA as PAIR_SCHEMA
+from composer_replication.runs.files import PAIRS_VERSION as PAIR_VERSION
+from composer_replication.trainer.sessions.rendering import read_sessions
 from composer_replication.types import Action, ToolCall
 
 REFUSED = "The user doesn't want to proceed with this tool use. The tool use was rejected (eg. if it was a file edit)."

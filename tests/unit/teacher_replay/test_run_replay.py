@@ -9,16 +9,16 @@ import os
 import pytest
 from replay_pieces import KEY, TEACHERS, options_for
 
+from composer_replication.cli import replay as step
 from composer_replication.config import ReplayConfig
 from composer_replication.errors import RunError, StaleArtefactError
 from composer_replication.ingestion.into_run import ingest_into
-from composer_replication.ingestion.last_gate import LastGate, OpenGate
 from composer_replication.ingestion.scrubbing import ScrubSettings
+from composer_replication.privacy.outgoing import LastGate, OpenGate
 from composer_replication.runs import RunDir
-from composer_replication.steps import replay as step
 from composer_replication.teacher_replay.ask_and_retry import HELD_BACK
+from composer_replication.teacher_replay.ledger import TeacherStore
 from composer_replication.teacher_replay.replay import teachers_of
-from composer_replication.teacher_replay.store.ledger import TeacherStore
 from fault_server import FaultServer
 from refusals import refusal
 
@@ -51,7 +51,7 @@ def replayed(run, server, on_call=lambda _: None, goes_on=False, **changes):
 @pytest.fixture
 def without_locks(monkeypatch):
     """As on a file system that has none: elsewhere an ingest waits for the replay."""
-    monkeypatch.setattr("composer_replication.runs.directory.try_lock", lambda *_, **__: True)
+    monkeypatch.setattr("composer_replication.atomic.try_lock", lambda *_, **__: True)
 
 
 @pytest.mark.usefixtures("without_locks")

@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from composer_replication.errors import ArtefactCorruptError
-from composer_replication.teacher_replay.store.ledger import TeacherStore
-from composer_replication.teacher_replay.store.tables import NoRoom, Refused
+from composer_replication.teacher_replay.ledger import TeacherStore
+from composer_replication.teacher_replay.tables import NoRoom, RequestRefused
 from refusals import refusal
 
 SRC = Path(__file__).parents[3] / "src"
@@ -42,7 +42,7 @@ def test_what_could_pass_the_cap_is_refused_and_says_by_how_much():
     with TeacherStore() as store:
         first = store.reserve(b"a", "t", 600, 1000)
         refused = store.reserve(b"b", "t", 1001, 1000)
-        assert isinstance(refused, Refused)
+        assert isinstance(refused, RequestRefused)
         assert refused.reason.startswith("budget: ")
         assert re.findall(r"\$[\d.]+", refused.reason) == ["$0.000001", "$0.000001"]
         assert isinstance(store.reserve(b"c", "t", 401, 1000), NoRoom)  # it fits where the first one costs less
@@ -55,19 +55,19 @@ def test_nobody_knows_means_all_of_it():
     with TeacherStore() as store:
         store.settle(store.reserve(b"a", "t", 600, 1000), None, reply=None)
         assert store.meter()[:4] == (0, 0, 600, 1)
-        assert isinstance(store.reserve(b"b", "t", 401, 1000), Refused)
+        assert isinstance(store.reserve(b"b", "t", 401, 1000), RequestRefused)
 
 
 def test_a_teacher_that_takes_more_than_was_due_stops_everything_by_name():
     with TeacherStore() as store:
         store.settle(store.reserve(b"a", "dear/teacher", 10**9, 10**10), 2 * 10**9, reply=REPLY)
         refused = store.reserve(b"b", "other", 1, 10**10)
-        assert isinstance(refused, Refused)
+        assert isinstance(refused, RequestRefused)
         assert refused.reason.startswith("stopped: dear/teacher")
         assert re.findall(r"\$[\d.]+", refused.reason) == ["$2.000000", "$1.000000"]
         assert store.reply(b"k") == REPLY[2]
         store.resume_after_overrun()
-        assert not isinstance(store.reserve(b"b", "other", 1, 10**10), Refused)
+        assert not isinstance(store.reserve(b"b", "other", 1, 10**10), RequestRefused)
 
 
 @given(st.lists(st.tuples(st.integers(0, 400), st.one_of(st.none(), st.integers(0, 400))), max_size=40))
@@ -76,7 +76,7 @@ def test_whatever_is_asked_the_sum_of_bounds_stays_under_the_cap(asked):
         billed = 0
         for number, (bound, cost) in enumerate(asked):
             intent = store.reserve(bytes([number]), "t", bound, 1000)
-            if isinstance(intent, Refused):
+            if isinstance(intent, RequestRefused):
                 assert store.meter().committed + bound > 1000
                 continue
             taken = None if cost is None else min(cost, bound)
@@ -107,7 +107,7 @@ def test_many_threads_of_several_stores_on_one_file_never_pass_the_cap(tmp_path)
 
 WORKER = """
 import sys, time
-from composer_replication.teacher_replay.store.ledger import TeacherStore
+from composer_replication.teacher_replay.ledger import TeacherStore
 store = TeacherStore(sys.argv[1])
 print(store.reserve(b"held", "t", 700, 1000), flush=True)
 time.sleep(60)
@@ -127,7 +127,7 @@ def test_what_a_killed_process_held_stays_spent_and_a_living_one_keeps_its_own(t
         process.wait()
     with TeacherStore(path) as store:
         assert store.meter()[:4] == (0, 0, 700, 1)
-        assert isinstance(store.reserve(b"x", "t", 301, 1000), Refused)
+        assert isinstance(store.reserve(b"x", "t", 301, 1000), RequestRefused)
     assert not list(tmp_path.glob("*.lock"))
 
 

@@ -13,9 +13,9 @@ from replay_pieces import TEACHERS
 
 from composer_replication.cli.main import in_words
 from composer_replication.errors import ArtefactCorruptError, InputError
-from composer_replication.teacher_replay.store import tables
-from composer_replication.teacher_replay.store.ledger import TeacherStore
-from composer_replication.teacher_replay.store.tables import Refused
+from composer_replication.teacher_replay import tables
+from composer_replication.teacher_replay.ledger import TeacherStore
+from composer_replication.teacher_replay.tables import RequestRefused
 from refusals import refusal
 
 
@@ -169,7 +169,7 @@ def test_flipped_bytes_never_change_money_or_answers_unseen(path, note):
 def test_amounts_that_are_none_are_refused(amount):
     with TeacherStore() as store:
         intent = store.reserve(b"k", "t", 100, 1000)
-        assert not isinstance(intent, Refused)
+        assert not isinstance(intent, RequestRefused)
         with refusal(InputError, what="bound", got=repr(amount)):
             store.reserve(b"x", "t", amount, 1000)
         with refusal(InputError, what="cap", got=repr(amount)):

@@ -17,12 +17,12 @@ from replay_pieces import KEY, TEACHERS, options_for, states
 
 from composer_replication.atomic import try_lock
 from composer_replication.errors import RunError
-from composer_replication.teacher_replay.concurrency import session_of
+from composer_replication.teacher_replay import ledger as owners
+from composer_replication.teacher_replay.ask_and_retry import session_of
+from composer_replication.teacher_replay.ledger import TeacherStore
 from composer_replication.teacher_replay.replay import replay_trace
 from composer_replication.teacher_replay.requests import RequestBuilder
-from composer_replication.teacher_replay.store import lock_files as owners
-from composer_replication.teacher_replay.store.ledger import TeacherStore
-from composer_replication.teacher_replay.store.tables import Elsewhere
+from composer_replication.teacher_replay.tables import Elsewhere
 from composer_replication.teacher_replay.teachers import read_teachers
 from fault_server import FaultServer
 from refusals import refusal
@@ -31,7 +31,7 @@ SRC = Path(__file__).parents[3] / "src"
 REPLY = (b"k", "t", {"message": {"content": "yes"}})
 WORKER = """
 import sys, time
-from composer_replication.teacher_replay.store.ledger import TeacherStore
+from composer_replication.teacher_replay.ledger import TeacherStore
 store = TeacherStore(sys.argv[1])
 store.hold("a replay of this run")
 print(store.reserve(b"k", "t", 700, 10_000), flush=True)

@@ -9,7 +9,7 @@ from run_pieces import ingested, run_states
 from two_agents import CLAUDE_ONLY, CODEX_ONLY, claude_session, tool_names, two_agents_run
 
 from composer_replication.teacher_replay.replay import request_of
-from composer_replication.teacher_replay.requests import RequestBuilder, Settings
+from composer_replication.teacher_replay.requests import RequestBuilder, RequestSettings
 from composer_replication.teacher_replay.teachers import read_teachers
 
 TEACHER = {"slug": "t", "base_url": "http://localhost:1/v1", "input_per_mtok": 1, "output_per_mtok": 1}
@@ -23,7 +23,7 @@ KEYS = {
 
 def requests_of(run):
     (teacher,) = read_teachers([TEACHER], environment={})
-    builder = RequestBuilder(teacher, Settings())
+    builder = RequestBuilder(teacher, RequestSettings())
     return [request_of(builder, state) for state in run_states(run)]
 
 

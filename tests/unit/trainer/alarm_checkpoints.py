@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from composer_replication.trainer.watch.best_checkpoint import Best
+from composer_replication.trainer.watch.collapse_alarm import Best
 
 
 def checkpoint(output: Path, step: int) -> None:

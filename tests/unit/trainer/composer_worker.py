@@ -46,7 +46,7 @@ def run(case: dict[str, Any], policy: Path, folder: Path, *, rank: int, num_proc
     tokenizer = load_tokenizer(policy)
     keeper = TeacherKeeper(case["teacher"], ema_rate=0.2)
     collator = ComposerDataCollator(tokenizer, CollatorConfig(hint_generator=lambda kind, meta: "Use the tools."))
-    from composer_replication.sessions.reference import precompute_ref_logprobs
+    from composer_replication.trainer.sessions.reference import precompute_ref_logprobs
 
     traces = [TRACE, {**TRACE, "trace_id": "u", "turns": TRACE["turns"][:1], "dpo_pairs": []}]
     collator.reference = precompute_ref_logprobs(model, collator.renderer, collator.pairs(traces))

@@ -9,10 +9,11 @@ from transformers import AutoModelForCausalLM, Qwen2Config, TrainingArguments
 
 from composer_replication.batch.render.renderer import Renderer
 from composer_replication.runs import RunDir
-from composer_replication.runs import sites as site_rows
-from composer_replication.runs.conversations import to_row
-from composer_replication.sessions.dataset import LoggedPair, LoggedSession, LoggedSessions
+from composer_replication.runs import files as site_rows
+from composer_replication.runs.files import LoggedPair, conversation_to_row
 from composer_replication.trainer.offline_trainer import OfflineTrainer
+from composer_replication.trainer.sessions.dataset import LoggedSessions
+from composer_replication.trainer.sessions.rendering import LoggedSession
 from composer_replication.types import ErrorSite, Hint
 from session_pieces import Session
 from tokenizer_assets import load
@@ -74,8 +75,10 @@ def sessions_of(*numbers, budget=512, made=None, **options) -> LoggedSessions:
 
 def write_run(folder, sessions):
     run = RunDir.create(folder)
-    run.write_jsonl("conversations", (to_row(s.conversation) for s in sessions), schema="conversation", version=2)
-    sites = (site_rows.to_row(*each) for s in sessions for each in s.sites)
+    run.write_jsonl(
+        "conversations", (conversation_to_row(s.conversation) for s in sessions), schema="conversation", version=2
+    )
+    sites = (site_rows.site_to_row(*each) for s in sessions for each in s.sites)
     run.write_jsonl("sites", sites, schema="error_site", version=1, sources=["conversations"])
     pairs = (
         {"state_id": p.state_id, "conversation_id": s.conversation.id, "turn_number": p.turn_number, "chosen": p.chosen}

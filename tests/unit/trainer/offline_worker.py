@@ -26,7 +26,7 @@ def run(case: dict, folder: Path, wrapper: str, *, num_processes: int):
     from offline_pieces import logged, sessions_of, tiny, trainer_of
     from torch import nn
 
-    from composer_replication.trainer.channel_settings import ChannelSettings
+    from composer_replication.trainer.presets import ChannelSettings
     from composer_replication.trainer.teacher_keeper import TeacherKeeper
 
     bare = case.get("bare", ())

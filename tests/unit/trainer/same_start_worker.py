@@ -44,7 +44,7 @@ def trainer_on(model: Any, folder: Path, sessions: Any = None, **options: Any) -
 
 def teacher_digest(kind: str, model: Any, folder: Path, *, by_hand: bool) -> str:
     """Of the start weights that the trainer's teacher copied, `by_hand` before the trainer is made."""
-    from composer_replication.objective.fingerprint import weights_digest
+    from composer_replication.trainer.objective.fingerprint import weights_digest
     from composer_replication.trainer.teacher_keeper import TeacherKeeper
 
     keeper = TeacherKeeper(kind)  # pyright: ignore[reportArgumentType]
@@ -59,7 +59,7 @@ def cases(rank: int, folder: Path) -> dict[str, Any]:
     """What each case returns, or the class and text of the error that it raises."""
     from offline_pieces import sessions_of, tiny
 
-    from composer_replication.objective.fingerprint import weights_digest
+    from composer_replication.trainer.objective.fingerprint import weights_digest
     from composer_replication.trainer.same_start import share_start_weights
 
     def shared(model: Any, *, with_adapter: bool = False) -> str:

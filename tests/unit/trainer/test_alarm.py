@@ -17,12 +17,19 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
 
-from composer_replication.ablation.record_files import read_stored
 from composer_replication.config.train import AlarmConfig
 from composer_replication.errors import InputError
-from composer_replication.trainer.watch.best_checkpoint import Best, keep_best, read_best
-from composer_replication.trainer.watch.collapse_alarm import CollapseAlarm, default_watches
-from composer_replication.trainer.watch.watched_metric import Alarm, Watch, WatchedMetric
+from composer_replication.evaluation.ablation.job import read_stored
+from composer_replication.trainer.watch.collapse_alarm import (
+    Alarm,
+    Best,
+    CollapseAlarm,
+    Watch,
+    WatchedMetric,
+    default_watches,
+    keep_best,
+    read_best,
+)
 from refusals import refusal
 
 NUM_RUNS = {"ci": 20, "full": 1000}[os.environ.get("CRF_TEST_PROFILE", "ci")]

@@ -9,7 +9,7 @@ import pytest
 from alarm_checkpoints import best_of, checkpoint, names
 
 from composer_replication.errors import ArtefactNotFoundError
-from composer_replication.trainer.watch.best_checkpoint import keep_best, read_best
+from composer_replication.trainer.watch.collapse_alarm import keep_best, read_best
 
 
 def test_the_best_checkpoint_outlives_the_one_it_was_made_of(tmp_path: Path) -> None:
@@ -28,7 +28,7 @@ def test_the_best_checkpoint_outlives_the_one_it_was_made_of(tmp_path: Path) -> 
 def test_whenever_keeping_fails_a_whole_best_is_left(
     dies_in: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from composer_replication.trainer.watch import best_checkpoint as alarm_best
+    from composer_replication.trainer.watch import collapse_alarm as alarm_best
 
     checkpoint(tmp_path, 3)
     keep_best(tmp_path, best_of(3, 0.5))

@@ -12,7 +12,7 @@ from traces import HINT, collator_of, pair, session
 
 from composer_replication import compose_loss
 from composer_replication.errors import AlignmentError, BatchKeyError
-from composer_replication.objective.reference import reference_logprobs
+from composer_replication.trainer.objective.reference import reference_logprobs
 from refusals import refusal
 from tokenizer_assets import load
 

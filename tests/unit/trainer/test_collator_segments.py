@@ -12,8 +12,8 @@ from traces import HINT, hinting, pair, session
 from transformers import ByT5Tokenizer
 
 from composer_replication.errors import InputError
-from composer_replication.objective.compose import compose_loss
 from composer_replication.trainer.data_collator import CollatorConfig, ComposerDataCollator
+from composer_replication.trainer.objective.compose import compose_loss
 from refusals import refusal
 from tiny_models import build
 from tokenizer_assets import load

@@ -14,11 +14,11 @@ from trl import GRPOTrainer
 
 from composer_replication import compose_loss
 from composer_replication.errors import AlignmentError, InputError
-from composer_replication.objective.row_weighting import RowWeighting
-from composer_replication.rollouts.channel import place_sites
-from composer_replication.rollouts.sites import RolloutOptions, TaughtTurn
 from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
 from composer_replication.trainer.data_collator import CollatorConfig, ComposerDataCollator
+from composer_replication.trainer.objective.row_weighting import RowWeighting
+from composer_replication.trainer.rollouts.channel import place_sites
+from composer_replication.trainer.rollouts.sites import RolloutOptions, TaughtTurn
 from refusals import refusal
 from rollouts.tiny_policy import ScriptedGeneration, load_tokenizer, save_policy
 from rollouts.trainers import make, questions, quick_config, spy, weights

@@ -286,7 +286,7 @@ def test_a_metric_that_was_not_logged_says_nothing() -> None:
 
 
 def test_a_running_run_is_told_each_reason_once_and_the_end_sums_up() -> None:
-    from composer_replication.trainer.watch.run_diagnosis import RunDiagnosis
+    from composer_replication.trainer.watch.diagnosis import RunDiagnosis
 
     told: list[str] = []
     callback = RunDiagnosis(every=4, say=told.append)

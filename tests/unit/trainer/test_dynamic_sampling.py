@@ -13,8 +13,8 @@ import torch
 
 from composer_replication.errors import InputError
 from composer_replication.loss.grpo import group_advantages
-from composer_replication.rollouts.resample import (
-    Drawn,
+from composer_replication.trainer.rollouts.resample import (
+    ResampledBatch,
     equal_reward_groups,
     groups_to_draw,
     resample,
@@ -88,10 +88,10 @@ def test_equal_groups_are_drawn_until_they_differ_or_the_rounds_are_over() -> No
     script = iter([([10, 11, 12, 13], [0.0, 0.0, 0.0, 1.0]), ([20, 21], [1.0, 1.0])])
     asked: list[list[int]] = []
 
-    def draw(groups: list[int]) -> Drawn:
+    def draw(groups: list[int]) -> ResampledBatch:
         asked.append(groups)
         numbers, found = next(script)
-        return Drawn(numbered(numbers), torch.tensor(found))
+        return ResampledBatch(numbered(numbers), torch.tensor(found))
 
     batch, rewards, report = resample(
         numbered([0, 1, 2, 3, 4, 5]), rewards, draw, num_generations=2, max_resamples=2, pad_id=PAD
@@ -140,7 +140,7 @@ def test_processes_decide_alike_and_together_as_one_would() -> None:
     asked: list[list[int]] = []
 
     def process(rank: int) -> tuple[dict[str, Any], torch.Tensor, Any]:
-        def draw(groups: list[int]) -> Drawn:
+        def draw(groups: list[int]) -> ResampledBatch:
             asked.append(groups)
             plan = [groups_to_draw(equal_reward_groups(seen[0], 2), num_processes=2, rank=each) for each in range(2)]
             numbers = [100 + 10 * (2 * rank + group) + i for group in groups for i in range(2)]
@@ -148,7 +148,7 @@ def test_processes_decide_alike_and_together_as_one_would() -> None:
             merged = seen[0].clone()
             merged[:2] = torch.tensor(new_rewards[0])
             seen[0] = merged
-            return Drawn(numbered(numbers), torch.tensor(found))
+            return ResampledBatch(numbered(numbers), torch.tensor(found))
 
         seen = [rewards]
         rows = list(range(4 * rank, 4 * rank + 4))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from trl.trainer.utils import split_pixel_values_by_grid, unsplit_pixel_values_by_grid
 
 from composer_replication.errors import InputError
-from composer_replication.rollouts.merge import ImagesBySample, merge_groups
+from composer_replication.trainer.rollouts.resample import ImagesBySample, merge_groups
 from refusals import refusal
 
 PAD = 99

@@ -11,7 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from composer_replication.errors import InputError
-from composer_replication.rollouts.effort import Effort, EffortWeights, effort_cost, effort_penalty_reward
+from composer_replication.trainer.rollouts.effort import (
+    EffortWeights,
+    RolloutEffort,
+    effort_cost,
+    effort_penalty_reward,
+)
 from refusals import refusal
 
 ROUNDING = 1e-12
@@ -106,7 +111,7 @@ ROLLOUT = [
 def test_a_rollout_is_counted_by_what_its_messages_hold() -> None:
     penalty = effort_penalty_reward(Words())
     # Arguments that are no text are written as JSON: {"x": 1} has two words, with the name three.
-    assert penalty.effort(ROLLOUT, []) == Effort(
+    assert penalty.effort(ROLLOUT, []) == RolloutEffort(
         thinking=3 + 4, calls_text=3 + 3 + 3, tool_output=4 + 1 + 1, final=2 + 3, calls=3, turns=3
     )
 
@@ -135,7 +140,7 @@ def test_the_penalty_is_the_cost_of_the_weighed_sum() -> None:
 )
 def test_a_completion_that_is_text_is_counted_by_its_ids(text: str, thinking: int) -> None:
     effort = effort_penalty_reward(Words()).effort(text, [7] * 10)
-    assert effort == Effort(thinking=thinking, final=10 - thinking, turns=1)
+    assert effort == RolloutEffort(thinking=thinking, final=10 - thinking, turns=1)
 
 
 def test_trl_logs_it_under_a_name_of_its_own() -> None:

@@ -11,8 +11,8 @@ from transformers import GenerationMixin
 from trl import GRPOTrainer
 
 from composer_replication.errors import InputError
-from composer_replication.rollouts.sites import RolloutOptions
 from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
+from composer_replication.trainer.rollouts.sites import RolloutOptions
 from rollouts.tiny_policy import save_policy, turn_ids
 from rollouts.trainers import by_first_token, light_process, make, questions, quick_config, spy, weights
 from rollouts.workshop import Workshop

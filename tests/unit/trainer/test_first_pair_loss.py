@@ -11,8 +11,8 @@ from peft import LoraConfig
 from test_composer_channels import TRACE, scripted
 from transformers import AutoModelForCausalLM
 
-from composer_replication.sessions.reference import precompute_ref_logprobs
 from composer_replication.trainer.data_collator import CollatorConfig, ComposerDataCollator
+from composer_replication.trainer.sessions.reference import precompute_ref_logprobs
 from rollouts.tiny_policy import load_tokenizer, save_policy
 
 

@@ -8,8 +8,9 @@ import pytest
 from offline_pieces import logged, renderer, sessions_of, site, write_run
 from render_checks import decode
 
-from composer_replication.sessions.dataset import LoggedPair, LoggedSession, LoggedSessions
-from composer_replication.sessions.good_turns import good_turns
+from composer_replication.runs.files import LoggedPair
+from composer_replication.trainer.sessions.dataset import LoggedSessions
+from composer_replication.trainer.sessions.rendering import LoggedSession, good_turns
 from session_pieces import Session
 
 

@@ -8,18 +8,22 @@ from typing import Any
 
 import pytest
 
-from composer_replication.rollouts.heeding import FEWEST_COMPARED, Comparison, Heeding
-from composer_replication.rollouts.other_hints import paired_kinds
-from composer_replication.trainer.composer.heed_gate import HeedWatch
+from composer_replication.trainer.composer.heeding import (
+    FEWEST_COMPARED,
+    Heeding,
+    HeedWatch,
+    HintComparison,
+)
+from composer_replication.trainer.rollouts.channel import paired_kinds
 
 
 def compared(
     own: float, other: float, number: int, noise: float = 0.05, prompts: int | None = None
-) -> list[Comparison]:
+) -> list[HintComparison]:
     """Two kinds, each against the other, with this effect and that luck."""
     draw = random.Random(0)
     return [
-        Comparison(
+        HintComparison(
             each if prompts is None else each % prompts,
             *(("a", "b") if each % 2 else ("b", "a")),
             own + draw.gauss(0, noise),
@@ -129,7 +133,7 @@ def test_what_a_text_does_wherever_it_stands_is_not_heeding(share: float) -> Non
     draw, effect = random.Random(1), {"a": 0.3, "b": 0.1}
     kinds = ["a" if draw.random() < share else "b" for _ in range(2000)]
     turns = [
-        Comparison(
+        HintComparison(
             number,
             kind,
             other := "b" if kind == "a" else "a",
@@ -165,7 +169,7 @@ def test_standard_errors_hold_what_chance_does(shares: tuple[int, ...], luck: tu
             kinds = draw.choices("abc", shares, k=12)
             paired = dict(zip(order := draw.sample("abc", 3), [order[1], order[0], order[0]], strict=True))
             heeding.add(
-                Comparison(12 * generation + number, kind, paired[kind], draw.gauss(0, spread[kind]), 0.0)
+                HintComparison(12 * generation + number, kind, paired[kind], draw.gauss(0, spread[kind]), 0.0)
                 for number, kind in enumerate(kinds)
             )
         told += heeding.compared >= FEWEST_COMPARED
@@ -177,7 +181,8 @@ def test_standard_errors_hold_what_chance_does(shares: tuple[int, ...], luck: tu
 def test_one_kind_that_is_nearly_alone_says_little() -> None:
     heeding = Heeding()
     heeding.add(
-        Comparison(number, *("ab" if number % 50 else "ba"), 0.3 + 0.01 * (number % 7), 0.0) for number in range(200)
+        HintComparison(number, *("ab" if number % 50 else "ba"), 0.3 + 0.01 * (number % 7), 0.0)
+        for number in range(200)
     )
     assert heeding.compared < FEWEST_COMPARED, "four of the other kind are as good as sixteen in all"
     assert heeding.is_shown is None
@@ -197,7 +202,7 @@ def test_old_comparisons_fade_and_broken_ones_are_left_out() -> None:
         steps += 1
     assert steps <= 8
     before = gate.heeding.state()
-    gate.add([Comparison(1, "a", "b", float("nan"), 0.0), Comparison(1, "b", "a", float("-inf"), 0.0)])
+    gate.add([HintComparison(1, "a", "b", float("nan"), 0.0), HintComparison(1, "b", "a", float("-inf"), 0.0)])
     gate.after_step(1)
     assert gate.heeding.state() == before
 
@@ -212,7 +217,7 @@ def simulated(effect: float, text: float, luck: float, seed: int) -> tuple[float
         partners = paired_kinds(sorted(set(kinds)), "abcd", draw)
         gate.add(
             [
-                Comparison(
+                HintComparison(
                     8 * generation + number,
                     kind,
                     other := str(partners[kind]),
@@ -281,5 +286,5 @@ def test_rollouts_of_one_prompt_that_err_alike_count_once() -> None:
     heeding.add(compared(0.3, 0.1, 400, prompts=40))
     assert heeding.compared == 40
     one_way = Heeding()
-    one_way.add([Comparison(number, "a", "b", 1.0, 0.0) for number in range(50)])
+    one_way.add([HintComparison(number, "a", "b", 1.0, 0.0) for number in range(50)])
     assert (one_way.compared, one_way.is_shown) == (0, None), "nothing to weigh it with"

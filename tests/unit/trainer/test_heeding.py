@@ -10,13 +10,12 @@ import pytest
 import torch
 from offline_pieces import HINTS, hint_of, logged, renderer, sessions_of, site, tiny, write_run
 
-from composer_replication.objective import hint_proof
-from composer_replication.objective.heeding import verdict
-from composer_replication.objective.hint_proof import HintProof, count_reasons
 from composer_replication.runs import RunDir
-from composer_replication.sessions.dataset import LoggedSessions
-from composer_replication.sessions.proof import SCHEMA, VERSION
 from composer_replication.trainer.from_config.offline import tell_proof
+from composer_replication.trainer.objective import hint_proof
+from composer_replication.trainer.objective.hint_proof import HintProof, count_reasons, verdict
+from composer_replication.trainer.sessions.dataset import LoggedSessions
+from composer_replication.trainer.sessions.proof import SCHEMA, VERSION
 from session_pieces import Session
 
 NUMBER = 24

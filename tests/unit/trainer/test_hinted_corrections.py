@@ -10,7 +10,7 @@ from offline_pieces import arguments, logged, renderer, sessions_of, tiny
 from safetensors.torch import load_file
 
 from composer_replication.errors import InputError
-from composer_replication.sessions.hinted_corrections import HINTED_CORRECTIONS, OTHER_CONTEXT, with_hinted_corrections
+from composer_replication.trainer.sessions.dataset import HINTED_CORRECTIONS, OTHER_CONTEXT, with_hinted_corrections
 from composer_replication.trainer.warmup import warm_up
 from refusals import refusal
 

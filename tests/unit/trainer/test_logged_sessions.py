@@ -10,12 +10,13 @@ from offline_pieces import HINTS, hint_of, logged, renderer, sessions_of, site, 
 
 from composer_replication.batch.session_batch import SiteHint, TokenPair, session_batches
 from composer_replication.errors import ArtefactNotFoundError, InputError, StaleArtefactError
-from composer_replication.objective import hint_proof
-from composer_replication.objective.reference import with_reference
 from composer_replication.runs import RunDir
-from composer_replication.runs.conversations import to_row
-from composer_replication.sessions import proof as offline_proof
-from composer_replication.sessions.dataset import LoggedPair, LoggedSession, LoggedSessions
+from composer_replication.runs.files import LoggedPair, conversation_to_row
+from composer_replication.trainer.objective import hint_proof
+from composer_replication.trainer.objective.reference import with_reference
+from composer_replication.trainer.sessions import proof as offline_proof
+from composer_replication.trainer.sessions.dataset import LoggedSessions
+from composer_replication.trainer.sessions.rendering import LoggedSession
 from refusals import refusal
 from session_pieces import Session
 
@@ -266,7 +267,9 @@ def test_what_is_left_of_a_proof_goes_to_the_sites_it_is_of(tmp_path, monkeypatc
 def test_a_run_without_sites_names_the_command_that_finds_them(tmp_path):
     run = RunDir.create(tmp_path / "run")
     made = [logged(0)]
-    run.write_jsonl("conversations", (to_row(s.conversation) for s in made), schema="conversation", version=2)
+    run.write_jsonl(
+        "conversations", (conversation_to_row(s.conversation) for s in made), schema="conversation", version=2
+    )
     with pytest.raises(ArtefactNotFoundError, match="crf sites"):
         LoggedSessions.from_run(run, renderer(), budget=512)
     plain = LoggedSessions.from_run(run, renderer(), budget=512, use_sites=False, responses="all")
@@ -277,7 +280,7 @@ def test_a_run_without_sites_names_the_command_that_finds_them(tmp_path):
 def test_sites_older_than_their_conversations_are_refused(tmp_path):
     made = [logged(0), logged(1)]
     run = write_run(tmp_path / "run", made)
-    run.write_jsonl("conversations", [to_row(made[1].conversation)], schema="conversation", version=2)
+    run.write_jsonl("conversations", [conversation_to_row(made[1].conversation)], schema="conversation", version=2)
     with pytest.raises(StaleArtefactError, match="crf sites"):
         LoggedSessions.from_run(run, renderer(), budget=512)
 

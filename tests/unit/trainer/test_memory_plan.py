@@ -12,8 +12,14 @@ from transformers import Qwen2Config
 
 from composer_replication.errors import InputError
 from composer_replication.trainer.watch import memory_plan as planner
-from composer_replication.trainer.watch.memory_plan import GIB, free_memory, plan_memory
-from composer_replication.trainer.watch.step_memory import StepSettings, parts_of, shape_of
+from composer_replication.trainer.watch.memory_plan import (
+    GIB,
+    StepSettings,
+    free_memory,
+    parts_of,
+    plan_memory,
+    shape_of,
+)
 
 SHAPES = {
     "0.5B": {"hidden_size": 896, "num_hidden_layers": 24, "num_attention_heads": 14, "intermediate_size": 4864},
@@ -173,7 +179,7 @@ def test_bad_settings_are_named():
 def test_a_trainer_plans_for_its_largest_step_and_says_when_it_may_not_fit(tmp_path, monkeypatch, caplog):
     from peft import LoraConfig
 
-    from composer_replication.trainer.offline import checks as offline_checks
+    from composer_replication.trainer import offline_checks
 
     sessions = sessions_of(*range(4))
     trainer = trainer_of(tmp_path, sessions)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from composer_replication.config import CrfConfig, loads
-from composer_replication.sessions import phases
-from composer_replication.sessions.phases import Phase, PhaseTimes
 from composer_replication.trainer.from_config.output_folder import TrainingFolder
+from composer_replication.trainer.sessions import phases
+from composer_replication.trainer.sessions.phases import Phase, PhaseTimes
 
 
 def named(primary):

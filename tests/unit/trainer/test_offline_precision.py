@@ -12,12 +12,12 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from composer_replication.errors import ConfigError, StaleArtefactError
-from composer_replication.objective.compose import compose_loss
-from composer_replication.sessions.dataset import LoggedSessions
-from composer_replication.trainer.channel_settings import ChannelSettings
+from composer_replication.trainer.objective.compose import compose_loss
 from composer_replication.trainer.offline_trainer import OfflineTrainer
+from composer_replication.trainer.presets import ChannelSettings
+from composer_replication.trainer.sessions.dataset import LoggedSessions
 from composer_replication.trainer.start_model import prepare_model
-from composer_replication.trainer.watch.step_memory import StepSettings, parts_of, shape_of
+from composer_replication.trainer.watch.memory_plan import StepSettings, parts_of, shape_of
 from refusals import refusal
 
 PAIRS = ChannelSettings(alpha_sdpo=0.0, beta_replay=1.0, replay_dpo_beta=1.0)

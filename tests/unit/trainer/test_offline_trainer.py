@@ -10,14 +10,18 @@ import torch
 from offline_pieces import arguments, logged, sessions_of, tiny, trainer_of
 
 from composer_replication import compose_loss
-from composer_replication.batch.packed_batch import denominators_of, pack_batches
-from composer_replication.batch.tree_batch import CHANNELS
-from composer_replication.errors import ConfigError, InactiveChannelError, InputError, MissingExtraError
-from composer_replication.objective.teacher_rows import WeightedTeacher
+from composer_replication.batch.tree_batch import CHANNELS, denominators_of, pack_batches
+from composer_replication.errors import (
+    ConfigError,
+    InactiveChannelError,
+    InputError,
+    MissingExtraError,
+)
 from composer_replication.runs.journal import read_journal
 from composer_replication.trainer import start_model
-from composer_replication.trainer.channel_settings import ChannelSettings
+from composer_replication.trainer.objective.row_weighting import WeightedTeacher
 from composer_replication.trainer.offline_trainer import OfflineTrainer
+from composer_replication.trainer.presets import ChannelSettings
 from composer_replication.trainer.teacher_keeper import TeacherKeeper
 from refusals import refusal
 

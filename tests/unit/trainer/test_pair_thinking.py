@@ -7,9 +7,11 @@ from dataclasses import replace
 import pytest
 from render_checks import decode
 
+from composer_replication.batch.render.dialect import ThinkingRules
 from composer_replication.batch.render.renderer import Renderer
-from composer_replication.batch.render.thinking import ThinkingRules
-from composer_replication.sessions.dataset import LoggedPair, LoggedSession, LoggedSessions
+from composer_replication.runs.files import LoggedPair
+from composer_replication.trainer.sessions.dataset import LoggedSessions
+from composer_replication.trainer.sessions.rendering import LoggedSession
 from composer_replication.types import Action, ToolCall
 from session_pieces import Session
 from tokenizer_assets import load

@@ -11,16 +11,14 @@ from typing import Any, Literal
 import pytest
 
 from composer_replication.config import CrfConfig, load, to_toml
-from composer_replication.config.presets import PRESET_FILES
+from composer_replication.config.presets import PRESET_FILES, load_with_preset, preset_path
 from composer_replication.errors import ConfigError, InputError, MissingExtraError
-from composer_replication.trainer.channel_settings import ChannelSettings
 from composer_replication.trainer.presets import (
+    ChannelSettings,
     channel_settings,
     composer_grpo_config,
     grpo_arguments,
-    load_with_preset,
     preset_config,
-    preset_path,
     preset_rewards,
     training_arguments,
 )

@@ -13,14 +13,24 @@ from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from composer_replication.batch.pair_tokens import PairIds, ResponseIds, pair_ids
+from composer_replication.batch.render.dialect import ThinkingRules
 from composer_replication.batch.render.renderer import Renderer
-from composer_replication.batch.render.thinking import ThinkingRules
 from composer_replication.batch.tree import build_tree
-from composer_replication.errors import ArtefactCorruptError, InputError, StaleArtefactError, UnsupportedModelError
-from composer_replication.objective.fingerprint import Fingerprint, fingerprint_of, precision_of, weights_digest
-from composer_replication.objective.reference import response_logprobs
-from composer_replication.sessions import reference
-from composer_replication.sessions.reference import ReferenceLogprobs, precompute_ref_logprobs
+from composer_replication.errors import (
+    ArtefactCorruptError,
+    InputError,
+    StaleArtefactError,
+    UnsupportedModelError,
+)
+from composer_replication.trainer.objective.fingerprint import (
+    Fingerprint,
+    fingerprint_of,
+    precision_of,
+    weights_digest,
+)
+from composer_replication.trainer.objective.reference import response_logprobs
+from composer_replication.trainer.sessions import reference
+from composer_replication.trainer.sessions.reference import ReferenceLogprobs, precompute_ref_logprobs
 from composer_replication.types import Turn
 from refusals import refusal
 from tokenizer_assets import load
@@ -282,7 +292,7 @@ def test_a_digest_asks_once_whether_weights_are_spread_however_many_modules_ther
     """Each question walks over all modules: one for each of a thousand would take seconds, at every start."""
     asked = []
     monkeypatch.setattr(
-        "composer_replication.objective.fingerprint.is_sharded", lambda asked_of: bool(asked.append(asked_of))
+        "composer_replication.trainer.objective.distributed.is_sharded", lambda asked_of: bool(asked.append(asked_of))
     )
     weights_digest(model)
     assert len(asked) == 1

@@ -10,11 +10,11 @@ import pytest
 import torch
 from offline_pieces import logged, sessions_of, tiny, trainer_of, write_run
 
+from composer_replication.cli.replicas.replica_training import train_replica
 from composer_replication.config import CrfConfig, loads
 from composer_replication.diloco.training import OuterLoop
 from composer_replication.errors import ConfigError, InputError
-from composer_replication.steps.around.replica import train_replica
-from composer_replication.trainer.channel_settings import ChannelSettings
+from composer_replication.trainer.presets import ChannelSettings
 from composer_replication.trainer.replica import Replica, ReplicaSteps
 from refusals import refusal
 from rollouts.tiny_policy import save_policy

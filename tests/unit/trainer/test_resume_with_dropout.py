@@ -12,9 +12,9 @@ from offline_pieces import logged, sessions_of, tiny, trainer_of
 from peft import LoraConfig
 
 from composer_replication.batch.render.renderer import Renderer
-from composer_replication.sessions.dataset import LoggedSessions
-from composer_replication.trainer.channel_settings import ChannelSettings
 from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
+from composer_replication.trainer.presets import ChannelSettings
+from composer_replication.trainer.sessions.dataset import LoggedSessions
 from composer_replication.trainer.teacher_keeper import TeacherKeeper
 from rollouts.tiny_policy import load_tokenizer, save_policy
 from rollouts.trainers import by_first_token, make, questions, quick_config

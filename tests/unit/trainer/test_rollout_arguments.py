@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from composer_replication.rollouts.conversation import Rollout, conversation_of, sampled_runs
-from composer_replication.rollouts.failure_rules import MALFORMED
-from composer_replication.rollouts.sites import _why_not_json
+from composer_replication.trainer.rollouts.sites import (
+    MALFORMED,
+    Rollout,
+    _why_not_json,
+    conversation_of,
+    sampled_runs,
+)
 
 DEEP = "[" * 60 + "]" * 60
 NESTED = []

@@ -10,11 +10,11 @@ import torch
 from test_composer_channels import scripted
 from torch import Tensor, nn
 
-from composer_replication.objective.compose import channel_options
-from composer_replication.objective.knobs import LossKnobs
-from composer_replication.objective.row_weighting import RowWeighting
-from composer_replication.rollouts.channel import RolloutChannel, place_sites
-from composer_replication.rollouts.sites import TaughtTurn
+from composer_replication.trainer.objective.channels import LossKnobs
+from composer_replication.trainer.objective.compose import channel_options
+from composer_replication.trainer.objective.row_weighting import RowWeighting
+from composer_replication.trainer.rollouts.channel import RolloutChannel, place_sites
+from composer_replication.trainer.rollouts.sites import TaughtTurn
 from composer_replication.trainer.teacher_keeper import TeacherKeeper
 from rollouts.tiny_policy import save_policy
 from tiny_models import VOCAB, build

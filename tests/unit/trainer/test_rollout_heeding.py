@@ -13,12 +13,11 @@ from test_composer_figures import cut
 from test_heed_gate import compared
 
 from composer_replication.loss.linear import LinearHead
-from composer_replication.objective.row_weighting import Contrast, RowWeighting
-from composer_replication.objective.teacher_rows import Teacher
-from composer_replication.rollouts.channel import hint_drops
-from composer_replication.rollouts.heeding import Comparison
-from composer_replication.rollouts.sites import SITES
 from composer_replication.trainer.composer import channels
+from composer_replication.trainer.composer.heeding import HintComparison
+from composer_replication.trainer.objective.row_weighting import Contrast, RowWeighting, TeacherRows
+from composer_replication.trainer.rollouts.channel import hint_drops
+from composer_replication.trainer.rollouts.sites import SITES
 from rollouts.tiny_policy import save_policy
 from rollouts.watched_losses import spy
 
@@ -30,12 +29,12 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_policy(tmp_path_factory.mktemp("policy"))
 
 
-def shares(draw: torch.Generator, heads: list[LinearHead], num_rows: int) -> list[Teacher]:
+def shares(draw: torch.Generator, heads: list[LinearHead], num_rows: int) -> list[TeacherRows]:
     rows = [torch.randn(num_rows, 8, generator=draw) for _ in heads]
-    return [Teacher(row, head, share) for row, head, share in zip(rows, heads, (0.7, 0.3), strict=True)]
+    return [TeacherRows(row, head, share) for row, head, share in zip(rows, heads, (0.7, 0.3), strict=True)]
 
 
-def plain_logprobs(teachers: list[Teacher], tokens: torch.Tensor) -> torch.Tensor:
+def plain_logprobs(teachers: list[TeacherRows], tokens: torch.Tensor) -> torch.Tensor:
     logits = torch.stack([each.coefficient * (each.rows_NH @ each.head.weight.T) for each in teachers]).sum(0)
     return torch.log_softmax(logits, -1).gather(1, tokens[:, None])[:, 0]
 
@@ -70,7 +69,7 @@ def test_what_is_logged_is_what_plain_passes_say(policy: Path, tmp_path: Path) -
     still = {"learning_rate": 0.0}
     trainer = scripted(policy, tmp_path / "on", still, alpha_sdpo=1.0, sdpo_weighting=CONTRAST)
     calls, watch = spy(trainer, "_compute_loss"), trainer.channels.watch
-    seen: list[Comparison] = []
+    seen: list[HintComparison] = []
     watch.heeding.add = lambda several: seen.extend(several)
     trainer.train()
     inputs, model = calls[0][0][1], trainer.model.eval()

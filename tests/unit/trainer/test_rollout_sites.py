@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from composer_replication.batch.render.renderer import Renderer
-from composer_replication.rollouts.conversation import Rollout
-from composer_replication.rollouts.gathering import ToolRecord, schemas_of
-from composer_replication.rollouts.sites import RolloutSites
 from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
+from composer_replication.trainer.rollouts.gathering import ToolRecord, schemas_of
+from composer_replication.trainer.rollouts.sites import Rollout, RolloutSites
 from data.scripted_rollouts import SCRIPTS, Found, Scripted, batches, differences
 from rollouts.tiny_policy import load_tokenizer, save_policy, turn_ids
 from rollouts.trainers import make, questions, quick_config

@@ -9,8 +9,8 @@ import pytest
 
 from composer_replication.runs.lineage import channel_in_words, channel_results
 from composer_replication.trainer.from_config.inputs import held_out_rows
-from composer_replication.trainer.from_config.results import metric_names
-from composer_replication.trainer.watch.logged_history import never_ran
+from composer_replication.trainer.from_config.plan import metric_names
+from composer_replication.trainer.watch.diagnosis import never_ran
 
 
 def test_a_channels_steps_are_those_since_the_line_before():

@@ -11,8 +11,8 @@ import pytest
 from offline_pieces import sessions_of, tiny, trainer_of
 
 from composer_replication.errors import ConfigError
-from composer_replication.objective.fingerprint import weights_digest
-from composer_replication.trainer.offline.checks import check_arguments
+from composer_replication.trainer.objective.fingerprint import weights_digest
+from composer_replication.trainer.offline_checks import check_arguments
 from composer_replication.trainer.same_start import errors_of_ranks
 from warm_crf import WarmCall
 

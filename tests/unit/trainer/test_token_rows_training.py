@@ -13,16 +13,15 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from composer_replication.batch.model_folder import load_adapter
+from composer_replication.cli.export_weights import merge_adapter
 from composer_replication.errors import ConfigError
-from composer_replication.objective.model_head import head_of
-from composer_replication.sessions.rendering import ids_said
-from composer_replication.trainer.channel_settings import ChannelSettings
 from composer_replication.trainer.checkpoints.weights import load_weights
+from composer_replication.trainer.objective.model_head import head_of
 from composer_replication.trainer.offline_trainer import OfflineTrainer
-from composer_replication.trainer.start_model import prepare_model
-from composer_replication.trainer.token_rows import ids_of_tokens, untrained_rows
-from composer_replication.use.merge import merge_adapter
-from composer_replication.use.trained import Trained
+from composer_replication.trainer.presets import ChannelSettings
+from composer_replication.trainer.sessions.rendering import ids_said
+from composer_replication.trainer.start_model import ids_of_tokens, prepare_model, untrained_rows
+from composer_replication.trainer.trained import Trained
 
 TOKENIZER = renderer().tokenizer
 END = TOKENIZER.convert_tokens_to_ids("<|eot_id|>")

@@ -12,13 +12,13 @@ from offline_pieces import arguments, logged, renderer, sessions_of, tiny, train
 from transformers import TrainingArguments
 
 from composer_replication.errors import InputError, StaleArtefactError
-from composer_replication.objective.teacher_rows import WeightedTeacher
-from composer_replication.sessions.reference import precompute_ref_logprobs
 from composer_replication.trainer import warmup
-from composer_replication.trainer.channel_settings import ChannelSettings
 from composer_replication.trainer.checkpoints.manifest import read_manifest
 from composer_replication.trainer.checkpoints.weights import load_weights
+from composer_replication.trainer.objective.row_weighting import WeightedTeacher
 from composer_replication.trainer.offline_trainer import OfflineTrainer
+from composer_replication.trainer.presets import ChannelSettings
+from composer_replication.trainer.sessions.reference import precompute_ref_logprobs
 from composer_replication.trainer.teacher_keeper import TeacherKeeper
 from composer_replication.trainer.warmup import finished_warm_up, name_logprob, warm_up
 from refusals import refusal

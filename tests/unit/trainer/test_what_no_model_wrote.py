@@ -9,17 +9,21 @@ from pathlib import Path
 import pytest
 from offline_pieces import logged
 
-from composer_replication.actions.write import thinking_comes_late
+from composer_replication.action_text import thinking_comes_late
+from composer_replication.batch.render.dialect import ThinkingRules
 from composer_replication.batch.render.renderer import THINKING_COMES_LATE, WITHOUT_ANSWER, Renderer
-from composer_replication.batch.render.thinking import ThinkingRules
+from composer_replication.cli.replay import RunStates
 from composer_replication.config import ReplayConfig
 from composer_replication.ingestion.into_run import ingest_into
 from composer_replication.runs import RunDir
-from composer_replication.runs.conversations import read_conversations
-from composer_replication.sessions.dataset import LoggedSession
-from composer_replication.sessions.good_turns import good_turns
-from composer_replication.steps.states import RunStates
-from composer_replication.types import Conversation, ToolCall, ToolResult, Turn
+from composer_replication.runs.files import read_conversations
+from composer_replication.trainer.sessions.rendering import LoggedSession, good_turns
+from composer_replication.types import (
+    Conversation,
+    ToolCall,
+    ToolResult,
+    Turn,
+)
 from session_pieces import HERE, Session
 from tokenizer_assets import load
 

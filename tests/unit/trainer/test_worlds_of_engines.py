@@ -11,10 +11,10 @@ import pytest
 from datasets import Dataset
 from trl import GRPOTrainer
 
-from composer_replication.config.rollouts import GRPOSection
+from composer_replication.config.train import GRPOSection
 from composer_replication.envs.workspace import TOOLS, Workspace, generate_task
 from composer_replication.errors import ConfigError, MissingExtraError
-from composer_replication.trainer.from_config.grpo import rewards_and_world
+from composer_replication.trainer.from_config.training import rewards_and_world
 from refusals import refusal
 from rollouts.tiny_policy import ScriptedGeneration, save_policy
 from rollouts.trainers import make, quick_config, spy
@@ -104,7 +104,7 @@ def test_without_its_library_an_engine_s_name_says_what_to_install(monkeypatch: 
 
 @pytest.mark.usefixtures("openenv")
 def test_a_server_beside_a_rollout_function_is_refused() -> None:
-    both = GRPOSection(environment=URL, rollouts="composer_replication.ablation.episodes:rollouts")
+    both = GRPOSection(environment=URL, rollouts="composer_replication.evaluation.ablation.workspace:rollouts")
     with refusal(ConfigError, what="train.grpo", got="environment") as refused:
         rewards_and_world(both)
     assert "rollouts" in refused.value.got

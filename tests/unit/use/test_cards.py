@@ -11,14 +11,16 @@ import yaml
 
 from composer_replication.envs.student import student_folder
 from composer_replication.runs import RunDir
-from composer_replication.runs.evaluation import weight_files_digest, write_evaluation
-from composer_replication.use.cards import data_card, evaluation_of, model_card
-from composer_replication.use.trained import (
+from composer_replication.runs.files import weight_files_digest, write_evaluation
+from composer_replication.trainer.trained import (
     UNKNOWN_LICENCE,
     Trained,
     absolute_base,
+    data_card,
+    evaluation_of,
     find_trained,
     licence_of,
+    model_card,
     settle_base,
 )
 

@@ -12,13 +12,18 @@ import pytest
 import torch
 
 from composer_replication.batch.render.renderer import Renderer
+from composer_replication.cli.chat import (
+    Arms,
+    ChatReply,
+    Prompt,
+    Sampling,
+)
 from composer_replication.cli.main import main
 from composer_replication.envs.student import TRAINED_CONTEXT, load_student, student_folder
 from composer_replication.runs import RunDir
-from composer_replication.runs.sites import read_site, read_sites
-from composer_replication.trainer.from_config.renderer import tools_of
-from composer_replication.use.chat import Answer, Arms, Prompt, Sampling
-from composer_replication.use.trained import find_trained
+from composer_replication.runs.files import read_site, read_sites
+from composer_replication.trainer.from_config.inputs import tools_of
+from composer_replication.trainer.trained import find_trained
 
 SHORT = Sampling(max_tokens=16)
 
@@ -95,7 +100,7 @@ def test_the_command_prints_both_and_what_the_session_did(run, capsys):
 
 
 def test_control_characters_of_a_model_are_shown_and_not_sent(run, capsys, monkeypatch):
-    monkeypatch.setattr(Arms, "answer", lambda *_: Answer("a\x1b[2Jb\x07[red]c", 3, False))
+    monkeypatch.setattr(Arms, "answer", lambda *_: ChatReply("a\x1b[2Jb\x07[red]c", 3, False))
     for more in ([], ["--compare"]):
         assert main(["chat", str(run), "--once", "hi", *more]) == 0
         shown = capsys.readouterr().out
@@ -110,7 +115,7 @@ def test_each_arm_remembers_its_own_answers_until_told_to_begin_anew(run, capsys
     monkeypatch.setattr(
         Arms, "says", lambda _self, messages, tools: asked.append(json.loads(json.dumps(messages))) or Prompt([1])
     )
-    monkeypatch.setattr(Arms, "answer", lambda _self, arm, _prompt, _sampling: Answer(f"{arm} says", 1, False))
+    monkeypatch.setattr(Arms, "answer", lambda _self, arm, _prompt, _sampling: ChatReply(f"{arm} says", 1, False))
     monkeypatch.setattr(sys, "stdin", io.StringIO("one\n\ntwo\n/new\nthree\n"))
     assert main(["chat", str(run), "--compare", "--system", "be brief", "--json"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 3

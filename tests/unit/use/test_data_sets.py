@@ -10,7 +10,7 @@ from claude_records import Log, call, text
 
 from composer_replication.cli.main import main
 from composer_replication.runs import RunDir
-from composer_replication.runs.conversations import read_conversations
+from composer_replication.runs.files import read_conversations
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from composer_replication.cli import doctor
 from composer_replication.cli.main import main
 from composer_replication.envs.student import student_folder
-from composer_replication.use import doctor
 from fault_server import FaultServer
 
 

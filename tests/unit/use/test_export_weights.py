@@ -13,13 +13,17 @@ import torch
 from random_adapter import make_adapter
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from composer_replication.cli.export_weights import (
+    export_weights,
+    merge_adapter,
+    ollama_template,
+    probe_ids,
+    write_ollama,
+)
 from composer_replication.cli.main import main
 from composer_replication.envs.student import student_folder
 from composer_replication.errors import InputError, RunError
-from composer_replication.steps.around.export import export_weights
-from composer_replication.use.merge import merge_adapter, probe_ids
-from composer_replication.use.serving import ollama_template, write_ollama
-from composer_replication.use.trained import find_trained
+from composer_replication.trainer.trained import find_trained
 from refusals import refusal
 
 CONVERTER = """

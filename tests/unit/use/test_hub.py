@@ -10,8 +10,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from huggingface_hub import HfApi, constants
 
+from composer_replication.cli.export_weights import push_folder
 from composer_replication.errors import RunError
-from composer_replication.use.hub import push_folder
 from refusals import refusal
 
 

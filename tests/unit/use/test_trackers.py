@@ -9,7 +9,7 @@ import pytest
 from test_cards import EVALUATION
 
 from composer_replication.errors import MissingExtraError
-from composer_replication.use.trackers import evaluation_metrics, report_evaluation
+from composer_replication.trainer.metrics_file import evaluation_metrics, report_evaluation
 
 
 class Tracker(ModuleType):
@@ -71,9 +71,9 @@ def test_crf_evaluate_reports_to_the_tracker_of_the_training_and_does_without_on
 ):
     from composer_replication.config import CrfConfig, loads
     from composer_replication.evaluation import evaluate as evaluation
+    from composer_replication.evaluation import evaluate as step
     from composer_replication.runs import RunDir
-    from composer_replication.steps import evaluate as step
-    from composer_replication.trainer.from_config.training import Progress
+    from composer_replication.trainer.from_config.training import TrainingCallbacks
 
     monkeypatch.setattr(evaluation, "evaluate_run", lambda *_a, **_k: EVALUATION)
     monkeypatch.setattr(step, "models_of", lambda *_a, **_k: step.Models("a", "b"))
@@ -83,7 +83,7 @@ def test_crf_evaluate_reports_to_the_tracker_of_the_training_and_does_without_on
     monkeypatch.setitem(sys.modules, "wandb", None)
     for name in ("none", "trackio", "wandb"):
         config = loads(CrfConfig, f"[train]\nreport_to = '{name}'\n")
-        record = step.evaluate(config, RunDir.open(example_run), progress=Progress(say=said.append))
+        record = step.evaluate(config, RunDir.open(example_run), progress=TrainingCallbacks(say=said.append))
         assert record is EVALUATION
     assert [each[0] for each in tracker.asked] == ["init", "log", "finish"]
     assert tracker.asked[0][1]["name"] == "run-evaluation"

@@ -23,7 +23,7 @@ import pytest
 from datasets import Dataset
 
 from composer_replication.errors import RunError
-from composer_replication.rollouts.worlds.verifiers import VerifiersWorld, world_reward
+from composer_replication.trainer.rollouts.worlds.verifiers import VerifiersWorld, world_reward
 from refusals import refusal
 from rollouts.tiny_policy import save_policy
 from rollouts.trainers import changed, make, quick_config, spy, trainer_named, weights

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from composer_replication.config import CrfConfig, load
-from composer_replication.config.rollouts import GRPOSection
+from composer_replication.config.train import GRPOSection
 from composer_replication.errors import ConfigError, RunError
-from composer_replication.rollouts.worlds import openenv
-from composer_replication.rollouts.worlds.openenv import openenv_environment, shown_address
-from composer_replication.trainer.from_config.results import NamedSource, named_sources
+from composer_replication.trainer.from_config.plan import NamedSource, named_sources
+from composer_replication.trainer.rollouts.worlds import openenv
+from composer_replication.trainer.rollouts.worlds.openenv import openenv_environment, shown_address
 from refusals import refusal
 
 URL, SECRET = "http://127.0.0.1:8000", "s3cret"

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from composer_replication.rollouts.worlds import policy_endpoint
-from composer_replication.rollouts.worlds.policy_endpoint import SpokenEpisode, chat_endpoint
+from composer_replication.trainer.rollouts.worlds import policy_endpoint
+from composer_replication.trainer.rollouts.worlds.policy_endpoint import SpokenEpisode, chat_endpoint
 
 NAME = "policy-of-this-test"
 

@@ -17,10 +17,10 @@ import pytest
 import torch
 
 from composer_replication.errors import ConfigError, InputError, RunError
-from composer_replication.rollouts.sites import RolloutOptions
-from composer_replication.rollouts.worlds.policy_endpoint import SpokenEpisode
-from composer_replication.rollouts.worlds.verifiers import VerifiersWorld
 from composer_replication.trainer.composer.generation import Generation
+from composer_replication.trainer.rollouts.sites import RolloutOptions
+from composer_replication.trainer.rollouts.worlds.policy_endpoint import SpokenEpisode
+from composer_replication.trainer.rollouts.worlds.verifiers import VerifiersWorld
 from refusals import refusal
 
 PROMPT = "Fix the failing test."

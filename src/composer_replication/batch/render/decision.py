@@ -13,8 +13,12 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import Literal, NamedTuple
 
-from composer_replication.batch.render.encode import token_texts
-from composer_replication.batch.render.renderer import RenderedSequence, Renderer, TurnSpan
+from composer_replication.batch.render.renderer import (
+    RenderedSequence,
+    Renderer,
+    TurnSpan,
+    token_texts,
+)
 from composer_replication.errors import InputError
 from composer_replication.types import Conversation, ToolCall, Turn
 
@@ -78,7 +82,7 @@ def decide(
     if words is None:
         return whole
     first = span.call_start if start is None else start
-    texts = _Texts(token_texts(renderer.tokenizer, rendered.ids[first : span.call_end]), first)
+    texts = _TokenTexts(token_texts(renderer.tokenizer, rendered.ids[first : span.call_end]), first)
     name = texts.find(rf"(?<!\w){re.escape(words.name)}(?!\w)", first)
     if name is None:
         return whole
@@ -128,7 +132,7 @@ def decide_against(
     calls, start = turn.calls, span.call_start
     if start is None or not calls:
         return decide(renderer, rendered, span, None)
-    own_ids, alone = rendered.ids[start : span.call_end], _Alone(renderer, turn, format_name)
+    own_ids, alone = rendered.ids[start : span.call_end], _LoneTurn(renderer, turn, format_name)
     if number or right is not None:
         if alone.call_ids(calls) != own_ids:
             return decide(renderer, rendered, span, None if number else CallWords.of(calls[0]))
@@ -147,7 +151,7 @@ def decide_against(
     return Decision((name, (parting, parting + 1)), "correction", depth)
 
 
-class _Texts:
+class _TokenTexts:
     """What tokens say, and which of them a stretch of the text is in."""
 
     def __init__(self, texts: Sequence[str], first: int) -> None:
@@ -165,7 +169,7 @@ class _Texts:
         return self._first + first, self._first + last + 1
 
 
-class _Alone:
+class _LoneTurn:
     """A turn's calls as the template writes them behind one short message, whatever the session is."""
 
     def __init__(self, renderer: Renderer, turn: Turn, format_name: str) -> None:

@@ -18,12 +18,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from composer_replication.batch.render.dialect import Dialect, system, user
-from composer_replication.batch.render.escape import ProtectedTokens, insert_raw
-from composer_replication.batch.render.messages import Chat, ChatItem
+from composer_replication.batch.render.dialect import (
+    Dialect,
+    Outcome,
+    ProtectedTokens,
+    insert_raw,
+    system,
+    user,
+)
+from composer_replication.batch.render.messages import (
+    Chat,
+    ChatItem,
+    EdgeFinder,
+    Renderings,
+    TurnEdge,
+    marked_message,
+)
 from composer_replication.batch.render.templates import ChatTemplate
-from composer_replication.batch.render.thinking import Outcome
-from composer_replication.batch.render.turn_edges import EdgeFinder, Renderings, TurnEdge, marked_message
 from composer_replication.errors import InputError, explain
 from composer_replication.types import Message, Turn
 
@@ -48,7 +59,7 @@ class TurnPiece:
 
 
 @dataclass(slots=True)
-class _Step:
+class _WindowStep:
     """A turn seen through a window; `follows` is None where what comes next rewrites it."""
 
     header_chars: int
@@ -73,7 +84,7 @@ class Cutter:
 
     def cut(self, chat: Chat) -> list[list[TurnPiece]]:
         """The turns of each sequence, in order; every assistant turn is in exactly one."""
-        view = _View(chat)
+        view = _TurnUnits(chat)
         if not view.starts:
             return []
         for is_short in (True, False):
@@ -90,7 +101,7 @@ class Cutter:
             got = "two renderings of the same messages that differ"
             raise InputError(explain("chat template", got=got, expected="always the same text")) from error
 
-    def _assemble(self, view: _View, steps: list[_Step]) -> list[list[TurnPiece]]:
+    def _assemble(self, view: _TurnUnits, steps: list[_WindowStep]) -> list[list[TurnPiece]]:
         sequences: list[list[TurnPiece]] = []
         context: str | None = None
         for number, step in enumerate(steps):
@@ -108,7 +119,7 @@ class Cutter:
         self._check(view, len(steps) - 1, sequences[-1], steps[-1].edge)
         return sequences
 
-    def _check(self, view: _View, number: int, pieces: list[TurnPiece], edge: TurnEdge) -> None:
+    def _check(self, view: _TurnUnits, number: int, pieces: list[TurnPiece], edge: TurnEdge) -> None:
         """A sequence must be what the template renders up to its last turn, or else the prompt of that turn."""
         text = "".join(piece.context + piece.completion for piece in pieces)
         whole = self._render(view, view.messages(number, with_turn=True), self._tools)
@@ -120,7 +131,7 @@ class Cutter:
         if not is_right:
             raise _WindowsMisleadError
 
-    def _step(self, view: _View, number: int, before: list[Message], tools: _Tools) -> _Step:
+    def _step(self, view: _TurnUnits, number: int, before: list[Message], tools: _Tools) -> _WindowStep:
         item = view.item(number)
         prompt = self._render(view, before, tools, prompt=True)
         whole = self._render(view, [*before, item.message], tools)
@@ -140,10 +151,10 @@ class Cutter:
             call = call_start, len(completion) - len(stop)
         header = self._dialect.header if prompt.endswith(self._dialect.header) else ""
         header_chars = max(0, len(header) - len(edge.dropped)) + len(edge.added)
-        return _Step(header_chars, edge, completion, stop, call, follows)
+        return _WindowStep(header_chars, edge, completion, stop, call, follows)
 
     def _renderings(
-        self, view: _View, item: ChatItem, before: list[Message], tools: _Tools, prompt: str, whole: str
+        self, view: _TurnUnits, item: ChatItem, before: list[Message], tools: _Tools, prompt: str, whole: str
     ) -> Renderings:
         def with_message(message: Message) -> str:
             return self._render(view, [*before, message], tools)
@@ -180,11 +191,11 @@ class Cutter:
         start = len(text) if completion.startswith(text) else 0
         return start + len(completion[start:]) - len(completion[start:].lstrip())
 
-    def _render(self, view: _View, messages: list[Message], tools: _Tools, *, prompt: bool = False) -> str:
+    def _render(self, view: _TurnUnits, messages: list[Message], tools: _Tools, *, prompt: bool = False) -> str:
         return insert_raw(self._template.render(messages, prompt=prompt, tools=tools), view.chat.raw)
 
 
-class _View:
+class _TurnUnits:
     """The messages by assistant turns: a unit is such a turn with everything up to the next one."""
 
     def __init__(self, chat: Chat) -> None:
@@ -244,7 +255,7 @@ class _View:
         return last_units
 
 
-def _piece(view: _View, number: int, step: _Step, context: str) -> TurnPiece:
+def _piece(view: _TurnUnits, number: int, step: _WindowStep, context: str) -> TurnPiece:
     edge, item = step.edge, view.item(number)
     if not context.endswith(edge.dropped):
         raise _WindowsMisleadError

@@ -16,12 +16,17 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, TypeVar
 
 from composer_replication.diloco.rounds.claims import Pulse
-from composer_replication.diloco.rounds.failures import StateUnreadable
 from composer_replication.diloco.rounds.heal import GlobalState
-from composer_replication.diloco.rounds.patience import PatientStore
+from composer_replication.diloco.rounds.patience import PatientStore, StateUnreadable
 from composer_replication.diloco.rounds.reading import newest_claim, read_goodbye, read_record
-from composer_replication.diloco.rounds.records import fields_of, pack, parse_offer, refusing, sha256_of
-from composer_replication.diloco.rounds.running import Place
+from composer_replication.diloco.rounds.records import (
+    fields_of,
+    pack,
+    parse_offer,
+    refusing,
+    sha256_of,
+)
+from composer_replication.diloco.rounds.running import RunPosition
 from composer_replication.errors import explain
 
 T = TypeVar("T")
@@ -35,7 +40,7 @@ _WHYS = {
 
 
 @dataclass(frozen=True)
-class Comparison:
+class StateComparison:
     """One that was begun: my weights at a step, and whose they have to be."""
 
     step: int
@@ -62,10 +67,10 @@ class Comparisons:
     state: GlobalState
     lease_s: float
     agreed: int = -1
-    _open: list[Comparison] = field(default_factory=list)
-    _apart: Comparison | None = None  # my weights are others, and nobody published those that I should have
+    _open: list[StateComparison] = field(default_factory=list)
+    _apart: StateComparison | None = None  # my weights are others, and nobody published those that I should have
 
-    def say(self, store: PatientStore, place: Place) -> None:
+    def say(self, store: PatientStore, place: RunPosition) -> None:
         """As the first member: what my weights are, to the bit; and those weights, for whoever has others."""
         key = self._key(place.step)
         record = pack("sum", self.state.layout.address(key), {"numbers": self.state.numbers(place)})
@@ -74,14 +79,14 @@ class Comparisons:
         self.state.publish(store, place)
         self.agreed = place.step
 
-    def begin(self, store: PatientStore, place: Place, first: tuple[int, int], *, wait_s: float) -> None:
+    def begin(self, store: PatientStore, place: RunPosition, first: tuple[int, int], *, wait_s: float) -> None:
         """As another member: wait a little for what the first one says; `look` compares, now or later."""
-        self._open.append(Comparison(place.step, first, self.state.numbers(place)))
+        self._open.append(StateComparison(place.step, first, self.state.numbers(place)))
         read_numbers = functools.partial(self._said, store, place.step)
         is_gone = functools.partial(self._is_gone, store, first)
         _wait(read_numbers, seconds=wait_s, poll_s=self.state.settings.poll_s / 4, is_over=is_gone)
 
-    def look(self, store: PatientStore, place: Place, *, follows: bool) -> Place | None:
+    def look(self, store: PatientStore, place: RunPosition, *, follows: bool) -> RunPosition | None:
         """Compare what can be compared by now. Where mine are others: the first member's, loaded, and their place.
 
         `follows`: whether commits since an earlier step can be applied to the weights of that step.
@@ -103,10 +108,10 @@ class Comparisons:
                 return loaded
         return None
 
-    def finish(self, store: PatientStore, place: Place, *, follows: bool) -> Place | None:
+    def finish(self, store: PatientStore, place: RunPosition, *, follows: bool) -> RunPosition | None:
         """At the end of a run: wait for what is still open while the member that it needs lives, and then say so."""
         until = time.monotonic() + self.state.settings.timeout_s
-        loaded: Place | None = None
+        loaded: RunPosition | None = None
         for comparison in sorted(self._open, key=lambda comparison: -comparison.step):
             if comparison in self._open and comparison.step > self.agreed:  # else a later comparison has decided
                 self._wait_for_the_last_word(store, comparison, until)
@@ -122,13 +127,19 @@ class Comparisons:
             raise StateUnreadable(explain(what, got="others", expected=expected, fix=fix))
         return loaded
 
-    def abandon(self, place: Place) -> None:
+    def abandon(self, place: RunPosition) -> None:
         """This replica failed: nothing is waited for, and what was not compared is said."""
         self._give_up(place, "failed")
 
     def _take(
-        self, store: PatientStore, position: Place, compared: Comparison, first_numbers: str, *, follows: bool
-    ) -> Place | None:
+        self,
+        store: PatientStore,
+        position: RunPosition,
+        compared: StateComparison,
+        first_numbers: str,
+        *,
+        follows: bool,
+    ) -> RunPosition | None:
         where = (compared.step, position.rank, compared.first[0])
         differ = "step %d: the weights of rank %d are not those of rank %d to the bit; "
         if compared.step <= self.agreed:
@@ -154,7 +165,7 @@ class Comparisons:
     def _wait_while_it_lives(
         self,
         store: PatientStore,
-        compared: Comparison,
+        compared: StateComparison,
         look: Callable[[], T | None],
         *,
         until: float,
@@ -169,7 +180,7 @@ class Comparisons:
             is_over=lambda: is_over() or self._is_gone(store, compared.first) or not pulse.beats(),
         )
 
-    def _wait_for_the_last_word(self, store: PatientStore, compared: Comparison, until: float) -> None:
+    def _wait_for_the_last_word(self, store: PatientStore, compared: StateComparison, until: float) -> None:
         """Whoever ends later than I do says nothing at my last step: seen by its offer there, a grace later.
 
         Not at once, for with a delay an offer may be under way when a run ends.
@@ -184,11 +195,11 @@ class Comparisons:
         read_numbers = functools.partial(self._said, store, compared.step)
         self._wait_while_it_lives(store, compared, read_numbers, until=until, is_over=went_on)
 
-    def _is_past(self, store: PatientStore, compared: Comparison) -> bool:
+    def _is_past(self, store: PatientStore, compared: StateComparison) -> bool:
         """Whether a state of a later step is published: nobody publishes the earlier one then."""
         return self.state.newest_step(store) > compared.step
 
-    def _is_over(self, store: PatientStore, position: Place, compared: Comparison) -> bool:
+    def _is_over(self, store: PatientStore, position: RunPosition, compared: StateComparison) -> bool:
         """Whether the first member has said what its weights were by now, or never will."""
         members = {member.id[:2] for member in position.last.members} if position.last else set()
         return (position.step > compared.step and compared.first in members) or self._is_gone(store, compared.first)
@@ -198,7 +209,7 @@ class Comparisons:
         is_replaced = newest_claim(store, layout, rank, after=claim) is not None
         return is_replaced or read_goodbye(store, layout, rank, claim) is not None
 
-    def _has_offered(self, store: PatientStore, compared: Comparison) -> bool:
+    def _has_offered(self, store: PatientStore, compared: StateComparison) -> bool:
         keys = store.keys(self.state.layout.round(compared.step, "offer"))
         offers = (parse_offer(key.rpartition("/")[2]) for key in keys)
         return any(offer is not None and offer[:2] == compared.first for offer in offers)
@@ -209,7 +220,7 @@ class Comparisons:
     def _key(self, step: int) -> str:
         return self.state.layout.key("sums", f"{step:08d}")
 
-    def _give_up(self, position: Place, why: str, *, since: int = 0) -> None:
+    def _give_up(self, position: RunPosition, why: str, *, since: int = 0) -> None:
         """Those of this step and of later ones will not be compared any more."""
         for comparison in self._open:
             if comparison.step >= since:
@@ -217,7 +228,7 @@ class Comparisons:
                 self._say_not_compared(position, comparison, why, agreed)
         self._open = [comparison for comparison in self._open if comparison.step < since]
 
-    def _say_not_compared(self, position: Place, compared: Comparison, why: str, agreed: str = "") -> None:
+    def _say_not_compared(self, position: RunPosition, compared: StateComparison, why: str, agreed: str = "") -> None:
         what = "step %d: the weights of rank %d were not compared with those of rank %d, which %s"
         _warn(why, what, compared.step, position.rank, compared.first[0], f"{_WHYS[why]}{agreed}")
 

@@ -11,7 +11,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
-from composer_replication.diloco.rounds.records import Member, OfferId, Outcome, Seal
+from composer_replication.diloco.rounds.records import (
+    Member,
+    OfferId,
+    RoundOutcome,
+    Seal,
+)
 
 MOST_TIMES_THE_MEDIAN = 1000.0
 ORDINARY_CHANGE = 10.0
@@ -34,19 +39,19 @@ class Offer:
 
 
 @dataclass(frozen=True)
-class Seen:
+class RoundView:
     """One round as a replica read it. Each part may be older than the store is by now; none is newer."""
 
     expected: frozenset[int]  # ranks that are waited for until the grace is over
     offers: frozenset[Offer] = frozenset()
-    ended: tuple[Outcome, ...] = ()  # attempts that were aborted or void
+    ended: tuple[RoundOutcome, ...] = ()  # attempts that were aborted or void
     seal: Seal | Literal["unreadable"] | None = None  # of the attempt after them
     means: frozenset[int] = frozenset()  # shards of the mean that are there
-    outcome: Outcome | None = None  # a commit
+    outcome: RoundOutcome | None = None  # a commit
     left: frozenset[int] = frozenset()  # ranks whose latest process said goodbye
     finished: frozenset[int] = frozenset()  # those of them that had all the commits that I need
     slot: int = 0  # where this attempt's outcome goes: past outcomes that cannot be read
-    abort: Outcome | None = None  # of this attempt, in one slot: it counts as soon as it is in two
+    abort: RoundOutcome | None = None  # of this attempt, in one slot: it counts as soon as it is in two
 
     @property
     def attempt(self) -> int:
@@ -60,9 +65,9 @@ class Seen:
 class Attempt(NamedTuple):
     """How an attempt ended, as far as that can be read."""
 
-    outcome: Outcome | None = None
+    outcome: RoundOutcome | None = None
     slot: int = 0  # where an outcome would go
-    abort: Outcome | None = None  # the only one that can be read, where a second is needed
+    abort: RoundOutcome | None = None  # the only one that can be read, where a second is needed
 
 
 @dataclass(frozen=True)
@@ -115,7 +120,7 @@ class CreateOutcome:
 class Follow:
     """The round is over for me: apply a commit, or end without one."""
 
-    outcome: Outcome
+    outcome: RoundOutcome
 
 
 @dataclass(frozen=True)
@@ -137,12 +142,12 @@ class Fail:
 Action = MakeOffer | CreateSeal | Reduce | CreateOutcome | Follow | Heal | Wait | Fail
 
 
-def decide(seen: Seen, me: Myself, timers: Timers) -> Action:
+def decide(seen: RoundView, me: Myself, timers: Timers) -> Action:
     """What to do next, given what was seen."""
     void = next((outcome for outcome in seen.ended if outcome.result == "void" and _is_mine(outcome.members, me)), None)
     if void is not None:
         return Follow(void)
-    if isinstance(seen.outcome, Outcome):
+    if isinstance(seen.outcome, RoundOutcome):
         return Follow(seen.outcome) if seen.outcome.base == me.base else Heal()
     if seen.abort is not None:
         return CreateOutcome("abort", bad=seen.abort.bad, reason=seen.abort.reason)
@@ -153,7 +158,7 @@ def decide(seen: Seen, me: Myself, timers: Timers) -> Action:
     return _after_the_seal(seen, seen.seal, me, timers)
 
 
-def _before_the_seal(view: Seen, me: Myself, timers: Timers) -> Action:
+def _before_the_seal(view: RoundView, me: Myself, timers: Timers) -> Action:
     if not _counts(view, me):
         tried = _tried(view, me)
         if len(tried) < MAX_TRIALS:
@@ -176,7 +181,7 @@ def _before_the_seal(view: Seen, me: Myself, timers: Timers) -> Action:
     return Wait(_missing(view, me))
 
 
-def _after_the_seal(view: Seen, seal: Seal | Literal["unreadable"], me: Myself, timers: Timers) -> Action:
+def _after_the_seal(view: RoundView, seal: Seal | Literal["unreadable"], me: Myself, timers: Timers) -> Action:
     if seal == "unreadable":
         # Somebody who could read it may commit meanwhile: the outcome decides, as always.
         return CreateOutcome("abort", reason="the seal is unreadable") if timers.reduce else Wait(frozenset())
@@ -200,14 +205,14 @@ def _after_the_seal(view: Seen, seal: Seal | Literal["unreadable"], me: Myself, 
     return Wait(owners)
 
 
-def how_it_ended(slots: Sequence[Outcome | None]) -> Attempt:
+def how_it_ended(slots: Sequence[RoundOutcome | None]) -> Attempt:
     """Return how an attempt ended, by the outcomes in its slots; None for one that cannot be read.
 
     A later slot was written past a damaged one. One commit decides, and so does one void: whoever cannot read it finds
     the same seal and the same means, and writes the same into the next slot. An abort cannot be worked out again, so it
     has to be in two slots before anybody acts on it.
     """
-    aborts: list[Outcome] = []
+    aborts: list[RoundOutcome] = []
     for outcome in filter(None, slots):
         if outcome.result != "abort":
             return Attempt(outcome)
@@ -217,7 +222,7 @@ def how_it_ended(slots: Sequence[Outcome | None]) -> Attempt:
     return Attempt(slot=len(slots), abort=aborts[-1] if aborts else None)
 
 
-def could_fork(seen: Seen, action: Action) -> bool:
+def could_fork(seen: RoundView, action: Action) -> bool:
     """Return whether an action could end a round for the second time, if its commit was damaged or removed.
 
     Before it is done, one has to look whether anybody has offered to the next round.
@@ -227,7 +232,7 @@ def could_fork(seen: Seen, action: Action) -> bool:
     return isinstance(action, CreateOutcome) and action.result == "abort" and seen.abort is None
 
 
-def after_the_seal(seen: Seen, seal: Seal) -> Seen | None:
+def after_the_seal(seen: RoundView, seal: Seal) -> RoundView | None:
     """What was seen before an attempt was sealed, with the seal that is there now; None where that is not enough.
 
     Nothing else has to be read anew: it is what a look right after the seal was created would have shown, less offers
@@ -236,7 +241,7 @@ def after_the_seal(seen: Seen, seal: Seal) -> Seen | None:
     return replace(seen, seal=seal) if _knows(seen, seal.members) else None
 
 
-def after_the_outcome(seen: Seen, outcome: Outcome) -> Seen | None:
+def after_the_outcome(seen: RoundView, outcome: RoundOutcome) -> RoundView | None:
     """The same for how an attempt ended. One that was not committed has another after it, which has to be looked at."""
     committed = outcome.result == "commit" and _knows(seen, outcome.members)
     return replace(seen, outcome=outcome) if committed else None
@@ -247,7 +252,9 @@ def own_shards(seal: Seal, me: Myself, absent: Iterable[int]) -> tuple[int, ...]
     return tuple(shard for shard in absent if _owner(seal, shard) == (me.rank, me.claim))
 
 
-def expected_ranks(last: Outcome | None, here: Iterable[int], left: Iterable[int], world_size: int) -> frozenset[int]:
+def expected_ranks(
+    last: RoundOutcome | None, here: Iterable[int], left: Iterable[int], world_size: int
+) -> frozenset[int]:
     """Who is waited for: the members of the last commit and those who said that they are back, less those who left.
 
     So a replica that died costs its peers one grace, not one in each round.
@@ -256,7 +263,7 @@ def expected_ranks(last: Outcome | None, here: Iterable[int], left: Iterable[int
     return frozenset({*before, *here} - set(left))
 
 
-def candidates(seen: Seen, me: Myself) -> list[Offer]:
+def candidates(seen: RoundView, me: Myself) -> list[Offer]:
     """The offers that may be sealed, by rank: of my history and my shapes, the latest of each rank that has weight.
 
     What a process offered before it died is as good as any; the one that took its place has weight one round later.
@@ -282,18 +289,18 @@ def outliers(offers: Sequence[Offer]) -> frozenset[OfferId]:
     return frozenset(offer.id for offer in counted if offer.largest > most)
 
 
-def may_join(seen: Seen, me: Myself) -> frozenset[int]:
+def may_join(seen: RoundView, me: Myself) -> frozenset[int]:
     """Return the ranks that have offered to this round or may still do so: all but those that have finished."""
     offered = {offer.id.rank for offer in candidates(seen, me)}
     return frozenset({me.rank, *offered, *(set(range(me.world_size)) - seen.finished)})
 
 
-def _counts(view: Seen, me: Myself) -> bool:
+def _counts(view: RoundView, me: Myself) -> bool:
     """Whether an offer of mine can be read and may be sealed."""
     return any(_is_me(offer.id, me) and offer.id not in view.spent for offer in view.offers)
 
 
-def _tried(view: Seen, me: Myself) -> frozenset[int]:
+def _tried(view: RoundView, me: Myself) -> frozenset[int]:
     """My trials of this wait: those that I made, though nobody can read them, and those of an attempt that ended."""
     known_ids = [*(offer.id for offer in view.offers), *view.spent]
     return me.tried | {offer_id.trial for offer_id in known_ids if _is_me(offer_id, me)}
@@ -303,7 +310,7 @@ def _owner(seal: Seal, shard: int) -> tuple[int, int]:
     return seal.members[shard % len(seal.members)].id[:2]
 
 
-def _knows(view: Seen, members: Iterable[Member]) -> bool:
+def _knows(view: RoundView, members: Iterable[Member]) -> bool:
     return {member.id for member in members} <= {offer.id for offer in view.offers}
 
 
@@ -315,11 +322,11 @@ def _is_mine(members: Iterable[Member], me: Myself) -> bool:
     return any(_is_me(member.id, me) for member in members)
 
 
-def _of_another_spec(view: Seen, me: Myself) -> set[int]:
+def _of_another_spec(view: RoundView, me: Myself) -> set[int]:
     return {offer.id.rank for offer in view.offers if offer.base == me.base and offer.spec != me.spec}
 
 
-def _missing(view: Seen, me: Myself) -> frozenset[int]:
+def _missing(view: RoundView, me: Myself) -> frozenset[int]:
     """Return the ranks that are waited for: those that left as well, where there is no quorum without them."""
     offered = {offer.id.rank for offer in candidates(view, me)}
     if len(view.expected | offered) < me.quorum:

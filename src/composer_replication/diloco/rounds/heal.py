@@ -14,8 +14,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from composer_replication.diloco.rounds.failures import RoundTimeout, StateUnreadable
-from composer_replication.diloco.rounds.patience import PatientStore
+from composer_replication.diloco.rounds import published
+from composer_replication.diloco.rounds.patience import PatientStore, RoundTimeout, StateUnreadable
+from composer_replication.diloco.rounds.published import Flat, flatten
 from composer_replication.diloco.rounds.reading import (
     published_states,
     ranks_that_joined,
@@ -24,10 +25,15 @@ from composer_replication.diloco.rounds.reading import (
     read_record,
     step_of,
 )
-from composer_replication.diloco.rounds.records import Layout, fields_of, pack, parse_state, refusing, text
-from composer_replication.diloco.rounds.running import Place, Settings
-from composer_replication.diloco.rounds.states import published
-from composer_replication.diloco.rounds.states.structures import Flat, flatten
+from composer_replication.diloco.rounds.records import (
+    Layout,
+    fields_of,
+    pack,
+    parse_state,
+    refusing,
+    text,
+)
+from composer_replication.diloco.rounds.running import RoundSettings, RunPosition
 from composer_replication.errors import explain
 
 _MOST_SLOTS = 100  # of records that name the first state, in which all before are damaged
@@ -38,14 +44,14 @@ StateFns = MutableMapping[str, tuple[Callable[[Any], None], Callable[[], Any]]]
 @dataclass
 class GlobalState:
     layout: Layout
-    settings: Settings
+    settings: RoundSettings
     functions: StateFns
     _readable: set[str] = field(default_factory=set)
 
     def saved(self) -> Flat:
         return flatten({key: value() for key, (_, value) in sorted(self.functions.items())})
 
-    def begin(self, store: PatientStore, place: Place) -> tuple[Place, bool]:
+    def begin(self, store: PatientStore, place: RunPosition) -> tuple[RunPosition, bool]:
         """Where a replica begins, and whether its weights were replaced: with the newest state, or the run's first.
 
         The first state is that of whoever says so first: rank 0, unless it stays away.
@@ -61,7 +67,7 @@ class GlobalState:
             return replace(place, base=first.digest), True
         return self.wait_for_newer(store, place), True
 
-    def wait_for_newer(self, store: PatientStore, place: Place) -> Place:
+    def wait_for_newer(self, store: PatientStore, place: RunPosition) -> RunPosition:
         """Ask for a state and load it as soon as somebody has published one that is newer than mine.
 
         Raises StateUnreadable when the time is up, or when everybody who could publish one has finished and, where
@@ -88,12 +94,12 @@ class GlobalState:
             time.sleep(self.settings.poll_s)
         return newer
 
-    def _is_alone(self, store: PatientStore, position: Place) -> bool:
+    def _is_alone(self, store: PatientStore, position: RunPosition) -> bool:
         """Return whether every other replica that ever joined has finished, with all the commits that I need."""
         other_ranks = ranks_that_joined(store, self.layout) - {position.rank}
         return other_ranks <= ranks_that_left(store, self.layout).finished_for(position.commits)
 
-    def newest(self, store: PatientStore, place: Place, *, margin: int) -> Place | None:
+    def newest(self, store: PatientStore, place: RunPosition, *, margin: int) -> RunPosition | None:
         """Load the newest state that is more than `margin` steps ahead; None where there is none that can be read."""
         for name in published_states(store, self.layout):
             if step_of(name) <= place.step + margin:
@@ -103,17 +109,17 @@ class GlobalState:
                 return self._standing(store, place, state)
         return None
 
-    def _standing(self, store: PatientStore, position: Place, state: published.PublishedState) -> Place:
+    def _standing(self, store: PatientStore, position: RunPosition, state: published.PublishedState) -> RunPosition:
         last = read_commit(store, self.layout, state.step - 1)
         first_trial = position.first_trial if state.step == position.step else 0
         loaded = replace(position, step=state.step, base=state.base, last=last[1] if last else None)
         return replace(loaded, first_trial=first_trial)
 
-    def numbers(self, place: Place) -> str:
+    def numbers(self, place: RunPosition) -> str:
         """A digest of my weights, to the bit."""
         return published.describe(self.saved(), name=_name(place, place.step), step=place.step).numbers
 
-    def load_those(self, store: PatientStore, place: Place, numbers: str) -> Place | None:
+    def load_those(self, store: PatientStore, place: RunPosition, numbers: str) -> RunPosition | None:
         """Load the published state of this very step that has these numbers; None where there is none."""
         for name in published_states(store, self.layout):
             if step_of(name) == place.step:
@@ -122,7 +128,7 @@ class GlobalState:
                     return self._standing(store, place, state)
         return None
 
-    def publish(self, store: PatientStore, place: Place) -> None:
+    def publish(self, store: PatientStore, place: RunPosition) -> None:
         """The state of a step, unless somebody has published it."""
         if self.newest_step(store) >= place.step:
             return
@@ -130,7 +136,7 @@ class GlobalState:
         state = published.describe(flat, name=_name(place, place.step), step=place.step)
         published.publish(store, self.layout, flat, replace(state, base=place.base))
 
-    def is_due(self, store: PatientStore, place: Place, every: int) -> bool:
+    def is_due(self, store: PatientStore, place: RunPosition, every: int) -> bool:
         """Every so many steps, and when a replica that is behind asks for one."""
         behind = place.step - max(0, self.newest_step(store))
         request_keys = store.keys(self.layout.key("wanted")) if 0 < behind < every else []
@@ -154,7 +160,9 @@ class GlobalState:
         names = self.readable(store)
         return step_of(names[0]) if names else -1
 
-    def _first(self, store: PatientStore, position: Place, mine: published.PublishedState) -> published.PublishedState:
+    def _first(
+        self, store: PatientStore, position: RunPosition, mine: published.PublishedState
+    ) -> published.PublishedState:
         now = time.monotonic()
         until, rank_0_until = now + self.settings.timeout_s, now + (self.settings.first_grace_s if position.rank else 0)
         while True:
@@ -208,7 +216,7 @@ class GlobalState:
         return True
 
 
-def _name(position: Place, step: int) -> str:
+def _name(position: RunPosition, step: int) -> str:
     return f"{step:08d}.{position.rank:05d}.{position.claim}"
 
 

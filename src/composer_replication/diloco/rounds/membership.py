@@ -3,25 +3,48 @@
 from __future__ import annotations
 
 import contextlib
+import re
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
-from composer_replication.diloco.rounds.claims import Heart, refuse_if_replaced, take_rank
+from composer_replication.diloco.rounds.claims import (
+    Heart,
+    agree_on_run,
+    refuse_if_replaced,
+    take_rank,
+)
 from composer_replication.diloco.rounds.comparing import Comparisons
-from composer_replication.diloco.rounds.failures import (
+from composer_replication.diloco.rounds.heal import Follower, GlobalState, StateFns
+from composer_replication.diloco.rounds.patience import (
     GenerationRefused,
+    PatientStore,
     QuorumLeft,
     RoundError,
     RoundTimeout,
     StateUnreadable,
+    Traffic,
 )
-from composer_replication.diloco.rounds.heal import Follower, GlobalState, StateFns
-from composer_replication.diloco.rounds.identity import agree_on_run
-from composer_replication.diloco.rounds.patience import PatientStore, Traffic
-from composer_replication.diloco.rounds.reading import Goodbye, pack_goodbye, ranks_that_left, read_commit
-from composer_replication.diloco.rounds.records import Layout, Outcome, digest, next_base, pack
-from composer_replication.diloco.rounds.running import Ended, Place, RunningRound, Settings
-from composer_replication.diloco.rounds.states.retention import Retention
+from composer_replication.diloco.rounds.reading import (
+    Goodbye,
+    pack_goodbye,
+    ranks_that_left,
+    read_commit,
+    step_of,
+)
+from composer_replication.diloco.rounds.records import (
+    Layout,
+    RoundOutcome,
+    digest,
+    next_base,
+    pack,
+)
+from composer_replication.diloco.rounds.running import (
+    Ended,
+    RoundSettings,
+    RunningRound,
+    RunPosition,
+)
 from composer_replication.diloco.rounds.vectors import RoundVector
 from composer_replication.diloco.store import ObjectStore, StoreError
 from composer_replication.errors import explain
@@ -35,9 +58,9 @@ _MOST_VOIDS = 3
 class Membership:
     objects: ObjectStore
     traffic: Traffic
-    settings: Settings
+    settings: RoundSettings
     generation: int
-    place: Place
+    place: RunPosition
     functions: StateFns
     pool: ThreadPoolExecutor
     lease_s: float
@@ -230,7 +253,7 @@ class Membership:
         store, follows = self.store, self.follower is not None
         self._take(store, self._comparisons.finish(store, self.place, follows=follows), training=False)
 
-    def _take(self, store: PatientStore, loaded: Place | None, *, training: bool) -> None:
+    def _take(self, store: PatientStore, loaded: RunPosition | None, *, training: bool) -> None:
         """Weights of the first member in the place of mine, and the commits since: at the end all of them."""
         if loaded is None:
             return
@@ -298,7 +321,7 @@ class Membership:
             replaced = bool(self.functions)
         return replaced
 
-    def _follow(self, store: PatientStore, outcome: Outcome) -> bool:
+    def _follow(self, store: PatientStore, outcome: RoundOutcome) -> bool:
         """Apply a commit without a round of my own."""
         if outcome.base != self.place.base:
             return False
@@ -321,7 +344,7 @@ class Membership:
     def running(self, store: PatientStore, vector: RoundVector, *, weight: float) -> RunningRound:
         return RunningRound(store, self.layout, self.settings, self.place, vector, weight, self.pool)
 
-    def _advance(self, outcome: Outcome) -> None:
+    def _advance(self, outcome: RoundOutcome) -> None:
         position = self.place
         base = next_base(position.base, position.step, outcome) if self.functions else STATELESS
         self.place = replace(position, step=position.step + 1, base=base, last=outcome, first_trial=0)
@@ -347,3 +370,44 @@ class Membership:
 def _short(value: object) -> object:
     """A value that somebody else wrote, for a message."""
     return value if value is None or isinstance(value, int) else str(value)[:80]
+
+
+# What is kept of a run, by rule: every seal and outcome; the means since the state before the last; few offers.
+
+KEPT_STATES = 2
+_STEP = re.compile(r"/(\d{8})/")
+
+
+class Retention:
+    """Deletes what nobody can need any more. Run by the first member, so that not everybody lists and deletes.
+
+    The shards of offers go after `keep_rounds` commits: they are needed to compute a damaged mean again. The means stay
+    as long as a replica may have to follow them: from the older of the two newest states on.
+    """
+
+    def __init__(self, layout: Layout, keep_rounds: int) -> None:
+        self._layout, self._keep_rounds = layout, keep_rounds
+        self._offers_from = self._means_from = -1  # not looked at yet
+
+    def sweep(self, store: PatientStore, step: int, names: Sequence[str]) -> None:
+        """Delete what a replica at this step leaves behind. `names` are the states that can be read, newest first."""
+        for name in names[KEPT_STATES:]:
+            store.delete([self._layout.key("states", name), *store.keys(self._layout.key("statedata", name))])
+        kept_names = names[:KEPT_STATES]
+        if self._offers_from < 0:
+            self._offers_from = self._oldest(store)
+            self._means_from = max(0, self._offers_from - 1)
+        offers_until = step - self._keep_rounds
+        means_until = min(offers_until, step_of(kept_names[-1])) if kept_names else offers_until - self._keep_rounds
+        for old in range(self._offers_from, offers_until):
+            store.delete(store.keys(self._layout.shards(old)))
+        for old in range(self._means_from, means_until):
+            store.delete(store.keys(self._layout.round(old, "mean")))
+        self._offers_from = max(self._offers_from, offers_until)
+        self._means_from = max(self._means_from, means_until)
+
+    def _oldest(self, store: PatientStore) -> int:
+        """The first round of which there are shards: what was before, an earlier first member has swept."""
+        keys = store.keys(self._layout.key("d"))
+        match = _STEP.search(keys[0].removeprefix(self._layout.key("d"))) if keys else None
+        return int(match[1]) if match else 0

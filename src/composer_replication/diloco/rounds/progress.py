@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from composer_replication.diloco.rounds.failures import GenerationRefused
-from composer_replication.diloco.rounds.identity import find_run
-from composer_replication.diloco.rounds.patience import PatientStore, Traffic
+from composer_replication.diloco.rounds.claims import find_run
+from composer_replication.diloco.rounds.patience import GenerationRefused, PatientStore, Traffic
+from composer_replication.diloco.rounds.published import read_state
 from composer_replication.diloco.rounds.reading import (
     RoundReader,
     published_states,
@@ -14,8 +14,7 @@ from composer_replication.diloco.rounds.reading import (
     read_commit,
     step_of,
 )
-from composer_replication.diloco.rounds.records import Layout, Outcome
-from composer_replication.diloco.rounds.states.published import read_state
+from composer_replication.diloco.rounds.records import Layout, RoundOutcome
 from composer_replication.diloco.store import ObjectStore
 from composer_replication.errors import explain
 
@@ -34,7 +33,7 @@ class RoundSummary:
 
 
 @dataclass(frozen=True)
-class Progress:
+class RunProgress:
     """A run as its store shows it."""
 
     generation: int
@@ -61,7 +60,7 @@ class Progress:
         return sum(summary.num_bytes for summary in self.rounds)
 
 
-def read_progress(store: ObjectStore, generation: int = 0, *, num_rounds: int = 20) -> Progress:
+def read_progress(store: ObjectStore, generation: int = 0, *, num_rounds: int = 20) -> RunProgress:
     """What `crf diloco` shows. GenerationRefused where there is no such run."""
     patient = PatientStore(store, Traffic(), patience_s=_PATIENCE_S)
     run = find_run(patient, Layout(generation))
@@ -76,7 +75,7 @@ def read_progress(store: ObjectStore, generation: int = 0, *, num_rounds: int = 
     view = RoundReader(patient, layout, step, world_size, last[1] if last else None).read()
     states = (name for name in published_states(patient, layout) if read_state(patient, layout, name) is not None)
     state = next(states, None)
-    return Progress(
+    return RunProgress(
         generation=generation,
         world_size=world_size,
         step=step,
@@ -110,7 +109,7 @@ def head(store: PatientStore, layout: Layout) -> int:
     return below
 
 
-def _summary(step: int, outcome: Outcome) -> RoundSummary:
+def _summary(step: int, outcome: RoundOutcome) -> RoundSummary:
     ranks = tuple(member.id.rank for member in outcome.members)
     healed = tuple(member.id.rank for member in outcome.members if not member.weight)
     return RoundSummary(step, ranks, healed, outcome.seconds, outcome.num_bytes)

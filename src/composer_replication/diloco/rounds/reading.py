@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple, TypeVar
 from composer_replication.diloco.rounds.decide import (
     Attempt,
     Offer,
-    Seen,
+    RoundView,
     after_the_outcome,
     after_the_seal,
     expected_ranks,
@@ -25,8 +25,8 @@ from composer_replication.diloco.rounds.records import (
     Layout,
     Manifest,
     OfferId,
-    Outcome,
     RecordError,
+    RoundOutcome,
     Seal,
     digest,
     fields_of,
@@ -80,20 +80,20 @@ class RoundReader:
     layout: Layout
     step: int
     world_size: int
-    last: Outcome | None  # the commit before
+    last: RoundOutcome | None  # the commit before
     spec: str = ""  # of my vector, and how many shards it has
     num_shards: int = 0
     pool: ThreadPoolExecutor | None = None
     commits: int | None = None  # that this replica needs; None where nobody knows
     manifests: dict[OfferId, tuple[str, Manifest]] = field(default_factory=dict)
     mean_shas: dict[int, dict[int, str]] = field(default_factory=dict)  # by attempt and shard
-    _ended: list[Outcome] = field(default_factory=list)
-    _outcomes: dict[tuple[int, int], Outcome] = field(default_factory=dict)  # by attempt and slot
+    _ended: list[RoundOutcome] = field(default_factory=list)
+    _outcomes: dict[tuple[int, int], RoundOutcome] = field(default_factory=dict)  # by attempt and slot
     _seal: tuple[int, Seal] | None = None
     _departures: Future[Departures] | None = None
     _here: set[int] = field(default_factory=set)
 
-    def read(self) -> Seen:
+    def read(self) -> RoundView:
         """The round as the store shows it now."""
         prefix = self.layout.round(self.step)
         self._ask_who_left()
@@ -104,7 +104,7 @@ class RoundReader:
         seal = self._read_seal(names, attempt) if outcome is None else None
         if self._seal is not None and self._seal[0] == attempt:  # also when it is over: foreign names are counted
             self._list_means(names, attempt, self._seal[1])
-        return Seen(
+        return RoundView(
             expected=self._expected(names),
             offers=frozenset(self._offer(ident) for ident in self.manifests),
             ended=tuple(self._ended),
@@ -131,7 +131,7 @@ class RoundReader:
         """Ask again at the next look who has left."""
         self._departures = None
 
-    def sealed(self, seen: Seen, *, mine: bytes | None) -> Seen | None:
+    def sealed(self, seen: RoundView, *, mine: bytes | None) -> RoundView | None:
         """What was seen, with the seal that I tried to create: one request for it, and none where it is mine.
 
         None where the round has to be read anew.
@@ -142,7 +142,7 @@ class RoundReader:
         self._seal = (seen.attempt, seal)
         return after_the_seal(seen, seal)
 
-    def ended(self, seen: Seen, *, mine: bytes | None) -> Seen | None:
+    def ended(self, seen: RoundView, *, mine: bytes | None) -> RoundView | None:
         """The same for the outcome that I tried to create."""
         outcome = self._known(self.layout.outcome(self.step, seen.attempt, seen.slot), mine, unpack_outcome)
         return None if outcome is None else after_the_outcome(seen, outcome)
@@ -169,7 +169,7 @@ class RoundReader:
             self._ended.append(attempt.outcome)
 
     def _read_attempt(self, attempt: int, slots: list[int]) -> Attempt:
-        outcomes: list[Outcome | None] = [None] * (slots[-1] + 1 if slots else 0)
+        outcomes: list[RoundOutcome | None] = [None] * (slots[-1] + 1 if slots else 0)
         for slot in slots:
             outcome = self._outcomes.get((attempt, slot)) or read_record(
                 self.store, self.layout, self.layout.outcome(self.step, attempt, slot), unpack_outcome
@@ -282,7 +282,7 @@ def _read(store: PatientStore, layout: Layout, key: str, unpack: Callable[[str, 
     return None, True
 
 
-def read_commit(store: PatientStore, layout: Layout, step: int) -> tuple[int, Outcome] | None:
+def read_commit(store: PatientStore, layout: Layout, step: int) -> tuple[int, RoundOutcome] | None:
     """Return how a round was committed, and in which attempt; None where it was not, or not yet.
 
     There is one commit at most, so any that can be read is it: only where the first outcome is something else are the

@@ -7,14 +7,22 @@ from concurrent.futures import ThreadPoolExecutor
 
 from torch import Tensor
 
-from composer_replication.diloco.rounds.claims import refuse_if_replaced, take_rank
-from composer_replication.diloco.rounds.failures import RoundError, StaleRound
-from composer_replication.diloco.rounds.identity import agree_on_run
+from composer_replication.diloco.rounds.claims import agree_on_run, refuse_if_replaced, take_rank
 from composer_replication.diloco.rounds.manager import ObjectStoreManager, RoundWork
-from composer_replication.diloco.rounds.patience import PatientStore, Traffic
+from composer_replication.diloco.rounds.patience import (
+    PatientStore,
+    RoundError,
+    StaleRound,
+    Traffic,
+)
 from composer_replication.diloco.rounds.reading import Goodbye, pack_goodbye
-from composer_replication.diloco.rounds.records import MOST_MAGNITUDE, Layout, OfferId, parse_offer
-from composer_replication.diloco.rounds.running import Place, RunningRound, Settings
+from composer_replication.diloco.rounds.records import (
+    MOST_MAGNITUDE,
+    Layout,
+    OfferId,
+    parse_offer,
+)
+from composer_replication.diloco.rounds.running import RoundSettings, RunningRound, RunPosition
 from composer_replication.diloco.rounds.vectors import RoundVector, largest_of
 from composer_replication.diloco.store import ObjectStore, StoreError, open_store
 from composer_replication.errors import InputError, NonFiniteError, explain
@@ -55,7 +63,7 @@ class ObjectStoreAllReduce:
         self._claim: int | None = None
         self._gave_up = False
         self._pool: ThreadPoolExecutor | None = None
-        self._settings = Settings(
+        self._settings = RoundSettings(
             world_size=world_size,
             min_replicas=world_size,
             grace_s=min(30.0, timeout_s / 4),
@@ -97,7 +105,7 @@ class ObjectStoreAllReduce:
             self._gave_up = False
         self._refuse_an_old_round(store)
         vector = RoundVector([tensor], parties=self.world_size, shard_elements=_SHARD_BYTES // 4)
-        position = Place(self.rank, self._claim, self.round_id, _BASE)
+        position = RunPosition(self.rank, self._claim, self.round_id, _BASE)
         round = RunningRound(store, self._layout, self._settings, position, vector, 1.0, self._pool, name=name)
         try:
             ended = round.run()

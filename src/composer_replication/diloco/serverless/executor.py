@@ -5,28 +5,38 @@ A start has a name before it is made, so that `find` gets back a replica whose h
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
+import queue
+import re
+import signal
 import sys
+import threading
 import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, runtime_checkable
 
-from composer_replication.diloco.serverless.answers import Answer, about_failure, harmless, in_brief, tried
-from composer_replication.diloco.serverless.handles import ENDED, ReplicaHandle, ReplicaStatus, ServerlessExecutor
-from composer_replication.diloco.serverless.jobs import ReplicaJob, check_variables, entrypoint_name, start_name
-from composer_replication.diloco.serverless.masked_lines import masked, secret_masks
+from composer_replication.diloco.serverless.replica_process import (
+    JOB_VARIABLE,
+    REFUSED,
+    TIMED_OUT,
+    masked,
+    secret_masks,
+)
 from composer_replication.errors import InputError, RunError, explain
 
 if TYPE_CHECKING:
     from composer_replication.diloco.serverless.local_process import LocalProcessExecutor
 
 __all__ = ["LocalProcessExecutor", "ReplicaHandle", "ReplicaJob", "ReplicaStatus", "ServerlessExecutor"]
+
 
 _LINES_OF_A_FAILURE = 200
 MODULE = "composer_replication.diloco.serverless.replica_process"
@@ -50,7 +60,7 @@ class Executor(ABC):
 
     def __init__(self, *, secrets: Sequence[str] = (), env: Mapping[str, str] | None = None) -> None:
         self.secrets, self.env = tuple(secrets), dict(env or {})
-        check_variables(self.secrets, self.env)
+        _check_variables(self.secrets, self.env)
         self._jobs: dict[str, ReplicaJob] = {}
         self._silent_since: dict[str, float] = {}
         self._ends: dict[str, dict[str, Any]] = {}
@@ -96,7 +106,7 @@ class Executor(ABC):
         if timeout_s is not None and not timeout_s > 0:
             raise InputError(explain("timeout", got=timeout_s, expected="seconds above 0, or None"))
         job = ReplicaJob(
-            entrypoint=entrypoint_name(entrypoint, backend=self.backend_name, takes_callables=self.takes_callables),
+            entrypoint=_entrypoint_name(entrypoint, backend=self.backend_name, takes_callables=self.takes_callables),
             args={name: value for name, value in args.items() if name != "rank_env"},
             rank=0,
             launch=launch or uuid.uuid4().hex,
@@ -287,3 +297,227 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+# A replica that was launched, how it is doing, and what every executor can be asked.
+#
+# A handle is JSON, holds no secret, and is enough for another process to ask about the replica where the service allows
+# it. It says whom to ask about, never where: the address and the token of a service are those of whoever asks.
+
+ReplicaStatus = Literal["pending", "running", "succeeded", "failed", "cancelled"]
+ENDED: frozenset[ReplicaStatus] = frozenset({"succeeded", "failed", "cancelled"})
+
+
+@dataclass
+class ReplicaHandle:
+    """A replica that was launched: its rank, whose it is, and what the service knows it by."""
+
+    rank: int
+    backend_name: str
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def attempt(self) -> int:
+        """How often its rank had been started before."""
+        return int(self.metadata.get("attempt", 0))
+
+
+@runtime_checkable
+class ServerlessExecutor(Protocol):
+    """Where replicas run. `collect` gives a dict a replica: rank, status, exit_code, error, and locally its result."""
+
+    backend_name: str
+    supports_inter_replica_network: bool
+
+    def launch_replicas(
+        self,
+        n_replicas: int,
+        entrypoint: str | Callable[..., Any],
+        entrypoint_args: Mapping[str, Any],
+        *,
+        gpu: str | None = None,
+        timeout: float | None = 3600,
+    ) -> list[ReplicaHandle]: ...
+
+    def poll(self, handle: ReplicaHandle) -> ReplicaStatus: ...
+
+    def stream_logs(self, handle: ReplicaHandle, *, n_lines: int = 200) -> str: ...
+
+    def cancel(self, handle: ReplicaHandle) -> None: ...
+
+    def collect(self, handles: Sequence[ReplicaHandle], *, timeout: float | None = None) -> list[dict[str, Any]]: ...
+
+
+# What services say: in time or not at all, and as text that a terminal does not act upon.
+
+Answer = TypeVar("Answer")
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_MOST_WORDS, _MOST_WORDS_OF_AN_ERROR = 300, 600
+_MODULES = re.compile(r"^(?:\w+\.)+(?=\w+(?::|$))")  # before the name of an error
+_TRACEBACK = "Traceback (most recent call last):"
+
+
+def within(seconds: float, what: str, ask: Callable[[], Answer]) -> Answer:
+    """What `ask` returns or raises; RunError where it says nothing for so long.
+
+    Clients of services may wait for ever (huggingface_hub's has no time limit). The question is left to its thread,
+    which ends with this process; whatever it asked for may have happened.
+    """
+    answers: queue.SimpleQueue[tuple[Answer | None, Exception | None]] = queue.SimpleQueue()
+
+    def asking() -> None:
+        answers.put(tried(ask))
+
+    threading.Thread(target=asking, name="crf-asks", daemon=True).start()
+    try:
+        answer, error = answers.get(timeout=seconds)
+    except queue.Empty:
+        raise RunError(explain(what, got=f"no answer within {seconds:g} s", expected="one")) from None
+    if error is not None:
+        raise error
+    return answer  # pyright: ignore[reportReturnType] (None only where `ask` returns it)
+
+
+def tried(ask: Callable[[], Answer]) -> tuple[Answer | None, Exception | None]:
+    """What `ask` returns, or the error it raises: those of services' clients have no class in common."""
+    try:
+        return ask(), None
+    except Exception as error:
+        return None, error
+
+
+def harmless(text: str) -> str:
+    """Lines of a log without what a terminal would act upon: a replica prints what it was sent, too."""
+    plain_text = _COLOUR.sub("", text)
+    return "".join(
+        character if character.isprintable() or character in "\n\t" else "\ufffd" for character in plain_text
+    )
+
+
+def in_brief(error: BaseException) -> str:
+    """An error of somebody else's in one line."""
+    lines = str(error).strip().splitlines()
+    return harmless(f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__)[:_MOST_WORDS]
+
+
+def how_it_ended(code: int | None) -> str:
+    """An exit status in words; 128 + n is what shells and containers make of signal n."""
+    if code is None:
+        return "failed, with no exit status from the service"
+    number = -code if code < 0 else code - 128
+    if number in {known_signal.value for known_signal in signal.Signals}:
+        name = signal.Signals(number).name
+        return f"killed by signal {number} ({name})" + (", by hand or out of memory" if name == "SIGKILL" else "")
+    if code == REFUSED:
+        return f"refused (exit status {code})"
+    return "out of time" if code == TIMED_OUT else f"exit status {code}"
+
+
+def about_failure(code: int | None, log: str) -> str:
+    """How a replica ended, and what it said last: the error of its last traceback, and its last line as no more than
+    that, since one that was killed did not know it."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    parts = [how_it_ended(code)]
+    error = _error_in(log) if code in (None, 1, REFUSED) else None
+    if error is not None:
+        parts.append(_MODULES.sub("", error)[:_MOST_WORDS_OF_AN_ERROR])
+    if lines and lines[-1] != error:
+        parts.append(f"its last line: {lines[-1][:_MOST_WORDS]}")
+    return "; ".join(parts)
+
+
+def _error_in(log: str) -> str | None:
+    """What the last traceback ends with; its message may have more lines."""
+    lines = log.splitlines()
+    starts = [number for number, line in enumerate(lines) if line.strip() == _TRACEBACK]
+    after = lines[starts[-1] + 1 :] if starts else []
+    return next((line.strip() for line in after if line.strip() and not line[0].isspace()), None)
+
+
+# What one replica is asked to do, as JSON that says nothing it should not: entrypoints by name, secrets by name.
+
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_MOST_JOB_BYTES = 100_000  # an environment variable of Linux holds 131,072
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplicaJob:
+    """What one replica is asked to do. All of it is JSON; of secrets it holds the names."""
+
+    entrypoint: str
+    args: Mapping[str, Any]
+    rank: int
+    launch: str
+    attempt: int = 0
+    rank_env: str = "REPLICA_RANK"
+    gpu: str | None = None
+    timeout_s: float | None = None
+    secrets: Sequence[str] = ()
+    path: Sequence[str] = ()
+
+    @property
+    def name(self) -> str:
+        """This one start of this replica: known before a service is asked, so that a lost answer loses no replica."""
+        return start_name(self.launch, self.rank, self.attempt)
+
+    def environment(self) -> dict[str, str]:
+        """The variables that tell `replica_process` what to do."""
+        return {JOB_VARIABLE: self.as_json(), self.rank_env: str(self.rank), "PYTHONUNBUFFERED": "1"}
+
+    def as_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    def check(self) -> None:
+        """InputError where a replica could not be started with this."""
+        if not VARIABLE.fullmatch(self.rank_env):
+            expected = "the name of an environment variable"
+            raise InputError(explain("rank_env", got=repr(self.rank_env), expected=expected))
+        for name, value in self.args.items():
+            try:
+                json.dumps(value, allow_nan=False)
+            except (TypeError, ValueError):
+                fix = "Put it into the bucket or a file, and hand over where it is."
+                got = type(value).__name__
+                raise InputError(explain(f"entrypoint_args[{name!r}]", got=got, expected="JSON", fix=fix)) from None
+        if (size := len(self.as_json().encode())) > _MOST_JOB_BYTES:
+            fix = "Put what is large into the bucket, and hand over its key."
+            expected = f"{_MOST_JOB_BYTES:,} at most"
+            raise InputError(explain("entrypoint_args", got=f"{size:,} bytes", expected=expected, fix=fix))
+
+
+def _check_variables(secrets: Sequence[str], env: Mapping[str, str]) -> None:
+    """InputError where a name is none, or a secret is also a variable that anybody may see."""
+    for name in (*secrets, *env):
+        if not VARIABLE.fullmatch(name):
+            # Not what was got: it may be the value, put where its name belongs.
+            expected = "names of environment variables, such as AWS_SECRET_ACCESS_KEY"
+            raise InputError(explain("secrets and env", got="a name that is none", expected=expected))
+    if twice := set(secrets) & env.keys():
+        expected = "secrets by name alone, in `secrets`"
+        raise InputError(explain("env", got=f"{', '.join(sorted(twice))}, a secret", expected=expected))
+
+
+def start_name(launch: str, rank: int, attempt: int) -> str:
+    """What a start is called in labels, tags, names of actors and command lines. It is no secret."""
+    return f"{launch}.{rank}.{attempt}"
+
+
+def _entrypoint_name(entrypoint: str | Callable[..., Any], *, backend: str, takes_callables: bool) -> str:
+    """The name that another process finds an entrypoint by."""
+    if isinstance(entrypoint, str):
+        if not all(part.isidentifier() for part in entrypoint.split(".")):
+            raise InputError(explain("entrypoint", got=repr(entrypoint), expected="a module, or module.function"))
+        return entrypoint
+    if not takes_callables:
+        expected = "a module or module.function that the replica's machine has installed"
+        raise InputError(explain(f"entrypoint of {backend}", got="a callable", expected=expected))
+    name, module = getattr(entrypoint, "__qualname__", ""), getattr(entrypoint, "__module__", "")
+    if not inspect.isfunction(entrypoint) or not name.isidentifier():
+        expected = "a function at the top of a module: the replica imports it by its name"
+        raise InputError(explain("entrypoint", got=repr(entrypoint), expected=expected))
+    if module != "__main__":
+        return f"{module}.{name}"
+    main = sys.modules["__main__"]
+    if (spec := getattr(main, "__spec__", None)) is not None:
+        return f"{spec.name}.{name}"
+    return f"{Path(getattr(main, '__file__', '')).resolve()}::{name}"

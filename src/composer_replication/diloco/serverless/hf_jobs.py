@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from composer_replication.diloco.serverless.answers import tried, within
 from composer_replication.diloco.serverless.executor import (
+    ENDED,
     MODULE,
     Executor,
     ReplicaHandle,
     ReplicaJob,
     ReplicaStatus,
+    tried,
+    within,
 )
-from composer_replication.diloco.serverless.handles import ENDED
 from composer_replication.diloco.serverless.replica_process import END_MARK, SAYS_END_VARIABLE
 from composer_replication.errors import RunError, explain
 from composer_replication.optional import require

@@ -5,8 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from composer_replication.diloco.serverless.answers import tried, within
-from composer_replication.diloco.serverless.executor import MODULE, Executor, ReplicaHandle, ReplicaJob, ReplicaStatus
+from composer_replication.diloco.serverless.executor import (
+    MODULE,
+    Executor,
+    ReplicaHandle,
+    ReplicaJob,
+    ReplicaStatus,
+    tried,
+    within,
+)
 from composer_replication.errors import InputError, explain
 from composer_replication.optional import require
 

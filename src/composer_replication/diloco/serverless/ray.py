@@ -7,10 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from composer_replication.diloco.serverless.answers import within
-from composer_replication.diloco.serverless.executor import Executor, ReplicaHandle, ReplicaJob, ReplicaStatus
-from composer_replication.diloco.serverless.handles import ENDED
-from composer_replication.diloco.serverless.jobs import start_name
+from composer_replication.diloco.serverless.executor import (
+    ENDED,
+    Executor,
+    ReplicaHandle,
+    ReplicaJob,
+    ReplicaStatus,
+    start_name,
+    within,
+)
 from composer_replication.diloco.serverless.local_process import LocalProcessExecutor
 from composer_replication.errors import RunError, explain
 from composer_replication.optional import require
@@ -58,7 +63,7 @@ class RayExecutor(Executor):
 
     def _start(self, job: ReplicaJob) -> dict[str, Any]:
         name = job.name
-        keeper = self._ray.remote(max_concurrency=4, max_restarts=0, **self._resources)(NodeKeeper)
+        keeper = self._ray.remote(max_concurrency=4, max_restarts=0, **self._resources)(_NodeKeeper)
         options = {"name": name, "namespace": _NAMESPACE, "lifetime": self._lifetime}
         resources = {} if job.gpu is None else {"accelerator_type": job.gpu}
         self._actors[name] = keeper.options(**options, **resources).remote(asdict(job), self.env, self.secret_values())
@@ -124,7 +129,7 @@ class RayExecutor(Executor):
         return str(handle.metadata["actor"])
 
 
-class NodeKeeper:
+class _NodeKeeper:
     """On the replica's node: its process, which ends when this does."""
 
     def __init__(self, job: dict[str, Any], env: dict[str, str], secrets: dict[str, str]) -> None:

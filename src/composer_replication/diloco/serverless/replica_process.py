@@ -18,17 +18,16 @@ import ctypes
 import importlib
 import json
 import os
+import re
 import selectors
 import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any, BinaryIO, NoReturn
-
-from composer_replication.diloco.serverless.masked_lines import MaskedLines, secret_masks
 
 JOB_VARIABLE = "CRF_DILOCO_REPLICA"
 TIED_VARIABLE = "CRF_DILOCO_TIED"
@@ -101,7 +100,7 @@ def _be_the_body(job: Mapping[str, Any], output: int, keeper: int) -> NoReturn:
 
 def _call(job: Mapping[str, Any]) -> Any:
     sys.path[:0] = [entry for entry in job["path"] if entry not in sys.path]
-    return find_entrypoint(job["entrypoint"])(**job["args"])
+    return _find_entrypoint(job["entrypoint"])(**job["args"])
 
 
 def _cannot_get_better(error: BaseException) -> bool:
@@ -115,7 +114,7 @@ def _cannot_get_better(error: BaseException) -> bool:
     return isinstance(error, ImportError | unfit)
 
 
-def find_entrypoint(name: str) -> Callable[..., Any]:
+def _find_entrypoint(name: str) -> Callable[..., Any]:
     """The function of `module.function`, or the `main` of a module; `file.py::function` for a script's own."""
     if "::" in name:
         import runpy
@@ -175,7 +174,7 @@ class _Keeper:
 
     def watch(self, masks: Mapping[str, str]) -> tuple[int, str | None]:
         """The body's status, negative for a signal, and why it was ended if it was."""
-        lines, status = MaskedLines(masks), None
+        lines, status = _MaskedLines(masks), None
         with selectors.DefaultSelector() as selector:
             selector.register(self._output, selectors.EVENT_READ)
             if self._is_tied:
@@ -195,7 +194,7 @@ class _Keeper:
         _say(lines.rest())
         return status, self._reason
 
-    def _copy(self, lines: MaskedLines) -> bool:
+    def _copy(self, lines: _MaskedLines) -> bool:
         """Pass on what there is; False when nothing more will come, or nothing is there."""
         data = self._output.read(65_536)
         _say(lines.take(data or b""))
@@ -250,6 +249,57 @@ def _say(text: str) -> None:
     with contextlib.suppress(OSError):  # nobody listens any more: the body goes on
         sys.stdout.buffer.write(text.encode("utf-8"))
         sys.stdout.buffer.flush()
+
+
+# A replica's log without its secrets: lines as they are passed on, with the values of named variables masked.
+#
+# The keeper of a replica loads this before it forks, so it needs the standard library alone.
+
+MOST_LINE_BYTES, MOST_LINE_CHARACTERS = 65_536, 8_000
+_SHORTEST_SECRET = 4
+
+
+class _MaskedLines:
+    """Bytes in, whole lines out: secrets masked, endless lines cut, what is no UTF-8 replaced."""
+
+    def __init__(self, masks: Mapping[str, str]) -> None:
+        self._masks, self._waiting, self._is_cut = masks, b"", False
+
+    def take(self, data: bytes) -> str:
+        *whole, self._waiting = re.split(rb"[\r\n]", self._waiting + data)
+        text = "".join(self._shown(line) for line in whole)
+        if len(self._waiting) > MOST_LINE_BYTES:
+            text += self._shown(self._waiting)
+            self._waiting, self._is_cut = b"", True
+        return text
+
+    def rest(self) -> str:
+        return self.take(b"\n") if self._waiting else ""
+
+    def _shown(self, line: bytes) -> str:
+        if self._is_cut:  # the rest of a line whose beginning was shown
+            self._is_cut = False
+            return ""
+        text = masked(line.decode("utf-8", "replace"), self._masks)
+        if len(text) > MOST_LINE_CHARACTERS:
+            text = f"{text[:MOST_LINE_CHARACTERS]} [cut: a line of {MOST_LINE_CHARACTERS:,} characters or more]"
+        return text + "\n"
+
+
+def masked(text: str, masks: Mapping[str, str]) -> str:
+    """The text with `[NAME]` where the value of a secret stood."""
+    for value, name in masks.items():
+        text = text.replace(value, f"[{name}]")
+    return text
+
+
+def secret_masks(names: Iterable[str], environment: Mapping[str, str]) -> dict[str, str]:
+    """Names by value, long values first: one may stand in another. A value of a few letters would mask half a log.
+
+    Logs are masked a line at a time, so a key of several lines is masked by its lines.
+    """
+    values = {line: name for name in names for line in environment.get(name, "").splitlines()}
+    return {value: values[value] for value in sorted(values, key=len, reverse=True) if len(value) >= _SHORTEST_SECRET}
 
 
 if __name__ == "__main__":

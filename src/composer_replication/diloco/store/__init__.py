@@ -10,7 +10,7 @@ hub      objects in a repository of the Hub
 opening  the store of a URI
 """
 
-from composer_replication.diloco.store.memory import MemoryStore
+from composer_replication.diloco.store.files import MemoryStore
 from composer_replication.diloco.store.objects import (
     MissingObject,
     ObjectStore,

@@ -17,29 +17,29 @@ from datetime import timedelta
 from functools import cache, partial
 from typing import Any, Literal, TypeVar
 
-from composer_replication.diloco.store.denials import (
-    Operation,
-    denied,
-    is_of_bucket,
-    other_region,
-    refused_settings,
-    without_credentials,
-)
 from composer_replication.diloco.store.objects import (
     MissingObject,
+    Operation,
+    RequestPace,
     StoreCannotCreate,
     StoreClientMissing,
     StoreDenied,
     StoreError,
     StoreFull,
     StoreUnavailable,
+    TryAgain,
     checked_folder,
     checked_key,
+    denied,
     is_key,
+    is_of_bucket,
     missing,
+    other_region,
+    persist,
+    refused_settings,
     too_large,
+    without_credentials,
 )
-from composer_replication.diloco.store.retries import Pace, TryAgain, persist
 from composer_replication.errors import MissingExtraError
 from composer_replication.optional import require
 
@@ -66,7 +66,7 @@ class BucketStore:
         bucket: str,
         prefix: str,
         *,
-        pace: Pace,
+        pace: RequestPace,
         options: Mapping[str, str] | None = None,
         probes: bool = True,
     ) -> None:

@@ -14,21 +14,24 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from composer_replication.diloco.store.denials import Operation, denied
 from composer_replication.diloco.store.objects import (
     MissingObject,
+    Operation,
+    RequestPace,
     StoreCannotCreate,
     StoreClientMissing,
     StoreDenied,
     StoreError,
     StoreUnavailable,
+    TryAgain,
     checked_folder,
     checked_key,
+    denied,
     is_key,
     missing,
+    persist,
     too_large,
 )
-from composer_replication.diloco.store.retries import Pace, TryAgain, persist
 from composer_replication.errors import InputError, MissingExtraError, explain
 from composer_replication.optional import require
 
@@ -44,7 +47,9 @@ Answer = TypeVar("Answer")
 class HubStore:
     """An ObjectStore in a repository, below a folder: `[datasets/]owner/name[@revision][/folder]`."""
 
-    def __init__(self, path: str, *, pace: Pace, options: Mapping[str, str] | None = None, probes: bool = True) -> None:
+    def __init__(
+        self, path: str, *, pace: RequestPace, options: Mapping[str, str] | None = None, probes: bool = True
+    ) -> None:
         self._hub: Any = _client()
         self._pace = pace
         self.uri = f"hf://{path}"

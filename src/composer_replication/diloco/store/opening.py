@@ -10,8 +10,7 @@ from urllib.parse import unquote, urlsplit
 from composer_replication.diloco.store.buckets import CLASSES, BucketStore
 from composer_replication.diloco.store.files import FileStore
 from composer_replication.diloco.store.hub import HubStore
-from composer_replication.diloco.store.objects import ObjectStore, checked_folder
-from composer_replication.diloco.store.retries import Pace
+from composer_replication.diloco.store.objects import ObjectStore, RequestPace, checked_folder
 from composer_replication.errors import InputError, explain
 
 SCHEMES = ("file", *CLASSES, "hf")
@@ -38,7 +37,7 @@ def open_store(
     and writes a probe; with `probes=False`, for those who only look, it writes nothing.
     """
     scheme = scheme_of(uri)
-    pace = Pace(deadline_s, slowest_mb_s)
+    pace = RequestPace(deadline_s, slowest_mb_s)
     if scheme == "file":
         if options:
             raise InputError(explain("options of a folder", got=sorted(options), expected="none"))

@@ -8,10 +8,24 @@ episode     `play`: one task, one policy, one seed
 findings    what sites and pairs have to find in an episode
 """
 
-from composer_replication.envs.policies.episode import Episode, RememberingRunner, Scripted, play, retrace
-from composer_replication.envs.policies.findings import Finding, expected_findings
-from composer_replication.envs.policies.flawed import AGENTS, CARELESS, EXPERT, FlawedAgent, Policy
-from composer_replication.envs.policies.mistakes import MISTAKES, Mistake
+from composer_replication.envs.policies.episode import (
+    Episode,
+    Finding,
+    RememberingRunner,
+    Scripted,
+    expected_findings,
+    play,
+    retrace,
+)
+from composer_replication.envs.policies.flawed import (
+    AGENTS,
+    CARELESS,
+    EXPERT,
+    MISTAKES,
+    FlawedAgent,
+    Mistake,
+    Policy,
+)
 from composer_replication.envs.policies.situation import Move, PlayedTurn, Situation
 
 __all__ = [

@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from composer_replication.envs.workspace.files import below_root
+from composer_replication.envs.workspace.files import Outcome, below_root
 from composer_replication.envs.workspace.task import Edit, Task
-from composer_replication.envs.workspace.words import Outcome
 from composer_replication.envs.workspace.workspace import Workspace
 
 LOOKS = frozenset({"LS", "Glob"})

@@ -17,11 +17,16 @@ in_sandbox  what a run does
 workspace   one episode: calls, their outcomes, the reward
 """
 
+from composer_replication.envs.workspace.files import Outcome
 from composer_replication.envs.workspace.generate import generate_task
 from composer_replication.envs.workspace.sandbox import TestRunner
-from composer_replication.envs.workspace.schemas import TOOLS
-from composer_replication.envs.workspace.task import Check, Difficulty, Edit, Task
-from composer_replication.envs.workspace.words import Outcome
+from composer_replication.envs.workspace.task import (
+    TOOLS,
+    Check,
+    Difficulty,
+    Edit,
+    Task,
+)
 from composer_replication.envs.workspace.workspace import Effort, Reward, Workspace
 
 __all__ = [

@@ -33,7 +33,7 @@ COMPARISONS: dict[type[ast.cmpop], str] = {
 }
 
 
-class ShowBothSides(ast.NodeTransformer):
+class _ShowBothSides(ast.NodeTransformer):
     """`assert a == b` says both values when it fails, as pytest does."""
 
     def visit_Assert(self, node: ast.Assert) -> Any:
@@ -81,7 +81,7 @@ def run_tests(root: str, paths: list[str]) -> dict[str, Any]:
         full = os.path.join(root, path)
         try:
             with open(full, encoding="utf-8") as file:
-                tree = ShowBothSides().visit(ast.parse(file.read(), full))
+                tree = _ShowBothSides().visit(ast.parse(file.read(), full))
             module = types.ModuleType(path.removesuffix(".py").replace("/", "."))
             exec(compile(tree, full, "exec"), module.__dict__)
         except BaseException as error:

@@ -27,7 +27,7 @@ from typing import Any, Literal, cast, get_args
 
 from composer_replication.envs.workspace.in_sandbox import MAX_LINE, MAX_LINES
 from composer_replication.envs.workspace.sandbox_server import RUNS, TMPFS_SIZE, wall_seconds
-from composer_replication.envs.workspace.schemas import clean
+from composer_replication.envs.workspace.task import clean
 from composer_replication.errors import InputError, SandboxError, explain
 
 Wall = Literal["bubblewrap", "namespaces", "rlimits"]
@@ -72,7 +72,7 @@ class TestRunner:
         self._wanted = _preferred() if requested_kind is None else (cast("Wall", requested_kind),)
         self._seconds = seconds
         self._lock = threading.Lock()
-        self._server: _Server | None = None
+        self._server: _SandboxProcess | None = None
         _RUNNERS.add(self)
 
     @property
@@ -118,7 +118,7 @@ class TestRunner:
                 self._stop()  # it died, or no longer says what a server says: never trusted again
                 return None
 
-    def _running(self) -> _Server:
+    def _running(self) -> _SandboxProcess:
         if self._server is not None and self._server.owner != os.getpid():
             self._server = None  # a fork of the process that owns it: its pipes are not ours to use
         if self._server is None or self._server.process.poll() is not None:
@@ -150,7 +150,7 @@ def shared_runner() -> TestRunner:
     return TestRunner()
 
 
-class _Server:
+class _SandboxProcess:
     """A server process and the two pipes to it."""
 
     def __init__(self, kind: Wall, seconds: int) -> None:
@@ -212,14 +212,14 @@ def _preferred() -> tuple[Wall, ...]:
     return ("bubblewrap", "namespaces") if os.geteuid() != 0 else ("namespaces", "bubblewrap")
 
 
-def _start(kinds: Sequence[Wall], seconds: int) -> _Server:
+def _start(kinds: Sequence[Wall], seconds: int) -> _SandboxProcess:
     """The first wall of the list that stands."""
     reasons: list[str] = []
     for kind in kinds:
         if kind == "bubblewrap" and shutil.which("bwrap") is None:
             reasons.append("bubblewrap: not installed")
             continue
-        server = _Server(kind, seconds)
+        server = _SandboxProcess(kind, seconds)
         try:
             hello = server.receive(START_SECONDS)
         except (OSError, ValueError) as error:

@@ -57,7 +57,7 @@ def mount(source: str, target: str, kind: str | None, flags: int, data: str | No
     checked(libc.mount(*texts, ctypes.c_ulong(flags), None if data is None else data.encode()), f"mount {target}")
 
 
-def enter_namespaces(scratch: str, library: list[str]) -> None:
+def _enter_namespaces(scratch: str, library: list[str]) -> None:
     """New namespaces, as root directly and else as a user of one's own; then a child that is process 1 in them."""
     user, group = os.geteuid(), os.getegid()
     is_root = user == 0
@@ -77,11 +77,11 @@ def enter_namespaces(scratch: str, library: list[str]) -> None:
         os.close(1)
         os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) & 0xFF)
     checked(libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL), "prctl")
-    build_root(scratch, library)
-    drop_rights(NOBODY if is_root else None)
+    _build_root(scratch, library)
+    _drop_rights(NOBODY if is_root else None)
 
 
-def build_root(root: str, library: list[str]) -> None:
+def _build_root(root: str, library: list[str]) -> None:
     mount("none", "/", None, MS_REC | MS_PRIVATE)
     mount("tmpfs", root, "tmpfs", MS_NOSUID | MS_NODEV, f"{TMPFS},mode=755")
     for path in library:
@@ -111,7 +111,7 @@ def build_root(root: str, library: list[str]) -> None:
     mount("none", "/", None, MS_REMOUNT | MS_RDONLY | MS_NOSUID | MS_NODEV)
 
 
-def drop_rights(user: int | None) -> None:
+def _drop_rights(user: int | None) -> None:
     for capability in range(64):
         if libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) != 0:
             break
@@ -123,14 +123,14 @@ def drop_rights(user: int | None) -> None:
     checked(libc.capset(header, (ctypes.c_uint32 * 6)()), "capset")
 
 
-def drop_to_nobody(scratch: str) -> None:
+def _drop_to_nobody(scratch: str) -> None:
     """Without namespaces: root at least becomes nobody, so that limits bind and files of others are shut."""
     if os.geteuid() == 0:
         os.chown(scratch, NOBODY, NOBODY)
-        drop_rights(NOBODY)
+        _drop_rights(NOBODY)
 
 
-def limit_child(seconds: int) -> None:
+def _limit_child(seconds: int) -> None:
     for what, value in (
         (resource.RLIMIT_CPU, seconds),
         (resource.RLIMIT_AS, MEMORY),
@@ -181,7 +181,7 @@ class Runs:
                 os.dup2(nothing, descriptor)
             for descriptor in self.channel:
                 os.close(descriptor)
-            limit_child(self.seconds)
+            _limit_child(self.seconds)
             os.write(out, json.dumps(self.evidence.answer(request, self.root)).encode()[:MAX_REPLY])
         finally:
             os._exit(0)
@@ -209,7 +209,7 @@ def emptied(folder: str) -> bool:
     return os.access(folder, os.R_OK | os.W_OK | os.X_OK)
 
 
-def read_exactly(source: int, count: int) -> bytes:
+def _read_exactly(source: int, count: int) -> bytes:
     parts: list[bytes] = []
     while count > 0:
         part = os.read(source, count)
@@ -247,9 +247,9 @@ def main(kind: str, scratch: str, seconds: str) -> None:
     channel = (os.dup(0), os.dup(1))
     try:
         if kind == "namespaces":
-            enter_namespaces(scratch, library)
+            _enter_namespaces(scratch, library)
         elif kind == "rlimits":
-            drop_to_nobody(scratch)
+            _drop_to_nobody(scratch)
         checked(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl")
         checked(libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0), "prctl")
     except (OSError, AttributeError) as error:  # another system's library has no such call
@@ -261,8 +261,8 @@ def main(kind: str, scratch: str, seconds: str) -> None:
     runs = Runs(evidence, folder, int(seconds), channel)
     send(channel[1], {"kind": kind})
     while True:
-        (length,) = struct.unpack(">I", read_exactly(channel[0], 4))
-        request = json.loads(read_exactly(channel[0], length))
+        (length,) = struct.unpack(">I", _read_exactly(channel[0], 4))
+        request = json.loads(_read_exactly(channel[0], length))
         reply, is_clean = runs.run(request), emptied(folder)
         send(channel[1], {"reply": reply, "ends": not is_clean})
         if not is_clean:

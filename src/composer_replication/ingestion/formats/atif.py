@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast, get_args
 
+from composer_replication.ingestion.documents import read_lines_or_document
 from composer_replication.ingestion.formats.atif_write import (
     CACHE_KEY,
     ERROR_KEY,
@@ -23,11 +24,15 @@ from composer_replication.ingestion.formats.atif_write import (
     UNKNOWN_VERSION,
     USUAL_ORIGIN,
 )
-from composer_replication.ingestion.formats.atif_write import to_atif as to_atif
-from composer_replication.ingestion.reading.documents import read_lines_or_document
-from composer_replication.ingestion.reading.json_text import as_utf8
-from composer_replication.ingestion.reading.source import IngestReport, Record, SourceFile, as_text, image_count
-from composer_replication.ingestion.reading.turn_list import (
+from composer_replication.ingestion.source import (
+    IngestReport,
+    Record,
+    SourceFile,
+    as_text,
+    as_utf8,
+    image_count,
+)
+from composer_replication.ingestion.turn_list import (
     NO_CALL,
     TurnList,
     as_list,

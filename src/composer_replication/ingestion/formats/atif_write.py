@@ -12,9 +12,14 @@ from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
-from composer_replication.ingestion.reading.source import as_text
-from composer_replication.ingestion.reading.turn_list import as_list, as_record
-from composer_replication.types import Conversation, Origin, ToolCall, Turn
+from composer_replication.ingestion.source import as_text
+from composer_replication.ingestion.turn_list import as_list, as_record
+from composer_replication.types import (
+    Conversation,
+    Origin,
+    ToolCall,
+    Turn,
+)
 
 SCHEMA_VERSION = "ATIF-v1.8"
 OURS = "composer_replication"
@@ -39,7 +44,7 @@ def to_atif(conversation: Conversation, *, subagents: Iterable[Conversation] = (
     return _document(conversation, children, {conversation.id})
 
 
-def is_iso(timestamp: str) -> bool:
+def _is_iso(timestamp: str) -> bool:
     """Whether the schema accepts the timestamp."""
     try:
         datetime.fromisoformat(timestamp.replace("Z", "+00:00"))
@@ -119,7 +124,7 @@ def _step(turn: Turn, number: int) -> dict[str, Any]:
     kept_fields = as_record(turn.extra.get("atif"))
     own_fields, metrics = _own(turn), _metrics(turn, kept_fields)
     step: dict[str, Any] = {"step_id": number, "source": _SOURCES[turn.role], "message": _message(turn, kept_fields)}
-    if turn.timestamp is not None and is_iso(turn.timestamp):
+    if turn.timestamp is not None and _is_iso(turn.timestamp):
         step["timestamp"] = turn.timestamp
         del own_fields["timestamp"]
     if turn.role == "assistant":

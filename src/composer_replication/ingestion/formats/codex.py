@@ -9,8 +9,8 @@ from typing import Any
 
 import orjson
 
-from composer_replication.ingestion.reading.documents import head_values
-from composer_replication.ingestion.reading.source import (
+from composer_replication.ingestion.documents import head_values
+from composer_replication.ingestion.source import (
     TOO_DEEP,
     IngestReport,
     Record,
@@ -19,7 +19,7 @@ from composer_replication.ingestion.reading.source import (
     image_count,
     read_records,
 )
-from composer_replication.ingestion.reading.turn_list import (
+from composer_replication.ingestion.turn_list import (
     NO_OBJECT,
     TurnList,
     as_list,
@@ -28,7 +28,13 @@ from composer_replication.ingestion.reading.turn_list import (
     logged_call,
     usage_of,
 )
-from composer_replication.types import Conversation, Link, Origin, Role, ToolCall
+from composer_replication.types import (
+    Conversation,
+    Link,
+    Origin,
+    Role,
+    ToolCall,
+)
 
 FORMAT = "codex"
 
@@ -53,7 +59,7 @@ def sniff(head: bytes, path: Path) -> bool:  # noqa: ARG001 (the content says it
 
 def read(source: SourceFile, report: IngestReport) -> Iterator[Conversation]:
     """The session as one conversation, or several where it was compacted: later parts hang on the one before."""
-    part = _Part(source, report)
+    part = _ConversationDraft(source, report)
     for line, record in read_records(source, report):
         kind, payload = as_string(record.get("type")), record.get("payload")
         if kind is None or kind not in _LINE_TYPES:
@@ -75,10 +81,10 @@ def _count_other(kind: str | None, source: SourceFile, report: IngestReport, lin
         report.skip(f"unknown record type {kind}", source.name, line)
 
 
-class _Part:
+class _ConversationDraft:
     """One conversation in the making, number `number` of its session."""
 
-    def __init__(self, source: SourceFile, report: IngestReport, before: _Part | None = None) -> None:
+    def __init__(self, source: SourceFile, report: IngestReport, before: _ConversationDraft | None = None) -> None:
         self.turns = TurnList(source.name, report)
         self._source, self._report = source, report
         self._meta = None if before is None else before._meta
@@ -185,9 +191,9 @@ class _Part:
         turns = self.turns.turns
         return Link(kind="compaction", conversation_id=self.id, turn_id=turns[-1].id) if turns else self._parent
 
-    def after_compaction(self, item: _Item) -> _Part:
+    def after_compaction(self, item: _Item) -> _ConversationDraft:
         """What the model sees from here on: the history that replaced the old one, or else the summary alone."""
-        after = _Part(self._source, self._report, before=self)
+        after = _ConversationDraft(self._source, self._report, before=self)
         after._origin = "copied"
         for index, payload in enumerate(as_list(item.payload.get("replacement_history"))):
             if isinstance(payload, dict):

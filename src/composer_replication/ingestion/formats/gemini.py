@@ -9,8 +9,8 @@ from typing import Any, cast
 
 import orjson
 
-from composer_replication.ingestion.reading.documents import head_values, read_lines_or_document
-from composer_replication.ingestion.reading.source import (
+from composer_replication.ingestion.documents import head_values, read_lines_or_document
+from composer_replication.ingestion.source import (
     TOO_DEEP,
     IngestReport,
     Record,
@@ -19,7 +19,7 @@ from composer_replication.ingestion.reading.source import (
     check_depth,
     image_count,
 )
-from composer_replication.ingestion.reading.turn_list import (
+from composer_replication.ingestion.turn_list import (
     NO_CALL,
     as_list,
     as_record,
@@ -28,7 +28,15 @@ from composer_replication.ingestion.reading.turn_list import (
     logged_call,
     usage_of,
 )
-from composer_replication.types import Conversation, Link, Origin, Provenance, ToolCall, ToolResult, Turn
+from composer_replication.types import (
+    Conversation,
+    Link,
+    Origin,
+    Provenance,
+    ToolCall,
+    ToolResult,
+    Turn,
+)
 
 FORMAT = "gemini"
 

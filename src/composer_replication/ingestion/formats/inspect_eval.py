@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from composer_replication.ingestion.reading.documents import before_damage, parsed
-from composer_replication.ingestion.reading.source import (
+from composer_replication.ingestion.documents import before_damage, parsed
+from composer_replication.ingestion.source import (
     MAX_FILE_WEIGHT,
     MAX_LINE_BYTES,
     IngestReport,
@@ -25,7 +25,7 @@ from composer_replication.ingestion.reading.source import (
     image_count,
     is_too_large,
 )
-from composer_replication.ingestion.reading.turn_list import (
+from composer_replication.ingestion.turn_list import (
     TurnList,
     as_list,
     as_record,
@@ -126,7 +126,7 @@ def _load(
 def _conversation(
     sample: Record, header: Record, name: str, file: str, report: IngestReport, taken_ids: set[str]
 ) -> Iterator[Conversation]:
-    reader = _Sample(sample, file, report)
+    reader = _EvalSample(sample, file, report)
     reader.turns.each(reader.messages(), reader.add)
     if not reader.turns.turns:
         report.skip("sample without messages", file)
@@ -145,7 +145,7 @@ def _conversation(
     )
 
 
-class _Sample:
+class _EvalSample:
     """One sample's messages with their references resolved."""
 
     def __init__(self, sample: Record, file: str, report: IngestReport) -> None:

@@ -7,8 +7,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from composer_replication.ingestion.reading.documents import head_values, read_lines_or_document
-from composer_replication.ingestion.reading.source import (
+from composer_replication.ingestion.documents import head_values, read_lines_or_document
+from composer_replication.ingestion.source import (
     TOO_DEEP,
     IngestReport,
     Record,
@@ -16,7 +16,12 @@ from composer_replication.ingestion.reading.source import (
     as_text,
     image_count,
 )
-from composer_replication.ingestion.reading.turn_list import NO_OBJECT, TurnList, as_string, openai_usage
+from composer_replication.ingestion.turn_list import (
+    NO_OBJECT,
+    TurnList,
+    as_string,
+    openai_usage,
+)
 from composer_replication.types import Conversation, ToolCall
 
 FORMAT = "openai_messages"
@@ -56,7 +61,7 @@ def _messages_of(record: Record) -> list[Any] | None:
     return next((cast("list[Any]", record[key]) for key in _LISTS if isinstance(record.get(key), list)), None)
 
 
-class _Found(NamedTuple):
+class _StoredConversation(NamedTuple):
     """One conversation as it lies in the file: what stands around its messages, and (line or position, message)."""
 
     line: int
@@ -85,13 +90,13 @@ def read(source: SourceFile, report: IngestReport) -> Iterator[Conversation]:
         yield from thread.turns.conversation(conversation_id, FORMAT, session_id=session_id, extra=extra)
 
 
-def _find(source: SourceFile, report: IngestReport) -> Iterator[_Found]:
+def _find(source: SourceFile, report: IngestReport) -> Iterator[_StoredConversation]:
     loose: list[tuple[int, Any]] = []
     for line, value in _values(source, report):
         messages = _messages_of(cast("Record", value)) if isinstance(value, dict) else None
         if messages is not None:
             numbered = [(line or position, message) for position, message in enumerate(messages, start=1)]
-            yield _Found(line, cast("Record", value), numbered)
+            yield _StoredConversation(line, cast("Record", value), numbered)
         elif isinstance(value, dict) and "role" in value:
             loose.append((line or len(loose) + 1, value))
         elif isinstance(value, dict) and isinstance(value.get(_DISPLAY), str):
@@ -99,7 +104,7 @@ def _find(source: SourceFile, report: IngestReport) -> Iterator[_Found]:
         else:
             report.skip("no messages", source.name, line)
     if loose:
-        yield _Found(loose[0][0], {}, loose)
+        yield _StoredConversation(loose[0][0], {}, loose)
 
 
 def _values(source: SourceFile, report: IngestReport) -> Iterator[tuple[int, Any]]:

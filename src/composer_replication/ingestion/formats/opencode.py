@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from composer_replication.ingestion.reading.documents import head_values, read_lines_or_document
-from composer_replication.ingestion.reading.source import (
+from composer_replication.ingestion.documents import head_values, read_lines_or_document
+from composer_replication.ingestion.source import (
     IMAGE,
     TOO_DEEP,
     IngestReport,
@@ -17,7 +17,7 @@ from composer_replication.ingestion.reading.source import (
     as_text,
     is_image,
 )
-from composer_replication.ingestion.reading.turn_list import (
+from composer_replication.ingestion.turn_list import (
     NO_OBJECT,
     TurnList,
     as_list,
@@ -26,7 +26,13 @@ from composer_replication.ingestion.reading.turn_list import (
     logged_call,
     usage_of,
 )
-from composer_replication.types import Conversation, Link, Origin, ToolCall, ToolResult
+from composer_replication.types import (
+    Conversation,
+    Link,
+    Origin,
+    ToolCall,
+    ToolResult,
+)
 
 FORMAT = "opencode"
 
@@ -74,7 +80,7 @@ def _session(record: Record, number: int, source: SourceFile, report: IngestRepo
             yield done
             parent = Link(kind="compaction", conversation_id=done.id, turn_id=turns.turns[-1].id)
             part, turns = part + 1, TurnList(source.name, report)
-        _Message(message, position, turns).add()
+        _ExportedMessage(message, position, turns).add()
     yield from _conversation(turns, info, session_id, part, parent)
 
 
@@ -100,7 +106,7 @@ def _is_summary(message: Record) -> bool:
 
 
 @dataclass(slots=True)
-class _Step:
+class _ModelAnswer:
     """What one answer of the model holds: a message has several where the model was asked again after its calls."""
 
     texts: list[str] = field(default_factory=list[str])
@@ -130,7 +136,7 @@ class _Step:
         return not (self.texts or self.thoughts or self.calls)
 
 
-class _Message:
+class _ExportedMessage:
     """One message of the export, its place, and the turns it is added to."""
 
     def __init__(self, message: Record, position: int, turns: TurnList) -> None:
@@ -191,7 +197,7 @@ class _Message:
         failed = {} if self._info.get("error") is None else {"error": self._info["error"]}
         failed = self._turns.kept(failed, self._position)
         if not steps and failed:
-            steps = [_Step()]
+            steps = [_ModelAnswer()]
         for number, step in enumerate(steps):
             turn_id = f"{self._id}#{number + 1}" if number else self._id
             last = number == len(steps) - 1
@@ -213,12 +219,12 @@ class _Message:
                 results, extra = tuple(step.results), {"images": step.images} if step.images else {}
                 self._turns.say(f"{turn_id}:results", "tool", "tool", self._position, results=results, extra=extra)
 
-    def _steps(self) -> list[_Step]:
-        steps = [_Step()]
+    def _steps(self) -> list[_ModelAnswer]:
+        steps = [_ModelAnswer()]
         for index, part in enumerate(self._parts()):
             kind = as_string(part.get("type"))
             if kind == "step-start":
-                steps.append(_Step())
+                steps.append(_ModelAnswer())
             elif kind == "text":
                 steps[-1].texts.append(as_text(part.get("text")))
                 steps[-1].order.append("text")
@@ -231,7 +237,7 @@ class _Message:
                 self._count_other(kind)
         return steps
 
-    def _add_tool(self, part: Record, index: int, step: _Step) -> None:
+    def _add_tool(self, part: Record, index: int, step: _ModelAnswer) -> None:
         state = as_record(part.get("state"))
         call_id = as_string(part.get("callID")) or f"{self._id}:call-{index}"
         step.calls.append(logged_call(call_id, part.get("tool"), state.get("input")))

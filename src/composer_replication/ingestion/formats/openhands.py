@@ -11,9 +11,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from composer_replication.ingestion.reading.documents import read_lines_or_document
-from composer_replication.ingestion.reading.source import IMAGE, TOO_DEEP, IngestReport, Record, SourceFile, as_text
-from composer_replication.ingestion.reading.turn_list import (
+from composer_replication.ingestion.documents import read_lines_or_document
+from composer_replication.ingestion.source import (
+    IMAGE,
+    TOO_DEEP,
+    IngestReport,
+    Record,
+    SourceFile,
+    as_text,
+)
+from composer_replication.ingestion.turn_list import (
     TurnList,
     as_list,
     as_record,
@@ -24,7 +31,12 @@ from composer_replication.ingestion.reading.turn_list import (
     stem,
     unique,
 )
-from composer_replication.types import Conversation, Origin, Role, ToolCall
+from composer_replication.types import (
+    Conversation,
+    Origin,
+    Role,
+    ToolCall,
+)
 
 FORMAT = "openhands"
 

@@ -18,7 +18,7 @@ Backend = Literal["auto", "torch", "triton"]
 BACKENDS = ("auto", "torch", "triton")
 
 
-class TokenStats(NamedTuple):
+class _TokenStats(NamedTuple):
     """Per row: log of the normaliser, the chosen token's logit, the mean logit."""
 
     log_z: Tensor
@@ -48,14 +48,14 @@ class DivergenceKernel:
 
 @cache
 def _triton_rows() -> ModuleType:
-    from composer_replication.loss.linear import triton_rows
+    from composer_replication.loss.linear import triton_kernels as triton_rows
 
     return triton_rows
 
 
 @cache
 def _triton_tokens() -> ModuleType:
-    from composer_replication.loss.linear import triton_tokens
+    from composer_replication.loss.linear import triton_kernels as triton_tokens
 
     return triton_tokens
 
@@ -81,9 +81,9 @@ def _has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
-def token_stats(logits_nV: Tensor, token_ids_n: Tensor) -> TokenStats:
+def token_stats(logits_nV: Tensor, token_ids_n: Tensor) -> _TokenStats:
     """One pass over the tile for all three numbers of every row."""
-    return TokenStats(*_triton_tokens().token_stats(logits_nV, token_ids_n))
+    return _TokenStats(*_triton_tokens().token_stats(logits_nV, token_ids_n))
 
 
 def write_token_grad(

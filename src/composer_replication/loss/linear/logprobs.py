@@ -6,26 +6,42 @@ one normaliser per row; backward computes each tile of logits once more and turn
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, cast
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from composer_replication.loss import rows
-from composer_replication.loss.linear import kernels, products
-from composer_replication.loss.linear.deferred import check_now_or_after_backward
-from composer_replication.loss.linear.gradients import Wanted, accumulate_gradients, visit_tiles
+from composer_replication.loss.linear import head as products
+from composer_replication.loss.linear import kernels
+from composer_replication.loss.linear.gradients import (
+    NeededGradients,
+    accumulate_gradients,
+    check_now_or_after_backward,
+    visit_tiles,
+)
 from composer_replication.loss.linear.head import (
     LinearHead,
     Operands,
+    TeacherTerm,
+    TilePlan,
     check_row_vector,
     check_rows_and_head,
+    check_teacher_terms,
+    plan_tiles,
     prepare_operands,
+    prepared_term,
 )
-from composer_replication.loss.linear.tile_losses import ChosenTokens, with_tensors, without_tensors
-from composer_replication.loss.linear.tiles import TilePlan, plan_tiles
+from composer_replication.loss.linear.tile_losses import (
+    ChosenTokens,
+    num_term_tiles,
+    sum_of_terms,
+    with_tensors,
+    without_tensors,
+)
 
 
 def linear_token_logprobs(
@@ -107,14 +123,14 @@ class _LinearTokenLogprobs(torch.autograd.Function):
             del scratch
             if grad_nV is not None:
                 inputs = logits_nV, token_ids_N[tile], log_z_N[tile], pull_N[tile]
-                write_logprob_grad(*inputs, grad_nV, use_kernel=ctx.use_kernel)
+                _write_logprob_grad(*inputs, grad_nV, use_kernel=ctx.use_kernel)
 
         with torch.autocast(hidden_NH.device.type, enabled=False):
-            gradients = accumulate_gradients(operands, ctx.plan, Wanted(*ctx.needs_input_grad[:3]), visit)
+            gradients = accumulate_gradients(operands, ctx.plan, NeededGradients(*ctx.needs_input_grad[:3]), visit)
         return (*gradients.scaled_like(None, hidden_NH, weight_VH, bias_V), None, None, None, None, None)
 
 
-def write_logprob_grad(
+def _write_logprob_grad(
     logits_nV: Tensor, token_ids_n: Tensor, log_z_n: Tensor, pull_n: Tensor, grad_nV: Tensor, *, use_kernel: bool
 ) -> None:
     """grad = pull * (onehot - softmax)."""
@@ -128,3 +144,58 @@ def write_logprob_grad(
 
 # torch leaves the type of `apply` unknown.
 _apply = cast("Callable[..., Tensor]", _LinearTokenLogprobs.apply)  # pyright: ignore[reportUnknownMemberType]
+
+
+# What a row weight needs to know about student and teacher, tile by tile and without gradients.
+#
+# The teacher is the same sum of heads applied to hidden rows that the divergence takes, so no (N, V) tensor exists.
+
+
+class RowStats(NamedTuple):
+    """Per row, at temperature 1: both sides' log-prob of the row's token, and the teacher's entropy in nats."""
+
+    student_logprobs: Tensor
+    teacher_logprobs: Tensor
+    teacher_entropy: Tensor
+
+
+@torch.no_grad()
+def linear_row_stats(
+    hidden_NH: Tensor,
+    head: LinearHead,
+    teacher_terms: Sequence[TeacherTerm],
+    token_ids_N: Tensor,
+    *,
+    tile_rows: int | None = None,
+) -> RowStats:
+    """log p_S(y_n), log p_T(y_n) and H_T(n) of every row, (N,) each; a token outside the vocabulary gives NaN.
+
+    One more product of each head than the loss alone needs; nothing of the size of the vocabulary outlives its tile.
+    """
+    num_rows, vocab = hidden_NH.shape[0], head.vocab
+    check_rows_and_head(hidden_NH, head, "student")
+    check_teacher_terms(teacher_terms, num_rows, vocab)
+    check_row_vector(token_ids_N, hidden_NH, "token_ids")
+    rows.check_token_dtype(token_ids_N)
+    tokens = ChosenTokens.of(token_ids_N, vocab)
+    student = prepare_operands(hidden_NH, head)
+    terms = tuple(prepared_term(term) for term in teacher_terms)
+    wide = products.product_dtype(student.hidden)
+    stats_3N = torch.empty(3, num_rows, dtype=wide, device=hidden_NH.device)
+
+    def visit(tile: slice, logits_nV: Tensor, grad_nV: Tensor | None, scratch: list[Tensor]) -> None:
+        del grad_nV
+        chosen_n1 = tokens.safe_N[tile][:, None].long()
+        teacher_nV = sum_of_terms(terms, logits_nV, tile, scratch)
+        stats_3N[0, tile] = logits_nV.gather(-1, chosen_n1)[:, 0] - logits_nV.logsumexp(-1)
+        log_p_nV = teacher_nV.sub_(teacher_nV.logsumexp(-1, keepdim=True))
+        stats_3N[1, tile] = log_p_nV.gather(-1, chosen_n1)[:, 0]
+        stats_3N[2, tile] = -(log_p_nV.exp().mul_(log_p_nV)).sum(-1)
+
+    plan = plan_tiles(
+        num_rows, vocab, device=hidden_NH.device, element_bytes=wide.itemsize, has_kernel=False, tile_rows=tile_rows
+    )
+    with torch.autocast(hidden_NH.device.type, enabled=False):
+        visit_tiles(student, plan, slice(0, num_rows), visit, num_scratch=num_term_tiles(terms), with_grad=False)
+    # Not raised here: on a GPU that would wait for the verdict. The loss that is weighted with it complains.
+    return RowStats(*torch.where(tokens.given_N == tokens.safe_N, stats_3N, math.nan).unbind(0))

@@ -18,16 +18,23 @@ from torch.autograd.function import once_differentiable
 from composer_replication.loss import rows
 from composer_replication.loss.entropy_opd import EntropyGate
 from composer_replication.loss.jsd import JSD
-from composer_replication.loss.linear import kernels, products
-from composer_replication.loss.linear.deferred import check_now_or_after_backward
-from composer_replication.loss.linear.gradients import Gradients, Wanted, accumulate_gradients
+from composer_replication.loss.linear import head as products
+from composer_replication.loss.linear import kernels
+from composer_replication.loss.linear.gradients import (
+    Gradients,
+    NeededGradients,
+    accumulate_gradients,
+    check_now_or_after_backward,
+)
 from composer_replication.loss.linear.head import (
     LinearHead,
     Operands,
     TeacherTerm,
+    TilePlan,
     check_row_vector,
     check_rows_and_head,
     check_teacher_terms,
+    plan_tiles,
     prepare_operands,
     prepared_term,
 )
@@ -39,7 +46,6 @@ from composer_replication.loss.linear.tile_losses import (
     with_tensors,
     without_tensors,
 )
-from composer_replication.loss.linear.tiles import TilePlan, plan_tiles
 from composer_replication.loss.lm_ce import check_label_smoothing
 from composer_replication.loss.taid import CrossEntropyToTeacher
 
@@ -151,7 +157,7 @@ class _Job(NamedTuple):
     weights_N: Tensor
     plan: TilePlan
 
-    def run(self, wanted: Wanted) -> tuple[Tensor, Gradients]:
+    def run(self, wanted: NeededGradients) -> tuple[Tensor, Gradients]:
         weights_N, tile_loss = self.weights_N, self.tile_loss
         values_N = torch.empty(self.plan.num_rows, dtype=weights_N.dtype, device=weights_N.device)
 
@@ -182,7 +188,7 @@ class _LinearWeightedSum(torch.autograd.Function):
         grad_enabled: bool,
     ) -> tuple[Tensor, Tensor]:
         # needs_input_grad says nothing about no_grad, and grad mode is always off in here: the caller tells.
-        needs_grad = Wanted(*(grad_enabled and needed for needed in ctx.needs_input_grad[:3]))
+        needs_grad = NeededGradients(*(grad_enabled and needed for needed in ctx.needs_input_grad[:3]))
         values_N, gradients = job.run(needs_grad)
         loss = (job.weights_N * rows.cap_rows(values_N, token_clip)).sum()
         tokens = job.tile_loss.tokens

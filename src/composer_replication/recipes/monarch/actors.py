@@ -19,8 +19,7 @@ from composer_replication.optional import available, require
 if TYPE_CHECKING:
     from composer_replication.recipes.monarch.generator import GeneratorSettings, Prompt
     from composer_replication.recipes.monarch.policy_trainer import TrainerSettings
-    from composer_replication.recipes.monarch.rewarder import RewarderSettings
-    from composer_replication.recipes.monarch.teacher_pool import TeacherPoolSettings
+    from composer_replication.recipes.monarch.rewarder import RewarderSettings, TeacherPoolSettings
     from composer_replication.types import DPOPair, TeacherCallResult, TraceState
 
 __all__ = ["GeneratorActor", "RewarderActor", "TeacherPoolActor", "TrainerActor"]
@@ -123,7 +122,7 @@ class TeacherPoolActor(_Process):
 
     def __init__(self, settings: TeacherPoolSettings) -> None:
         super().__init__()
-        from composer_replication.recipes.monarch.teacher_pool import TeacherPool
+        from composer_replication.recipes.monarch.rewarder import TeacherPool
 
         self._work = TeacherPool(settings)
 

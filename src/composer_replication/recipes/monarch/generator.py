@@ -3,27 +3,36 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+import importlib
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
-from composer_replication.batch.model_folder import load_tokenizer
+import torch
+from torch import Tensor
+
+from composer_replication.batch.model_folder import (
+    load_config,
+    load_model,
+    load_tokenizer,
+    resolve_model,
+)
 from composer_replication.errors import InputError, explain
-from composer_replication.recipes.monarch.named_function import function_named
-from composer_replication.recipes.monarch.rollout_file import KeptRollouts
-from composer_replication.recipes.monarch.sampling import EngineName, TransformersSampler, sampler_of
-from composer_replication.recipes.monarch.shared_weights import SharedWeights
-from composer_replication.rollouts.conversation import Rollout, sampled_runs
-from composer_replication.rollouts.gathering import schemas_of
-from composer_replication.rollouts.generation.talks import Talk
+from composer_replication.optional import available
+from composer_replication.recipes.monarch.tensor_file import KeptRollouts, SharedWeights
+from composer_replication.trainer.rollouts.gathering import schemas_of
+from composer_replication.trainer.rollouts.generation.generator import RolloutGenerator
+from composer_replication.trainer.rollouts.generation.talks import Talk, Talking
+from composer_replication.trainer.rollouts.sites import Rollout, sampled_runs
 
 Row = Mapping[str, Any]
 Prompt = str | Sequence[Mapping[str, Any]] | Row
 """A text, a list of messages, or a row with the key `prompt` that holds one of the two."""
 
 
-class Episode(Talk, Protocol):
+class _RolloutEpisode(Talk, Protocol):
     """A conversation with a world, as `GeneratorSettings.episodes` makes it.
 
     Optional beside these: `tools` (schemas), `columns` (what its world says of it, for reward functions), `signals`.
@@ -60,7 +69,7 @@ class Generator:
         self.settings = settings
         self._tokenizer: Any = load_tokenizer(settings.model)
         engine: EngineName = "transformers" if settings.episodes else settings.engine
-        self.sampler = sampler_of(
+        self.sampler = _sampler_of(
             engine,
             settings.model,
             self._tokenizer,
@@ -68,7 +77,7 @@ class Generator:
             dtype=settings.dtype,
             seed=settings.seed,
         )
-        self._episodes: Callable[..., Sequence[Episode]] | None = None
+        self._episodes: Callable[..., Sequence[_RolloutEpisode]] | None = None
         if settings.episodes:
             self._episodes = function_named(settings.episodes, what="episodes")
         self._shared = SharedWeights(settings.weights)
@@ -130,7 +139,7 @@ class Generator:
 
     def _played(self, rows: Sequence[Row], seed_text: str) -> tuple[list[Rollout], list[Row]]:
         assert self._episodes is not None
-        assert isinstance(self.sampler, TransformersSampler)
+        assert isinstance(self.sampler, _TransformersSampler)
         most = self.settings.max_completion_length
         lucks = [f"{seed_text}:{index}" for index in range(len(rows))]
         episodes = list(self._episodes(self._tokenizer, rows, lucks))
@@ -174,3 +183,163 @@ def _check_sampled(sampled: Sequence[int], most: int, number: int) -> None:
         got = f"{beyond} sampled tokens after the first {most}"
         expected = "no more tokens than max_completion_length"
         raise InputError(explain(f"episode {number}", got=got, expected=expected, fix=fix))
+
+
+# Tokens drawn by vLLM where it is installed and there is a GPU, else by `rollouts.generation` on a transformers model.
+#
+# Both take a version of the shared weights and prompts as ids, and draw as a seed says: the same question to a process
+# that was started anew has the same answer (vLLM: on the same hardware, with the same batch).
+
+EngineName = Literal["auto", "vllm", "transformers"]
+
+
+class _Sampler(Protocol):
+    """What a generator asks of an engine."""
+
+    name: str
+
+    def load(self, shared: SharedWeights, version: int) -> None:
+        """Draw with this version from now on."""
+        ...
+
+    def sample(self, prompts: Sequence[list[int]], *, most: int, temperature: float, seed: int) -> list[list[int]]:
+        """A completion of each prompt, with its end token where it came to an end."""
+        ...
+
+
+class _TransformersSampler:
+    """A model in this process."""
+
+    name = "transformers"
+
+    def __init__(self, model: str, tokenizer: Any, *, device: str, dtype: str) -> None:
+        self.model = load_model(model, what="model", dtype=getattr(torch, dtype)).to(device).eval()
+        self._tokenizer, self._device, self._generator = tokenizer, device, RolloutGenerator()
+
+    def load(self, shared: SharedWeights, version: int) -> None:
+        shared.load_into(self.model, version)
+
+    def sample(self, prompts: Sequence[list[int]], *, most: int, temperature: float, seed: int) -> list[list[int]]:
+        end, pad = self._tokenizer.eos_token_id, self._tokenizer.pad_token_id
+        pad = end if pad is None else pad
+        width = max(map(len, prompts))
+        ids = torch.tensor([[pad] * (width - len(row)) + row for row in prompts], device=self._device)
+        mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in prompts], device=self._device)
+        torch.manual_seed(seed)
+        drawn = self._generator.generate(
+            self.model,
+            input_ids=ids,
+            attention_mask=mask,
+            do_sample=True,
+            temperature=temperature,
+            top_k=0,
+            top_p=1.0,
+            repetition_penalty=1.0,
+            max_new_tokens=most,
+            eos_token_id=end,
+            pad_token_id=pad,
+        )
+        return [_up_to_end(row, end) for row in drawn[:, width:].tolist()]
+
+    def converse(self, talks: Sequence[Talk], *, room: int, most: int, temperature: float) -> None:
+        """Whole conversations, each of which is answered by its own world, of at most `most` tokens beyond a prompt."""
+        ends, num_talks = [self._tokenizer.eos_token_id], len(talks)
+        Talking(self.model, ends=ends, places=num_talks, room=room, most_new=most, temperature=temperature).run(talks)
+
+
+class VllmSampler:
+    """vLLM inside this process, its weights exchanged in place.
+
+    Written against the names that TRL 1.16 uses for the same; tested against a stand-in with these signatures. With
+    vLLM itself it has not been run.
+    """
+
+    name = "vllm"
+
+    def __init__(self, model: str, tokenizer: Any, *, dtype: str, seed: int, memory_share: float = 0.4) -> None:
+        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # or the weights are in another process
+        import vllm
+
+        self._vllm, self._end = vllm, tokenizer.eos_token_id
+        self._llm = vllm.LLM(
+            model=resolve_model(model),
+            dtype=dtype,
+            seed=seed,
+            gpu_memory_utilization=memory_share,
+            trust_remote_code=False,
+        )
+        self._shapes = _like(model)
+
+    def load(self, shared: SharedWeights, version: int) -> None:
+        shared.load_into(self._shapes, version)
+        worker: Any = self._llm.llm_engine.model_executor.driver_worker
+        for weight in _named_weights(self._shapes):
+            worker.model_runner.model.load_weights([weight])
+        self._llm.reset_prefix_cache()
+
+    def sample(self, prompts: Sequence[list[int]], *, most: int, temperature: float, seed: int) -> list[list[int]]:
+        # A seed of its own for each: vLLM seeds every request with its settings' seed, and equal prompts (a group of
+        # GRPO) with one seed would have equal answers.
+        settings = [
+            self._vllm.SamplingParams(
+                n=1,
+                temperature=temperature,
+                top_p=1.0,
+                top_k=-1,
+                repetition_penalty=1.0,
+                max_tokens=most,
+                seed=(seed + index) % 2**31,
+                stop_token_ids=[self._end],
+            )
+            for index in range(len(prompts))
+        ]
+        token_prompts = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
+        answers = self._llm.generate(token_prompts, settings, use_tqdm=False)
+        return [_up_to_end(list(answer.outputs[0].token_ids), self._end) for answer in answers]
+
+
+def _sampler_of(
+    engine: EngineName, model: str, tokenizer: Any, *, device: str, dtype: str, seed: int
+) -> _TransformersSampler | VllmSampler:
+    """`auto` takes vLLM where it can run."""
+    why = "" if available("vllm") else "vllm, which is not installed"
+    why = why or ("" if torch.cuda.is_available() else "no GPU")
+    if engine == "vllm" and why:
+        raise InputError(explain('engine "vllm"', got=why, expected="vLLM and a GPU", fix='Leave it at "auto".'))
+    if engine == "transformers" or why:
+        return _TransformersSampler(model, tokenizer, device=device, dtype=dtype)
+    return VllmSampler(model, tokenizer, dtype=dtype, seed=seed)
+
+
+def _up_to_end(ids: list[int], end: int) -> list[int]:
+    return ids[: ids.index(end) + 1] if end in ids else ids
+
+
+def _like(model: str) -> Any:
+    """A model of the same parameters in plain memory, into which a version is read; its own weights are nothing."""
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_config(load_config(model, what="model"), trust_remote_code=False)
+
+
+def _named_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
+    yield from ((name, parameter.detach()) for name, parameter in model.named_parameters())
+
+
+# Functions that a run names instead of sending: an actor imports them where it runs, and code is never an argument.
+
+
+def function_named(name: str, *, what: str) -> Callable[..., Any]:
+    """`package.module:function`, imported."""
+    module, colon, function = name.partition(":")
+    expected = '"package.module:function"'
+    if not colon or not module or not function:
+        raise InputError(explain(what, got=repr(name), expected=expected))
+    try:
+        target: Any = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        fix = "The actor's process must be able to import it: install it, or put its folder into PYTHONPATH."
+        raise InputError(explain(what, got=f"{name}: {error}", expected=f"{expected} that exists", fix=fix)) from error
+    if not callable(target):
+        raise InputError(explain(what, got=f"{name}, a {type(target).__name__}", expected="a function"))
+    return target

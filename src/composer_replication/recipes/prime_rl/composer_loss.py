@@ -24,7 +24,12 @@ import torch
 from torch import Tensor
 
 from composer_replication.errors import InputError, ShapeError, explain
-from composer_replication.loss.rows import check_at_least_zero, check_finite_rows, in_compute_dtype, kept_from_mask
+from composer_replication.loss.rows import (
+    check_at_least_zero,
+    check_finite_rows,
+    in_compute_dtype,
+    kept_from_mask,
+)
 
 _REF_MASK_LOW = 0.2
 _REF_KL_TAU = 1e-3
@@ -50,7 +55,7 @@ class LossOutputs:
 
 
 @dataclass(frozen=True, eq=False)
-class _Sample:
+class _LossSample:
     trainer: Tensor
     inference: Tensor
     reference: Tensor | None
@@ -117,7 +122,7 @@ def loss_fn(
     return LossOutputs(policy + alpha_sdpo * ref_kl, metrics)
 
 
-def _ref_kl(sample: _Sample) -> tuple[Tensor, Tensor]:
+def _ref_kl(sample: _LossSample) -> tuple[Tensor, Tensor]:
     """The engine's own way to a reference, which here is the hinted context; and how many tokens have one."""
     if sample.reference is None:
         raise InputError(
@@ -134,7 +139,7 @@ _REQUIRED = ("trainer_logprobs", "inference_logprobs", "advantages", "loss_mask"
 _OPTIONAL = ("ref_logprobs", "loss_weights")
 
 
-def _read(inputs: LossInputs) -> _Sample:
+def _read(inputs: LossInputs) -> _LossSample:
     tensors: dict[str, Tensor] = {}
     for name in (*_REQUIRED, *_OPTIONAL):
         tensor = getattr(inputs, name, None)
@@ -152,7 +157,7 @@ def _read(inputs: LossInputs) -> _Sample:
     assert mask is not None
     # Masked tokens' entries may be anything, NaN included; zeroed here, no gradient can pick them up later.
     clean = {name: torch.where(mask, in_compute_dtype(tensor), 0.0) for name, tensor in tensors.items()}
-    return _Sample(
+    return _LossSample(
         trainer=clean["trainer_logprobs"],
         inference=clean["inference_logprobs"],
         reference=clean.get("ref_logprobs"),
@@ -162,7 +167,7 @@ def _read(inputs: LossInputs) -> _Sample:
     )
 
 
-def _metrics(sample: _Sample, keep: Tensor, policy: Tensor) -> dict[str, Tensor]:
+def _metrics(sample: _LossSample, keep: Tensor, policy: Tensor) -> dict[str, Tensor]:
     counted = sample.mask.sum().clamp_min(1)
     log_ratio = sample.log_ratio.detach()
     mismatch = torch.where(sample.mask, log_ratio.exp() - log_ratio - 1.0, 0.0)

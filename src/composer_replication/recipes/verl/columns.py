@@ -20,7 +20,7 @@ import torch
 
 from composer_replication.batch.pair_tokens import PairIds
 from composer_replication.errors import AlignmentError, InputError, explain
-from composer_replication.rollouts.sites import SITES, TaughtTurn
+from composer_replication.trainer.rollouts.sites import SITES, TaughtTurn
 
 PAIRS = "replay_pairs"
 EXTRA_FIELDS = "extra_fields"
@@ -133,7 +133,7 @@ def column_of(data: Any, name: str) -> list[str | None]:
     if values is None:
         fields = _per_row(tensordict_utils.get(data, EXTRA_FIELDS), num_rows) or [None] * num_rows
         values = [(row_fields or {}).get(name) for row_fields in fields]
-    return [value if real else None for value, real in zip(values, rows_with_sampled_tokens(data), strict=True)]
+    return [value if real else None for value, real in zip(values, _rows_with_sampled_tokens(data), strict=True)]
 
 
 def _per_row(value: Any, num_rows: int) -> list[Any] | None:
@@ -143,7 +143,7 @@ def _per_row(value: Any, num_rows: int) -> list[Any] | None:
     return [value] * num_rows if isinstance(value, str | Mapping) else list(value)
 
 
-def rows_with_sampled_tokens(data: Any) -> list[bool]:
+def _rows_with_sampled_tokens(data: Any) -> list[bool]:
     """Which rows are rollouts: verl fills batches up with rows that copy another's columns and have no such token."""
     mask = data["loss_mask"]
     rows = mask.unbind() if mask.is_nested else list(mask)

@@ -23,10 +23,8 @@ from composer_replication.recipes.verl.channel_loss import (
     PAIR_START,
     ROW_NUMBER,
     ChannelLoss,
+    EngineChannels,
     PairLoss,
-)
-from composer_replication.recipes.verl.columns import PAIRS, ReplayPair, column_of, read_pairs, read_sites, row_ids
-from composer_replication.recipes.verl.hinted_rows import (
     Share,
     lists_of_all_processes,
     most_on_any_process,
@@ -34,8 +32,15 @@ from composer_replication.recipes.verl.hinted_rows import (
     sum_over_processes,
     taught_rows,
 )
-from composer_replication.recipes.verl.settings import EngineChannels
-from composer_replication.rollouts.sites import SITES, TaughtTurn
+from composer_replication.recipes.verl.columns import (
+    PAIRS,
+    ReplayPair,
+    column_of,
+    read_pairs,
+    read_sites,
+    row_ids,
+)
+from composer_replication.trainer.rollouts.sites import SITES, TaughtTurn
 
 with importing("verl", extra="verl"):
     from verl.utils import tensordict_utils

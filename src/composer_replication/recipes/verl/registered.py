@@ -39,7 +39,7 @@ _LARGEST_MASS = 1.0 - 1e-7
 
 
 @register_adv_est(ADVANTAGE)
-def group_advantage(
+def _group_advantage(
     token_level_rewards: Tensor, response_mask: Tensor, index: Any = None, config: Any = None, **_named: Any
 ) -> tuple[Tensor, Tensor]:
     """A rollout's summed reward minus its group's mean, on all its tokens; over the group's standard deviation where
@@ -64,7 +64,7 @@ def group_advantage(
 
 
 @register_policy_loss(POLICY_LOSS)
-def clipped_policy_loss(
+def _clipped_policy_loss(
     old_log_prob: Tensor,
     log_prob: Tensor,
     advantages: Tensor,
@@ -98,7 +98,7 @@ def clipped_policy_loss(
 
 
 @register_distillation_loss(DistillationLossSettings(names=[KL_TEACHER_STUDENT], use_topk=True))
-def kl_teacher_student(
+def _kl_teacher_student(
     config: Any, distillation_config: Any, model_output: dict[str, Any], data: Any
 ) -> tuple[Tensor, dict[str, Any]]:
     """(B, T) divergences from verl's own top-k kernel: its sum over the k entries, and the tail as one entry more.
@@ -127,7 +127,7 @@ def kl_teacher_student(
 
 
 @register_distillation_loss(DistillationLossSettings(names=[KL_STUDENT_TEACHER], use_estimator=True))
-def kl_student_teacher(
+def _kl_student_teacher(
     config: Any, distillation_config: Any, model_output: dict[str, Any], data: Any
 ) -> tuple[Tensor, dict[str, Any]]:
     """(B, T) values sg(log p_S - log p_T) log p_S, whose gradient is that of KL(student || teacher) on average.

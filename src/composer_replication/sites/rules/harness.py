@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 
-from composer_replication.actions.shell.command import Command
+from composer_replication.sites.actions.shell_command import Command
 from composer_replication.sites.rule import FailureRule, rule
 
 REFUSALS: tuple[FailureRule, ...] = (

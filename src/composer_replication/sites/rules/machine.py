@@ -2,8 +2,34 @@
 
 from __future__ import annotations
 
+import difflib
+import re
+
+from composer_replication.sites.actions.shell_command import (
+    SET_UP,
+    UTILITIES,
+    WELL_KNOWN,
+    Command,
+)
+from composer_replication.sites.actions.tools import word_set
 from composer_replication.sites.rule import FailureRule, rule
-from composer_replication.sites.rules.slips import NO_COMMAND, NO_COMMAND_WORDS, SAID_FIRST, is_slip
+
+# Commands that name what is not there: programs, paths, branches, commits.
+#
+# A slip counts as the model's only when the message is about something that the command itself says: a script that
+# cannot find its own files is not a command that was typed wrong.
+
+NO_COMMAND = (
+    r"(?:command not found|not found|Befehl nicht gefunden|Kommando nicht gefunden|commande introuvable"
+    r"|orden no encontrada|comando não encontrado|comando non trovato|команда не найдена|未找到命令|找不到命令"
+    r"|コマンドが見つかりません|명령어를 찾을 수 없음)"
+)
+SAID_FIRST = NO_COMMAND.replace("|not found", "")  # `not found: x` is said of files too
+NO_COMMAND_WORDS = (
+    *("not found", "nicht gefunden", "introuvable", "no encontrada", "não encontrado", "non trovato", "не найдена"),
+    *("未找到", "找不到", "見つかりません", "찾을 수"),
+)
+
 
 MACHINE: tuple[FailureRule, ...] = (
     rule(
@@ -93,7 +119,7 @@ MACHINE: tuple[FailureRule, ...] = (
         channels="shell",
         blame="env",
         confidence=0.7,
-        accept=lambda match, command: not is_slip(match, command),
+        accept=lambda match, command: not _is_slip(match, command),
     ),
     rule(
         "cmd_not_found",
@@ -104,7 +130,6 @@ MACHINE: tuple[FailureRule, ...] = (
         blame="env",
     ),
 )
-
 # The harness held the output back, whatever the command was.
 WITHHELD: tuple[FailureRule, ...] = (
     rule(
@@ -115,5 +140,163 @@ WITHHELD: tuple[FailureRule, ...] = (
         channels="shell",
         where="start",
         confidence=0.7,
+    ),
+)
+
+
+_NO_FILE = (
+    r"(?:No such file or directory|Datei oder Verzeichnis nicht gefunden|Aucun fichier ou dossier de ce (?:type|nom)"
+    r"|No existe el (?:archivo|fichero) o el directorio|Arquivo ou diretório inexistente"
+    r"|File o directory non esistente"
+    r"|Нет такого файла или каталога|没有那个文件或目录|沒有此一檔案或目錄|そのようなファイルやディレクトリはありません"
+    r"|그런 파일이나 디렉터리가 없습니다)"
+)
+_NO_FILE_WORDS = (
+    *("no such file", "nicht gefunden", "aucun fichier", "no existe", "inexistente", "non esistente", "нет такого"),
+    *("没有那个", "沒有此一", "そのような", "그런 파일"),
+)
+
+
+_DIRECTORY = r"(?:Is a directory|Ist ein Verzeichnis|est un dossier|Es un directorio|是一个目录|ディレクトリです)"
+_QUOTED = re.compile(r"['\"`‘’“”«»「」]([^'\"`‘’“”«»「」]{1,300})['\"`‘’“”«»「」]")
+_RENAMED = re.compile(r"\brename (\S{1,300}) to ")
+_GIT_ASKS = re.compile(r"\b(?:rev-parse|merge-base|show-ref|ls-remote|submodule|clone|fetch|pull|push|remote)\b")
+_TYPED_SHELL = re.compile(r"(?:/\S{0,40}/)?(?:bash|sh|zsh|dash|fish|ksh)\b")
+_SUMMARY = re.compile(r"nothing (?:added )?to commit|no changes added")
+_VERB = re.compile(r"^(?:cannot|can't) (?:access|read|open|stat) ")
+_ON_WINDOWS = word_set("ls cp mv rm cat touch export source which head tail grep sed awk chmod ln sudo pwd uname man")
+_SCRIPT_LINE = re.compile(r"\S+: (?:line )?\d+: ")
+_NOT_A_PATH = re.compile(
+    r"(?:Error|Exception)\b|\berror:(?! pathspec)|socket|bad interpreter|loading shared librar|not a valid"
+)
+
+
+def _command_name(match: re.Match[str]) -> str:
+    return next(group for group in match.groups() if group).rpartition("/")[2]
+
+
+def _is_slip(match: re.Match[str], command: Command) -> bool:
+    """A program that the command itself calls: a utility one may take for granted, or a slip of the keyboard.
+
+    Anything else may be what the project or the machine should have had.
+    """
+    name = _command_name(match)
+    if not command.calls(name) or command.is_remote or _in_script(match.string):
+        return False
+    if "is not recognized" in match[0] and name in _ON_WINDOWS:
+        return True
+    return name in UTILITIES or (name not in SET_UP and bool(_near(name)))
+
+
+def _near(name: str) -> list[str]:
+    """Commands that this one is a misspelling of."""
+    return difflib.get_close_matches(name, WELL_KNOWN, n=1, cutoff=0.8) if len(name) > 2 else []
+
+
+def _in_script(line: str) -> bool:
+    """`build.sh: line 12: foo: …` is the script's own trouble; `bash: line 1: foo: …` is what was typed."""
+    return _SCRIPT_LINE.match(line) is not None and _TYPED_SHELL.match(line) is None
+
+
+def _names_its_path(match: re.Match[str], command: Command) -> bool:
+    """Whether a program that the command calls, or the shell, complains of a path that was typed."""
+    line = match.string
+    if _in_script(line) or command.is_remote or _NOT_A_PATH.search(line) or not command.is_own(line):
+        return False
+    pieces = [*_QUOTED.findall(line), *_RENAMED.findall(line), *re.split(r"\s?[:：]\s", line)[1:]]
+    return any(command.names(_VERB.sub("", piece).strip()) for piece in pieces if piece)
+
+
+def _is_gits_own(match: re.Match[str], command: Command) -> bool:
+    """Whether git says this of what was asked of it: a script, a build or a hook may have asked something else."""
+    is_summary = _SUMMARY.search(match[0]) is not None
+    if not command.only_git or (match["said"] is None and not match.string[:1].isupper() and not is_summary):
+        return False
+    return not (is_summary and "git status" in command.text)  # which says so when all is well
+
+
+SLIPS: tuple[FailureRule, ...] = (
+    rule(
+        "cmd_not_found",
+        rf"^(?:.{{0,80}}: )?(?:line \d+: |\d+: )?([\w.+@/-]{{1,80}}): {NO_COMMAND}\W?$"
+        rf"|(?:{SAID_FIRST}|Unknown command) ?[:：] ?([\w.+@/-]{{1,80}})$"
+        r"|(?:The term )?['‘\"]([\w.+@/\\-]{1,80})['’\"] is not recognized as",
+        *NO_COMMAND_WORDS,
+        *("unknown command", "is not recognized as"),
+        channels="shell",
+        accept=_is_slip,
+    ),
+    rule(
+        "is_directory",
+        rf"^[\w./+-]{{1,60}}: .{{1,300}}: {_DIRECTORY}\W?$",
+        *(
+            "is a directory",
+            "ist ein verzeichnis",
+            "est un dossier",
+            "es un directorio",
+            "是一个目录",
+            "ディレクトリです",
+        ),
+        channels="shell",
+        accept=_names_its_path,
+    ),
+    rule(
+        "shell_path_missing",
+        rf"^.{{1,400}}[:：] ?{_NO_FILE}",
+        *_NO_FILE_WORDS,
+        channels="shell",
+        confidence=0.85,
+        accept=_names_its_path,
+    ),
+    rule(
+        "shell_path_missing",
+        r"^.{0,60}(?:cannot access|can't (?:open file|cd to|read)|Cannot find path) .{1,300}"
+        r"|pathspec .{1,300} did not match"
+        r"|file or directory not found: .{1,300}|\bcd(?::\d+)?: (?:not a directory|string not in pwd): .{1,300}"
+        r"|^cd: The directory .{1,300} does not exist",
+        *("cannot access", "not a directory", "not in pwd", "cd: the directory", "can't open file"),
+        *("can't cd to", "can't read", "pathspec", "cannot find path", "file or directory not found"),
+        channels="shell",
+        confidence=0.85,
+        accept=_names_its_path,
+    ),
+    rule(
+        "git_state",
+        r"^(?P<said>(?:fatal|error|hint|warning|致命错误|Schwerwiegend|erreur)\s?[:：])?.{0,100}(?:not a git repository"
+        r"|Kein Git-Repository|n'est un dépôt git|不是 ?(?:一个 ?)?git 仓库"
+        r"|Git ?リポジトリではありません|has no upstream branch|ambiguous argument|argument .{1,100} ambigu"
+        r"|unknown revision|bad revision|would be overwritten|commit your changes or stash|you have unstaged changes"
+        r"|your index contains uncommitted|nothing to commit|nothing added to commit|no changes added to commit"
+        r"|paths are ignored by|a branch named .{1,100} already exists|already exists and is not"
+        r"|src refspec .{1,100} does not match|unrelated histories|not currently on a branch"
+        r"|not something we can merge"
+        r"|is not a commit|already checked out|already used by worktree|no such (?:ref|remote|branch)"
+        r"|does not appear to be a git repository|remote .{1,60} already exists|no merge to abort"
+        r"|no rebase in progress|no stash entries"
+        r"|no cherry-pick|branch .{1,100} not found|not fully merged|does not have any commits|is not a git command"
+        r"|tag .{1,80} already exists|cannot rebase|cannot pull|no tracking information|invalid (?:reference"
+        r"|object name|upstream)"
+        r"|not a valid (?:object|ref)|path .{1,200} (?:does not exist in|exists on disk, but not in)"
+        r"|couldn't find remote ref"
+        r"|cannot delete branch|is already used by|already a rebase|partial commit during|must be run in a work tree"
+        r"|has (?:changes staged|local modifications)|without -r|no such path|unknown (?:option|switch)"
+        r"|not a valid \w{1,20} name)",
+        *("git", "dépôt", "upstream", "ambigu", "revision", "overwritten", "stash", "unstaged"),
+        *("uncommitted", "nothing ", "no changes added", "ignored by", "already", "refspec", "unrelated"),
+        *("not currently", "merge", "not a commit", "no such", "rebase", "stash entries", "cherry-pick", "not found"),
+        *("any commits", "cannot pull", "tracking", "invalid ", "not a valid", "exist in", "on disk"),
+        *("remote ref", "cannot delete", "partial commit", "work tree", "staged", "local modifications"),
+        *("without -r", "unknown "),
+        channels="shell",
+        confidence=0.8,
+        accept=_is_gits_own,
+    ),
+    rule(  # whatever else git says that it cannot do: of lone commands that do not merely ask
+        "git_state",
+        r"^fatal: (?!.{0,80}(?:Needed a single revision|remote|unable to|could not|cannot lock|early EOF|protocol))",
+        "fatal: ",
+        channels="shell",
+        confidence=0.7,
+        accept=lambda _, command: command.only_git and not _GIT_ASKS.search(command.text),
     ),
 )

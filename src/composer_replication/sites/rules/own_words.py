@@ -10,8 +10,8 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
-from composer_replication.actions.shell.command import Command
-from composer_replication.actions.tools import word_set
+from composer_replication.sites.actions.shell_command import Command
+from composer_replication.sites.actions.tools import word_set
 from composer_replication.sites.rule import FailureRule, rule
 from composer_replication.sites.rules.typed import thing_of
 

@@ -11,10 +11,10 @@ save_attempt     one try at saving, agreed on by all processes
 stop_signals     a signal ends training after the step at hand
 """
 
-from composer_replication.objective.fingerprint import weights_digest
 from composer_replication.trainer.checkpoints.data_cursor import rng_tree, set_rng_tree
 from composer_replication.trainer.checkpoints.manifest import check_manifest, newest_complete, write_manifest
 from composer_replication.trainer.checkpoints.tree_file import load_tree, save_tree
+from composer_replication.trainer.objective.fingerprint import weights_digest
 
 __all__ = [
     "check_manifest",

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+import torch
+from torch import distributed, nn
 
 from composer_replication.canonical_json import decode_object, encode, nested_items
 from composer_replication.errors import (
     ArtefactNotFoundError,
+    ComposerError,
     ConfigError,
     RunError,
     StaleArtefactError,
     explain,
 )
-from composer_replication.objective.distributed import unwrapped
-from composer_replication.objective.fingerprint import bare_name, weights_digest
 from composer_replication.trainer.checkpoints.manifest import (
     SAMPLED,
     check_manifest,
@@ -27,13 +28,13 @@ from composer_replication.trainer.checkpoints.manifest import (
     newest_complete,
     read_manifest,
 )
-from composer_replication.trainer.checkpoints.save_attempt import most_anywhere
+from composer_replication.trainer.objective.distributed import unwrapped
+from composer_replication.trainer.objective.fingerprint import bare_name, weights_digest
 
 # Buffers and generators belong to a process; what is skipped in the data, to the size of a batch.
 _SIZES_OF_WHAT_IS_SKIPPED = {"per_device_train_batch_size", "gradient_accumulation_steps", "num_examples"}
 # GRPO's: a checkpoint inside a generation holds its rollouts in slices of these sizes.
 _SIZES_OF_A_GENERATION = ("steps_per_generation", "num_generations", "num_iterations")
-
 _log = logging.getLogger(__name__)
 
 
@@ -204,3 +205,49 @@ def _plain(settings: Mapping[str, Any], volatile: set[str]) -> dict[str, Any]:
 
 def _as_text(value: Any) -> Any:
     return sorted(map(str, value)) if isinstance(value, set | frozenset) else str(value)
+
+
+# One try at saving a checkpoint: what cannot be written is noted, and raised when all processes are together.
+#
+# A process that raised at once would leave the others waiting for it in the middle of a save.
+
+
+def most_anywhere(value: int, device: torch.device | str) -> int:
+    """The largest `value` of all processes; also a point that none passes before all have reached it."""
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return value
+    agreed = torch.tensor([value], device=device)
+    distributed.all_reduce(agreed, op=distributed.ReduceOp.MAX)
+    return int(agreed.item())
+
+
+class SaveAttempt:
+    """Collects the first failure of this process."""
+
+    def __init__(self, folder: Path, device: torch.device) -> None:
+        self._folder = folder
+        self._device = device
+        self._failure: Exception | None = None
+
+    @contextlib.contextmanager
+    def writing(self) -> Generator[None]:
+        """A part of the save. What goes wrong on the disk ends the part, and is kept for `agree`."""
+        from safetensors import SafetensorError  # what its writer makes of a full disk
+
+        try:
+            yield
+        except (OSError, SafetensorError, ComposerError) as error:
+            self._failure = self._failure or error
+
+    def agree(self) -> None:
+        """Wait for the other processes, and raise if any could not write."""
+        failed = most_anywhere(int(self._failure is not None), self._device)
+        if not failed:
+            return
+        if isinstance(self._failure, ComposerError):
+            raise self._failure
+        got = "another process could not write its part" if self._failure is None else str(self._failure)
+        fix = "Make room and resume: earlier checkpoints are untouched, and this one is passed over."
+        raise RunError(explain(f"saving {self._folder}", got=got, expected="every file written", fix=fix)) from (
+            self._failure
+        )

@@ -8,12 +8,23 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-from collections.abc import Callable, Generator
+import signal
+import threading
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
+from transformers import TrainerCallback
+from transformers.trainer_utils import IntervalStrategy
+
 from composer_replication.errors import StaleArtefactError, explain
-from composer_replication.trainer.checkpoints.data_cursor import DataCursor, restore_samplers, rng_tree, set_rng_tree
+from composer_replication.trainer.checkpoints.data_cursor import (
+    DataCursor,
+    restore_samplers,
+    rng_tree,
+    set_rng_tree,
+)
 from composer_replication.trainer.checkpoints.manifest import (
     check_manifest,
     drop_replaced,
@@ -23,13 +34,14 @@ from composer_replication.trainer.checkpoints.manifest import (
     write_manifest,
 )
 from composer_replication.trainer.checkpoints.resume import (
+    SaveAttempt,
     check_fits,
     checkpoint_to_resume,
     data_geometry,
     model_identity,
+    most_anywhere,
     refuse_what_pickles,
 )
-from composer_replication.trainer.checkpoints.save_attempt import SaveAttempt
 from composer_replication.trainer.checkpoints.tree_file import has_tree, load_tree, save_tree
 from composer_replication.trainer.checkpoints.weights import (
     load_optimiser_tree,
@@ -61,7 +73,6 @@ class RunCheckpoints:
 
     def train(self, original: Original, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
         """`Trainer.train`; True takes the newest complete checkpoint of the output folder, a path takes that one."""
-        from composer_replication.trainer.checkpoints.stop_signals import CheckpointTiming, StopRequest
 
         trainer = self._trainer
         refuse_what_pickles(trainer)
@@ -73,8 +84,8 @@ class RunCheckpoints:
             check_fits(trainer, folder, self._identity, data_geometry(trainer))
             if 0 < trainer.args.max_steps <= read_manifest(folder)["step"]:
                 return self._take_finished(folder)
-        request = StopRequest()
-        timing = CheckpointTiming(request)
+        request = _StopRequest()
+        timing = _CheckpointTiming(request)
         trainer.add_callback(timing)
         try:
             with request.listening(trainer.stop_signals):
@@ -283,3 +294,58 @@ class RunCheckpoints:
 def _mean_loss(saved: dict[str, Any], steps: int) -> float:
     """Over all steps of a run, from what a checkpoint keeps of its loss; NaN where an earlier version kept none."""
     return (saved.get("total", math.nan) + float(saved["sum"])) / max(steps, 1)
+
+
+# A signal ends training after the step at hand, with a checkpoint.
+
+
+class _StopRequest:
+    """The signal that asked for an end, once one has; on every process, also where only one was asked."""
+
+    def __init__(self) -> None:
+        self.signal_name = ""
+
+    @contextlib.contextmanager
+    def listening(self, signals: Sequence[signal.Signals]) -> Generator[None]:
+        """Hear these signals, and put their handlers back afterwards; only the main thread can."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {signum: signal.signal(signum, self._hear) for signum in signals}
+        try:
+            yield
+        finally:
+            for signum, handler in before.items():
+                # None: the handler was not set from Python and cannot be put back.
+                signal.signal(signum, signal.SIG_DFL if handler is None else handler)
+
+    def _hear(self, number: int, _frame: FrameType | None) -> None:
+        # A second Ctrl-C is meant. A second SIGTERM is not: launchers and schedulers send several.
+        if self.signal_name and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.signal_name = self.signal_name or signal.Signals(number).name
+
+
+class _CheckpointTiming(TrainerCallback):
+    """When to save: on a signal at the end of the step, and after an epoch's evaluation instead of before it."""
+
+    def __init__(self, request: _StopRequest) -> None:
+        self._request = request
+        self._held_back = False
+        self.stopped_at: int | None = None
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_kwargs: Any) -> Any:
+        if most_anywhere(int(bool(self._request.signal_name)), args.device):
+            control.should_save = control.should_training_stop = True
+            self.stopped_at = state.global_step
+        # Evaluation draws random numbers; a save before it, resumed from, would not know of them.
+        elif control.should_save and args.eval_strategy == IntervalStrategy.EPOCH and float(state.epoch).is_integer():
+            control.should_save, self._held_back = False, True
+        return control
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **_kwargs: Any) -> Any:  # noqa: ARG002
+        if self.stopped_at is not None:  # saved at the step's end; this is no epoch's end
+            control.should_save = control.should_evaluate = control.should_log = False
+        elif self._held_back:
+            control.should_save, self._held_back = True, False
+        return control

@@ -25,7 +25,12 @@ from torch import Tensor
 
 from composer_replication.atomic import commit_together, staged
 from composer_replication.canonical_json import decode_object, encode
-from composer_replication.errors import ArtefactCorruptError, ArtefactNotFoundError, InputError, explain
+from composer_replication.errors import (
+    ArtefactCorruptError,
+    ArtefactNotFoundError,
+    InputError,
+    explain,
+)
 
 _NAMES = {
     torch.float64: "F64",
@@ -70,7 +75,7 @@ def write_tensors(file: BinaryIO, tensors: dict[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def raw_dtypes(tensors: dict[str, Tensor]) -> dict[str, list[object]]:
+def _raw_dtypes(tensors: dict[str, Tensor]) -> dict[str, list[object]]:
     """Dtype and shape of the tensors that are written as bytes."""
     return {
         name: [str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
@@ -79,7 +84,7 @@ def raw_dtypes(tensors: dict[str, Tensor]) -> dict[str, list[object]]:
     }
 
 
-def read_tensors(path: Path, raw: dict[str, list[object]], *, data_sha256: str, device: str) -> dict[str, Tensor]:
+def _read_tensors(path: Path, raw: dict[str, list[object]], *, data_sha256: str, device: str) -> dict[str, Tensor]:
     """What `write_tensors` wrote; raises when the file is not the one whose data had this digest."""
     from safetensors import SafetensorError, safe_open
 
@@ -129,7 +134,7 @@ def save_tree(folder: Path, name: str, tree: Any) -> None:
     names its place in the tree.
     """
     folder = Path(folder)
-    encoder = TreeEncoder(f"tree {name!r}")
+    encoder = _TreeEncoder(f"tree {name!r}")
     structure = encoder.encode(tree)
     with staged(folder / f"{name}.safetensors") as tensor_stage, staged(folder / f"{name}.json") as json_stage:
         digest = write_tensors(tensor_stage.file, encoder.tensors)
@@ -137,7 +142,7 @@ def save_tree(folder: Path, name: str, tree: Any) -> None:
             "schema": _SCHEMA,
             "version": _VERSION,
             "data_sha256": digest,
-            "raw": raw_dtypes(encoder.tensors),
+            "raw": _raw_dtypes(encoder.tensors),
             "tree": structure,
         }
         json_stage.file.write(encode(about, where=str(folder / f"{name}.json")) + b"\n")
@@ -159,8 +164,8 @@ def load_tree(folder: Path, name: str, *, device: str = "cpu") -> Any:
     tensor_path = path.with_name(f"{name}.safetensors")
     if not tensor_path.is_file():
         raise ArtefactNotFoundError(explain(f"tree {name!r}", got="no such file", expected=str(tensor_path)))
-    tensors = read_tensors(tensor_path, about["raw"], data_sha256=about["data_sha256"], device=device)
-    return TreeDecoder(str(path), tensors).decode(about["tree"])
+    tensors = _read_tensors(tensor_path, about["raw"], data_sha256=about["data_sha256"], device=device)
+    return _TreeDecoder(str(path), tensors).decode(about["tree"])
 
 
 def has_tree(folder: Path, name: str) -> bool:
@@ -172,7 +177,7 @@ _PLAIN_TENSORS = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
 _KEYS = (str, int, float, type(None))  # bool is an int
 
 
-class TreeEncoder:
+class _TreeEncoder:
     """Collects the tensors of a tree while it turns the tree into JSON."""
 
     def __init__(self, where: str) -> None:
@@ -214,7 +219,7 @@ class TreeEncoder:
         return InputError(explain(f"{self._where}, at {path or 'the root'!r}", got=got, expected=expected, fix=fix))
 
 
-class TreeDecoder:
+class _TreeDecoder:
     """Turns the JSON of a TreeEncoder back into the tree."""
 
     def __init__(self, where: str, tensors: dict[str, Tensor]) -> None:

@@ -14,12 +14,22 @@ from torch import Tensor, nn
 
 from composer_replication.atomic import atomic_write_json, staged
 from composer_replication.canonical_json import decode_object
-from composer_replication.errors import ArtefactCorruptError, ArtefactNotFoundError, StaleArtefactError, explain
-from composer_replication.objective.distributed import is_sharded, unwrapped
+from composer_replication.errors import (
+    ArtefactCorruptError,
+    ArtefactNotFoundError,
+    StaleArtefactError,
+    explain,
+)
 from composer_replication.optional import require
-from composer_replication.trainer.checkpoints.contents import WEIGHTS, adapter_file, plain_file, weight_files
-from composer_replication.trainer.checkpoints.manifest import read_manifest
+from composer_replication.trainer.checkpoints.manifest import (
+    WEIGHTS,
+    adapter_file,
+    plain_file,
+    read_manifest,
+    weight_files,
+)
 from composer_replication.trainer.checkpoints.tree_file import write_tensors
+from composer_replication.trainer.objective.distributed import is_sharded, unwrapped
 
 
 def whole_state(model: nn.Module) -> dict[str, Tensor] | None:

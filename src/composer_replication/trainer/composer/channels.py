@@ -13,23 +13,28 @@ from torch import Tensor, nn
 
 from composer_replication.batch.tree_batch import TreeBatch
 from composer_replication.loss.taid import TAIDScheduler
-from composer_replication.objective.channels import Options
-from composer_replication.objective.compose import channel_options, compose_loss
-from composer_replication.objective.row_weighting import RowWeighting
-from composer_replication.rollouts.channel import Importance, RolloutChannel, place_sites
-from composer_replication.rollouts.heeding import Comparison
-from composer_replication.rollouts.sites import ITEMS, SITES, TaughtTurn
-from composer_replication.trainer.channel_settings import ChannelSettings
-from composer_replication.trainer.composer.heed_gate import HeedWatch
-from composer_replication.trainer.teacher_keeper import TeacherKeeper, load_local_state, local_state, reshard
+from composer_replication.trainer.composer.heeding import HeedWatch, HintComparison
+from composer_replication.trainer.objective.channels import ChannelOptions
+from composer_replication.trainer.objective.compose import channel_options, compose_loss
+from composer_replication.trainer.objective.row_weighting import RowWeighting
+from composer_replication.trainer.presets import ChannelSettings
+from composer_replication.trainer.rollouts.channel import Importance, RolloutChannel, place_sites
+from composer_replication.trainer.rollouts.sites import ITEMS, SITES, TaughtTurn
+from composer_replication.trainer.teacher_keeper import (
+    TeacherKeeper,
+    load_local_state,
+    local_state,
+    reshard,
+)
 
 if TYPE_CHECKING:
     from composer_replication.trainer.composer.logged_batches import LoggedBatch, LoggedStore
 
+
 SumOver = Callable[[Tensor], Tensor]
 
 
-class Clock(NamedTuple):
+class _MicroStep(NamedTuple):
     """Where a micro-step stands: finished optimiser steps of how many, micro-steps in this one, processes."""
 
     step: int
@@ -43,7 +48,7 @@ class Clock(NamedTuple):
     """Whether these rollouts were not trained on before."""
 
 
-class Term(NamedTuple):
+class _Term(NamedTuple):
     """A channel's share of a micro-step's loss, already scaled; its mean per item over all processes, and the items."""
 
     loss: Tensor
@@ -71,8 +76,8 @@ class ComposerChannels:
         self._taid_losses: list[tuple[float, float]] = []
 
     def rollout_term(
-        self, model: nn.Module, inputs: Mapping[str, Any], clock: Clock, policy_loss: Callable[[], Tensor]
-    ) -> tuple[Tensor, Term | None]:
+        self, model: nn.Module, inputs: Mapping[str, Any], clock: _MicroStep, policy_loss: Callable[[], Tensor]
+    ) -> tuple[Tensor, _Term | None]:
         """The policy's own loss, and channel 2 on the rows of the same pass (None where nobody has a site)."""
         prompt_mask, prompt, completion = inputs["prompt_mask"], inputs["prompt_ids"], inputs["completion_ids"]
         input_ids = torch.cat([prompt, completion], dim=1)
@@ -98,7 +103,7 @@ class ComposerChannels:
             self._taid_losses.append((measured.mean, measured.items))
         return loss, measured
 
-    def logged_term(self, model: nn.Module, clock: Clock, device: torch.device) -> dict[str, Term]:
+    def logged_term(self, model: nn.Module, clock: _MicroStep, device: torch.device) -> dict[str, _Term]:
         """Both channels of the next logged batch, by name; their losses are shares of one accumulated step."""
         assert self.logged is not None
         batch = self.logged.next_batch(device)
@@ -120,17 +125,17 @@ class ComposerChannels:
         # A channel whose weight is 0 was not computed: the 0 it has is no figure of its items.
         ran = {name: total if scale[name] > 0 else 0.0 for name, total in zip(names, totals, strict=True)}
         terms = {
-            name: Term(scale[name] * values[name] + nothing, self._mean(values[name], shares[name], items), items)
+            name: _Term(scale[name] * values[name] + nothing, self._mean(values[name], shares[name], items), items)
             for name, items in ran.items()
         }
         if terms["sdpo_jsd"].items:
             self._taid_losses.append((terms["sdpo_jsd"].mean, terms["sdpo_jsd"].items))
         return terms
 
-    def alpha(self, clock: Clock) -> float:
+    def alpha(self, clock: _MicroStep) -> float:
         return self.settings.alpha_at(clock.step, clock.total_steps)
 
-    def rollout_alpha(self, clock: Clock) -> float:
+    def rollout_alpha(self, clock: _MicroStep) -> float:
         """Channel 2's weight on rollouts, where a gate may let it rest; an evaluation is not about that."""
         rests = self.watch is not None and not self.watch.is_open and clock.is_training
         return 0.0 if rests else self.alpha(clock)
@@ -163,7 +168,7 @@ class ComposerChannels:
         if self.watch is not None and tree.get("hints") is not None:  # an earlier version has none
             self.watch.load_state(tree["hints"])
 
-    def _options(self, model: nn.Module, clock: Clock, denominators: Mapping[str, float]) -> Options:
+    def _options(self, model: nn.Module, clock: _MicroStep, denominators: Mapping[str, float]) -> ChannelOptions:
         return channel_options(
             model,
             replace(self.settings, alpha_sdpo=self.alpha(clock), beta_replay=0.0),
@@ -173,12 +178,12 @@ class ComposerChannels:
             sdpo_weighting=self._weighting,
         )
 
-    def _importance(self, inputs: Mapping[str, Any], clock: Clock) -> Importance | None:
+    def _importance(self, inputs: Mapping[str, Any], clock: _MicroStep) -> Importance | None:
         """Only where rollouts are older than the weights does TRL keep their log-probs."""
         old, clip = inputs.get("old_per_token_logps"), self.settings.sdpo_is_clip
         return None if old is None or clip is None else Importance(old, clock.temperature, clip)
 
-    def _taid_t(self, clock: Clock) -> float | None:
+    def _taid_t(self, clock: _MicroStep) -> float | None:
         if self.settings.sdpo_wrapper != "taid":
             return None
         if self.taid is None and not clock.is_training:  # how long the run will be is known only in training
@@ -187,11 +192,11 @@ class ComposerChannels:
             self.taid = self.settings.taid_schedule(clock.total_steps)
         return self.taid.t
 
-    def _measured(self, loss: Tensor, value: Tensor | None, items: int, options: Options) -> Term:
+    def _measured(self, loss: Tensor, value: Tensor | None, items: int, options: ChannelOptions) -> _Term:
         """A term with its mean over all processes: sums and counts, as a mean of means would weigh them wrongly."""
         local = 0.0 if value is None else float(value.detach()) * options.divide.of("sdpo_jsd", items)
         total, count = self._sum_over(torch.tensor([local, float(items)], device=loss.device)).tolist()
-        return Term(loss, total / count if count else 0.0, count)
+        return _Term(loss, total / count if count else 0.0, count)
 
     def _mean(self, value: Tensor, share: float, total: float) -> float:
         if not total:
@@ -201,13 +206,13 @@ class ComposerChannels:
 
 def _comparisons(
     turns: Sequence[Sequence[TaughtTurn]], prompt: Tensor, prompt_mask: Tensor, drops_T2: Tensor
-) -> list[Comparison]:
+) -> list[HintComparison]:
     """What was read after two hints; rollouts of one prompt have one number."""
     compared = [(sample, turn) for sample, taught in enumerate(turns) for turn in taught if turn.wrong_ids is not None]
     ids = {sample: prompt[sample][prompt_mask[sample].bool()].tolist() for sample, _ in compared}
     number = {sample: zlib.crc32(repr(prompt_ids).encode()) for sample, prompt_ids in ids.items()}
     return [
-        Comparison(number[sample], turn.about, turn.wrong_kind, own_drop, other_drop)
+        HintComparison(number[sample], turn.about, turn.wrong_kind, own_drop, other_drop)
         for (sample, turn), (own_drop, other_drop) in zip(compared, drops_T2.tolist(), strict=True)
     ]
 
@@ -222,3 +227,131 @@ def counts_of(batch: LoggedBatch) -> dict[str, int]:
         "sdpo_jsd": 0 if rows is None else int(rows.shape[0]),
         "trace_replay_dpo": 0 if pairs is None else int(pairs.shape[0]),
     }
+
+
+# A micro-step's loss, GRPO's with both channels' terms, and what is logged of them: means over items, shares, counts.
+#
+# TRL takes the mean of what was appended since the last line. Micro-steps hold different numbers of items, so a mean of
+# their means would be another figure than that of the same step in one piece; sums and counts are kept instead.
+
+ROLLOUT_SITES, LOGGED_SITES, LOGGED_PAIRS = "sdpo_kl", "sdpo_kl_logged", "trace_replay_dpo"
+"""The channels as metrics call them."""
+
+
+class Weights(NamedTuple):
+    """What the channels count for in a micro-step: channels 2 and 3, and channel 2 on rollouts, which may rest."""
+
+    alpha: float
+    beta: float
+    rollout_alpha: float
+
+    def of(self, name: str) -> float:
+        return {ROLLOUT_SITES: self.rollout_alpha, LOGGED_SITES: self.alpha, LOGGED_PAIRS: self.beta}[name]
+
+
+class ComposerFigures:
+    """Sums of figures by mode ("train", "eval"), and which channels ran in the optimiser step at hand."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, dict[str, tuple[float, float]]] = {"train": {}, "eval": {}}
+        self._ran: dict[str, bool] = {}
+
+    def add(self, mode: str, name: str, total: float, items: float) -> None:
+        """A sum over so many items, on all processes."""
+        before, count = self._sums[mode].get(name, (0.0, 0.0))
+        self._sums[mode][name] = (before + total, count + items)
+
+    def add_terms(self, metrics: Any, terms: Mapping[str, _Term | None], weights: Weights, clock: _MicroStep) -> None:
+        """A micro-step's channels, by the names of metrics, into `metrics`; None is a channel that had nothing.
+
+        A channel without items adds nothing to its mean. It ran in a step where it had items and a weight.
+        """
+        mode = "train" if clock.is_training else "eval"
+        metrics["loss/alpha_sdpo"].append(weights.alpha)
+        metrics["loss/beta_replay"].append(weights.beta)
+        for name, term in terms.items():
+            items = 0.0 if term is None else term.items
+            ran = items > 0 and weights.of(name) > 0
+            metrics[f"items/{name}"].append(items * clock.accumulation)  # the mean of these is that of a whole step
+            if clock.is_training:
+                self._ran[name] = self._ran.get(name, False) or ran
+            else:
+                metrics[f"ran/{name}"].append(float(ran))
+            if term is not None and items:
+                self.add(mode, f"loss/{name}", term.mean * items, items)
+
+    def end_step(self, metrics: Any) -> None:
+        """After an optimiser step: which channels ran in it, in any of its micro-steps."""
+        for name, ran in self._ran.items():
+            metrics[f"ran/{name}"].append(float(ran))
+        self._ran.clear()
+
+    def take(self, mode: str) -> dict[str, float]:
+        """The means since the last call."""
+        means = {name: total / max(items, 1.0) for name, (total, items) in self._sums[mode].items()}
+        self._sums[mode].clear()
+        return means
+
+    def state(self) -> dict[str, Any]:
+        return {mode: {name: list(pair) for name, pair in sums.items()} for mode, sums in self._sums.items()}
+
+    def load_state(self, tree: Mapping[str, Mapping[str, Any]]) -> None:
+        self._sums = {mode: {name: (pair[0], pair[1]) for name, pair in sums.items()} for mode, sums in tree.items()}
+
+
+class MicroStepLoss:
+    """The loss of one trainer's micro-steps; `original` is TRL's own."""
+
+    def __init__(
+        self, trainer: Any, channels: ComposerChannels, figures: ComposerFigures, *, wants_sites: bool
+    ) -> None:
+        self._trainer, self._channels, self._figures, self._wants_sites = trainer, channels, figures, wants_sites
+
+    def compute(self, original: Callable[..., Tensor], model: nn.Module, inputs: dict[str, Any]) -> Tensor:
+        channels = self._channels
+        if not self._wants_sites and channels.logged is None:
+            return original(model, inputs)
+        clock, accelerator = self.clock(), self._trainer.accelerator
+        hints: _Term | None = None
+        if self._wants_sites:
+            policy, hints = channels.rollout_term(model, inputs, clock, lambda: original(model, inputs))
+        else:
+            policy = original(model, inputs)
+        total = policy if hints is None else policy + hints.loss
+        terms: dict[str, _Term] = {}
+        if channels.logged is not None and clock.is_training:
+            with accelerator.autocast():
+                terms = channels.logged_term(model, clock, accelerator.device)
+            for term in terms.values():
+                total = total + term.loss
+        self._log(policy, total, hints, terms, clock)
+        return total
+
+    def clock(self) -> _MicroStep:
+        trainer = self._trainer
+        is_training, per_generation = trainer.model.training, trainer.args.steps_per_generation or 1
+        return _MicroStep(
+            step=trainer.state.global_step,
+            total_steps=trainer.state.max_steps,
+            accumulation=trainer.current_gradient_accumulation_steps if is_training else 1,
+            num_processes=trainer.accelerator.num_processes,
+            steps_per_generation=per_generation,
+            is_training=is_training,
+            temperature=trainer.temperature,
+            is_first_pass=trainer._step % (per_generation * trainer.num_iterations) < per_generation,
+        )
+
+    def _log(
+        self, policy: Tensor, total: Tensor, hints: _Term | None, logged: dict[str, _Term], clock: _MicroStep
+    ) -> None:
+        """Under the names users know."""
+        metrics = self._trainer._metrics["train" if clock.is_training else "eval"]
+        both = self._trainer.sum_over(torch.stack([policy.detach(), total.detach()]).float()) / clock.num_processes
+        metrics["loss/grpo"].append(float(both[0]) * clock.accumulation)
+        metrics["loss/total"].append(float(both[1]) * clock.accumulation)
+        terms: dict[str, _Term | None] = {ROLLOUT_SITES: hints} if self._wants_sites else {}
+        logged_terms = {LOGGED_SITES: logged.get("sdpo_jsd"), LOGGED_PAIRS: logged.get("trace_replay_dpo")}
+        terms |= logged_terms if logged else {}
+        channels = self._channels
+        weights = Weights(channels.alpha(clock), channels.settings.beta_replay, channels.rollout_alpha(clock))
+        self._figures.add_terms(metrics, terms, weights, clock)

@@ -20,19 +20,29 @@ from torch import Tensor, nn
 from composer_replication.batch.render.renderer import Renderer
 from composer_replication.errors import InputError, explain
 from composer_replication.loss.grpo import group_advantages
-from composer_replication.objective.adapters import below_adapter
 from composer_replication.optional import require
-from composer_replication.rollouts.gathering import ToolRecord, gather_rollouts
-from composer_replication.rollouts.generation.generator import RolloutGenerator
-from composer_replication.rollouts.merge import ImagesBySample
-from composer_replication.rollouts.other_hints import add_wrong_hints, exchange_hints
-from composer_replication.rollouts.resample import Drawn, resample, rows_of_groups
-from composer_replication.rollouts.sites import ITEMS, SITES, FoundSites, RolloutOptions, RolloutSites
-from composer_replication.rollouts.worlds.verifiers import REWARD as WORLD_REWARD
+from composer_replication.trainer.objective.distributed import below_adapter
+from composer_replication.trainer.rollouts.channel import add_wrong_hints, exchange_hints
+from composer_replication.trainer.rollouts.gathering import ToolRecord, gather_rollouts
+from composer_replication.trainer.rollouts.generation.generator import RolloutGenerator
+from composer_replication.trainer.rollouts.resample import (
+    ImagesBySample,
+    ResampledBatch,
+    resample,
+    rows_of_groups,
+)
+from composer_replication.trainer.rollouts.sites import (
+    ITEMS,
+    SITES,
+    FoundSites,
+    RolloutOptions,
+    RolloutSites,
+)
+from composer_replication.trainer.rollouts.worlds.verifiers import REWARD as WORLD_REWARD
 
 if TYPE_CHECKING:
-    from composer_replication.trainer.composer.heed_gate import HeedWatch
-    from composer_replication.trainer.composer.loss import ComposerFigures
+    from composer_replication.trainer.composer.channels import ComposerFigures
+    from composer_replication.trainer.composer.heeding import HeedWatch
 
 Batch = dict[str, Any]
 
@@ -204,7 +214,7 @@ class Generation:
         trainer = self._trainer
         assert self._rewards_of_all is not None
 
-        def draw(groups: list[int]) -> Drawn:
+        def draw(groups: list[int]) -> ResampledBatch:
             rewards_logged: list[float] = trainer._metrics["train"]["reward"]
             of_first_draws = len(rewards_logged)
             self._is_drawing_again = True
@@ -214,7 +224,7 @@ class Generation:
                 self._is_drawing_again = False
             del rewards_logged[of_first_draws:]  # hard groups, drawn again and again, are no fall of the reward
             assert self._rewards_of_all is not None
-            return Drawn(new, self._rewards_of_all)
+            return ResampledBatch(new, self._rewards_of_all)
 
         images = require("trl.trainer.utils", extra="train")
         merged, rewards, report = resample(

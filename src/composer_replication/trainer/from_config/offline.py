@@ -2,32 +2,55 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch import nn
+from transformers import set_seed
 
 from composer_replication.batch.render.renderer import Renderer
+from composer_replication.batch.tree_batch import CHANNELS
 from composer_replication.config import CrfConfig, SplitConfig, TrainConfig
-from composer_replication.errors import ConfigError, InputError, NotEnoughMemoryError, explain
-from composer_replication.objective.distributed import is_sharded
-from composer_replication.objective.heeding import verdict
+from composer_replication.errors import (
+    ConfigError,
+    InputError,
+    NotEnoughMemoryError,
+    explain,
+)
 from composer_replication.runs import ARTEFACTS, RunDir
 from composer_replication.runs.split import NAME as SPLIT
 from composer_replication.runs.split import Split, sides_of, split_conversations
-from composer_replication.sessions.cutting import cut_sessions
-from composer_replication.sessions.dataset import LoggedSession, LoggedSessions, sessions_of_run
-from composer_replication.sessions.phases import Say
-from composer_replication.sessions.rendering import RenderedSession, WindowSettings, render_session
-from composer_replication.trainer.from_config.inputs import Inputs, model_config, weighting_of
+from composer_replication.trainer.checkpoints.resume import most_anywhere
+from composer_replication.trainer.from_config.inputs import (
+    Inputs,
+    lora_config,
+    model_config,
+    thinking_in_words,
+    token_rows,
+    weighting_of,
+)
 from composer_replication.trainer.from_config.output_folder import TrainingFolder
-from composer_replication.trainer.from_config.renderer import thinking_in_words
+from composer_replication.trainer.from_config.requirements import offline_arguments
+from composer_replication.trainer.objective.distributed import is_sharded
+from composer_replication.trainer.objective.hint_proof import verdict
 from composer_replication.trainer.presets import channel_settings, teacher_of
 from composer_replication.trainer.replica import Replica
 from composer_replication.trainer.same_start import launched_processes
-from composer_replication.trainer.start_model import weight_dtype
+from composer_replication.trainer.sessions.dataset import LoggedSessions, cut_sessions, sessions_of_run
+from composer_replication.trainer.sessions.phases import Say
+from composer_replication.trainer.sessions.rendering import (
+    LoggedSession,
+    RenderedSession,
+    WindowSettings,
+    ids_said,
+    render_session,
+)
+from composer_replication.trainer.start_model import prepare_model, shard_model, weight_dtype
 from composer_replication.trainer.watch.memory_plan import MemoryPlan, plan_memory
 from composer_replication.types import Conversation
 
@@ -35,6 +58,7 @@ if TYPE_CHECKING:
     from transformers import TrainerCallback, TrainingArguments
 
     from composer_replication.trainer.offline_trainer import OfflineTrainer
+
 
 SOURCES = ("conversations", "tools", SPLIT, "sites", "pairs")
 _BETWEEN_SHUFFLES = 1_000_003
@@ -45,7 +69,7 @@ _EVALUATIONS: dict[str, Callable[[TrainConfig], bool]] = {
 }
 
 
-class OfflineData(NamedTuple):
+class _OfflineData(NamedTuple):
     """Sessions to train on, and those that are held out where there are evaluations."""
 
     train: LoggedSessions
@@ -54,7 +78,7 @@ class OfflineData(NamedTuple):
     """Names of the models that wrote the run's turns."""
 
 
-def offline_data(inputs: Inputs) -> OfflineData:
+def offline_data(inputs: Inputs) -> _OfflineData:
     """The windows of the run's sessions, as [train.batch] says, for the channels that have a weight."""
     config = inputs.config
     if inputs.run is None:
@@ -104,7 +128,7 @@ def offline_data(inputs: Inputs) -> OfflineData:
         fix = f"Do without {' and '.join(eval_options)}, set a larger split.validation, or ingest more sessions."
         got = f"no target in {config.split.validation:.0%} of the sessions"
         raise InputError(explain(eval_options[0], got=got, expected="some to evaluate on", fix=fix))
-    return OfflineData(
+    return _OfflineData(
         train, held_out if is_held_out else None, frozenset().union(*(session.models for session in rendered))
     )
 
@@ -179,14 +203,13 @@ def check_memory(plan: MemoryPlan, say: Say, must_fit: bool) -> None:
 
 def offline_trainer(
     inputs: Inputs,
-    data: OfflineData,
+    data: _OfflineData,
     args: TrainingArguments,
     folder: TrainingFolder,
     callbacks: list[TrainerCallback],
     say: Say,
 ) -> OfflineTrainer:
     """The trainer, its model warmed up where that is wanted, with hints proved and reference log-probs there."""
-    from composer_replication.trainer.from_config.warmup import start_model
     from composer_replication.trainer.offline_trainer import OfflineTrainer
 
     config = inputs.config
@@ -264,3 +287,117 @@ def tell_proof(sessions: LoggedSessions, say: Say, *, can_warm_up: bool = True) 
 
 def _has_proof(inputs: Inputs) -> bool:
     return inputs.config.train.proof.on and inputs.config.loss.alpha_sdpo > 0
+
+
+# The warm-up of `crf train`: whether there is one, and the model that the other steps begin with.
+#
+# `train.warmup.mode` decides; on "auto" the start weights do, by how well they know the names of tools in the logs.
+
+
+def start_model(
+    inputs: Inputs, data: _OfflineData, args: TrainingArguments, folder: TrainingFolder, say: Say
+) -> tuple[nn.Module, Path | None]:
+    """The start weights, with their adapter; and the checkpoint of the warm-up, where there is one.
+
+    Whoever trains puts the checkpoint's weights in, after a warm-up of this process as after one of an earlier one.
+    """
+    from composer_replication.trainer.warmup import finished_warm_up, warm_up
+
+    train = inputs.config.train
+    if train.control != "none" and args.should_save and not folder.warmup.exists():
+        real = TrainingFolder.of(replace(inputs.config, train=replace(train, control="none")))
+        if finished_warm_up(real.warmup) is not None:
+            folder.take_warmup(real)
+    model = _load(inputs, data, args, say)
+    is_wanted = _is_wanted(inputs, data, args, folder, model, say)
+    if is_sharded(model):  # to be scored; what begins is whole
+        del model
+        model = _load(inputs, data, args, lambda _again: None)
+    if not is_wanted:
+        return model, None
+    is_new = finished_warm_up(folder.warmup) is None
+    if is_new and not folder.has_warmup and args.should_save:
+        folder.write_config(inputs.config)
+    done = warm_up(
+        model,
+        offline_arguments(train, folder.warmup, **_changes(train)),
+        data.train,
+        held_out=data.held_out,
+        patience=train.warmup.patience if train.warmup.mode == "until" else None,
+        on_held_out=lambda step, loss: say(f"warm-up step {step}: held-out loss of good turns {loss:.4f}"),
+        hinted_corrections=train.warmup.hinted_corrections,
+        processing_class=inputs.tokenizer,
+        fsdp=train.fsdp.on,
+    )
+    say(done.in_words())
+    if is_new:  # the steps were made in it
+        del model
+        gc.collect()
+        torch.cuda.empty_cache()
+        model = _load(inputs, data, args, lambda _again: None)
+    return model, folder.warmup / done.checkpoint
+
+
+def _load(inputs: Inputs, data: _OfflineData, args: TrainingArguments, say: Say) -> nn.Module:
+    train, said_ids = inputs.config.train, ids_said(data.train.rendered)
+    assert train.model is not None
+    set_seed(train.optimiser.seed)  # the adapter's first values are drawn before the trainer sets it
+    why_not = "with FSDP" if args.fsdp or train.fsdp.on else ""
+    quantization = "4bit" if train.adapter.kind == "qlora" else "none"
+    return prepare_model(
+        train.model,
+        args,
+        peft_config=lora_config(train.adapter),
+        quantization=quantization,
+        token_rows=lambda model: token_rows(inputs, model, said_ids, say, why_not=why_not),
+    )
+
+
+def _is_wanted(
+    inputs: Inputs, data: _OfflineData, args: TrainingArguments, folder: TrainingFolder, model: nn.Module, say: Say
+) -> bool:
+    """An explicit mode wins; a training that has begun goes on as it began."""
+    from composer_replication.trainer.warmup import name_logprob
+
+    warmup, items = inputs.config.train.warmup, data.train.channels
+    if warmup.mode != "auto":
+        if warmup.mode != "off" and not items[CHANNELS[0]]:
+            fix = 'Set train.channels.good_turns = true, or train.warmup.mode = "off".'
+            raise ConfigError(explain("train.warmup.mode", got=warmup.mode, expected="good turns to learn", fix=fix))
+        return warmup.mode != "off"
+    if folder.has_warmup or folder.newest_step() is not None:
+        return folder.has_warmup
+    # Without good turns it has nothing to learn from, without the other channels nothing to come before.
+    if not items[CHANNELS[0]] or not any(items[name] for name in CHANNELS[1:]) or args.fsdp:
+        return False
+    if inputs.config.train.fsdp.on and args.world_size > 1:
+        shard_model(model, args)
+    elif not getattr(model, "is_quantized", False):
+        model.to(args.device)
+    logprob = name_logprob(model, data.train)
+    is_low = bool(most_anywhere(int(logprob is not None and logprob < warmup.below), args.device))
+    if is_low:
+        say(
+            f"log-prob of logged calls up to their tool's name: {logprob:.1f} nats, below {warmup.below:g}: this model"
+            f" does not speak the logs' harness yet, and {warmup.steps} steps of channel 1 come first"
+            ' (train.warmup.mode = "off" for none)'
+        )
+    return is_low
+
+
+def _changes(train: TrainConfig) -> dict[str, Any]:
+    """What a warm-up does otherwise than the steps after it: as many steps as its own keys say, at a constant rate."""
+    warmup, is_until = train.warmup, train.warmup.mode == "until"
+    steps = warmup.most if is_until else warmup.steps
+    rising = min(train.optimiser.warmup, steps - 1)
+    every = warmup.every if is_until else train.save.every
+    return {
+        "max_steps": steps,
+        "lr_scheduler_type": "constant_with_warmup" if rising else "constant",
+        "warmup_steps": rising,
+        "eval_strategy": "steps" if is_until else "no",
+        "eval_steps": warmup.every if is_until else None,
+        "per_device_eval_batch_size": train.optimiser.per_device,
+        "save_steps": every,
+        "report_to": "none",
+    }

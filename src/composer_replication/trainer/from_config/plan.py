@@ -3,39 +3,49 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 
+from composer_replication.atomic import atomic_write_json
 from composer_replication.config import CrfConfig
-from composer_replication.runs.conversations import read_conversations
-from composer_replication.sessions.dataset import LoggedSessions
-from composer_replication.sessions.rendering import models_of
+from composer_replication.config.values import config_hash
+from composer_replication.runs import RunDir
+from composer_replication.runs.artefacts import Source, now, sha256_of_file
+from composer_replication.runs.files import read_conversations
+from composer_replication.runs.lineage import RECORD, ChannelResult, hash_source
 from composer_replication.trainer.from_config.inputs import (
     Inputs,
     beyond_context,
+    is_dotted,
     learnt_context,
     model_config,
     prompts_of,
     read_inputs,
+    unmatched_models,
 )
 from composer_replication.trainer.from_config.offline import offline_data, offline_memory
 from composer_replication.trainer.from_config.output_folder import TrainingFolder
-from composer_replication.trainer.from_config.renderer import unmatched_models
-from composer_replication.trainer.from_config.results import metric_names
+from composer_replication.trainer.offline_checks import NAMES
+from composer_replication.trainer.rollouts.worlds.openenv import is_address, shown_address
+from composer_replication.trainer.rollouts.worlds.verifiers import is_verifiers
 from composer_replication.trainer.same_start import launched_processes
-from composer_replication.trainer.watch.memory_plan import MemoryPlan
-from composer_replication.trainer.watch.step_memory import shape_of
+from composer_replication.trainer.sessions.dataset import LoggedSessions
+from composer_replication.trainer.sessions.rendering import models_of
+from composer_replication.trainer.watch.memory_plan import MemoryPlan, shape_of
+from composer_replication.version import __version__
 
 _PASSES, _REACHED = 8, 0.3
 """Operations a weight and token of a step with a teacher; the share of a machine's speed that such a step reaches."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pace:
+class TrainingPace:
     """Operations a second, weights of the model, and tokens of a window: what a guess at a duration is made of."""
 
     speed: float
@@ -67,7 +77,7 @@ class TrainingPlan:
     newest_checkpoint: str | None = None
     changed: Sequence[str] = ()
     remarks: Sequence[str] = ()
-    pace: Pace | None = None
+    pace: TrainingPace | None = None
     seconds: float | None = None
     """What the steps may take on this machine, roughly; a warm-up and the proof come on top."""
 
@@ -92,7 +102,7 @@ def plan_training(config: CrfConfig) -> TrainingPlan:
 def _offline_plan(inputs: Inputs) -> dict[str, Any]:
     data = offline_data(inputs)
     data.train.require_items()
-    pace, steps = pace_of(inputs, data.train), inputs.config.train.optimiser.steps
+    pace, steps = _pace_of(inputs, data.train), inputs.config.train.optimiser.steps
     return {
         "counts": metric_names(data.train.counts),
         "drops": metric_names(data.train.drops),
@@ -124,7 +134,7 @@ def remarks_on(inputs: Inputs, sessions: LoggedSessions) -> list[str]:
     return [*remarks, *([beyond] if beyond else [])]
 
 
-def pace_of(inputs: Inputs, sessions: LoggedSessions) -> Pace:
+def _pace_of(inputs: Inputs, sessions: LoggedSessions) -> TrainingPace:
     """How fast this machine multiplies right now, and how much there is to multiply."""
     optimiser, size, number = inputs.config.train.optimiser, 1024, 8
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -133,7 +143,7 @@ def pace_of(inputs: Inputs, sessions: LoggedSessions) -> Pace:
     began = time.monotonic()
     for _ in range(number):
         (matrix @ matrix).sum().item()
-    return Pace(
+    return TrainingPace(
         speed=number * 2 * size**3 / (time.monotonic() - began),
         weights=shape_of(model_config(inputs.config.train.model or "")).num_weights,
         tokens=sum(item.num_tokens for item in sessions.items) / len(sessions),
@@ -148,3 +158,119 @@ def _grpo_plan(inputs: Inputs) -> dict[str, Any]:
         return {"counts": counts}
     models = frozenset[str]().union(*map(models_of, read_conversations(inputs.run)))
     return {"counts": counts, "remarks": unmatched_models(inputs.config.render, models)}
+
+
+# What a training did: each channel, the diagnosis, the alarms, and a record of where the weights are from.
+
+_SCHEMA, _VERSION = "composer_replication.training", 2
+# By the names of the metrics; which of them a run has depends on its mode.
+OFFLINE_CHANNELS = ("lm_ce", "sdpo_kl", "trace_replay_dpo")
+GRPO_CHANNELS = ("grpo", "sdpo_kl", "sdpo_kl_logged", "trace_replay_dpo")
+
+
+class NamedSource(NamedTuple):
+    """What a run with rollouts was made of, as its config names it."""
+
+    kind: str
+    name: str
+    sha256: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingResult:
+    """What `run_training` did and where it is. `saved` is the folder of the weights, once all steps are made."""
+
+    steps: int
+    total_steps: int
+    stopped_by: str
+    saved: Path | None
+    checkpoints: Path
+    metrics: Path
+    channels: tuple[ChannelResult, ...]
+    diagnosis: tuple[str, ...]
+    alarms: tuple[str, ...]
+    counts: Mapping[str, int]
+    drops: Mapping[str, int]
+    warmup_steps: int = 0
+    """Steps of the warm-up whose weights the first step began with."""
+    seconds: Mapping[str, float] = field(default_factory=dict[str, float])
+    """What came before the first step (warm-up, hint proof, reference log-probs), and how long it took."""
+
+    def as_json(self) -> dict[str, Any]:
+        plain = asdict(self)
+        return {name: str(value) if isinstance(value, Path) else value for name, value in plain.items()}
+
+
+def sources_of(run: RunDir | None, names: Iterable[str]) -> list[Source]:
+    """The artefacts that a training reads, as they are now."""
+    return [] if run is None else [hash_source(run.root, name) for name in names if run.path(name).exists()]
+
+
+def named_sources(config: CrfConfig) -> list[NamedSource]:
+    """Prompts, rewards and environment of a run with rollouts, as the config names them; sha256 is that of the file.
+
+    Nothing is hashed of what is not one file: a folder, or a name on the hub.
+    """
+    grpo = config.train.grpo
+    if config.train.mode != "grpo":
+        return []
+    kinds_and_names = [
+        ("dataset", grpo.dataset),
+        *(("reward", reward) for reward in grpo.rewards),
+        ("environment", grpo.environment),
+    ]
+    return [NamedSource(kind, _shown(name), _hash_of_named(name)) for kind, name in kinds_and_names if name is not None]
+
+
+def metric_names(numbers: Mapping[str, int]) -> dict[str, int]:
+    """Counts, or drops (`channel: reason`), with the channels called as metrics call them."""
+    parted = ((name.partition(":"), number) for name, number in numbers.items())
+    return {NAMES.get(first, first) + colon + rest: number for (first, colon, rest), number in parted}
+
+
+def write_record(
+    folder: Path,
+    config: CrfConfig,
+    result: TrainingResult,
+    sources: Sequence[Source | NamedSource],
+    start_digest: str,
+) -> None:
+    """`training.json`: what the weights in this folder were made of, with which settings, and what each channel did.
+
+    `start_digest` is `weights_digest` of the model before its first step: all bytes of the weights below an adapter.
+    """
+    record = {
+        "schema": _SCHEMA,
+        "version": _VERSION,
+        "tool_version": __version__,
+        "created": now(),
+        "config_hash": config_hash(config),
+        "start_weights": config.train.model,
+        "start_digest": start_digest,
+        "mode": config.train.mode,
+        "sources": [{"kind": source.kind, "name": source.name, "sha256": source.sha256} for source in sources],
+        "warmup_steps": result.warmup_steps,
+        "steps": result.steps,
+        "channels": [asdict(channel) for channel in result.channels],
+        "diagnosis": list(result.diagnosis),
+        "alarms": list(result.alarms),
+        "counts": dict(result.counts),
+        "drops": dict(result.drops),
+        "seconds": dict(result.seconds),
+    }
+    atomic_write_json(folder / RECORD, record)
+
+
+def _shown(name: str) -> str:
+    return shown_address(name) if is_address(name) else name
+
+
+def _hash_of_named(name: str) -> str | None:
+    """Of the file that a path or `module:name` stands for; the module has been imported."""
+    path = Path(name)
+    if is_verifiers(name):  # a name on somebody's list, no module's
+        return None
+    if is_dotted(name) and not path.exists():
+        module = sys.modules.get(name.partition(":")[0])
+        path = Path(getattr(module, "__file__", None) or "")
+    return sha256_of_file(path) if path.is_file() else None

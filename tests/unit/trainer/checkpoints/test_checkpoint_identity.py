@@ -11,9 +11,9 @@ import torch
 from checkpoint_folders import ABOUT, MODEL, change_manifest, checkpoint
 
 from composer_replication.errors import StaleArtefactError
-from composer_replication.objective import fingerprint
 from composer_replication.trainer.checkpoints import weights_digest
 from composer_replication.trainer.checkpoints.resume import check_fits, check_identity, model_identity
+from composer_replication.trainer.objective import fingerprint
 from kill_and_resume.small_runs import small_model
 from refusals import refusal
 

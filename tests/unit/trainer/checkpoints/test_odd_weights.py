@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from composer_replication.batch.model_folder import load_config
 from composer_replication.errors import InputError, RunError
 from composer_replication.trainer.checkpoints.weights import load_weights, save_weights
-from composer_replication.trainer.watch.step_memory import shape_of
+from composer_replication.trainer.watch.memory_plan import shape_of
 from kill_and_resume.small_runs import small_model, write_weights_manifest
 from refusals import refusal
 

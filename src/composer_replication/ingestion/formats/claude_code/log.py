@@ -4,28 +4,53 @@ from __future__ import annotations
 
 import gc
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from composer_replication.ingestion.formats.claude_code.queue import MessageQueue, Queued
-from composer_replication.ingestion.formats.claude_code.record import Node
-from composer_replication.ingestion.formats.claude_code.sidechains import first_text, prompt_of
+from composer_replication.ingestion.documents import read_lines_or_document
+from composer_replication.ingestion.formats.claude_code.links import first_text, prompt_of
+from composer_replication.ingestion.formats.claude_code.record import (
+    CALL_BLOCKS,
+    QUEUED,
+    Node,
+    is_notification,
+    plain_prompt,
+)
 from composer_replication.ingestion.formats.claude_code.tree import (
-    Part,
+    ContextPart,
     RecordTree,
     groups_apart,
     live_parts,
     sidechains,
 )
-from composer_replication.ingestion.formats.claude_code.turns import TurnBuilder
-from composer_replication.ingestion.reading.documents import read_lines_or_document
-from composer_replication.ingestion.reading.json_text import as_utf8
-from composer_replication.ingestion.reading.source import TOO_DEEP, IngestReport, Record, SourceFile, read_records
-from composer_replication.types import Conversation, Link
+from composer_replication.ingestion.source import (
+    MAX_COUNT,
+    TOO_DEEP,
+    IngestReport,
+    Record,
+    SourceFile,
+    as_text,
+    as_utf8,
+    images_in,
+    read_records,
+)
+from composer_replication.ingestion.turn_list import logged_call
+from composer_replication.types import (
+    Conversation,
+    Link,
+    Origin,
+    Provenance,
+    Role,
+    ToolCall,
+    ToolResult,
+    Turn,
+    Usage,
+)
 
 FORMAT = "claude_code"
-
 _TYPED = re.compile(rb'"type"\s*:\s*"(?:user|assistant|progress|summary|system|file-history-snapshot)"')
 # Other tools have session ids and types too; these keys are this one's.
 _OWN_KEYS = (b'"parentUuid"', b'"isSidechain"', b'"isSnapshotUpdate"', b'"leafUuid"')
@@ -63,7 +88,7 @@ def _read(source: SourceFile, report: IngestReport, with_branches: bool) -> Iter
     report.counts["records without a message"] += tree.num_silent
     if not tree.nodes:
         return
-    yield from _Reader(source, report, tree, agent["id"] if agent else None).conversations(with_branches)
+    yield from _LogReader(source, report, tree, agent["id"] if agent else None).conversations(with_branches)
 
 
 def _records(source: SourceFile, report: IngestReport) -> Iterator[tuple[int, Record]]:
@@ -91,7 +116,7 @@ def _objects(loglines: list[Any], source: SourceFile, report: IngestReport) -> I
             report.skip("not a JSON object", source.name, number)
 
 
-class _Reader:
+class _LogReader:
     def __init__(self, source: SourceFile, report: IngestReport, tree: RecordTree, agent_id: str | None) -> None:
         self._source, self._report, self._tree, self._agent_id = source, report, tree, agent_id
         self._queued: dict[str, list[Queued]] = {}
@@ -126,12 +151,12 @@ class _Reader:
 
     def _placed_queue(self) -> dict[str, list[Queued]]:
         """Queued messages by the assistant record before which the model saw them."""
-        queue = MessageQueue(self._report)
+        queue = _MessageQueue(self._report)
         for line, record in self._tree.queue_operations:
             queue.take(line, record)
         return queue.place(self._tree.nodes.values(), self._tree.attachments)
 
-    def _part_link(self, part: Part, previous: Conversation | None) -> Link | None:
+    def _part_link(self, part: ContextPart, previous: Conversation | None) -> Link | None:
         if part.boundary is not None and previous is not None:
             last = previous.turns[-1].id if previous.turns else None
             return Link(kind="compaction", conversation_id=previous.id, turn_id=last)
@@ -209,3 +234,344 @@ class _Reader:
 
 def _text_or_none(value: Any) -> str | None:
     return value if isinstance(value, str) else None
+
+
+# Records of one context as turns: split messages merged, results grouped behind the turn that called.
+
+_PLAIN_ORDER = ("thinking", "text", "call")
+_USAGE = {
+    "input_tokens": "input_tokens",
+    "output_tokens": "output_tokens",
+    "cache_read_input_tokens": "cache_read_tokens",
+    "cache_creation_input_tokens": "cache_creation_tokens",
+}
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A turn that may still grow."""
+
+    id: str
+    role: Role
+    origin: Origin
+    node: Node
+    # Bare `list` and `dict`: calling `list[str]` takes five times as long, and there is one draft per message.
+    texts: list[str] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
+    calls: list[ToolCall] = field(default_factory=list)
+    results: list[ToolResult] = field(default_factory=list)
+    lines: list[int] = field(default_factory=list)
+    usage: dict[str, int] = field(default_factory=dict)
+    order: list[str] = field(default_factory=list)
+    agents: dict[str, str] = field(default_factory=dict)
+    beside: str | None = None
+    """The kind of attachment it is, or that it came through the queue."""
+    images: int = 0
+    unseen: tuple[str, ...] = ()
+
+    def freeze(self, file: str) -> Turn:
+        record, message = self.node.record, self.node.message
+        model, parent, timestamp = message.get("model"), record.get("parentUuid"), record.get("timestamp")
+        extra: dict[str, Any] = {"agents": self.agents} if self.agents else {}
+        if self.role == "assistant" and not self._is_plain():
+            extra["blocks"] = self._block_lengths()
+        if self.beside is not None:
+            extra["attachment"] = self.beside
+        if self.images:
+            extra["images"] = self.images
+        if self.unseen:
+            extra["unseen_context"] = list(self.unseen)
+        return Turn(
+            id=self.id,
+            role=self.role,
+            origin=self.origin,
+            text="\n".join(self.texts),
+            thinking="\n".join(self.thoughts),
+            calls=tuple(self.calls),
+            results=tuple(self.results),
+            parent_id=parent if isinstance(parent, str) else None,
+            model=model if self.role == "assistant" and isinstance(model, str) else None,
+            usage=Usage(**self.usage) if self.usage else None,
+            timestamp=timestamp if isinstance(timestamp, str) else None,
+            provenance=Provenance(file=file, lines=tuple(self.lines)),
+            extra=extra,
+        )
+
+    def _is_plain(self) -> bool:
+        """Thinking, then text, then calls is what nearly every message holds; only other orders need to be kept."""
+        if len(self.texts) > 1 or len(self.thoughts) > 1:
+            return False
+        return len(self.order) == 1 or self.order == sorted(self.order, key=_PLAIN_ORDER.index)
+
+    def _block_lengths(self) -> list[list[Any]]:
+        lengths = {
+            "thinking": map(len, self.thoughts),
+            "text": map(len, self.texts),
+            "call": iter(range(len(self.calls))),
+        }
+        return [[kind, next(lengths[kind])] for kind in self.order]
+
+
+class TurnBuilder:
+    """Takes the nodes of one context in file order."""
+
+    def __init__(self, file: str, report: IngestReport) -> None:
+        self._file, self._report = file, report
+        self._drafts: list[_Draft] = []
+        self._assistants: dict[str, _Draft] = {}
+        self._caller_of: dict[str, _Draft] = {}
+        self._unseen: dict[str, None] = {}  # kinds of what the model saw before this and nobody can show
+
+    def add(self, node: Node) -> None:
+        if node.kind == "assistant":
+            self._add_assistant(node)
+        elif node.attachment is not None:
+            self._add_attachment(node)
+        else:
+            self._add_user(node)
+
+    def add_queued(self, said: Queued) -> None:
+        """A message that no record holds but those of the queue."""
+        origin: Origin = "meta" if is_notification(said.text) else "human"
+        record: Record = {"timestamp": said.timestamp or None}
+        name = f"queued-line-{said.lines[0]}"
+        node = Node(0, said.lines[0], name, record, None, False, "user", {}, name, [], None)
+        draft = _Draft(name, "user", origin, node, texts=[said.text], lines=list(said.lines), beside=QUEUED)
+        self._drafts.append(draft)
+
+    def _add_attachment(self, node: Node) -> None:
+        attachment = node.attachment
+        assert attachment is not None
+        if not attachment.is_known:
+            self._report.skip(f"unknown attachment type {attachment.kind!r}", self._file, node.line)
+        if attachment.text is None:
+            self._unseen[attachment.kind] = None
+            if attachment.is_known:
+                self._report.counts[f"attachments without text: {attachment.kind}"] += 1
+            return
+        self._report.counts[PLACED if attachment.kind == QUEUED else f"attachments placed: {attachment.kind}"] += 1
+        draft = _Draft(
+            node.uuid,
+            "user",
+            attachment.origin,
+            node,
+            texts=[attachment.text],
+            lines=[node.line],
+            beside=attachment.kind,
+        )
+        draft.images = attachment.images
+        self._drafts.append(draft)
+
+    def turns(self) -> tuple[Turn, ...]:
+        return tuple(draft.freeze(self._file) for draft in self._drafts)
+
+    def _add_assistant(self, node: Node) -> None:
+        draft = self._assistants.get(node.message_key)
+        if draft is None:
+            draft = _Draft(node.message_key, "assistant", "meta" if node.is_harness else "model", node)
+            self._assistants[node.message_key] = draft
+            self._drafts.append(draft)
+            draft.unseen = tuple(self._unseen)
+        draft.lines.append(node.line)
+        _raise_usage(draft.usage, node.message.get("usage"))
+        for block in node.blocks:
+            self._add_block(draft, block, node)
+
+    def _add_block(self, draft: _Draft, block: Record, node: Node) -> None:
+        kind = block.get("type")
+        if kind == "text":
+            draft.texts.append(as_text(block.get("text")))
+            draft.order.append("text")
+        elif kind in ("thinking", "redacted_thinking"):
+            draft.thoughts.append(as_text(block.get("thinking", "")))
+            draft.order.append("thinking")
+        elif kind in CALL_BLOCKS:
+            call = logged_call(block.get("id"), block.get("name"), block.get("input"))
+            draft.calls.append(call)
+            draft.order.append("call")
+            self._caller_of[call.id] = draft
+        else:
+            self._report.skip(f"unknown block type {kind!r}", self._file, node.line)
+
+    def _add_user(self, node: Node) -> None:
+        content = node.blocks
+        results = [block for block in content if block.get("type") == "tool_result"]
+        if results:
+            self._add_results(node, results)
+        texts = [as_text(block) for block in content if block.get("type") != "tool_result"]
+        if texts or not content:
+            draft = _Draft(node.uuid, "user", _origin(node), node, texts=texts, lines=[node.line])
+            draft.order = ["text"] * len(texts)
+            if len(content) > 1 or not isinstance(content[0].get("text") if content else "", str):
+                draft.images = images_in([block for block in content if block.get("type") != "tool_result"])
+            self._drafts.append(draft)
+
+    def _add_results(self, node: Node, results: list[Record]) -> None:
+        answers = [_tool_result(block) for block in results]
+        caller = self._caller_of.get(answers[0].call_id)
+        for result in answers:
+            if result.call_id not in self._caller_of:
+                self._report.skip("tool result without its call", self._file, node.line)
+        # What hooks say about one of several parallel calls stands between their results, and was shown after them.
+        last = self._drafts[-1] if self._drafts else None
+        if last is not None and last.beside is not None:
+            last = next((draft for draft in reversed(self._drafts) if draft.beside is None), None)
+        same_caller = last is not None and last.results and self._caller_of.get(last.results[0].call_id) is caller
+        if last is None or not same_caller or caller is None:
+            last = _Draft(node.uuid, "tool", "tool", node)
+            self._drafts.append(last)
+        last.results += answers
+        last.lines.append(node.line)
+        for content in (block.get("content") for block in results):
+            if not isinstance(content, str):
+                last.images += images_in(content)
+        if node.agent is not None:
+            last.agents[answers[0].call_id] = node.agent
+
+
+def _origin(node: Node) -> Origin:
+    if node.record.get("isCompactSummary") is True:
+        return "summary"
+    if node.record.get("isMeta") is True:
+        return "meta"
+    text = node.blocks[0].get("text") if node.blocks else None
+    return "meta" if isinstance(text, str) and is_notification(text) else "human"
+
+
+def _tool_result(block: Record) -> ToolResult:
+    flag = block.get("is_error")
+    # The format leaves the flag out where nothing went wrong.
+    return ToolResult(
+        call_id=str(block.get("tool_use_id", "")), text=as_text(block.get("content")), is_error=flag is True
+    )
+
+
+def _raise_usage(usage: dict[str, int], record_usage: Any) -> None:
+    """The maximum over the records of one message: later ones repeat and complete earlier ones, a sum counts twice."""
+    if isinstance(record_usage, dict):
+        for theirs, ours in _USAGE.items():
+            value = record_usage.get(theirs)
+            if type(value) is int and usage.get(ours, -1) < value <= MAX_COUNT:
+                usage[ours] = value
+
+
+# Messages that were typed while Claude Code worked: `queue-operation` records, and where the model saw each message.
+#
+# `enqueue` brings the text. Then one of these happens (counted on real sessions, versions 2.0.76 to 2.1.39):
+#
+# * `dequeue`: the turn is over, and the message follows as a record of its own: a text as it was typed, a slash command
+#   as tags with its name and its arguments. Nothing is to be done.
+# * `remove`: the message went into the running turn, beside the results of its calls. Up to these versions nothing else
+#   says so, and the model answers it next; later ones add an `attachment` record, and often a `reason`.
+# * `popAll`: the user took it back into the editor.
+
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+Z$")
+# How Claude Code writes a slash command into the message that runs it; some versions leave out the slash.
+_COMMAND_NAME = re.compile(r"<command-name>\s*(\S+?)\s*</command-name>")
+_COMMAND_ARGUMENTS = re.compile(r"<command-args>(.*?)</command-args>", re.DOTALL)
+_ABSORBED = "absorbed_mid_turn"
+PLACED, TAKEN_BACK = "queued messages placed", "queued messages taken back"
+NOT_DELIVERED = "queued messages never delivered"
+
+
+@dataclass(frozen=True, slots=True)
+class Queued:
+    """A message that left the queue: its text, the lines of its records, and when it left."""
+
+    text: str
+    lines: tuple[int, ...]
+    timestamp: str
+    operation: str = "enqueue"
+    reason: str | None = None
+
+
+@dataclass(slots=True)
+class _MessageQueue:
+    """The queue of one log, as its records tell it."""
+
+    report: IngestReport
+    _waiting: list[Queued] = field(default_factory=list[Queued])
+    _left: list[Queued] = field(default_factory=list[Queued])
+
+    def take(self, line: int, record: Record) -> None:
+        operation = record.get("operation")
+        if operation == "enqueue":
+            self._waiting.append(Queued(_words(record.get("content")), (line,), _time(record)))
+        elif operation == "popAll":
+            self.report.counts[TAKEN_BACK] += len(self._waiting)
+            self._waiting.clear()
+        elif operation in ("dequeue", "remove") and self._waiting:
+            message = self._waiting.pop(self._place_of(record.get("content")))
+            reason = record.get("reason")
+            reason = reason if isinstance(reason, str) else None
+            self._left.append(Queued(message.text, (*message.lines, line), _time(record), operation, reason))
+
+    def _place_of(self, content: Any) -> int:
+        """Which message a record means: the one it quotes, else the oldest."""
+        texts = [message.text for message in self._waiting]
+        return texts.index(content) if content in texts else 0
+
+    def place(self, nodes: Iterable[Node], attachments: list[Record]) -> dict[str, list[Queued]]:
+        """Uuid of the answer before which the model saw it -> messages that no other record holds; "" is the end."""
+        if self._waiting:
+            self.report.counts[NOT_DELIVERED] += len(self._waiting)
+        if not self._left:
+            return {}
+        main = [node for node in nodes if not node.is_sidechain]
+        shown_texts = Counter(plain_prompt(record) for record in attachments)
+        placed: dict[str, list[Queued]] = {}
+        for message in self._left:
+            text = message.text.strip()
+            if shown_texts[text] > 0:  # the attachment is the message
+                shown_texts[text] -= 1
+            elif message.operation == "dequeue" and _has_own_record(message, main):
+                continue
+            elif message.operation == "remove" and not _was_absorbed(message, bool(attachments)):
+                self.report.counts[TAKEN_BACK] += 1
+            else:
+                self.report.counts[PLACED] += 1
+                placed.setdefault(_answer_to(message, main), []).append(message)
+        return placed
+
+
+def _was_absorbed(removed: Queued, has_attachments: bool) -> bool:
+    """Where a log keeps attachments, a message that was removed without one and without a reason was taken back."""
+    return removed.reason == _ABSORBED or (removed.reason is None and not has_attachments)
+
+
+def _has_own_record(message: Queued, main: list[Node]) -> bool:
+    text = message.text.strip()
+    users = (node for node in main if node.kind == "user" and node.line > message.lines[0])
+    return any(_says(_words(block.get("text")), text) for node in users for block in node.blocks)
+
+
+def _says(words: str, text: str) -> bool:
+    """Whether a message holds what was queued: as typed, or, of `/name arguments`, in the tags of a command."""
+    name = _COMMAND_NAME.search(words)
+    if name is None or not text.startswith("/"):
+        return text in words
+    arguments = _COMMAND_ARGUMENTS.search(words)
+    called = [name[1].removeprefix("/"), *(arguments[1].split() if arguments else ())]
+    return called == text.removeprefix("/").split()
+
+
+def _answer_to(message: Queued, main: list[Node]) -> str:
+    """The first assistant message that began after it: records of one that was being written stand behind it too."""
+    seen_keys = {node.message_key for node in main if node.line < message.lines[-1]}
+    for node in main:
+        if node.kind != "assistant" or node.line < message.lines[-1] or node.message_key in seen_keys:
+            continue
+        if not message.timestamp or not _time(node.record) or _time(node.record) >= message.timestamp:
+            return node.uuid
+        seen_keys.add(node.message_key)
+    return ""
+
+
+def _words(content: Any) -> str:
+    return content if isinstance(content, str) else ""
+
+
+def _time(record: Record) -> str:
+    """When it was written, where that is a time that can be compared as text."""
+    written = record.get("timestamp")
+    return written if isinstance(written, str) and _TIME.match(written) else ""

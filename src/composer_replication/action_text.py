@@ -1,0 +1,437 @@
+"""What an assistant turn did, read back from the text of a state's `student_action`.
+
+The text is the turn's blocks in order, joined by newlines: thinking as `[THINKING] …`, a call as one line
+`[TOOL_USE] name=Read input={…json…}`, text as it is. What is not exactly that stays plain text. Two things the text
+does not say and that are decided here:
+
+* Where thinking ends and text begins. Blocks are joined by one newline and paragraphs by two, so the newline that
+  stands alone is the join: the last such one where a call follows (a short remark before it), else the first.
+* Where arguments end that are no JSON. They begin with `{` and run up to the next block that is marked, or to the end.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, cast
+
+import orjson
+
+from composer_replication.errors import InputError, explain
+from composer_replication.messages import (
+    content_text,
+    json_value,
+    message_calls,
+    tool_call,
+)
+from composer_replication.types import (
+    Action,
+    Provenance,
+    ToolCall,
+    Turn,
+)
+
+_MARK = re.compile(r"^\[(?:THINKING|TOOL_USE)\] ", re.MULTILINE)
+_CALL = re.compile(r"\[TOOL_USE\] name=(?P<name>[^\n]*?) input=(?P<input>[^\n]*)")
+_THINKING = "[THINKING] "
+_JOIN = re.compile(r"(?<!\n)\n(?!\n)")
+Block = list[str | int]
+"""[kind, size]: characters of a thinking or text block, the number of a call."""
+
+
+class _ParsedAction(NamedTuple):
+    """The action and its thinking; `blocks` is their order, as `Turn.extra["blocks"]` keeps it."""
+
+    action: Action
+    thinking: str
+    blocks: list[Block]
+
+
+def parse_action_text(text: str) -> _ParsedAction:
+    """Calls, text and thinking of an action; ids of calls are not in the text and are made up."""
+    blocks = _Blocks()
+    at = 0  # where the next block begins
+    for mark, call in _marked(text):
+        if mark < at:
+            continue
+        blocks.add_text(text[at : mark - 1] if mark > at else None, call_follows=call is not None)
+        if call is None:
+            blocks.open_thinking()
+            at = mark + len(_THINKING)
+        else:
+            blocks.add_call(call)
+            at = call.end + 1
+    blocks.add_text(text[at:] if at <= len(text) else None, call_follows=False)
+    return _ParsedAction(
+        Action(text="\n".join(blocks.texts), calls=tuple(blocks.calls)), "\n".join(blocks.thoughts), blocks.blocks
+    )
+
+
+def answer_turn(text: str, *, turn_id: str) -> Turn:
+    """An assistant turn that does what the text says."""
+    action, thinking, blocks = parse_action_text(text)
+    return Turn(
+        id=turn_id,
+        role="assistant",
+        origin="model",
+        text=action.text,
+        thinking=thinking,
+        calls=action.calls,
+        provenance=Provenance(file=turn_id, lines=(1,)),
+        extra={"blocks": blocks},
+    )
+
+
+class _Call(NamedTuple):
+    name: str
+    arguments: str
+    end: int
+
+
+def _marked(text: str) -> list[tuple[int, _Call | None]]:
+    """Where marked blocks begin: a call with its end, or None for thinking. A mark that opens no call is plain text."""
+    blocks: list[tuple[int, _Call | None]] = []
+    marks = [match.start() for match in _MARK.finditer(text)]
+    for number, start in enumerate(marks):
+        if text.startswith(_THINKING, start):
+            blocks.append((start, None))
+            continue
+        after = marks[number + 1] - 1 if number + 1 < len(marks) else len(text)
+        call = _call_at(text, start, after)
+        if call is not None:
+            blocks.append((start, call))
+    return blocks
+
+
+def _call_at(text: str, start: int, next_mark: int) -> _Call | None:
+    match = _CALL.match(text, start)
+    if match is None:
+        return None
+    name, input_text = match["name"], match["input"]
+    try:
+        json_value(input_text)
+    except ValueError:
+        is_broken_object = input_text.startswith("{")
+        raw = text[match.start("input") : next_mark]
+        return _Call(name, raw, next_mark) if is_broken_object else None
+    return _Call(name, input_text, match.end())
+
+
+@dataclass(slots=True)
+class _Blocks:
+    texts: list[str] = field(default_factory=list[str])
+    thoughts: list[str] = field(default_factory=list[str])
+    calls: list[ToolCall] = field(default_factory=list[ToolCall])
+    blocks: list[Block] = field(default_factory=list[Block])
+    _is_thinking: bool = False
+
+    def open_thinking(self) -> None:
+        self._is_thinking = True
+
+    def add_text(self, text: str | None, *, call_follows: bool) -> None:
+        """What stands before a mark or the end: text, or thinking and then perhaps text; None where nothing does."""
+        if self._is_thinking:
+            self._is_thinking = False
+            thought, text = _split_thinking(text or "", call_follows=call_follows)
+            self.thoughts.append(thought)
+            self.blocks.append(["thinking", len(thought)])
+        if text is not None:
+            self.texts.append(text)
+            self.blocks.append(["text", len(text)])
+
+    def add_call(self, call: _Call) -> None:
+        self.blocks.append(["call", len(self.calls)])
+        self.calls.append(tool_call(f"call_{len(self.calls)}", call.name, call.arguments))
+
+
+def _split_thinking(text: str, *, call_follows: bool) -> tuple[str, str | None]:
+    joins = [match.start() for match in _JOIN.finditer(text)]
+    if not joins:
+        return text, None
+    at = joins[-1 if call_follows else 0]
+    return text[:at], text[at + 1 :]
+
+
+# What an assistant turn did, as one text: the form that states and pairs are known by. `parse` reads it back.
+
+_BLOCK_KINDS = ("thinking", "text", "call")
+TEXT_AFTER_CALL = "text_after_call"
+"""Key of `Turn.extra` for turns whose blocks are not known any more, but that text followed a call."""
+
+
+def action_text(turn: Turn) -> str:
+    """What an assistant turn did, as one text: its blocks in order, joined by newlines."""
+    blocks: Any = turn.extra.get("blocks")
+    layout: list[Any] = blocks if _fits(blocks, turn) else _plain_layout(turn)
+    texts, thoughts = _JoinedText(turn.text), _JoinedText(turn.thinking)
+    parts: list[str] = []
+    for kind, size in layout:
+        if kind == "text":
+            parts.append(texts.take(size))
+        elif kind == "thinking":
+            parts.append(f"[THINKING] {thoughts.take(size)}")
+        else:
+            parts.append(_call_text(turn.calls[size]))
+    return "\n".join(parts)
+
+
+def text_follows_call(turn: Turn) -> bool:
+    """Whether the turn says something after one of its calls, which templates that write text first cannot show."""
+    if turn.extra.get(TEXT_AFTER_CALL) is True:
+        return True
+    blocks: Any = turn.extra.get("blocks")
+    if not turn.calls or not _fits(blocks, turn):
+        return False  # the plain order: thinking, text, calls
+    texts, has_called = _JoinedText(turn.text), False
+    for kind, size in blocks:
+        has_called = has_called or kind == "call"
+        if kind == "text" and texts.take(size).strip() and has_called:
+            return True
+    return False
+
+
+def thinking_comes_late(turn: Turn) -> bool:
+    """Whether a thought of the turn comes behind its text or a call; templates show thinking first."""
+    blocks: Any = turn.extra.get("blocks")
+    if not turn.thinking.strip() or not _fits(blocks, turn):
+        return False
+    kinds = [kind for kind, size in blocks if kind == "call" or size]
+    return "thinking" in kinds[next((at for at, kind in enumerate(kinds) if kind != "thinking"), len(kinds)) :]
+
+
+def recut_blocks(turn: Turn, text: str, thinking: str) -> dict[str, Any]:
+    """`turn.extra` for new texts, which differ within lines: their pieces end at the same newlines as before.
+
+    Where lines came or went nobody can tell the pieces apart, and what stays is whether text follows a call.
+    """
+    rest = {key: value for key, value in turn.extra.items() if key != "blocks"}
+    blocks: Any = turn.extra.get("blocks")
+    if not _fits(blocks, turn):
+        return rest
+    new = {
+        "text": _recut(turn.text, text, blocks, "text"),
+        "thinking": _recut(turn.thinking, thinking, blocks, "thinking"),
+    }
+    if new["text"] is None or new["thinking"] is None:
+        return rest | ({TEXT_AFTER_CALL: True} if text_follows_call(turn) else {})
+    sizes = {kind: iter(lengths or ()) for kind, lengths in new.items()}
+    return rest | {"blocks": [[kind, next(sizes[kind])] if kind in sizes else [kind, size] for kind, size in blocks]}
+
+
+def _recut(old: str, new: str, blocks: list[Any], kind: str) -> list[int] | None:
+    if old.count("\n") != new.count("\n"):
+        return None
+    pieces, lines, sizes = _JoinedText(old), iter(new.split("\n")), list[int]()
+    for num_newlines in (pieces.take(size).count("\n") for block_kind, size in blocks if block_kind == kind):
+        sizes.append(len("\n".join(next(lines) for _ in range(num_newlines + 1))))
+    return sizes
+
+
+def action_text_without_thinking(turn: Turn) -> str:
+    """The same without what the turn thought."""
+    blocks: Any = turn.extra.get("blocks")
+    kept_blocks = [block for block in blocks if block[0] != "thinking"] if _fits(blocks, turn) else None
+    return action_text(replace(turn, thinking="", extra={**turn.extra, "blocks": kept_blocks}))
+
+
+def text_of(action: Action) -> str:
+    """An action that is in no log in the same form: its text, then a line for each call."""
+    return action_text(turn_of(action, turn_id="action"))
+
+
+def turn_of(action: Action, *, turn_id: str) -> Turn:
+    """An assistant turn that does this and thinks nothing."""
+    where = Provenance(file=turn_id, lines=(1,))
+    return Turn(id=turn_id, role="assistant", origin="model", text=action.text, calls=action.calls, provenance=where)
+
+
+class _JoinedText:
+    """Cuts a text that was joined by newlines back into its pieces."""
+
+    def __init__(self, text: str) -> None:
+        self._text, self._at = text, 0
+
+    def take(self, size: int) -> str:
+        piece = self._text[self._at : self._at + size]
+        self._at += size + 1
+        return piece
+
+
+def _fits(blocks: Any, turn: Turn) -> bool:
+    """Whether a layout cuts this turn's texts where they were joined and names each call once: logs can be forged."""
+    if not isinstance(blocks, list) or not all(_is_block(block) for block in cast("list[Any]", blocks)):
+        return False
+    sizes = {kind: [size for block_kind, size in blocks if block_kind == kind] for kind in _BLOCK_KINDS}
+    return (
+        _is_joined(turn.text, sizes["text"])
+        and _is_joined(turn.thinking, sizes["thinking"])
+        and sorted(sizes["call"]) == list(range(len(turn.calls)))
+    )
+
+
+def _is_block(block: Any) -> bool:
+    return (
+        isinstance(block, list)
+        and len(block) == 2
+        and isinstance(block[0], str)
+        and block[0] in _BLOCK_KINDS
+        and type(block[1]) is int
+        and block[1] >= 0
+    )
+
+
+def _is_joined(text: str, sizes: list[int]) -> bool:
+    end = -1
+    for size in sizes:
+        if end >= 0 and text[end : end + 1] != "\n":
+            return False
+        end += 1 + size
+    return max(end, 0) == len(text)
+
+
+def _plain_layout(turn: Turn) -> list[tuple[str, int]]:
+    layout = [("thinking", len(turn.thinking))] if turn.thinking else []
+    layout += [("text", len(turn.text))] if turn.text else []
+    return layout + [("call", index) for index in range(len(turn.calls))]
+
+
+def _call_text(call: ToolCall) -> str:
+    return f"[TOOL_USE] name={call.name} input={arguments_text(call)}"
+
+
+def arguments_text(call: ToolCall) -> str:
+    """The arguments as the model wrote them, or as JSON."""
+    if call.raw_arguments is not None:
+        return call.raw_arguments
+    try:
+        return orjson.dumps(dict(call.arguments)).decode()
+    except TypeError:  # a model may write integers of any length, and half of a surrogate pair
+        return json.dumps(dict(call.arguments), separators=(",", ":"), default=str)
+
+
+# A reply as an action, whatever shape it comes in: text, calls written in text, OpenAI and Anthropic messages.
+#
+# Thinking is left out. Arguments that are no JSON object stay raw. A call written in text counts only where there is
+# nothing else to the text but remarks: beside other code it may be an example.
+
+_THOUGHTS = ("think", "thinking")
+_TAG, _TAG_END = "<tool_call>", "</tool_call>"
+_JSON_MARKS = ("", "json", "tool_call", "tool_use", "tool")
+_NAME_KEYS = ("name", "tool", "tool_name", "function_name")
+_ARGUMENT_KEYS = ("arguments", "input", "args", "parameters", "tool_input")
+_AROUND = frozenset({*_NAME_KEYS, *_ARGUMENT_KEYS, "id", "type", "call_id", "recipient"})
+
+
+def parse_reply(reply: str | Mapping[str, Any] | Sequence[Any]) -> Action:
+    """The action of a reply: a text, a message, or a message's list of content blocks."""
+    if isinstance(reply, str):
+        return _of_text(reply)
+    if isinstance(reply, Mapping):
+        return _of_message(reply)
+    if isinstance(reply, list | tuple):
+        return _of_message({"content": reply})
+    raise InputError(explain("reply", got=type(reply).__name__, expected="a text, a message or a list of blocks"))
+
+
+def _of_text(text: str) -> Action:
+    action = parse_action_text(without_thought(text)).action
+    written = _written_calls(action.text) if not action.calls else None
+    return written if written is not None else action
+
+
+def without_thought(text: str) -> str:
+    """Without the thinking that some models write in front of what they say.
+
+    The opening tag may be missing, since some templates write it into the prompt; then the closing one ends a line.
+    """
+    for tag in _THOUGHTS:
+        before, end, after = text.partition(f"</{tag}>")
+        head, opening, _ = before.partition(f"<{tag}>")
+        if end and (not head.strip() if opening else after.startswith("\n")):
+            return after.lstrip()
+    return text
+
+
+def _written_calls(text: str) -> Action | None:
+    """Calls in `<tool_call>` tags, in fences, or alone as JSON; None where the text holds anything more than that."""
+    if _TAG in text:
+        first, *parts = text.split(_TAG)
+        bodies = [part.partition(_TAG_END) for part in parts]
+        remarks = first + "".join(after for _, _, after in bodies)
+        calls = _calls_in([body for body, _, _ in bodies]) if all(end for _, end, _ in bodies) else None
+    elif "```" in text:
+        fences, remarks = _fenced(text)
+        is_json = bool(fences) and all(mark in _JSON_MARKS for mark, _ in fences)
+        calls = _calls_in([body for _, body in fences]) if is_json else None
+    else:
+        remarks = ""
+        calls = _calls_in([text]) if text.lstrip().startswith(("{", "[")) else None
+    return Action(text=remarks.strip(), calls=calls) if calls is not None and "```" not in remarks else None
+
+
+def _fenced(text: str) -> tuple[list[tuple[str, str]], str]:
+    """(mark, body) of every fenced block, and what stands around them."""
+    fences: list[tuple[str, str]] = []
+    remarks: list[str] = []
+    inside: list[str] | None = None
+    mark = ""
+    for line in text.split("\n"):
+        is_fence = line.strip().startswith("```")
+        if is_fence and inside is None:
+            inside, mark = [], line.strip().removeprefix("```").strip().lower()
+        elif line.strip() == "```" and inside is not None:
+            fences.append((mark, "\n".join(inside)))
+            inside = None
+        else:
+            (remarks if inside is None else inside).append(line)
+    if inside is not None:
+        remarks.append("```")  # one that does not end
+    return fences, "\n".join(remarks)
+
+
+def _calls_in(texts: list[str]) -> tuple[ToolCall, ...] | None:
+    """Every text as a call, or as a list of them; None if one is neither."""
+    calls: list[ToolCall] = []
+    for text in texts:
+        try:
+            value = json_value(text)
+        except ValueError:
+            return None
+        for entry in cast("list[object]", value) if isinstance(value, list) and value else [value]:
+            call = _call_of_object(entry, len(calls))
+            if call is None:
+                return None
+            calls.append(call)
+    return tuple(calls)
+
+
+def _call_of_object(value: object, number: int) -> ToolCall | None:
+    """An object that is a call and nothing else: a name, arguments, and what goes around them."""
+    body = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+    if isinstance(body.get("function"), dict) and body.keys() <= {"function", "id", "type"}:
+        body = cast("dict[str, Any]", body["function"])
+    names = [body[key] for key in _NAME_KEYS if isinstance(body.get(key), str) and body[key]]
+    argument_values = [body[key] for key in _ARGUMENT_KEYS if key in body]
+    if len(names) != 1 or len(argument_values) != 1 or not body.keys() <= _AROUND:
+        return None
+    arguments = argument_values[0]
+    is_schema = isinstance(arguments, dict) and isinstance(arguments.get("properties"), dict) and "type" in arguments
+    if is_schema or not isinstance(arguments, dict | str):
+        return None
+    return tool_call(f"call_{number}", names[0], arguments)
+
+
+def _of_message(message: Mapping[str, Any]) -> Action:
+    content = message.get("content")
+    if content is not None and not isinstance(content, str | list | tuple):
+        raise InputError(explain("content of a reply", got=type(content).__name__, expected="a text, a list or null"))
+    calls, text = message_calls(message, "a reply"), content_text(cast("object", content))
+    nameless = next((number for number, call in enumerate(calls) if not call.name), None)
+    if nameless is not None:
+        raise InputError(explain(f"tool call {nameless} of a reply", got="no name", expected="the name of a tool"))
+    if calls:
+        return Action(text=without_thought(text) if isinstance(content, str) else text, calls=calls)
+    refusal = message.get("refusal")
+    return _of_text(text or (refusal if isinstance(refusal, str) else ""))

@@ -1,0 +1,167 @@
+"""`crf ablate --config arms.toml`: arms x seeds at equal budgets, with predictions, controls and intervals."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from composer_replication.evaluation.ablation.jobs import AblationResults, JobCallbacks, JobKey
+    from composer_replication.evaluation.ablation.plan import AblationPlan
+
+WHEN_INTERRUPTED = "jobs that are done are kept, those that were running go on from their last checkpoint"
+_SECTIONS = ("loss", "render", "train", "evaluation")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--config", type=Path, metavar="FILE", help="arms.toml: question, arms, predictions, budget")
+    parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="where results go; default: the file's folder")
+    parser.add_argument("--run", metavar="RUN", help="the run whose sessions are learnt from, over ablate.run")
+    parser.add_argument("--only", type=_names, default=(), metavar="ARM,ARM", help="these arms alone")
+    parser.add_argument("--seeds", type=_numbers, default=(), metavar="1,2", help="these seeds of the plan alone")
+    parser.add_argument("--workers", type=int, default=1, metavar="N", help="jobs at a time; default 1")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="A.B=C",
+        help="an option of every arm over the file's, such as train.model; may be repeated",
+    )
+    parser.add_argument("--table", action="store_true", help="make table and plots anew from results.json alone")
+    parser.add_argument("--dry-run", action="store_true", help="say which jobs would run, and write nothing")
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    parser.set_defaults(sections=_SECTIONS)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(number) for number in _names(text))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected whole numbers, such as 1,2") from None
+
+
+def run(args: argparse.Namespace) -> int:
+    from composer_replication.cli.console import refuse_unread
+    from composer_replication.errors import InputError, explain
+    from composer_replication.evaluation.ablation.jobs import (
+        check_ready,
+        places_of,
+        read_results,
+        run_jobs,
+    )
+    from composer_replication.evaluation.ablation.plan import read_plan
+
+    folder = args.output or (args.config.parent if args.config else None)
+    config: Path | None = args.config
+    if folder is None or (config is None and not args.table):
+        expected = "a plan: `crf ablate --config arms.toml`; with --table a folder is enough (-o DIR)"
+        raise InputError(explain("--config", got="none", expected=expected))
+    if args.workers < 1:
+        raise InputError(explain("--workers", got=args.workers, expected="1 or more"))
+    if args.table or config is None:
+        if args.only or args.seeds or args.run or args.set:
+            expected = "no --only, --seeds, --run or --set: the table is of all that results.json holds"
+            raise InputError(explain("--table", got="other options beside it", expected=expected))
+        return _finish(read_results(folder), folder, as_json=args.json)
+    if not config.is_file():
+        fix = "docs/guides/ablate.md has one to begin with."
+        raise InputError(explain("--config", got=f"{config}, which is no file", expected="arms.toml", fix=fix))
+    refuse_unread(args)
+    plan = read_plan(config, args.set, run=args.run)
+    jobs = places_of(plan, only=args.only, seeds=args.seeds)
+    if args.dry_run:
+        check_ready(plan, folder)
+        return _say_what_would_run(plan, folder, jobs)
+    listener = _listener(folder)
+    return _finish(run_jobs(plan, folder, jobs, workers=args.workers, listener=listener), folder, as_json=args.json)
+
+
+def _listener(folder: Path) -> JobCallbacks:
+    from composer_replication.cli.console import say
+    from composer_replication.cli.progress import duration
+    from composer_replication.evaluation.ablation.job import JOB
+    from composer_replication.evaluation.ablation.jobs import JobCallbacks
+
+    def failed(failure: Any) -> None:
+        say(f"{failure.arm}, seed {failure.seed}: failed; the others go on. Its last lines:")
+        for line in failure.last_lines:
+            say(f"    {line}")
+
+    def begins(job_key: JobKey, done: int, total: int) -> None:
+        how = "goes on" if (_folder(folder, job_key) / JOB).is_file() else "begins"
+        say(f"{job_key.arm}, seed {job_key.seed}: {how} ({done} of {total} done)")
+
+    return JobCallbacks(
+        begins=begins,
+        done=lambda job, result: say(
+            f"{job.arm}, seed {job.seed}: done in {duration(result.spent.seconds)},"
+            f" {result.spent.steps:,} steps, {result.spent.rollouts:,} rollouts"
+        ),
+        failed=failed,
+    )
+
+
+def _say_what_would_run(plan: AblationPlan, folder: Path, job_keys: list[JobKey]) -> int:
+    from composer_replication.cli.console import show, table
+    from composer_replication.evaluation.ablation.job import RESULT
+
+    rows = [
+        (job.arm, job.seed, "is done" if _folder(folder, job).joinpath(RESULT).is_file() else "would run")
+        for job in job_keys
+    ]
+    arms = [(name, arm.about, arm.predict, arm.expect or "") for name, arm in plan.arms.items()]
+    show(
+        table("Arms", ("arm", "what", "predicted", "in a word"), arms),
+        table("Jobs", ("arm", "seed", "state"), rows),
+    )
+    return 0
+
+
+def _folder(folder: Path, job_key: JobKey) -> Path:
+    return folder / "jobs" / job_key.arm / str(job_key.seed)
+
+
+def _finish(results: AblationResults, folder: Path, *, as_json: bool) -> int:
+    """Table and plots; 1 where jobs failed, or budgets are not equal."""
+    from composer_replication.cli.console import print_json, say, show
+    from composer_replication.evaluation.ablation.job import stored_path
+    from composer_replication.evaluation.ablation.jobs import RESULTS, breaches_of
+    from composer_replication.evaluation.ablation.page import as_json as page_as_json
+    from composer_replication.evaluation.ablation.page import write_page
+
+    written = write_page(results, folder)
+    if as_json:
+        print_json(page_as_json(results))
+    else:
+        show(*_tables(results))
+    breaches = breaches_of(results)
+    for arm, sentences in breaches.items():
+        for sentence in sentences:
+            say(f"not equal: {arm}, {sentence}")
+    for failure in results.failed:
+        say(f"failed: {failure.arm}, seed {failure.seed}")
+    source = stored_path(folder / RESULTS).name
+    say(f"{written}: all of it; {source} rebuilds it (`crf ablate --table -o {folder}`)")
+    return 1 if breaches or results.failed else 0
+
+
+def _tables(results: AblationResults) -> list[Any]:
+    from composer_replication.cli.console import table
+    from composer_replication.evaluation.ablation.page import (
+        AGAINST,
+        against_rows,
+        figure_rows,
+        figures_of,
+    )
+
+    figures = figures_of(results, results.frozen.metrics)
+    primary = results.frozen.experiment.primary
+    primary_rows = list(figure_rows(results, [figure for figure in figures if figure.metric == primary]))
+    tables = [table(results.frozen.experiment.question, ("figure", *results.frozen.arms), primary_rows)]
+    rows = list(against_rows(results, figures, [primary]))
+    return [*tables, table("Against each other", AGAINST, rows)] if rows else tables

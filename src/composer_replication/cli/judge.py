@@ -1,0 +1,155 @@
+"""`crf judge RUN`: would a call fail, said before it ran, and how often that was right on your own logs."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from composer_replication.runs import RunDir
+from composer_replication.runs.files import read_conversations
+from composer_replication.sites.judge import (
+    JudgedCall,
+    Repository,
+    Score,
+    judged_calls,
+)
+from composer_replication.sites.judge.walk import earlier_sessions
+from composer_replication.types import Conversation, ErrorSite
+
+if TYPE_CHECKING:
+    from composer_replication.runs import RunDir
+    from composer_replication.sites.judge import RuleScore, Score
+
+
+_CAPTION = (
+    "A prediction (fails) is right where the call failed, in whatever way. Left out: what\n"
+    "the user or the harness refused, and work that failed, such as tests."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", help="a run directory with conversations in it")
+    parser.add_argument(
+        "--earlier",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="use what earlier sessions of the same project had shown; this is the default",
+    )
+    parser.add_argument(
+        "--repo",
+        metavar="PATH",
+        type=Path,
+        help="a clone of the project: its files at each session's date; nothing of it is checked out or run",
+    )
+    parser.add_argument("--json", action="store_true", help="print the tables as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    from composer_replication.runs import RunDir
+
+    run_dir = RunDir.open(args.run)
+    _show(run_dir, judge_run(run_dir, earlier=args.earlier, repo=args.repo), as_json=args.json)
+    return 0
+
+
+def _show(run_dir: RunDir, score: Score, *, as_json: bool) -> None:
+    from composer_replication.cli.console import (
+        print_json,
+        say,
+        show,
+        table,
+    )
+
+    if as_json:
+        print_json({"run": str(run_dir.root), "in_all": _in_all(score), "rules": score.rules, "kinds": score.kinds})
+        return
+    columns = ("says", "rule", "kind", "said", "right", "wrong", "precision")
+    show(
+        table(
+            "What was said before a call", columns, [_row(rule_score) for rule_score in score.rules], caption=_CAPTION
+        )
+    )
+    kinds = [(kind_score.kind, kind_score.failures, kind_score.predicted) for kind_score in score.kinds]
+    show(table("Failures", ("kind", "failures", "predicted"), kinds))
+    precision, share, false = score.precision, score.share_predicted, score.false_per_thousand
+    say(
+        f"{score.num_calls} calls with a result, {score.num_left_out} left out; {score.num_failures} failures, "
+        f"{score.num_predicted} predicted ({_percent(share)}); precision {_number(precision)}; {score.num_false} false "
+        f"alarms, {_number(false)} per 1,000 good calls"
+    )
+
+
+def _row(rule_score: RuleScore) -> tuple[object, ...]:
+    """Of what is said to work, the good calls are right; of what nobody can say, none are right or wrong."""
+    worked = rule_score.said - rule_score.failed
+    right, wrong = (worked, rule_score.failed) if rule_score.says == "ok" else (rule_score.failed, worked)
+    if rule_score.says == "unknown":
+        return rule_score.says, rule_score.rule, rule_score.kind, rule_score.said, "", "", ""
+    return (
+        rule_score.says,
+        rule_score.rule,
+        rule_score.kind,
+        rule_score.said,
+        right,
+        wrong,
+        f"{right / rule_score.said:.3f}",
+    )
+
+
+def _in_all(score: Score) -> dict[str, object]:
+    return {
+        "calls": score.num_calls,
+        "left_out": score.num_left_out,
+        "good": score.num_good,
+        "failures": score.num_failures,
+        "predicted": score.num_predicted,
+        "false_alarms": score.num_false,
+        "precision": score.precision,
+        "share_predicted": score.share_predicted,
+        "false_alarms_per_1000_good_calls": score.false_per_thousand,
+    }
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.0f}%"
+
+
+# `crf judge`: would each call of a run have failed, said before it ran, against what really happened.
+
+
+def judge_run(run: RunDir, *, earlier: bool = True, repo: Path | None = None) -> Score:
+    """Judge every call of a run; nothing is written.
+
+    `earlier` lets a session know what earlier ones of the same project had shown, `repo` what a clone of the project
+    held at the session's date.
+    """
+    calls = judged_sessions(run, earlier=earlier, repository=None if repo is None else Repository(repo))
+    return Score(judged for _, judged in calls)
+
+
+def judged_sessions(
+    run: RunDir,
+    *,
+    earlier: bool = True,
+    repository: Repository | None = None,
+    sites: Mapping[str, Mapping[str, ErrorSite]] | None = None,
+) -> Iterator[tuple[Conversation, JudgedCall]]:
+    """Every call of every conversation; with `earlier` they are read twice, for what earlier ones knew.
+
+    `sites` are failures by conversation and call, where somebody else has classed them.
+    """
+    sessions = earlier_sessions(read_conversations(run)) if earlier else None
+    for conversation in read_conversations(run):
+        calls = judged_calls(
+            conversation,
+            sites=None if sites is None else sites.get(conversation.id, {}),
+            project=None if sessions is None else sessions.before(conversation),
+            checkout=None if repository is None else repository.before(conversation),
+        )
+        yield from ((conversation, judged) for judged in calls)

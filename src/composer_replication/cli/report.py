@@ -1,0 +1,94 @@
+"""`crf report RUN`: the run as a page to look at, and as markdown."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+
+from composer_replication.errors import InputError, explain
+from composer_replication.evaluation.report.build import Report, build_report, folder_of
+from composer_replication.runs import RunDir
+from composer_replication.runs.directory import note_elsewhere
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", help="a run directory; what it lacks is said in the report")
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", type=Path, help="where to write the page, instead of report.html in the run"
+    )
+    parser.add_argument(
+        "--trained-in", metavar="DIR", type=Path, help="the folder that `crf train` wrote to, where that is not the run"
+    )
+    parser.add_argument("--json", action="store_true", help="print what was written, the verdict and what is missing")
+
+
+def run(args: argparse.Namespace) -> int:
+    from composer_replication.cli.console import plain, print_json, say
+    from composer_replication.evaluation.report.records import by_command
+    from composer_replication.runs import RunDir
+    from composer_replication.runs.lineage import half_trained
+
+    done = write_report(RunDir.open(args.run), args.output, trained_in=args.trained_in)
+    if args.json:
+        print_json(
+            {
+                "html": str(done.html),
+                "markdown": str(done.markdown),
+                "sessions": done.num_sessions,
+                "session_pages": None if done.folder is None else str(done.folder),
+                "verdict": done.verdict.word,
+                "hints": done.hint_tests._asdict(),
+                "sentences": list(done.verdict.sentences),
+                "missing": [artefact.file_name for artefact in done.absent],
+            }
+        )
+        return 0
+    print(plain(f"{done.verdict.label}. {' '.join(done.verdict.sentences)}"))
+    print(plain(str(done.html)))
+    print(plain(str(done.markdown)))
+    if done.folder is not None:
+        say(f"{done.num_sessions:,} sessions: a page each in {done.folder}, which belongs beside the report")
+    if unfinished := half_trained(args.trained_in or Path(args.run)):
+        say(f"half made: {unfinished}")
+    for command, files in by_command(done.absent).items():
+        say(f"missing: {', '.join(files)}; `{command}` writes {'it' if len(files) == 1 else 'them'}")
+    for artefact in done.absent:
+        if artefact.reason:
+            say(f"cannot be read: {artefact.file_name}: {artefact.reason}")
+    return 0
+
+
+# `crf report`: a run as `report.html` and `report.md`, from its files alone.
+
+_SESSION_PAGE = re.compile(r"\.?(\d{5})\.html(\.tmp)?")
+
+
+def write_report(run: RunDir, html: Path | None = None, *, trained_in: Path | None = None) -> Report:
+    """Write the pages, into the run unless `html` says where. `trained_in` is where `crf train` wrote, if elsewhere.
+
+    What is written outside of the run holds text of its sessions, so the run remembers it.
+    """
+    html = html or run.path("report_html")
+    if html.suffix.lower() not in (".html", ".htm") or html.is_dir():
+        got = f"{html}, a folder" if html.is_dir() else html
+        raise InputError(explain("the report's file", got=got, expected="a name that ends with .html"))
+    html.parent.mkdir(parents=True, exist_ok=True)
+    note_elsewhere(run, "report", html)
+    done = build_report(run, html, trained_in=trained_in or run.root)
+    _remove_older_pages(done)
+    return done
+
+
+def _remove_older_pages(done: Report) -> None:
+    """Pages that an earlier report of more sessions left, or one that was killed; files that are not ours stay."""
+    folder = folder_of(done.html)
+    if not folder.is_dir():
+        return
+    num_kept = done.num_sessions if done.folder is not None else 0
+    for path in folder.iterdir():
+        ours = _SESSION_PAGE.fullmatch(path.name)
+        if ours and (ours[2] or int(ours[1]) > num_kept):
+            path.unlink()
+    if not any(folder.iterdir()):
+        folder.rmdir()

@@ -1,0 +1,284 @@
+"""`crf world`: agents that err on purpose in a pocket workspace: one session to read, many as logs, and advisers."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from composer_replication.atomic import atomic_write_text
+from composer_replication.envs.logs import PROJECT, log_lines, session_id
+from composer_replication.envs.policies import (
+    AGENTS,
+    MISTAKES,
+    Episode,
+    FlawedAgent,
+    RememberingRunner,
+    play,
+)
+from composer_replication.envs.workspace import Difficulty, generate_task
+from composer_replication.errors import InputError, explain
+
+if TYPE_CHECKING:
+    from composer_replication.envs.policies import Episode
+
+
+WHEN_INTERRUPTED = "nothing goes on in the background; the same command can be run again"
+_PLAY = "show one session of an agent that errs on purpose"
+_LOGS = "write sessions of such agents as Claude Code logs, for `crf ingest`"
+_ADVISERS = "answer as advisers of known skill at an OpenAI-compatible address, for `crf replay`; Ctrl-C stops it"
+_INDENT, _MAX_PORT = "    ", 65535
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    text = "show one session, write many as logs, or answer as advisers; each has a page of its own: -h behind it"
+    verbs = parser.add_subparsers(dest="what", required=True, metavar="{play,logs,advisers}", help=text)
+    play = verbs.add_parser("play", help=_PLAY, description=_PLAY, allow_abbrev=False)
+    _add_task(play, "of the task and of the agent's luck")
+    _add_agent(play)
+    play.add_argument("--json", action="store_true", help="print the session as an ATIF document")
+    logs = verbs.add_parser("logs", help=_LOGS, description=_LOGS, allow_abbrev=False)
+    logs.add_argument("-o", "--output", type=Path, required=True, metavar="DIR", help="where to write: a new folder")
+    logs.add_argument("-n", "--number", type=int, default=80, metavar="N", help="how many sessions; default 80")
+    _add_task(logs, "of the first session")
+    _add_agent(logs)
+    logs.add_argument("--json", action="store_true", help="print the counts as JSON")
+    advisers = verbs.add_parser("advisers", help=_ADVISERS, description=_ADVISERS, allow_abbrev=False)
+    advisers.add_argument("-n", "--number", type=int, default=80, metavar="N", help="tasks they know; default 80")
+    _add_task(advisers, "of the first task they know")
+    advisers.add_argument("--port", type=int, default=0, metavar="PORT", help="default 0: any free one")
+    advisers.add_argument("--json", action="store_true", help="print address and models as JSON")
+
+
+def _add_task(parser: argparse.ArgumentParser, of_what: str) -> None:
+    text = f"{of_what}; default 10000: 0 to 999 are kept for evaluation"
+    parser.add_argument("--seed", type=int, metavar="SEED", help=text)
+    levels = ("easy", "medium", "hard")
+    parser.add_argument("--difficulty", choices=levels, default="easy", help="of the tasks; default easy")
+
+
+def _add_agent(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--agent", default="careless", metavar="NAME", help="expert or careless, the default")
+    text = "how often the agent makes this mistake where it can; may be repeated"
+    parser.add_argument("--rate", action="append", default=[], metavar="NAME=RATE", help=text)
+    parser.add_argument("--corrects", type=float, metavar="SHARE", help="which share of its mistakes it puts right")
+
+
+def run(args: argparse.Namespace) -> int:
+    from composer_replication.envs.workspace.generate import FIRST_TRAINING_SEED
+
+    args.seed = FIRST_TRAINING_SEED if args.seed is None else args.seed
+    return {"play": _play, "logs": _logs, "advisers": _advisers}[args.what](args)
+
+
+def _play(args: argparse.Namespace) -> int:
+    from composer_replication.cli.console import plain, print_json
+    from composer_replication.envs.logs import to_atif
+    from composer_replication.envs.workspace.sandbox import shared_runner
+
+    agent = agent_named(args.agent, args.rate, args.corrects)
+    episode = _play_one(seed=args.seed, difficulty=args.difficulty, agent=agent)
+    _warn(shared_runner().kind)
+    if args.json:
+        print_json(to_atif(episode))
+        return 0
+    print(plain("\n".join(_lines(episode))))
+    return 0
+
+
+def _warn(sandbox: str) -> None:
+    from composer_replication.cli.console import say
+    from composer_replication.envs.workspace.sandbox import NO_WALL
+
+    if sandbox == "rlimits":
+        say(f"tests ran behind no wall (rlimits): {NO_WALL}")
+
+
+def _lines(episode: Episode) -> list[str]:
+    import json
+
+    lines = [episode.task.prompt]
+    for number, turn in enumerate(episode.turns):
+        script = f"  [{turn.mistake}: {turn.outcome.kind}]" if turn.mistake else ""
+        script += f"  [puts right turn {', '.join(map(str, turn.corrects))}]" if turn.corrects else ""
+        lines += ["", f"{number}  {turn.move.text}{script}"]
+        lines.append(f"{_INDENT}{turn.move.tool} {json.dumps(dict(turn.move.arguments), ensure_ascii=False)}")
+        lines += [f"{_INDENT}| {line}" for line in turn.outcome.text.split("\n")]
+    reward = episode.reward
+    return [*lines, "", f"reward {reward.value:g}: {reward.passed} of {reward.total} checks hold"]
+
+
+def _logs(args: argparse.Namespace) -> int:
+
+    agent = agent_named(args.agent, args.rate, args.corrects)
+    done = write_logs(args.output, number=args.number, seed=args.seed, difficulty=args.difficulty, agent=agent)
+    _warn(done.sandbox)
+    _show(done, args)
+    return 0
+
+
+def _show(done: _WorldLogs, args: argparse.Namespace) -> None:
+    from composer_replication.cli.console import (
+        print_json,
+        say,
+        show,
+        table,
+    )
+
+    if args.json:
+        print_json(
+            {
+                "folder": str(args.output),
+                "sessions": done.sessions,
+                "solved": done.solved,
+                "calls": done.calls,
+                "mistakes": done.mistakes,
+                "sandbox": done.sandbox,
+            }
+        )
+        return
+    columns = ("mistake", "kind", "what it is", "could", "made", "rate", "set", "put right")
+    rows = [
+        (
+            count.mistake,
+            count.kind,
+            count.meaning,
+            count.could,
+            count.number,
+            f"{count.number / count.could:.2f}",
+            f"{count.rate:.2f}",
+            count.corrected,
+        )
+        for count in done.mistakes
+    ]
+    show(table("Mistakes", columns, rows, shrinks="what it is"))
+    say(f"{done.sessions} sessions of {done.calls} calls in {args.output}; {done.solved} tasks solved")
+
+
+def _advisers(args: argparse.Namespace) -> int:
+    from composer_replication.cli.console import print_json, say
+    from composer_replication.envs.adviser_server import AdviserServer
+    from composer_replication.errors import InputError, explain
+
+    if args.number < 1:
+        raise InputError(explain("-n", got=args.number, expected="1 or more tasks"))
+    if not 0 <= args.port <= _MAX_PORT:
+        fix = "Leave --port out: any free one is taken, and printed."
+        raise InputError(explain("--port", got=args.port, expected=f"0 to {_MAX_PORT}", fix=fix))
+    seeds = range(args.seed, args.seed + args.number)
+    try:
+        server = AdviserServer(seeds, [args.difficulty], port=args.port)
+    except OSError as error:
+        fix = "Another program may listen there: leave --port out, and any free one is taken."
+        raise InputError(explain(f"--port {args.port}", got=error, expected="a port that is free", fix=fix)) from error
+    with server:
+        if args.json:
+            print_json({"base_url": server.base_url, "models": list(server.models)})
+        else:
+            print(server.base_url)
+        sys.stdout.flush()
+        say(f"models: {', '.join(server.models)}; Ctrl-C stops it")
+        try:
+            server.wait()
+        except KeyboardInterrupt:  # the way to end it
+            say("crf world advisers: stopped")
+    return 0
+
+
+# `crf world`: sessions of scripted agents in the pocket workspace, as logs that `crf ingest` reads.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _MistakeCount:
+    """How often a mistake could have been made, was made, and was put right; `rate` is the agent's setting."""
+
+    mistake: str
+    kind: str
+    meaning: str
+    could: int
+    number: int
+    corrected: int
+    rate: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _WorldLogs:
+    sessions: int
+    solved: int
+    calls: int
+    mistakes: list[_MistakeCount]
+    sandbox: str
+    """The wall that the tests ran behind (`TestRunner.kind`)."""
+
+
+def agent_named(name: str, rates: Sequence[str] = (), corrects: float | None = None) -> FlawedAgent:
+    """A known agent, with other rates where they are given as NAME=RATE, and another share that it corrects."""
+    if name not in AGENTS:
+        raise InputError(explain("--agent", got=repr(name), expected=f"one of {', '.join(sorted(AGENTS))}"))
+    agent = AGENTS[name]
+    parts = [text.partition("=") for text in rates]
+    try:
+        changed = {mistake: float(rate) for mistake, _, rate in parts}
+    except ValueError as error:
+        fix = f"Mistakes have these names: {', '.join(MISTAKES)}."
+        raise InputError(explain("--rate", got=", ".join(rates), expected="NAME=RATE", fix=fix)) from error
+    corrects = agent.corrects if corrects is None else corrects
+    return replace(agent, rates={**agent.rates, **changed}, corrects=corrects)
+
+
+def _play_one(*, seed: int, difficulty: Difficulty, agent: FlawedAgent) -> Episode:
+    """The episode of a seed: its number is that of the task and that of the agent's luck."""
+    return play(generate_task(seed, difficulty=difficulty), agent, seed)
+
+
+def write_logs(
+    folder: Path,
+    *,
+    number: int,
+    seed: int,
+    difficulty: Difficulty,
+    agent: FlawedAgent,
+    runner: RememberingRunner | None = None,
+) -> _WorldLogs:
+    """One log per session, for the seeds from `seed` on, in a folder as Claude Code lays out its projects."""
+    if number < 1:
+        raise InputError(explain("number of sessions", got=number, expected="1 or more"))
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        fix = "Name a folder that is not there yet, or delete that one."
+        got = "a file or a folder with files in it"
+        raise InputError(explain(str(folder), got=got, expected="a new folder", fix=fix))
+    runner = runner or RememberingRunner()
+    could, mistakes, corrected, solved, calls = Counter[str](), Counter[str](), Counter[str](), 0, 0
+    for session_seed in range(seed, seed + number):
+        episode = play(generate_task(session_seed, difficulty=difficulty), agent, session_seed, runner=runner)
+        path = folder / PROJECT / f"{session_id(episode)}.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        atomic_write_text(path, "".join(f"{line}\n" for line in log_lines(episode)))
+        could.update(name for turn in episode.turns for name in turn.could)
+        mistakes.update(scripted.mistake for scripted in episode.script)
+        corrected.update(scripted.mistake for scripted in episode.script if scripted.corrected_at is not None)
+        solved, calls = solved + episode.reward.solved, calls + episode.reward.effort.calls
+    rows = _counts(agent.rates, could, mistakes, corrected)
+    return _WorldLogs(sessions=number, solved=solved, calls=calls, mistakes=rows, sandbox=runner.kind)
+
+
+def _counts(
+    rates: Mapping[str, float], could: Counter[str], mistakes: Counter[str], corrected: Counter[str]
+) -> list[_MistakeCount]:
+    return [
+        _MistakeCount(
+            mistake=name,
+            kind=mistake.kind,
+            meaning=mistake.meaning,
+            could=could[name],
+            number=mistakes[name],
+            corrected=corrected[name],
+            rate=rates.get(name, 0.0),
+        )
+        for name, mistake in MISTAKES.items()
+        if could[name]
+    ]

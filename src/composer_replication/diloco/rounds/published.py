@@ -1,0 +1,344 @@
+"""A published state: what the registered functions save, as JSON for its structure and safetensors for its tensors.
+
+Nothing that was read can run: the structure holds dicts, lists, plain values and numbers of tensors, and each chunk of
+tensors is compared with its checksum before it is parsed. Nothing is believed either: a record has bounds, and every
+number of every tensor comes exactly once, or the state counts as unreadable.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from composer_replication.diloco.rounds.patience import PatientStore
+from composer_replication.diloco.rounds.reading import READS, read_record, step_of
+from composer_replication.diloco.rounds.records import (
+    Layout,
+    RecordError,
+    digest,
+    fields_of,
+    items,
+    pack,
+    refusing,
+    sha256_of,
+    text,
+    whole,
+)
+from composer_replication.diloco.store import MissingObject, ObjectTooLarge
+from composer_replication.errors import InputError, ShapeError, explain
+
+CHUNK_BYTES = 16 * 2**20
+_HEADER_BYTES = 2**20  # more than safetensors needs for the names in a chunk
+_MOST_PIECES = 8192  # of tensors in a chunk: their names fit into its header
+_MOST_BYTES = 2**50
+_PIECE = re.compile(r"(\d{1,9})\.(\d{1,15})")
+_MOST_GROWTH = 8  # a state has at most so many times the bytes of mine: optimizers keep a few numbers per parameter
+_DTYPES = {str(dtype): dtype for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64)}
+_DTYPES |= {str(dtype): dtype for dtype in (torch.int32, torch.uint8, torch.int8, torch.bool)}
+_IN_FILES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "F64": torch.float64}
+_IN_FILES |= {"I64": torch.int64, "I32": torch.int32, "U8": torch.uint8, "I8": torch.int8, "BOOL": torch.bool}
+
+
+@dataclass(frozen=True)
+class PublishedState:
+    """The record of a state; `name` is where it lies."""
+
+    name: str
+    step: int
+    base: str
+    structure: Any
+    spec: list[list[Any]]
+    chunks: list[list[Any]]  # bytes, sha256
+
+    @property
+    def numbers(self) -> str:
+        """Equal for two states exactly when all of their tensors are equal, to the bit."""
+        return digest([self.spec, [sha256 for _, sha256 in self.chunks]])
+
+    @property
+    def digest(self) -> str:
+        return digest([self.structure, self.spec, [sha256 for _, sha256 in self.chunks]])
+
+
+def describe(flat: Flat, *, name: str, step: int, base: str = "") -> PublishedState:
+    """The record of a state, without writing anything."""
+    sums = [[len(chunk), hashlib.sha256(chunk).hexdigest()] for chunk in _chunks(flat)]
+    return PublishedState(name, step, base, flat.structure, flat.outline().spec, sums)
+
+
+def publish(store: PatientStore, layout: Layout, flat: Flat, state: PublishedState) -> None:
+    """Chunks first and then the record: a state is there as a whole or not at all.
+
+    All of it is read back. What a replica offers can be offered anew when it is damaged; the first state of a run, and
+    the last of one that ended, nobody can write again.
+    """
+    for index, chunk in enumerate(_chunks(flat)):
+        store.put_whole(_chunk_key(layout, state.name, index), chunk)
+    key = layout.key("states", state.name)
+    store.put_whole(key, pack("state", layout.address(key), _content(state)))
+
+
+def read_state(store: PatientStore, layout: Layout, name: str) -> PublishedState | None:
+    """The record of a state; None where it cannot be read."""
+
+    def checked(at: str, data: bytes) -> PublishedState:
+        content = fields_of("state", at, data, "step", "base", "structure", "spec", "chunks")
+        with refusing("state"):
+            if content["step"] != step_of(name):
+                raise ValueError(f"step {str(content['step'])[:40]} at the place of {name}")
+            sizes = [_bytes_of(spec) for spec in items(content["spec"], MOST_TENSORS)]
+            text(content["base"])
+            _check_chunks(content["chunks"], sizes)
+            tensor_numbers = sorted(_tensors_in(content["structure"]))
+            if tensor_numbers != list(range(len(sizes))):
+                raise ValueError("a structure that does not hold each tensor once")
+            return PublishedState(name, **content)
+
+    return read_record(store, layout, layout.key("states", name), checked)
+
+
+def fetch(store: PatientStore, layout: Layout, state: PublishedState, mine: _Outline) -> Any | None:
+    """What was saved; None where a chunk cannot be read. ShapeError where it is the state of another model."""
+    _refuse_another_model(state, mine)
+    filling = _Filling([torch.empty(shape, dtype=_DTYPES[dtype]) for shape, dtype in state.spec])
+    try:
+        for index, (size, sha256) in enumerate(state.chunks):
+            data = _read_chunk(store, _chunk_key(layout, state.name, index), size, sha256)
+            if data is None:
+                return None
+            filling.add(data)
+        return unflatten(state.structure, filling.whole())
+    except RecordError:
+        store.traffic.add(refused=1)
+        return None
+
+
+class _Filling:
+    """Tensors that are filled piece by piece, from the first number of the first one to the last of the last."""
+
+    def __init__(self, tensors: list[Tensor]) -> None:
+        self._tensors = tensors
+        self._number = self._start = 0  # where the next piece belongs
+        self._go_on()
+
+    def add(self, chunk: bytes) -> None:
+        pieces = _pieces(chunk)
+        named_matches = [(match, name) for name in pieces if (match := _PIECE.fullmatch(name))]
+        if len(named_matches) != len(pieces):
+            raise RecordError("a chunk of a state with names that are none of its own")
+        for number, start, name in sorted((int(match[1]), int(match[2]), name) for match, name in named_matches):
+            self._fill(number, start, pieces[name])
+
+    def whole(self) -> list[Tensor]:
+        if self._number < len(self._tensors):
+            raise RecordError("a state whose chunks leave numbers out")
+        return self._tensors
+
+    def _fill(self, number: int, start: int, piece: Tensor) -> None:
+        if (number, start) != (self._number, self._start) or number >= len(self._tensors):
+            raise RecordError(f"a piece of tensor {number} from {start} on, which is not what comes next")
+        flat, end = self._tensors[number].view(-1), start + piece.numel()
+        if piece.dtype != flat.dtype or end > flat.numel():
+            raise RecordError(f"a piece of tensor {number} that does not fit into it")
+        flat[start:end].copy_(piece)
+        self._start = end
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """To the next tensor that is not full."""
+        while self._number < len(self._tensors) and self._start == self._tensors[self._number].numel():
+            self._number, self._start = self._number + 1, 0
+
+
+def _pieces(chunk: bytes) -> dict[str, Tensor]:
+    """The tensors of a chunk, by name.
+
+    A header may have types that torch has none for and, beside a zero, numbers that no shape of torch holds. So what
+    safetensors has measured against the bytes is looked at before a tensor is made of it.
+    """
+    import safetensors
+
+    try:
+        parsed = safetensors.deserialize(chunk)
+    except safetensors.SafetensorError as error:
+        raise RecordError("a chunk of a state that is no safetensors file") from error
+    for name, piece in parsed:
+        if piece["dtype"] not in _IN_FILES or len(piece["shape"]) != 1 or not piece["data"]:
+            raise RecordError(f"a piece {name[:40]!r} of a state that is no vector of a known type")
+    return {name: torch.frombuffer(piece["data"], dtype=_IN_FILES[piece["dtype"]]) for name, piece in parsed}
+
+
+def _refuse_another_model(state: PublishedState, mine: _Outline) -> None:
+    sizes = [torch.Size(shape).numel() * _DTYPES[dtype].itemsize for shape, dtype in state.spec if dtype in _DTYPES]
+    fits = len(sizes) == len(state.spec) and sum(sizes) <= _MOST_GROWTH * mine.num_bytes + _HEADER_BYTES
+    if not fits or not _covers(state.structure, state.spec, mine.structure, mine.spec):
+        what = f"published state of step {state.step}"
+        fix = "All replicas need the same model and fragments; another model needs another generation."
+        raise ShapeError(explain(what, got="other tensors", expected="those that I save", fix=fix))
+
+
+def _covers(theirs: Any, their_spec: list[list[Any]], mine: Any, my_spec: list[list[Any]]) -> bool:
+    """Whether each tensor of mine is in the state, with its shape and type. An optimizer may hold more by now."""
+    if "tensor" in mine:
+        return "tensor" in theirs and their_spec[theirs["tensor"]] == my_spec[mine["tensor"]]
+    if "dict" in mine:
+        inner = dict(theirs.get("dict", []))
+        return all(key in inner and _covers(inner[key], their_spec, value, my_spec) for key, value in mine["dict"])
+    return True
+
+
+def _chunks(flat: Flat) -> Iterator[bytes]:
+    """Safetensors files of CHUNK_BYTES at most; a name is the tensor's number and where in it the piece begins."""
+    import safetensors.torch
+
+    pieces: dict[str, Tensor] = {}
+    size = 0
+    for number, tensor in enumerate(flat.tensors):
+        whole = tensor.cpu().contiguous().view(-1)
+        for start in range(0, whole.numel(), most := max(1, CHUNK_BYTES // tensor.element_size())):
+            piece = whole[start : start + most]
+            if size and (size + piece.numel() * piece.element_size() > CHUNK_BYTES or len(pieces) >= _MOST_PIECES):
+                yield safetensors.torch.save(pieces)
+                pieces, size = {}, 0
+            pieces[f"{number}.{start}"] = piece.clone()
+            size += piece.numel() * piece.element_size()
+    if pieces:
+        yield safetensors.torch.save(pieces)
+
+
+def _bytes_of(spec: Any) -> int:
+    shape, dtype = items(spec, 2)
+    if not isinstance(dtype, str) or dtype not in _DTYPES:
+        raise ValueError(f"the type {str(dtype)[:40]!r} of a tensor")
+    sizes = [whole(size, below=_MOST_BYTES) for size in items(shape, MOST_DEPTH)]
+    # torch multiplies the sizes of an empty tensor too, for its strides: a zero must not hide the others.
+    whole(math.prod(max(1, size) for size in sizes), below=_MOST_BYTES)
+    return whole(math.prod(sizes) * _DTYPES[dtype].itemsize, below=_MOST_BYTES)
+
+
+def _check_chunks(chunks: Any, sizes: Sequence[int]) -> None:
+    """Each of a size that a chunk may have, and not more of them than the tensors need."""
+    most = sum(-(-size // CHUNK_BYTES) for size in sizes)
+    for size, sha256 in (items(chunk, 2) for chunk in items(chunks, most)):
+        if not whole(size, below=CHUNK_BYTES + _HEADER_BYTES):
+            raise ValueError("a chunk of no bytes")
+        sha256_of(sha256)
+
+
+def _read_chunk(store: PatientStore, key: str, size: int, sha256: str) -> bytes | None:
+    for _ in range(READS):
+        try:
+            data = store.get(key, most_bytes=size)
+        except (MissingObject, ObjectTooLarge):
+            return None
+        if hashlib.sha256(data).hexdigest() == sha256:
+            return data
+        store.traffic.add(refused=1)
+    return None
+
+
+def _chunk_key(layout: Layout, name: str, index: int) -> str:
+    return layout.key("statedata", name, f"{index:05d}")
+
+
+def _content(state: PublishedState) -> dict[str, Any]:
+    fields = {"step": state.step, "base": state.base, "structure": state.structure}
+    return {**fields, "spec": state.spec, "chunks": state.chunks}
+
+
+# What registered functions save, as a structure of dicts, lists and plain values, and the tensors in it.
+
+MOST_TENSORS, MOST_DEPTH = 10**7, 64
+_PLAIN = (type(None), bool, int, float, str)
+
+
+@dataclass(frozen=True)
+class Flat:
+    """A state as its structure and its tensors."""
+
+    structure: Any
+    tensors: tuple[Tensor, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors)
+
+    def outline(self) -> _Outline:
+        spec = [[list(tensor.shape), str(tensor.dtype)] for tensor in self.tensors]
+        return _Outline(self.structure, spec, self.num_bytes)
+
+
+@dataclass(frozen=True)
+class _Outline:
+    """A state without its numbers."""
+
+    structure: Any
+    spec: list[list[Any]]
+    num_bytes: int
+
+
+def flatten(state: Any) -> Flat:
+    tensors: list[Tensor] = []
+    return Flat(_structure(state, tensors), tuple(tensors))
+
+
+def unflatten(structure: Any, tensors: Sequence[Tensor]) -> Any:
+    (tag, content), *rest = structure.items()
+    if rest:
+        raise RecordError(f"a structure with the tags {sorted(structure)}")
+    if tag == "tensor":
+        return tensors[content]
+    if tag == "dict":
+        return {key: unflatten(value, tensors) for key, value in content}
+    if tag == "list":
+        return [unflatten(value, tensors) for value in content]
+    if tag == "tuple":
+        return tuple(unflatten(value, tensors) for value in content)
+    return content
+
+
+def _structure(value: Any, tensors: list[Tensor]) -> dict[str, Any]:
+    if isinstance(value, Tensor):
+        tensors.append(value.detach())
+        return {"tensor": len(tensors) - 1}
+    if isinstance(value, Mapping):
+        items = cast("Mapping[object, object]", value).items()
+        return {"dict": [[_key(key), _structure(inner, tensors)] for key, inner in items]}
+    if isinstance(value, list | tuple):
+        tag = "list" if isinstance(value, list) else "tuple"
+        return {tag: [_structure(inner, tensors) for inner in cast("Sequence[object]", value)]}
+    if value is None or isinstance(value, bool | int | float | str):
+        return {"value": value}
+    expected = "tensors, dicts, lists and plain values"
+    raise InputError(explain("state of a registered function", got=type(value).__name__, expected=expected))
+
+
+def _key(key: object) -> int | str:
+    if isinstance(key, int | str) and not isinstance(key, bool):
+        return key
+    raise InputError(explain("key of a state", got=repr(key), expected="text or an integer"))
+
+
+def _tensors_in(structure: Any, depth: int = MOST_DEPTH) -> Iterator[int]:
+    """The numbers of a structure's tensors; ValueError where it holds anything else than `flatten` makes."""
+    if not depth or not isinstance(structure, dict) or len(structure) != 1:
+        raise ValueError(f"{str(structure)[:40]!r} in a structure, or one too deep")
+    ((tag, content),) = structure.items()
+    if tag == "tensor":
+        yield whole(content, below=MOST_TENSORS)
+    elif tag == "dict":
+        for key, inner in (items(pair, 2) for pair in items(content, MOST_TENSORS)):
+            _key(key)
+            yield from _tensors_in(inner, depth - 1)
+    elif tag in ("list", "tuple"):
+        for inner in items(content, MOST_TENSORS):
+            yield from _tensors_in(inner, depth - 1)
+    elif tag != "value" or not isinstance(content, _PLAIN):
+        raise ValueError(f"the tag {str(tag)[:40]!r} in a structure")

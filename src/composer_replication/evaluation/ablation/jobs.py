@@ -1,0 +1,519 @@
+"""All jobs of an experiment: each in a process of its own, seed by seed, going on where an earlier command was killed.
+
+FOLDER/
+    predictions.json       written before the first job
+    jobs/ARM/SEED/         one job each; jobs/.shared is what they have in common; not for a repository
+    results.json           every unit of every finished job: tables and plots are made of it alone; published packed, as
+                           results.columns.json.xz (`record_files`)
+    table.md  plots/       made by `table` and `plots`
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import subprocess
+import sys
+import time
+import tomllib
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any, NamedTuple
+
+from composer_replication.atomic import atomic_write_json, atomic_write_text, try_lock
+from composer_replication.canonical_json import encode
+from composer_replication.config.loader import from_tables
+from composer_replication.config.values import to_toml
+from composer_replication.errors import (
+    ArtefactCorruptError,
+    ArtefactNotFoundError,
+    InputError,
+    RunError,
+    StaleArtefactError,
+    explain,
+)
+from composer_replication.evaluation.ablation.job import (
+    JOB,
+    LOG,
+    RESULT,
+    Job,
+    Result,
+    check_schema,
+    packed_path,
+    read_record,
+    read_result,
+    stored_path,
+    write_job,
+)
+from composer_replication.evaluation.ablation.plan import (
+    AblationArm,
+    AblationPlan,
+    Experiment,
+    Metric,
+    world_of,
+)
+from composer_replication.runs.artefacts import now
+
+RESULTS = "results.json"
+_POLL_S = 0.05
+_LAST_LINES = 12
+_NAMED = 3
+_FOLDERS = re.compile(r"(?<![\w.])~?/(?:[^\s/:'\"]+/)+")
+
+
+class JobKey(NamedTuple):
+    """Which job: an arm and a seed."""
+
+    arm: str
+    seed: int
+
+
+class _FailedJob(NamedTuple):
+    """A job that ended without a result, and the last lines that it said."""
+
+    arm: str
+    seed: int
+    last_lines: list[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AblationResults:
+    """An experiment with what has come of it so far: results.json."""
+
+    frozen: _Frozen
+    results: Sequence[Result]
+    failed: Sequence[_FailedJob] = ()
+
+    @property
+    def missing(self) -> list[JobKey]:
+        """Jobs of the plan that have neither a result nor failed."""
+        known_keys = {JobKey(outcome.arm, outcome.seed) for outcome in (*self.results, *self.failed)}
+        job_keys = (JobKey(arm, seed) for seed in self.frozen.experiment.seeds for arm in self.frozen.arms)
+        return [job_key for job_key in job_keys if job_key not in known_keys]
+
+    def of_arm(self, arm: str) -> list[Result]:
+        return sorted((result for result in self.results if result.arm == arm), key=lambda result: result.seed)
+
+
+@dataclass(frozen=True)
+class JobCallbacks:
+    """Whom to tell: that a job begins, that it is done, that it failed; with how many are done of how many."""
+
+    begins: Callable[[JobKey, int, int], None] = lambda _place, _done, _total: None
+    done: Callable[[JobKey, Result], None] = lambda _place, _result: None
+    failed: Callable[[_FailedJob], None] = lambda _failure: None
+
+
+def places_of(plan: AblationPlan, *, only: Sequence[str] = (), seeds: Sequence[int] = ()) -> list[JobKey]:
+    """The jobs of a plan, or some of them: the baseline, then seed by seed. What a killed run leaves can be compared.
+
+    The first jobs are of different seeds: what the jobs of a seed share is made by one of them, and the others wait.
+    """
+    for name, requested_values, planned_values in (("--only", only, plan.arms), ("--seeds", seeds, plan.seeds)):
+        for value in requested_values:
+            if value not in planned_values:
+                expected = f"some of {', '.join(map(str, planned_values))}"
+                raise InputError(explain(name, got=repr(value), expected=expected))
+    job_keys = [JobKey(arm, seed) for seed in plan.seeds for arm in plan.arms if _is(arm, only) and _is(seed, seeds)]
+    return sorted(job_keys, key=lambda job_key: job_key.arm != plan.experiment.baseline)
+
+
+def _is(value: Any, requested_values: Sequence[Any]) -> bool:
+    return not requested_values or value in requested_values
+
+
+def run_jobs(
+    plan: AblationPlan,
+    folder: Path,
+    places: Sequence[JobKey],
+    *,
+    workers: int = 1,
+    listener: JobCallbacks | None = None,
+) -> AblationResults:
+    """Freeze the predictions, run the jobs that have no result yet, and keep results.json up to date with each."""
+    observer, jobs = listener or JobCallbacks(), folder / "jobs"
+    folder.mkdir(parents=True, exist_ok=True)
+    with _held(folder):
+        check_ready(plan, folder)
+        frozen = freeze(plan, folder, has_begun=_has_begun(folder))
+        jobs.mkdir(exist_ok=True)
+        atomic_write_text(jobs / ".gitignore", "*\n")  # weights and logs are no part of what is committed
+        failures: dict[JobKey, _FailedJob] = {}
+        for job_key, failure in _run_all(plan, jobs, places, workers, observer):
+            if failure is not None:
+                failures[job_key] = failure
+                observer.failed(failure)
+            write_results(folder, frozen, failures)
+        return write_results(folder, frozen, failures)
+
+
+def check_ready(plan: AblationPlan, folder: Path) -> None:
+    """Raise where a plan cannot be run in a folder: what is there is another's, or the world lacks something."""
+    _check_nothing_is_lost(folder)
+    _held_against(plan, folder, has_begun=_has_begun(folder))
+    check = getattr(world_of(plan.experiment.world), "check_plan", None)
+    if check is not None:
+        check(plan)
+
+
+def _has_begun(folder: Path) -> bool:
+    return any((folder / "jobs").glob(f"*/*/{JOB}"))
+
+
+def _check_nothing_is_lost(folder: Path) -> None:
+    """results.json is made of the jobs in the folder: without them, as in a clone, it would be emptied."""
+    try:
+        job_keys = [JobKey(result.arm, result.seed) for result in read_results(folder).results]
+    except ArtefactNotFoundError:
+        return
+    except ArtefactCorruptError:
+        if _has_begun(folder):
+            return  # its jobs make it anew
+        raise
+    lost = [job_key for job_key in job_keys if not (_folder(folder / "jobs", job_key) / JOB).is_file()]
+    if lost:
+        lost_names = ", ".join(f"{job_key.arm} {job_key.seed}" for job_key in lost[:_NAMED]) + (
+            ", ..." if lost[_NAMED:] else ""
+        )
+        fix = "Run the plan in another folder: `-o FOLDER`. The table alone: `crf ablate --table -o FOLDER`."
+        got = f"results of {len(lost)} jobs that are not in jobs/ ({lost_names})"
+        raise RunError(
+            explain(str(stored_path(folder / RESULTS)), got=got, expected="results of jobs that are here", fix=fix)
+        )
+
+
+def _run_all(
+    plan: AblationPlan, jobs: Path, job_keys: Sequence[JobKey], workers: int, listener: JobCallbacks
+) -> Iterator[tuple[JobKey, _FailedJob | None]]:
+    """Each job as it ends; those that were done before are passed over."""
+    waiting = deque(job_key for job_key in job_keys if not (_folder(jobs, job_key) / RESULT).is_file())
+    total, running = len(job_keys), dict[JobKey, subprocess.Popen[bytes]]()
+    try:
+        while waiting or running:
+            while waiting and len(running) < workers:
+                job_key = waiting.popleft()
+                listener.begins(job_key, total - len(waiting) - len(running) - 1, total)
+                running[job_key] = _start(_job(plan, jobs, job_key), workers)
+            ended = [job_key for job_key, process in running.items() if process.poll() is not None]
+            for job_key in ended:
+                _close(running.pop(job_key))
+                result = read_result(_folder(jobs, job_key))
+                if result is not None:
+                    listener.done(job_key, result)
+                yield job_key, None if result is not None else _failure(jobs, job_key)
+            if not ended:
+                time.sleep(_POLL_S)
+    finally:
+        for process in running.values():
+            _close(process)
+
+
+def _job(plan: AblationPlan, jobs: Path, job_key: JobKey) -> Job:
+    arm, experiment = plan.arms[job_key.arm], plan.experiment
+    optimiser = replace(arm.config.train.optimiser, seed=job_key.seed)
+    return Job(
+        folder=_folder(jobs, job_key),
+        arm=job_key.arm,
+        seed=job_key.seed,
+        world=experiment.world,
+        config=replace(arm.config, train=replace(arm.config.train, optimiser=optimiser)),
+        options=arm.options,
+        budget=experiment.budget,
+        run=None if experiment.run is None else Path(experiment.run),
+    )
+
+
+def _folder(jobs: Path, job_key: JobKey) -> Path:
+    return jobs / job_key.arm / str(job_key.seed)
+
+
+def _start(job: Job, workers: int) -> subprocess.Popen[bytes]:
+    """A process that writes to the job's log, and ends when we do: its stdin is a pipe that only we hold."""
+    write_job(job)
+    threads = str(max(1, (os.cpu_count() or 1) // workers))
+    environment = {"OMP_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": "false", **os.environ}
+    command = [sys.executable, "-m", "composer_replication.evaluation.ablation.job", str(job.folder), "--tied"]
+    with (job.folder / LOG).open("ab") as log:
+        return subprocess.Popen(  # noqa: S603 (our own module, no shell)
+            command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment
+        )
+
+
+def _close(process: subprocess.Popen[bytes]) -> None:
+    if process.stdin is not None:
+        process.stdin.close()
+    process.wait()
+
+
+def _failure(jobs: Path, job_key: JobKey) -> _FailedJob:
+    text = (_folder(jobs, job_key) / LOG).read_text(encoding="utf-8", errors="replace")
+    return _FailedJob(job_key.arm, job_key.seed, [line for line in text.splitlines() if line.strip()][-_LAST_LINES:])
+
+
+@contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    """For one command at a time."""
+    descriptor = os.open(folder / ".ablate.lock", os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        if not try_lock(descriptor):
+            fix = "Wait until it is done, or choose another folder: `-o FOLDER`."
+            got = "another `crf ablate` at work in it"
+            raise RunError(explain(str(folder), got=got, expected="the folder for itself", fix=fix))
+        yield
+    finally:
+        os.close(descriptor)
+
+
+# ---- results.json
+
+
+def write_results(folder: Path, frozen: _Frozen, failures: dict[JobKey, _FailedJob]) -> AblationResults:
+    """Every finished job of the arms, whatever was asked for this time; and what failed this time, in a line each."""
+    order = list(frozen.arms)
+    job_results = [read_result(path.parent) for arm in order for path in (folder / "jobs" / arm).glob(f"*/{RESULT}")]
+    results = sorted(
+        (result for result in job_results if result), key=lambda result: (order.index(result.arm), result.seed)
+    )
+    all_results = AblationResults(frozen=frozen, results=results, failed=_short(failures))
+    record = {
+        **frozen.as_json(),
+        "results": [result.as_json() for result in results],
+        "failed": [failure._asdict() for failure in all_results.failed],
+    }
+    atomic_write_json(folder / RESULTS, record)
+    packed_path(folder / RESULTS).unlink(missing_ok=True)  # it has become the older of the two
+    return all_results
+
+
+def _short(failures: dict[JobKey, _FailedJob]) -> list[_FailedJob]:
+    """The last line of each, without the folders that a path in it names: results are published."""
+    lines = {
+        job_key: [_FOLDERS.sub("", line) for line in failures[job_key].last_lines[-1:]] for job_key in sorted(failures)
+    }
+    return [failures[job_key]._replace(last_lines=lines[job_key]) for job_key in lines]
+
+
+def read_results(folder: Path) -> AblationResults:
+    """Return what results.json holds, plain or packed; nothing else is read."""
+    path = stored_path(folder / RESULTS)
+    if not path.is_file():
+        fix = "Run `crf ablate --config arms.toml`, or name the folder: `-o FOLDER`."
+        raise ArtefactNotFoundError(explain(str(path), got="no such file", expected="results of jobs", fix=fix))
+
+    def make(value: Mapping[str, Any]) -> AblationResults:
+        return AblationResults(
+            frozen=_Frozen.from_json(value, str(path)),
+            results=[Result.from_json(result) for result in value["results"]],
+            failed=[_FailedJob(**failure) for failure in value["failed"]],
+        )
+
+    fix = "Where its jobs are, `crf ablate --config arms.toml` makes it anew; else put the file back as it was."
+    return read_record(path, make, expected="results of `crf ablate`", fix=fix)
+
+
+# What was predicted, frozen before the first job: predictions.json of an experiment's folder.
+#
+# An arm keeps its prediction, its settings and the time at which they were written. Once there are jobs, another
+# prediction, other settings or an arm that is gone are refused; seeds may be added, and arms with a time of their own.
+
+PREDICTIONS = "predictions.json"
+_SCHEMA, _VERSION = "composer_replication.predictions", 1
+_PREDICTED = ("predict", "expect", "expect_control", "control_of", "exempt")
+_PLACES = ("model", "run", "output")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Prediction:
+    """An arm as it was frozen: what it is, what was predicted, and a digest of both with all its settings."""
+
+    about: str
+    predict: str
+    expect: str | None
+    expect_control: str | None
+    control_of: str | None
+    exempt: str | None
+    settings: Mapping[str, Any]
+    sha256: str
+    frozen: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Frozen:
+    """An experiment as it was frozen: all that a table needs besides the results."""
+
+    experiment: Experiment
+    metrics: Mapping[str, Metric]
+    arms: Mapping[str, _Prediction]
+
+    def compared_with(self, name: str) -> list[str]:
+        """The arms that this one is compared with: the baseline, then its controls."""
+        controlled_arm = self.arms[name].control_of
+        controls = [other_name for other_name, arm in self.arms.items() if arm.control_of == name]
+        return [
+            candidate
+            for candidate in dict.fromkeys([self.experiment.baseline, *controls])
+            if candidate not in (name, controlled_arm)
+        ]
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "schema": _SCHEMA,
+            "version": _VERSION,
+            "experiment": _without_none(asdict(replace(self.experiment, run=None))),
+            "metrics": {name: _without_none(asdict(metric)) for name, metric in self.metrics.items()},
+            "arms": {name: asdict(arm) for name, arm in self.arms.items()},
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any], where: str) -> _Frozen:
+        check_schema(value, _SCHEMA, _VERSION)
+        return cls(
+            experiment=from_tables(Experiment, [(value["experiment"], where)]),
+            metrics={name: from_tables(Metric, [(metric, where)]) for name, metric in value["metrics"].items()},
+            arms={name: _Prediction(**arm) for name, arm in value["arms"].items()},
+        )
+
+
+def freeze(plan: AblationPlan, folder: Path, *, has_begun: bool) -> _Frozen:
+    """Write the predictions of a plan, or hold it against those that are there once jobs have begun."""
+    frozen = _held_against(plan, folder, has_begun=has_begun)
+    atomic_write_json(folder / PREDICTIONS, frozen.as_json())
+    return frozen
+
+
+def _held_against(plan: AblationPlan, folder: Path, *, has_begun: bool) -> _Frozen:
+    """What `freeze` would write: StaleArtefactError where jobs have begun with other predictions, or with none."""
+    path, stamp = folder / PREDICTIONS, now()
+    frozen = _Frozen(
+        experiment=plan.experiment,
+        metrics=plan.metrics,
+        arms={name: replace(_prediction(arm), frozen=stamp) for name, arm in plan.arms.items()},
+    )
+    expected = "what was written before the first job"
+    if not path.is_file():
+        if has_begun:
+            fix = "Put the file back; predictions that are written now would be of jobs that are done."
+            raise StaleArtefactError(explain(str(path), got="no file, and jobs", expected=expected, fix=fix))
+        return frozen
+    mend = "Put the file back as it was, or begin anew in another folder: `-o FOLDER`."
+    before = read_record(path, lambda value: _Frozen.from_json(value, str(path)), expected="predictions", fix=mend)
+    changes = list(_changes(before, frozen))
+    if has_begun and changes:
+        fix = "What has begun keeps its predictions. Ask something else in another folder: `-o FOLDER`."
+        raise StaleArtefactError(explain(str(path), got="; ".join(changes), expected=expected, fix=fix))
+    kept_arms = {name: arm for name, arm in before.arms.items() if _same(arm, frozen.arms.get(name))}
+    return replace(frozen, arms={**frozen.arms, **kept_arms})
+
+
+def _changes(before: _Frozen, after: _Frozen) -> Iterator[str]:
+    """What is another now, in words; arms and seeds that are new are none of it."""
+    for key, value in vars(before.experiment).items():
+        if key not in ("seeds", "run") and value != getattr(after.experiment, key):
+            yield f"ablate.{key}: {getattr(after.experiment, key)!r} where {value!r} was"
+    yield from (
+        f"metrics.{name}: another" for name in before.metrics if before.metrics[name] != after.metrics.get(name)
+    )
+    for name, arm in before.arms.items():
+        now_is = after.arms.get(name)
+        if now_is is None:
+            yield f"arm {name!r} is gone (--only leaves arms out of a run)"
+        elif not _same(arm, now_is):
+            keys = [key for key in _PREDICTED if getattr(arm, key) != getattr(now_is, key)]
+            yield f"arm {name!r}: another {' and '.join(keys) or 'setting'}"
+
+
+def _same(before: _Prediction, after: _Prediction | None) -> bool:
+    return after is not None and before.sha256 == after.sha256
+
+
+def _prediction(arm: AblationArm) -> _Prediction:
+    config = tomllib.loads(to_toml(arm.config))
+    for option in _PLACES:  # where weights and sessions lie is no setting: what they are, each result says
+        config["train"].pop(option, None)
+    predicted_fields = {key: getattr(arm, key) for key in _PREDICTED}
+    digest = hashlib.sha256(encode([predicted_fields, config, dict(arm.options)], where=arm.name)).hexdigest()
+    return _Prediction(**predicted_fields, about=arm.about, settings=dict(arm.settings), sha256=digest)
+
+
+def _without_none(value: Mapping[str, Any]) -> dict[str, Any]:
+    """Unset options left out, as in TOML."""
+    return {
+        key: _without_none(child) if isinstance(child, dict) else child
+        for key, child in value.items()
+        if child is not None
+    }
+
+
+# Equal budgets: whether every job spent what the plan says, and all of them on the same units from the same weights.
+#
+# Rollouts and optimiser steps have to be those of the plan exactly, and the same in all arms. Tokens depend on what a
+# model says: an arm's mean may differ from the plan's number, or from the median arm, by a stated share.
+
+Breaches = dict[str, list[str]]
+"""By arm, what was not equal, a sentence each."""
+_EXACT = ("rollouts", "steps")
+
+
+def breaches_of(found: AblationResults) -> Breaches:
+    """What makes arms incomparable; an arm that the plan exempts is compared in its units alone."""
+    breaches: Breaches = defaultdict(list)
+    spending = [result for result in found.results if found.frozen.arms[result.arm].exempt is None]
+    for result in found.results:
+        breaches[result.arm] += _of_units(result, found.results)
+    for result in spending:
+        breaches[result.arm] += _of_exact(result, found, spending)
+        breaches[result.arm] += _of_start(result, spending)
+    for arm, sentence in _of_tokens(found, spending):
+        breaches[arm].append(sentence)
+    return {arm: breaches[arm] for arm in found.frozen.arms if breaches[arm]}
+
+
+def spent_by(results: Sequence[Result], name: str) -> list[float]:
+    """What each of these jobs spent of one thing."""
+    return [getattr(result.spent, name) for result in results]
+
+
+def _of_exact(result: Result, study: AblationResults, spending: Sequence[Result]) -> Iterator[str]:
+    for name in _EXACT:
+        spent, planned = getattr(result.spent, name), getattr(study.frozen.experiment.budget, name)
+        usual = _usual(spent_by(spending, name)) if planned is None else planned
+        if spent != usual:
+            whose = "the plan's" if planned is not None else "the others'"
+            yield f"seed {result.seed}: {spent:,} {name}, {whose} are {usual:,}"
+
+
+def _of_units(result: Result, all_results: Sequence[Result]) -> Iterator[str]:
+    units = _usual([tuple(unit.unit for unit in other_result.units) for other_result in all_results])
+    own_units = tuple(unit.unit for unit in result.units)
+    if own_units != units:
+        yield f"seed {result.seed}: other units than most jobs, {len(set(own_units) ^ set(units))} of them not in both"
+
+
+def _of_start(result: Result, spending: Sequence[Result]) -> Iterator[str]:
+    start_digests = [other_result.digests["start"] for other_result in spending if "start" in other_result.digests]
+    if start_digests and result.digests.get("start") != _usual(start_digests):
+        yield f"seed {result.seed}: begins with other weights than most jobs"
+
+
+def _of_tokens(study: AblationResults, spending: Sequence[Result]) -> Iterator[tuple[str, str]]:
+    budget = study.frozen.experiment.budget
+    means = {
+        arm: fmean(spent_by(arm_results, "tokens"))
+        for arm in study.frozen.arms
+        if (arm_results := [result for result in spending if result.arm == arm])
+    }
+    usual = median(means.values()) if budget.tokens is None and means else budget.tokens
+    for arm, mean in means.items():
+        if usual and abs(mean / usual - 1) > budget.tokens_within:
+            whose = "the plan's" if budget.tokens is not None else "the median arm's"
+            within = f"allowed: {budget.tokens_within:.0%}"
+            yield arm, f"{mean:,.0f} tokens a job, {mean / usual - 1:+.0%} of {whose} {usual:,.0f} ({within})"
+
+
+def _usual(values: Sequence[Any]) -> Any:
+    return Counter(values).most_common(1)[0][0]

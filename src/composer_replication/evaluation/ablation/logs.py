@@ -1,0 +1,257 @@
+"""The world of logged sessions: an arm is a training on one shared run, then `crf evaluate`'s forced figures.
+
+A job has a run directory of its own, in which the records of the shared one are links. Arms whose warm-up is the same
+share it: one job of each seed makes it, the others take its checkpoint, and all of them count its steps as spent.
+A unit is a held-out session: sums over its sites of how far log-probs moved from the start weights. Its name is a
+digest, since results are published and sessions are not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from composer_replication.atomic import atomic_write_bytes, lock
+from composer_replication.canonical_json import encode
+from composer_replication.config import CrfConfig
+from composer_replication.config.schema import option, table
+from composer_replication.errors import ConfigError, RunError, explain
+from composer_replication.evaluation.ablation.job import (
+    Job,
+    Result,
+    Spent,
+    Unit,
+)
+from composer_replication.evaluation.ablation.plan import AblationPlan, Metric
+from composer_replication.runs import ARTEFACTS, RunDir
+from composer_replication.runs.directory import MARKER
+from composer_replication.runs.journal import read_journal
+
+if TYPE_CHECKING:
+    from composer_replication.trainer.from_config.output_folder import TrainingFolder
+    from composer_replication.trainer.from_config.training import TrainingCallbacks
+
+METRICS = {
+    "forced_gap": Metric(per="sites", better="up", label="good calls against errors, nats a token"),
+    "forced_correction": Metric(per="corrections", better="up", label="right calls against errors, nats a token"),
+    "forced_erring": Metric(per="sites", better="down", label="errors, nats a token"),
+    "forced_good": Metric(per="sites", better="up", label="good calls, nats a token"),
+}
+_NUMBERS = {"forced_correction": "corrections"}
+_SCORES = "scores.jsonl"
+_RECORDS = ("conversations", "session_sources", "tools", "split", "sites", "pairs")
+
+
+@table("world")
+class Options:
+    """What this world can be told."""
+
+    share_warmup: bool = option(True, "Make the warm-up of a seed once, for all arms that have the same one.")
+
+
+def check_plan(plan: AblationPlan) -> None:
+    """Raise before the first job where the run is not named, not there, or not ready."""
+    run = _opened(plan.experiment.run)
+    for name in ("split", "sites"):
+        if not run.path(name).is_file():
+            fix = f"Make them first: `{ARTEFACTS[name].command} {run.root}`."
+            raise RunError(explain(str(run.root), got=f"a run without {name}", expected="one that has them", fix=fix))
+
+
+def run_job(job: Job) -> Result:
+    """Train, evaluate, and sum up by session; what an earlier process left is gone on with."""
+    from composer_replication.trainer.from_config.output_folder import TrainingFolder
+    from composer_replication.trainer.from_config.train_run import train
+    from composer_replication.trainer.from_config.training import TrainingCallbacks
+
+    began = time.monotonic()
+    run = own_run(_opened(job.run), job.folder / "run")
+    config = replace(job.config, train=replace(job.config.train, run=str(run.root), output=None))
+    folder = TrainingFolder.of(config)
+    with _SharedWarmup(job, config, folder) as shared:
+        progress = TrainingCallbacks(say=_say, on_step=lambda _step, _total: shared.leave())
+        trained = train(config, run, must_fit=False, progress=progress)
+    if trained.saved is None:
+        got = f"a training that {trained.stopped_by} ended"
+        raise RunError(explain(str(job.folder), got=got, expected="all steps"))
+    evaluated = _evaluated(job, config, run, trained.saved, progress)
+    warmup = _lines(folder.warmup / "metrics.jsonl") if trained.warmup_steps else []
+    lines = [line for line in _lines(folder.metrics) if "loss/total" in line]
+    result = Result(
+        arm=job.arm,
+        seed=job.seed,
+        world=job.world,
+        spent=Spent(
+            tokens=round(sum(line.get("tokens", 0.0) * config.train.log_every for line in (*warmup, *lines))),
+            steps=trained.steps + trained.warmup_steps,
+            seconds=round(time.monotonic() - began, 1),
+        ),
+        units=_some_units(run, evaluated["drops"]),
+        curve=[_point(line, trained.warmup_steps) for line in lines],
+        digests={"start": _digest_of(evaluated, "before"), "trained": _digest_of(evaluated, "after")},
+        config_sha256=job.config_sha256,
+    )
+    shutil.rmtree(folder.checkpoints)  # what is asked afterwards is asked of the weights and the rows
+    return result
+
+
+def _evaluated(job: Job, config: CrfConfig, run: RunDir, trained: Path, progress: TrainingCallbacks) -> dict[str, Any]:
+    """The run evaluated; what the start weights say is scored by one job, and taken over by the others."""
+    from composer_replication.evaluation.evaluate import evaluate
+
+    own_scores, shared = job.folder / _SCORES, job.shared / _SCORES
+    if shared.is_file() and not own_scores.exists():
+        shutil.copyfile(shared, own_scores)  # no link: it is written to
+    record = evaluate(config, run, before=config.train.model, after=str(trained), progress=progress, scores=own_scores)
+    if not shared.exists():
+        shared.parent.mkdir(parents=True, exist_ok=True)
+        atomic_write_bytes(shared, own_scores.read_bytes())
+    own_scores.unlink()
+    return record
+
+
+def _digest_of(evaluated: Mapping[str, Any], model: str) -> str:
+    return evaluated["models"][model]["digest"]
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _opened(path: str | Path | None) -> RunDir:
+    if path is None:
+        fix = "Name a run: `crf ablate --run RUN`, or ablate.run in the file."
+        raise ConfigError(explain("ablate.run", got="none", expected="a run that is split and has sites", fix=fix))
+    return RunDir.open(path)
+
+
+def own_run(shared: RunDir, own: Path) -> RunDir:
+    """A run directory for one job alone: links to the records of a shared one, which no job writes into."""
+    own.mkdir(exist_ok=True)
+    for artefact in (ARTEFACTS[name] for name in _RECORDS):
+        for name in (artefact.file_name, artefact.sidecar_name):
+            if (shared.root / name).is_file() and not (own / name).exists():
+                link(shared.root / name, own / name)
+    if not (own / MARKER).exists():
+        shutil.copyfile(shared.root / MARKER, own / MARKER)
+    return RunDir.open(own)
+
+
+def link(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
+    """A hard link, or a copy where there can be none."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+# ---- one warm-up for all arms that have the same one
+
+
+class _SharedWarmup:
+    """In a `with` block: begin with the warm-up that another job made; where there is none, make it while others wait.
+
+    `leave` gives it to the others as soon as it is over.
+    """
+
+    def __init__(self, job: Job, config: CrfConfig, folder: TrainingFolder) -> None:
+        self._is_shared = bool(job.options.get("share_warmup", True)) and config.train.warmup.mode != "off"
+        self._place, self._own = job.shared / f"warmup-{_warmup_key(config)}", folder.warmup
+        self._lock: int | None = None
+
+    def __enter__(self) -> _SharedWarmup:
+        if self._is_shared:
+            self._place.parent.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(self._place.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o666)
+            lock(self._lock, exclusive=True)
+            if self._place.is_dir():
+                self._release()
+                if not self._own.exists():
+                    _copy(self._place, self._own)
+        return self
+
+    def leave(self) -> None:
+        """Once; before the warm-up is over it is no use to anybody."""
+        from composer_replication.trainer.warmup import finished_warm_up
+
+        if self._lock is not None and finished_warm_up(self._own) is not None:
+            _copy(self._own, self._place)
+            self._release()
+
+    def __exit__(self, *_: object) -> None:
+        self.leave()
+        self._release()
+
+    def _release(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+
+def _warmup_key(config: CrfConfig) -> str:
+    """Of all settings that a warm-up depends on; whoever takes one compares its weights and its data besides."""
+    train = asdict(config.train)
+    names = ("model", "adapter", "batch", "warmup", "optimiser", "save")
+    chosen = {name: train[name] for name in names} | {"good": train["channels"]["work_failures"]}
+    chosen["optimiser"].pop("steps")
+    return hashlib.sha256(encode([chosen, asdict(config.render)], where="warm-up")).hexdigest()[:16]
+
+
+def _copy(source: Path, target: Path) -> None:
+    making = target.with_name(f".{target.name}.making")
+    shutil.rmtree(making, ignore_errors=True)
+    shutil.copytree(source, making, copy_function=link)
+    making.rename(target)
+
+
+# ---- what came of it
+
+
+def _some_units(run: RunDir, drops: Mapping[str, int]) -> list[Unit]:
+    units = session_units(run)
+    if not units:
+        left_out = ", ".join(f"{reason} {number}" for reason, number in drops.items()) or "nothing: it has none"
+        fix = "Hold out more sessions (`crf split RUN --set split.test=0.4`), or give evaluation.context more tokens."
+        got = f"no error of a held-out session that can be scored (left out: {left_out})"
+        raise RunError(explain(str(run.root), got=got, expected="one at least", fix=fix))
+    return units
+
+
+def session_units(run: RunDir) -> list[Unit]:
+    """By held-out session, the sums of the forced figures over its sites, of all kinds and of each."""
+    from composer_replication.evaluation.figures import forced_values
+    from composer_replication.runs.files import ROWS_VERSION
+
+    rows = list(run.read_jsonl("evaluated", schema="evaluated", version=ROWS_VERSION))
+    sums: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for name, values in forced_values(rows).items():
+        number = _NUMBERS.get(name, "sites" if name == "forced_erring" else None)
+        for value in values:
+            for suffix in ("", f":{value.kind}"):
+                sums[value.session][name + suffix] += value.change["after"]
+                if number is not None:
+                    sums[value.session][number + suffix] += 1
+    units = [Unit(_digest(session), dict(sorted(session_sums.items()))) for session, session_sums in sums.items()]
+    return sorted(units, key=lambda unit: unit.unit)
+
+
+def _digest(session: str) -> str:
+    return hashlib.sha256(session.encode()).hexdigest()[:16]
+
+
+def _lines(path: Path) -> list[Mapping[str, Any]]:
+    return list(read_journal(path).rows) if path.exists() else []
+
+
+def _point(line: Mapping[str, Any], warmup_steps: int) -> dict[str, float]:
+    names = ("loss/total", "loss/lm_ce", "loss/sdpo_kl", "loss/trace_replay_dpo", "grad_norm")
+    metrics = {name: line[name] for name in names if isinstance(line.get(name), int | float)}
+    return {"step": warmup_steps + line["step"], **metrics}

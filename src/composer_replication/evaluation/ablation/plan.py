@@ -1,0 +1,226 @@
+"""arms.toml: the whole of an experiment in one file, read and checked before anything is run.
+
+[ablate]            question, world, seeds, baseline, primary metric, budget
+[base]              settings that all arms share, as in crf.toml
+[world]             what the world itself is told, for all arms
+[metrics.NAME]      how a figure is made of the units' sums: `of` / `per` * `times`
+[arms.NAME]         about, predict, expect, control_of; its own settings in .set, and in .world
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from difflib import get_close_matches
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal
+
+from composer_replication.canonical_json import nested_items
+from composer_replication.config import CrfConfig
+from composer_replication.config.loader import from_tables, load
+from composer_replication.config.presets import tables_with_preset
+from composer_replication.config.schema import option, section, table
+from composer_replication.errors import ConfigError, explain
+
+WORLDS = ("workspace", "logs")
+Direction = Literal["up", "down"]
+_Word = Literal["better", "worse", "same"]
+_NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
+
+
+@table("ablate.budget")
+class Budget:
+    """What every arm may spend with every seed, all of it."""
+
+    rollouts: int | None = option(None, "Rollouts that a job samples to learn from; unset is not compared.", at_least=0)
+    steps: int | None = option(None, "Optimiser steps of a job, those of its warm-up too.", at_least=0)
+    tokens: int | None = option(None, "Tokens of a job; unset compares the arms with each other alone.", at_least=0)
+    tokens_within: float = option(
+        0.25, "Share by which the tokens of an arm may differ from the budget, or from the median arm.", above=0
+    )
+
+
+@table("metrics.NAME")
+class Metric:
+    """A figure: the sum of `of` over units, divided by that of `per`, or by the number of units."""
+
+    of: str = option("", "Name of the sum; empty is the metric's own name.")
+    per: str | None = option(None, "Name of what it is divided by; unset is the number of units.")
+    times: float = option(1.0, "Factor: 100 makes a figure per 100.", above=0)
+    better: Direction | None = option(None, "Which way is better; unset for figures that are only shown.")
+    label: str = option("", "What the table calls it.")
+
+
+@table("ablate")
+class Experiment:
+    """The question, and what answers it."""
+
+    question: str = option("", "What is asked, in a sentence.")
+    world: str = option("logs", "Where jobs are run: workspace, logs (logged sessions), or a module of your own.")
+    seeds: tuple[int, ...] = option((1, 2, 3), "Seeds; every arm is trained with each of them.", at_least=0)
+    baseline: str = option("", "The arm that all others are compared with.")
+    primary: str = option("", "The figure that the verdict is about.")
+    primary_direction: Direction = option("down", "Which way the primary figure is better.")
+    run: str | None = option(None, "World logs: a run that is ingested, split, and has sites and pairs.")
+    reach: dict[str, float] = option({}, "Curves and the value that each is to reach: at which rollout did it?")
+    budget: Budget = section(Budget, "What every arm may spend.")
+
+
+@table("arms.NAME")
+class _ArmTable:
+    """One arm as the file has it."""
+
+    about: str = option("", "What this arm does, in a sentence.")
+    predict: str = option("", "What will come of it, written before the run.")
+    expect: _Word | None = option(None, "The same in a word, of the primary figure against the baseline.")
+    expect_control: _Word | None = option(None, "The same against the arms that are a control of this one.")
+    control_of: str | None = option(None, "The arm that this one is the control of.")
+    exempt: str | None = option(None, "Why the budget does not hold for this arm; the table says it beside the arm.")
+    set: dict[str, object] = option({}, "Settings of this arm over [base], as nested tables of crf.toml.")
+    world: dict[str, object] = option({}, "What the world is told for this arm, over [world].")
+
+
+@table("")
+class _ArmsFile:
+    """All of arms.toml."""
+
+    ablate: Experiment = section(Experiment, "The question, and what answers it.")
+    base: dict[str, object] = option({}, "Settings that all arms share.")
+    world: dict[str, object] = option({}, "What the world is told for all arms.")
+    metrics: dict[str, object] = option({}, "How figures are made of the units' sums.")
+    arms: dict[str, object] = option({}, "The arms, by name.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AblationArm:
+    """An arm with its settings resolved; `options` are the world's own, as its `Options` reads them."""
+
+    name: str
+    about: str
+    predict: str
+    expect: str | None
+    expect_control: str | None
+    control_of: str | None
+    exempt: str | None
+    config: CrfConfig
+    options: Mapping[str, Any]
+    settings: Mapping[str, Any]
+    """What the file says for this arm alone, by dotted keys."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AblationPlan:
+    """An experiment as it is to be run."""
+
+    experiment: Experiment
+    metrics: Mapping[str, Metric]
+    arms: Mapping[str, AblationArm]
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        return self.experiment.seeds
+
+
+def world_of(name: str) -> Any:
+    """The module of a world: `Options`, a table of what it can be told; `METRICS`; `run_job(job) -> Result`.
+
+    It may have `check_plan(plan)`, which raises where no job could be run. It loads nothing heavy before a job is run.
+    """
+    expected = f"{', '.join(WORLDS)}, or a module with Options, METRICS and run_job"
+    try:
+        module = import_module(f"composer_replication.evaluation.ablation.{name}" if name in WORLDS else name)
+    except (ImportError, ValueError) as error:
+        raise ConfigError(explain("ablate.world", got=f"{name!r} ({error})", expected=expected)) from error
+    lacks = [attribute for attribute in ("Options", "METRICS", "run_job") if not hasattr(module, attribute)]
+    if lacks:
+        raise ConfigError(explain("ablate.world", got=f"{name!r} without {' and '.join(lacks)}", expected=expected))
+    return module
+
+
+def read_plan(path: Path, overrides: Sequence[str] = (), *, run: str | None = None) -> AblationPlan:
+    """The plan of a file; `overrides` are settings of all arms over those of the file, `run` is the run of logs."""
+    file = load(_ArmsFile, path)
+    where = f"config file {path}"
+    experiment = file.ablate if run is None else replace(file.ablate, run=run)
+    world = world_of(experiment.world)
+    arms = {name: _arm(name, text, file, world.Options, where, overrides) for name, text in file.arms.items()}
+    metrics = dict(world.METRICS) | {
+        name: from_tables(Metric, [(_table(text, f"metrics.{name}", where), f"{where}, [metrics.{name}]")])
+        for name, text in file.metrics.items()
+    }
+    primary = experiment.primary
+    _check_primary(primary, metrics, f"{where}: ablate.primary")
+    metrics[primary] = replace(metrics.get(primary, Metric()), better=experiment.primary_direction)
+    plan = AblationPlan(experiment=experiment, metrics=metrics, arms=arms)
+    _check(plan, where)
+    return plan
+
+
+def _arm(
+    name: str, text: object, file: _ArmsFile, options: type[Any], where: str, overrides: Sequence[str]
+) -> AblationArm:
+    location = f"{where}, [arms.{name}]"
+    if not _NAME.fullmatch(name):
+        got, expected = repr(name), "small letters, digits, - and _: it is the name of a folder"
+        raise ConfigError(explain(f"{location}: name", got=got, expected=expected))
+    read = from_tables(_ArmTable, [(_table(text, f"arms.{name}", where), location)])
+    for key in ("about", "predict"):
+        if not getattr(read, key).strip():
+            fix = "A prediction that is written afterwards is none." if key == "predict" else ""
+            raise ConfigError(explain(f"{location}: {key}", got="nothing", expected="a sentence", fix=fix))
+    tables = [(file.base, f"{where}, [base]"), (read.set, f"{where}, [arms.{name}.set]")]
+    world_tables = [(file.world, f"{where}, [world]"), (read.world, f"{where}, [arms.{name}.world]")]
+    return AblationArm(
+        name=name,
+        about=read.about,
+        predict=read.predict,
+        expect=read.expect,
+        expect_control=read.expect_control,
+        control_of=read.control_of,
+        exempt=read.exempt,
+        config=tables_with_preset(tables, overrides),
+        options=asdict(from_tables(options, world_tables)),
+        settings=dict(nested_items({**read.set, **({"world": read.world} if read.world else {})})),
+    )
+
+
+def _table(value: object, path: str, where: str) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise ConfigError(explain(f"{where}: {path}", got=repr(value), expected="a table"))
+    return value
+
+
+def _check(plan: AblationPlan, where: str) -> None:
+    """What is right in each table and wrong together."""
+    experiment = plan.experiment
+    for key in ("question", "baseline", "primary"):
+        if not getattr(experiment, key).strip():
+            raise ConfigError(explain(f"{where}: ablate.{key}", got="nothing", expected="a value"))
+    if not plan.seeds or len(set(plan.seeds)) < len(plan.seeds):
+        raise ConfigError(explain(f"{where}: ablate.seeds", got=list(plan.seeds), expected="some, each once"))
+    if len(plan.arms) < 2:
+        raise ConfigError(explain(f"{where}: [arms]", got=len(plan.arms), expected="two arms at least"))
+    _check_arm(experiment.baseline, plan.arms, f"{where}: ablate.baseline")
+    for arm in plan.arms.values():
+        if arm.control_of is not None:
+            _check_arm(
+                arm.control_of,
+                [other_name for other_name in plan.arms if other_name != arm.name],
+                f"{where}: arms.{arm.name}.control_of",
+            )
+
+
+def _check_primary(name: str, metrics: Mapping[str, Metric], where: str) -> None:
+    """A figure of the world or of [metrics], or of one kind of it (`failing_calls:edit_noop`)."""
+    if name.strip() and name.partition(":")[0] not in metrics:
+        near = get_close_matches(name, metrics, n=1)
+        fix = f"Did you mean {near[0]}?" if near else "A figure of your own has a table [metrics.NAME]."
+        raise ConfigError(explain(where, got=repr(name), expected=f"one of {', '.join(metrics)}", fix=fix))
+
+
+def _check_arm(name: str, arms: Iterable[str], where: str) -> None:
+    known_names = list(arms)
+    if name not in known_names:
+        raise ConfigError(explain(where, got=repr(name), expected=f"one of {', '.join(known_names)}"))

@@ -1,0 +1,550 @@
+"""A run directory becomes `report.html` and `report.md`: from its files alone, the same bytes for the same files."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import quote
+
+from composer_replication.atomic import atomic_write_bytes
+from composer_replication.errors import ComposerError, RunError
+from composer_replication.evaluation.report import figures, findings, plots
+from composer_replication.evaluation.report import plots as training
+from composer_replication.evaluation.report import records as decisions
+from composer_replication.evaluation.report.credit import Credit
+from composer_replication.evaluation.report.findings import failures
+from composer_replication.evaluation.report.records import (
+    MEANINGS,
+    Absent,
+    PairView,
+    RunRecords,
+    by_command,
+    pair_view,
+)
+from composer_replication.optional import require
+from composer_replication.runs import ARTEFACTS, RunDir
+from composer_replication.runs.conventions import project_of
+from composer_replication.runs.files import WORSE_BESIDES, read_conversations
+from composer_replication.types import Conversation
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+
+MOST_IN_ONE_FILE = 50
+"""Sessions that still stand in the page itself; of more, each has a page of its own in a folder beside it."""
+_ROLES = {
+    "erring": ("erring calls", plots.BAD),
+    "correction": ("corrections", plots.TWO),
+    "good": ("good calls", plots.ONE),
+}
+_FEWEST_FOR_A_PLOT = 3
+
+
+class Report(NamedTuple):
+    """What was written, and what `crf report` says of it.
+
+    `folder` holds a page a session, where there are too many for one file.
+    """
+
+    html: Path
+    markdown: Path
+    folder: Path | None
+    verdict: figures.ReportVerdict
+    num_sessions: int
+    absent: list[Absent]
+    hint_tests: findings.HintTests
+
+
+def folder_of(html: Path) -> Path:
+    """Where the pages of single sessions are, if there are any."""
+    return html.with_name(f"{html.stem}_sessions")
+
+
+def build_report(run: RunDir, html: Path, *, trained_in: Path) -> Report:
+    """Write the report of a run to `html`, and beside it the same in markdown, from nothing but the run's files.
+
+    Pages of sessions come first, so that a page that is there leads to pages that are. What the run lacks is said.
+    """
+    records = RunRecords(run, trained_in)
+    listed = list_sessions(records)
+    folder = folder_of(html) if len(listed.sessions) > MOST_IN_ONE_FILE else None
+    values = _values(records, listed)
+    links = _Links(listed, folder)
+    credit = Credit(records, MEANINGS)
+    bodies: dict[str, Any] = {}
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+    for session, conversations in conversations_by_session(records, listed):
+        parts = credit.parts(conversations)
+        if folder is None:
+            bodies[session.key] = parts
+            continue
+        text = page(
+            "session.html.jinja", session=session, parts=parts, home=f"../{html.name}", run_name=values["run_name"]
+        )
+        _write_page(folder / _file_name(session), text)
+    absent = records.absent()
+    values |= {"absent": absent, "missing": by_command(absent), "on_request": records.on_request()}
+    values |= {"link": links, "bodies": bodies}
+    markdown = html.with_suffix(".md")
+    atomic_write_bytes(markdown, page("report.md.jinja", **values, page_name=html.name))
+    atomic_write_bytes(html, page("report.html.jinja", **values, is_lazy=folder is not None))
+    return Report(
+        html, markdown, folder, values["verdict"], len(listed.sessions), values["absent"], values["hint_tests"]
+    )
+
+
+def _values(records: RunRecords, listed: _SessionList) -> dict[str, Any]:
+    """What both pages show."""
+    return {
+        "run_name": records.run.root.resolve().name,
+        **_of_evaluation(records, listed),
+        **_of_sites(records, listed),
+        **_of_training(records),
+        "conventions": _by_project(records),
+        "drops": drops(records, MEANINGS),
+        "files": files_of(records),
+        "config_text": config_text(records),
+        "sessions": listed.sessions,
+    }
+
+
+def _of_evaluation(records: RunRecords, listed: _SessionList) -> dict[str, Any]:
+    """The verdict, every figure, and what the models drew."""
+    evaluation = records.evaluation
+    arms, counts = figures.sampled_table(evaluation)
+    mix_arms, mix = figures.call_mix(evaluation)
+    all_figures = figures.figures(evaluation)
+    verdict, worse = figures.verdict(records, len(listed.sessions)), figures.got_worse(all_figures)
+    return {
+        "verdict": verdict,
+        "remarks": [remark for remark in verdict.remarks if not (worse and remark.startswith(WORSE_BESIDES))],
+        "evaluation": evaluation,
+        "other_weights": records.other_weights,
+        "of_shuffles": figures.of_shuffles(evaluation),
+        "figures": all_figures,
+        "still": [figure for figure in all_figures if figure.is_still],
+        "got_worse": worse,
+        "near_duplicates": figures.near_duplicates(evaluation),
+        "primary": figures.primary_figure(evaluation),
+        "figures_of_kinds": figures.figures_of_kinds(evaluation),
+        "sampled_arms": arms,
+        "sampled_counts": counts,
+        "mix_arms": mix_arms,
+        "mix": mix,
+        "changes_svg": _changes_plot(records),
+    }
+
+
+def _of_sites(records: RunRecords, listed: _SessionList) -> dict[str, Any]:
+    """The failures by kind, blame and project, and what their hints showed."""
+    groups = findings.by_kind(records)
+    return {
+        "kinds": groups,
+        "blames": findings.by_blame(records),
+        "projects": findings.by_project(records, listed.projects),
+        "num_failures": sum(group.number for group in groups),
+        "num_taught": sum(session.num_taught for session in listed.sessions),
+        "misfires": findings.worst_misfires(records),
+        "proof": findings.proof_of(records),
+        "hint_tests": findings.hint_tests(records),
+        "meanings": MEANINGS,
+    }
+
+
+def _of_training(records: RunRecords) -> dict[str, Any]:
+    """The curves and the record of the training, its pairs, and what all of it took."""
+    costs = training.adviser_costs(records)
+    return {
+        "training": training.training_of(records),
+        "record": records.training_record,
+        "pair_groups": pair_groups(records),
+        "num_pairs": len(records.pairs),
+        "time_spent": training.time_spent(records),
+        "costs": costs,
+        "usd": sum(cost.usd for cost in costs),
+    }
+
+
+def _changes_plot(records: RunRecords) -> str:
+    """How single decisions of held-out sessions moved, by role, with the control's below them."""
+    moved = decisions.changes(records.evaluated.values())
+    groups: dict[str, tuple[list[float], str]] = {}
+    for role, (label, colour) in _ROLES.items():
+        if len(moved.after.get(role, ())) >= _FEWEST_FOR_A_PLOT:
+            groups[label] = (moved.after[role], colour)
+        if len(moved.control.get(role, ())) >= _FEWEST_FOR_A_PLOT and role == "erring":
+            groups["erring, control"] = (moved.control[role], plots.QUIET)
+    if not groups:
+        return ""
+    medians = ", ".join(f"{label} {figures.signed(sorted(v)[len(v) // 2], 'nats')}" for label, (v, _) in groups.items())
+    return plots.histograms(groups, name="changes", description=f"Medians of the change in nats a token: {medians}")
+
+
+def _by_project(records: RunRecords) -> Mapping[str, list[Any]]:
+    rules_by_project: dict[str, list[Any]] = defaultdict(list)
+    for rule in records.conventions:
+        rules_by_project[rule.project].append(rule)
+    return dict(rules_by_project)
+
+
+class _Links:
+    """Where a session or a site is shown."""
+
+    def __init__(self, listed: _SessionList, folder: Path | None) -> None:
+        self._listed, self._folder = listed, folder
+
+    def session(self, session: Session) -> str:
+        return f"#{session.key}" if self._folder is None else f"{self._folder.name}/{_file_name(session)}"
+
+    def site(self, conversation_id: str, site_id: str) -> str:
+        """Empty where the conversation is gone."""
+        session = self._listed.of_conversation.get(conversation_id)
+        if session is None:
+            return ""
+        page = "" if self._folder is None else f"{self._folder.name}/{_file_name(session)}"
+        return f"{page}#site-{site_id}"
+
+
+def _write_page(path: Path, text: bytes) -> None:
+    """Whole or not at all, but not waited for until it is on the disk: of a thousand pages that is most of the time.
+
+    After a power cut the same command writes them again.
+    """
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_bytes(text)
+    temporary.replace(path)
+
+
+def _file_name(session: Session) -> str:
+    return f"{session.number:05d}.html"
+
+
+# Templates to pages: all text is escaped, one style and one script are inside; nothing else may run or be fetched.
+
+_FOLDER = Path(__file__).parent / "templates"
+# Control characters, marks that turn the direction of what follows, and halves of characters: shown, never obeyed.
+_UNSEEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u202a-\u202e\u2060-\u2069\ufeff\ud800-\udfff]"
+)
+_NEGATIVE = re.compile(r"(?<![\w.-])-(?=\d)")
+_MARKUP = re.compile(r"[\\`*_{}\[\]<>#|~&!$^=@]|:(?=//)|(?<=www)\.", re.IGNORECASE)
+
+
+def page(template: str, **values: Any) -> bytes:
+    """A template filled in, as bytes."""
+    return _environment().get_template(template).render(**values).encode()
+
+
+@cache
+def _environment() -> Environment:
+    jinja2 = require("jinja2", extra="report")
+    environment: Environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_FOLDER),
+        autoescape=lambda name: not str(name).endswith(".md.jinja"),
+        undefined=jinja2.StrictUndefined,
+        finalize=_seen,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    markup = require("markupsafe", extra="report").Markup
+    style, script = (_text(name) for name in ("style.css", "page.js"))
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = (
+        "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'; "
+        f"script-src 'sha256-{digest}'"
+    )
+    environment.globals.update(style=markup(style), script=markup(script), policy=policy)
+    environment.filters.update(
+        count=lambda number: f"{number:,}",
+        plain=lambda name: str(name).replace("_", " "),
+        number=_number,
+        tenth=lambda value: f"{value:,.1f}" if isinstance(value, float) else _number(value),
+        short=lambda value: "" if value is None else f"{value:g}",
+        gap=lambda gap: f"{gap:+.2f}".replace("-", "\N{MINUS SIGN}"),
+        svg=markup,
+        minus=lambda text: _NEGATIVE.sub("\N{MINUS SIGN}", str(text)),
+        md=_md,
+        url=lambda text: quote(str(text), safe="/#"),
+        duration=_duration,
+        percent=lambda share: f"{share:.0%}",
+    )
+    return environment
+
+
+def _text(name: str) -> str:
+    return (_FOLDER / name).read_text(encoding="utf-8")
+
+
+def _seen(value: Any) -> Any:
+    """Applied to every value that a template writes, before it is escaped."""
+    if type(value) is str:
+        return _UNSEEN.sub("\N{REPLACEMENT CHARACTER}", value)
+    return "" if value is None else value
+
+
+def _number(value: Any) -> str:
+    """A figure whose unit is not known here."""
+    if isinstance(value, bool) or value is None:
+        return {None: "", True: "yes", False: "no"}[value]
+    if isinstance(value, float):
+        text = f"{value:,.3f}" if abs(value) < 10 else f"{value:,.1f}"
+        return text.replace("-", "\N{MINUS SIGN}")
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s" if minutes else f"{seconds:.1f} s"
+
+
+def _md(text: Any) -> str:
+    """Text on one line of markdown, with nothing in it that markdown or HTML would act upon."""
+    line = " ".join(_UNSEEN.sub("\N{REPLACEMENT CHARACTER}", str(text)).split())
+    return _MARKUP.sub(r"\\\g<0>", line).replace("\\<", "&lt;").replace("\\&", "&amp;")
+
+
+# Sessions one after the other: what the list says of each, and its conversations once all of them have been read.
+
+_MAX_NAME = 110
+
+
+@dataclass(slots=True)
+class Session:
+    """A line of the list. `number` is its place in it, from 1; `kinds` are those of its failures."""
+
+    id: str
+    name: str
+    project: str
+    began: str
+    side: str
+    format: str
+    conversations: list[str] = field(default_factory=list[str])
+    num_turns: int = 0
+    num_failures: int = 0
+    num_taught: int = 0
+    num_pairs: int = 0
+    kinds: Counter[str] = field(default_factory=Counter[str])
+    number: int = 0
+
+    @property
+    def key(self) -> str:
+        return f"session-{self.number}"
+
+
+class _SessionList(NamedTuple):
+    """All sessions, the earliest first; and by conversation, whose session and project it is."""
+
+    sessions: list[Session]
+    of_conversation: Mapping[str, Session]
+    projects: Mapping[str, str]
+
+
+def list_sessions(records: RunRecords) -> _SessionList:
+    """One pass over the conversations; of none where they cannot be read."""
+    sessions: dict[str, Session] = {}
+    home: dict[str, Session] = {}
+    projects: dict[str, str] = {}
+    for conversation in _read(records, verify=True):
+        session = _session_of(conversation, records, sessions, home)
+        home[conversation.id] = session
+        projects[conversation.id] = project_of(conversation)
+        session.conversations.append(conversation.id)
+        session.num_turns += len(conversation.turns)
+        began = next((turn.timestamp for turn in conversation.turns if turn.timestamp), "") or ""
+        session.began = min(filter(None, (session.began, began)), default="")
+    _count(records, home)
+    ordered = sorted(sessions.values(), key=lambda session: (session.began, session.id))
+    for number, session in enumerate(ordered, start=1):
+        session.number = number
+    return _SessionList(ordered, home, projects)
+
+
+def _session_of(
+    conversation: Conversation, records: RunRecords, sessions: dict[str, Session], home: Mapping[str, Session]
+) -> Session:
+    """As the split says; without one, by the log's own id or the conversation that it hangs on."""
+    row = records.sides.get(conversation.id)
+    parent = home.get(conversation.parent.conversation_id) if conversation.parent else None
+    identity = row["session"] if row else parent.id if parent else conversation.session_id or conversation.id
+    if identity not in sessions:
+        side = row["side"] if row else ""
+        name = _name(conversation)
+        sessions[identity] = Session(identity, name, project_of(conversation), "", side, conversation.format)
+    return sessions[identity]
+
+
+def _name(conversation: Conversation) -> str:
+    """Its title, or what was asked for first."""
+    prompts = (turn.text for turn in conversation.turns if turn.role == "user" and turn.origin == "human")
+    text = " ".join((conversation.title or next(filter(str.strip, prompts), "") or conversation.id).split())
+    return text if len(text) <= _MAX_NAME else text[: _MAX_NAME - 1] + "…"
+
+
+def _count(records: RunRecords, home: Mapping[str, Session]) -> None:
+    for site, hint in failures(records):
+        if session := home.get(site.conversation_id):
+            session.num_failures += 1
+            session.num_taught += site.is_kept and hint is not None
+            session.kinds[site.kind] += 1
+    for row in records.pairs:
+        if session := home.get(row["conversation_id"]):
+            session.num_pairs += 1
+
+
+def conversations_by_session(
+    records: RunRecords, listed: _SessionList
+) -> Iterator[tuple[Session, Sequence[Conversation]]]:
+    """Each session with its conversations, as soon as the last of them is read; no more than the open ones are held."""
+    waiting: dict[str, list[Conversation]] = defaultdict(list)
+    for conversation in _read(records, verify=False):
+        session = listed.of_conversation[conversation.id]
+        waiting[session.id].append(conversation)
+        if len(waiting[session.id]) == len(session.conversations):
+            yield session, waiting.pop(session.id)
+
+
+def _read(records: RunRecords, *, verify: bool) -> Iterator[Conversation]:
+    if not records.has("conversations"):
+        return
+    try:
+        yield from read_conversations(records.run, verify=verify)
+    except RunError as error:
+        records.unreadable["conversations"] = str(error)
+
+
+# The books of a run: pairs by source, what was dropped and why, which file was made from which, and the config.
+
+_SOURCES = {
+    "teachers": "what advisers agreed on, against what the model did",
+    "correction": "what the session did itself after a call failed, against the failing call",
+    "user": "what the user let through, against the call that was refused",
+    "acted_at_once": "acting at once where that was right, against looking once more: the balance to look-first pairs",
+}
+_EXAMPLES = 2
+_NOT_LISTED = ("report_html", "report_md", "teacher_cache")  # what is being written, and a store that changes when read
+_STAGES = {
+    "conversations": "ingest",
+    "split": "split",
+    "sites": "sites",
+    "teacher_calls": "replay",
+    "pairs": "pairs",
+}
+_CHANNELS = {"lm_ce": "good turns", "sdpo_kl": "hints", "trace_replay_dpo": "pairs"}
+
+
+class _PairGroup(NamedTuple):
+    source: str
+    meaning: str
+    number: int
+    by_kind: list[tuple[str, int]]
+    examples: list[tuple[str, PairView]]
+
+
+def pair_groups(records: RunRecords) -> list[_PairGroup]:
+    """Pairs by source, with the first of different kinds as examples; each example with its conversation."""
+    grouped: dict[str, list[int]] = defaultdict(list)
+    for at, row in enumerate(records.pairs):
+        grouped[str(row.get("source") or "teachers")].append(at)
+    groups: list[_PairGroup] = []
+    for source, indices in grouped.items():
+        kinds = Counter(_kind(records.pairs[at].get("metadata") or {}) for at in indices)
+        first = {_kind(records.pairs[at].get("metadata") or {}): at for at in reversed(indices)}
+        examples = [records.pairs[at] for at in sorted(first.values())[:_EXAMPLES]]
+        views = [(str(row["conversation_id"]), pair_view(row)) for row in examples]
+        groups.append(_PairGroup(source, _SOURCES.get(source, ""), len(indices), kinds.most_common(), views))
+    return sorted(groups, key=lambda group: (-group.number, group.source))
+
+
+def _kind(metadata: Mapping[str, object]) -> str:
+    failures = metadata.get("rejected_failures")
+    return str(failures[0]) if isinstance(failures, list) and failures else "none"
+
+
+class Drop(NamedTuple):
+    stage: str
+    reason: str
+    number: int
+    meaning: str
+
+
+def drops(records: RunRecords, meanings: Mapping[str, str]) -> list[Drop]:
+    """What each step left out, by reason, the most first within a step; what the proof dropped is told once."""
+    return list(_drops(records, meanings))
+
+
+def _drops(records: RunRecords, meanings: Mapping[str, str]) -> Iterator[Drop]:
+    counted: list[tuple[str, Mapping[str, int]]] = [
+        (stage, records.run.meta(name).drops)
+        for name, stage in _STAGES.items()
+        if records.has(name) and name not in records.unreadable
+    ]
+    reasons = Counter(str(row["reason"]) for row in records.proofs.values() if not row["is_kept"])
+    counted.append(("hint proof", reasons))
+    trained: Mapping[str, int] = (records.training_record or {}).get("drops") or {}
+    counted.append(("train", {why: n for why, n in trained.items() if why.rpartition(": ")[2] not in reasons}))
+    counted.append(("evaluate", (records.evaluation or {}).get("drops") or {}))
+    for stage, numbers in counted:
+        for reason, number in sorted(numbers.items(), key=lambda reason_count: (-reason_count[1], reason_count[0])):
+            channel, _, why = reason.rpartition(": ")
+            label = f"{_CHANNELS.get(channel, channel)}: {why}" if channel else why
+            yield Drop(stage, label.replace("_", " "), number, meanings.get(why, ""))
+
+
+class _FileOfRun(NamedTuple):
+    """One artefact in the lineage. `state` is current, stale, of other weights, or unreadable."""
+
+    name: str
+    command: str
+    rows: int | None
+    sha256: str
+    made_from: str
+    created: str
+    tool_version: str
+    state: str
+
+
+def files_of(records: RunRecords) -> list[_FileOfRun]:
+    """Every file of records and every checked file, in the order of the pipeline."""
+    files: list[_FileOfRun] = []
+    for name, artefact in ARTEFACTS.items():
+        if not records.has(name) or artefact.kind not in ("records", "file") or name in _NOT_LISTED:
+            continue
+        try:
+            files.append(_file(records, name))
+        except ComposerError as error:
+            files.append(_FileOfRun(artefact.file_name, artefact.command, None, "", "", "", "", f"unreadable: {error}"))
+    return files
+
+
+def _file(records: RunRecords, name: str) -> _FileOfRun:
+    artefact = ARTEFACTS[name]
+    if artefact.kind != "records":
+        is_hashed = records.path(name).parent == records.run.root and name != "evaluation"  # which holds its own time
+        sha256 = records.run.source(name).sha256 if is_hashed else ""
+        state = "of other weights" if name == "evaluation" and records.other_weights else "current"
+        return _FileOfRun(artefact.file_name, artefact.command, None, sha256, "", "", "", state)
+    meta = records.run.meta(name)
+    artefact_names = [source.name for source in meta.sources if source.kind == "artefact"]
+    outside = len(meta.sources) - len(artefact_names)
+    made_from = ", ".join([*artefact_names, *([f"{outside:,} files outside the run"] if outside else [])])
+    state = "current" if records.run.is_current(name) else "stale: what it was made from has changed since"
+    return _FileOfRun(
+        artefact.file_name, artefact.command, meta.rows, meta.sha256, made_from, meta.created, meta.tool_version, state
+    )
+
+
+def config_text(records: RunRecords) -> str:
+    """The resolved config of the training, as it was written."""
+    path = records.path("config")
+    return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""

@@ -1,0 +1,327 @@
+"""What the training did: each channel with its curve, the held-out loss, what was diagnosed, and what it cost."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from composer_replication.evaluation.report.records import Row, RunRecords
+from composer_replication.optional import require
+from composer_replication.runs.lineage import channel_in_words, channel_results, has_figure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+# Plots by matplotlib as inline SVG: the page's own colours and letters, and the same bytes for the same figures.
+
+# Colours that stand for variables of the style sheet, so that a plot follows the page's theme.
+_COLOURS = {
+    "#010101": "var(--ink)",
+    "#020202": "var(--muted)",
+    "#030303": "var(--line)",
+    "#040404": "var(--one)",
+    "#050505": "var(--two)",
+    "#060606": "var(--three)",
+    "#070707": "var(--quiet)",
+    "#080808": "var(--bad)",
+}
+INK, MUTED, LINE, ONE, TWO, THREE, QUIET, BAD = _COLOURS
+
+
+_CHANNELS = {
+    "lm_ce": ("Channel 1: good turns", "cross-entropy in nats a token", ONE),
+    "grpo": ("Channel 1: rewards (GRPO)", "policy loss", ONE),
+    "sdpo_kl": ("Channel 2: hints", "divergence from the hinted teacher", TWO),
+    "sdpo_kl_logged": ("Channel 2: hints on logged sessions", "divergence from the hinted teacher", TWO),
+    "trace_replay_dpo": ("Channel 3: pairs", "preference loss a pair", THREE),
+}
+_MOST_POINTS = 400
+
+
+class _ChannelPlot(NamedTuple):
+    """`steps` says in words in which steps the channel was taught, or why in none."""
+
+    name: str
+    label: str
+    unit: str
+    weight: float | None
+    steps: str
+    first: float | None
+    last: float | None
+    svg: str
+
+
+class Training(NamedTuple):
+    """`steps` as the training itself says, and how many windows they saw of how many; 0 where that is not known."""
+
+    channels: list[_ChannelPlot]
+    svg_held_out: str
+    steps: int | None
+    warmup_steps: int
+    windows_seen: int
+    windows: int
+    diagnosis: list[str]
+    alarms: list[str]
+    has_control: bool
+    is_torn: bool
+
+
+def training_of(records: RunRecords) -> Training:
+    """From `metrics.jsonl` and, where the training has ended, `training.json`."""
+    record: Row = records.training_record or {}
+    rows, control = records.metrics.rows, records.control_metrics.rows
+    channel_records = {channel["name"]: channel for channel in record.get("channels", ())}
+    counts: Mapping[str, int] = record.get("counts") or {}
+    names = [name for name in _CHANNELS if name in channel_records or has_figure(rows, name)]
+    steps = record.get("steps") or _last(rows, "step")
+    read = {
+        channel.name: vars(channel) for channel in channel_results(names, rows, {})
+    }  # of a training that has not ended
+    return Training(
+        channels=[
+            _channel(
+                name,
+                rows,
+                control,
+                channel_records.get(name),
+                channel_in_words(channel_records.get(name, read[name]), steps),
+            )
+            for name in names
+        ],
+        svg_held_out=_held_out(rows, control),
+        steps=steps,
+        warmup_steps=record.get("warmup_steps") or 0,
+        windows_seen=counts.get("windows_seen", 0),
+        windows=counts.get("windows", 0),
+        diagnosis=list(record.get("diagnosis", ())),
+        alarms=list(record.get("alarms", ())),
+        has_control=bool(control),
+        is_torn=records.metrics.is_torn,
+    )
+
+
+def _channel(name: str, rows: list[Row], control: list[Row], channel_record: Row | None, steps: str) -> _ChannelPlot:
+    label, unit, colour = _CHANNELS[name]
+    points, beside = _points(rows, f"loss/{name}"), _points(control, f"loss/{name}")
+    svg = ""
+    if points:
+        lines = [*([_Curve(beside, QUIET, is_dashed=True)] if beside else []), _Curve(points, colour)]
+        described = f"{label}: from {points[0][1]:.3f} at step {points[0][0]} to {points[-1][1]:.3f} at {points[-1][0]}"
+        svg = curves(lines, name=f"curve-{name}", description=described, x_label="step")
+    return _ChannelPlot(
+        name=name,
+        label=label,
+        unit=unit,
+        weight=None if channel_record is None else channel_record["weight"],
+        steps=steps,
+        first=points[0][1] if points else None,
+        last=points[-1][1] if points else None,
+        svg=svg,
+    )
+
+
+def _held_out(rows: list[Row], control: list[Row]) -> str:
+    """The loss on held-out sessions, where the training measured one."""
+    points, beside = _points(rows, "eval_loss"), _points(control, "eval_loss")
+    if not points:
+        return ""
+    lines = [*([_Curve(beside, QUIET, is_dashed=True)] if beside else []), _Curve(points, ONE)]
+    described = f"Held-out loss from {points[0][1]:.3f} to {points[-1][1]:.3f}"
+    return curves(lines, name="curve-held-out", description=described, x_label="step")
+
+
+def _points(rows: Iterable[Row], key: str) -> list[tuple[int, float]]:
+    """Steps with a value; of very many, means over as many neighbours as make few enough."""
+    points = [(int(row["step"]), float(row[key])) for row in rows if row.get(key) is not None and "step" in row]
+    size = -(-len(points) // _MOST_POINTS)
+    if size <= 1:
+        return points
+    groups = [points[at : at + size] for at in range(0, len(points), size)]
+    return [(group[-1][0], sum(y for _, y in group) / len(group)) for group in groups]
+
+
+def _last(rows: list[Row], key: str) -> Any:
+    return next((row[key] for row in reversed(rows) if row.get(key) is not None), None)
+
+
+def time_spent(records: RunRecords) -> list[tuple[str, float]]:
+    """What took how many seconds, in the order in which it was done; a training that was killed leaves no time.
+
+    What was done in no time stands there too: which lines there are says what was done, and nothing of how fast.
+    """
+    before: Mapping[str, float] = (records.training_record or {}).get("seconds") or {}
+    control = [[*first.values(), *_runtimes(rows)] for first, rows in records.control_times()]
+    evaluation = (records.evaluation or {}).get("seconds")
+    spent: dict[str, list[float]] = {name.capitalize(): [seconds] for name, seconds in before.items()}
+    spent["Training steps"] = _runtimes(records.metrics.rows)
+    spent["Control"] = [seconds for shuffle in control for seconds in shuffle]
+    spent["Evaluation"] = [] if evaluation is None else [float(evaluation)]
+    return [(name, sum(seconds)) for name, seconds in spent.items() if seconds]
+
+
+def _runtimes(rows: Iterable[Row]) -> list[float]:
+    return [float(row["train_runtime"]) for row in rows if row.get("train_runtime") is not None]
+
+
+class _AdviserCost(NamedTuple):
+    slug: str
+    calls: int
+    errors: int
+    prompt_tokens: int
+    completion_tokens: int
+    usd: float
+
+
+def adviser_costs(records: RunRecords) -> list[_AdviserCost]:
+    """What asking cost, one row an adviser; answers from the store are counted once, as they were paid.
+
+    A model that wrote hints has a row of its own, without tokens: nothing but its price is kept.
+    """
+    totals: dict[str, list[float]] = defaultdict(lambda: [0, 0, 0, 0, 0.0])
+    for row in records.rows("teacher_calls"):
+        added = (1, row["error"] is not None, row["prompt_tokens"], row["completion_tokens"], row["cost_usd"])
+        totals[row["teacher_slug"]] = [a + b for a, b in zip(totals[row["teacher_slug"]], added, strict=True)]
+    costs = [
+        _AdviserCost(slug, int(calls), int(errors), int(prompt), int(completion), usd)
+        for slug, (calls, errors, prompt, completion, usd) in sorted(totals.items())
+    ]
+    settings = records.run.meta("sites").settings if records.sites else {}
+    if isinstance(usd := settings.get("writer_usd"), float):
+        costs.append(
+            _AdviserCost(f"{settings.get('writer')}, hints", int(str(settings.get("writer_calls", 0))), 0, 0, 0, usd)
+        )
+    return costs
+
+
+_STYLE: dict[str, Any] = {
+    "svg.hashsalt": "composer-replication",
+    "svg.fonttype": "none",
+    "font.family": "DejaVu Sans",  # comes with matplotlib: the same measures everywhere
+    "font.size": 10.5,
+    "text.color": INK,
+    "axes.edgecolor": LINE,
+    "axes.labelcolor": MUTED,
+    "axes.facecolor": "none",
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.spines.left": False,
+    "axes.unicode_minus": True,
+    "grid.color": LINE,
+    "grid.linewidth": 0.8,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "xtick.labelcolor": MUTED,
+    "ytick.labelcolor": MUTED,
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
+    "figure.facecolor": "none",
+    "lines.linewidth": 1.8,
+    "lines.solid_capstyle": "round",
+}
+_SIZE_INCHES, _BOTTOM = (5.0, 2.9), 0.18
+_HEAD = re.compile(r"\A.*?(?=<svg )", re.DOTALL)
+_METADATA = re.compile(r"\s*<metadata>.*?</metadata>", re.DOTALL)
+_FONT = re.compile(r"(font: (?:\d+ )?[\d.]+px) [^;\"]+")
+_ID = re.compile(r' id="([^"]+)"')
+_REFERENCE = re.compile(r'(url\(#|href="#)([^)"]+)')
+
+
+class _Curve(NamedTuple):
+    """One curve: (x, y) points in order, and how it is drawn."""
+
+    points: Sequence[tuple[float, float]]
+    colour: str
+    is_dashed: bool = False
+
+
+def curves(lines: Sequence[_Curve], *, name: str, description: str, x_label: str) -> str:
+    """Curves over the steps of a training; a single point is a dot."""
+
+    def draw(axes: Axes) -> None:
+        for line in lines:
+            xs, ys = zip(*line.points, strict=True)
+            marker = "o" if len(xs) == 1 else None
+            style = (0, (4, 2.4)) if line.is_dashed else "-"
+            axes.plot(xs, ys, color=line.colour, linestyle=style, marker=marker, markersize=5)
+        axes.set_xlabel(x_label)
+        axes.grid(visible=False, axis="x")
+        axes.margins(x=0.02)
+        axes.locator_params(axis="x", integer=True)
+
+    return _figure(draw, name, description)
+
+
+def scatter(groups: Mapping[str, tuple[Sequence[tuple[float, float]], str]], *, name: str, description: str) -> str:
+    """What a hint does to good calls (across) and to the erring one (up), a dot a site."""
+
+    def draw(axes: Axes) -> None:
+        axes.axhline(0, color=QUIET, linewidth=0.9)
+        axes.axvline(0, color=QUIET, linewidth=0.9)
+        for points, colour in groups.values():
+            if points:
+                xs, ys = zip(*points, strict=True)
+                axes.plot(xs, ys, linestyle="", marker="o", markersize=5, alpha=0.75, color=colour, markeredgewidth=0)
+        axes.set_xlabel("good calls: change in nats a token")
+        axes.set_ylabel("erring call")
+
+    return _figure(draw, name, description, left=0.145)
+
+
+def histograms(groups: Mapping[str, tuple[Sequence[float], str]], *, name: str, description: str) -> str:
+    """Distributions of changes above each other on one axis; the thick line of each is its median."""
+    low = min(min(values) for values, _ in groups.values())
+    high = max(max(values) for values, _ in groups.values())
+    width = max(high - low, 1e-6) / 32
+
+    def draw(axes: Axes) -> None:
+        axes.axvline(0, color=QUIET, linewidth=0.9)
+        for row, (values, colour) in enumerate(reversed(list(groups.values()))):
+            counts = [0] * 33
+            for value in values:
+                counts[min(int((value - low) / width), 32)] += 1
+            heights = [0.82 * count / max(counts) for count in counts]
+            axes.bar(
+                [low + (at + 0.5) * width for at in range(33)], heights, width * 0.92, row, color=colour, alpha=0.55
+            )
+            middle = sorted(values)[len(values) // 2]
+            axes.plot([middle, middle], [row, row + 0.9], color=colour, linewidth=2.4)
+        axes.set_yticks([row + 0.35 for row in range(len(groups))], list(groups)[::-1])
+        axes.grid(visible=False, axis="y")
+        axes.set_xlabel("change in nats a token")
+
+    return _figure(draw, name, description, left=0.27)
+
+
+def _figure(draw: Any, name: str, description: str, *, left: float = 0.1) -> str:
+    """The SVG of one figure. `name` keeps its ids apart from those of others on the page; `left` is room for labels."""
+    matplotlib = require("matplotlib", extra="report")
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=_SIZE_INCHES)
+        FigureCanvasSVG(figure)
+        draw(figure.add_axes((left, _BOTTOM, 0.985 - left, 0.96 - _BOTTOM)))
+        text = io.StringIO()
+        figure.savefig(text, format="svg", metadata={"Date": None})
+    return _inline(text.getvalue(), name, description)
+
+
+def _inline(svg: str, name: str, description: str) -> str:
+    """An SVG document as a part of a page: its own ids, the page's colours and letters, words for those who listen."""
+    from markupsafe import escape
+
+    svg = _METADATA.sub("", _HEAD.sub("", svg))
+    svg = _FONT.sub(r"\1 var(--font)", svg)
+    for colour, variable in _COLOURS.items():
+        svg = svg.replace(colour, variable)
+    used = {match[2] for match in _REFERENCE.finditer(svg)}
+    svg = _ID.sub(lambda match: f' id="{name}-{match[1]}"' if match[1] in used else "", svg)
+    svg = _REFERENCE.sub(rf"\1{name}-\2", svg)
+    return svg.replace("<svg ", f'<svg role="img" aria-label="{escape(description)}" ', 1).strip()

@@ -1,0 +1,209 @@
+"""Hints that a model writes: one short general rule for each mistake, checked before it may teach anything.
+
+A hint must not know what the session shows only later, or the student learns to expect an oracle. So the model is shown
+the failing call and what came back, nothing after it; and what it writes is refused if it holds a word that appears in
+the session only afterwards, if it is long, or if it holds a secret. A refused hint leaves the site to its template.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from composer_replication.action_text import arguments_text
+from composer_replication.errors import InputError, explain
+from composer_replication.hint_generator.context import (
+    MAX_SENTENCES,
+    HintContext,
+    call_of,
+    count_sentences,
+    right_texts,
+    said_of,
+)
+from composer_replication.hint_generator.facts import collect_facts
+from composer_replication.hint_generator.write import HintWriter, quotes_call
+from composer_replication.privacy import Scrubber
+from composer_replication.privacy.outgoing import Find, LastGate
+from composer_replication.teacher_replay.ask_and_retry import (
+    KEPT_BACK,
+    NOT_SENT,
+    Asker,
+    TeacherAnswer,
+    work_off,
+)
+from composer_replication.teacher_replay.endpoint import TeacherClient
+from composer_replication.teacher_replay.ledger import TeacherStore
+from composer_replication.teacher_replay.replay import ReplayOptions, teachers_of
+from composer_replication.teacher_replay.requests import RequestBuilder, as_data
+from composer_replication.teacher_replay.teachers import check_cap, to_dollars
+from composer_replication.types import (
+    Conversation,
+    ErrorSite,
+    Message,
+    Turn,
+)
+
+_SYSTEM = (
+    "You coach a coding agent. You are shown one tool call of it, the error that came back, and what is known to be "
+    "right. Write the hint it should have read just before that call: one or two sentences of at most 40 words in all "
+    "that say what to do, in words that hold for the next case too. Name the right tool, name or value where the error "
+    "or what is known to be right tells it. Quote nothing of the call itself: no path, name, text or option of it, not "
+    "even to warn of it. No greeting, no solution of its task."
+)
+QUOTES = "quotes the failing call"
+_MAX_WORDS = 60
+_MAX_SHOWN = 2000
+# A part of a name or a path that the session shows only later is knowledge of what comes, not a rule. Plain words of
+# later prose are none: any rule is made of them.
+_WORDS = re.compile(r"\S+")
+_NAMES = re.compile(r"\S*[\d_./\\][^\s.,;:!?]\S*|\S*[a-z][A-Z]\S*")
+_PART = re.compile(r"[^\W_]+")
+
+
+class WrittenHints(NamedTuple):
+    """Hints by site, how many were refused, by reason, and sites whose request was not sent, each with the find.
+
+    `paid` is what the answers cost, in US dollars; one from the store costs what was paid for it then.
+    """
+
+    texts: Mapping[str, str]
+    counts: Mapping[str, int]
+    held_back: Mapping[str, str] = MappingProxyType({})
+    paid: float = 0.0
+
+    def writer(self) -> HintWriter:
+        """For `write_hint(sources=("writer", "template", "raw_error"), writer=…)`."""
+
+        def look_up(site: ErrorSite, _conversation: Conversation, _facts: HintContext) -> str | None:
+            return self.texts.get(site.id)
+
+        return look_up
+
+
+async def write_hints(
+    sites: Iterable[tuple[ErrorSite, Conversation]],
+    teacher: Mapping[str, Any],
+    *,
+    max_total_usd: float,
+    api_key: str | None = None,
+    options: ReplayOptions,
+    environment: Mapping[str, str],
+) -> WrittenHints:
+    """Ask one model for the hint of every site that may be taught; same client, cap and store as a replay.
+
+    A request that looks as if it held a secret is not sent. Raises InputError where the cap has no room for any call.
+    """
+    (writer,) = teachers_of([teacher], api_key, replace(options, environment=environment))
+    texts, held_back, counts = dict[str, str](), dict[str, str](), Counter[str]()
+    nano: list[int] = []
+    kept_back: list[str] = []  # why the cap had no room
+    gate = options.last_gate or LastGate(environment)
+    builder = RequestBuilder(writer, options.settings._replace(fence=False))  # the prompt has its own marks
+    client = TeacherClient(max_concurrency=options.max_concurrency, timeout_s=options.timeout_s)
+    with TeacherStore(options.cache) as store:
+        asker = Asker(client, store, cap_nano=check_cap(max_total_usd), gate=gate, patience=options.patience)
+
+        async def one(item: tuple[ErrorSite, Conversation]) -> None:
+            site, conversation = item
+            answer = await _asked(asker, builder, gate, site, conversation)
+            text = _text_of(answer)
+            nano.append((answer.reply or {}).get("cost_nano") or 0)
+            if answer.error and answer.error.startswith(NOT_SENT):
+                held_back[site.id] = answer.error
+            if answer.error and answer.error.startswith("budget: "):
+                kept_back.append(answer.error)
+                counts[KEPT_BACK] += 1
+                return
+            reason = (answer.error and "no answer") or why_refused(text, site, conversation)
+            counts[f"refused: {reason}" if reason else "written"] += 1
+            if not reason:
+                texts[site.id] = text
+
+        async with client:
+            await work_off((item for item in sites if item[0].is_kept), one, num_workers=options.max_concurrency)
+    if kept_back and len(kept_back) == len(nano):
+        fix = "Raise it (--max-usd, sites.max_usd), or leave the writer out."
+        got = f"${max_total_usd:g}; {kept_back[0].removeprefix('budget: ')}"
+        raise InputError(explain("cap of hints by a model", got=got, expected="room for one call", fix=fix))
+    return WrittenHints(texts, counts, held_back, to_dollars(sum(nano)))
+
+
+async def _asked(
+    asker: Asker, builder: RequestBuilder, gate: LastGate, site: ErrorSite, conversation: Conversation
+) -> TeacherAnswer:
+    """The model's answer, or why it was not asked."""
+    label = f"site {site.id}"
+    if (find := _find_in_uncut(site, conversation, gate, label)) is not None:
+        return TeacherAnswer(None, f"{NOT_SENT}: {find}", False, True, 0.0, 0)
+    return await asker.ask(builder.build(prompt_of(site, conversation), None, site.conversation_id, place=label))
+
+
+def _text_of(answer: TeacherAnswer) -> str:
+    """What the model wrote, as one line."""
+    message = (answer.reply or {}).get("message") or {}
+    return " ".join(str(message.get("content") or "").split())
+
+
+def _find_in_uncut(site: ErrorSite, conversation: Conversation, gate: LastGate, place: str) -> Find | None:
+    """What the gate finds in a prompt before it is cut: the first half of a secret does not look like one."""
+    *_, message = prompt_of(site, conversation, max_shown=None)
+    return gate.look(message, f"{place}, message 2 (user)")
+
+
+def prompt_of(site: ErrorSite, conversation: Conversation, *, max_shown: int | None = _MAX_SHOWN) -> list[Message]:
+    """The failing call, its result and what is known to be right, the first `max_shown` characters of each.
+
+    There is nothing in it of what came after.
+    """
+    call, error_text = call_of(site, conversation), said_of(site, conversation)
+    arguments = arguments_text(call)[:max_shown] if call else ""
+    right = ", ".join(dict.fromkeys(right_texts(collect_facts(site, conversation))))[:max_shown]
+    facts_text = f"\n\nKnown to be right: {right}" if right else ""
+    rule, data = as_data(f"Arguments: {arguments}\n\nError: {error_text[:max_shown]}{facts_text}")
+    return [
+        {"role": "system", "content": f"{_SYSTEM}\n\n{rule}"},
+        {"role": "user", "content": f"Tool: {site.tool}\nKind of error: {site.kind}\n{data}"},
+    ]
+
+
+def why_refused(text: str, site: ErrorSite, conversation: Conversation) -> str | None:
+    """Why a written hint may not teach; None if it may."""
+    if not text:
+        return "empty"
+    if len(text.split()) > _MAX_WORDS or count_sentences(text) > MAX_SENTENCES:
+        return "too long"
+    if Scrubber().scope().text(text) != text:
+        return "holds a secret"
+    if quotes_call(text, call_of(site, conversation), right_texts(collect_facts(site, conversation))):
+        return QUOTES
+    before, after = _texts_around(site, conversation)
+    known_parts, later = _parts(before, _WORDS), _parts(after, _NAMES)
+    if any(part in later and part not in known_parts for part in _parts(text, _WORDS)):
+        return "knows what comes later"
+    return None
+
+
+def _parts(text: str, words: re.Pattern[str]) -> set[str]:
+    """Parts of names and paths, in lower case: of four letters and more, or three digits."""
+    parts = (part for word in words.findall(text) for part in _PART.findall(word))
+    return {part.casefold() for part in parts if len(part) >= 4 or (part.isdigit() and len(part) >= 3)}
+
+
+def _texts_around(site: ErrorSite, conversation: Conversation) -> tuple[str, str]:
+    """All text up to the failing result, and all behind it."""
+    last = site.result_turn_id or site.turn_id
+    at = next((number for number, turn in enumerate(conversation.turns) if turn.id == last), None)
+    if at is None:
+        got = f"no turn {last} in {conversation.id}"
+        raise InputError(explain(f"site {site.id}", got=got, expected="a site of this conversation"))
+    before, after = conversation.turns[: at + 1], conversation.turns[at + 1 :]
+    return "\n".join(map(_all_text, before)), "\n".join(map(_all_text, after))
+
+
+def _all_text(turn: Turn) -> str:
+    calls = [arguments_text(call) for call in turn.calls]
+    return "\n".join([turn.text, turn.thinking, *calls, *(result.text for result in turn.results)])

@@ -1,0 +1,210 @@
+"""JSON documents: telling them from lines, judging a file by its head, and keeping what stands before damage."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any, cast
+
+import orjson
+
+from composer_replication.ingestion import source as json_text
+from composer_replication.ingestion.source import (
+    BUFFER_BYTES,
+    MAX_LINE_BYTES,
+    IngestReport,
+    SourceFile,
+    is_too_large,
+    read_records,
+    records_in,
+)
+
+# A whole string, or one character that opens, closes or separates; a lone quote is a string that never ends.
+_TOKEN = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"|["{}\[\],]', re.DOTALL)
+_CLOSES = {"{": "}", "[": "]"}
+_HEAD_LINES = 16
+# So much of a file that is too large for a document says whether it is lines.
+_HEAD_OF_LINES = 2**20
+# Deeper than any format puts its messages, and no deeper than the parser follows.
+_MAX_DEPTH = 64
+
+
+@lru_cache(maxsize=2)
+def head_values(head: bytes) -> list[Any]:
+    """The JSON values a file begins with: its first lines, or one document as far as the head goes.
+
+    Every format asks for them; the head is taken apart once.
+    """
+    head = json_text.as_utf8(head)
+    lines = [line for line in head.split(b"\n") if line.strip()][:_HEAD_LINES]
+    if not lines:
+        return []
+    parsed = [_object_or_list(line)[0] for line in lines]
+    if parsed[0] is None:
+        parsed[0] = salvage(head)
+    return [value for value in parsed if value is not None]
+
+
+def read_lines_or_document(source: SourceFile, report: IngestReport) -> Iterator[tuple[int, Any]]:
+    """(line, object) of every good line, or (0, document); of a damaged document the whole messages before the damage.
+
+    What the first line holds says which it is, and is not parsed again.
+    """
+    try:
+        with source.path.open("rb", buffering=BUFFER_BYTES) as file:
+            lines = enumerate(json_text.utf8_lines(file, MAX_LINE_BYTES), start=1)
+            number, line = next((numbered_line for numbered_line in lines if numbered_line[1].strip()), (0, b""))
+            if not line:
+                report.skip("empty file", source.name)
+                return
+            first, is_repaired = _object_or_list(line) if not is_too_large(line) else (None, False)
+            if isinstance(first, dict) or is_too_large(line):
+                report.counts.update({"repaired lines": 1} if is_repaired else {})
+                yield from [(number, first)] if first is not None else records_in([(number, line)], source, report)
+                yield from records_in(lines, source, report)
+                return
+            if first is not None and not any(rest.strip() for _, rest in lines):
+                report.counts.update({"repaired documents": 1} if is_repaired else {})
+                yield 0, first
+                return
+        yield from _read_document(source, report)
+    except OSError as error:
+        report.skip(f"unreadable file: {error.strerror}", source.name)
+
+
+def _read_document(source: SourceFile, report: IngestReport) -> Iterator[tuple[int, Any]]:
+    with source.path.open("rb") as file:
+        data = json_text.as_utf8(file.read(MAX_LINE_BYTES + 1))
+    is_large = is_too_large(data)
+    try:
+        if not is_large:
+            yield 0, parsed(data, report)
+            return
+    except ValueError:
+        pass
+    if is_large and not _is_mostly_lines(data[:_HEAD_OF_LINES]):
+        report.skip("document too large", source.name)
+        return
+    if is_large or _is_mostly_lines(data):
+        yield from read_records(source, report)
+        return
+    value, position = before_damage(data)
+    report.skip("invalid JSON document", source.name, position)
+    if value is not None:
+        yield 0, value
+
+
+def parsed(data: bytes, report: IngestReport) -> Any:
+    """The value of a document, also with the NaN that Python writes; raises ValueError where it is damaged."""
+    try:
+        return orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        value = json_text.loads(json_text.shallow(data) if str(error).startswith("depth limit") else data)
+    report.counts["repaired documents"] += 1
+    return value
+
+
+def salvage(data: bytes, *, depth: int = _MAX_DEPTH) -> Any:
+    """The document up to its first damage, closed there, or None; nothing deeper than `depth` is kept half."""
+    text = json_text.mended(data).decode("utf-8", "replace").replace("\x00", "\ufffd")
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        end, closers = _last_whole(text[: error.pos], depth)
+    try:
+        return orjson.loads(text[:end] + closers)
+    except orjson.JSONDecodeError:
+        return None
+
+
+def before_damage(data: bytes) -> tuple[Any, int]:
+    """The whole messages before the damage, and the position of the first broken one (0: outside of them).
+
+    A document that a crash or a full disk cut off ends there; bytes that are no text cost nothing else.
+    """
+    depth = _depth_of_messages(salvage(data))
+    before = _last_list(salvage(data[: _first_bad_byte(data)], depth=depth), depth)
+    return salvage(data, depth=depth), 0 if before is None else len(before) + 1
+
+
+def _first_bad_byte(data: bytes) -> int:
+    """Where the first byte stands that no text holds, or the end."""
+    nul = data.find(b"\x00")
+    end = len(data) if nul < 0 else nul
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        return min(end, error.start)
+    return end
+
+
+def _depth_of_messages(value: Any) -> int:
+    """How deep the list of messages lies: it is the document, or stands in it, or in each item of it."""
+    if isinstance(value, dict):
+        return 2
+    first = value[0] if isinstance(value, list) and value else None
+    if not isinstance(first, dict) or "role" in first:
+        return 1
+    return 3 if any(isinstance(field, list) and field and isinstance(field[0], dict) for field in first.values()) else 1
+
+
+def _last_list(value: Any, depth: int) -> list[Any] | None:
+    """The list at that depth that was being written last."""
+    for _ in range(depth - 1):
+        inner = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
+        value = inner[-1] if inner else None
+    return cast("list[Any]", value) if isinstance(value, list) else None
+
+
+_DEEPEST = 300
+
+
+def _last_whole(text: str, depth: int) -> tuple[int, str]:
+    """Where the last whole value ends, not deeper than `depth`, and what closes the document there."""
+    stack: list[str] = []
+    end, closers = 0, ""
+    for token in _TOKEN.finditer(text):
+        symbol = token.group()
+        if symbol in _CLOSES:
+            if len(stack) > _DEEPEST:  # the parser would refuse it, and closing it again and again costs gigabytes
+                break
+            stack.append(_CLOSES[symbol])
+            position = token.end()
+        elif symbol in ("}", "]"):
+            if not stack or stack.pop() != symbol:
+                break
+            position = token.end()
+        elif symbol == ",":
+            position = token.start()
+        elif symbol == '"':
+            break
+        else:
+            continue
+        if len(stack) <= depth:
+            end, closers = position, "".join(reversed(stack))
+    return end, closers
+
+
+def _is_mostly_lines(data: bytes) -> bool:
+    """Whether a file that is no document is lines with a damaged first one, not a damaged document over many lines."""
+    num_lines = num_objects = 0
+    for line in io.BytesIO(data):  # not a list of them: a file of line ends would need forty times its size
+        if line.strip():
+            num_lines += 1
+            num_objects += isinstance(_object_or_list(line)[0], dict)
+    return 2 * num_objects >= num_lines
+
+
+def _object_or_list(line: bytes) -> tuple[Any, bool]:
+    """The value of a line, None where it is neither, and whether it had to be mended."""
+    is_repaired = False
+    try:
+        value = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        try:
+            value, is_repaired = json_text.loads(line), True
+        except ValueError:
+            return None, False
+    return (value, is_repaired) if isinstance(value, (dict, list)) else (None, False)

@@ -1,0 +1,299 @@
+# pyright: basic, reportCallIssue=false, reportGeneralTypeIssues=false
+"""Triton kernels over a tile of logits: one program per row, the row streamed in blocks.
+
+Pass 1 finds both normalisers, pass 2 the row's value, pass 3 the gradient with the row's weight and cap folded in.
+p, q are the tempered teacher and student distributions; d value / d student logit is, times 1 / temperature,
+
+    kl_ts, cross_entropy   q - p
+    kl_st                  q (log q - log p - kl_st)
+    jsd                    (1 - beta) q (log q - log m - KL(q || m)),   m = (1 - beta) q + beta p
+    entropy_soft           w (q - p) + (1 - w) q (log q - log p - kl_st),   w = clamp(H(p) / entropy_scale, 0, 1)
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from composer_replication.loss.linear.head import BLOCK_COLUMNS, NUM_WARPS
+
+if TYPE_CHECKING:
+    from composer_replication.loss.linear.kernels import DivergenceKernel
+
+
+_MODES = {"kl_ts": 0, "kl_st": 1, "jsd": 2, "cross_entropy": 3, "entropy_soft": 4}
+
+
+@triton.jit
+def _log_normaliser(row_ptr, n_cols: tl.constexpr, inv_temperature, BLOCK: tl.constexpr):
+    """The row's maximum and log sum exp(z - maximum), online: the running sum is rescaled whenever the maximum grows.
+
+    The two stay apart because their sum would round away digits that every log-prob of the row needs.
+    """
+    largest = -float("inf")
+    total = 0.0
+    for start in range(0, n_cols, BLOCK):
+        offsets = start + tl.arange(0, BLOCK)
+        z = tl.load(row_ptr + offsets, mask=offsets < n_cols, other=-float("inf")) * inv_temperature
+        new_largest = tl.maximum(largest, tl.max(z, axis=0))
+        pivot = tl.where(new_largest == -float("inf"), 0.0, new_largest)  # a block of nothing but -inf
+        total = total * tl.exp(largest - pivot) + tl.sum(tl.exp(z - pivot), axis=0)
+        largest = new_largest
+    return largest, tl.log(total)
+
+
+@triton.jit
+def _log_mixture(log_q, log_p, log_1_minus_beta, log_beta):
+    a = log_q + log_1_minus_beta
+    b = log_p + log_beta
+    return tl.maximum(a, b) + tl.log(1.0 + tl.exp(-tl.abs(a - b)))
+
+
+@triton.jit
+def _row_sums(
+    student_row,
+    teacher_row,
+    top_q,
+    rest_q,
+    top_p,
+    rest_p,
+    n_cols: tl.constexpr,
+    inv_temperature,
+    log_beta,
+    log_1_minus_beta,
+    MODE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The row's sums that the value and its gradient need, and in the gated mode the teacher's entropy."""
+    # Per-lane sums, folded once at the end: no cross-warp reduction inside the loop.
+    first_sum = tl.zeros((BLOCK,), dtype=tl.float32)
+    second_sum = tl.zeros((BLOCK,), dtype=tl.float32)
+    entropy_sum = tl.zeros((BLOCK,), dtype=tl.float32)
+    for start in range(0, n_cols, BLOCK):
+        offsets = start + tl.arange(0, BLOCK)
+        inside = offsets < n_cols
+        log_q = tl.load(student_row + offsets, mask=inside, other=0.0) * inv_temperature - top_q - rest_q
+        log_p = tl.load(teacher_row + offsets, mask=inside, other=0.0) * inv_temperature - top_p - rest_p
+        if MODE == 0:
+            first_sum += tl.where(inside, tl.exp(log_p) * (log_p - log_q), 0.0)
+        elif MODE == 1:
+            first_sum += tl.where(inside, tl.exp(log_q) * (log_q - log_p), 0.0)
+        elif MODE == 2:
+            log_m = _log_mixture(log_q, log_p, log_1_minus_beta, log_beta)
+            first_sum += tl.where(inside, tl.exp(log_p) * (log_p - log_m), 0.0)
+            second_sum += tl.where(inside, tl.exp(log_q) * (log_q - log_m), 0.0)
+        elif MODE == 3:
+            first_sum -= tl.where(inside, tl.exp(log_p) * log_q, 0.0)
+        else:
+            p = tl.exp(log_p)
+            first_sum += tl.where(inside, p * (log_p - log_q), 0.0)
+            second_sum += tl.where(inside, tl.exp(log_q) * (log_q - log_p), 0.0)
+            entropy_sum -= tl.where(inside, p * log_p, 0.0)
+    return tl.sum(first_sum, axis=0), tl.sum(second_sum, axis=0), tl.sum(entropy_sum, axis=0)
+
+
+@triton.jit
+def _gradient(log_q, log_p, first, second, unsure, beta, log_beta, log_1_minus_beta, MODE: tl.constexpr):
+    """Gradient of the value at one block of student logits, before the row's weight and the temperature."""
+    q = tl.exp(log_q)
+    if MODE == 0 or MODE == 3:
+        grad = q - tl.exp(log_p)
+    elif MODE == 1:
+        grad = q * (log_q - log_p - first)
+    elif MODE == 2:
+        log_m = _log_mixture(log_q, log_p, log_1_minus_beta, log_beta)
+        grad = (1.0 - beta) * q * (log_q - log_m - second)
+    else:
+        grad = unsure * (q - tl.exp(log_p)) + (1.0 - unsure) * q * (log_q - log_p - second)
+    return grad
+
+
+@triton.jit
+def _divergence_kernel(
+    student_ptr,
+    teacher_ptr,
+    grad_ptr,
+    value_ptr,
+    weight_ptr,
+    student_stride,
+    teacher_stride,
+    grad_stride,
+    n_cols: tl.constexpr,  # a model has one vocabulary: compiling for it lets the loops be planned
+    inv_temperature,
+    beta,
+    log_beta,
+    log_1_minus_beta,
+    cap,
+    inv_entropy_scale,
+    MODE: tl.constexpr,
+    WRITE_GRAD: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    student_row = student_ptr + row * student_stride
+    teacher_row = teacher_ptr + row * teacher_stride
+    top_q, rest_q = _log_normaliser(student_row, n_cols, inv_temperature, BLOCK)
+    top_p, rest_p = _log_normaliser(teacher_row, n_cols, inv_temperature, BLOCK)
+
+    first, second, entropy = _row_sums(
+        student_row,
+        teacher_row,
+        top_q,
+        rest_q,
+        top_p,
+        rest_p,
+        n_cols,
+        inv_temperature,
+        log_beta,
+        log_1_minus_beta,
+        MODE,
+        BLOCK,
+    )
+    unsure = 0.0
+    value = first
+    if MODE == 2:
+        value = beta * first + (1.0 - beta) * second
+    elif MODE == 4:
+        unsure = tl.minimum(tl.maximum(entropy * inv_entropy_scale, 0.0), 1.0)
+        value = unsure * first + (1.0 - unsure) * second
+    tl.store(value_ptr + row, value)
+
+    if WRITE_GRAD:
+        pull = tl.load(weight_ptr + row) * inv_temperature
+        pull = tl.where(value > cap, pull * (cap / value), pull)
+        for start in range(0, n_cols, BLOCK):
+            offsets = start + tl.arange(0, BLOCK)
+            inside = offsets < n_cols
+            log_q = tl.load(student_row + offsets, mask=inside, other=0.0) * inv_temperature - top_q - rest_q
+            log_p = tl.load(teacher_row + offsets, mask=inside, other=0.0) * inv_temperature - top_p - rest_p
+            grad = _gradient(log_q, log_p, first, second, unsure, beta, log_beta, log_1_minus_beta, MODE)
+            grad = (grad * pull).to(grad_ptr.dtype.element_ty)
+            tl.store(grad_ptr + row * grad_stride + offsets, grad, mask=inside)
+
+
+def divergence_rows(
+    kernel: DivergenceKernel,
+    student_nV: Tensor,
+    teacher_nV: Tensor,
+    weights_n: Tensor,
+    token_clip: float | None,
+    grad_nV: Tensor | None,
+) -> Tensor:
+    """Values of the tile's rows; their weighted, capped gradient goes into `grad_nV` when given."""
+    num_rows, vocab = student_nV.shape
+    values_n = torch.empty(num_rows, dtype=torch.float32, device=student_nV.device)
+    grad = student_nV if grad_nV is None else grad_nV  # never touched without WRITE_GRAD
+    mixes = kernel.mode == "jsd"
+    _divergence_kernel[(num_rows,)](
+        student_nV,
+        teacher_nV,
+        grad,
+        values_n,
+        weights_n,
+        student_nV.stride(0),
+        teacher_nV.stride(0),
+        grad.stride(0),
+        vocab,
+        1.0 / kernel.temperature,
+        kernel.beta,
+        math.log(kernel.beta) if mixes else 0.0,
+        math.log1p(-kernel.beta) if mixes else 0.0,
+        math.inf if token_clip is None else token_clip,
+        1.0 / kernel.entropy_scale,
+        MODE=_MODES[kernel.mode],
+        WRITE_GRAD=grad_nV is not None,
+        BLOCK=BLOCK_COLUMNS,
+        num_warps=NUM_WARPS,
+    )
+    return values_n
+
+
+# Triton kernels for one chosen token per row: its logit, the row's normaliser, and the cross-entropy's gradient.
+
+
+@triton.jit
+def _token_stats_kernel(
+    logits_ptr, token_ptr, log_z_ptr, chosen_ptr, mean_ptr, logits_stride, n_cols: tl.constexpr, BLOCK: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64)
+    logits_row = logits_ptr + row * logits_stride
+    largest = -float("inf")
+    total = 0.0
+    plain_sum = tl.zeros((BLOCK,), dtype=tl.float32)
+    for start in range(0, n_cols, BLOCK):
+        offsets = start + tl.arange(0, BLOCK)
+        inside = offsets < n_cols
+        z = tl.load(logits_row + offsets, mask=inside, other=-float("inf"))
+        new_largest = tl.maximum(largest, tl.max(z, axis=0))
+        pivot = tl.where(new_largest == -float("inf"), 0.0, new_largest)  # a block of nothing but -inf
+        total = total * tl.exp(largest - pivot) + tl.sum(tl.exp(z - pivot), axis=0)
+        largest = new_largest
+        plain_sum += tl.where(inside, z, 0.0)
+    tl.store(log_z_ptr + row, largest + tl.log(total))
+    tl.store(chosen_ptr + row, tl.load(logits_row + tl.load(token_ptr + row)))
+    tl.store(mean_ptr + row, tl.sum(plain_sum, axis=0) / n_cols)
+
+
+@triton.jit
+def _token_grad_kernel(
+    logits_ptr,
+    token_ptr,
+    log_z_ptr,
+    pull_ptr,
+    grad_ptr,
+    logits_stride,
+    grad_stride,
+    n_cols: tl.constexpr,  # a model has one vocabulary: compiling for it lets the loops be planned
+    label_smoothing,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    offsets = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = offsets < n_cols
+    z = tl.load(logits_ptr + row * logits_stride + offsets, mask=inside, other=0.0)
+    target = tl.where(offsets == tl.load(token_ptr + row), 1.0 - label_smoothing, 0.0) + label_smoothing / n_cols
+    grad = (tl.exp(z - tl.load(log_z_ptr + row)) - target) * tl.load(pull_ptr + row)
+    tl.store(grad_ptr + row * grad_stride + offsets, grad.to(grad_ptr.dtype.element_ty), mask=inside)
+
+
+def token_stats(logits_nV: Tensor, token_ids_n: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(log normaliser, chosen token's logit, mean logit) of each row."""
+    num_rows, vocab = logits_nV.shape
+    log_z, chosen, mean = (torch.empty(num_rows, dtype=torch.float32, device=logits_nV.device) for _ in range(3))
+    _token_stats_kernel[(num_rows,)](
+        logits_nV,
+        token_ids_n,
+        log_z,
+        chosen,
+        mean,
+        logits_nV.stride(0),
+        vocab,
+        BLOCK=BLOCK_COLUMNS,
+        num_warps=NUM_WARPS,
+    )
+    return log_z, chosen, mean
+
+
+def write_token_grad(
+    logits_nV: Tensor, token_ids_n: Tensor, log_z_n: Tensor, pull_n: Tensor, label_smoothing: float, grad_nV: Tensor
+) -> None:
+    """grad = pull * (softmax - (1 - eps) onehot - eps / V)."""
+    num_rows, vocab = logits_nV.shape
+    _token_grad_kernel[(num_rows, triton.cdiv(vocab, BLOCK_COLUMNS))](
+        logits_nV,
+        token_ids_n,
+        log_z_n,
+        pull_n,
+        grad_nV,
+        logits_nV.stride(0),
+        grad_nV.stride(0),
+        vocab,
+        label_smoothing,
+        BLOCK=BLOCK_COLUMNS,
+        num_warps=8,
+    )

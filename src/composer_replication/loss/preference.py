@@ -1,0 +1,69 @@
+"""Direct preference optimisation (arXiv 2305.18290).
+
+    loss = - logsigmoid(beta ((log pi_c - log ref_c) - (log pi_r - log ref_r))), mean over pairs
+
+Log-probs are sums over a response's tokens, its end-of-turn token included; the reference is frozen.
+"""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from composer_replication.errors import InputError, explain
+from composer_replication.loss import rows
+
+
+def dpo_loss(
+    chosen_logprobs: Tensor,
+    rejected_logprobs: Tensor,
+    ref_chosen_logprobs: Tensor,
+    ref_rejected_logprobs: Tensor,
+    *,
+    beta: float = 0.1,
+) -> Tensor:
+    """Mean DPO loss of B pairs of summed sequence log-probs, each (B,)."""
+    rows.check_positive(beta, "beta")
+    chosen, rejected, ref_chosen, ref_rejected = rows.check_pair_vectors(
+        chosen_logprobs=chosen_logprobs,
+        rejected_logprobs=rejected_logprobs,
+        ref_chosen_logprobs=ref_chosen_logprobs,
+        ref_rejected_logprobs=ref_rejected_logprobs,
+    )
+    margin = (chosen - ref_chosen.detach()) - (rejected - ref_rejected.detach())
+    values_B = -F.logsigmoid(beta * margin)
+    rows.check_finite_rows(values_B, "dpo_loss")
+    return values_B.sum() / max(values_B.numel(), 1)
+
+
+# SimPO (arXiv 2405.14734): a preference loss without a reference model, on length-averaged log-probs.
+#
+#     loss = - logsigmoid(beta (avg log pi_c - avg log pi_r) - gamma), mean over pairs
+#
+# Upstream's `gamma_beta_ratio` is gamma / beta. Averages include the end-of-turn token.
+
+
+def avg_sequence_logprob(model_logprobs: Tensor, response_mask: Tensor) -> Tensor:
+    """Mean log-prob of each sequence's response tokens, (B, T) and a 0/1 mask -> (B,); no empty responses."""
+    token_mask = rows.kept_from_mask(response_mask, model_logprobs[..., None], "response_mask")
+    assert token_mask is not None
+    lengths = token_mask.sum(-1)
+    if bool((lengths == 0).any()):
+        empty = int((lengths == 0).nonzero()[0, 0])
+        raise InputError(
+            explain(f"response_mask of sequence {empty}", got="no response token", expected="at least one")
+        )
+    return rows.in_compute_dtype(model_logprobs).masked_fill(~token_mask, 0.0).sum(-1) / lengths
+
+
+def simpo_loss(
+    chosen_avg_logprobs: Tensor, rejected_avg_logprobs: Tensor, *, beta: float = 2.0, gamma: float = 1.0
+) -> Tensor:
+    """Mean SimPO loss of B pairs of averaged sequence log-probs, each (B,)."""
+    rows.check_positive(beta, "beta")
+    chosen, rejected = rows.check_pair_vectors(
+        chosen_avg_logprobs=chosen_avg_logprobs, rejected_avg_logprobs=rejected_avg_logprobs
+    )
+    values_B = -F.logsigmoid(beta * (chosen - rejected) - gamma)
+    rows.check_finite_rows(values_B, "simpo_loss")
+    return values_B.sum() / max(values_B.numel(), 1)

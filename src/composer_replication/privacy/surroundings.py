@@ -1,0 +1,225 @@
+"""What stands around a random string in its text: it may say that the string is public."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from functools import lru_cache
+from itertools import pairwise
+
+from composer_replication.privacy.entropy import HEX_KIND, KIND
+from composer_replication.privacy.rules import Span, word_set
+
+_HEX = re.compile(r"(?:0x)?[0-9a-fA-F]{32,}")
+_HASH_WORDS = re.compile(
+    r"using [a-z]{3,6} key |"
+    r"commit|\bsha|sha\d|hash|md5|digest|checksum|integrity|etag|fingerprint|revision|\brev\b|\bref\b|\bpatch\b|\btree\b|parent|blob|object"
+    r"|merge|\bhead\b|refs/|\bgit\b|\bindex\b|image|docker|layer|cache|build|version|trace|span|uuid|guid|resolved|locked"
+    r"|\btx|block|address|\bpin(?:ned)?\b|snapshot|uses:|cherry|rebase|checkout|\breset\s|\bmain\b|\bmaster\b"
+    r"|origin|branch|#diff-|\bpack\b|hexpm|plaintext|ciphertext|\bid[^\w\0]*$|(?<!key)_id[^\w\0]*$"
+)
+_TREE = re.compile(r"[\u2500-\u257f] ?(?:\[[^\0\n\]]{1,12}\])?\s{0,4}\Z")  # a folder drawn with lines
+_SECRET_WORDS = re.compile(r"key|token|secret|passw|passphrase|api|auth|cred|private|bearer|login|license|wallet")
+_BASE64 = re.compile(r"[A-Za-z0-9+/_-]+")
+# Videos, channels and shared notebooks are named by random characters.
+_PUBLIC_PLACE = re.compile(
+    r"(?:youtube\.com|youtu\.be|colab\.research\.google\.com|drive\.google\.com|docs\.google\.com)/[^\0\s]{0,60}\Z"
+)
+_URL_HASH = re.compile(r"[?&](?:s|v|h|ver|gist|etag|ixid|rev|t)=$|gist\.github[^\s\0]*/$")
+# Part of a path, a file name or an option: public when it is as long as a digest is.
+_IN_NAME = re.compile(r"[/=_-]$")
+# `bkua_` and its like before hex: the keys of a vendor; but files and ids are named so, too.
+_PINNED = re.compile(r"[\w.-]/[\w./-]+@\Z")  # `actions/checkout@`
+_KEY_PREFIX = re.compile(r"(?:^|[\s\"'`=:,(])([a-z]{2,6})[_-]\Z")
+_NAME_PREFIXES = word_set(
+    "file img blob tmp id ref obj page node item log data run job task user index main app chunk asset v web"
+)
+_DIGEST_LENGTHS = (32, 40, 56, 64, 96, 128)
+_DIGEST_LENGTHS_64 = (22, 27, 38, 43, 64, 86)  # in base64, without its padding
+_STARRED = re.compile(r"\*[0-9A-F]{40}")
+_ACCOUNT = 42  # an address on a chain: 0x and 40 digits
+# What is hashed in a lock file, in base64 (go.sum, NuGet, Nix); the hash of a password is not meant.
+_HASH_NAME = re.compile(r"(?<![A-Za-z])h1:$|(?i:hash|checksum|digest|integrity|sha-?\d{1,3})[^\w\0]{1,5}$")
+_PASSWORD_HASH = re.compile(r"(?i)pass|pwd|secret|salt|token|user")
+# The first bytes of an image, a document or a font, in base64.
+_MEDIA = re.compile(r"iVBORw0KGgo|/9j/[24]|R0lGOD[dl]h|UklGR|JVBERi0|PHN2Zy|AAABAAE|d09GM|AAAA[A-Z]GZ0eX")
+# The provider's signature of a thinking block, in a log that was itself printed; and the CSRF token of a page, which is
+# worth nothing without the session that goes with it (and the session is redacted).
+_SIGNATURE = re.compile(
+    r"(?i:etag|x-amz-id-2|x-amz-cf-id|x-amz-version-id|x-goog-generation|x-guploader-uploadid)\\*[\"']?\s?[:=]\s?(?:W/)?\\*[\"']?$|csrf-token\\*\"\s?content=\\*\"$|[sS]ignature\\*\"\s?:\s?\\*\"$"
+)
+# A public key by its name, a host of known_hosts, and the signature of a mail.
+_PUBLIC_NAME = re.compile(
+    r"(?i)v=DKIM1[^\0]{0,30}p=\Z|(?:public[ _-]?key|\bpeer|\bhostid|versionid|\bserial(?=[=:])|x-amz-id-2)"
+    r"\\*[\"']?\s{0,3}[:=]\s{0,3}\\*[\"']?\Z|\|1\|(?:[A-Za-z0-9+/]{27}=\|)?/?\Z"
+)
+_MODULUS = re.compile(r"[\"'](?:n|x|y|x5c|x5t|kid)\\*[\"']\s?:\s?\[?\\*[\"']$")
+_HASHED_FILE = re.compile(
+    r"\s+\*?[./\w-]+\.\w+|\s+\d+\s+[\w.+-]+/[\w./+-]+|\s+refs/|\s+HEAD|\s+-$|\.(?:js|css|map|json|png|pack|idx|lock)\b"
+    r"|\s+(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) [A-Z][a-z]{2} "
+)
+# A file or a version directly before a digest, as lock files have them, and a package behind it.
+_FILE_BEFORE = re.compile(r"\.[a-z][a-z0-9]{0,5}(?:[\"']?\s?[:,=]\s?[\"']?|[ \t#]+)$|\d\.\d[\w.+-]*[\"'],?\s[\"']$")
+_LISTED_FILE = re.compile(r" [ *][\w./]")  # as sha256sum writes it
+_TRANSACTION = 66  # `0x` and 64 digits
+_PACKAGE_BEHIND = re.compile(r"/[\w.+-]+\.(?:whl|tar|zip|tgz|gz|bz2|json|jar|nupkg|crate|gem)\b")
+_HASH_HEADING = re.compile(r"(?im)^[^\n\0]{0,40}\b(?:checksums?|hashes|digests)\b[^\w\n\0]{0,6}$")
+_GENERATED = re.compile(r"rand|generat|hex\b|uuid")
+_LOG_LINE = re.compile(r" (?:\([^()\n\0]{1,80}\) )?[A-Za-z]")  # a commit's first line
+_LINE_END = frozenset(("", "\n", "\r", "\0"))
+_KEY_WORDS = re.compile(r"(?:key|token|secret|password|auth|bearer)[^\w\0]*$")
+# Two lines of one width at the least, and a last one.
+_FILE_LINES = re.compile(
+    r"[ \t]*+(?:(?:[A-Za-z0-9+/]{76}\r?\n[ \t]*+)++|(?:[A-Za-z0-9+/]{64}\r?\n[ \t]*+)++"
+    r"|(?:[A-Za-z0-9+/]{60}\r?\n[ \t]*+)++)"
+    r"[A-Za-z0-9+/]{1,76}={0,2}(?=[\s\"'<)]|$)"
+)
+_PUBLIC_KINDS = "(?:CERTIFICATE|[A-Z ]*PUBLIC KEY|PGP SIGNATURE|SSH SIGNATURE|PGP MESSAGE)"
+_PUBLIC_BLOCK, _PUBLIC_BLOCK_END = (re.compile(f"-----{mark} {_PUBLIC_KINDS}") for mark in ("BEGIN", "END"))
+
+
+def _is_media(text: str, start: int, run_start: int) -> bool:
+    return _MEDIA.match(text, start) is not None or _MEDIA.match(text, run_start) is not None
+
+
+def _names_hash(lead: str) -> bool:
+    # A pseudonym is no user whose password was hashed.
+    return _HASH_NAME.search(lead) is not None and _PASSWORD_HASH.search(lead.replace("USER_", "")) is None
+
+
+def _is_sequence(digits: str) -> bool:
+    """Whether bytes only count up or down, as the keys of test vectors do."""
+    pairs = [int(digits[at : at + 2], 16) for at in range(digits[:2].lower() == "0x" and 2, len(digits) - 1, 2)]
+    return len({(second - first) % 256 for first, second in pairwise(pairs)}) == 1
+
+
+class Surroundings:
+    """What stands around a random string in its text: it may say that the string is public."""
+
+    def __init__(self, text: str, key: str) -> None:
+        self._text, self._key = text, key
+        self._lengths: dict[int, Counter[int]] = {}
+        self._file = (0, 0)
+
+    def is_public(self, span: Span, run_start: int) -> bool:
+        """Whether the string is a hash, a signature, a certificate or an image by its context."""
+        lead = self._before(run_start, 24)
+        if lead.endswith(";base64,") or _SIGNATURE.search(lead) or self._in_public_block(span.start):
+            return True
+        if _PUBLIC_NAME.search(self._before(span.start, 40)):
+            return True
+        if _MODULUS.search(lead) and '"kty' in self._text:  # of a set of public keys
+            return True
+        if span.kind == KIND and _PUBLIC_PLACE.search(self._before(span.start, 90)):
+            return True
+        if span.kind == KIND and (_is_media(self._text, span.start, run_start) or self._in_file(span.start)):
+            return True
+        # As long as a hash is, and behind a sign: behind the mere word stand other things, too, and behind a blank a
+        # key may be as long. A hash that stands by itself is padded, as all that is written out in base64.
+        if span.kind == KIND and not lead.rstrip(" \t")[-1:].isalnum() and _names_hash(lead):
+            whole = _BASE64.match(self._text, run_start)
+            if whole is None or (lead[-1:].isspace() and not self._text.startswith("=", whole.end())):
+                return False
+            return len(whole[0]) in _DIGEST_LENGTHS_64
+        if span.kind == HEX_KIND and _is_sequence(self._text[span.start : span.end]):
+            return True
+        return span.kind == HEX_KIND and (self._is_hash(span) or self._in_listing(span))
+
+    def _in_file(self, position: int) -> bool:
+        """Whether a line of base64 is one of several as long as each other: a file, when nothing names it as a key."""
+        text = self._text
+        if self._file[0] <= position < self._file[1]:
+            return True
+        line = text.rfind("\n", max(0, position - 90), position) + 1
+        block = _FILE_LINES.match(text, line)
+        if block is None:
+            return False
+        if names_a_secret(text[max(0, line - 80) : line].rstrip()):
+            return False
+        self._file = block.span()
+        return position < block.end()
+
+    def _before(self, position: int, length: int) -> str:
+        """What stands before a position in the same string: strings scanned together have a NUL between them."""
+        return self._text[max(0, position - length) : position].rpartition("\0")[2]
+
+    def _is_hash(self, span: Span) -> bool:
+        """Whether the words before a hex run (or its field name) say that it is a hash or an id."""
+        text = self._text
+        before = f"{self._key} {self._before(span.start, 64)}".lower()
+        line = before[before.rfind("\n", 0, len(before) - 1) + 1 :] if "\n" in before[:-1] else before
+        hashed = max((match.end() for match in _HASH_WORDS.finditer(line)), default=-1)
+        secret = max((match.end() for match in _SECRET_WORDS.finditer(line)), default=-1)
+        digest = span.end - span.start in _DIGEST_LENGTHS
+        if digest and before[-1:] in ("", " ", "\n") and _LISTED_FILE.match(text, span.end):
+            return True
+        if span.end - span.start == _TRANSACTION and text.startswith("0x", span.start):
+            return _SECRET_WORDS.search(before) is None
+        if _STARRED.fullmatch(line[-1:] + text[span.start : span.end]):  # what MySQL keeps of a password
+            return False
+        if digest and _PINNED.search(line):
+            return True
+        if span.end - span.start == _ACCOUNT and text.startswith("0x", span.start):  # the keys of accounts are longer
+            return True
+        if digest and (_FILE_BEFORE.search(line) or ("cache" in line and _IN_NAME.search(line))):
+            return True
+        if line.endswith("\n") and not line.endswith(":\n") and _LOG_LINE.match(text, span.end):
+            return True
+        if secret > hashed:
+            return digest and self._under_heading(span)
+        after = text[span.end : span.end + 80]
+        if hashed >= 0 or _URL_HASH.search(line) or _HASHED_FILE.match(after):
+            return True
+        if (prefix := _KEY_PREFIX.search(line)) and prefix[1] not in _NAME_PREFIXES:
+            return False
+        if _IN_NAME.search(line) and span.end - span.start in _DIGEST_LENGTHS:
+            return True
+        if _TREE.search(line):
+            return True
+        if _PACKAGE_BEHIND.match(text, span.end):
+            return True
+        # A digest that is all of its line, and the name of a commit, unless something before it says that it is a key.
+        length = span.end - span.start
+        alone = length == 64 and text[span.end : span.end + 1] in _LINE_END and line[-1:] in ("", " ")
+        if (length == 40 or (alone and not _GENERATED.search(before))) and not _SECRET_WORDS.search(before):
+            return True
+        return digest and self._under_heading(span)
+
+    def _under_heading(self, span: Span) -> bool:
+        """Under a line such as `CHECKSUMS:` or `hashes = [`, with no empty line between."""
+        before = self._before(span.start, 800)
+        block = before[before.rfind("\n\n") + 1 :]
+        return _HASH_HEADING.search(block) is not None
+
+    def _in_listing(self, span: Span) -> bool:
+        """Lock files and checksum lists: the same length of hex many times over."""
+        text, length = self._text, span.end - span.start
+        begin = text.rfind("\0", 0, span.start) + 1
+        if length not in (32, 40, 64, 128) or _KEY_WORDS.search(text[max(begin, span.start - 16) : span.start].lower()):
+            return False
+        if begin not in self._lengths:
+            end = text.find("\0", span.end)
+            self._lengths[begin] = Counter(map(len, set(_HEX.findall(text, begin, end if end >= 0 else len(text)))))
+        return self._lengths[begin][length] >= 5
+
+    def _in_public_block(self, position: int) -> bool:
+        """Inside a certificate, a public key or a signature block."""
+        text = self._text
+        begin = text.rfind("-----BEGIN ", max(0, position - 12000), position)
+        end = text.find("-----END ", position, position + 12000)
+        if begin < 0 <= end and _PUBLIC_BLOCK_END.match(text, end) and text.find("\0", position, end) < 0:
+            return True  # its beginning is not in the text
+        if begin < 0 or text.find("\0", begin, position) >= 0:
+            return False
+        return bool(_PUBLIC_BLOCK.match(text, begin)) and text.find("-----END ", begin, position) < 0
+
+
+def names_a_secret(lead: str) -> bool:
+    """Whether the last line of what stands before a string says that it is a secret."""
+    return _SECRET_WORDS.search(lead[lead.rfind("\n") + 1 :].lower()) is not None
+
+
+@lru_cache(maxsize=4096)
+def names_a_hash(key: str) -> bool:
+    """Whether a field of this name holds hashes or ids."""
+    return _HASH_WORDS.search(key.lower()) is not None or key.endswith(("Id", "ID"))

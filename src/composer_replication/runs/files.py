@@ -1,0 +1,421 @@
+"""Conversations as rows of `conversations.jsonl`, and back again: what every later stage reads."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, fields, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, cast
+
+from composer_replication.atomic import atomic_write_json
+from composer_replication.canonical_json import decode_object, encode
+from composer_replication.errors import ArtefactCorruptError, InputError, explain
+from composer_replication.messages import ToolSchemas, tool_rows
+from composer_replication.runs.artefacts import find_artefact, not_found, sha256_of_file
+from composer_replication.runs.directory import RunDir
+from composer_replication.runs.split import held_out_of
+from composer_replication.types import (
+    Action,
+    Conversation,
+    ErrorSite,
+    Hint,
+    Link,
+    Provenance,
+    ToolCall,
+    ToolResult,
+    Turn,
+    Usage,
+)
+
+CONVERSATIONS_SCHEMA, CONVERSATIONS_VERSION = "conversation", 2
+KEYS = frozenset(field.name for field in fields(Conversation))
+_CONVERSATION, _TURN, _LINK, _CALL, _RESULT, _USAGE = (
+    tuple(field.name for field in fields(kind)) for kind in (Conversation, Turn, Link, ToolCall, ToolResult, Usage)
+)
+
+
+def conversation_to_row(conversation: Conversation) -> dict[str, object]:
+    """Plain JSON with every field present, so that all rows of the file have the same keys.
+
+    Arguments and extras are not copied: `dataclasses.asdict` would take longer than reading the log did.
+    """
+    row = _fields_of(conversation, _CONVERSATION)
+    row["turns"] = [_turn_row(turn) for turn in conversation.turns]
+    row["parent"] = None if conversation.parent is None else _fields_of(conversation.parent, _LINK)
+    row["extra"] = dict(conversation.extra)
+    return row
+
+
+def conversation_from_row(row: Mapping[str, Any]) -> Conversation:
+    """The inverse of `to_row`."""
+    try:
+        link = row["parent"]
+        return Conversation(
+            **_known(Conversation, row, skip=("turns", "parent")),
+            turns=tuple(_turn(turn) for turn in row["turns"]),
+            parent=None if link is None else Link(**link),
+        )
+    except (KeyError, TypeError) as error:
+        raise ArtefactCorruptError(
+            explain(
+                f"conversation row {row.get('id')!r}",
+                got=error,
+                expected=f"the fields of {CONVERSATIONS_SCHEMA} {CONVERSATIONS_VERSION}",
+            )
+        ) from error
+
+
+def read_conversations(run: RunDir, *, verify: bool = True) -> Iterator[Conversation]:
+    """The conversations of a run, in order, one at a time; `verify` as for `RunDir.read_jsonl`."""
+    return (
+        conversation_from_row(row)
+        for row in run.read_jsonl(
+            "conversations", schema=CONVERSATIONS_SCHEMA, version=CONVERSATIONS_VERSION, verify=verify
+        )
+    )
+
+
+def _turn(row: Mapping[str, Any]) -> Turn:
+    usage, token_ids, logprobs = row["usage"], row["token_ids"], row["logprobs"]
+    provenance = row["provenance"]
+    return Turn(
+        **_known(Turn, row, skip=("calls", "results", "usage", "provenance", "token_ids", "logprobs")),
+        calls=tuple(ToolCall(**call) for call in row["calls"]),
+        results=tuple(ToolResult(**result) for result in row["results"]),
+        usage=None if usage is None else Usage(**usage),
+        provenance=Provenance(file=provenance["file"], lines=tuple(provenance["lines"])),
+        token_ids=None if token_ids is None else tuple(token_ids),
+        logprobs=None if logprobs is None else tuple(logprobs),
+    )
+
+
+def _known(kind: type, row: Mapping[str, Any], *, skip: tuple[str, ...]) -> dict[str, Any]:
+    return {field.name: row[field.name] for field in fields(kind) if field.name not in skip}
+
+
+def _turn_row(turn: Turn) -> dict[str, object]:
+    row = _fields_of(turn, _TURN)
+    row["calls"] = [_fields_of(call, _CALL) for call in turn.calls]
+    row["results"] = [_fields_of(result, _RESULT) for result in turn.results]
+    row["usage"] = None if turn.usage is None else _fields_of(turn.usage, _USAGE)
+    row["provenance"] = {"file": turn.provenance.file, "lines": list(turn.provenance.lines)}
+    row["token_ids"] = None if turn.token_ids is None else list(turn.token_ids)
+    row["logprobs"] = None if turn.logprobs is None else list(turn.logprobs)
+    return row
+
+
+def _fields_of(value: object, names: tuple[str, ...]) -> dict[str, object]:
+    return {name: getattr(value, name) for name in names}
+
+
+# The one reader of `tools.jsonl`: which tools the sessions of an agent had, known by the format of their logs.
+
+TOOLS_SCHEMA, TOOLS_VERSION = "tool", 3
+Schema = Mapping[str, Any]
+Tool = dict[str, Any]
+
+
+class ToolTable:
+    """The tools of each agent in a run.
+
+    `given` are schemas that a file gave, by name. They hold for every agent, and go before inferred ones of that name.
+    `by_format` has the tools of each format in the shape of the OpenAI interface, by name; under None those of all
+    other formats, which are the given ones alone.
+    """
+
+    def __init__(self, given: Mapping[str, Schema], inferred: Mapping[str, Mapping[str, Schema]]) -> None:
+        self.given = dict(given)
+        self.by_format: dict[str | None, list[Tool]] = {None: _as_requests_take_them(self.given)}
+        for format_name, schemas in sorted(inferred.items()):
+            self.by_format[format_name] = _as_requests_take_them({**schemas, **self.given})
+
+    def of(self, format_name: str) -> list[Tool]:
+        """The tools of sessions in this format: all of its agent's, since those that one session went on to call would
+        tell what comes. The same list each time."""
+        return self.by_format.get(format_name, self.by_format[None])
+
+    def schemas(self, format_name: str) -> dict[str, Schema]:
+        """The parameters of these tools, by name."""
+        return {tool["function"]["name"]: tool["function"]["parameters"] for tool in self.of(format_name)}
+
+
+def read_tools(run: RunDir, *, with_test: bool = False) -> ToolTable:
+    """The tools of a run, without what only the sessions of its test show: nothing may be learnt from those.
+
+    `with_test` are those of all sessions, as `crf ingest` found them: what the agents had, for who judges their calls.
+    """
+    rows = list(run.read_jsonl("tools", schema=TOOLS_SCHEMA, version=TOOLS_VERSION))
+    held_out = frozenset[str]() if with_test else held_out_of(run)
+    if not held_out:
+        return table_of(rows)
+    inferred = ToolSchemas()
+    for row in run.read_jsonl("conversations", schema=CONVERSATIONS_SCHEMA, version=CONVERSATIONS_VERSION):
+        if row["id"] not in held_out:
+            inferred.add_row(row)
+    return table_of(tool_rows(inferred, table_of(rows).given))
+
+
+def table_of(rows: Iterable[Mapping[str, Any]]) -> ToolTable:
+    """Rows of `tools.jsonl` as a table."""
+    declared: dict[str, Schema] = {}
+    inferred: dict[str, dict[str, Schema]] = defaultdict(dict)
+    for row in rows:
+        try:
+            of_one = declared if row["format"] is None else inferred[row["format"]]
+            of_one[row["name"]] = row["parameters"]
+        except KeyError as error:
+            expected = f"the fields of {TOOLS_SCHEMA} {TOOLS_VERSION}"
+            raise ArtefactCorruptError(explain("row of tools.jsonl", got=error, expected=expected)) from error
+    return ToolTable(declared, inferred)
+
+
+def _as_requests_take_them(schemas: Mapping[str, Schema]) -> list[Tool]:
+    """Paid answers are kept under keys that are made of this, so nothing may be added to it."""
+    return [
+        {"type": "function", "function": {"name": name, "parameters": schema}}
+        for name, schema in sorted(schemas.items())
+    ]
+
+
+# Sites as rows of `sites.jsonl`, each with its hint, and back again; and which of them somebody struck out.
+
+SITES_SCHEMA, SITES_VERSION = "error_site", 1
+_MIN_PREFIX, _MAX_NEAR = 4, 3
+_STRUCK = "struck_hints"
+_SITE = tuple(field.name for field in fields(ErrorSite))
+
+
+class _SiteOfRun(NamedTuple):
+    """A site with its hint, and the conversation it is in."""
+
+    site: ErrorSite
+    hint: Hint | None
+    conversation: Conversation
+
+
+def read_sites(run: RunDir) -> Iterator[tuple[ErrorSite, Hint | None]]:
+    """The sites of a run, in order, each with its hint."""
+    return (_site_from_row(row) for row in run.read_jsonl("sites", schema=SITES_SCHEMA, version=SITES_VERSION))
+
+
+def find_site(run: RunDir, identity: str, *, what: str = "site") -> tuple[ErrorSite, Hint | None]:
+    """The site with this id, or whose id alone begins like this."""
+    every = list(read_sites(run))
+    matches = [row for row in every if row[0].id.startswith(identity)]
+    if len(matches) == 1 and len(identity) >= _MIN_PREFIX:
+        return matches[0]
+    number = f"{len(matches)} sites begin with" if matches else "no site has, or begins with"
+    got = f"{identity!r}, which {number}"
+    expected = f"the id of a site, or its first {_MIN_PREFIX} characters or more"
+    ids = list(dict.fromkeys(site.id for site, _ in every))
+    begin = [site_id for site_id in ids if identity and site_id.startswith(identity)]
+    near = begin[:_MAX_NEAR] or get_close_matches(identity, ids, n=_MAX_NEAR)
+    fix = f"`crf sites {run.root} --list` shows them" + (f". Near it: {', '.join(near)}" if near else ".")
+    raise InputError(explain(what, got=got, expected=expected, fix=fix))
+
+
+def read_site(run: RunDir, identity: str) -> _SiteOfRun:
+    """The site with this id, or whose id alone begins like this."""
+    site, hint = find_site(run, identity)
+    conversation = next(
+        (candidate for candidate in read_conversations(run) if candidate.id == site.conversation_id), None
+    )
+    if conversation is None:
+        fix = "The conversations were written anew: run `crf sites RUN` again."
+        what = f"conversation of site {site.id}"
+        raise InputError(explain(what, got=repr(site.conversation_id), expected="one of this run", fix=fix))
+    return _SiteOfRun(site, hint, conversation)
+
+
+def struck_sites(run: RunDir) -> frozenset[str]:
+    """Ids of the sites whose hints somebody struck out; they hold over every later `crf sites`."""
+    if not run.path(_STRUCK).exists():
+        return frozenset()
+    last = {str(row["site"]): row["is_struck"] for row in run.read_journal(_STRUCK).rows}
+    return frozenset(identity for identity, is_struck in last.items() if is_struck)
+
+
+def struck_out(site: ErrorSite) -> ErrorSite:
+    """The site as one that teaches nothing."""
+    return replace(site, is_kept=False, reason="struck out: `crf hints RUN --keep ID` takes it back")
+
+
+def strike_sites(
+    run: RunDir, identities: Iterable[str], *, is_struck: bool = True, what: str = "site"
+) -> list[ErrorSite]:
+    """Strike out the hints of these sites, or take that back; ids may be cut short. `what` is where they were named.
+
+    What was struck out is out of `sites.jsonl` at once. What was taken back is written by the next `crf sites`.
+    """
+    with run.exclusive("hints", against=("training",)):
+        chosen = [find_site(run, identity, what=what)[0] for identity in identities]
+        with run.append_jsonl(_STRUCK) as journal:
+            for site in chosen:
+                journal.append({"site": site.id, "is_struck": is_struck})
+        if is_struck:
+            _rewrite(run, frozenset(site.id for site in chosen))
+    return chosen
+
+
+def _rewrite(run: RunDir, struck: frozenset[str]) -> None:
+    meta, rows = run.meta("sites"), list(read_sites(run))
+    struck_hints = Counter(f"hint: {hint.source}" for site, hint in rows if site.id in struck and hint is not None)
+    run.write_jsonl(
+        "sites",
+        [site_to_row(struck_out(site), None) if site.id in struck else site_to_row(site, hint) for site, hint in rows],
+        schema=SITES_SCHEMA,
+        version=SITES_VERSION,
+        sources=meta.sources,
+        counts=dict(Counter(meta.counts) - struck_hints),
+        drops=meta.drops,
+        settings={**meta.settings, "struck": sorted(struck_sites(run))},
+    )
+
+
+def site_to_row(site: ErrorSite, hint: Hint | None) -> dict[str, object]:
+    """One row of `sites.jsonl`."""
+    return {**{name: getattr(site, name) for name in _SITE}, "hint": None if hint is None else asdict(hint)}
+
+
+def _site_from_row(row: Mapping[str, Any]) -> tuple[ErrorSite, Hint | None]:
+    """The inverse of `to_row`."""
+    try:
+        site = ErrorSite(**{name: row[name] for name in _SITE if name != "evidence"}, evidence=tuple(row["evidence"]))
+        return site, None if row["hint"] is None else Hint(**row["hint"])
+    except (KeyError, TypeError) as error:
+        expected = f"the fields of {SITES_SCHEMA} {SITES_VERSION}"
+        raise ArtefactCorruptError(explain(f"site {row.get('id')!r}", got=error, expected=expected)) from error
+
+
+# The reader of `pairs.jsonl`: what should have been done, by others or by the session itself, and where.
+
+PAIRS_SCHEMA, PAIRS_VERSION = "dpo_pair", 4
+TEACHERS, ACTED = "teachers", "acted_at_once"
+"""Sources of pairs; the others are `correction` and `user`. Where acting at once was right, what was done is chosen."""
+
+
+class LoggedPair(NamedTuple):
+    """What should have been done at assistant turn `turn_number` (counted from 0) of a conversation.
+
+    Without an `action`, it is read from the `chosen` text, which does not always say where thinking ends. Without a
+    `rejected` one, that is the whole turn as it was logged.
+    """
+
+    state_id: str
+    turn_number: int
+    chosen: str
+    action: Action | None = None
+    rejected: Action | None = None
+    source: str = TEACHERS
+
+    @property
+    def rejects_turn(self) -> bool:
+        """Whether the logged turn is what is worse."""
+        return self.source != ACTED
+
+
+def read_pairs(run: RunDir) -> Iterator[tuple[str, LoggedPair]]:
+    """Each pair with the id of its conversation, in order."""
+    rows = cast("Iterator[dict[str, Any]]", run.read_jsonl("pairs", schema=PAIRS_SCHEMA, version=PAIRS_VERSION))
+    for row in rows:
+        chosen, rejected = (_action(row.get(f"{side}_action")) for side in ("chosen", "rejected"))
+        source = row.get("source", TEACHERS)
+        pair = LoggedPair(row["state_id"], row["turn_number"], row["chosen"], chosen, rejected, source)
+        yield row["conversation_id"], pair
+
+
+def _action(row: dict[str, Any] | None) -> Action | None:
+    """None in older rows, and where the text holds thinking."""
+    return None if row is None else Action(text=row["text"], calls=tuple(ToolCall(**call) for call in row["calls"]))
+
+
+# The reader and writer of evaluation.json, and the rows beside it: scored decisions, sampled actions, token gaps.
+
+EVALUATION_SCHEMA, EVALUATION_VERSION = (
+    ".".join(("composer_replication", "evaluation")),
+    1,
+)  # which is no module that is loaded here
+ROWS_VERSION = 1
+"""Of the three files of rows, whose schemas have the artefacts' own names."""
+Rows = Literal["evaluated", "sampled", "token_gaps"]
+WORSE_BESIDES = "Worse besides"
+"""How the verdict's remark on what training may cost begins; a report with the figures themselves leaves it out."""
+ADAPTER_SETTINGS = "adapter_config.json"
+_OF_A_PLACE = ("base_model_name_or_path", "revision", "auto_mapping", "inference_mode", "peft_version")
+_CONTROL = "control"
+_KEYS = ("models", "split", "primary", "verdict", "power", "figures", "sampled", "damage", "drops", "not_run")
+
+
+def control_name(shuffle: int = 1) -> str:
+    """What a control is called among the weights that are compared: `control`, `control-2` and so on."""
+    return _CONTROL if shuffle == 1 else f"{_CONTROL}-{shuffle}"
+
+
+def shuffle_of(name: str) -> int:
+    """The number of the shuffle in a control's name."""
+    return int(name.partition("-")[2] or 1)
+
+
+def controls_among(names: Iterable[str]) -> list[str]:
+    """Those of these names that are a control's, in the order of their shuffles."""
+    return sorted((name for name in names if name.partition("-")[0] == _CONTROL), key=shuffle_of)
+
+
+def read_evaluation(run: RunDir) -> dict[str, Any]:
+    """What `crf evaluate` found, once its schema and version are known to be ours."""
+    path = run.path("evaluation")
+    if not path.exists():
+        raise not_found(find_artefact("evaluation"), run.root)
+    fix = "Run `crf evaluate` again."
+    try:
+        record = decode_object(path.read_bytes())
+    except ValueError as error:
+        raise ArtefactCorruptError(explain(str(path), got=error, expected="a JSON object", fix=fix)) from error
+    got = f"schema {record.get('schema')!r} version {record.get('version')!r}"
+    if record.get("schema") != EVALUATION_SCHEMA or record.get("version") != EVALUATION_VERSION:
+        raise ArtefactCorruptError(
+            explain(str(path), got=got, expected=f"schema {EVALUATION_SCHEMA!r} version {EVALUATION_VERSION}", fix=fix)
+        )
+    missing = [key for key in _KEYS if key not in record]
+    if missing:
+        got = f"no {', no '.join(missing)}"
+        raise ArtefactCorruptError(explain(str(path), got=got, expected=f"{', '.join(_KEYS)}", fix=fix))
+    return record
+
+
+def write_evaluation(run: RunDir, record: Mapping[str, Any]) -> None:
+    """Whole or not at all; schema and version go first."""
+    atomic_write_json(run.path("evaluation"), {"schema": EVALUATION_SCHEMA, "version": EVALUATION_VERSION, **record})
+
+
+def weight_files_digest(folder: Path) -> str | None:
+    """Of a folder's files of weights, by name and bytes; None of one without any, and of a name that is no folder.
+
+    `models` of an evaluation has it as `files`, so that whoever shows its figures can tell whose they are. An adapter's
+    settings belong to it: with another scale the same bytes are other weights.
+    """
+    files = sorted(folder.glob("*.safetensors"))
+    listed = "".join(f"{path.name} {sha256_of_file(path)}\n" for path in files)
+    if files and (folder / ADAPTER_SETTINGS).is_file():
+        listed += f"{ADAPTER_SETTINGS} {hashlib.sha256(adapter_settings(folder)).hexdigest()}\n"
+    return hashlib.sha256(listed.encode()).hexdigest() if files else None
+
+
+def adapter_settings(folder: Path) -> bytes:
+    """What an adapter's settings say of its weights, without where it lies and who wrote them down."""
+    raw = (folder / ADAPTER_SETTINGS).read_bytes()
+    try:
+        settings = decode_object(raw)
+    except ValueError:  # whoever loads it says what is wrong
+        return raw
+    return encode({key: value for key, value in settings.items() if key not in _OF_A_PLACE}, where=ADAPTER_SETTINGS)
+
+
+def read_rows(run: RunDir, name: Rows) -> Iterator[dict[str, Any]]:
+    """The rows of one of the three files; none where it was not written."""
+    if not run.path(name).exists():
+        return iter(())
+    return run.read_jsonl(name, schema=name, version=ROWS_VERSION)

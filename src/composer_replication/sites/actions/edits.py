@@ -1,0 +1,413 @@
+"""Edits by what they do: the operations a call asks for, and the files as they are after them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+from composer_replication.sites.actions.shell_tree import lone_command
+from composer_replication.sites.actions.tools import (
+    EVERYWHERE,
+    NEW_TEXT,
+    OLD_TEXT,
+    PATH,
+    command_parameter,
+    is_label,
+    normal_path,
+    plain_name,
+    word_set,
+)
+from composer_replication.types import ToolCall
+
+Changes = dict[str, str | None]
+"""Path -> its whole text; None where the file is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replace:
+    path: str
+    old: str
+    new: str
+    everywhere: bool = False
+
+    def applied(self, files: Mapping[str, str]) -> Changes | None:
+        text = files.get(self.path)
+        if text is None or not self.old or self.old == self.new:
+            return None
+        number = text.count(self.old)
+        if number == 0 or (number > 1 and not self.everywhere):
+            return None
+        return {self.path: text.replace(self.old, self.new)}
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """A whole file; one that must be `new` is not written over."""
+
+    path: str
+    text: str
+    is_new: bool = False
+
+    def applied(self, files: Mapping[str, str]) -> Changes | None:
+        return None if self.is_new and self.path in files else {self.path: self.text}
+
+
+@dataclass(frozen=True, slots=True)
+class _Insert:
+    """Lines behind the line of that number."""
+
+    path: str
+    line: int
+    text: str
+
+    def applied(self, files: Mapping[str, str]) -> Changes | None:
+        text = files.get(self.path)
+        lines = text.split("\n") if text is not None else []
+        if text is None or not 0 <= self.line <= len(lines):
+            return None
+        return {
+            self.path: "\n".join([*lines[: self.line], *self.text.removesuffix("\n").split("\n"), *lines[self.line :]])
+        }
+
+
+# Patches as changes to files: Codex's `*** Begin Patch` form and unified diffs, read strictly and applied exactly.
+#
+# A patch that does not fit the text to the letter is not applied at all: what a tool would then make of it is not sure.
+
+
+@dataclass
+class Hunk:
+    """Lines that must stand there, and those that take their place; `at` is the line a unified diff names."""
+
+    old: list[str] = field(default_factory=list[str])
+    new: list[str] = field(default_factory=list[str])
+    header: str = ""  # a line that stands somewhere before
+    at: int | None = None
+    ends_file: bool = False  # looked for at the end first
+
+    def add(self, line: str) -> bool:
+        """Takes a line of the patch; False if it is none."""
+        mark, text = line[:1], line[1:]
+        if mark not in ("", " ", "-", "+"):
+            return False
+        if mark in ("", " ", "-"):
+            self.old.append(text)
+        if mark in ("", " ", "+"):
+            self.new.append(text)
+        return True
+
+
+@dataclass
+class _FilePatch:
+    """What happens to one file: `kind` is update, add or delete."""
+
+    kind: str
+    path: str
+    target: str
+    hunks: list[Hunk] = field(default_factory=list[Hunk])
+
+    def applied(self, files: Mapping[str, str]) -> dict[str, str | None] | None:
+        """The files it leaves behind (None: gone); None where it does not fit what is known."""
+        if self.kind == "add":
+            if self.path in files:
+                return None
+            return {self.path: "".join(f"{line}\n" for hunk in self.hunks for line in hunk.new)}
+        text = files.get(self.path)
+        if text is None:
+            return {self.path: None} if self.kind == "delete" else None
+        if self.kind == "delete":
+            return {self.path: None}
+        changed = _with_hunks(text, self.hunks)
+        if changed is None or (self.target != self.path and self.target in files):
+            return None
+        removed_file: dict[str, str | None] = {self.path: None} if self.target != self.path else {}
+        return removed_file | {self.target: changed}
+
+
+Operation = Replace | Put | _Insert | _FilePatch
+_TEXT = ("content", "contents", "file_text", "text")
+_PATCH = ("input", "patch", "patchText", "diff")
+_EDITORS = word_set("edit replace str_replace replace_string_in_file search_replace edit_file string_replace")
+_WRITERS = word_set("write write_file create_file write_to_file create")
+_COMMANDED = word_set("str_replace_editor str_replace_based_edit_tool edit_anthropic")
+_AROUND_PATCH = ("workdir", "timeout", "timeout_ms", "login")
+_PATCHERS = word_set("apply_patch applypatch patch")
+
+
+def edit_operations(call: ToolCall, cwd: str | None) -> list[Operation] | None:
+    """What a call does to files, step by step; None for a call that is no edit, or one not surely understood."""
+    if call.raw_arguments is not None:
+        return None
+    arguments = {name: value for name, value in call.arguments.items() if value is not None}
+    arguments = {name: value for name, value in arguments.items() if not is_label(call.name, name)}
+    base = normal_path(arguments["workdir"], cwd) if isinstance(arguments.get("workdir"), str) else cwd
+    operations = _operations(plain_name(call.name), call, arguments)
+    return None if operations is None else [_placed(operation, base) for operation in operations]
+
+
+def changes_of(operations: list[Operation], files: Mapping[str, str]) -> Changes | None:
+    """The files after all of them; None where one meets a file that is not known, or does not fit it."""
+    if len(operations) == 1:
+        return operations[0].applied(files)
+    known_files, changes = dict(files), Changes()
+    for operation in operations:
+        operation_changes = operation.applied(known_files)
+        if operation_changes is None:
+            return None
+        changes |= operation_changes
+        take_changes(known_files, operation_changes)
+    return changes
+
+
+def take_changes(files: dict[str, str], changes: Changes) -> None:
+    """Bring what is known of files up to date."""
+    for path, text in changes.items():
+        if text is None:
+            files.pop(path, None)
+        else:
+            files[path] = text
+
+
+def _operations(tool: str, call: ToolCall, arguments: dict[str, Any]) -> list[Operation] | None:
+    if tool in _COMMANDED:
+        return _commanded(arguments)
+    if tool in _EDITORS:
+        return _list_edits(arguments) if "edits" in arguments else _replace_of(arguments)
+    if tool == "multiedit":
+        return _list_edits(arguments)
+    if tool in _WRITERS:
+        path, text = _one(arguments, PATH), _one(arguments, _TEXT)
+        is_new = tool.startswith("create")
+        return [Put(path, text, is_new)] if path and text is not None and len(arguments) == 2 else None
+    if tool in _PATCHERS:
+        patch = _one(arguments, _PATCH)
+        return _patches(patch) if patch is not None and len(arguments) == 1 else None
+    return _shell_patch(call, arguments)
+
+
+def _commanded(arguments: dict[str, Any]) -> list[Operation] | None:
+    command, path = arguments.get("command"), _one(arguments, PATH)
+    if path is None:
+        return None
+    if command == "create" and isinstance(arguments.get("file_text"), str) and len(arguments) == 3:
+        return [Put(path, arguments["file_text"], is_new=True)]
+    if command == "str_replace":
+        rest = {name: value for name, value in arguments.items() if name != "command"}
+        return _replace_of({"new_str": "", **rest})
+    line, text = arguments.get("insert_line"), _one(arguments, ("new_str", "insert_text"))
+    if command == "insert" and type(line) is int and text is not None and len(arguments) == 4:
+        return [_Insert(path, line, text)]
+    return None
+
+
+def _replace_of(arguments: dict[str, Any]) -> list[Operation] | None:
+    path, old, new = _one(arguments, PATH), _one(arguments, OLD_TEXT), _one(arguments, NEW_TEXT)
+    other_names = arguments.keys() - {*PATH, *OLD_TEXT, *NEW_TEXT, *EVERYWHERE}
+    everywhere = next((arguments[name] for name in EVERYWHERE if name in arguments), False)
+    if path is None or old is None or new is None or other_names or not isinstance(everywhere, bool):
+        return None
+    return [Replace(path, old, new, everywhere)]
+
+
+def _list_edits(arguments: dict[str, Any]) -> list[Operation] | None:
+    path, edits = _one(arguments, PATH), arguments.get("edits")
+    if path is None or not isinstance(edits, list) or arguments.keys() - {*PATH, "edits"}:
+        return None
+    operations: list[Operation] = []
+    for edit in cast("list[object]", edits):
+        one = _replace_of({**cast("dict[str, Any]", edit), "path": path}) if isinstance(edit, dict) else None
+        if one is None:
+            return None
+        operations += one
+    return operations or None
+
+
+def _shell_patch(call: ToolCall, arguments: dict[str, Any]) -> list[Operation] | None:
+    """`apply_patch` called through the shell, with the patch as its word or on its input."""
+    key = command_parameter(call.name, arguments)
+    command = arguments.get(key) if key is not None and not arguments.keys() - {key, *_AROUND_PATCH} else None
+    if isinstance(command, list):
+        words = cast("list[object]", command)
+        is_patch = len(words) == 2 and words[0] in ("apply_patch", "applypatch") and isinstance(words[1], str)
+        return _patches(cast("str", words[1])) if is_patch else None
+    if not isinstance(command, str) or not re.match(r"\s*apply_?patch\b", command):
+        return None
+    simple = lone_command(command)
+    if simple is None:
+        return None
+    texts = [word.literal for word in simple.words[1:]]
+    texts += [redirect.target.literal if redirect.op == "<<" else None for redirect in simple.redirects]
+    return _patches(texts[0]) if len(texts) == 1 and texts[0] is not None else None
+
+
+def _patches(text: str) -> list[Operation] | None:
+    patches = read_patch(text)
+    return None if patches is None else [*patches]
+
+
+def _one(arguments: dict[str, Any], names: tuple[str, ...]) -> str | None:
+    """The value of the one of these names that is there, if it is text."""
+    present = [arguments[name] for name in names if name in arguments]
+    return present[0] if len(present) == 1 and isinstance(present[0], str) else None
+
+
+def _placed(operation: Operation, cwd: str | None) -> Operation:
+    """With its paths in one spelling."""
+    path = normal_path(operation.path, cwd)
+    if isinstance(operation, _FilePatch):
+        return replace(operation, path=path, target=normal_path(operation.target, cwd))
+    return replace(operation, path=path)
+
+
+_BEGIN, _END = "*** Begin Patch", "*** End Patch"
+_END_OF_FILE = "*** End of File"
+_SECTION = re.compile(r"\*\*\* (Update|Add|Delete) File: (.+)")
+_MOVE = "*** Move to: "
+_HUNK = re.compile(r"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
+_MAX_WORK = 20_000_000  # lines compared: a patch of a thousand lines on twenty thousand
+_NO_NEWLINE = "\\ No newline at end of file"
+
+
+def read_patch(text: str) -> list[_FilePatch] | None:
+    """The changes of a patch in either form; None for what is none, or not surely read."""
+    stripped = text.strip("\n")
+    if stripped.lstrip().startswith(_BEGIN):
+        return _read_codex(stripped.strip().split("\n"))
+    return _read_unified(stripped.split("\n"))
+
+
+def _read_codex(lines: list[str]) -> list[_FilePatch] | None:
+    if lines[0].strip() != _BEGIN or lines[-1].strip() != _END:
+        return None
+    patches: list[_FilePatch] = []
+    for line in lines[1:-1]:
+        section = _SECTION.fullmatch(line.rstrip())
+        if section:
+            path = section[2].strip()
+            patches.append(_FilePatch(section[1].lower(), path, path))
+        elif not patches or not _take_codex(patches[-1], line):
+            return None
+    return patches or None
+
+
+def _take_codex(patch: _FilePatch, line: str) -> bool:
+    if patch.kind == "delete":
+        return False
+    if patch.kind == "add":
+        patch.hunks = patch.hunks or [Hunk()]
+        patch.hunks[0].new.append(line[1:])
+        return line.startswith("+")
+    if line.startswith(_MOVE) and not patch.hunks:
+        patch.target = line[len(_MOVE) :].strip()
+        return True
+    if line.startswith("@@"):
+        if patch.hunks and not (patch.hunks[-1].old or patch.hunks[-1].new):
+            return False  # several headers in a row: a path through nested blocks
+        patch.hunks.append(Hunk(header=line[2:].strip()))
+        return True
+    if line.strip() == _END_OF_FILE and patch.hunks:
+        patch.hunks[-1].ends_file = True
+        return True
+    if line.startswith("*** "):
+        return False
+    patch.hunks = patch.hunks or [Hunk()]
+    return patch.hunks[-1].add(line)
+
+
+def _read_unified(lines: list[str]) -> list[_FilePatch] | None:
+    patches: list[_FilePatch] = []
+    at = 0
+    while at < len(lines):
+        line = lines[at]
+        if line.startswith("--- ") and at + 1 < len(lines) and lines[at + 1].startswith("+++ "):
+            patch = _unified_file(line[4:], lines[at + 1][4:])
+            if patch is None:
+                return None
+            patches.append(patch)
+            at += 2
+        elif (head := _HUNK.match(line)) and patches:
+            end = _take_hunk(lines, at + 1, head, patches[-1])
+            if end is None:
+                return None
+            at = end
+        elif line.startswith(("diff --git ", "index ", "new file mode ", "deleted file mode ")) or not line.strip():
+            at += 1
+        else:
+            return None
+    return patches if patches and all(patch.hunks for patch in patches) else None
+
+
+def _unified_file(old: str, new: str) -> _FilePatch | None:
+    old, new = (name.split("\t")[0].strip() for name in (old, new))
+    if old.startswith("a/") and new.startswith("b/"):
+        old, new = old[2:], new[2:]
+    elif old == "/dev/null":
+        new = new.removeprefix("b/")
+        return _FilePatch("add", new, new)
+    elif new == "/dev/null":
+        old = old.removeprefix("a/")
+        return _FilePatch("delete", old, old)
+    return _FilePatch("update", old, new) if old == new else None
+
+
+def _take_hunk(lines: list[str], at: int, head: re.Match[str], patch: _FilePatch) -> int | None:
+    """Reads as many lines as the hunk's head announces; the place behind them, or None if they are not there."""
+    num_old, num_new = int(head[2] or 1), int(head[4] or 1)
+    hunk = Hunk(at=int(head[1]))
+    while len(hunk.old) < num_old or len(hunk.new) < num_new:
+        if at >= len(lines) or not hunk.add(lines[at]):
+            return None
+        at += 1
+    if len(hunk.old) != num_old or len(hunk.new) != num_new or (at < len(lines) and lines[at] == _NO_NEWLINE):
+        return None
+    patch.hunks.append(hunk)
+    return at
+
+
+def _with_hunks(text: str, hunks: list[Hunk]) -> str | None:
+    lines = text.removesuffix("\n").split("\n")
+    result: list[str] = []
+    cursor = 0
+    for hunk in hunks:
+        start = _place_of(hunk, lines, cursor)
+        if start is None:
+            return None
+        result += [*lines[cursor:start], *hunk.new]
+        cursor = start + len(hunk.old)
+    return "\n".join([*result, *lines[cursor:]]) + "\n"
+
+
+def _place_of(hunk: Hunk, lines: list[str], cursor: int) -> int | None:
+    if hunk.at is not None:
+        start = hunk.at - 1 if hunk.old else hunk.at
+        if start >= cursor and lines[start : start + len(hunk.old)] == hunk.old and start <= len(lines):
+            return start
+        starts = _places(hunk.old, lines, cursor) if hunk.old else []
+        return starts[0] if len(starts) == 1 else None
+    if hunk.header:
+        above = next((number for number in range(cursor, len(lines)) if lines[number].strip() == hunk.header), None)
+        if above is None:
+            return None
+        cursor = above + 1
+    if not hunk.old:
+        return len(lines) if not hunk.header else None
+    last = len(lines) - len(hunk.old)
+    if hunk.ends_file and last >= cursor and lines[last:] == hunk.old:
+        return last
+    starts = _places(hunk.old, lines, cursor)
+    return starts[0] if starts else None
+
+
+def _places(old_lines: list[str], lines: list[str], cursor: int) -> list[int]:
+    """Where the lines stand, the first two of them: more are not asked for."""
+    starts: list[int] = []
+    if len(old_lines) * len(lines) > _MAX_WORK:
+        return starts
+    for start in range(cursor, len(lines) - len(old_lines) + 1):
+        if lines[start] == old_lines[0] and lines[start : start + len(old_lines)] == old_lines:
+            starts.append(start)
+            if len(starts) > 1:
+                break
+    return starts

@@ -1,0 +1,490 @@
+"""When two actions are the same: each has a key, and equal keys are the same action.
+
+An action with calls is its calls; what is said around them does not count. Calls that only look may come in any order,
+others may not. Edits whose files are known count by the files they leave; everything else by its arguments. Where
+nothing surer is known, the letters decide: taking different actions for the same is the worse mistake.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+import unicodedata
+from array import array
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, field
+from functools import lru_cache
+from hashlib import blake2b
+from typing import Any, cast
+
+from composer_replication.sites.actions.edits import (
+    Changes,
+    changes_of,
+    edit_operations,
+    take_changes,
+)
+from composer_replication.sites.actions.shell_command import only_reads
+from composer_replication.sites.actions.shell_keys import argv_key, command_key
+from composer_replication.sites.actions.shell_tree import shell_script
+from composer_replication.sites.actions.shell_words import literal_word
+from composer_replication.sites.actions.tools import (
+    command_parameter,
+    is_label,
+    is_path_parameter,
+    known_defaults,
+    normal_path,
+    null_is_absent,
+    only_looks,
+)
+from composer_replication.types import (
+    Action,
+    Conversation,
+    ToolCall,
+    Turn,
+)
+
+_WORKDIR = ("workdir", "cwd", "working_directory", "working_dir", "directory", "dir_path")
+
+
+# Arguments of a call in one spelling: defaults filled in, numbers by value, paths normalised, labels left out.
+
+Schema = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActionContext:
+    """`files` holds whole files by normal path; `shell_moved` says that an earlier `cd` may have led elsewhere."""
+
+    cwd: str | None = None
+    tools: Mapping[str, Schema] = field(default_factory=dict[str, Schema])
+    files: Mapping[str, str] = field(default_factory=dict[str, str])
+    shell_moved: bool = False
+
+    @property
+    def shell_folder(self) -> str | None:
+        """Where a command starts, if that is sure."""
+        return None if self.shell_moved else self.cwd
+
+
+def same_action(a: Action, b: Action, context: ActionContext | None = None) -> bool:
+    """Whether two actions do the same in this context."""
+    return action_key(a, context) == action_key(b, context)
+
+
+def action_key(action: Action, context: ActionContext | None = None) -> str:
+    """A text that is equal exactly for the actions that count as the same in this context."""
+    context = context if context is not None else ActionContext()
+    if not action.calls:
+        return _dumped(["text", *text_key(action.text)])
+    steps = _steps(action.calls, context)
+    if all(only_looks_at(call) for call in action.calls):
+        steps.sort()
+    return _dumped(["calls", *steps])
+
+
+def action_kind(action: Action) -> str:
+    """What kind of action it is: the tool's name, several joined by `+`, or text."""
+    return "+".join(sorted({call.name for call in action.calls})) or "text"
+
+
+def _steps(calls: tuple[ToolCall, ...], context: ActionContext) -> list[str]:
+    """One text per call, or per run of edits that can be told by what they leave behind."""
+    files = {normal_path(path, context.cwd): text for path, text in context.files.items()}
+    steps: list[str] = []
+    changed: Changes = {}
+    for call in calls:
+        call_changes = _changes(call, context, files)
+        if call_changes is not None:
+            changed |= call_changes
+            take_changes(files, call_changes)
+            continue
+        if changed:
+            steps.append(_changes_key(changed))
+            changed = {}
+        steps.append(_dumped(_call_key(call, context)))
+        if not only_looks_at(call):
+            files.clear()  # it may have changed any of them
+    return [*steps, _changes_key(changed)] if changed else steps
+
+
+def _changes(call: ToolCall, context: ActionContext, files: dict[str, str]) -> Changes | None:
+    operations = None if _is_misspelled(call.name, context) else edit_operations(call, context.cwd)
+    return changes_of(operations, files) if operations is not None else None
+
+
+def _changes_key(changes: Changes) -> str:
+    digests = {
+        path: None if text is None else hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+        for path, text in changes.items()
+    }
+    return _dumped(["files", digests])
+
+
+def _call_key(call: ToolCall, context: ActionContext) -> object:
+    if call.raw_arguments is not None:
+        return ["raw", call.name, call.raw_arguments.strip()]
+    if _is_misspelled(call.name, context):
+        return ["unknown", call.name, _canonical_value(call.arguments)]
+    operations = edit_operations(call, context.cwd)
+    if operations is not None and len(operations) == 1:
+        # The same whatever the file holds, by whichever tool. Of several, some tools do all or nothing.
+        return ["edit", type(operations[0]).__name__, astuple(operations[0])]
+    arguments = canonical_arguments(call.name, call.arguments, context.tools.get(call.name), context.cwd)
+    key = command_parameter(call.name, call.arguments)
+    if key is not None:
+        arguments[key] = _shell_key(call.arguments[key], _folder(arguments, context))
+    return ["call", call.name, arguments]
+
+
+def _folder(arguments: Mapping[str, object], context: ActionContext) -> str | None:
+    """Where a command runs: the folder the call names, else where the shell stands."""
+    workdir = next((arguments[name] for name in _WORKDIR if isinstance(arguments.get(name), str)), None)
+    return str(workdir) if workdir is not None and workdir != context.cwd else context.shell_folder
+
+
+def _shell_key(command: object, folder: str | None) -> object:
+    if isinstance(command, str):
+        return command_key(command, folder)
+    words = cast("list[Any]", command)
+    if not words or not all(isinstance(word, str) for word in words):
+        return _canonical_value(words)
+    script = shell_script(words)
+    if script is not None:
+        return command_key(script, folder)
+    return argv_key([literal_word(word) for word in words], folder)
+
+
+def only_looks_at(call: ToolCall) -> bool:
+    """Whether a call changes nothing, of a shell or of another tool."""
+    if call.raw_arguments is not None:
+        return False
+    key = command_parameter(call.name, call.arguments)
+    if key is None:
+        return only_looks(call.name, call.arguments)
+    command = call.arguments[key]
+    return isinstance(command, str) and only_reads(command)
+
+
+def _is_misspelled(name: str, context: ActionContext) -> bool:
+    """A tool that is not offered while one of the same letters in another case is."""
+    return name not in context.tools and any(name.lower() == tool.lower() for tool in context.tools)
+
+
+def _dumped(value: object) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+Tools = Mapping[str, Schema] | Sequence[Mapping[str, Any]]
+"""Tool name -> JSON schema of its arguments, or a list of tools as the OpenAI, Anthropic and MCP interfaces have it."""
+_SCHEMA_KEYS = ("parameters", "input_schema", "inputSchema")
+_WIDE = 2**64
+_EXACT = 2**53  # beyond it a JSON number is no longer one integer
+
+
+def canonical_arguments(
+    tool: str, arguments: Mapping[str, Any], schema: Schema | None, cwd: str | None
+) -> dict[str, object]:
+    """Arguments that are equal exactly where the calls do the same, as far as schema and tables can tell."""
+    described = _properties_of(schema)
+    tool_defaults = {name: value for name, value in known_defaults(tool).items() if schema is None or name in described}
+    given_values = {
+        name: value
+        for name, value in arguments.items()
+        if not is_label(tool, name) and not (value is None and _null_is_absent(tool, name, schema))
+    }
+    defaults = {**tool_defaults, **{name: entry["default"] for name, entry in described.items() if "default" in entry}}
+    full = {**defaults, **given_values}
+    values = {
+        name: _canonical_parameter(tool, name, value, described.get(name, {}), cwd) for name, value in full.items()
+    }
+    if tool == "Read" and values.get("offset") == 0:
+        values["offset"] = 1  # lines are counted from one, and nought is taken for the first
+    return values
+
+
+def _properties_of(schema: Schema | None) -> dict[str, Schema]:
+    """Parameter -> what the schema says of it; what is no object is left out."""
+    properties = schema.get("properties") if schema is not None else None
+    if not isinstance(properties, Mapping):
+        return {}
+    entries = cast("Mapping[str, Any]", properties).items()
+    return {name: cast("Schema", entry) for name, entry in entries if isinstance(entry, Mapping)}
+
+
+def tool_schemas(tools: Tools | None) -> dict[str, Schema]:
+    """Tool name -> schema; entries of no known shape are left out, since a schema only helps."""
+    if tools is None:
+        return {}
+    if isinstance(tools, Mapping):
+        return {name: schema for name, schema in tools.items() if isinstance(schema, Mapping)}
+    schemas: dict[str, Schema] = {}
+    for tool in tools:
+        inner = tool.get("function", tool) if isinstance(tool, Mapping) else {}
+        body = cast("Mapping[str, Any]", inner) if isinstance(inner, Mapping) else {}
+        schema = next((body[key] for key in _SCHEMA_KEYS if isinstance(body.get(key), Mapping)), None)
+        if isinstance(body.get("name"), str) and schema is not None:
+            schemas[body["name"]] = schema
+    return schemas
+
+
+def _canonical_value(value: object, schema: Schema | None = None) -> object:
+    """A JSON value with numbers by value and, where a schema describes an object, its defaults filled in."""
+    if isinstance(value, float):
+        return int(value) if value.is_integer() and abs(value) < _EXACT else value
+    if isinstance(value, int) and abs(value) >= _WIDE:
+        return {"\0integer": hex(value)}  # Python refuses to print an integer of thousands of digits
+    if isinstance(value, Mapping):
+        described = _properties_of(schema)
+        members = cast("Mapping[str, object]", value)
+        filled = {name: entry["default"] for name, entry in described.items() if "default" in entry}
+        return {name: _canonical_value(member, described.get(name)) for name, member in {**filled, **members}.items()}
+    if isinstance(value, list | tuple):
+        items = schema.get("items") if schema is not None else None
+        inner = cast("Schema", items) if isinstance(items, Mapping) else None
+        return [_canonical_value(element, inner) for element in cast("list[object]", value)]
+    return value
+
+
+def _canonical_parameter(tool: str, name: str, value: object, described: Schema, cwd: str | None) -> object:
+    if is_path_parameter(tool, name, described):
+        if isinstance(value, str):
+            return normal_path(value, cwd)
+        if isinstance(value, list) and all(isinstance(element, str) for element in cast("list[object]", value)):
+            return [normal_path(path, cwd) for path in cast("list[str]", value)]
+    return _canonical_value(value, described)
+
+
+def _null_is_absent(tool: str, name: str, schema: Schema | None) -> bool:
+    """A null that the schema does not allow, for a parameter that may be missing, says that it is missing."""
+    if schema is None:
+        return null_is_absent(tool)
+    described = _properties_of(schema).get(name)
+    if described is None or name in _listed(schema.get("required")):
+        return False
+    kinds = _listed(described.get("type"))
+    return bool(kinds) and "null" not in kinds and None not in _listed(described.get("enum"))
+
+
+def _listed(value: object) -> list[object]:
+    """The entries of what a schema lists; a single name is a list of one."""
+    if isinstance(value, str):
+        return [value]
+    return cast("list[object]", value) if isinstance(value, list) else []
+
+
+# Replies of text alone, in one spelling: case, blanks, sentence punctuation and the marks of Markdown are nothing.
+#
+# What may be code keeps its letters: words in backticks, and words with a sign, a digit or a capital inside. Fenced
+# code stays as it is. Signs that carry meaning (a minus, a comparison, a point inside a number) are kept, and so is a
+# question mark: a question is another act than a statement.
+
+_FENCE = re.compile(r"(```.*?(?:```|\Z))", re.DOTALL)
+_CODE = re.compile(r"(``[^\n]*?``|`[^`\n]*`)")
+_STARS = re.compile(r"\*+")
+_MAY_OPEN = "\"'“(["  # besides letters and digits: what an emphasis may begin with, so that `*.py` never does
+_TYPOGRAPHY = str.maketrans({"\u2019": "'", "\u2018": "'", "\u201c": '"', "\u201d": '"', "\u2026": ".", "\u00a0": " "})
+# Not before a number: - 5 is another thing.
+_BULLET = re.compile(r"^[ \t]*[-*+•‣◦][ \t]+(?=[A-Za-z`*_])", re.MULTILINE)
+# At the end of a word, before a blank or the end: inside numbers, names and operators a point is more than a pause.
+_PAUSES = re.compile(r"(?<=[^\s.,;:!])[.,;:!]+(?=\s|$)")
+_BEFORE_QUESTION = re.compile(r"\s+(?=\?)")
+_LOOKS_LIKE_CODE = re.compile(r".*[\d_./\\()\[\]{}<>=$@#%&|+*~^].*|.*[a-z][A-Z].*|-.*", re.DOTALL)
+_QUOTE = "\0"  # stands for backticks: no text holds it after cleaning
+
+
+def text_key(text: str) -> list[str]:
+    """Prose and fenced code by turns, beginning with prose; equal lists say the same thing."""
+    parts = _FENCE.split(unicodedata.normalize("NFC", text.replace(_QUOTE, "\ufffd")))
+    return [_prose(part) if number % 2 == 0 else part for number, part in enumerate(parts)]
+
+
+def _prose(text: str) -> str:
+    pieces = _CODE.split(text)
+    marked = [_code(piece) if number % 2 else _plain(piece) for number, piece in enumerate(pieces)]
+    sentence = _BEFORE_QUESTION.sub("", _PAUSES.sub("", "".join(marked)))
+    return unicodedata.normalize("NFC", " ".join(map(_word, sentence.split())))
+
+
+def _plain(text: str) -> str:
+    return _without_emphasis(_BULLET.sub("", text.translate(_TYPOGRAPHY)))
+
+
+def _code(text: str) -> str:
+    """One word of code is a word; several, or anything with blanks in it, keep every character."""
+    inner = text.strip("`")
+    return _QUOTE + (inner if inner and not re.search(r"\s", inner) else inner.encode().hex()) + _QUOTE
+
+
+def _word(word: str) -> str:
+    """Letters of what may be code count as they are."""
+    is_code = _QUOTE in word or _LOOKS_LIKE_CODE.fullmatch(word.rstrip("?"))
+    return word.replace(_QUOTE, "") if is_code else word.casefold()
+
+
+def _without_emphasis(text: str) -> str:
+    """Without the asterisks that open and close an emphasis; a lone one, as in `*.py` or `2 * 3`, stays."""
+    pieces = list[str]()
+    open_at: dict[str, int] = {}  # stars of a run -> where in `pieces` the run that may open an emphasis stands
+    cursor = 0
+    for run in _STARS.finditer(text):
+        pieces.append(text[cursor : run.start()])
+        cursor, stars = run.end(), run.group()
+        before, after = text[run.start() - 1 : run.start()], text[cursor : cursor + 1]
+        closes = bool(before) and not before.isspace() and not after.isalnum()
+        if closes and stars in open_at and len(stars) <= 3:
+            pieces[open_at[stars]] = ""
+            open_at.clear()  # emphasis does not cross another one
+            continue
+        if (after.isalnum() or (after and after in _MAY_OPEN)) and not before.isalnum():
+            open_at[stars] = len(pieces)
+        pieces.append(stars)
+    return "".join([*pieces, text[cursor:]])
+
+
+# States of two sessions that say nearly the same: what a user asked for last, and the messages right before a turn.
+#
+# Texts are compared by their pairs of neighbouring words; one with a path or a number in it counts as `#`:
+#
+#     likeness(a, b) = pairs that both have / pairs that either has        (Jaccard; a pair that comes again counts
+#                                                                          again)
+#
+# The likeness of two states is the smaller of what was asked and of the last messages; from ALIKE on they are
+# near-duplicates. Of more than 128 pairs those with the smallest hashes are compared: an estimate that errs by 0.04.
+
+ALIKE = 0.7
+_LAST, _LOOKED_AT = 4, 4000
+_SKETCH, _BUCKET_BITS, _ROUNDING = 128, 20, 1e-9
+_PRIME, _MASK = 0x9E3779B97F4A7C15, (1 << 64) - 1
+Sketch = Sequence[int]
+"""The smallest hashes of a text's pairs of words, in order."""
+State = tuple[Sketch, Sketch]
+"""What was asked, and the last messages."""
+
+
+def states_of(conversation: Conversation) -> Iterator[tuple[str, State]]:
+    """Each turn of the model, by its id, with what stands before it."""
+    request, last = sketch(()), list[Sketch]()
+    for turn in conversation.turns:
+        if turn.role == "assistant" and turn.origin == "model":
+            yield turn.id, (request, _smallest({digest for message in last for digest in message}))
+        message = sketch(_texts(turn))
+        last = [*last, message][-_LAST:]
+        request = message if turn.origin == "human" else request
+
+
+def _texts(turn: Turn) -> Iterator[str]:
+    yield turn.role
+    yield turn.text
+    yield from (json.dumps([call.name, dict(call.arguments)], default=str) for call in turn.calls)
+    yield from (result.text for result in turn.results)
+
+
+def sketch(texts: Iterable[str]) -> Sketch:
+    """Of texts as one after the other, each from its beginning as far as is looked at."""
+    words = [_blurred(word) for text in texts for word in text[:_LOOKED_AT].split()]
+    pairs = Counter(zip(["", *words], [*words, ""], strict=True)) if words else Counter[tuple[str, str]]()
+    return _smallest({_hash(*pair, again) for pair, number in pairs.items() for again in range(number)})
+
+
+def likeness(one: Sketch, other: Sketch) -> float:
+    """Jaccard's, between 0 and 1: of the smallest hashes of both together, the share that both have."""
+    first, second = set(one), set(other)
+    smallest = sorted(first | second)[:_SKETCH]
+    return sum(digest in first and digest in second for digest in smallest) / len(smallest) if smallest else 1.0
+
+
+class StateIndex:
+    """States that were learnt from; what stands below requests that are not alike is never compared."""
+
+    def __init__(self) -> None:
+        self._requests, self._ends = _SketchIndex(), _SketchIndex()
+        self._numbers: dict[bytes, int] = {}
+        self._asked: list[int] = []
+        self._alike: dict[bytes, frozenset[int]] = {}
+
+    def add(self, state: State) -> None:
+        request, last = state
+        key = bytes(array("I", request))
+        if key not in self._numbers:
+            self._numbers[key] = self._requests.add(request)
+            self._alike.clear()
+        self._asked.append(self._numbers[key])
+        self._ends.add(last)
+
+    def has(self, state: State) -> bool:
+        """Whether a state is a near-duplicate of one that was added."""
+        request, last = state
+        key = bytes(array("I", request))
+        if key not in self._alike:  # once for all states below a request
+            matches = self._requests.alike(request) if request else (self._numbers.get(key, -1),)
+            self._alike[key] = frozenset(matches)
+        requests = self._alike[key]
+        matches = self._ends.alike(last, among=lambda number: self._asked[number] in requests)
+        return next(matches, None) is not None
+
+
+class _SketchIndex:
+    """Sketches that are found again by their rarest hashes.
+
+    Of two with a likeness of ALIKE each has that share of the other's hashes. So whichever order all hashes stand in,
+    among the first 1 - ALIKE of each, and one more, there is one that both have. With the rarest first, those who share
+    what every session says are not compared with each other.
+    """
+
+    def __init__(self) -> None:
+        self._sketches: list[Sketch] = []
+        self._often = array("I", bytes(4 << _BUCKET_BITS))
+        self._places: array[int] | None = None
+
+    def add(self, added: Sketch) -> int:
+        for digest in added:
+            self._often[digest >> (32 - _BUCKET_BITS)] += 1
+        self._places = None
+        self._sketches.append(added)
+        return len(self._sketches) - 1
+
+    def alike(self, asked: Sketch, among: Callable[[int], bool] = lambda _number: True) -> Iterator[int]:
+        """Numbers of those that are near-duplicates of a sketch that says something."""
+        for number in dict.fromkeys(self._candidates(asked)):
+            if among(number) and likeness(asked, self._sketches[number]) >= ALIKE:
+                yield number
+
+    def _candidates(self, query_sketch: Sketch) -> Iterator[int]:
+        if self._places is None:
+            every = (
+                digest << 32 | at
+                for at, known_sketch in enumerate(self._sketches)
+                for digest in self._rarest(known_sketch)
+            )
+            self._places = array("Q", sorted(every))
+        for digest in self._rarest(query_sketch):
+            at = bisect_left(self._places, digest << 32)
+            while at < len(self._places) and self._places[at] >> 32 == digest:
+                yield self._places[at] & 0xFFFFFFFF
+                at += 1
+
+    def _rarest(self, digests: Sketch) -> Sequence[int]:
+        number = len(digests) - math.ceil(ALIKE * len(digests) - _ROUNDING) + 1 if digests else 0
+        return sorted(digests, key=lambda digest: (self._often[digest >> (32 - _BUCKET_BITS)], digest))[:number]
+
+
+def _smallest(hashes: set[int]) -> Sketch:
+    return array("I", sorted(hashes)[:_SKETCH])
+
+
+def _blurred(word: str) -> str:
+    return "#" if any(character in "/\\" or character.isdigit() for character in word) else word
+
+
+def _hash(first: str, second: str, again: int) -> int:
+    mixed = (_hash_of_word(first) * _PRIME + _hash_of_word(second) + again * 0xD1B54A32D192ED03) & _MASK
+    return ((mixed ^ mixed >> 29) * _PRIME & _MASK) >> 32
+
+
+@lru_cache(maxsize=1 << 16)
+def _hash_of_word(word: str) -> int:
+    return int.from_bytes(blake2b(word.encode("utf-8", "replace"), digest_size=8).digest(), "big")

@@ -1,0 +1,487 @@
+"""What a shell command is about: the words it names, the programs it runs, and whether it only shows other text.
+
+Read off the tree where the command is understood, else off its letters.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Literal, NamedTuple
+
+from composer_replication.sites.actions.shell_tree import (
+    ParsedCommand,
+    Script,
+    Simple,
+    commands_in,
+    parse_script,
+    shell_script,
+)
+from composer_replication.sites.actions.shell_words import NotUnderstood
+from composer_replication.sites.actions.tools import word_set
+
+_MAX_LENGTH = 20_000
+_MAX_WORDS = 24
+_MAX_DEPTH = 4
+_SPLIT = re.compile(r"&&|\|\||[;|&\n(){}]|\$\(|`")  # where the tree cannot be read
+_ASSIGNMENT = re.compile(r"^\w+=\S*$")
+_WORD = re.compile(r"[^\s'\"`()<>|;&,=]+")
+_WRAPPERS = word_set(
+    "sudo time env nohup exec command xargs timeout nice stdbuf then do else if while ! bash sh zsh -c -lc -e"
+)
+# These print what is in files and logs: an error in their output is somebody else's, unless it begins with their name.
+_SHOW = word_set(
+    "cat bat head tail less more grep egrep fgrep rg ag ack sed awk cut sort uniq wc nl tac diff cmp strings xxd od jq"
+    " yq echo printf history journalctl dmesg zcat man info type which file stat tree ls find fd ps top df du env"
+    " printenv export set column fold tee cd pwd true date curl wget get-content get-childitem select-string"
+)
+_SHOW_PAIRS = frozenset(
+    ("git", subcommand)
+    for subcommand in ("log", "show", "diff", "blame", "grep", "status", "reflog", "cat-file", "branch")
+) | frozenset(
+    {("docker", "logs"), ("kubectl", "logs"), ("kubectl", "describe"), ("gh", "run")}
+    | {("gh", "pr"), ("gh", "issue"), ("gh", "api"), ("heroku", "logs"), ("pm2", "logs"), ("npm", "view")}
+)
+_NO_PROGRAMS = word_set("for done fi break continue case")
+_SHELLS = word_set("bash sh zsh dash fish ksh -bash (eval)")
+_GIT_SAYS = frozenset({"fatal", "error", "warning", "hint", "致命错误", "schwerwiegend", "erreur"})
+_SPEAKER = re.compile(r"\s*(?P<name>[^\s:：]{1,80}) ?[:：]")
+_REMOTE = word_set("ssh vagrant multipass lxc heroku")
+_REMOTE_PAIRS = frozenset(
+    {("docker", "exec"), ("docker", "run"), ("docker", "compose"), ("podman", "exec"), ("kubectl", "exec")}
+)
+_EXPECTED = re.compile(r"\|\|(?!\s*(?:exit|return) [1-9])|;\s*true\s*$")
+_OTHERS_STATUS = re.compile(r"[|;`]|\$\(")
+_BY_THEMSELVES = word_set("rm cp mv mkdir rmdir touch chmod ln gh")  # run no git but what was asked for
+_NEUTRAL = word_set("cd pwd true sleep export set source . echo printf tee head tail wait")
+# Part of a project's set-up rather than of the shell: where one is missing, the machine was not prepared.
+SET_UP = word_set(
+    "pytest tox nox jest vitest mocha eslint prettier tsc ruff mypy flake8 black isort pylint pyright phpunit rspec"
+    " rubocop npm npx yarn pnpm bun deno cargo rustc rustup go gofmt golangci-lint mvn gradle javac java dotnet"
+    " cmake ninja gcc g++ clang cc poetry pipenv uv pip pip3 bundle gem ruby php composer mix elixir iex swift"
+    " flutter dart ghc stack cabal sbt lein vite webpack storybook cypress alembic celery gunicorn uvicorn flask"
+    " rails bazel just task buf protoc sqlc phpstan asdf ponyc playwright pre-commit coverage hatch pdm node"
+)
+# What one may take for granted on the wrong machine.
+UTILITIES = word_set(
+    "tree rg fd ag ack bat batcat jq yq wget curl sed awk gsed gawk grep egrep find cat head tail less more vim vi"
+    " nano open pbcopy pbpaste xclip top htop unzip zip tar python python2 sqlite3 make apt apt-get brew yum dnf"
+    " which where dir cls ipconfig ifconfig netstat ss lsof telnet nc nmap rsync timeout gtimeout watch column tac"
+    " shuf xmllint nslookup dig strings xxd hexdump md5 md5sum shasum sha256sum readlink realpath greadlink gdate"
+    " seq bc xdg-open lsd exa"
+)
+# Of agents whose tools are commands of their shell.
+AGENT_COMMANDS = word_set("open edit create insert goto scroll_up scroll_down search_dir search_file find_file submit")
+# Programs that everybody has: none of them is the one that a project is about.
+FAMILIAR = (
+    UTILITIES
+    | SET_UP
+    | _SHOW
+    | _NEUTRAL
+    | AGENT_COMMANDS
+    | word_set(
+        "git gh glab docker podman kubectl helm terraform aws gcloud az heroku ssh scp mise asdf python3 pip3 ls cp mv"
+        " rm mkdir rmdir touch ln chmod chown echo xargs tr kill pkill pgrep patch gunzip gzip psql mysql redis-cli"
+        " systemctl launchctl osascript defaults sw_vers uname whoami id basename dirname mktemp test [ read wait"
+        " set-location get-item remove-item copy-item new-item write-output invoke-webrequest mapfile readarray"
+        " declare claude codex gemini opencode aider comm paste join split expand nproc free uptime mount ip ping"
+        " crontab screen tmux killall strace gdb lldb objdump nm otool pkg-config meson shellcheck shfmt hadolint"
+        " actionlint yamllint tflint semgrep bandit pipx conda virtualenv pyenv nvm rbenv direnv sops vault ansible"
+        " tofu pulumi minikube kustomize argocd flyctl vercel netlify wrangler firebase supabase pg_dump createdb"
+        " mongosh duckdb grpcurl httpie ffmpeg ffprobe convert magick pandoc pdftotext sips plutil xcodebuild xcrun"
+        " openssl gpg ssh-keygen base64 cksum truncate dd gofumpt goimports staticcheck govulncheck dlv svn hg jj"
+        " delta fzf hyperfine tokei cloc stylelint biome swiftlint pod fastlane adb goreleaser trivy"
+    )
+)
+WELL_KNOWN = sorted(UTILITIES | SET_UP | word_set("python3 git ls cp mv rm mkdir echo chmod docker kubectl"))
+
+
+@dataclass(frozen=True)
+class Command:
+    """One shell command, possibly of several parts."""
+
+    text: str
+
+    @staticmethod
+    @lru_cache(maxsize=64)
+    def of(text: str) -> Command:
+        """One object per text while it is being looked at, so that it is taken apart once."""
+        return Command(text[:_MAX_LENGTH])
+
+    @cached_property
+    def words(self) -> frozenset[str]:
+        """Everything in it that may name a file or a program, with and without the folder in front."""
+        words = _WORD.findall(self.text)
+        trimmed = {word.strip("\\.:").rstrip("/") for word in words} | set(words)
+        return frozenset(trimmed | {word.rpartition("/")[2] for word in trimmed})
+
+    @cached_property
+    def _parts(self) -> tuple[tuple[tuple[str, str], list[str]], ...]:
+        parts = ((_program(words), words) for words in _command_lines(self.text))
+        return tuple((pair, words) for pair, words in parts if pair is not None)
+
+    @cached_property
+    def programs(self) -> tuple[tuple[str, str], ...]:
+        """(program, its first argument) of each part, wrappers and assignments left out."""
+        return tuple(pair for pair, _ in self._parts)
+
+    def given(self, thing: str) -> list[tuple[str, str]]:
+        """Programs, as in `programs`, that were given a word with this in it."""
+        return [pair for pair, words in self._parts if any(thing in word for word in words)]
+
+    @cached_property
+    def only_shows(self) -> bool:
+        """Whether all it does is print text that was there before."""
+        active = [pair for pair in self.programs if pair[0] not in _NEUTRAL]
+        show_programs = [pair for pair in self.programs if pair[0] in _SHOW or pair in _SHOW_PAIRS]
+        return bool(show_programs) and all(pair[0] in _SHOW or pair in _SHOW_PAIRS for pair in active)
+
+    @cached_property
+    def _paths(self) -> tuple[str, ...]:
+        """Words that are paths or file names, in one spelling."""
+        spelled = {_one_spelling(word) for word in self.words}
+        return tuple(word for word in spelled if is_path(word))
+
+    def names(self, thing: str) -> bool:
+        """Whether the command itself says this path or program: what it complains of was typed, not come across."""
+        thing = _one_spelling(thing.strip("'\"`‘’“”«»「」 ").rstrip("/\\"))
+        if not thing:
+            return False
+        if thing in self.words or (len(thing) > 2 and thing in self.text.replace("\\", "/")):
+            return True
+        return any(thing.endswith(f"/{word}") for word in self._paths)
+
+    @property
+    def expects_failure(self) -> bool:
+        """Whether it says itself that a failure is fine."""
+        return _EXPECTED.search(self.text) is not None
+
+    @property
+    def hides_status(self) -> bool:
+        """Whether the status it ends with can be that of another part than the one that failed."""
+        return _OTHERS_STATUS.search(self.text) is not None
+
+    def is_own(self, line: str) -> bool:
+        """Whether a line of output is a message of a program that the command runs, or of the shell that runs it."""
+        speaker = _SPEAKER.match(line)
+        if speaker is None:
+            return False
+        name = speaker["name"].rpartition("/")[2].lower()
+        if name in _SHELLS:
+            return True
+        programs = {program.lower() for program, _ in self.programs}
+        if name == "error" and programs & {"pytest", "py.test"}:
+            return True
+        return name in programs or ("git" in programs and name in _GIT_SAYS)
+
+    def calls(self, name: str) -> bool:
+        """Whether a part of the command is this very program, rather than something that is handed a word like it."""
+        name = name.strip("'\"`‘’").rpartition("/")[2]
+        if name in _WRAPPERS and name in self.words:
+            return True
+        return any(name in (program, program.rpartition("\\")[2]) for program, _ in self.programs)
+
+    @cached_property
+    def only_git(self) -> bool:
+        """Whether nothing in it but git itself can have run git: no script, no build, no package manager."""
+        other_names = [name for name, _ in self.programs if name not in _SHOW | _NEUTRAL | _BY_THEMSELVES]
+        return "git" in other_names and all(name == "git" for name in other_names)
+
+    @cached_property
+    def is_remote(self) -> bool:
+        """Whether it runs somewhere else: what is missing there is not what was typed here."""
+        return any(name in _REMOTE or (name, first) in _REMOTE_PAIRS for name, first in self.programs)
+
+    def runs(self, program: str) -> bool:
+        return any(name == program for name, _ in self.programs)
+
+
+def is_path(word: str) -> bool:
+    """Whether a word looks like a file: a folder in front of it, or a dot in it."""
+    return len(word) > 2 and ("/" in word or "." in word)
+
+
+def _command_lines(text: str, depth: int = 0) -> Iterator[list[str]]:
+    """The words of every command in a text: in loops, in expansions, and in what a shell is given to run."""
+    try:
+        tree = parse_script(text)
+    except NotUnderstood:
+        yield from ([word.strip("'\"") for word in part.split()[:_MAX_WORDS]] for part in _SPLIT.split(text))
+        return
+    for command in (command for _, command in commands_in(tree) if isinstance(command, Simple)):
+        words = [word.raw if word.literal is None else word.literal for word in command.words[:_MAX_WORDS]]
+        script = shell_script(words)
+        if script is None:
+            yield words
+        pieces = (piece.text for word in command.words for piece in word.pieces if piece.text.startswith("$("))
+        inner = [piece[2:-1] for piece in pieces] if script is None else [script]
+        for inside in inner if depth < _MAX_DEPTH else ():
+            yield from _command_lines(inside, depth + 1)
+
+
+def _one_spelling(path: str) -> str:
+    return path.replace("\\", "/").removeprefix("./")
+
+
+def _program(words: list[str]) -> tuple[str, str] | None:
+    while words and (words[0] in _WRAPPERS or _ASSIGNMENT.match(words[0]) or words[0].isdigit() or not words[0]):
+        words = words[1:]
+    if not words or words[0] in _NO_PROGRAMS:
+        return None
+    name = words[0].lstrip("!").rpartition("/")[2]  # a cell runs a command behind that mark
+    rest = [word for word in words[1:] if not word.startswith("-")]
+    if name.startswith("python") and "-m" in words[:3] and len(words) > words.index("-m") + 1:
+        return words[words.index("-m") + 1], rest[1] if len(rest) > 1 else ""
+    return name, rest[0] if rest else ""
+
+
+# Commands that surely change nothing, those that change no source file (tests, commits), and what others may do.
+
+_LOOKS = word_set(
+    "ls cat head tail wc grep egrep fgrep rg stat file du df tree pwd which whoami date echo printf diff cmp uniq cut"
+    " tr jq basename dirname realpath readlink true nl tac id uname hostname printenv type test ["
+)
+_GIT_LOOKS = word_set("status log diff show blame rev-parse ls-files grep describe shortlog reflog")
+_FIND_ACTS = word_set("-delete -exec -execdir -ok -okdir -fprint -fprint0 -fprintf -fls")
+_PRINTS_LINES = re.compile(r"\d+(?:,\d+)?p")
+# These write caches, objects and packages, not the files a session edits.
+_KEEPS_SOURCES = word_set(
+    "pytest py.test tox nox jest vitest mocha rspec phpunit mypy pyright flake8 pylint tsc mkdir sleep cd export"
+    " pip pip3 curl ps kill lsof wait"
+)
+_KEEPS_PAIRS = {
+    "git": word_set("add commit push fetch branch remote tag config"),
+    "npm": word_set("test t install i ci ls view"),
+    "cargo": word_set("test build check clippy"),
+    "go": word_set("test build vet list"),
+    "ruff": word_set("check"),
+    "uv": word_set("pip sync"),
+    "mix": word_set("test compile credo deps.get"),
+    "make": word_set("test check lint build"),
+    "yarn": word_set("test install"),
+    "pnpm": word_set("test install"),
+    "dotnet": word_set("test build"),
+    "mvn": word_set("test"),
+    "gradle": word_set("test"),
+}
+_GIT = r"\bgit (?:-C \S+ |-c \S+ |--no-pager )*"
+_MOVES_TREE = re.compile(
+    _GIT + r"(?:checkout|switch|pull|merge|rebase|reset|stash|cherry-pick|restore|revert|worktree|clone|mv|rm|am|apply"
+    r"|clean|submodule)\b"
+)
+_WRITES = re.compile(
+    r"\b(?:sed|perl|ruby|gsed)\s+(?:-\S+\s+)*-\S*i|\bgo (?:generate|mod|get|install|build)\b"
+    r"|\b(?:npm|pnpm|yarn|npx|tee|mv|cp|rm|rmdir|mkdir|touch|ln|patch|install|unzip|tar|curl|wget|make|rsync)\b|\b(?:python|node|bash|sh)[\d.]*\s"
+    r"|(?<![0-9&=<-])>>?(?![&>=])(?!\s*/dev/null)"
+)
+_FORMATS = re.compile(
+    r"\bgofmt\s+-\w*w|\bgo fmt\b|\bgoimports\b|\bfmt\b|\bformat\b|--fix\b|--write\b"
+    r"|\b(?:prettier|black|isort|rustfmt|ruff)\b"
+)
+Change = Literal["nothing", "formats", "writes", "moves"]
+
+
+def may_change(text: str) -> Change:
+    """The most that a command's words let one expect: files formatted, some written, or the whole tree moved.
+
+    `nothing` is no promise: a program of the project may write what it likes.
+    """
+    if _MOVES_TREE.search(text):
+        return "moves"
+    if _FORMATS.search(text):
+        return "formats"
+    return "writes" if _WRITES.search(text) else "nothing"
+
+
+def only_reads(text: str) -> bool:
+    """Whether a command surely changes nothing, the shell's own folder and variables included."""
+    return _all_commands(text, lambda command: _looks(command) and not command.sets)
+
+
+def keeps_sources(text: str) -> bool:
+    """Whether a command leaves the files that were read as they were."""
+    return _all_commands(text, lambda command: _looks(command) or _runs_checks(command))
+
+
+def _all_commands(text: str, accepts: Callable[[Simple], bool]) -> bool:
+    """Whether all that runs is accepted, and nothing of it writes or runs in the background."""
+    try:
+        commands = list(commands_in(parse_script(text)))
+    except NotUnderstood:
+        return False
+    redirects = [redirect for _, command in commands for redirect in command.redirects]
+    if any(chain.is_background for chain, _ in commands) or any(
+        _writes(redirect.op, redirect.target.literal) for redirect in redirects
+    ):
+        return False
+    return bool(commands) and all(accepts(command) for _, command in commands if isinstance(command, Simple))
+
+
+def _writes(op: str, target: str | None) -> bool:
+    if op.startswith("<") and op != "<>":
+        return False
+    return not (target == "/dev/null" or (op == ">&" and target is not None and target.isdigit()))
+
+
+def _looks(command: Simple) -> bool:
+    words = [word.literal for word in command.words]
+    if any(_runs_inside(piece.kind, piece.text) for word in command.words for piece in word.pieces) or not words:
+        return False
+    name, rest = words[0], words[1:]
+    if name == "git":
+        return bool(rest) and rest[0] in _GIT_LOOKS and not any((word or "").startswith("--output") for word in rest)
+    if name == "find":
+        return None not in rest and not _FIND_ACTS.intersection(word for word in rest if word)
+    if name == "sed":
+        return len(rest) > 1 and rest[0] == "-n" and _PRINTS_LINES.fullmatch(rest[1] or "") is not None
+    if name == "sort":
+        return not any((word or "").startswith(("-o", "--output")) for word in rest)
+    return name in _LOOKS
+
+
+def _runs_inside(kind: str, text: str) -> bool:
+    """Whether a word runs a command of its own."""
+    return kind == "raw" or (kind in ("split", "kept") and (text.startswith("`") or "(" in text))
+
+
+def _runs_checks(command: Simple) -> bool:
+    words = [word.literal for word in command.words]
+    if not words:
+        return False
+    if any(word is not None and (word.startswith("--fix") or word == "--write") for word in words):
+        return False
+    if words[0] in ("python", "python3") and words[1:2] == ["-m"]:
+        words = words[2:]
+    name = words[0] if words else None
+    second = words[1] if len(words) > 1 else None
+    return name in _KEEPS_SOURCES or (name in _KEEPS_PAIRS and second in _KEEPS_PAIRS[name])
+
+
+# Files that a command surely writes, and whether it may have formatted whatever there is.
+#
+# Only the first command of a list surely runs: what stands behind `&&`, `||`, `then` or `do` may not have. Whether it
+# worked is told by the whole only if it is of the last list. A formatter may have found nothing to do.
+
+_UNKNOWN = "\0"  # stands for a word that only the shell knows
+_MOVERS = word_set("cd pushd popd")
+_ENDERS = word_set("exit return exec")
+_SED_IN_PLACE = re.compile(r"-[nErsuz]*i|--in-place\b")
+_SED_TAKES_NEXT = re.compile(r"-[nErsuz]*[efl]|--expression|--file|--line-length")
+_SED_SCRIPT = re.compile(r"-[nErsuz]*[ef]|--expression|--file")
+# Letters that take no word of their own: `-M…`, `-I…` and `-r…` are names of modules and folders.
+_LOOP_IN_PLACE = re.compile(r"-[pnlaws0-7]*i")
+_LOOP = re.compile(r"-[laws0-7]*[pn]")
+_LOOP_SCRIPT = re.compile(r"-[pnlaws0-7]*[eE]")
+_KEEPS_TARGET = re.compile(r"-[a-zA-Z]*[tnui]|--(?:target-directory|no-clobber|update|interactive)\b")
+_TELLS = word_set("--help --version")
+_ONLY_LOOKS = word_set("--check --check-only --diff --verify-no-changes --dry-run --list-different")
+_FORMATTERS = word_set("black isort rustfmt")
+_FORMAT_IF_TOLD = {
+    **dict.fromkeys(("gofmt", "gofumpt", "goimports"), "-w"),
+    **dict.fromkeys(("prettier", "biome"), "--write"),
+    **dict.fromkeys(("eslint", "stylelint", "ruff", "golangci-lint"), "--fix"),
+}
+_FORMAT_WORDS = word_set("fmt format")
+_RUNNERS = word_set("cargo go make just ruff dotnet deno")
+_RUN_RUNNERS = word_set("npm pnpm yarn bun mise")  # the word behind `run` says what
+_STARTERS = (("npx",), ("bunx",), ("uvx",), ("uv", "run"), ("poetry", "run"), ("python", "-m"), ("python3", "-m"))
+
+
+class Written(NamedTuple):
+    """`names` as they are called where the shell stood; `formats` is `alone` where a formatter is all that runs."""
+
+    names: frozenset[str]
+    formats: Literal["", "alone", "among_others"]
+
+
+def written_by(text: str) -> Written:
+    """What a command that worked has done to files."""
+    names, num_formatters = set[str](), 0
+    try:
+        script = parse_script(text)
+    except NotUnderstood:
+        return Written(frozenset(), "")
+    for command, has_moved, is_told in _sure_commands(script):
+        targets = [redirect.target.literal or "" for redirect in command.redirects if redirect.op in (">", ">>", ">|")]
+        if isinstance(command, Simple):
+            name, *rest = _words(command) or [""]
+            targets += _written_operands(name, rest) if is_told or name == "tee" else []
+            num_formatters += _formats(name, rest)
+        names.update(target for target in targets if target.startswith("/") or not has_moved)
+    is_alone = num_formatters and len(list(commands_in(script))) == 1
+    names = {name for name in names - {"", "/dev/null"} if _UNKNOWN not in name}
+    return Written(frozenset(names), "alone" if is_alone else "among_others" if num_formatters else "")
+
+
+def _sure_commands(script: Script) -> Iterator[tuple[ParsedCommand, bool, bool]]:
+    """The commands that run whatever the others do.
+
+    Each with whether the shell may have moved before it, and whether it has worked if the script has.
+    """
+    has_moved = False
+    for chain in script:
+        first = chain.pipelines[0]
+        is_told = chain is script[-1] and not first.is_negated
+        if not chain.is_background and "||" not in chain.joints:
+            yield from ((command, has_moved, is_told and command is first.commands[-1]) for command in first.commands)
+        names = {(_words(command) or [""])[0] for _, command in commands_in((chain,)) if isinstance(command, Simple)}
+        if names & _ENDERS:
+            return
+        has_moved = has_moved or bool(names & _MOVERS)
+
+
+def _words(command: Simple) -> list[str]:
+    return [_UNKNOWN if word.literal is None else word.literal for word in command.words]
+
+
+def _written_operands(name: str, rest: list[str]) -> list[str]:
+    if _TELLS.intersection(rest):
+        return []
+    if name in ("sed", "gsed"):
+        return _edited_by_sed(rest)
+    if name in ("perl", "ruby"):
+        return _edited_by_loop(rest)
+    operands = [word for word in rest if word and not word.startswith("-")]
+    if name == "tee":  # it opens its files first
+        return operands
+    is_put = name in ("mv", "cp") and len(operands) > 1 and not any(_KEEPS_TARGET.match(word) for word in rest)
+    return operands[-1:] if is_put else []
+
+
+def _edited_by_sed(rest: list[str]) -> list[str]:
+    """The files of `sed -i`, whose options may stand anywhere; the first operand is the script where no option is."""
+    operands, words = list[str](), iter(rest)
+    for word in words:
+        if _SED_TAKES_NEXT.fullmatch(word):
+            next(words, None)
+        elif word and not word.startswith("-"):
+            operands.append(word)
+    has_script = any(_SED_SCRIPT.fullmatch(word.partition("=")[0]) for word in rest)
+    return operands[0 if has_script else 1 :] if any(_SED_IN_PLACE.match(word) for word in rest) else []
+
+
+def _edited_by_loop(rest: list[str]) -> list[str]:
+    """The files of `perl -pi` and `ruby -pi`, whose own options end where the program or the first file stands."""
+    options, has_script, index = list[str](), False, 0
+    while index < len(rest) and rest[index].startswith("-"):
+        options.append(rest[index])
+        has_own = _LOOP_SCRIPT.fullmatch(rest[index]) is not None
+        has_script, index = has_script or has_own, index + 1 + has_own
+    is_edit = any(map(_LOOP_IN_PLACE.match, options)) and any(map(_LOOP.match, options))
+    return rest[index + (not has_script) :] if is_edit else []
+
+
+def _formats(name: str, rest: list[str]) -> bool:
+    if _ONLY_LOOKS.intersection(rest):
+        return False
+    words = [name, *rest]
+    start = next((len(starter) for starter in _STARTERS if tuple(words[: len(starter)]) == starter), 0)
+    name, *rest = words[start:] or [""]
+    if name in _FORMATTERS or _FORMAT_IF_TOLD.get(name) in rest:
+        return True
+    operands = [word for word in rest if not word.startswith("-")]
+    if name in _RUN_RUNNERS:
+        return operands[:1] == ["run"] and bool(_FORMAT_WORDS.intersection(operands[1:2]))
+    return name in _RUNNERS and bool(_FORMAT_WORDS.intersection(operands[:1]))

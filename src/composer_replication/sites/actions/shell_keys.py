@@ -1,0 +1,582 @@
+"""Shell commands in one spelling: quoting off, options sorted, paths against the folder each part runs in.
+
+A key is made of the parsed tree; a command outside the language that is read here is its own text.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from composer_replication.sites.actions.shell_programs import (
+    PROGRAMS,
+    SAME_SUBCOMMAND,
+    SUBCOMMANDS,
+    CommandLine,
+    Option,
+    Program,
+    read_line,
+)
+from composer_replication.sites.actions.shell_tree import (
+    Block,
+    CommandChain,
+    ParsedCommand,
+    Pipeline,
+    Script,
+    Simple,
+    assignment_in,
+    parse_script,
+    shell_script,
+)
+from composer_replication.sites.actions.shell_words import (
+    NotUnderstood,
+    Piece,
+    Redirect,
+    ShellWord,
+    literal_word,
+)
+from composer_replication.sites.actions.tools import normal_path, word_set
+
+_LONGEST_FOLDER = 4096
+_MAX_SHELLS = 4  # a shell in a shell in a shell
+_DESCRIPTOR = re.compile(r"\d+-?|-")
+_MOVERS = ("pushd", "popd", "cd")
+
+
+def command_key(text: str, folder: str | None) -> Key:
+    """The key of a command that is run in `folder`; None where that is not known."""
+    return _script_text_key(text, _place(folder), 0)
+
+
+def argv_key(words: list[ShellWord], folder: str | None) -> Key:
+    """The key of a program that is started with these very words, without a shell."""
+    return _ShellWalk(_place(folder), 0).script(_script_of(Simple((), tuple(words), ())))
+
+
+def folder_after(script: Script, folder: str | None) -> str | None:
+    """Where a shell stands after a script that began in `folder`; None where that cannot be said."""
+    walk = _ShellWalk(_place(folder), 0)
+    walk.script(script)
+    location = walk.place
+    if location.number or not location.folder.startswith("/"):
+        return folder if location == _place(folder) else None
+    return location.folder
+
+
+def _place(folder: str | None) -> ShellFolder:
+    return ShellFolder(normal_path(folder or ".", None))
+
+
+def _script_of(command: ParsedCommand) -> Script:
+    return (CommandChain((Pipeline(False, (command,)),), (), False),)
+
+
+def _script_text_key(text: str, location: ShellFolder, depth: int) -> Key:
+    if depth > _MAX_SHELLS:
+        return ["text", text.strip()]
+    try:
+        script = parse_script(text)
+    except NotUnderstood:
+        return ["text", text.strip()]
+    return _ShellWalk(location, depth).script(script)
+
+
+@dataclass
+class _ShellWalk:
+    """Goes through a tree in the order it runs, and knows where the shell stands."""
+
+    place: ShellFolder
+    depth: int
+    num_unknown: int = 0
+
+    def script(self, script: Script) -> Key:
+        return [self._chain(chain) for chain in script if not self._does_nothing(script, chain)]
+
+    def _does_nothing(self, script: Script, chain: CommandChain) -> bool:
+        """`cd` to where the shell is already, with something after it."""
+        stays = len(chain.pipelines) == 1 and not chain.is_background and self._stays(chain.pipelines[0])
+        return stays and chain is not script[-1]
+
+    def _stays(self, pipeline: Pipeline) -> bool:
+        target = _cd_target(pipeline)
+        return target is not None and not self.place.number and self.place.path(target) == self.place.path(".")
+
+    def _chain(self, chain: CommandChain) -> Key:
+        start, first = self.place, 0
+        while first < len(chain.joints) and chain.joints[first] == "&&" and self._stays(chain.pipelines[first]):
+            first += 1
+        key: Key = []
+        moves: list[int] = []
+        for number, pipeline in enumerate(chain.pipelines[first:]):
+            before = self.place
+            key.append(self._pipeline(pipeline))
+            moves += [number] if self.place != before else []
+            key += chain.joints[first + number : first + number + 1]
+        if chain.is_background:
+            self.place = start
+            key.append("&")
+        elif moves and ("||" in chain.joints or moves[-1] > 0):
+            self._lose_place()  # which of the moves were made depends on what ran
+        return key
+
+    def _pipeline(self, pipeline: Pipeline) -> Key:
+        if len(pipeline.commands) == 1:
+            key: Key = [self._command(pipeline.commands[0])]
+        else:
+            key = [self._inside(command) for command in pipeline.commands]
+        return ["!", *key] if pipeline.is_negated else key
+
+    def _inside(self, command: ParsedCommand) -> Key:
+        """A part of a pipeline runs in a shell of its own: where it goes, the others do not follow."""
+        before = self.place
+        key = self._command(command)
+        self.place = before
+        return key
+
+    def _command(self, command: ParsedCommand) -> Key:
+        if isinstance(command, Block):
+            return self._block(command)
+        redirects = _redirect_keys(command.redirects, self.place)
+        words, num_set = command.words, _env_prefix(command.words)
+        added = [assigned for word in words[1 : 1 + num_set] if (assigned := assignment_in(word)) is not None]
+        words = words[1 + num_set :] if num_set else words
+        program: Key = self._program(words) if words else []
+        return [_set_keys([*command.sets, *added]), program, redirects]
+
+    def _program(self, words: tuple[ShellWord, ...]) -> Key:
+        name = words[0].literal
+        if name not in _MOVERS:
+            return _program_key(
+                words, self.place, lambda text, location: _script_text_key(text, location, self.depth + 1)
+            )
+        target = words[1].literal if len(words) == 2 else None
+        if name != "cd" or target is None or target in ("", "-") or target.startswith("-") or self.place.number:
+            key: Key = [name, *(_path_key(word, self.place) for word in words[1:])]
+            is_absolute = name == "cd" and target is not None and target.startswith("/")
+            self.place = ShellFolder(self.place.path(target)) if is_absolute and target else self.place
+            if not is_absolute:
+                self._lose_place()
+            return key
+        self.place = ShellFolder(self.place.path(target))
+        key = ["cd", self.place.folder]
+        if len(self.place.folder) > _LONGEST_FOLDER:
+            self._lose_place()  # deeper with every line, so that each path would be as long as all lines before it
+        return key
+
+    def _block(self, block: Block) -> Key:
+        before = self.place
+        parts = [self.script(part) for part in block.parts]
+        names = [word.key for word in block.names]
+        if block.kind == "(":
+            self.place = before
+        elif block.kind != "{" and self.place != before:
+            self._lose_place()
+        return [block.kind, names, parts, _redirect_keys(block.redirects, before)]
+
+    def _lose_place(self) -> None:
+        self.num_unknown += 1
+        self.place = ShellFolder(number=self.num_unknown)
+
+
+def _cd_target(pipeline: Pipeline) -> str | None:
+    """The folder of a plain `cd folder`."""
+    command = pipeline.commands[0]
+    if len(pipeline.commands) > 1 or pipeline.is_negated or not isinstance(command, Simple):
+        return None
+    texts = [word.literal for word in command.words]
+    is_plain = len(texts) == 2 and texts[0] == "cd" and not command.sets and not command.redirects
+    return texts[1] if is_plain and texts[1] and not texts[1].startswith("-") else None
+
+
+def _set_keys(sets: list[tuple[str, ShellWord]]) -> Key:
+    """Assignments; of plain ones to different names the order does not matter."""
+    keys: Key = [[name, value.key] for name, value in sets]
+    is_free = len({name for name, _ in sets}) == len(sets) and all(value.literal is not None for _, value in sets)
+    return sorted(keys, key=json.dumps) if is_free else keys
+
+
+def _redirect_keys(redirects: tuple[Redirect, ...], location: ShellFolder) -> Key:
+    """Redirections by descriptor; in order, unless none of them refers to another."""
+    keys = [key for redirect in redirects for key in _redirect_key(redirect, location)]
+    is_free = len({key[0] for key in keys}) == len(keys) and not any(str(key[1]).endswith("&") for key in keys)
+    return sorted(keys, key=json.dumps) if is_free else list(keys)
+
+
+def _redirect_key(redirect: Redirect, location: ShellFolder) -> list[Key]:
+    op, target = redirect.op, redirect.target
+    text = target.literal
+    descriptor = redirect.descriptor or ("0" if op.startswith("<") else "1")
+    if op == "<<<" and text is not None:
+        return [[descriptor, "<<", f"{text}\n"]]
+    if op in ("<<", "<<expanded", "<<<"):
+        return [[descriptor, op, target.key]]
+    if op in ("<&", ">&") and text is not None and _DESCRIPTOR.fullmatch(text):
+        return [[descriptor, op, text]]
+    file = _path_key(target, location)
+    if op in ("&>", "&>>") or (op == ">&" and not redirect.descriptor):
+        return [["1", ">>" if op == "&>>" else ">", file], ["2", ">&", "1"]]
+    return [[descriptor, op, file]]
+
+
+# One program with its words in one spelling: options sorted, operands as the program reads them, paths normalised.
+
+Key = list[object]
+_LONGEST_PATH = 512
+
+
+@dataclass(frozen=True, slots=True)
+class ShellFolder:
+    """Where a command runs: a folder, `.` where the start is not known; `number` is of a place nobody can name."""
+
+    folder: str = "."
+    number: int = 0
+
+    def path(self, text: str) -> str:
+        if self.number and not text.startswith(("/", "~")):
+            return f"?{self.number}:{normal_path(text, None)}"
+        return normal_path(text, self.folder)
+
+
+def _words_key(words: Sequence[ShellWord], place: ShellFolder) -> Key:
+    """The key of a program and its words."""
+    name = words[0].literal
+    if name is None:
+        return _plain_key(words)
+    if name in SUBCOMMANDS and len(words) > 1:
+        return _subcommand_key(name, words, place)
+    program = PROGRAMS.get(name)
+    rest_key = _line_key(words[1:], program, place) if program is not None else None
+    return [name, rest_key] if rest_key is not None else _plain_key(words, place)
+
+
+def _plain_key(words: Sequence[ShellWord], place: ShellFolder | None = None) -> Key:
+    """Words in order; only a program that is named by a path is brought into one spelling."""
+    first: object = words[0].key
+    if place is not None and isinstance(first, str) and "/" in first:
+        first = place.path(first)
+    return ["words", first, *(word.key for word in words[1:])]
+
+
+def _line_key(words: Sequence[ShellWord], program: Program, place: ShellFolder) -> Key | None:
+    """The words behind a program's name; None where they are not surely understood."""
+    line = read_line(words, program)
+    if line is None or _is_odd(line, program):
+        return None
+    names = {option.name for option in line.options}
+    operands = list(line.operands)
+    if program.pattern and operands and not names & {program.pattern, *program.no_pattern.split(",")}:
+        line.options.append(Option(program.pattern, operands.pop(0)))
+        line.dashes_at = None
+    if not operands and not line.rest and program.default:
+        operands = [literal_word(program.default)]
+    if program.assumed and not line.rest and not names & {"n", "c"}:
+        line.options.append(Option(program.assumed[0], literal_word(program.assumed[2:])))
+    options: Key = [
+        [name, None if value is None else value.key]
+        for name, value in sorted(line.options, key=lambda option: option.name)
+    ]
+    keyed = _operand_keys(operands, program, place, line.dashes_at)
+    if program.any_order and not line.rest and not names & set(program.ordered_with.split(",")) and _is_flat(keyed):
+        keyed.sort(key=json.dumps)
+    dashes = line.dashes_at if program.keeps_dashes else None
+    return [options, keyed, dashes, [word.key for word in line.rest]]
+
+
+def _path_key(word: ShellWord, place: ShellFolder, *, keeps_slash: bool = False) -> object:
+    """A path in one spelling; of one with a glob, the folders before the glob."""
+    text = word.literal
+    if text is not None:
+        if text in ("", "-") or text.startswith(":"):
+            return text  # standard input, or one of git's magic words
+        slash = "/" if keeps_slash and text.endswith("/") else ""
+        return place.path(text) + slash
+    first = word.pieces[0]
+    if first.kind not in ("text", "glob"):
+        return word.key
+    folder, slash, start = first.text.rpartition("/") if first.kind == "text" else ("", "", "")
+    if not slash and first.kind == "text":
+        start = first.text
+    rest = word.pieces[1:] if first.kind == "text" else word.pieces
+    spelled = place.path(f"{folder}{slash}" or ".").removesuffix("/")
+    return [list(piece) for piece in (Piece("text", f"{spelled}/{start}"), *rest)]
+
+
+def _operand_keys(operands: Sequence[ShellWord], program: Program, location: ShellFolder, dashes_at: int | None) -> Key:
+    kind = program.operands
+    if program.paths_after_dashes and dashes_at is not None:
+        names, paths = operands[:dashes_at], operands[dashes_at:]
+        return [*(word.key for word in names), *(_path_key(word, location) for word in paths)]
+    if kind == "words":
+        return [word.key for word in operands]
+    if kind == "tests":
+        return [_test_key(word, location) for word in operands]
+    first_is_path = kind in ("paths", "path then words", "pattern then paths")
+    others_are = kind != "path then words"
+    return [
+        _path_key(word, location, keeps_slash=program.keeps_slash)
+        if (first_is_path if number == 0 else others_are)
+        else word.key
+        for number, word in enumerate(operands)
+    ]
+
+
+def _test_key(word: ShellWord, location: ShellFolder) -> object:
+    """`tests/test_a.py::test_b`: a path, and names inside it."""
+    text = word.literal
+    if text is None:
+        return word.key
+    path, mark, names = text.partition("::")
+    return location.path(path) + mark + names
+
+
+def _is_odd(line: CommandLine, program: Program) -> bool:
+    """What would be read wrongly: `tail +5` counts lines, and `tar -C` moves what is named after it."""
+    if program.number == "n":
+        return any((word.literal or "").startswith("+") for word in line.operands)
+    moves = program is PROGRAMS["tar"] and any(option.name == "C" for option in line.options)
+    return moves and bool(line.operands)
+
+
+def _is_flat(keys: Key) -> bool:
+    """Whether no operand lies inside another, as in `mkdir a a/b`, where the order decides."""
+    paths = {key for key in keys if isinstance(key, str)}
+    if any(len(path) > _LONGEST_PATH for path in paths):
+        return False
+    return not any(path[: slash.start()] in paths for path in paths for slash in re.finditer("/", path))
+
+
+def _subcommand_key(name: str, words: Sequence[ShellWord], location: ShellFolder) -> Key:
+    settings, at = list[object](), 1
+    if name == "git":
+        settings, at, location = _git_settings(words, location)
+    subcommand = words[at].literal if at < len(words) else None
+    if subcommand is None:
+        return _plain_key(words, location)
+    spelled = SAME_SUBCOMMAND.get(name, {}).get(subcommand, (subcommand,))
+    program = SUBCOMMANDS[name].get(spelled[0])
+    rest = [*(literal_word(text) for text in spelled[1:]), *words[at + 1 :]]
+    rest_key = _line_key(rest, program, location) if program is not None else None
+    return [name, settings, spelled[0], rest_key if rest_key is not None else ["words", *(word.key for word in rest)]]
+
+
+def _git_settings(words: Sequence[ShellWord], location: ShellFolder) -> tuple[Key, int, ShellFolder]:
+    """`git -C folder -c key=value --no-pager …`: what stands before the command, and where it then runs."""
+    settings, at, start = list[object](), 1, location
+    while at + 1 < len(words):
+        text, value = words[at].literal, words[at + 1].literal
+        if text == "-C" and value and not location.number:
+            location = ShellFolder(location.path(value))
+            at += 2
+        elif text == "-c" and value:
+            settings.append(["-c", value])
+            at += 2
+        elif text in ("--no-pager", "-P"):
+            settings.append("--no-pager")
+            at += 1
+        else:
+            break
+    if location.folder != start.folder:
+        settings.append(["-C", location.folder])
+    return settings, at, location
+
+
+# Programs that no table of options describes: those that run another, `find`, `echo`, `python`, `go`.
+
+ShellKey = Callable[[str, ShellFolder], Key]
+"""The key of a whole script, for a shell that is told one with -c."""
+_MAX_RUNNERS = 4
+_RUNNERS = word_set("sudo nohup time command uv poetry pipenv npx")
+_NEEDS_RUN = word_set("uv poetry pipenv")
+_SHELL_OWN = word_set(
+    "cd export source . eval exec set unset alias read type ulimit umask trap shift return exit test [ : builtin"
+)
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=", re.ASCII)
+_DURATION = re.compile(r"\d+(?:\.\d+)?[smhd]?")
+_PYTHON = re.compile(r"python(?:\d(?:\.\d+)?)?")
+_SUBSTITUTES = re.compile(
+    r"s(?P<mark>[^\w\s\\\x01])(?P<old>(?:(?!(?P=mark))[^\\\n\x01])+)(?P=mark)(?P<new>(?:(?!(?P=mark))[^\\\n\x01])*)(?P=mark)"
+    r"(?P<flags>[gpIi0-9]*)"
+)
+_PYTHON_OPTIONS = Program(flags="uBEIsSqvO", valued="WX", permutes=False, operands="path then words")
+# Tests of find that only look, with the number of words they take; of those the order does not matter.
+_LOOKS = {"-empty": 0} | dict.fromkeys(
+    word_set(
+        "-name -iname -type -path -ipath -wholename -regex -iregex -size -mtime -mmin -newer -perm -user -group"
+        " -maxdepth -mindepth -ctime -atime"
+    ),
+    1,
+)
+_GO_FLAGS = word_set("v race short cover x n a json failfast benchmem")
+_GO_VALUED = word_set("run count timeout bench tags p coverprofile o ldflags gcflags parallel cpu mod")
+
+
+def _program_key(words: Sequence[ShellWord], place: ShellFolder, shell: ShellKey, depth: int = 0) -> Key:
+    """The key of one program with its words, whatever it is; `depth` counts programs that run another."""
+    name = words[0].literal
+    if name is None or depth > _MAX_RUNNERS:
+        return _plain_key(words)
+    return _special_key(name, words, place, shell, depth) or _words_key(words, place)
+
+
+def _env_prefix(words: Sequence[ShellWord]) -> int:
+    """How many assignments follow `env` where it does nothing but set them for a program; else 0."""
+    number = 1
+    while number < len(words) and _ASSIGNMENT.match(words[number].raw):
+        number += 1
+    program = words[number].literal if number < len(words) else None
+    is_plain = program is not None and program not in _SHELL_OWN and not program.startswith("-")
+    return number - 1 if is_plain and words[0].literal == "env" else 0
+
+
+def _special_key(
+    name: str, words: Sequence[ShellWord], location: ShellFolder, shell: ShellKey, depth: int
+) -> Key | None:
+    if name in _RUNNERS or name == "timeout":
+        return _runner_key(name, words, location, shell, depth)
+    script = shell_script([word.literal for word in words])
+    if script is not None:
+        return ["shell", name, words[1].literal, shell(script, location)]
+    if name == "echo":
+        return _echo_key(words)
+    if name == "find":
+        return _find_key(words, location)
+    if _PYTHON.fullmatch(name):
+        return _python_key(name, words, location, shell, depth)
+    if name == "sed":
+        return _words_key([_with_one_delimiter(word) for word in words], location)
+    if name == "make":
+        return _words_key(_with_jobs(words), location)
+    if name == "tar":
+        return _words_key(_with_dash(words), location)
+    return _go_key(words) if name == "go" and len(words) > 1 else None
+
+
+def _with_one_delimiter(word: ShellWord) -> ShellWord:
+    """`s|a|b|` and `s/a/b/` are the same where neither part needs the delimiter or a backslash."""
+    match = _SUBSTITUTES.fullmatch(word.literal or "")
+    if match is None:
+        return word
+    return literal_word("\x01".join(("s", match["old"], match["new"], match["flags"])))
+
+
+def _runner_key(
+    name: str, words: Sequence[ShellWord], location: ShellFolder, shell: ShellKey, depth: int
+) -> Key | None:
+    """`sudo rm -rf x`: the runner's own words, then the program it runs."""
+    num_own = 1
+    if name == "timeout" or name in _NEEDS_RUN:
+        second = words[1].literal if len(words) > 1 else None
+        is_known = second == "run" if name in _NEEDS_RUN else second is not None and _DURATION.fullmatch(second)
+        num_own = 2 if is_known else 0
+    following = words[num_own].literal if num_own and num_own < len(words) else None
+    if following is None or following.startswith("-") or _ASSIGNMENT.match(following):
+        return None
+    if name == "npx":
+        return ["runs", name, _words_key(words[num_own:], location)]
+    return ["runs", *(word.key for word in words[:num_own]), _program_key(words[num_own:], location, shell, depth + 1)]
+
+
+def _echo_key(words: Sequence[ShellWord]) -> Key | None:
+    """What is printed: words are joined by one blank."""
+    texts = [word.literal for word in words[1:]]
+    num_flags = 0
+    while num_flags < len(texts) and texts[num_flags] in ("-n", "-e", "-E", "-ne", "-en"):
+        num_flags += 1
+    literals = [text for text in texts[num_flags:] if text is not None]
+    return ["echo", texts[:num_flags], " ".join(literals)] if len(literals) == len(texts) - num_flags else None
+
+
+def _find_key(words: Sequence[ShellWord], location: ShellFolder) -> Key | None:
+    at, paths = 1, list[object]()
+    while at < len(words) and not _opens_expression(words[at]):
+        if words[at].splits:
+            return None
+        paths.append(_path_key(words[at], location))
+        at += 1
+    looks: list[Key] = []
+    while at < len(words):
+        negated = words[at].literal in ("!", "-not")
+        test = words[at + negated].literal if at + negated < len(words) else None
+        size = _LOOKS.get(test or "")
+        end = at + negated + 1 + (size or 0)
+        if test is None or size is None or end > len(words) or any(word.splits for word in words[at:end]):
+            break
+        looks.append([test, bool(negated), *(word.key for word in words[end - size : end])])
+        at = end
+    rest = [word.key for word in words[at:]]
+    return ["find", paths or [location.path(".")], _ordered(looks), [] if rest == ["-print"] else rest]
+
+
+def _ordered(looks: list[Key]) -> list[Key]:
+    """By name and then by value, but for depths, of which the last counts."""
+    return sorted(looks, key=lambda look: [str(look[0]), "" if "depth" in str(look[0]) else repr(look)])
+
+
+def _opens_expression(word: ShellWord) -> bool:
+    return bool(word.pieces) and word.pieces[0].text.startswith(("-", "(", "!")) and word.pieces[0].kind == "text"
+
+
+def _python_key(
+    name: str, words: Sequence[ShellWord], location: ShellFolder, shell: ShellKey, depth: int
+) -> Key | None:
+    """`python -m module …` is the module's command line; `-c` is code; else a script with words of its own."""
+    texts = [word.literal for word in words]
+    at = next((number for number, text in enumerate(texts[1:], start=1) if not _is_python_flag(text)), len(words))
+    flags = sorted(str(text) for text in texts[1:at])
+    if at + 1 < len(words) and texts[at] == "-m":
+        return [name, flags, "-m", _program_key(words[at + 1 :], location, shell, depth + 1)]
+    if at < len(words) and texts[at] == "-c":
+        return [name, flags, "-c", [word.key for word in words[at + 1 :]]]
+    script_key = _line_key(words[at:], _PYTHON_OPTIONS, location)
+    return [name, flags, script_key] if script_key is not None else None
+
+
+def _is_python_flag(text: str | None) -> bool:
+    return text in ("-u", "-B", "-I", "-s", "-S", "-E", "-q", "-O")
+
+
+def _with_jobs(words: Sequence[ShellWord]) -> list[ShellWord]:
+    """`make -j 4` is `make -j4`."""
+    joined: list[ShellWord] = []
+    for word in words:
+        if joined and joined[-1].literal == "-j" and (word.literal or "").isdigit():
+            joined[-1] = literal_word(f"-j{word.literal}")
+        else:
+            joined.append(word)
+    return joined
+
+
+def _with_dash(words: Sequence[ShellWord]) -> Sequence[ShellWord]:
+    """`tar xzf a` is `tar -xzf a`: letters without a dash, where the only one with a value comes last."""
+    letters = words[1].literal if len(words) > 1 else None
+    is_old = letters is not None and re.fullmatch(r"[xctzjJvpk]+f?", letters) is not None
+    return [words[0], literal_word(f"-{letters}"), *words[2:]] if is_old else words
+
+
+def _go_key(words: Sequence[ShellWord]) -> Key | None:
+    """go writes options with one dash, `-run X` or `-run=X`; only `go test` takes them behind the packages too."""
+    command, options, packages, at = words[1].literal, list[tuple[str, object]](), list[object](), 2
+    if command not in ("test", "build", "vet"):
+        return None
+    while at < len(words):
+        text = words[at].literal
+        if text is None or text == "-args":
+            return None
+        name, equals, value = text.lstrip("-").partition("=")
+        at += 1
+        if not text.startswith("-"):
+            packages.append(text)
+        elif packages and command != "test":
+            return None
+        elif equals and name in _GO_VALUED:
+            options.append((name, value))
+        elif name in _GO_FLAGS and not equals:
+            options.append((name, None))
+        elif name in _GO_VALUED and at < len(words) and not words[at].splits:
+            options.append((name, words[at].key))
+            at += 1
+        else:
+            return None
+    return ["go", command, sorted(options, key=lambda option: option[0]), packages]

@@ -1,0 +1,293 @@
+"""Shell tokens as a tree: lists, pipelines, simple commands, subshells, loops and conditions.
+
+`case`, functions, `[[ … ]]` and arithmetic are not read: such a command is `NotUnderstood`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from composer_replication.sites.actions.shell_words import (
+    NotUnderstood,
+    Operator,
+    Piece,
+    Redirect,
+    ShellWord,
+    Token,
+    literal_word,
+    tokens_of,
+)
+from composer_replication.sites.actions.tools import word_set
+
+_MAX_DEPTH = 30
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=", re.ASCII)
+_SHELLS = word_set("bash sh zsh /bin/bash /bin/sh /bin/zsh /usr/bin/bash dash")
+_LOOPS = {"while": "do", "until": "do"}
+_NOT_READ = frozenset({"case", "esac", "select", "function", "[[", "coproc", "in"})
+_ENDS = frozenset({"then", "do", "done", "fi", "elif", "else", "}"})
+
+
+@dataclass(frozen=True, slots=True)
+class Simple:
+    """One program with its words; `sets` are the assignments in front of it."""
+
+    sets: tuple[tuple[str, ShellWord], ...]
+    words: tuple[ShellWord, ...]
+    redirects: tuple[Redirect, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Anything with lists inside: `(`, `{`, `if`, `while`, `until`, `for`; `names` are the words of a `for`."""
+
+    kind: str
+    parts: tuple[Script, ...]
+    names: tuple[ShellWord, ...]
+    redirects: tuple[Redirect, ...]
+
+
+ParsedCommand = Simple | Block
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    is_negated: bool
+    commands: tuple[ParsedCommand, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CommandChain:
+    """Pipelines with the `&&` and `||` between them; `is_background` where it ends in `&`."""
+
+    pipelines: tuple[Pipeline, ...]
+    joints: tuple[str, ...]
+    is_background: bool
+
+
+Script = tuple[CommandChain, ...]
+
+
+@lru_cache(maxsize=64)
+def parse_script(text: str) -> Script:
+    """The tree of a command; NotUnderstood for what is outside the language read here."""
+    parser = _ScriptParser(tokens_of(text))
+    script = parser.script(0)
+    if parser.at < len(parser.tokens):
+        raise NotUnderstood("something that closes nothing")
+    return script
+
+
+def commands_in(script: Script) -> Iterator[tuple[CommandChain, ParsedCommand]]:
+    """Every command that a script may run, with the chain it is part of; a block comes before its parts."""
+    for chain in script:
+        for command in (stage for pipeline in chain.pipelines for stage in pipeline.commands):
+            yield chain, command
+            for part in command.parts if isinstance(command, Block) else ():
+                yield from commands_in(part)
+
+
+def lone_command(text: str) -> Simple | None:
+    """The one program that a command runs, with no assignment before it; None where there is more to it."""
+    try:
+        commands = [command for _, command in commands_in(parse_script(text))]
+    except NotUnderstood:
+        return None
+    only = commands[0] if len(commands) == 1 else None
+    return only if isinstance(only, Simple) and only.words and not only.sets else None
+
+
+def shell_script(words: Sequence[str | None]) -> str | None:
+    """What a shell is told to run in `bash -c script`; None for other words."""
+    return words[2] if len(words) == 3 and words[0] in _SHELLS and words[1] in ("-c", "-lc", "-ic") else None
+
+
+@dataclass
+class _ScriptParser:
+    tokens: list[Token]
+    at: int = 0
+
+    def script(self, depth: int) -> Script:
+        if depth > _MAX_DEPTH:
+            raise NotUnderstood("nested too deeply")
+        chains: list[CommandChain] = []
+        self._skip_lines()
+        while self.at < len(self.tokens) and not self._is_op(")") and self._keyword() not in _ENDS:
+            chains.append(self._chain(depth))
+            self._skip_lines()
+        return tuple(chains)
+
+    def _chain(self, depth: int) -> CommandChain:
+        pipelines, joints = [self._pipeline(depth)], list[str]()
+        while self._is_op("&&", "||"):
+            joints.append(self._operator())
+            self._skip_lines()
+            pipelines.append(self._pipeline(depth))
+        is_background = self._is_op("&")
+        if self._is_op("&", ";", "\n"):
+            self.at += 1
+        return CommandChain(tuple(pipelines), tuple(joints), is_background)
+
+    def _pipeline(self, depth: int) -> Pipeline:
+        is_negated = self._keyword() == "!"
+        self.at += is_negated
+        commands = [self._command(depth)]
+        while self._is_op("|", "|&"):
+            if self._operator() == "|&":
+                commands[-1] = _with_errors(commands[-1])
+            self._skip_lines()
+            commands.append(self._command(depth))
+        return Pipeline(is_negated, tuple(commands))
+
+    def _command(self, depth: int) -> ParsedCommand:
+        word = self._keyword()
+        if word in _NOT_READ or word in _ENDS:
+            raise NotUnderstood(f"{word} here")
+        if self._is_op("("):
+            self.at += 1
+            if self._is_op("("):
+                raise NotUnderstood("arithmetic")
+            inside = self.script(depth + 1)
+            self._expect_op(")")
+            return self._block("(", inside)
+        if word == "{":
+            self.at += 1
+            inside = self.script(depth + 1)
+            self._expect("}")
+            return self._block("{", inside)
+        if word == "if":
+            return self._if(depth)
+        if word in _LOOPS:
+            self.at += 1
+            condition = self.script(depth + 1)
+            return self._block(word, condition, self._loop_body(depth))
+        return self._for(depth) if word == "for" else self._simple()
+
+    def _if(self, depth: int) -> Block:
+        parts: list[Script] = []
+        self._expect("if")
+        while True:
+            parts.append(self.script(depth + 1))
+            self._expect("then")
+            parts.append(self.script(depth + 1))
+            if self._keyword() != "elif":
+                break
+            self.at += 1
+        kind = "if"
+        if self._keyword() == "else":
+            self.at += 1
+            parts.append(self.script(depth + 1))
+            kind = "if else"
+        self._expect("fi")
+        return self._block(kind, *parts)
+
+    def _for(self, depth: int) -> Block:
+        self._expect("for")
+        names = [self._word()]
+        if self._keyword() == "in":
+            self.at += 1
+            while self.at < len(self.tokens) and isinstance(self.tokens[self.at], ShellWord):
+                names.append(self._word())
+        if not self._is_op(";", "\n"):
+            raise NotUnderstood("a for without its list")
+        self._skip_lines(and_semicolon=True)
+        return self._block("for", self._loop_body(depth), names=tuple(names))
+
+    def _loop_body(self, depth: int) -> Script:
+        self._expect("do")
+        body = self.script(depth + 1)
+        self._expect("done")
+        return body
+
+    def _block(self, kind: str, *parts: Script, names: tuple[ShellWord, ...] = ()) -> Block:
+        if not all(parts):
+            raise NotUnderstood("an empty list")
+        redirects: list[Redirect] = []
+        while self.at < len(self.tokens) and isinstance(token := self.tokens[self.at], Redirect):
+            redirects.append(token)
+            self.at += 1
+        return Block(kind, parts, names, tuple(redirects))
+
+    def _simple(self) -> Simple:
+        parts = _ParsedPart()
+        while self.at < len(self.tokens) and not isinstance(token := self.tokens[self.at], Operator):
+            parts.take(token)
+            self.at += 1
+        if self._is_op("(") or not (parts.words or parts.sets or parts.redirects):
+            raise NotUnderstood("a function, or no command")
+        return Simple(tuple(parts.sets), tuple(parts.words), tuple(parts.redirects))
+
+    def _keyword(self) -> str:
+        """The next token if it is a word without quotes, else nothing."""
+        token = self.tokens[self.at] if self.at < len(self.tokens) else None
+        return token.raw if isinstance(token, ShellWord) and token.raw == token.literal else ""
+
+    def _word(self) -> ShellWord:
+        token = self.tokens[self.at] if self.at < len(self.tokens) else None
+        if not isinstance(token, ShellWord):
+            raise NotUnderstood("no word where one belongs")
+        self.at += 1
+        return token
+
+    def _operator(self) -> str:
+        token = self.tokens[self.at]
+        assert isinstance(token, Operator)
+        self.at += 1
+        return token.text
+
+    def _is_op(self, *texts: str) -> bool:
+        token = self.tokens[self.at] if self.at < len(self.tokens) else None
+        return isinstance(token, Operator) and token.text in texts
+
+    def _expect(self, keyword: str) -> None:
+        if self._keyword() != keyword:
+            raise NotUnderstood(f"no {keyword} where one belongs")
+        self.at += 1
+
+    def _expect_op(self, text: str) -> None:
+        if not self._is_op(text):
+            raise NotUnderstood(f"no {text} where one belongs")
+        self.at += 1
+
+    def _skip_lines(self, *, and_semicolon: bool = False) -> None:
+        while self._is_op("\n") or (and_semicolon and self._is_op(";")):
+            self.at += 1
+
+
+@dataclass
+class _ParsedPart:
+    sets: list[tuple[str, ShellWord]] = field(default_factory=list[tuple[str, ShellWord]])
+    words: list[ShellWord] = field(default_factory=list[ShellWord])
+    redirects: list[Redirect] = field(default_factory=list[Redirect])
+
+    def take(self, token: ShellWord | Redirect) -> None:
+        if isinstance(token, Redirect):
+            self.redirects.append(token)
+            return
+        assigned = assignment_in(token) if not self.words else None
+        if assigned is None:
+            self.words.append(token)
+        else:
+            self.sets.append(assigned)
+
+
+def assignment_in(word: ShellWord) -> tuple[str, ShellWord] | None:
+    """Name and value of `NAME=value`; None for any other word."""
+    assignment = _ASSIGNMENT.match(word.raw)
+    if assignment is None:
+        return None
+    name = assignment.group()
+    first, *other_pieces = word.pieces
+    rest = [Piece(first.kind, first.text.removeprefix(name)), *other_pieces]
+    value = ShellWord(tuple(piece for piece in rest if piece.text) or (Piece("text", ""),), word.raw[len(name) :])
+    return name[:-1], value
+
+
+def _with_errors(command: ParsedCommand) -> ParsedCommand:
+    """`a |& b` is `a 2>&1 | b`."""
+    redirects = (*command.redirects, Redirect("2", ">&", literal_word("1")))
+    if isinstance(command, Simple):
+        return Simple(command.sets, command.words, redirects)
+    return Block(command.kind, command.parts, command.names, redirects)

@@ -1,0 +1,366 @@
+"""Shell text as words, operators and redirections, with quoting taken off and what a shell would expand marked as such.
+
+Only what is surely understood comes out; everything else is `NotUnderstood`, and the command is compared as it stands.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+Kind = Literal["text", "split", "kept", "glob", "home", "raw"]
+
+
+class Piece(NamedTuple):
+    """Part of a word: text, an expansion (`split` into words or `kept` whole by quotes), a glob, `~`, or raw shell."""
+
+    kind: Kind
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ShellWord:
+    pieces: tuple[Piece, ...]
+    raw: str
+
+    @property
+    def literal(self) -> str | None:
+        """The word the program gets, where no expansion has a say in it."""
+        if not self.pieces:
+            return ""
+        return self.pieces[0].text if len(self.pieces) == 1 and self.pieces[0].kind == "text" else None
+
+    @property
+    def splits(self) -> bool:
+        """Whether it may become any number of words, options among them."""
+        return any(piece.kind == "split" for piece in self.pieces)
+
+    @property
+    def key(self) -> str | list[list[str]]:
+        literal = self.literal
+        return literal if literal is not None else [list(piece) for piece in self.pieces]
+
+
+def literal_word(text: str) -> ShellWord:
+    return ShellWord((Piece("text", text),), text)
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Redirect:
+    """`op` is the operator without its descriptor; a here-document's target is its body, `<<` if it is plain text."""
+
+    descriptor: str
+    op: str
+    target: ShellWord
+
+
+Token = ShellWord | Operator | Redirect
+_MAX_TOKENS = 20_000  # beyond it the meaning of a command is not worth the time
+_MAX_PIECES = 50_000
+_PLAIN = re.compile(r"[^ \t\n'\"\\$`|&;<>(){}*?\[~#]+")
+_IN_DOUBLE = re.compile(r"[^\"\\$`]+")
+_BLANKS = re.compile(r"(?:[ \t]|\\\n)+")
+_COMMENT = re.compile(r"#[^\n]*")
+_REDIRECT = re.compile(r"(\d*)(<<<|<<-|<<|<&|<>|<(?!\()|>>|>&|>\||>(?!\())|()(&>>|&>)")
+_OPERATOR = re.compile(r"&&|\|\||\|&|[|&;()\n]")
+_HARMLESS_BRACES = re.compile(r"\{[^\s,.{}'\"\\$`;|&<>()]*\}")
+_BACKTICKS = re.compile(r"`(?:[^`\\]|\\.)*`", re.DOTALL)
+
+
+def tokens_of(text: str) -> list[Token]:
+    """The tokens of a command; newlines are operators, comments are gone."""
+    return _Lexer(text).run()
+
+
+@dataclass
+class _Lexer:
+    text: str
+    at: int = 0
+    tokens: list[Token] = field(default_factory=list[Token])
+    waiting: list[tuple[int, str, bool, bool]] = field(default_factory=list[tuple[int, str, bool, bool]])
+
+    def run(self) -> list[Token]:
+        while len(self.tokens) <= _MAX_TOKENS:
+            blanks = _BLANKS.match(self.text, self.at)
+            self.at = blanks.end() if blanks else self.at
+            if self.at >= len(self.text):
+                break
+            self._next()
+        else:
+            raise NotUnderstood("more words than anyone writes")
+        if self.waiting:
+            raise NotUnderstood("a here-document without its body")
+        return self.tokens
+
+    def _next(self) -> None:
+        comment = _COMMENT.match(self.text, self.at)
+        if comment:
+            self.at = comment.end()
+            return
+        redirect = _REDIRECT.match(self.text, self.at)
+        if redirect:
+            self._redirect(redirect[1] or "", redirect[2] or redirect[4], redirect.end())
+            return
+        operator = _OPERATOR.match(self.text, self.at)
+        if operator is None:
+            self.tokens.append(self._word())
+            return
+        self.at = operator.end()
+        self.tokens.append(Operator(operator.group()))
+        if operator.group() == "\n":
+            self._bodies()
+
+    def _redirect(self, descriptor: str, op: str, end: int) -> None:
+        blanks = _BLANKS.match(self.text, end)
+        self.at = blanks.end() if blanks else end
+        target = self._word()
+        if op in ("<<", "<<-"):
+            if target.literal is None:
+                raise NotUnderstood("a here-document whose end is not plain text")
+            self.waiting.append((len(self.tokens), target.literal, target.raw != target.literal, op == "<<-"))
+        self.tokens.append(Redirect(descriptor, op, target))
+
+    def _bodies(self) -> None:
+        """The here-documents of the line that just ended."""
+        for number, end_mark, is_quoted, strips_tabs in self.waiting:
+            body, self.at = _here_body(self.text, self.at, end_mark, strips_tabs=strips_tabs)
+            is_plain = is_quoted or not re.search(r"[$`\\]", body)
+            held = self.tokens[number]
+            assert isinstance(held, Redirect)
+            op = "<<" if is_plain else "<<expanded"
+            self.tokens[number] = Redirect(held.descriptor, op, literal_word(body))
+        self.waiting.clear()
+
+    def _word(self) -> ShellWord:
+        begin, pieces, is_opaque = self.at, _WordPieces(), False
+        while self.at < len(self.text):
+            char = self.text[self.at]
+            plain = _PLAIN.match(self.text, self.at)
+            if plain:
+                self._take(plain.group(), pieces)
+            elif char in "'\"\\$`":
+                self._quoted(char, pieces)
+            elif char in "[{":
+                harmless = _HARMLESS_BRACES.match(self.text, self.at)
+                is_opaque = is_opaque or harmless is None
+                self._take(harmless.group() if harmless else char, pieces)
+            elif char in "*?":
+                self._take(char, pieces, "glob")
+            elif char in "~#}":
+                self._take(char, pieces, "home" if char == "~" and self.at == begin else "text")
+            elif char in "<>" and self.text.startswith("(", self.at + 1):
+                self.at = _dollar_at(self.text, self.at).end
+                pieces.add("kept", self.text[begin : self.at])
+                is_opaque = True
+            else:
+                break
+        if self.at == begin:
+            raise NotUnderstood(f"no word at {begin}")
+        raw = self.text[begin : self.at]
+        if is_opaque and raw not in ("[", "{"):
+            return ShellWord((Piece("raw", raw),), raw)
+        return ShellWord(pieces.joined(), raw)
+
+    def _take(self, text: str, pieces: _WordPieces, kind: Kind = "text") -> None:
+        pieces.add(kind, text)
+        self.at += len(text)
+
+    def _quoted(self, char: str, pieces: _WordPieces) -> None:
+        if char == "'":
+            end = self.text.find("'", self.at + 1)
+            if end < 0:
+                raise NotUnderstood("a quote that does not end")
+            pieces.add("text", self.text[self.at + 1 : end])
+            self.at = end + 1
+        elif char == "\\":
+            following = self.text[self.at + 1 : self.at + 2]
+            if not following:
+                raise NotUnderstood("a backslash before nothing")
+            if following != "\n":
+                pieces.add("text", following)
+            self.at += 2
+        elif char == '"':
+            self.at += 1
+            self._double(pieces)
+        else:
+            self._expansion(pieces, "split")
+
+    def _double(self, pieces: _WordPieces) -> None:
+        pieces.add("text", "")
+        while self.at < len(self.text):
+            plain = _IN_DOUBLE.match(self.text, self.at)
+            if plain:
+                pieces.add("text", plain.group())
+                self.at = plain.end()
+                continue
+            char = self.text[self.at]
+            if char == '"':
+                self.at += 1
+                return
+            if char == "\\":
+                following = self.text[self.at + 1 : self.at + 2]
+                pieces.add("text", {"\n": ""}.get(following, following if following in '"\\$`' else f"\\{following}"))
+                self.at += 2
+            else:
+                self._expansion(pieces, "kept")
+        raise NotUnderstood("a quote that does not end")
+
+    def _expansion(self, pieces: _WordPieces, kind: Kind) -> None:
+        if self.text[self.at] == "`":
+            ticks = _BACKTICKS.match(self.text, self.at)
+            if ticks is None:
+                raise NotUnderstood("a backtick that does not end")
+            # Without a backslash it is the old spelling of the same thing.
+            inner = ticks.group()[1:-1]
+            plain = "\\" not in inner and _dollar_at(f"$({inner})", 0).end == len(inner) + 3
+            pieces.add(kind, f"$({inner})" if plain else ticks.group())
+            self.at = ticks.end()
+            return
+        if kind == "split" and self.text.startswith("$'", self.at):
+            text, self.at = _ansi_text(self.text, self.at)
+            pieces.add("text", text)
+            return
+        if kind == "split" and self.text.startswith('$"', self.at):
+            raise NotUnderstood("a translated string")
+        begin, dollar = self.at, _dollar_at(self.text, self.at)
+        self.at = dollar.end
+        if dollar.is_text and (kind == "kept" or dollar.name == "$"):
+            pieces.add("text", dollar.name)
+        else:
+            pieces.add(kind, self.text[begin : self.at] if dollar.is_text else dollar.name)
+
+
+@dataclass
+class _WordPieces:
+    """Pieces in the making; neighbours of text become one at the end, so that quoting leaves no trace."""
+
+    found: list[Piece] = field(default_factory=list[Piece])
+
+    def add(self, kind: Kind, text: str) -> None:
+        if len(self.found) > _MAX_PIECES:
+            raise NotUnderstood("a word of more pieces than anyone writes")
+        self.found.append(Piece(kind, text))
+
+    def joined(self) -> tuple[Piece, ...]:
+        joined: list[Piece] = []
+        texts: list[str] = []
+        for piece in self.found:
+            if piece.kind == "text":
+                texts.append(piece.text)
+                continue
+            if any(texts):
+                joined.append(Piece("text", "".join(texts)))
+            texts.clear()
+            joined.append(piece)
+        if any(texts) or not joined:
+            joined.append(Piece("text", "".join(texts)))
+        return tuple(joined)
+
+
+# What begins with a dollar sign in shell text, and the here-documents in it: where each ends, and what it is.
+
+
+class NotUnderstood(ValueError):
+    """Shell text outside the part of the language that is surely understood."""
+
+
+class _Dollar(NamedTuple):
+    """An expansion in one spelling, or text (`is_text`) where it always gives the same; `end` is behind it."""
+
+    name: str
+    end: int
+    is_text: bool = False
+
+
+_NAME = re.compile(r"\$(?:([A-Za-z_]\w*|[0-9@*#?$!-])|\{([A-Za-z_]\w*)\})", re.ASCII)
+_BRACED = re.compile(r"\$\{[^{}'\"\\`$]*\}")
+# A message written as a here-document that is then put into an argument: the usual way to commit.
+_CAT = re.compile(r"\$\([ \t]*cat[ \t]*<<(-?)[ \t]*(?:'(\w+)'|\"(\w+)\"|(\w+))[ \t]*\n")
+_CLOSES = re.compile(r"\s*\)")
+_INSIDE = re.compile(r"['\"\\()`]|<<|(?<=\s)#|\bcase\b")
+_IN_QUOTES = re.compile(r"[\"\\`]|\$\(")
+_ANSI = re.compile(r"\$'((?:[^'\\]|\\.)*)'", re.DOTALL)
+_ANSI_ESCAPE = re.compile(r"\\(.)", re.DOTALL)
+_ANSI_MEANS = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"', "a": "\a", "b": "\b", "e": "\x1b"}
+
+
+def _dollar_at(text: str, at: int) -> _Dollar:
+    """The expansion that begins at `at` (a process substitution too); a dollar sign that begins none is text."""
+    name = _NAME.match(text, at)
+    if name:
+        return _Dollar(f"${name[1] or name[2]}", name.end())
+    if text.startswith("(", at + 1):
+        return _written_message(text, at) or _substitution(text, at)
+    if text.startswith("{", at + 1):
+        braced = _BRACED.match(text, at)
+        if braced is None:
+            raise NotUnderstood("an expansion inside an expansion")
+        return _Dollar(braced.group(), braced.end())
+    return _Dollar("$", at + 1, is_text=True)
+
+
+def _here_body(text: str, at: int, end_mark: str, *, strips_tabs: bool) -> tuple[str, int]:
+    """The lines from `at` up to the one that is the end mark, and the place behind it."""
+    body: list[str] = []
+    while at <= len(text):
+        end = text.find("\n", at)
+        line = text[at : end if end >= 0 else len(text)]
+        if strips_tabs:
+            line = line.lstrip("\t")
+        if line == end_mark:
+            return "".join(body), end if end >= 0 else len(text)
+        if end < 0:
+            break
+        body.append(f"{line}\n")
+        at = end + 1
+    raise NotUnderstood("a here-document that does not end")
+
+
+def _ansi_text(text: str, at: int) -> tuple[str, int]:
+    """What `$'…'` at `at` stands for, and the place behind it; only the plain escapes."""
+    match = _ANSI.match(text, at)
+    if match is None or any(escape not in _ANSI_MEANS for escape in _ANSI_ESCAPE.findall(match[1])):
+        raise NotUnderstood("a quote with escapes that are not read")
+    return _ANSI_ESCAPE.sub(lambda escape: _ANSI_MEANS[escape[1]], match[1]), match.end()
+
+
+def _written_message(text: str, at: int) -> _Dollar | None:
+    cat = _CAT.match(text, at)
+    if cat is None:
+        return None
+    end_mark = cat[2] or cat[3] or cat[4]
+    body, end = _here_body(text, cat.end(), end_mark, strips_tabs=bool(cat[1]))
+    closes = _CLOSES.match(text, end)
+    if closes is None or (cat[4] and re.search(r"[$`\\]", body)):
+        raise NotUnderstood("a here-document inside an expansion")
+    return _Dollar(body.rstrip("\n"), closes.end(), is_text=True)
+
+
+def _substitution(text: str, at: int) -> _Dollar:
+    """`$(…)` and `<(…)` as they stand: found by counting parentheses outside quotes."""
+    stack, cursor = [")"], at + 2
+    while stack:
+        pattern = _IN_QUOTES if stack[-1] == '"' else _INSIDE
+        match = pattern.search(text, cursor)
+        if match is None or match.group() in ("<<", "#", "case", "`"):
+            raise NotUnderstood("an expansion whose end is not sure")
+        mark, cursor = match.group(), match.end()
+        if mark == "\\":
+            cursor += 1
+        elif mark == "'":
+            cursor = text.find("'", cursor) + 1
+            if not cursor:
+                raise NotUnderstood("a quote that does not end")
+        elif mark == stack[-1]:
+            stack.pop()
+        elif mark == ")":
+            raise NotUnderstood("a parenthesis that closes nothing")
+        else:
+            stack.append('"' if mark == '"' else ")")
+    return _Dollar(text[at:cursor], cursor)

@@ -1,0 +1,512 @@
+"""A project's files at a date, out of the objects of a git repository. Nothing is checked out, and nothing of it runs.
+
+Git is asked for objects only, by commands that know no hook, filter or pager; what a repository's settings could make
+them start (a file system monitor, a fetch of missing objects, a signature check) is switched off.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator
+from datetime import datetime
+from functools import cached_property, lru_cache
+from itertools import islice
+from pathlib import Path
+from typing import Any, TypeVar
+
+from composer_replication.errors import InputError, explain
+from composer_replication.sites.actions.session_state import SessionState
+from composer_replication.sites.actions.shown_paths import PathStatus, with_parents
+from composer_replication.types import Conversation
+
+_SETTINGS = (
+    "core.fsmonitor=false",
+    "core.hooksPath=/dev/null",
+    "core.pager=cat",
+    "core.sshCommand=false",
+    "credential.helper=",
+    "diff.external=",
+    "log.showSignature=false",
+    "protocol.allow=never",
+)
+_ENVIRONMENT = {
+    "GIT_CONFIG_NOSYSTEM": "1",
+    "GIT_CONFIG_GLOBAL": os.devnull,
+    "GIT_TERMINAL_PROMPT": "0",
+    "GIT_OPTIONAL_LOCKS": "0",
+    "GIT_NO_LAZY_FETCH": "1",
+    "GIT_NO_REPLACE_OBJECTS": "1",
+    "GIT_ALLOW_PROTOCOL": "none",
+    "LC_ALL": "C",
+}
+_TIMEOUT_S = 120
+_MAX_TEXT = 4_000_000
+_MAX_TEXTS = 64_000_000  # all versions of one file
+_MAX_VERSIONS = 300  # of one file
+_SETTLED_S = 7 * 24 * 3600  # a work tree may be some days behind the commit that removed a file
+
+
+class Repository:
+    """Asks git; answers are kept."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        if self._ask("rev-parse", "--git-dir") is None:
+            fix = "Name a clone of the project, or leave --repo out"
+            raise InputError(explain("--repo", got=str(path), expected="a git repository", fix=fix))
+
+    def at(self, when: str, branch: str | None = None) -> Checkout | None:
+        """The files at a time: of the branch, also of one that was merged and is gone, else of the default branch."""
+        seconds = _seconds_of(when)
+        return None if seconds is None else self._at_seconds(seconds, branch)
+
+    def _at_seconds(self, seconds: int, branch: str | None = None) -> Checkout | None:
+        commit, is_branch = self._commit(seconds, branch)
+        return None if commit is None else Checkout(self, commit, seconds=seconds, is_branch=is_branch)
+
+    def before(self, conversation: Conversation) -> Checkout | None:
+        """The files when a conversation began, on the branch that its log names; None for a log without times."""
+        when = next((turn.timestamp for turn in conversation.turns if turn.timestamp), None)
+        branch = conversation.extra.get("git_branch")
+        return None if when is None else self.at(when, branch if isinstance(branch, str) else None)
+
+    @lru_cache(maxsize=16)  # noqa: B019
+    def _commit(self, seconds: int, branch: str | None) -> tuple[str | None, bool]:
+        """The commit, and whether it is one of the branch that was asked for."""
+        names = [f"refs/heads/{branch}", f"refs/remotes/origin/{branch}"] if branch else []
+        # A name may be used again: what was merged before is another branch, and of the others the next one is meant.
+        merged = (tip for when, tip in (self._merged.get(branch, []) if branch else ()) if when > seconds)
+        names += islice(merged, 1)
+        for index, name in enumerate((*names, "HEAD", "refs/heads/main", "refs/heads/master")):
+            # By the first parent: what others had committed by then may have been merged only later.
+            commit = self._ask(
+                "rev-list", "-1", "--first-parent", f"--before={seconds}", "--end-of-options", name, "--"
+            )
+            if commit is not None and commit.strip():
+                return commit.strip().decode("ascii", "replace"), not branch or index < len(names)
+        return None, False
+
+    @cached_property
+    def _merged(self) -> dict[str, list[tuple[int, str]]]:
+        return merged_branches(self._ask("rev-list", "--all", "--merges", "--format=%P%x09%ct%x09%s") or b"")
+
+    @lru_cache(maxsize=16)  # noqa: B019  # lives as long as the program
+    def listing(self, commit: str) -> frozenset[str]:
+        """All paths of a commit."""
+        out = self._ask("ls-tree", "-r", "-z", "--name-only", "--full-tree", commit) or b""
+        return frozenset(name.decode("utf-8", "replace") for name in out.split(b"\0") if name)
+
+    @lru_cache(maxsize=32)  # noqa: B019
+    def text(self, commit: str, path: str) -> str | None:
+        size = self._ask("cat-file", "-s", f"{commit}:{path}")
+        out = self._ask("cat-file", "blob", f"{commit}:{path}") if size and int(size) <= _MAX_TEXT else None
+        return None if out is None else out.decode("utf-8", "replace").replace("\r\n", "\n")
+
+    @cached_property
+    def history(self) -> FileHistory | None:
+        """What every commit of every branch has done; None: git cannot say."""
+        times = self._ask("rev-list", "--all", "--timestamp")
+        commits = b"\n".join(line.split(b" ")[-1] for line in (times or b"").split(b"\n"))
+        changes = times and self._ask(
+            "diff-tree", "--stdin", "--root", "-r", "-z", "-c", "--raw", "--no-abbrev", "--no-renames", "--no-ext-diff",
+            "--no-textconv", given=commits,
+        )  # fmt: skip
+        return FileHistory(times, changes) if times and changes else None
+
+    @lru_cache(maxsize=2)  # noqa: B019  # a session needs one of them, and each is as long as the history
+    def behind(self, commit: str) -> frozenset[str]:
+        """A commit and all that it rests on."""
+        return frozenset((self._ask("rev-list", commit, "--") or b"").decode("ascii", "replace").split())
+
+    @lru_cache(maxsize=2)  # noqa: B019
+    def versions(self, path: str) -> tuple[str, ...]:
+        """Every text that a file has had in any commit; none where not all of them can be had."""
+        blobs = self.history.versions.get(path, []) if self.history else []
+        blob_lines = "\n".join(blobs).encode()
+        if not 0 < len(blobs) <= _MAX_VERSIONS or not self._can_be_had(blob_lines, len(blobs)):
+            return ()
+        texts = tuple(_texts(self._ask("cat-file", "--batch", given=blob_lines) or b""))
+        return texts if len(texts) == len(blobs) else ()
+
+    def _can_be_had(self, names: bytes, number: int) -> bool:
+        """Whether all of these objects are there, and small enough; a missing one has no size."""
+        lines = [line.split() for line in (self._ask("cat-file", "--batch-check", given=names) or b"").splitlines()]
+        sizes = [int(line[2]) for line in lines if len(line) == 3 and line[1] == b"blob"]
+        return len(sizes) == number and max(sizes) <= _MAX_TEXT and sum(sizes) <= _MAX_TEXTS
+
+    @lru_cache(maxsize=2)  # noqa: B019
+    def squeezed(self, path: str) -> str:
+        """Every text that a file has had, without blanks and line breaks; a mark that is in no text between them."""
+        return "\0".join(without_blanks(text) for text in self.versions(path))
+
+    def _ask(self, *words: str, given: bytes | None = None) -> bytes | None:
+        settings = [word for setting in _SETTINGS for word in ("-c", setting)]
+        command = ["git", "--no-pager", "--no-replace-objects", *settings, *words]
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")} | _ENVIRONMENT
+        try:
+            done = subprocess.run(  # noqa: S603  # the words are ours; the repository names a folder
+                command, cwd=self.path, env=environment, input=given or b"", capture_output=True, timeout=_TIMEOUT_S,
+                check=False,
+            )  # fmt: skip
+        except (OSError, ValueError, subprocess.TimeoutExpired):  # ValueError: a name that no command can hold
+            return None
+        return done.stdout if done.returncode == 0 else None
+
+
+class Checkout:
+    """A project's files at one time, by path relative to its root."""
+
+    def __init__(self, repository: Repository, commit: str, *, seconds: int = 0, is_branch: bool = True) -> None:
+        """`seconds` is the time that is asked about, `is_branch` whether the commit is of the branch that is.
+
+        Without either nothing is known to be removed.
+        """
+        self._repository, self.commit, self._seconds, self._is_branch = repository, commit, seconds, is_branch
+
+    @property
+    def files(self) -> frozenset[str]:
+        return self._repository.listing(self.commit)
+
+    @cached_property
+    def folders(self) -> frozenset[str]:
+        return frozenset(folder for path in self.files for folder in islice(with_parents(path), 1, None))
+
+    def exists(self, relative: str) -> bool | None:
+        """Whether it is there; None where a commit that does not lie behind this one has it, or git could not say.
+
+        What a later commit adds may have been in the work tree before, or on a branch that the clone never had. What
+        was removed is gone, if not just now: a work tree may be behind. Nor if the session's branch is not known: it
+        may have left this one before the removal.
+        """
+        if relative in self.files or relative in self.folders:
+            return True
+        history = self._repository.history
+        if history is None or not self.files or history.adds_elsewhere(relative, self._repository.behind(self.commit)):
+            return None
+        removed_at = history.removed_at(relative)
+        if removed_at is None or (removed_at and not self._is_branch):
+            return None
+        return None if removed_at and removed_at > self._seconds - _SETTLED_S else False
+
+    def text(self, relative: str) -> str | None:
+        return self._repository.text(self.commit, relative) if relative in self.files else None
+
+    def is_trunks(self, relative: str, text: str) -> bool:
+        """Whether a text stands in a file as the default branch has it at this time: nobody's own work yet."""
+        trunk = self._repository._at_seconds(self._seconds)
+        return text in ((trunk and trunk.text(relative)) or "")
+
+    def has_ever_held(self, relative: str, text: str, *, but_for_blanks: bool = False) -> bool | None:
+        """Whether any version of a file, also a later one, holds a text; None where no commit has the file."""
+        if but_for_blanks:
+            squeezed = self._repository.squeezed(relative)
+            return without_blanks(text) in squeezed if squeezed else None
+        versions, plain = self._repository.versions(relative), text.replace("\r\n", "\n")
+        needle = plain.rstrip("\n") or plain  # an edit is tried without its last line's end, too
+        return any(needle in version for version in versions) if versions else None
+
+
+def without_blanks(text: str) -> str:
+    """A text by what formatters leave alone."""
+    return "".join(text.split())
+
+
+def _texts(out: bytes) -> Iterator[str]:
+    """The texts that `cat-file --batch` prints, each behind its name and size."""
+    position = 0
+    while (end := out.find(b"\n", position)) >= 0:
+        words = out[position:end].split()
+        position = end + 1
+        size = int(words[2]) if len(words) == 3 else -1  # a missing object has no size, and no line of its own
+        if 0 <= size <= _MAX_TEXT and words[1] == b"blob":
+            yield out[position : position + size].decode("utf-8", "replace").replace("\r\n", "\n")
+        position += size + 1
+
+
+def _seconds_of(when: str) -> int | None:
+    try:
+        return int(datetime.fromisoformat(when.replace("Z", "+00:00")).timestamp())
+    except (ValueError, OverflowError):
+        return None
+
+
+# What all commits of a repository have done to its files, and where branches that are gone ended.
+#
+# Read once from git's plumbing, as bytes. A path that no commit has added was never there; one that only commits
+# behind a checkout have added, and that the checkout does not have, was removed, or dropped by a merge.
+
+# As git itself and hosts of pull requests write it; a squashed branch is named nowhere.
+_MERGED = re.compile(
+    r"Merge pull request #\d+ from [^\s/]+/(\S+)|Merge (?:remote-tracking )?branch '(?:origin/)?([^']+)'"
+)
+
+
+class FileHistory:
+    """`versions` are the objects of each path, the newest first; who asks knows what lies behind a checkout."""
+
+    def __init__(self, times: bytes, changes: bytes) -> None:
+        """`times` as `rev-list --timestamp` prints them, `changes` as `diff-tree --stdin -z -c --raw` does."""
+        self.versions: dict[str, list[str]] = {}
+        self._added: dict[str, list[str]] = defaultdict(list)
+        self._added_at: dict[str, int] = {}
+        self._removed: dict[str, int] = {}
+        blobs: dict[str, dict[str, None]] = defaultdict(dict)
+        seconds = {commit: int(when) for when, _, commit in (line.partition(" ") for line in _text(times).split("\n"))
+                   if commit}  # fmt: skip
+        for commit, status, blob, path in _entries(changes):
+            when = seconds.get(commit, 0)
+            if "A" in status:
+                self._added[path].append(commit)
+                self._added_at[path] = max(when, self._added_at.get(path, 0))
+            if set(blob) == {"0"}:
+                self._removed[path] = max(when, self._removed.get(path, 0))
+            else:
+                blobs[path][blob] = None
+        self.versions = {path: list(versions) for path, versions in blobs.items()}
+        self._paths = sorted(self._added)
+
+    def adds_elsewhere(self, path: str, behind: Collection[str]) -> bool:
+        """Whether a commit that does not lie behind the checkout has added the path, or something below it."""
+        return any(commit not in behind for added_path in self._at_or_below(path) for commit in self._added[added_path])
+
+    def removed_at(self, path: str) -> int | None:
+        """When the last of it was removed; 0 where it never was there, None where it was and nobody removed it."""
+        last = 0
+        for added_path in self._at_or_below(path):
+            when = self._removed.get(added_path, 0)
+            if when <= self._added_at[added_path]:
+                return None  # a merge that took the other side's files does not say so
+            last = max(last, when)
+        return last
+
+    def _at_or_below(self, path: str) -> Iterator[str]:
+        if path in self._added:
+            yield path
+        start = f"{path}/"
+        for index in range(bisect_left(self._paths, start), len(self._paths)):
+            if not self._paths[index].startswith(start):
+                return
+            yield self._paths[index]
+
+
+def merged_branches(merges: bytes) -> dict[str, list[tuple[int, str]]]:
+    """When branches were merged and their last commits, by the name that the merge gives them; the earliest first.
+
+    `merges` as `rev-list --merges --format=%P%x09%ct%x09%s` prints them.
+    """
+    branches: dict[str, list[tuple[int, str]]] = defaultdict(list)
+    for line in _text(merges).split("\n"):
+        parents, _, rest = line.partition("\t")
+        when, _, subject = rest.partition("\t")
+        name = _MERGED.match(subject)
+        if name is not None and len(parents.split()) == 2 and when.isdecimal():
+            branches[name[1] or name[2]].append((int(when), parents.split()[1]))
+    return {name: sorted(tips) for name, tips in branches.items()}
+
+
+def _entries(changes: bytes) -> Iterator[tuple[str, str, str, str]]:
+    """Commit, letters of what happened, the object afterwards, path. A merge has a column for each parent."""
+    commit, entry = "", None
+    for field in changes.split(b"\0"):
+        word = _text(field)
+        if entry is not None:
+            *_, blob, status = entry
+            yield commit, status, blob, word
+            entry = None
+        elif word.startswith(":"):
+            entry = word.split(" ")
+        else:
+            commit = word
+
+
+def _text(content: bytes) -> str:
+    return content.decode("utf-8", "replace")
+
+
+# What earlier sessions of the same project have shown of its paths, as it was known when a session began.
+#
+# Sessions are of one project where they worked in the same folder, or where the folders hold the same files: clones and
+# worktrees of it. Paths are relative to the folder a session works in.
+
+_MIN_SHARED = 3  # files that two folders must have in common to be the same project's
+_MIN_SHARE = 0.3
+_MIN_SIBLINGS = 4  # files of a folder that must be known before one that nobody saw counts as missing
+_MAX_COMPARED = 500
+Event = tuple[int, str, bool]
+"""When (seconds), from which folder, and whether it was there."""
+_Entry = TypeVar("_Entry", bound=tuple[Any, ...])
+
+
+class EarlierSessions:
+    """Sessions are added in any order; what one knows is asked for as of the time that another began."""
+
+    def __init__(self) -> None:
+        self._events: dict[str, list[Event]] = defaultdict(list)
+        self._inside: dict[str, dict[str, list[tuple[int, str]]]] = defaultdict(lambda: defaultdict(list))
+        self._roots: dict[str, list[tuple[int, str]]] = defaultdict(list)
+        self._too_large: dict[str, list[tuple[int, str]]] = defaultdict(list)
+        self._texts: dict[str, list[tuple[int, str, str]]] = defaultdict(list)
+        self._names: dict[tuple[str, str], list[Event]] = defaultdict(list)  # of agents and skills
+        self._read: dict[str, frozenset[str]] = {}  # a conversation -> files that it has read or written
+        self._named: dict[str, int] = {}  # the ends of paths that were ever named -> when first
+
+    def add(self, conversation: Conversation, state: SessionState) -> None:
+        """What a whole conversation has shown by its end; one without times is not used."""
+        paths, when = state.paths, _last_time(conversation)
+        root = paths.root
+        self._read[conversation.id] = frozenset(state.texts.read)
+        if root is None or when is None:
+            return
+        files = list(paths.relative_files())
+        for relative in files:
+            self._roots[root].append((when, relative))
+            folder, _, name = relative.rpartition("/")
+            self._inside[folder][name].append((when, root))
+        for path in {shown_path for relative in files for shown_path in with_parents(relative)}:
+            self._events[path].append((when, root, True))
+        for ends in paths.named:
+            self._named[ends] = min(when, self._named.get(ends, when))
+        for name, is_there in state.attempts.names.items():
+            self._names[name].append((when, root, is_there))
+        for path in paths.missing:
+            relative = paths.relative(path)
+            if relative:
+                self._events[relative].append((when, root, False))
+        for path in paths.too_large:
+            self._too_large[paths.relative(path) or path].append((when, root))
+        for path, text in state.files.items():
+            relative = paths.relative(path)
+            if relative:
+                self._texts[relative].append((when, root, text))
+
+    def before(self, conversation: Conversation) -> PathKnowledge | None:
+        """What was known when this conversation began."""
+        first = next((turn.timestamp for turn in conversation.turns if turn.timestamp), None)
+        when = None if first is None else _seconds_of(first)
+        if when is None or conversation.cwd is None:
+            return None
+        read_before = self._read.get(_part_before(conversation.id))
+        return PathKnowledge(self, conversation.cwd, when, read_before=read_before)
+
+    def sort(self) -> None:
+        """Once all are added."""
+        for table in (self._events, self._names, self._roots, self._too_large, self._texts):
+            for entries in table.values():
+                entries.sort(key=lambda entry: entry[0])
+        for names in self._inside.values():
+            for entries in names.values():
+                entries.sort()
+
+
+class PathKnowledge:
+    """What the earlier sessions of one project know at one time."""
+
+    def __init__(
+        self, sessions: EarlierSessions, root: str, when: int, *, read_before: frozenset[str] | None = None
+    ) -> None:
+        self._sessions, self._root, self._when = sessions, root, when
+        self.read_before = read_before  # files of the part of this session before its summary; None: it is in no log
+        self._kin: frozenset[str] | None = None  # folders of the same project
+
+    def standing(self, relative: str, shown: Iterable[str]) -> PathStatus | None:
+        """Whether a path is there; `shown` are files of this session, by which its project is recognised."""
+        kin = self._folders(shown)
+        if not kin:
+            return None
+        for path in with_parents(relative):
+            events = [event for event in self._until_now(self._sessions._events.get(path, [])) if event[1] in kin]
+            if events and not events[-1][2]:
+                is_new = events[-1][0] < self._sessions._named.get(_last_parts(path), 0) < self._when
+                return None if is_new else PathStatus(False, "missing_in_earlier_session")
+            if events and path == relative:
+                return PathStatus(True, "folder" if self._num_inside(path, kin) else "seen_in_earlier_session")
+            if events:
+                break
+        return self._by_its_folder(relative, kin)
+
+    def _by_its_folder(self, relative: str, kin: frozenset[str]) -> PathStatus | None:
+        """A path that nobody ever named, in a folder that is well known; one that is new may hold anything.
+
+        At the root, where anybody puts what they like, only one beside which another ending of it is known.
+        """
+        folder = relative.rpartition("/")[0]
+        if self._was_named(relative):
+            return None
+        is_known = self._has_stem(relative, kin) if not folder else self._num_inside(folder, kin) >= _MIN_SIBLINGS
+        return PathStatus(False, "in_no_earlier_session") if is_known else None
+
+    def _has_stem(self, name: str, kin: frozenset[str]) -> bool:
+        """Whether a file of the root differs from this one in its ending alone."""
+        stem = name.rpartition(".")[0]
+        namesakes = [
+            root_name for root_name in self._sessions._inside.get("", {}) if root_name.rpartition(".")[0] == stem
+        ]
+        return bool(stem) and any(self._is_inside("", namesake, kin) for namesake in namesakes)
+
+    def _is_inside(self, folder: str, name: str, kin: frozenset[str]) -> bool:
+        return any(root in kin for _, root in self._until_now(self._sessions._inside[folder][name]))
+
+    def _was_named(self, relative: str) -> bool:
+        return self._sessions._named.get(_last_parts(relative), self._when) < self._when
+
+    def text(self, relative: str, shown: Iterable[str]) -> str | None:
+        """The file as an earlier session last knew it whole."""
+        kin = self._folders(shown)
+        texts = [version for version in self._until_now(self._sessions._texts.get(relative, [])) if version[1] in kin]
+        return texts[-1][2] if texts else None
+
+    def is_too_large(self, relative: str, shown: Iterable[str]) -> bool:
+        """Whether it was too large to be shown at once."""
+        kin = self._folders(shown)
+        return any(root in kin for _, root in self._until_now(self._sessions._too_large.get(relative, [])))
+
+    def has_name(self, name: tuple[str, str], shown: Iterable[str]) -> bool | None:
+        """Whether an agent or skill was there when it was last asked for; None where it never was."""
+        kin = self._folders(shown) or {self._root}
+        events = [event for event in self._until_now(self._sessions._names.get(name, [])) if event[1] in kin]
+        return events[-1][2] if events else None
+
+    def _num_inside(self, folder: str, kin: frozenset[str]) -> int:
+        return sum(self._is_inside(folder, name, kin) for name in self._sessions._inside.get(folder, {}))
+
+    def _folders(self, shown_files: Iterable[str]) -> frozenset[str]:
+        if self._kin is None:
+            own_files = [relative for _, relative in self._until_now(self._sessions._roots.get(self._root, []))]
+            files = {path for path in (*own_files[-_MAX_COMPARED:], *islice(shown_files, _MAX_COMPARED)) if "/" in path}
+            if not own_files and len(files) < _MIN_SHARED:
+                return frozenset()  # nothing to recognise the project by yet
+            events = (self._until_now(self._sessions._events.get(path, [])) for path in files)
+            shared = Counter(
+                root for path_events in events for root in {root for _, root, is_there in path_events if is_there}
+            )
+            self._kin = frozenset(
+                {self._root, *(root for root, number in shared.items() if self._is_kin(root, number, files))}
+            )
+        return self._kin
+
+    def _is_kin(self, root: str, num_shared: int, files: Collection[str]) -> bool:
+        theirs = len({path for _, path in self._until_now(self._sessions._roots[root]) if "/" in path})
+        return num_shared >= max(_MIN_SHARED, _MIN_SHARE * min(len(files), theirs))
+
+    def _until_now(self, entries: list[_Entry]) -> list[_Entry]:
+        return entries[: bisect_left(entries, self._when, key=lambda entry: entry[0])]
+
+
+def _part_before(conversation_id: str) -> str:
+    """The id of a session's part before this one; those that go on after a summary are numbered from 0."""
+    session, _, number = conversation_id.rpartition("#")
+    return f"{session}#{int(number) - 1}" if number.isdecimal() else ""
+
+
+def _last_parts(path: str) -> str:
+    return "/".join(path.split("/")[-2:])
+
+
+def _last_time(conversation: Conversation) -> int | None:
+    """In seconds: texts of times are ordered only where all name the same zone in the same form."""
+    times = (_seconds_of(turn.timestamp) for turn in conversation.turns if turn.timestamp)
+    return max((time for time in times if time is not None), default=None)

@@ -1,0 +1,540 @@
+"""One call against what is known when it is made."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Literal, NamedTuple
+
+from composer_replication.sites.actions.edits import Put, Replace, edit_operations
+from composer_replication.sites.actions.session_state import SessionState, named_by
+from composer_replication.sites.actions.shell_tree import CommandChain, Simple, parse_script
+from composer_replication.sites.actions.shell_words import NotUnderstood
+from composer_replication.sites.actions.shown_paths import KnownPaths, PathStatus
+from composer_replication.sites.actions.shown_texts import Change, FileText, FileTexts
+from composer_replication.sites.actions.tools import (
+    channel_of,
+    command_text,
+    is_edit,
+    normal_path,
+    path_argument,
+    plain_name,
+    word_set,
+)
+from composer_replication.sites.judge.checkout import Checkout, PathKnowledge, without_blanks
+from composer_replication.sites.rule import USUAL_BLAME
+from composer_replication.types import ToolCall
+
+# What the judge says of one call: that it works, fails, may well fail, or that it cannot say; and by which rule.
+
+Says = Literal["ok", "fails", "risky", "unknown"]
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """`kind` is the kind of failure (`sites.KINDS`) that is expected, or that would be one; `why` is for people.
+
+    Almost every shell command is `unknown`.
+    """
+
+    says: Says
+    rule: str
+    kind: str = ""
+    why: str = ""
+
+
+UNKNOWN = Judgement("unknown", "no_rule")
+
+
+class Judge:
+    """Says of calls what would become of them in this state, which may grow between questions."""
+
+    def __init__(
+        self, state: SessionState, *, project: PathKnowledge | None = None, checkout: Checkout | None = None
+    ) -> None:
+        self.state = state
+        self._known = Known(state, project, checkout)
+
+    def verdict(self, call: ToolCall) -> Judgement:
+        """What would become of this call if it were made now."""
+        if call.raw_arguments is not None:
+            return Judgement("fails", "arguments_no_json", "input_validation", "its arguments are no JSON object")
+        wrong = _misfit(call.name, frozenset(call.arguments))
+        if wrong is not None:
+            return Judgement("fails", "schema", "input_validation", wrong)
+        before = self.state.attempts.last(call)
+        if before is not None and before.is_unchanged and _may_be_told(before.kind) and not is_edit(call.name):
+            return Judgement("fails", "same_again", before.kind, "it failed before, and nothing has changed since")
+        channel = channel_of(call.name)
+        if channel == "file":
+            return _judge_file_call(call, self._known)
+        if channel == "shell":
+            return _judge_command(command_text(call.name, call.arguments), self._known)
+        name = named_by(call)
+        if name is None:
+            return UNKNOWN
+        kind = "other" if "skill" in name[0].lower() else "input_validation"
+        is_there = self._known.has_name(name)
+        if is_there is False:
+            return Judgement("fails", "unknown_name", kind, "no agent or skill of this name was there")
+        if is_there is None and name[0] == "Skill" and self._known.is_own_command(name[1]):
+            says = "fails" if name[1] in NO_SKILLS else "risky"
+            return Judgement(says, "unknown_name", kind, "the agent does this itself, when a person types it")
+        return Judgement("ok" if is_there else "unknown", "name", kind)
+
+
+def _may_be_told(kind: str) -> bool:
+    """Whether a failure of this kind comes again: not work that failed, a network, or what somebody refused."""
+    return USUAL_BLAME.get(kind) in ("model", "unknown")
+
+
+# Rules for shell commands: a folder, file or program that is not there. What a command does otherwise is unknown.
+
+UNKNOWN_COMMAND = Judgement("unknown", "shell", why="what a command does cannot be said beforehand")
+# Programs that fail where a file they are given is not there; of the second kind the first operand is no path, of the
+# third only it is.
+_READERS = word_set("cat head tail wc less nl stat file diff chmod open du tac xxd shellcheck gofmt")
+_READERS_AFTER_PATTERN = word_set("sed grep egrep awk rg jq")
+_RUN_THEIR_FIRST = word_set("source . bash sh zsh python python3 node ruby perl")
+_PATH = re.compile(r"[\w@+~][\w.@+/~-]*|\.{1,2}/[\w.@+/~-]+|/[\w.@+/~-]+")
+_MAX_COMMAND = 20_000
+
+
+def _judge_command(command: str, known: Known) -> Judgement:
+    """The first part of a command that surely runs, surely fails, and takes the whole command with it."""
+    here, tested = known.paths.shell.path, set[str]()
+    for step in _sure_steps(command):
+        name, operands = step.name, step.operands
+        if name in known.state.attempts.missing_programs:
+            return Judgement("fails", "no_such_program", "cmd_not_found", "the shell did not know it before")
+        if here is None:
+            return UNKNOWN_COMMAND
+        if name == "cd":
+            target = operands[0] if len(operands) == 1 else None
+            if target is None or target == "-" or not _PATH.fullmatch(target):
+                return UNKNOWN_COMMAND
+            folder = known.paths.absolute(target, here)
+            if _is_missing(target, here, known):
+                return Judgement("fails", "cd_missing", "shell_path_missing", "the folder is not there")
+            here = folder
+        elif step.is_shown and any(known.is_doubled(word, here) for word in operands):
+            return Judgement("fails", "from_another_folder", "shell_path_missing", "the shell stands in another folder")
+        elif step.is_shown and any(_is_missing(word, here, known) for word in step.files if word not in tested):
+            return Judgement("fails", "file_missing", "shell_path_missing", "the file is not there")
+        tested.update(operands)
+    return UNKNOWN_COMMAND
+
+
+@dataclass(frozen=True, slots=True)
+class _JudgedStep:
+    name: str
+    operands: tuple[str, ...]
+    is_shown: bool  # whether what it complains of is seen, and its failure is that of the command
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The operands that are files to be read."""
+        paths = tuple(word for word in self.operands if re.search(r"[/.]", word) and _PATH.fullmatch(word))
+        if self.name in _READERS:
+            return paths
+        if self.name in _RUN_THEIR_FIRST:
+            return tuple(path for path in paths if path == self.operands[0])
+        return tuple(path for path in paths if path != self.operands[0]) if self.name in _READERS_AFTER_PATTERN else ()
+
+
+def _sure_steps(command: str) -> Iterator[_JudgedStep]:
+    """The commands at the start of a script that all run, each only if those before it worked."""
+    if len(command) > _MAX_COMMAND:
+        return
+    try:
+        script = parse_script(command)
+    except NotUnderstood:
+        return
+    for chain in script:
+        if "||" in chain.joints or chain.is_background:
+            return
+        yield from _steps_of(chain, is_last=chain is script[-1])
+
+
+def _steps_of(chain: CommandChain, *, is_last: bool) -> Iterator[_JudgedStep]:
+    for pipeline in chain.pipelines:
+        first = pipeline.commands[0]
+        if not isinstance(first, Simple) or pipeline.is_negated:
+            return
+        words = [word.literal for word in first.words]
+        if not words or words[0] is None:
+            return
+        operands = tuple(word for word in words[1:] if word is not None and not word.startswith("-"))
+        is_hidden = any(redirect.descriptor == "2" or redirect.op.startswith("&") for redirect in first.redirects)
+        is_shown = is_last and len(pipeline.commands) == 1 and not is_hidden and None not in words
+        yield _JudgedStep(words[0].rpartition("/")[2], operands, is_shown)
+
+
+def _is_missing(word: str, here: str, knowledge: Known) -> bool:
+    return knowledge.standing(knowledge.paths.absolute(word, here)).is_there is False or knowledge.is_doubled(
+        word, here
+    )
+
+
+# Rules for tools that read, search and change files.
+
+_MIN_LENGTH = 24  # of a text that is recognised without its blanks
+_TAKE_FOLDERS = word_set("grep glob ls list list_directory list_dir list_files search_file_content find_file")
+
+
+def _judge_file_call(call: ToolCall, known: Known) -> Judgement:
+    """A call of a file tool: first its path, then, for an edit, whether the file was read and holds the text."""
+    argument = path_argument(call.arguments)
+    if not argument:
+        return Judgement("unknown", "no_path")
+    path = known.paths.absolute(argument)
+    standing = known.standing(path)
+    takes_folders = plain_name(call.name) in _TAKE_FOLDERS
+    if standing.is_folder and not takes_folders:
+        return Judgement("fails", "a_folder", "is_directory", "the session has shown it to be a folder")
+    if is_edit(call.name):
+        return _judge_edit(call, path, known)
+    if known.is_doubled(argument, known.paths.shell.path):
+        return Judgement("fails", "from_another_folder", "file_not_found", "the shell stands in another folder")
+    if standing.is_there is False and known.texts.was_read(path) is not True:
+        known.said_missing(path, standing)
+        return Judgement("fails", standing.why, "file_not_found", "the path is not there")
+    if plain_name(call.name) == "read" and not call.arguments.get("limit") and known.is_too_large(path):
+        return Judgement("fails", "too_large", "output_too_large", "it was too large to be shown at once before")
+    if standing.is_there:
+        return Judgement("ok", standing.why, "file_not_found")
+    return Judgement("unknown", standing.why, "file_not_found", "nobody has shown the path")
+
+
+def _judge_edit(call: ToolCall, path: str, knowledge: Known) -> Judgement:
+    operations = edit_operations(call, knowledge.paths.root) or []
+    replaces = [operation for operation in operations if isinstance(operation, Replace)]
+    if replaces and all(edit.old == edit.new for edit in replaces):
+        return Judgement("fails", "edit_noop", "edit_noop", "what is to be replaced equals what replaces it")
+    standing, was_read = knowledge.standing(path), knowledge.texts.was_read(path)
+    writes = bool(operations) and all(isinstance(operation, Put) for operation in operations)
+    if was_read is True:
+        return _judge_read(call, replaces, path, knowledge)
+    if writes and knowledge.texts.has_plan and PLANS in path:
+        return Judgement("fails", "plan_is_there", "edit_not_read", "the plan that the session carries out lies there")
+    if writes or (replaces and not replaces[0].old):
+        if not standing.is_there:
+            return Judgement("unknown", "new_file", "edit_not_read", "it may be a new file")
+    elif standing.is_there is False:
+        return Judgement("fails", standing.why, "file_not_found", "the path is not there")
+    if call.name not in READ_FIRST:
+        return Judgement("unknown", "text_not_shown", "edit_no_match", "nobody has shown the file")
+    if was_read is None and replaces and knowledge.is_untouched(path, replaces[0].old):
+        return Judgement("fails", "not_read_since", "edit_not_read", "nothing says that it was read before the summary")
+    if was_read is None:
+        return Judgement("unknown", "read_before", "edit_not_read", "it may have been read before this log")
+    return Judgement("fails", "not_read", "edit_not_read", "the agent has not read it")
+
+
+def _judge_read(call: ToolCall, replaces: list[Replace], path: str, knowledge: Known) -> Judgement:
+    """An edit of a file that was read: a command may have made that void since."""
+    change = knowledge.is_lost(path) if call.name in READ_FIRST else ""
+    lost = Judgement("fails", "changed_and_too_large", "edit_not_read", "a command changed it, and it is too large")
+    if change == "surely":
+        return lost
+    judgement = _judge_text(replaces[0], path, knowledge) if replaces else Judgement("ok", "was_read", "edit_not_read")
+    is_doubtful = change == "maybe" and judgement.says != "fails"
+    return (
+        Judgement("risky", lost.rule, lost.kind, "a formatter ran, and it is too large") if is_doubtful else judgement
+    )
+
+
+def _judge_text(edit: Replace, path: str, knowledge: Known) -> Judgement:
+    text, source = knowledge.text(path)
+    if text is None:
+        return Judgement("unknown", "text_not_shown", "edit_no_match")
+    number = _times(text, edit.old)
+    if number > 1 and not edit.everywhere:
+        says = "fails" if text.doubt < 2 else "risky"
+        return Judgement(says, f"ambiguous{source}", "edit_ambiguous", f"it is there {number} times")
+    if number:
+        rule = "found_in_whole_file" if text.is_whole and not text.doubt else "found_in_part"
+        return Judgement("ok", f"{rule}{source}", "edit_no_match")
+    return _judge_missing(edit, path, text, source, knowledge)
+
+
+def _judge_missing(edit: Replace, path: str, text: FileText, source: str, knowledge: Known) -> Judgement:
+    """A text that is not in what is known of the file."""
+    why, old = "it is not in the file", edit.old.replace("\r\n", "\n")
+    if text.is_whole and not text.doubt:
+        return Judgement("fails", f"no_match{source}", "edit_no_match", why)
+    if text.is_whole and text.doubt < 2:
+        # Somebody came by: what they may have written is in some commit, or they did not say that they wrote.
+        is_sure = not text.may_be_reworked and knowledge.was_never_committed(path, old)
+        rule = "no_match_in_any_commit" if is_sure else f"no_match_long_ago{source}"
+        return Judgement("fails" if is_sure else "risky", rule, "edit_no_match", why)
+    if not text.doubt and _differs_in_blanks(text, old):
+        says = "fails" if knowledge.was_never_committed(path, old, but_for_blanks=False) else "risky"
+        return Judgement(says, "other_blanks", "edit_no_match", "it was shown with other blanks")
+    if not text.doubt and text.contradicts(old):
+        says = "fails" if knowledge.was_never_committed(path, old) else "risky"
+        return Judgement(says, "contradicts", "edit_no_match", "what was shown of the file goes on differently")
+    return Judgement("unknown", "text_not_shown", "edit_no_match")
+
+
+def _differs_in_blanks(text: FileText, old: str) -> bool:
+    squeezed = without_blanks(old)
+    return len(squeezed) >= _MIN_LENGTH and squeezed in without_blanks(text.text)
+
+
+def _times(text: FileText, old: str) -> int:
+    plain = old.replace("\r\n", "\n")
+    return text.count(plain) or (text.count(plain.rstrip("\n")) if plain.rstrip("\n") else 0)
+
+
+# All that a verdict may rest on: the session so far, earlier sessions of the project, a checkout.
+
+_MIN_SHOWN, _MIN_SHARE = 3, 0.5  # files of the session that a checkout must have to be its project's
+_MAX_SHOWN = 50
+# A reader refuses more than 25,000 tokens of a whole file, however many lines it would show of it. Words, digits and
+# runs of signs are about 0.78 of the tokens where lines are those of programs; for shorter ones nobody has measured it.
+_MAX_PIECES = 19_500
+_MIN_A_LINE = 5
+_PIECE = re.compile(r"[A-Za-z]+|\d|[^\sA-Za-z\d]+|\n+")
+# What the session knows of a path -> whose word that it is not there is taken.
+_BELIEVED_WHERE = {
+    "only_its_name": ("not_in_checkout", "missing_in_earlier_session"),
+    "unseen": ("not_in_checkout", "missing_in_earlier_session", "in_no_earlier_session"),
+}
+_RELATIVE = re.compile(r"[\w@+][\w.@+-]*(?:/[\w.@+-]+)+/?")
+
+
+class Known:
+    """One session's state with what is known beside it."""
+
+    def __init__(self, state: SessionState, project: PathKnowledge | None, checkout: Checkout | None) -> None:
+        self.state, self._project, self._checkout = state, project, checkout
+        self._said_missing: dict[str, set[str]] = {}  # how it was known -> what others said is not there
+
+    @property
+    def paths(self) -> KnownPaths:
+        return self.state.paths
+
+    @property
+    def texts(self) -> FileTexts:
+        return self.state.texts
+
+    def standing(self, path: str) -> PathStatus:
+        """Whether a path is there: by the session, then by those who know more."""
+        standing, relative = self.paths.standing(path), self.paths.relative(path)
+        if standing.is_there is not None or relative is None:
+            return standing
+        by_project = self._project.standing(relative, self.paths.relative_files()) if self._project else None
+        opinions = [opinion for opinion in (self._in_checkout(relative), by_project) if opinion is not None]
+        if any(opinion.is_there for opinion in opinions):
+            return next(opinion for opinion in opinions if opinion.is_there)
+        is_anothers = self._checkout is not None and _is_anothers(relative, standing.why, self._checkout.files)
+        believed = _BELIEVED_WHERE.get("only_its_name" if is_anothers else standing.why, ())
+        opinions = [opinion for opinion in opinions if opinion.why in believed]
+        if not opinions or self._is_behind(opinions[0]):
+            return standing
+        return opinions[0]
+
+    def said_missing(self, path: str, standing: PathStatus) -> None:
+        """That a verdict rested on somebody else's word: where the path turns up, that word counts no more."""
+        self._said_missing.setdefault(standing.why, set()).add(path)
+
+    def _is_behind(self, opinion: PathStatus) -> bool:
+        """Whether the session has since shown what this source said is not there."""
+        missing_paths = self._said_missing.get(opinion.why, ())
+        return any(path in self.paths.files or path in self.paths.folders for path in missing_paths)
+
+    def _in_checkout(self, relative: str) -> PathStatus | None:
+        if self._checkout is None or not self._is_its_project(relative, self._checkout):
+            return None
+        is_there = self._checkout.exists(relative)
+        if relative in self._checkout.folders:
+            return PathStatus(True, "folder")
+        if is_there is None or (not is_there and not _is_committed(relative, self._checkout.files)):
+            return None
+        return PathStatus(is_there, "in_checkout" if is_there else "not_in_checkout")
+
+    def _is_its_project(self, relative: str, checkout: Checkout) -> bool:
+        """Whether the session works in what was checked out: by its files, or by the folder that it asks for."""
+        shown_paths = list(islice((path for path in self.paths.relative_files() if "/" in path), _MAX_SHOWN))
+        if len(shown_paths) >= _MIN_SHOWN:
+            return sum(path in checkout.files for path in shown_paths) >= _MIN_SHARE * len(shown_paths)
+        parts = relative.split("/")
+        return len(parts) > 2 and "/".join(parts[:2]) in checkout.folders
+
+    def has_name(self, name: tuple[str, str]) -> bool | None:
+        """Whether there is such an agent or skill: by the session, by the agent's own list, by earlier sessions."""
+        attempts = self.state.attempts
+        if name in attempts.names:
+            return attempts.names[name]
+        if name[0] in ("Task", "Agent") and (name[1] in AGENTS or attempts.agents is not None):
+            return name[1] in AGENTS | (attempts.agents or frozenset())
+        return self._project.has_name(name, self.paths.relative_files()) if self._project else None
+
+    def is_own_command(self, name: str) -> bool:
+        """Whether the agent itself does what is asked for, and the project has no skill or command of that name."""
+        definitions = (f".claude/skills/{name}/SKILL.md", f".claude/commands/{name}.md")
+        return name in OWN_COMMANDS and not (self._checkout and self._checkout.files.intersection(definitions))
+
+    def is_doubled(self, word: str, here: str | None) -> bool:
+        """Whether a path is there from the project's root, while the shell stands in another of its folders."""
+        root = self.paths.root
+        if root is None or here is None or not here.startswith(f"{root}/") or not _RELATIVE.fullmatch(word):
+            return False
+        from_root, from_here = self.paths.absolute(word, root), self.paths.absolute(word, here)
+        if not self.paths.standing(from_root).is_there or self.paths.standing(from_here).is_there:
+            return False
+        above = from_here.rpartition("/")[0]
+        return above == here or not self.paths.standing(above).is_there
+
+    def text(self, path: str) -> tuple[FileText | None, str]:
+        """A file as it is known, and who knows it: the session where it was shown whole, else others that agree."""
+        file_text = self.texts.get(path)
+        if file_text is None or file_text.is_whole or file_text.doubt == 2:
+            return file_text, ""
+        for source, whole in self._whole_texts(path):
+            rebuilt = _with_edits(whole, self.texts.edits(path))
+            if rebuilt is not None and file_text.is_part_of(rebuilt):
+                completed = FileText()
+                completed.write(rebuilt)
+                completed.doubt, completed.may_be_reworked = file_text.doubt, file_text.may_be_reworked
+                return completed, source
+        return file_text, ""
+
+    def was_never_committed(self, path: str, text: str, *, but_for_blanks: bool = True) -> bool:
+        """Whether no commit of any time has this text in the file, which is committed otherwise."""
+        relative = self.paths.relative(path)
+        if relative is None or self._checkout is None or not self._is_its_project(relative, self._checkout):
+            return False
+        return self._checkout.has_ever_held(relative, text, but_for_blanks=but_for_blanks) is False
+
+    def is_untouched(self, path: str, text: str) -> bool:
+        """Whether a session that goes on after a summary has yet to begin with a file.
+
+        Its part before the summary has not read it; or the text is still the commit's: files that were read before are
+        those it worked on, and what it changes there has changed already.
+        """
+        relative = self.paths.relative(path)
+        if not self.texts.is_continued or self.texts.was_named(path):
+            return False
+        before = self._project.read_before if self._project and self.texts.starts_with_summary else None
+        if before is not None and normal_path(path, self.texts.cwd) not in before:
+            return True
+        if relative is None or self._checkout is None:
+            return False
+        is_same = text in (self._checkout.text(relative) or "") and self._checkout.is_trunks(relative, text)
+        return is_same and self._is_its_project(relative, self._checkout)
+
+    def _whole_texts(self, path: str) -> list[tuple[str, str]]:
+        relative = self.paths.relative(path)
+        if relative is None:
+            return []
+        checkout = self._checkout.text(relative) if self._checkout else None
+        project = self._project.text(relative, self.paths.relative_files()) if self._project else None
+        return [(who, text) for who, text in (("_in_checkout", checkout), ("_in_earlier_session", project)) if text]
+
+    def is_too_large(self, path: str) -> bool:
+        """Whether a file was too large to be shown at once, in this session or an earlier one, or would be now."""
+        if path in self.paths.too_large:
+            return True
+        relative = self.paths.relative(path)
+        if relative is None or self.texts.was_read_in_full(path):
+            return False
+        is_known = self._project is not None and self._project.is_too_large(relative, self.paths.relative_files())
+        return is_known or self._is_large_in_checkout(relative)
+
+    def is_lost(self, path: str) -> Change:
+        """Whether a command has changed a file since it was read, or may have, and it is too large to be read again.
+
+        Where a file changed, the agent takes a new look by itself, and goes on; where it cannot, it counts as unread.
+        """
+        relative = self.paths.relative(path)
+        change = "" if relative is None else self.texts.change_by_command(path)
+        if relative is None or not change:
+            return ""
+        return change if path in self.paths.too_large or self._is_large_in_checkout(relative) else ""
+
+    def _is_large_in_checkout(self, relative: str) -> bool:
+        text = self._checkout.text(relative) if self._checkout is not None else None
+        if text is None or self._checkout is None or len(text) <= _MAX_PIECES:
+            return False
+        least = max(_MAX_PIECES + 1, _MIN_A_LINE * text.count("\n"))
+        return self._is_its_project(relative, self._checkout) and len(_PIECE.findall(text)) >= least
+
+
+def _is_committed(relative: str, files: Collection[str]) -> bool:
+    """Whether a file of this path would be in a commit: not in a hidden folder, nor anybody's own notes at the root."""
+    folder, _, name = relative.rpartition("/")
+    if folder:
+        return not any(part.startswith(".") for part in folder.split("/"))
+    stem = name.rpartition(".")[0] or name
+    return any(file.rpartition(".")[0] == stem for file in files)
+
+
+def _is_anothers(relative: str, why: str, files: Collection[str]) -> bool:
+    """Whether what was named is another file of the checkout, which ends alike: people leave out where paths begin."""
+    if why not in ("its_end_named", "named") or "/" not in relative:
+        return False
+    end = "/" + (relative if why == "named" else "/".join(relative.split("/")[-2:]))
+    return any(f"/{path}".endswith(end) for path in files if path != relative)
+
+
+def _with_edits(text: str, edits: Sequence[Replace]) -> str | None:
+    """The text after edits that all worked; None where one cannot have."""
+    for edit in edits:
+        number = text.count(edit.old) if edit.old else 0
+        if not number or (number > 1 and not edit.everywhere):
+            return None
+        text = text.replace(edit.old, edit.new)
+    return text
+
+
+# What the tools of an agent take, as the agent documents them; schemas of other tools are in no log.
+
+
+class Parameters(NamedTuple):
+    required: frozenset[str]
+    others: frozenset[str] = frozenset()
+
+
+# Claude Code's. A parameter that a later version takes is no reason to fail, so only tools that refuse others are here.
+PARAMETERS = {
+    "Read": Parameters(word_set("file_path"), word_set("offset limit pages")),
+    "Edit": Parameters(word_set("file_path old_string new_string"), word_set("replace_all")),
+    "Write": Parameters(word_set("file_path content")),
+    "Glob": Parameters(word_set("pattern"), word_set("path")),
+    "Grep": Parameters(
+        word_set("pattern"),
+        word_set("path glob type output_mode -A -B -C -n -i -o head_limit offset multiline context"),
+    ),
+    "Bash": Parameters(
+        word_set("command"),
+        word_set("description timeout run_in_background dangerouslyDisableSandbox sandbox _simulatedSedEdit"),
+    ),
+}
+READ_FIRST = word_set("Edit MultiEdit Write NotebookEdit")
+"""Tools that refuse a file which was not read before: other agents' editors take any."""
+PLANS = "/.claude/plans/"
+"""Where Claude Code keeps the plan of a session: one file, also for the session that carries the plan out."""
+AGENTS = word_set("general-purpose Explore Plan Bash statusline-setup claude-code-guide output-style-setup")
+# What Claude Code does itself when a person types it: the tool for skills refuses these, unless somebody has made one.
+OWN_COMMANDS = word_set(
+    "add-dir agents clear compact config context cost doctor exit export help hooks ide login logout mcp memory model"
+    " output-style permissions plugin resume rewind status statusline terminal-setup usage vim"
+)
+NO_SKILLS = word_set("add-dir clear compact exit logout rewind terminal-setup")
+"""Those of them that nobody calls a skill; the others may lie in somebody's home, or in a plug-in."""
+
+
+def _misfit(tool: str, given: frozenset[str]) -> str | None:
+    """What is missing or too much in a call; None where nothing is, or the tool is not known."""
+    parameters = PARAMETERS.get(tool)
+    if parameters is None:
+        return None
+    missing, unexpected = parameters.required - given, given - parameters.required - parameters.others
+    words = [f"{name} is missing" for name in sorted(missing)] + [
+        f"{name} is none of its own" for name in sorted(unexpected)
+    ]
+    return "; ".join(words)[:200] or None

@@ -1,0 +1,258 @@
+"""The tables of a store and what it says, what became of them over versions, and the check of a whole store.
+
+It is made when a store is opened.
+
+Every amount is there twice: in an entry of `bills`, and in the totals of `meter`. Every reply that was paid for has an
+entry with its digest. So a total that was changed, a reply that is gone and a reply that is another one show up. It
+guards against damage and careless hands, not against somebody who writes both sides anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import sqlite3
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from composer_replication.atomic import staged
+from composer_replication.errors import ArtefactCorruptError, RunError, explain
+from composer_replication.teacher_replay.teachers import to_dollars
+
+EXPECTED = "a store of teachers' replies"
+VERSION = 3  # 1 did not say whose a reply is, 2 had totals without entries
+_REPLIES = "CREATE TABLE replies (key BLOB PRIMARY KEY, teacher TEXT NOT NULL, reply BLOB NOT NULL) WITHOUT ROWID;"
+_AMOUNT = "INTEGER NOT NULL CHECK (typeof({0}) = 'integer' AND {0} >= 0)"
+_MONEY = f"""
+CREATE TABLE intents (
+    id INTEGER PRIMARY KEY, key BLOB NOT NULL, teacher TEXT NOT NULL, owner TEXT NOT NULL, started REAL NOT NULL,
+    reserved {_AMOUNT.format("reserved")}
+);
+CREATE TABLE meter (
+    one INTEGER PRIMARY KEY CHECK (one = 1), spent {_AMOUNT.format("spent")}, reserved {_AMOUNT.format("reserved")},
+    unknown {_AMOUNT.format("unknown")}, num_unknown {_AMOUNT.format("num_unknown")}, halted TEXT
+);
+"""
+_BOOKS = f"""
+CREATE TABLE bills (
+    id INTEGER PRIMARY KEY, at REAL NOT NULL, teacher TEXT NOT NULL, amount {_AMOUNT.format("amount")},
+    is_known INTEGER NOT NULL CHECK (is_known IN (0, 1)), key BLOB, digest BLOB
+);
+CREATE UNIQUE INDEX bills_of_replies ON bills (key) WHERE key IS NOT NULL;
+CREATE TABLE holds (
+    what TEXT PRIMARY KEY, owner TEXT NOT NULL, pid INTEGER NOT NULL, host TEXT NOT NULL, since REAL NOT NULL
+) WITHOUT ROWID;
+"""
+_TOTALS = "INSERT INTO meter VALUES (1, 0, 0, 0, 0, NULL);"
+OWNERS = (
+    "CREATE TABLE IF NOT EXISTS reply_owners (key BLOB NOT NULL, session TEXT NOT NULL, PRIMARY KEY (key, session)) "
+    "WITHOUT ROWID;"
+)
+NEW = "\n".join((_REPLIES, _MONEY, _BOOKS, OWNERS, _TOTALS))
+_COLUMNS = {
+    "replies": "key teacher reply",
+    "intents": "id key teacher owner started reserved",
+    "meter": "one spent reserved unknown num_unknown halted",
+    "reply_owners": "key session",
+    "bills": "id at teacher amount is_known key digest",
+    "holds": "what owner pid host since",
+}
+# The last two came with version 3, and owners with 2.
+_TABLES_OF = {1: list(_COLUMNS)[:3], 2: list(_COLUMNS)[:4], 3: list(_COLUMNS)}
+_LATER = f" of the store, this program knows {VERSION}"
+_CARRIED_OVER = "carried over from a store of an earlier version"
+
+
+class Meter(NamedTuple):
+    """Nano-dollars: settled, held by requests in flight, and of requests that may or may not have been billed."""
+
+    spent: int
+    reserved: int
+    unknown: int
+    num_unknown: int
+    halted: str | None
+
+    @property
+    def committed(self) -> int:
+        """What counts against a cap."""
+        return self.spent + self.reserved + self.unknown
+
+
+class RequestRefused(NamedTuple):
+    """Why a request may not be sent."""
+
+    reason: str
+
+
+class NoRoom(NamedTuple):
+    """Why a request may not be sent yet: it fits into the cap if requests under way cost less than they hold."""
+
+    reason: str
+
+
+class Elsewhere(NamedTuple):
+    """Not sent, because another process is asking this very thing (who), or just has (None: its reply is here).
+
+    `lock_file` is what keeps its claim alive, beside the store.
+    """
+
+    holder: str | None
+    lock_file: str = ""
+
+
+def make_if_new(path: Path) -> None:
+    """A new store appears whole: so an empty file is never one of ours that was just begun."""
+    if path.exists():
+        if path.stat().st_size == 0:
+            fix = "Put an earlier copy back; or remove it, if nothing was ever paid for with it."
+            raise ArtefactCorruptError(explain(str(path), got="an empty file", expected=EXPECTED, fix=fix))
+        return
+    _refuse_lone_log(path)
+    fresh = sqlite3.connect(":memory:", isolation_level=None)
+    fresh.executescript(f"{NEW} PRAGMA user_version = {VERSION};")
+    data = bytearray(fresh.serialize())
+    fresh.close()
+    data[18:20] = b"\2\2"  # with a write-ahead log from the start: processes that open it first together do not wait
+    try:
+        with staged(path) as stage, contextlib.suppress(FileExistsError):  # somebody else was faster
+            stage.file.write(data)
+            stage.commit_new()
+    except OSError as error:
+        raise RunError(explain(str(path), got=str(error), expected="a folder that can be written")) from error
+
+
+def _refuse_lone_log(path: Path) -> None:
+    """A write-ahead log without its store is paid answers whose store was moved; a new one would make them useless."""
+    log = path.with_name(f"{path.name}-wal")
+    try:
+        is_lone = log.stat().st_size > 0 and not path.exists()  # looked at last: somebody may just have made it
+    except FileNotFoundError:
+        return
+    if is_lone:
+        fix = f"Put {path.name} back beside it; or move {log.name} and {path.name}-shm to where it is now."
+        raise ArtefactCorruptError(explain(str(path), got=f"{log.name} without it", expected=EXPECTED, fix=fix))
+
+
+def digest_of(key: bytes, teacher: str, reply: bytes) -> bytes:
+    return hashlib.blake2b(b"\0".join((key, teacher.encode(), reply)), digest_size=16).digest()
+
+
+def version_of(connection: sqlite3.Connection) -> int:
+    return connection.execute("PRAGMA user_version").fetchone()[0]
+
+
+def fault_of_shape(connection: sqlite3.Connection) -> str | None:
+    """Why a database is no store of any version; None if it is one."""
+    version = version_of(connection)
+    if version > VERSION:
+        return f"version {version}{_LATER}"
+    names = [row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name")]
+    if not names:
+        return "a database without any table"
+    if not set(names) & set(_COLUMNS):
+        return f"another program's database (tables {', '.join(names)[:100]})"
+    missing = [name for name in _TABLES_OF.get(version, _COLUMNS) if name not in names]
+    if version not in _TABLES_OF or missing:
+        return f"a store without {', '.join(missing) or 'a version'}"
+    for name in _TABLES_OF[version]:
+        columns = " ".join(row[1] for row in connection.execute(f"PRAGMA table_info({name})"))
+        if columns != _COLUMNS[name]:
+            return f"a table {name} with columns {columns!r:.100}"
+    later = sorted(set(_COLUMNS) & set(names) - set(_TABLES_OF[version]))
+    if version == 1 and later == ["bills", "holds"]:
+        return None  # set back by hand to forget whose answers are whose: its books are checked like any other's
+    return f"version {version} with tables of a later one: {', '.join(later)}" if later else None
+
+
+def is_of_later_version(fault: str) -> bool:
+    return fault.endswith(_LATER)
+
+
+def fault_of_content(connection: sqlite3.Connection) -> str | None:
+    """What is wrong with a store of this version, all of it read once; None where all is well."""
+    fault = _fault_of_money(connection) or _fault_of_replies(connection)
+    finding = fault or connection.execute("PRAGMA quick_check(1)").fetchone()[0]  # pages, and that no entry is negative
+    return fault or (None if finding == "ok" else f"a damaged file ({finding})")
+
+
+def _fault_of_money(connection: sqlite3.Connection) -> str | None:
+    rows = connection.execute("SELECT spent, reserved, unknown, num_unknown FROM meter").fetchall()
+    if len(rows) != 1:
+        return f"{len(rows)} rows of totals"
+    bills = "SELECT COALESCE(SUM(amount), 0) FROM bills WHERE is_known ="
+    reckoned = {
+        "spent": f"{bills} 1",
+        "reserved": "SELECT COALESCE(SUM(reserved), 0) FROM intents",
+        "unknown": f"{bills} 0",
+        "num_unknown": "SELECT COUNT(*) FROM bills WHERE is_known = 0",
+    }
+    for (name, query), total in zip(reckoned.items(), rows[0], strict=True):
+        entries = connection.execute(query).fetchone()[0]
+        if type(total) is not int or total < 0:
+            return f"a total of {name} that is no amount ({total!r:.40})"
+        if total != entries:
+            in_dollars = name != "num_unknown" and isinstance(entries, int)
+            amount_texts = [f"${to_dollars(amount):.6f}" if in_dollars else f"{amount}" for amount in (total, entries)]
+            return f"a total of {name} of {amount_texts[0]}, whose entries add up to {amount_texts[1]}"
+    return None
+
+
+def _fault_of_replies(connection: sqlite3.Connection) -> str | None:
+    lost = "SELECT COUNT(*) FROM bills WHERE key IS NOT NULL AND key NOT IN (SELECT key FROM replies)"
+    if number := connection.execute(lost).fetchone()[0]:
+        return f"{number} replies gone that were paid for"
+    rows = connection.execute("SELECT key, replies.teacher, reply, digest FROM replies LEFT JOIN bills USING (key)")
+    for key, teacher, reply, digest in rows:
+        if not (isinstance(key, bytes) and isinstance(reply, bytes) and isinstance(teacher, str)):
+            return "a reply that is none"
+        if digest is None:
+            return f"a reply of {teacher!r:.60} that no entry paid for ({key.hex()[:12]})"
+        if digest != digest_of(key, teacher, reply):
+            return f"a reply of {teacher!r:.60} that is not the one that was paid for ({key.hex()[:12]})"
+    return None
+
+
+def upgrade(connection: sqlite3.Connection) -> None:
+    """A store of an earlier version to this one, in the transaction that is open; what was spent is carried over."""
+    version = version_of(connection)
+    if version == VERSION:
+        return
+    connection.execute(OWNERS)
+    if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'bills'").fetchone():
+        _open_books(connection)
+    connection.execute(f"PRAGMA user_version = {VERSION}")
+
+
+def _open_books(connection: sqlite3.Connection) -> None:
+    for statement in _statements(_BOOKS):
+        connection.execute(statement)
+    for name in ("intents", "meter"):
+        connection.execute(f"ALTER TABLE {name} RENAME TO old_{name}")
+    for statement in _statements(_MONEY):
+        connection.execute(statement)
+    for name in ("intents", "meter"):  # amounts that are none are refused here, by name of the table
+        connection.execute(f"INSERT INTO {name} SELECT * FROM old_{name}")  # noqa: S608
+        connection.execute(f"DROP TABLE old_{name}")
+    (spent, unknown, number), now = (
+        connection.execute("SELECT spent, unknown, num_unknown FROM meter").fetchone(),
+        time.time(),
+    )
+    add = "INSERT INTO bills (at, teacher, amount, is_known, key, digest) VALUES (?, ?, ?, ?, ?, ?)"
+    connection.execute(add, (now, _CARRIED_OVER, spent, 1, None, None))
+    for index in range(number):
+        connection.execute(add, (now, _CARRIED_OVER, 0 if index else unknown, 0, None, None))
+    for key, teacher, reply in connection.execute("SELECT key, teacher, reply FROM replies").fetchall():
+        connection.execute(add, (now, teacher, 0, 1, key, digest_of(key, teacher, reply)))
+
+
+def _statements(script: str) -> list[str]:
+    return [statement for part in script.split(";") if (statement := part.strip())]
+
+
+def ascribe(connection: sqlite3.Connection, key: bytes, session: str) -> None:
+    """Write down that an answer is this session's too; within whatever transaction is open."""
+    row = (key, session)
+    existing_row = connection.execute("SELECT 1 FROM reply_owners WHERE key = ? AND session = ?", row).fetchone()
+    if existing_row is None:  # looked up first: reading takes no lock
+        connection.execute("INSERT OR IGNORE INTO reply_owners VALUES (?, ?)", row)

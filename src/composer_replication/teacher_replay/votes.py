@@ -1,0 +1,317 @@
+"""Votes of teachers over classes of equal actions, and when the votes still to come cannot change the pair.
+
+The class with the most votes wins if it has the threshold; a tie at the top is no consensus. A teacher that failed has
+no vote. The pair's chosen text is that of the winning class's first teacher in the order they are asked. So those asked
+so far must be the first ones of that order: then a class that has won whatever the others say has a teacher among them,
+and everyone not yet asked stands behind that teacher. The chosen text cannot change either.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, cast
+
+from composer_replication.action_text import parse_reply, text_of
+from composer_replication.errors import InputError, explain
+from composer_replication.messages import content_text, message_calls
+from composer_replication.sites.actions.equality import (
+    ActionContext,
+    Tools,
+    action_key,
+    tool_schemas,
+)
+from composer_replication.sites.actions.session_state import SessionState
+from composer_replication.sites.actions.tools import normal_path
+from composer_replication.sites.classify import classify
+from composer_replication.types import (
+    Action,
+    TeacherCallResult,
+    ToolCall,
+    TraceState,
+)
+
+
+class _Voter(NamedTuple):
+    """`action` is None where there is no vote; then `reason` says why: error, unreadable or empty."""
+
+    action: Action | None
+    reason: str = ""
+
+
+def is_unsent(result: TeacherCallResult) -> bool:
+    """Return whether a call was kept back (the cap, a stop, a secret in it), so that nobody was asked."""
+    return result["error"] is not None and result.get("attempts") == 0
+
+
+def voter_of(result: TeacherCallResult) -> _Voter:
+    """What a teacher did: by the structured message where there is one, else by its text."""
+    if result["error"] is not None:
+        return _Voter(None, "error")
+    message = cast("Mapping[str, Any]", result).get("message")
+    try:
+        action = parse_reply(message if isinstance(message, Mapping) else result["response_text"] or "")
+    except InputError:
+        return _Voter(None, "unreadable")
+    return _Voter(action) if action.calls or action.text.strip() else _Voter(None, "empty")
+
+
+def reply_text(result: TeacherCallResult, action: Action) -> str:
+    """A teacher's own words, with the calls that only the message holds written behind them."""
+    text = result["response_text"] or ""
+    if not action.calls or len(parse_reply(text).calls) == len(action.calls):
+        return text or action.text
+    return text_of(action)
+
+
+Reason = Literal["consensus", "tie", "below_threshold", "no_votes"]
+
+
+@dataclass(frozen=True, slots=True)
+class _VoteClass:
+    """Teachers that did the same, in the order they were asked."""
+
+    key: str
+    teachers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Vote:
+    """`classes` are ordered by votes, then by who was asked first; `winner` is one of them or None."""
+
+    winner: _VoteClass | None
+    reason: Reason
+    classes: tuple[_VoteClass, ...]
+
+    @property
+    def num_votes(self) -> int:
+        return sum(len(vote_class.teachers) for vote_class in self.classes)
+
+    @property
+    def num_agreeing_pairs(self) -> int:
+        """Pairs of teachers that did the same, of num_votes * (num_votes - 1) / 2."""
+        return sum(len(vote_class.teachers) * (len(vote_class.teachers) - 1) // 2 for vote_class in self.classes)
+
+
+def count_votes(keys_by_teacher: Mapping[str, str | None], threshold: int = 2) -> Vote:
+    """The vote of teachers in the order of the mapping, by the keys of their actions; None is a teacher that failed."""
+    _check_threshold(threshold)
+    teachers: dict[str, list[str]] = {}
+    for teacher, key in keys_by_teacher.items():
+        if key is not None:
+            teachers.setdefault(key, []).append(teacher)
+    ordered = sorted(teachers.items(), key=lambda entry: -len(entry[1]))
+    classes = tuple(_VoteClass(key, tuple(names)) for key, names in ordered)
+    if not ordered:
+        return Vote(None, "no_votes", ())
+    top = len(ordered[0][1])
+    if top < threshold:
+        return Vote(None, "below_threshold", classes)
+    if len(ordered) > 1 and len(ordered[1][1]) == top:
+        return Vote(None, "tie", classes)
+    return Vote(classes[0], "consensus", classes)
+
+
+def can_still_change(
+    votes: Iterable[str | None],
+    student: str,
+    threshold: int,
+    num_remaining: int,
+    *,
+    count_matters: bool = False,
+) -> bool:
+    """Whether some way for the remaining teachers to vote or fail gives another pair than the votes so far.
+
+    `votes` are the keys of the teachers asked so far (None: failed), `student` is the key of what the student did. Two
+    pairs are the same if both are missing or both choose the same class; with `count_matters`, if as many agree.
+    """
+    _check_threshold(threshold)
+    counts = Counter(key for key in votes if key is not None)
+    ordered = counts.most_common(2)
+    top = ordered[0][1] if ordered else 0
+    second = ordered[1][1] if len(ordered) > 1 else 0
+    if num_remaining <= 0:
+        return False
+    if top >= threshold and top > second and ordered[0][0] != student:
+        # A pair stands. What may undo it is a rival that comes level; one nobody has voted for yet counts as well.
+        return count_matters or second + num_remaining >= top
+    # No pair stands. It takes a class other than the student's that reaches the threshold and leaves all others behind.
+    new_class = num_remaining >= threshold and num_remaining > top
+    return new_class or any(
+        number + num_remaining >= threshold and number + num_remaining > _highest_but(key, counts)
+        for key, number in counts.items()
+        if key != student
+    )
+
+
+def _highest_but(key: str, counts: Counter[str]) -> int:
+    return max((number for other_key, number in counts.items() if other_key != key), default=0)
+
+
+def _check_threshold(threshold: int) -> None:
+    if type(threshold) is not int or threshold < 1:
+        raise InputError(explain("agreement threshold", got=repr(threshold), expected="an integer of at least 1"))
+
+
+# What the messages before a state had shown: the folder, the tools' schemas, and the files.
+
+_MAX_SESSIONS = 64  # as many as are asked about at one time
+
+
+class ContextAlong:
+    """What the messages before one state after the other show; those that the last state had are not read again."""
+
+    def __init__(self, *, cwd: str | None = None, tools: Tools | None = None) -> None:
+        self._cwd = normal_path(cwd, None) if cwd else None
+        self._tools = tool_schemas(tools)
+        self._read: list[Mapping[str, Any]] = []
+        self._reader = _StateReader(self._cwd)
+
+    def at(self, messages: Sequence[Mapping[str, Any]]) -> ActionContext:
+        num_read = len(self._read)
+        if num_read > len(messages) or list(messages[:num_read]) != self._read:
+            self._read, self._reader, num_read = [], _StateReader(self._cwd), 0
+        for message in messages[num_read:]:
+            self._reader.take(message)
+        self._read += messages[num_read:]
+        state = self._reader.state
+        return ActionContext(cwd=self._cwd, tools=self._tools, files=dict(state.files), shell_moved=state.shell_moved)
+
+
+class StateContexts:
+    """Contexts of states of any session: what an earlier state of one has shown is not read again for a later one."""
+
+    def __init__(self, *, cwd: str | None = None, tools: Tools | None = None) -> None:
+        self._cwd, self._tools = cwd, tools
+        self._sessions: OrderedDict[str, tuple[object, object, ContextAlong]] = OrderedDict()
+
+    def at(self, state: TraceState) -> ActionContext:
+        state_fields = cast("Mapping[str, Any]", state)
+        cwd, tools = state_fields.get("cwd", self._cwd), state_fields.get("tools", self._tools)
+        session = state["state_id"].rpartition("::")[0]
+        held = self._sessions.pop(session, None)
+        if held is None or held[0] != cwd or held[1] != tools:
+            held = (cwd, tools, ContextAlong(cwd=cwd, tools=tools))
+        self._sessions[session] = held
+        if len(self._sessions) > _MAX_SESSIONS:
+            self._sessions.popitem(last=False)
+        return held[2].at(state["messages"])
+
+
+class _StateReader:
+    """Tells a session's state what its messages say."""
+
+    def __init__(self, cwd: str | None) -> None:
+        self.state = SessionState(cwd)
+        self._calls: dict[str, ToolCall] = {}
+
+    def take(self, message: Mapping[str, Any]) -> None:
+        role, content = message.get("role"), message.get("content")
+        if role == "assistant":
+            with contextlib.suppress(InputError):  # a turn that cannot be read shows nothing
+                self._calls |= {call.id: call for call in message_calls(message, "a turn")}
+        elif role in ("tool", "function"):
+            self._result(message.get("tool_call_id"), content, is_error=None)
+        elif isinstance(content, list):
+            for block in cast("list[object]", content):
+                if isinstance(block, Mapping) and block.get("type") == "tool_result":
+                    flag = block.get("is_error")
+                    self._result(block.get("tool_use_id"), block.get("content"), is_error=True if flag else None)
+        if role == "user":
+            self.state.heard(content_text(content))
+
+    def _result(self, call_id: object, content: object, *, is_error: bool | None) -> None:
+        call = self._calls.get(call_id) if isinstance(call_id, str) else None
+        if call is not None:
+            text = content_text(content)
+            failed = classify(call.name, call.arguments, text, is_error).is_failure
+            self.state.add(call, text, failed=failed)
+
+
+# Whether another teacher is worth asking: exactly (its vote can still change the pair), or by a rule of thumb.
+
+
+class StateVotes:
+    """What the answers to a state so far decide, read as `extract_pairs` reads them: what it says the pairs will be.
+
+    What an earlier state of a session has shown is not read again for a later one: states come in order, or are read
+    ahead in order and then come in any.
+    """
+
+    def __init__(self, *, cwd: str | None = None, tools: Tools | None = None) -> None:
+        self._contexts = StateContexts(cwd=cwd, tools=tools)
+        self._ahead: dict[str, ActionContext] = {}
+
+    def read_ahead(self, states: Sequence[TraceState]) -> None:
+        """What each state of a session has shown, kept until that state is done with."""
+        for state in states:
+            self._ahead[state["state_id"]] = self._context(state)
+
+    def is_done_with(self, state: TraceState) -> None:
+        self._ahead.pop(state["state_id"], None)
+
+    def agrees_with_student(self, state: TraceState, answer: TeacherCallResult) -> bool:
+        """Whether a teacher did what the student did."""
+        action = voter_of(answer).action
+        if action is None:
+            return False
+        context = self._context(state)
+        return action_key(action, context) == self._student_key(state, context)
+
+    def can_change(
+        self, state: TraceState, answers: Sequence[TeacherCallResult], *, threshold: int, num_teachers: int
+    ) -> bool:
+        """Whether the teachers not yet asked can change the pair; `answers` are those of the first ones in order."""
+        actions = [voter_of(answer).action for answer in answers]
+        if not any(actions):  # nobody has voted yet: whom the votes will be compared to does not matter
+            return can_still_change([], "", threshold, num_teachers - len(answers))
+        context = self._context(state)
+        student = self._student_key(state, context)
+        if student is None:
+            return False  # what the student did cannot be read: no pair, whatever the teachers say
+        votes = [None if action is None else action_key(action, context) for action in actions]
+        return can_still_change(votes, student, threshold, num_teachers - len(answers))
+
+    def _student_key(self, state: TraceState, context: ActionContext) -> str | None:
+        try:
+            return action_key(parse_reply(state["student_action"]), context)
+        except InputError:
+            return None
+
+    def _context(self, state: TraceState) -> ActionContext:
+        ahead = self._ahead.get(state["state_id"])
+        return self._contexts.at(state) if ahead is None else ahead
+
+
+class Gate:
+    """Count what it saved, and for a rule of thumb the pairs it may have lost.
+
+    A call is saved where the answers so far decide the pair, not where an earlier teacher could not be asked.
+    """
+
+    def __init__(self, kind: Literal["exact", "agree"], threshold: int, num_teachers: int, votes: StateVotes) -> None:
+        self._kind, self._threshold, self._num_teachers, self._votes = kind, threshold, num_teachers, votes
+        self.counts: Counter[str] = Counter()
+
+    def read_ahead(self, states: Sequence[TraceState]) -> None:
+        """The states of a session in order, before they are asked about in any."""
+        self._votes.read_ahead(states)
+
+    def is_done_with(self, state: TraceState) -> None:
+        self._votes.is_done_with(state)
+
+    def is_worth_asking(self, state: TraceState, answers: Sequence[TeacherCallResult]) -> bool:
+        can_change = self._votes.can_change(state, answers, threshold=self._threshold, num_teachers=self._num_teachers)
+        worth = can_change
+        if worth and self._kind == "agree" and len(answers) == 1:
+            worth = not self._votes.agrees_with_student(state, answers[0])
+            self.counts["pairs that may be lost"] += not worth
+        if not worth and all(answer["error"] is None for answer in answers):
+            self.counts["calls saved"] += self._num_teachers - len(answers)
+        return worth
+
+
+def gate_of(kind: Literal["exact", "agree"] | None, threshold: int, num_teachers: int) -> Gate | None:
+    return None if kind is None else Gate(kind, threshold, num_teachers, StateVotes())

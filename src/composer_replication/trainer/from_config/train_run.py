@@ -1,0 +1,166 @@
+"""`crf train`: weights from what the steps before it left in a run, or from rollouts. Torch is loaded on use."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from composer_replication.atomic import atomic_write_text
+from composer_replication.config import CrfConfig
+from composer_replication.runs import ARTEFACTS, RunDir
+from composer_replication.runs.artefacts import NOT_THERE
+from composer_replication.runs.directory import note_elsewhere
+from composer_replication.runs.lineage import read_training
+
+if TYPE_CHECKING:
+    from composer_replication.trainer.from_config.plan import TrainingPlan, TrainingResult
+    from composer_replication.trainer.from_config.training import TrainingCallbacks
+    from composer_replication.trainer.replica import Replica
+
+
+# What may be set otherwise while a training goes on.
+_MAY_CHANGE = frozenset(
+    f"train.{name}"
+    for name in ("optimiser.steps", "save.every", "save.keep", "log_every", "diagnose_every", "report_to")
+)
+
+
+def train(
+    config: CrfConfig,
+    run: RunDir | None = None,
+    *,
+    resume: bool = False,
+    must_fit: bool = True,
+    progress: TrainingCallbacks | None = None,
+    replica: Replica | None = None,
+) -> TrainingResult:
+    """Train on `run`, or on the run that the config names, which a training with rollouts can do without.
+
+    The run is told where checkpoints and weights go when that is outside of it, so that `crf forget` can name them.
+    A `replica` learns from its part of the sessions, and its weights are all replicas'.
+    """
+    from composer_replication.trainer.from_config.output_folder import TrainingFolder
+    from composer_replication.trainer.from_config.training import run_training
+
+    config = _with_run(config, run)
+    if config.train.run is not None and config.train.output is not None and (replica is None or replica.rank == 0):
+        folder, run_dir = TrainingFolder.of(config), RunDir.open(config.train.run)
+        note_elsewhere(run_dir, "checkpoints", folder.checkpoints)
+        note_elsewhere(run_dir, "trained weights", folder.trained(is_adapter=config.train.adapter.kind != "none"))
+    result = run_training(config, resume=resume, must_fit=must_fit, progress=progress, replica=replica)
+    if result.saved is not None and os.environ.get("RANK", "0") == "0":  # of several processes, the one that saved
+        _finish(result.saved, config)
+    return result
+
+
+def _finish(saved: Path, config: CrfConfig) -> None:
+    """Trained weights with a card, and with the path of their start weights as it is from everywhere.
+
+    PEFT leaves an empty card, and the name of the start weights as it was typed.
+    """
+    from composer_replication.trainer.trained import (
+        Trained,
+        absolute_base,
+        model_card,
+        settle_base,
+    )
+
+    is_adapter = config.train.adapter.kind != "none"
+    base = settle_base(saved) if is_adapter else absolute_base(config.train.model or "")
+    run = None if config.train.run is None else RunDir.open(config.train.run)
+    trained = Trained(base=base, adapter=saved if is_adapter else None, record=read_training(saved), run=run)
+    form = "adapter" if is_adapter else "merged"
+    atomic_write_text(saved / "README.md", model_card(trained, form=form, name=str(saved.absolute()), evaluation=None))
+
+
+def trained_in(config: CrfConfig, run: RunDir) -> Path:
+    """The folder of the weights that a training of this config leaves."""
+    from composer_replication.trainer.from_config.output_folder import TrainingFolder
+
+    return TrainingFolder.of(_with_run(config, run)).trained(is_adapter=config.train.adapter.kind != "none")
+
+
+class _WhyTrain(NamedTuple):
+    """Why a training has to be made or gone on with, empty where it need not; whether another one is in its place."""
+
+    why: str
+    is_other: bool = False
+
+
+def why_train(config: CrfConfig, run: RunDir) -> _WhyTrain:
+    """Whether the weights that are there are of these files and options."""
+    from composer_replication.trainer.from_config.inputs import fitted
+    from composer_replication.trainer.from_config.offline import SOURCES
+    from composer_replication.trainer.from_config.output_folder import TrainingFolder
+    from composer_replication.trainer.from_config.plan import sources_of
+
+    config = fitted(_with_run(config, run))
+    folder = TrainingFolder.of(config)
+    changes = [change for change in folder.changed_options(config) if change.partition(":")[0] not in _MAY_CHANGE]
+    now = {source.name: source.sha256 for source in sources_of(run, SOURCES)}
+    record = folder.record(is_adapter=config.train.adapter.kind != "none")
+    before = folder.made_of() if record is None else {source["name"]: source["sha256"] for source in record["sources"]}
+    changed = [name for name in now if before is not None and before.get(name) != now[name]]
+    why = "; ".join([*([f"{' and '.join(changed)} changed since"] if changed else []), *changes])
+    if why and folder.has_begun:
+        return _WhyTrain(why, is_other=True)
+    requested_steps, finished_steps = (
+        config.train.optimiser.steps,
+        folder.newest_step() if record is None else record["steps"],
+    )
+    steps = f"train.optimiser.steps: {finished_steps} -> {requested_steps}"
+    if finished_steps is not None and finished_steps > requested_steps:  # one of so many steps cannot be made of it
+        return _WhyTrain(steps, is_other=True)
+    if record is not None:
+        return _WhyTrain(steps if finished_steps != requested_steps else "")
+    if not folder.has_begun:
+        return _WhyTrain(NOT_THERE)
+    free = [change for change in folder.changed_options(config) if change.partition(":")[0] in _MAY_CHANGE]
+    return _WhyTrain("; ".join([folder.resumption(requested_steps), *free]))
+
+
+def what_training_does(config: CrfConfig, run: RunDir, why: _WhyTrain, kept_in: str | None = None) -> str:
+    """Return what a training that `why_train` asks for does: from where it starts, and because of which changes.
+
+    `kept_in` is where a training of other options was moved to.
+    """
+    from composer_replication.trainer.from_config.output_folder import TrainingFolder
+
+    if why.is_other:
+        note = f"; the earlier training is kept in {kept_in}" if kept_in else "; the earlier training would be kept"
+        return f"starts from the beginning, because of changes ({why.why}){note}"
+    folder = TrainingFolder.of(_with_run(config, run))
+    if folder.record(is_adapter=config.train.adapter.kind != "none") is None:
+        return why.why
+    return f"{folder.resumption(config.train.optimiser.steps)} ({why.why})"
+
+
+def set_aside(config: CrfConfig, run: RunDir) -> Path:
+    """Move a training of other files or options into a folder `earlier/N` beside it, and say which.
+
+    What was measured of it goes to `earlier/N` of the run, so that nobody takes it for that of the next.
+    """
+    from composer_replication.trainer.from_config.output_folder import TrainingFolder
+
+    folder = TrainingFolder.of(_with_run(config, run)).set_aside()
+    if config.train.control == "none":
+        measured = run.path("earlier") / folder.name
+        measured.mkdir(parents=True, exist_ok=True)
+        for artefact in (ARTEFACTS[name] for name in ("evaluation", "evaluated", "sampled", "token_gaps")):
+            for name in dict.fromkeys((artefact.file_name, artefact.sidecar_name)):
+                if (path := run.root / name).is_file():
+                    path.rename(measured / name)
+    return folder
+
+
+def plan(config: CrfConfig, run: RunDir | None = None) -> TrainingPlan:
+    """What `train` would do; no weights are loaded."""
+    from composer_replication.trainer.from_config.plan import plan_training
+
+    return plan_training(_with_run(config, run))
+
+
+def _with_run(config: CrfConfig, run: RunDir | None) -> CrfConfig:
+    return config if run is None else replace(config, train=replace(config.train, run=str(run.root)))

@@ -1,0 +1,253 @@
+"""Each channel's loss from the hidden rows it needs, wherever those rows come from: flat sequences or a tree."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor
+
+from composer_replication.batch.tree_batch import CHANNELS
+from composer_replication.errors import InputError, explain
+from composer_replication.loss.entropy_opd import EntropyGate
+from composer_replication.loss.jsd import JSD
+from composer_replication.loss.linear import (
+    LinearHead,
+    TeacherTerm,
+    linear_cross_entropy,
+    linear_divergence,
+    linear_token_logprobs,
+)
+from composer_replication.loss.preference import dpo_loss, simpo_loss
+from composer_replication.loss.rows import (
+    Divergence,
+    check_at_least_zero,
+    check_choice,
+    check_positive,
+    check_unit_interval,
+)
+from composer_replication.loss.taid import CrossEntropyToTeacher
+from composer_replication.trainer.objective.row_weighting import (
+    HintTargets,
+    RowGroup,
+    RowWeighting,
+    TeacherRows,
+    WeightedTeacher,
+    row_groups,
+    row_weights,
+)
+
+_NOTHING_KNOWN = HintTargets()
+
+
+class ChannelOptions(NamedTuple):
+    """What the channels are asked to do."""
+
+    divergence: Divergence
+    preference: Preference
+    taid_t: float | None
+    token_clip: float | None
+    label_smoothing: float
+    divide: Denominators
+    alpha: float
+    beta: float
+    teachers: tuple[WeightedTeacher, ...]
+    weighting: RowWeighting | None = None
+
+    @property
+    def contrasts(self) -> bool:
+        """Whether channel 2 wants wrong hints."""
+        return self.weighting is not None and self.weighting.contrast is not None
+
+
+class Channel(NamedTuple):
+    """A channel's loss, how many items it is the mean of, and how many sites had no wrong hint where one was wanted."""
+
+    value: Tensor
+    items: int
+    sites_without_contrast: int = 0
+
+
+class Denominators:
+    """What a channel's sum is divided by: its own count, or what the caller says the whole batch holds."""
+
+    def __init__(self, given: Mapping[str, float] | None) -> None:
+        self._given = dict(given or {})
+        for name, value in self._given.items():
+            check_choice(name, CHANNELS, "denominators key")
+            check_at_least_zero(value, f"denominators[{name!r}]")
+
+    def of(self, channel: str, count: int) -> float:
+        denominator = self._given.get(channel, count)
+        if count and not denominator:
+            expected = f"at least the {count} items of this batch"
+            raise InputError(explain(f"denominators[{channel!r}]", got=denominator, expected=expected))
+        return denominator or 1.0
+
+    def check(self, counts: Mapping[str, int]) -> None:
+        """Raise before anything runs where a channel with items would be divided by nothing."""
+        for channel, count in counts.items():
+            self.of(channel, count)
+
+    def row_weights(self, channel: str, count: int, like: Tensor) -> Tensor:
+        dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
+        return torch.full((count,), 1.0 / self.of(channel, count), dtype=dtype, device=like.device)
+
+
+def response_channel(
+    head: LinearHead, rows_NH: Tensor, targets_N: Tensor, label_smoothing: float, divide: Denominators
+) -> Channel:
+    """Channel 1's stand-in: cross-entropy on the response tokens."""
+    count = targets_N.numel()
+    weights = divide.row_weights("lm_ce", count, rows_NH)
+    result = linear_cross_entropy(rows_NH, head, targets_N, row_weights=weights, label_smoothing=label_smoothing)
+    return Channel(result.loss, count)
+
+
+def hint_channel(
+    head: LinearHead,
+    student_NH: Tensor,
+    teachers: Sequence[TeacherRows],
+    options: ChannelOptions,
+    targets: HintTargets = _NOTHING_KNOWN,
+) -> Channel:
+    """Channel 2: row n of all sides predicts the same token; the teachers' rows carry no gradient.
+
+    `targets` is for the switches of `options.weighting`; see `objective.row_weighting`.
+    """
+    count = student_NH.shape[0]
+    weights_N = options.divide.row_weights("sdpo_jsd", count, student_NH)
+    groups = row_groups(student_NH, teachers, options.weighting, targets)
+    if options.weighting is not None and options.weighting.changes_weights:
+        weights_N = weights_N * row_weights(head, groups, options.weighting, targets, weights_N)
+    if targets.importance_N is not None:
+        weights_N = weights_N * targets.importance_N.to(weights_N)
+    values = [_group_loss(head, group, options, weights_N) for group in groups]
+    without = targets.sites_without_contrast if options.contrasts else 0
+    return Channel(values[0] if len(values) == 1 else torch.stack(values).sum(), count, without)
+
+
+def _group_loss(head: LinearHead, group: RowGroup, options: ChannelOptions, weights_N: Tensor) -> Tensor:
+    """The weighted sum over rows whose teachers are summed up alike; TAID mixes the student's own logits in."""
+    terms = group.terms
+    if options.taid_t is not None:
+        terms = [replace(term, coefficient=options.taid_t * term.coefficient) for term in terms]
+        terms.append(TeacherTerm.student(1.0 - options.taid_t))
+    weights_n = group.of_channel(weights_N)
+    clip = options.token_clip
+    return linear_divergence(
+        group.student_NH, head, terms, options.divergence, row_weights=weights_n, token_clip=clip
+    ).loss
+
+
+def summed_logprobs(
+    head: LinearHead, rows_NH: Tensor, targets_N: Tensor, response_N: Tensor, num_responses: int
+) -> tuple[Tensor, Tensor]:
+    """Log-probs summed over each response (R,), and the responses' lengths; `response_N` says whose each row is."""
+    token_logprobs_N = linear_token_logprobs(rows_NH, head, targets_N)
+    sums = token_logprobs_N.new_zeros(num_responses).index_add(0, response_N, token_logprobs_N)
+    return sums, torch.bincount(response_N, minlength=num_responses)
+
+
+def pair_channel(
+    logprobs: Tensor,
+    lengths: Tensor,
+    references: tuple[Tensor, Tensor] | None,
+    preference: Preference,
+    divide: Denominators,
+) -> Channel:
+    """Channel 3 from the log-probs of all responses, chosen first."""
+    num_pairs = logprobs.numel() // 2
+    if references is not None:
+        reference_logprobs = [reference.to(logprobs) for reference in references]
+        loss = dpo_loss(logprobs[:num_pairs], logprobs[num_pairs:], *reference_logprobs, beta=preference.beta)
+    else:
+        averages = logprobs / lengths
+        loss = simpo_loss(averages[:num_pairs], averages[num_pairs:], beta=preference.beta, gamma=preference.gamma)
+    return Channel(loss * (num_pairs / divide.of("trace_replay_dpo", num_pairs)), num_pairs)
+
+
+def in_head_dtype(hidden: Tensor, head: LinearHead) -> Tensor:
+    """Outside autocast a head multiplies in its own dtype; some models end on an fp32 norm before a bf16 head."""
+    return hidden if torch.is_autocast_enabled(hidden.device.type) else hidden.to(head.weight.dtype)
+
+
+# The knobs of channels 2 and 3, by the names that `compose_loss`, its config section and the trainers use for them.
+
+DPO_VARIANTS = ("dpo", "simpo")
+SDPO_WRAPPERS = ("none", "taid", "entropy_opd")
+Anneal = Literal["none", "linear"]
+"""How channel 2's weight changes over a run."""
+
+
+def annealed(weight: float, anneal: Anneal, *, step: int, total_steps: int, end: float = 0.0) -> float:
+    """The weight at the optimiser step that follows `step` finished ones.
+
+    With "linear" it goes from `weight` at the first of `total_steps` to `weight * end` at the last, and stays there.
+    """
+    if anneal == "none" or total_steps <= 1:
+        return weight
+    progress = min(max(step / (total_steps - 1), 0.0), 1.0)
+    return weight * (1.0 - progress * (1.0 - end))
+
+
+def check_anneal(anneal: str, end: float = 0.0) -> None:
+    """Raise unless `annealed` knows the one and can end at the other."""
+    check_choice(anneal, get_args(Anneal), "anneal")
+    check_unit_interval(end, "anneal_end")
+
+
+class Preference(NamedTuple):
+    """DPO's or SimPO's knobs; only DPO has a reference."""
+
+    needs_reference: bool
+    beta: float
+    gamma: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossKnobs:
+    """Weights, and what the two channels measure. All are checked, also those of a variant that is not chosen."""
+
+    alpha_sdpo: float = 0.1
+    beta_replay: float = 0.05
+    sdpo_jsd_beta: float = 0.5
+    sdpo_temperature: float = 1.0
+    sdpo_token_clip: float | None = None
+    replay_dpo_beta: float = 0.1
+    dpo_variant: Literal["dpo", "simpo"] = "dpo"
+    sdpo_wrapper: Literal["none", "taid", "entropy_opd"] = "none"
+    simpo_beta: float = 2.0
+    simpo_gamma: float = 1.0
+    entropy_opd_h_max: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("alpha_sdpo", "beta_replay", "simpo_gamma"):
+            check_at_least_zero(getattr(self, name), name)
+        for name in ("sdpo_temperature", "sdpo_token_clip", "replay_dpo_beta", "simpo_beta", "entropy_opd_h_max"):
+            if getattr(self, name) is not None:
+                check_positive(getattr(self, name), name)
+        check_unit_interval(self.sdpo_jsd_beta, "sdpo_jsd_beta")
+        check_choice(self.dpo_variant, DPO_VARIANTS, "dpo_variant")
+        check_choice(self.sdpo_wrapper, SDPO_WRAPPERS, "sdpo_wrapper")
+
+    def divergence(self, taid_t: float | None) -> Divergence:
+        """What channel 2 measures; `taid_t` is how far TAID's target has moved."""
+        if taid_t is not None:
+            check_unit_interval(taid_t, "taid_t")
+        if self.sdpo_wrapper == "taid":
+            if taid_t is None:
+                raise InputError(explain('sdpo_wrapper="taid"', got="taid_t=None", expected="taid_t in [0, 1]"))
+            return CrossEntropyToTeacher()
+        if self.sdpo_wrapper == "entropy_opd":
+            return EntropyGate(h_max=self.entropy_opd_h_max, temperature=self.sdpo_temperature)
+        return JSD(beta=self.sdpo_jsd_beta, temperature=self.sdpo_temperature)
+
+    @property
+    def preference(self) -> Preference:
+        """What channel 3 measures."""
+        if self.dpo_variant == "dpo":
+            return Preference(True, self.replay_dpo_beta, 0.0)
+        return Preference(False, self.simpo_beta, self.simpo_gamma)

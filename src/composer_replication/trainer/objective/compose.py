@@ -1,0 +1,323 @@
+"""The three channels of one batch, each on just the rows it needs.
+
+total = lm_ce + alpha_sdpo * sdpo_jsd + beta_replay * trace_replay_dpo
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from types import MappingProxyType
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor, nn
+
+from composer_replication.batch.alignment import Sequences
+from composer_replication.batch.flat_batch import NeededChannels, read_flat_batch
+from composer_replication.batch.tree_batch import (
+    CHANNELS,
+    ContrastRows,
+    FlatBatch,
+    Tokens,
+    TreeBatch,
+)
+from composer_replication.errors import InputError, explain
+from composer_replication.trainer.objective.attention.forward import hidden_rows
+from composer_replication.trainer.objective.attention.passes import check_causal
+from composer_replication.trainer.objective.channels import (
+    Channel,
+    ChannelOptions,
+    Denominators,
+    LossKnobs,
+    hint_channel,
+    in_head_dtype,
+    pair_channel,
+    response_channel,
+    summed_logprobs,
+)
+from composer_replication.trainer.objective.distributed import agreed_most, inside_forward
+from composer_replication.trainer.objective.model_head import causal_lm_of, embedding_count, head_of
+from composer_replication.trainer.objective.row_weighting import (
+    Contrast,
+    HintTargets,
+    RowWeighting,
+    TeacherRows,
+    WeightedTeacher,
+    check_teachers,
+    is_live,
+    models_of,
+    split_rows,
+    teacher_rows,
+)
+
+
+def compose_loss(
+    model: nn.Module,
+    inputs: Mapping[str, Tensor] | TreeBatch,
+    *,
+    alpha_sdpo: float = 0.1,
+    beta_replay: float = 0.05,
+    sdpo_jsd_beta: float = 0.5,
+    sdpo_temperature: float = 1.0,
+    sdpo_token_clip: float | None = None,
+    replay_dpo_beta: float = 0.1,
+    lm_ce_label_smoothing: float = 0.0,
+    dpo_variant: Literal["dpo", "simpo"] = "dpo",
+    sdpo_wrapper: Literal["none", "taid", "entropy_opd"] = "none",
+    taid_t: float | None = None,
+    simpo_beta: float = 2.0,
+    simpo_gamma: float = 1.0,
+    entropy_opd_h_max: float | None = None,
+    denominators: Mapping[str, float] | None = None,
+    sdpo_teachers: Sequence[WeightedTeacher] | None = None,
+    sdpo_weighting: RowWeighting | None = None,
+) -> LossComponents:
+    """Cross-entropy on response tokens, SDPO on the erring turn's tokens, DPO or SimPO on the pairs.
+
+    `inputs`: a `TreeBatch` (`batch.tree_batch`), or a mapping, which gives the same numbers from several forwards.
+    Its keys (masks hold 1 on *tokens* that count; `*_index` (N, 2) names the *row* that predicts one):
+
+        always     input_ids (B, T), response_mask (B, T); attention_mask optional
+        channel 2  ctx_teacher_input_ids (B', T'), sdpo_student_index, sdpo_teacher_index; or, when both contexts have
+                   one shape, sdpo_loss_mask instead of the index pairs; ctx_teacher_attention_mask optional
+        channel 3  dpo_{chosen,rejected}_{input_ids,response_mask} (P, T''), dpo_{chosen,rejected}_ref_logprobs (P,)
+                   summed over each response (`objective.reference.reference_logprobs`; SimPO needs none)
+
+    A channel is off when its weight is 0 or its keys are all absent or empty, and is then not in `components.active`;
+    with a positive weight, half of its keys is an error. The teacher of channel 2 is the model itself, without gradient
+    and without dropout, on the hinted context; or `sdpo_teachers`, whose logits are added up. `sdpo_weighting` has its
+    switches (`objective.row_weighting`; a contrast's keys: `batch.flat_batch`). DDP and FSDP2 models work.
+    `denominators` replaces a channel's item count (`components.counts`): micro-batches then add up to the whole. With
+    `sdpo_wrapper="taid"` the `sdpo_jsd` component is TAID's cross-entropy, which ends at the teacher's entropy, not 0.
+    """
+    arguments = locals()
+    knobs = LossKnobs(**{field.name: arguments[field.name] for field in fields(LossKnobs)})
+    options = channel_options(
+        model,
+        knobs,
+        taid_t=taid_t,
+        label_smoothing=lm_ce_label_smoothing,
+        denominators=denominators,
+        sdpo_teachers=sdpo_teachers,
+        sdpo_weighting=sdpo_weighting,
+    )
+    return _weighed(*_channels(model, inputs, options), options)
+
+
+def channel_options(
+    model: nn.Module,
+    knobs: LossKnobs,
+    *,
+    taid_t: float | None = None,
+    label_smoothing: float = 0.0,
+    denominators: Mapping[str, float] | None = None,
+    sdpo_teachers: Sequence[WeightedTeacher] | None = None,
+    sdpo_weighting: RowWeighting | None = None,
+) -> ChannelOptions:
+    """The arguments of `compose_loss`, checked: for those who have a channel's rows already (`objective.channels`)."""
+    if sdpo_weighting is not None and not isinstance(sdpo_weighting, RowWeighting):  # pyright: ignore[reportUnnecessaryIsInstance]
+        got = type(sdpo_weighting).__name__
+        raise InputError(explain("sdpo_weighting", got=got, expected="a RowWeighting or None"))
+    return ChannelOptions(
+        knobs.divergence(taid_t),
+        knobs.preference,
+        taid_t if knobs.sdpo_wrapper == "taid" else None,
+        knobs.sdpo_token_clip,
+        label_smoothing,
+        Denominators(denominators),
+        knobs.alpha_sdpo,
+        knobs.beta_replay,
+        check_teachers(sdpo_teachers, model),
+        sdpo_weighting,
+    )
+
+
+def _weighed(lm_ce: Channel, sdpo: Channel, replay: Channel, ran_as: str, options: ChannelOptions) -> LossComponents:
+    total = lm_ce.value + options.alpha * sdpo.value + options.beta * replay.value
+    counts: dict[str, int] = dict(zip(CHANNELS, (lm_ce.items, sdpo.items, replay.items), strict=True))
+    active = tuple(name for name in CHANNELS if counts[name])
+    if options.contrasts:
+        counts["sites_without_contrast"] = sdpo.sites_without_contrast
+    return LossComponents(lm_ce.value, sdpo.value, replay.value, total, active=active, counts=counts, ran_as=ran_as)
+
+
+def _channels(
+    model: nn.Module, inputs: Mapping[str, Tensor] | TreeBatch, options: ChannelOptions
+) -> tuple[Channel, Channel, Channel, str]:
+    """Everything is checked before the first pass: a process that fails inside one leaves the others waiting."""
+    causal_lm, needs_reference = causal_lm_of(model), options.preference.needs_reference
+    if isinstance(inputs, TreeBatch):
+        batch = inputs
+        batch.check(embedding_count(model))
+    else:
+        needs = NeededChannels(options.alpha > 0, options.beta > 0, needs_reference, options.contrasts)
+        batch = read_flat_batch(inputs, embedding_count(model), needs)
+    if options.beta > 0 and needs_reference and batch.pairs is not None:
+        batch.pairs.references()
+    counts = batch.counts(hints=options.alpha > 0, pairs=options.beta > 0)
+    options.divide.check(counts)
+    if options.weighting is not None and counts["sdpo_jsd"]:
+        HintTargets(batch.target_tokens, batch.site_position).check(options.weighting, counts["sdpo_jsd"])
+    return inside_forward(model, causal_lm, lambda: batch_channels(model, batch, options))
+
+
+# Every channel of a batch from the passes that its rows are of: one over a tree, or several over padded sequences.
+
+
+def batch_channels(
+    model: nn.Module, batch: TreeBatch | FlatBatch, options: ChannelOptions
+) -> tuple[Channel, Channel, Channel, str]:
+    """Cross-entropy, the hinted teacher and the pairs, in that order, and how the student was run."""
+    passes = batch.passes
+    head = head_of(model, passes.student.input_ids.reshape(1, -1))
+    if isinstance(passes.student, Sequences):
+        check_causal(model, passes.student.longest())
+    has_sites = options.alpha > 0 and batch.student_rows.numel() > 0
+    pairs = batch.pairs if options.beta > 0 else None
+    contrast = batch.contrast if options.contrasts else None
+    are_apart = passes.pairs is not passes.student
+    flags = [int(has_sites), int(contrast is not None), int(are_apart and pairs is not None)]
+    sites_anywhere, contrast_anywhere, pairs_anywhere = agreed_most(models_of(model, options.teachers), flags)
+    ran = hidden_rows(model, passes.student)
+    hidden_LH = in_head_dtype(ran.hidden, head)
+    lm_ce = response_channel(
+        head, hidden_LH[batch.response.rows], batch.response.targets, options.label_smoothing, options.divide
+    )
+    sdpo = replay = Channel(lm_ce.value.new_zeros(()), 0)
+    if sites_anywhere:
+        teachers, taught = _taught(model, batch, hidden_LH, options, bool(contrast_anywhere))
+        targets = HintTargets(batch.target_tokens, batch.site_position, taught, batch.sites_without_contrast)
+        if has_sites:
+            sdpo = hint_channel(head, hidden_LH[batch.student_rows], teachers, options, targets)
+    paired_LH = in_head_dtype(hidden_rows(model, passes.pairs).hidden, head) if pairs_anywhere else hidden_LH
+    if pairs is not None:
+        rows_NH = paired_LH[pairs.rows]
+        sums, lengths = summed_logprobs(head, rows_NH, pairs.targets, pairs.response, 2 * pairs.num_pairs)
+        references = pairs.references() if options.preference.needs_reference else None
+        replay = pair_channel(sums, lengths, references, options.preference, options.divide)
+    elif pairs_anywhere:
+        replay = Channel(paired_LH.sum() * 0.0, 0)
+    return lm_ce, sdpo, replay, ran.ran_as
+
+
+def _taught(
+    model: nn.Module, batch: TreeBatch | FlatBatch, hidden_LH: Tensor, options: ChannelOptions, with_contrast: bool
+) -> tuple[list[TeacherRows], Contrast | None]:
+    """Rows with the right hint, and for the contrast those with a wrong hint and with none.
+
+    Rows that the student's own pass has are the live teacher's too, without their gradient, unless dropout made them
+    noisy; then rows without a hint are left to the loss, which has them already.
+    """
+    passes, noisy = batch.passes, is_noisy(model)
+    only_live = not noisy and all(is_live(teacher, model) for teacher in options.teachers)
+    parts = [(passes.hinted, batch.teacher_rows)]
+    contrast = batch.contrast or ContrastRows(batch.student_rows[:0], batch.student_rows[:0])
+    if with_contrast:
+        parts.append((passes.contrast, contrast.rows))
+    if with_contrast and not only_live:
+        parts.append((passes.student, batch.student_rows[contrast.numbers]))
+    teachers_by_part: dict[int, list[TeacherRows]] = {}
+    for is_own in (True, False):
+        numbers = [number for number, (tokens, _) in enumerate(parts) if (tokens is passes.student) == is_own]
+        if numbers:
+            these = [parts[number] for number in numbers]
+            live_rows = hidden_LH[torch.cat([rows for _, rows in these])].detach() if is_own and not noisy else None
+            teachers_by_part |= zip(numbers, rows_by_part(model, options.teachers, these, live_rows), strict=True)
+    if not with_contrast or batch.contrast is None:
+        return teachers_by_part[0], None
+    return teachers_by_part[0], Contrast(contrast.numbers, teachers_by_part[1], teachers_by_part.get(2, ()))
+
+
+def rows_by_part(
+    model: nn.Module,
+    teachers: Sequence[WeightedTeacher],
+    parts: Sequence[tuple[Tokens, Tensor]],
+    live_rows: Tensor | None = None,
+) -> list[list[TeacherRows]]:
+    """For each part the teachers' rows of it, from one pass a teacher over each of the tokens."""
+
+    def rows_of(teacher: nn.Module) -> Tensor:
+        hidden: dict[int, Tensor] = {}
+        for tokens, _ in parts:
+            if id(tokens) not in hidden:
+                hidden[id(tokens)] = hidden_rows(teacher, tokens).hidden
+        return torch.cat([hidden[id(tokens)][rows] for tokens, rows in parts])
+
+    shares = teacher_rows(model, teachers, parts[0][0].input_ids.reshape(1, -1), rows_of, live_rows)
+    return split_rows(shares, [rows.numel() for _, rows in parts])
+
+
+_NOISE = ("drop", "jitter", "neftune_noise_alpha")
+# Rates of heads that a causal language model has none of, though its config may name them.
+_OTHER_HEADS = ("classifier", "summary", "seq_classif", "pooler", "head_dropout")
+# Draws its experts in training mode, whatever its settings are.
+_SAMPLING_ROUTERS = ("PhimoeTopKRouter", "PhimoeSparseMoeBlock")
+
+
+def is_noisy(model: nn.Module) -> bool:
+    """Whether two passes of the model as it is now may differ: dropout, noise on the embeddings, jitter of a router.
+
+    Decided by what modules are set to, not by comparing two passes: below a fresh adapter, whose B is 0, LoRA's dropout
+    changes nothing yet, and a run resumed later would have another teacher. A model that is called noisy without being
+    so costs one more pass of the live teacher, and no figure changes.
+    """
+    body = causal_lm_of(model)
+    return any(module.training and _adds_noise(module) for module in body.modules())
+
+
+def _adds_noise(module: nn.Module) -> bool:
+    name = type(module).__name__
+    if name in _SAMPLING_ROUTERS:
+        return True
+    if "dropout" in name.lower() and _is_rate(getattr(module, "p", 0.0)):
+        return True
+    return any(_is_rate(value) for settings in (vars(module), _config_of(module)) for value in _rates(settings))
+
+
+def _rates(settings: Mapping[str, Any]) -> Iterator[Any]:
+    """Settings that name a noise: a number, or of an adapter layer one number an adapter."""
+    for name, value in settings.items():
+        if not any(part in name for part in _NOISE) or any(part in name for part in _OTHER_HEADS):
+            continue
+        if isinstance(value, dict):
+            yield from cast("dict[str, Any]", value).values()
+        else:
+            yield value
+
+
+def _config_of(module: nn.Module) -> Mapping[str, Any]:
+    """Some layers read a rate from their config at every call (Falcon, GPT-Neo, GPT-J)."""
+    config = vars(module).get("config")
+    return {} if config is None or not hasattr(config, "__dict__") else vars(config)
+
+
+def _is_rate(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+
+
+# What one step's loss was made of.
+
+_NO_COUNTS: Mapping[str, int] = MappingProxyType({})
+
+
+@dataclass
+class LossComponents:
+    """The channels' values and their weighted total, as 0-d tensors.
+
+    `active` names the channels that ran; the others hold an exact 0. `counts` says on how many items each one ran
+    (response tokens, target tokens, pairs), `ran_as` how: on flat sequences, as a tree and by which attention, or why
+    a tree was not run as one.
+    """
+
+    lm_ce: Tensor
+    sdpo_jsd: Tensor
+    trace_replay_dpo: Tensor
+    total: Tensor
+    active: tuple[str, ...] = field(default=(), kw_only=True)
+    counts: Mapping[str, int] = field(default_factory=lambda: _NO_COUNTS, kw_only=True)
+    ran_as: str = field(default="", kw_only=True)
+
+    def detached(self) -> dict[str, float]:
+        """The three channels and the total as plain floats."""
+        return {name: float(getattr(self, name).detach()) for name in (*CHANNELS, "total")}

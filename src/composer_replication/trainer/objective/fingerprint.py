@@ -1,0 +1,253 @@
+"""What reference log-probs were computed with: start weights, tokenizer, the template as it was used, the precision."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from composer_replication.batch.render.renderer import Renderer
+from composer_replication.trainer.objective.distributed import is_sharded, unwrapped
+from composer_replication.trainer.objective.model_head import causal_lm_of
+
+# What a config says about the machine, the way of running and the history of a model, not about what it computes.
+_VOLATILE = {
+    "_name_or_path",
+    "dtype",  # written into the config of whoever saves; weights are hashed with theirs
+    "_attn_implementation",
+    "_attn_implementation_internal",
+    "_experts_implementation",
+    "attn_implementation",
+    "transformers_version",
+    "use_cache",
+    "architectures",
+    "id2label",
+    "label2id",
+    "output_hidden_states",
+    "output_attentions",
+    "return_dict",
+    "attention_dropout",
+}
+
+
+# Wrappers put their own steps into parameters' names.
+_WRAPPER_STEPS = ("_orig_mod.", "_checkpoint_wrapped_module.", "module._fsdp_wrapped_module.")
+_LORA_B = re.compile(r"\blora_(?:embedding_)?B\b")
+_SAMPLED = 64
+_hashed_before: WeakKeyDictionary[nn.Module, tuple[str, str]] = WeakKeyDictionary()
+
+
+class Fingerprint(NamedTuple):
+    """Three digests and a dtype; any of them different makes stored numbers those of something else."""
+
+    weights: str
+    tokenizer: str
+    template: str
+    precision: str
+    """What `precision_of` says; weights of one digest give other numbers under autocast."""
+
+    def differences(self, other: Fingerprint) -> list[str]:
+        return [name for name, mine, theirs in zip(self._fields, self, other, strict=True) if mine != theirs]
+
+
+def fingerprint_of(model: nn.Module, renderer: Renderer, *, with_adapter: bool = False) -> Fingerprint:
+    """Of the weights that are the reference, and of what turns conversations into ids."""
+    tokenizer, template = tokenizer_digest(renderer.tokenizer), _digest_of(renderer.settings)
+    return Fingerprint(weights_digest(model, with_adapter=with_adapter), tokenizer, template, precision_of(model))
+
+
+def precision_of(model: nn.Module) -> str:
+    """The dtype in which a pass computes if it is made here and now: autocast's where it is on, or the weights' own."""
+    tensors = _start_tensors(causal_lm_of(model)).values()
+    own_dtypes = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
+    device = next(iter(tensors)).device.type
+    if own_dtypes == {torch.float64}:  # which autocast leaves alone
+        used = own_dtypes
+    elif torch.is_autocast_enabled(device):
+        used = {torch.get_autocast_dtype(device)}
+    else:
+        sharded = _dtype_of_shards(model)
+        used = own_dtypes if sharded is None else {sharded}
+    return " and ".join(sorted(str(dtype).removeprefix("torch.") for dtype in used))
+
+
+def _dtype_of_shards(model: nn.Module) -> torch.dtype | None:
+    """What FSDP2 casts weights to when it makes them whole for a pass, where its policy says so."""
+    states: list[Any] = (
+        [getattr(module, "_get_fsdp_state", None) for module in model.modules()] if is_sharded(model) else []
+    )
+    return next((state()._mp_policy.param_dtype for state in states if state is not None), None)
+
+
+def weights_digest(model: nn.Module, *, with_adapter: bool = False) -> str:
+    """Names, dtypes, shapes and all bytes of weights and buffers, and the config; an adapter on top changes nothing.
+
+    With `with_adapter` the adapter's own weights count too, where there is one. Weights that are not spread over
+    processes are hashed once: what was hashed before and has not changed since, by the count of its changes and a
+    sample of its values, has the digest it had. Those on the meta device have no bytes.
+    """
+    module, sharded = _below_adapters(model), is_sharded(model)
+    for submodule in module.modules() if sharded else ():
+        if hasattr(submodule, "reshard"):  # after a pass the root's weights may be whole, and cast
+            submodule.reshard()
+    tensors = _start_tensors(module)
+    for name, tensor in tuple(tensors.items()):
+        tensors |= {f"{name}.{key}": value for key, value in _quantisation(tensor).items()}
+    config = _digest_of(_config_of(module))
+    if with_adapter and (own_tensors := adapter_tensors(module)):
+        return _hashed(weights_digest(model), own_tensors)
+    if sharded:  # all processes gather together, so none may know more than another
+        return _hashed(config, tensors)
+    state = _state_of(config, tensors)
+    cache_entry = _hashed_before.get(module)
+    if cache_entry is None or cache_entry[0] != state:
+        cache_entry = _hashed_before[module] = state, _hashed(config, tensors)
+    return cache_entry[1]
+
+
+def has_no_weights(model: nn.Module) -> bool:
+    """Whether all parameters below an adapter are zeros or on the meta device; of a sharded model, this rank's part.
+
+    Such a model was made and never loaded: under FSDP's `cpu_ram_efficient_loading` all ranks but 0 begin with one.
+    """
+    below = _below_adapters(model)
+    own_ids = {id(tensor) for tensor in adapter_tensors(below).values()}
+    for tensor in below.parameters():
+        local: Tensor = tensor.detach().to_local() if hasattr(tensor, "to_local") else tensor.detach()
+        if id(tensor) not in own_ids and not local.is_meta and bool(local.any()):
+            return False
+    return True
+
+
+def trained_adapter_digest(model: nn.Module) -> str | None:
+    """Of an adapter's own weights; None without one, or with a fresh one: a LoRA that adds nothing, its Bs all zero."""
+    own_tensors = adapter_tensors(_below_adapters(model))
+    second = [tensor for name, tensor in own_tensors.items() if _LORA_B.search(name)]
+    if not own_tensors or (second and not any(not tensor.is_meta and bool(_whole(tensor).any()) for tensor in second)):
+        return None
+    return _hashed("", own_tensors)
+
+
+def _hashed(config: str, tensors: dict[str, Tensor]) -> str:
+    total = hashlib.sha256(config.encode())
+    for name in sorted(tensors):
+        whole = _whole(tensors[name])
+        total.update(f"{name} {whole.dtype} {tuple(whole.shape)}\n".encode())
+        if not whole.is_meta:
+            total.update(whole.cpu().contiguous().reshape(-1).view(torch.uint8).numpy())  # pyright: ignore[reportArgumentType]
+    return total.hexdigest()
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    return tensor.detach().full_tensor() if hasattr(tensor, "full_tensor") else tensor.detach()  # pyright: ignore
+
+
+def _state_of(config: str, tensors: dict[str, Tensor]) -> str:
+    """What tells one state of a module's weights from another: where they are, how often they changed, some values.
+
+    A sample alone would miss a change of one value; a count alone, those that a kernel makes behind torch's back.
+    """
+    hasher = hashlib.sha256(config.encode())
+    for name, tensor in tensors.items():
+        about = (name, tensor.dtype, tuple(tensor.shape), tensor.device, tensor.data_ptr(), tensor._version)
+        hasher.update(repr(about).encode())
+        if not tensor.is_meta and tensor.numel():
+            flat = tensor.detach().reshape(-1)
+            # An odd step: one that divides the length of the rows would read the same few columns of each.
+            few = flat[:: max(1, flat.numel() // _SAMPLED) | 1].contiguous().cpu()
+            hasher.update(few.view(torch.uint8).numpy())  # pyright: ignore[reportArgumentType]
+    return hasher.hexdigest()
+
+
+def _below_adapters(model: nn.Module) -> Any:
+    inner = unwrapped(model)
+    return inner.get_base_model() if hasattr(inner, "get_base_model") else inner
+
+
+def bare_name(name: str) -> str:
+    """A parameter's name without the steps that wrappers put into it."""
+    for step in _WRAPPER_STEPS:
+        name = name.replace(step, "")
+    return name
+
+
+def _start_tensors(causal_lm: nn.Module) -> dict[str, Tensor]:
+    """Weights, and buffers that are saved with them, by their names without an adapter, and without its own."""
+    rows = [name for name, module in causal_lm.named_modules() if hasattr(module, "token_adapter")]
+    adapted = [name for name, module in causal_lm.named_modules() if hasattr(module, "base_layer")]
+    saved = [name for name, module in causal_lm.named_modules() if hasattr(module, "original_module")]
+    wrapped = {
+        "token_adapter.base_layer": rows,
+        "base_layer": [name for name in adapted if name.removesuffix(".token_adapter") not in rows],
+        "original_module": [name for name in saved if name not in rows],
+    }
+    state_keys = set(causal_lm.state_dict())
+    buffers = ((name, buffer) for name, buffer in causal_lm.named_buffers() if name in state_keys)
+    named_tensors = (
+        (_name_below_adapters(name, wrapped), tensor) for name, tensor in (*causal_lm.named_parameters(), *buffers)
+    )
+    return {bare_name(name): tensor for name, tensor in named_tensors if name is not None}
+
+
+def adapter_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Return an adapter's own weights by name: the parameters that are not those of the model below it."""
+    causal_lm = _below_adapters(model)
+    below = {id(tensor) for tensor in _start_tensors(causal_lm).values()}
+    return {bare_name(name): tensor for name, tensor in causal_lm.named_parameters() if id(tensor) not in below}
+
+
+def _config_of(causal_lm: Any) -> dict[str, Any]:
+    """What the weights mean: rotary base, windows, norms. Two models with one set of weights may differ here."""
+    config: Any = getattr(causal_lm, "config", None)
+    plain = config.to_dict() if hasattr(config, "to_dict") else {}
+    return json.loads(json.dumps(_without_volatile(plain), sort_keys=True, default=str))
+
+
+def _without_volatile(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _without_volatile(setting) for key, setting in value.items() if key not in _VOLATILE}
+    return value
+
+
+def _quantisation(tensor: Tensor) -> dict[str, Tensor]:
+    """The scales of a weight that is kept in few bits."""
+    state: Any = getattr(tensor, "quant_state", None)
+    if state is None or not hasattr(state, "as_dict"):
+        return {}
+    return {key: value for key, value in state.as_dict(packed=True).items() if isinstance(value, Tensor)}
+
+
+def _name_below_adapters(name: str, wrapped: Mapping[str, list[str]]) -> str | None:
+    """A weight's name as if there were no adapter; None for a weight of the adapter itself.
+
+    `wrapped`: names of modules by where each holds the one below it.
+    """
+    for inner, modules in wrapped.items():
+        for module in modules:
+            if name.startswith(f"{module}."):
+                rest = name.removeprefix(f"{module}.")
+                if not rest.startswith(f"{inner}."):
+                    return None
+                name = f"{module}.{rest.removeprefix(f'{inner}.')}"
+    return name
+
+
+def tokenizer_digest(tokenizer: Any) -> str:
+    """The whole tokenizer as it turns text into ids; how it would pad or cut a batch does not matter."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None and not hasattr(tokenizer, "get_vocab"):  # it only promises ids: a renderer's settings have some
+        return _digest_of({"type": type(tokenizer).__qualname__})
+    if backend is None:
+        return _digest_of({"vocabulary": tokenizer.get_vocab(), "added": sorted(tokenizer.get_added_vocab().items())})
+    settings = json.loads(backend.to_str())
+    return _digest_of({key: value for key, value in settings.items() if key not in ("truncation", "padding")})
+
+
+def _digest_of(settings: Any) -> str:
+    return hashlib.sha256(json.dumps(settings, sort_keys=True, ensure_ascii=True).encode()).hexdigest()

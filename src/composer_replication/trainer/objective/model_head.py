@@ -1,0 +1,214 @@
+"""A Hugging Face causal LM taken apart into a body that gives hidden rows and a head that gives logits.
+
+Models scale or cap their logits after the head, each in its own way and under its own config names. Rather than trust a
+list of names, the candidates are tried once per model: random rows are put in front of the head, large enough that any
+cap bends them, and the one combination that reproduces the model's own logits is used. If none does, or more than one,
+an error says so. A head that is *almost* right would train silently on wrong numbers.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from itertools import product
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from composer_replication.errors import UnsupportedModelError, explain
+from composer_replication.loss.linear.head import LinearHead
+from composer_replication.loss.rows import check_finite_rows
+from composer_replication.trainer.objective.distributed import below_rows, evaluating, unwrapped
+
+_PROBE_TOKENS = 4
+
+
+class _Transform(NamedTuple):
+    """What happens to a model's logits behind its head."""
+
+    scale: float
+    softcap: float | None
+
+
+class _Probed(NamedTuple):
+    """A finding, and what it holds for: another head or config is probed again."""
+
+    head_id: int
+    candidates: list[_Transform]
+    transform: _Transform
+
+
+_probed: WeakKeyDictionary[nn.Module, _Probed] = WeakKeyDictionary()
+_warned: set[int] = set()
+
+
+def causal_lm_of(model: nn.Module) -> Any:
+    """The Hugging Face model inside DDP, torch.compile and PEFT, or the model itself."""
+    model = unwrapped(model)
+    if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
+        fix = "Its virtual tokens would be skipped; use LoRA or another adapter inside the layers."
+        raise UnsupportedModelError(explain("PEFT model", got="prompt learning", expected="adapters only", fix=fix))
+    configs: Any = getattr(model, "peft_config", None) or {}
+    if any(getattr(config, "alora_invocation_tokens", None) for config in configs.values()):
+        fix = "Its adapter acts from a token on that only its own forward looks for."
+        raise UnsupportedModelError(explain("PEFT model", got="aLoRA", expected="another adapter", fix=fix))
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model  # pyright: ignore[reportCallIssue]
+    if not (hasattr(inner, "get_decoder") and hasattr(inner, "get_output_embeddings")):
+        fix = "Pass the model inside the wrapper: model.module." if hasattr(model, "module") else ""
+        expected = "a Hugging Face causal LM (get_decoder, LM head)"
+        raise UnsupportedModelError(explain("model", got=type(model).__name__, expected=expected, fix=fix))
+    return inner
+
+
+def embedding_count(model: nn.Module) -> int:
+    """How many token ids the model has an input embedding for."""
+    return below_rows(causal_lm_of(model).get_input_embeddings()).weight.shape[0]
+
+
+def hidden_states(model: nn.Module, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
+    """Last hidden states (B, T, H), after the final norm, without computing a single logit.
+
+    Each sequence's real tokens are moved to its front, and their rows back. What lies behind a token changes nothing in
+    a causal model, be it attention, a convolution or a recurrent state; what lies before it does in many, mask or not.
+    """
+    decoder = decoder_of(causal_lm_of(model))
+    if attention_mask is None:
+        return decoder(input_ids=input_ids, use_cache=False).last_hidden_state
+    real_BT = attention_mask.bool()
+    order_BT = real_BT.int().argsort(dim=1, descending=True, stable=True)
+    front_BTH = decoder(input_ids=input_ids.gather(1, order_BT), use_cache=False).last_hidden_state
+    back_BT = order_BT.argsort(dim=1)
+    return front_BTH.gather(1, back_BT[..., None].expand_as(front_BTH))
+
+
+def decoder_of(causal_lm: Any) -> Any:
+    """The body of a causal LM. `get_decoder` finds a head of that name first, or gives up and returns the model."""
+    decoder = causal_lm.get_decoder()
+    if decoder is causal_lm or decoder is causal_lm.get_output_embeddings():
+        return getattr(causal_lm, "model", decoder)
+    return decoder
+
+
+def head_of(model: nn.Module, probe_ids: Tensor) -> LinearHead:
+    """The model's head with its logit scale and soft-cap, checked once against the model's own logits.
+
+    Rows of it that an adapter trains are part of its weight, and get their gradient through it.
+    """
+    causal_lm = causal_lm_of(model)
+    layer = causal_lm.get_output_embeddings()
+    linear = below_rows(layer)
+    if not isinstance(linear, nn.Linear) or type(linear).forward is not nn.Linear.forward:
+        raise UnsupportedModelError(
+            explain(
+                f"LM head of {type(causal_lm).__name__}",
+                got=f"{type(linear).__module__}.{type(linear).__qualname__}",
+                expected="a plain torch.nn.Linear",
+                fix="Leave lm_head out of the adapter's target modules and modules_to_save.",
+            )
+        )
+    if layer is not linear and linear.bias is not None:
+        fix = "Leave its rows as they are: train.adapter.token_rows = []. PEFT would leave the bias out."
+        got = "a bias, and rows that an adapter trains"
+        raise UnsupportedModelError(explain(f"LM head of {type(causal_lm).__name__}", got=got, expected="one", fix=fix))
+    if hasattr(linear.weight, "device_mesh"):
+        fix = "Shard the whole model as its root (fully_shard(model)), not lm_head by itself."
+        got = "weights in parts, outside their own forward"
+        raise UnsupportedModelError(
+            explain(f"LM head of {type(causal_lm).__name__}", got=got, expected="whole", fix=fix)
+        )
+    _warn_of_cast(model)
+    candidates = _candidates(causal_lm.config)
+    probe = _probed.get(causal_lm)
+    if probe is None or (probe.head_id, probe.candidates) != (id(layer), candidates):
+        probe = _Probed(id(layer), candidates, _find_transform(causal_lm, layer, candidates, probe_ids))
+        _probed[causal_lm] = probe
+    weight, bias = layer.weight, linear.bias
+    if torch.is_autocast_enabled(weight.device.type):
+        # Once for all channels; each would otherwise make and keep its own copy of the head.
+        weight = weight.to(torch.get_autocast_dtype(weight.device.type))
+    return LinearHead(weight, bias, *probe.transform)
+
+
+def _warn_of_cast(model: nn.Module) -> None:
+    """Accelerate puts autocast around a model's own forward, which is not what runs here."""
+    inner, device = unwrapped(model), next(model.parameters()).device.type
+    wrapped = getattr(inner, "_original_forward", None) is not None
+    if wrapped and not torch.is_autocast_enabled(device) and id(inner) not in _warned:
+        _warned.add(id(inner))
+        warnings.warn(
+            "the model was prepared by accelerate, and its mixed precision is off in here: call compose_loss inside "
+            "`accelerator.autocast()`",
+            stacklevel=2,
+        )
+
+
+def _find_transform(causal_lm: Any, layer: Any, candidates: list[_Transform], probe_ids: Tensor) -> _Transform:
+    ids, weight, bias = probe_ids[:1, :_PROBE_TOKENS], layer.weight.detach(), below_rows(layer).bias
+    received: list[Tensor] = []
+    with torch.no_grad(), evaluating(causal_lm), torch.autocast(ids.device.type, enabled=False):
+        rows = _rows_with_large_logits(weight, candidates)
+
+        def put_rows_in_front(_module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor]:
+            received.append(inputs[0])
+            return (rows.expand(*inputs[0].shape[:-1], -1).contiguous(),)
+
+        hook = layer.register_forward_pre_hook(put_rows_in_front)
+        try:
+            # The class's own forward: no hooks of a wrapper that we are inside of, no cast that was put around it.
+            got = type(causal_lm).forward(causal_lm, input_ids=ids, use_cache=False).logits
+        finally:
+            hook.remove()
+        body_feeds_head = bool(received) and _close(hidden_states(causal_lm, ids, None), received[0])
+        heads = [LinearHead(weight, bias, *candidate) for candidate in candidates]
+        # Some models hand out in single precision what their head has rounded to its own.
+        got_rows = got[0, :1].to(weight.dtype)
+        fitting = [c for c, head in zip(candidates, heads, strict=True) if _close(head.logits(rows[None]), got_rows)]
+    check_finite_rows(got.flatten(), f"{type(causal_lm).__name__}'s own logits, before any loss")
+    if body_feeds_head and len(fitting) == 1:
+        return fitting[0]
+    finding = (
+        "a head that does not read the body's last hidden states" if not body_feeds_head else f"{len(fitting)} fits"
+    )
+    raise UnsupportedModelError(
+        explain(
+            f"logits of {type(causal_lm).__name__}",
+            got=f"{finding} among {len(candidates)} known scales and soft-caps",
+            expected="softcap * tanh(scale * (hidden @ weight.T + bias) / softcap), in exactly one way",
+            fix="If the head's weights are all zero, initialise them first." if len(fitting) > 1 else "",
+        )
+    )
+
+
+def _rows_with_large_logits(weight: Tensor, candidates: list[_Transform]) -> Tensor:
+    """One row whose logits reach twice the largest soft-cap whatever the scale, so that no candidate hides."""
+    generator = torch.Generator().manual_seed(0)
+    row = torch.randn(weight.shape[1], generator=generator).to(weight)
+    largest = (weight.float() @ row.float()).abs().max().item()
+    target = 2.0 * max((c.softcap or 5.0) / min(abs(c.scale), 1.0) for c in candidates)
+    return row * (target / largest) if largest > 0.0 else row
+
+
+def _close(got: Tensor, want: Tensor) -> bool:
+    """Equal up to the rounding of the narrower dtype; a wrong scale or a missed cap is far outside."""
+    narrow = any(t.dtype in (torch.float16, torch.bfloat16) for t in (got, want))
+    got, want = got.float().expand_as(want), want.float()
+    return bool(((got - want).abs() <= (2e-2 if narrow else 1e-4) * want.abs().max()).all())
+
+
+def _candidates(config: Any) -> list[_Transform]:
+    text_config = config.get_text_config() if hasattr(config, "get_text_config") else config
+
+    def value_of(*names: str) -> list[float]:
+        values = [getattr(text_config, name, None) for name in names]
+        return [float(v) for v in values if isinstance(v, int | float) and v and math.isfinite(v)]
+
+    scales = {1.0}
+    for value in value_of("logit_scale", "logits_scaling", "output_multiplier", "lm_head_multiplier"):
+        scales |= {value, 1.0 / value}
+    softcaps: list[float | None] = [
+        None,
+        *value_of("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap"),
+    ]
+    return [_Transform(*pair) for pair in product(sorted(scales), softcaps)]

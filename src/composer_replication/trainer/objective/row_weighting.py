@@ -1,0 +1,336 @@
+"""Switches of channel 2: how much each target token counts, and a teacher that a wrong hint is taken away from.
+
+All of them are off unless asked for. The sigmoid gate makes tokens count more that the teacher finds less likely than
+the student, and those less that it likes anyway. Weights are constants; with a mean of 1 over the channel's rows they
+move the loss between tokens and leave its size to alpha.
+
+The contrast answers the style drift that any hint causes, whatever it says: a hint that does not belong to the site is
+put in the same place, and what both hints do to the teacher cancels.
+
+    teacher logits = without a hint + strength * (with the hint - with a wrong hint)
+
+A site without a wrong hint keeps its plain teacher, and is counted. In rollouts all three are read by the teachers, in
+passes without dropout; of a live teacher the student's own logits are then those of such a pass as well. With a live
+teacher this asks for a difference that stays while the student heeds hints: loss and gradient are 0 only where both
+hints say the same, or where the student is sure of one token (`experiments/2026-11-18-live-contrast`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from composer_replication.errors import InputError, ShapeError, explain
+from composer_replication.loss.linear.head import LinearHead, TeacherTerm
+from composer_replication.loss.linear.logprobs import RowStats, linear_row_stats
+from composer_replication.loss.rows import check_positive, check_unit_interval
+from composer_replication.trainer.objective.distributed import (
+    below_adapter,
+    check_can_switch_off,
+    evaluating,
+    inside_forward,
+    is_sharded,
+    unwrapped,
+)
+from composer_replication.trainer.objective.model_head import causal_lm_of, head_of
+
+
+@dataclass(frozen=True)
+class RowWeighting:
+    """Which of channel 2's switches are on. Weights of several are multiplied; none of them has a gradient.
+
+    The teacher is the sum of all its shares, contrast included, at temperature 1 and before TAID mixes the student in.
+    """
+
+    sigmoid_gate_tau: float | None = None
+    """w = 2 sigmoid((log p_S(y) - log p_T(y)) / tau); tau > 0."""
+    teacher_entropy: bool = False
+    """w = clamp(1 - H_T / log V, 0, 1), H_T in nats."""
+    position_decay: float | None = None
+    """w = decay^j for the j-th target token of its site; 0 < decay <= 1."""
+    contrast: float | None = None
+    """Strength of the contrast with a wrong hint, > 0."""
+    normalise: bool = True
+    """The weights' mean over the rows of the call is 1. Micro-batches add up to the whole batch only without it."""
+
+    def __post_init__(self) -> None:
+        if self.sigmoid_gate_tau is not None:
+            check_positive(self.sigmoid_gate_tau, "sigmoid_gate_tau")
+        if self.position_decay is not None:
+            check_positive(self.position_decay, "position_decay")
+            check_unit_interval(self.position_decay, "position_decay")
+        if self.contrast is not None:
+            check_positive(self.contrast, "contrast")
+        for name in ("teacher_entropy", "normalise"):
+            if type(getattr(self, name)) is not bool:
+                raise InputError(explain(name, got=repr(getattr(self, name)), expected="True or False"))
+
+    @property
+    def looks_at_rows(self) -> bool:
+        """Whether a weight depends on what student and teacher predict."""
+        return self.sigmoid_gate_tau is not None or self.teacher_entropy
+
+    @property
+    def changes_weights(self) -> bool:
+        return self.looks_at_rows or self.position_decay is not None
+
+
+class Contrast(NamedTuple):
+    """The rows of the channel that have a wrong hint: `numbers_M`, rising, says which of its N rows they are.
+
+    Row m of `wrong` and of `unhinted` predicts the same token as the channel's row `numbers_M[m]`. The coefficients of
+    each list add up to 1; an empty `unhinted` stands for the student's own rows, which are a live teacher's.
+    """
+
+    numbers_M: Tensor
+    wrong: Sequence[TeacherRows]
+    unhinted: Sequence[TeacherRows] = ()
+
+
+class HintTargets(NamedTuple):
+    """What the switches need to know about channel 2's rows; a switch that is off asks for nothing."""
+
+    tokens_N: Tensor | None = None
+    """The token that each row predicts."""
+    position_N: Tensor | None = None
+    """The number of that token among the target tokens of its site, from 0 on."""
+    contrast: Contrast | None = None
+    sites_without_contrast: int = 0
+    importance_N: Tensor | None = None
+    """What each row is multiplied by besides: a clipped importance weight, where rows were sampled by older weights."""
+
+    def check(self, weighting: RowWeighting, num_rows: int) -> None:
+        """Raise where a switch that is on lacks what it needs."""
+        needs = [
+            ("the target token of each row", self.tokens_N, weighting.looks_at_rows),
+            ("the position of each row in its site", self.position_N, weighting.position_decay is not None),
+        ]
+        for what, values_N, is_needed in needs:
+            if is_needed and values_N is None:
+                fix = "Build tree batches with SessionTargets; hint_channel takes both as `targets`."
+                raise InputError(explain(what, got=None, expected="known, for the row weights that are on", fix=fix))
+            if is_needed and values_N is not None and values_N.shape != (num_rows,):
+                raise ShapeError(explain(what, got=tuple(values_N.shape), expected=f"({num_rows},), one a row"))
+
+
+class RowGroup(NamedTuple):
+    """Rows whose teachers are summed up alike; `numbers` are their numbers in the channel, None where it has no others.
+
+    `terms` is the teacher by itself, with coefficients that add up to 1.
+    """
+
+    numbers: Tensor | None
+    student_NH: Tensor
+    terms: list[TeacherTerm]
+
+    def of_channel(self, values_N: Tensor) -> Tensor:
+        """What belongs to these rows of what belongs to the channel's."""
+        return values_N if self.numbers is None else values_N[self.numbers]
+
+
+def row_groups(
+    student_NH: Tensor, teachers: Sequence[TeacherRows], weighting: RowWeighting | None, targets: HintTargets
+) -> list[RowGroup]:
+    """All rows as one group, or those with a contrast first and then those without."""
+    contrast = targets.contrast
+    if weighting is None or weighting.contrast is None or contrast is None or not contrast.numbers_M.numel():
+        return [RowGroup(None, student_NH, _terms(teachers))]
+    num_rows, numbers_M = student_NH.shape[0], contrast.numbers_M
+    is_whole = numbers_M.numel() == num_rows
+    right = teachers if is_whole else _rows_of(teachers, numbers_M)
+    student = student_NH if is_whole else student_NH[numbers_M]
+    unhinted = _terms(contrast.unhinted) if contrast.unhinted else [TeacherTerm.student(1.0)]
+    strength = weighting.contrast
+    terms = [*unhinted, *_terms(right, strength), *_terms(contrast.wrong, -strength)]
+    if is_whole:
+        return [RowGroup(None, student, terms)]
+    has_one = torch.zeros(num_rows, dtype=torch.int8, device=numbers_M.device).index_fill_(0, numbers_M, 1)
+    other_numbers = has_one.argsort(stable=True)[: num_rows - numbers_M.numel()]  # without asking the GPU how many
+    plain = RowGroup(other_numbers, student_NH[other_numbers], _terms(_rows_of(teachers, other_numbers)))
+    return [RowGroup(numbers_M, student, terms), plain]
+
+
+def row_weights(
+    head: LinearHead, groups: Sequence[RowGroup], weighting: RowWeighting, targets: HintTargets, like_N: Tensor
+) -> Tensor:
+    """The product of the weights that are on (N,), in the dtype of `like_N`."""
+    targets.check(weighting, like_N.numel())
+    weights_N = torch.ones_like(like_N)
+    if weighting.position_decay is not None and targets.position_N is not None:
+        weights_N = weights_N * position_decay(targets.position_N, weighting.position_decay, like_N.dtype)
+    if weighting.looks_at_rows and targets.tokens_N is not None:
+        for group in groups:
+            stats = linear_row_stats(group.student_NH, head, group.terms, group.of_channel(targets.tokens_N))
+            factors = _factors(weighting, stats, head.vocab).to(like_N.dtype)
+            if group.numbers is None:
+                weights_N = weights_N * factors
+            else:
+                weights_N[group.numbers] *= factors
+    return with_mean_one(weights_N) if weighting.normalise else weights_N
+
+
+def _factors(weighting: RowWeighting, stats: RowStats, vocab: int) -> Tensor:
+    factors = torch.ones_like(stats.teacher_entropy)
+    if weighting.sigmoid_gate_tau is not None:
+        factors = sigmoid_gate(stats.student_logprobs, stats.teacher_logprobs, weighting.sigmoid_gate_tau)
+    return factors * teacher_certainty(stats.teacher_entropy, vocab) if weighting.teacher_entropy else factors
+
+
+def split_rows(teachers: Sequence[TeacherRows], sizes: Sequence[int]) -> list[list[TeacherRows]]:
+    """Teachers whose rows are several lists one after the other, as one list of teachers for each."""
+    parts = [teacher.rows_NH.split(list(sizes)) for teacher in teachers]
+    return [
+        [teacher._replace(rows_NH=part[number]) for teacher, part in zip(teachers, parts, strict=True)]
+        for number in range(len(sizes))
+    ]
+
+
+def _terms(teachers: Sequence[TeacherRows], times: float = 1.0) -> list[TeacherTerm]:
+    return [TeacherTerm(teacher.rows_NH, teacher.head, times * teacher.coefficient) for teacher in teachers]
+
+
+def _rows_of(teachers: Sequence[TeacherRows], numbers: Tensor) -> list[TeacherRows]:
+    return [teacher._replace(rows_NH=teacher.rows_NH[numbers]) for teacher in teachers]
+
+
+def sigmoid_gate(student_logprobs_N: Tensor, teacher_logprobs_N: Tensor, tau: float) -> Tensor:
+    """2 sigmoid((log p_S(y) - log p_T(y)) / tau): 1 where both agree, up to 2 where the teacher objects."""
+    check_positive(tau, "tau")
+    return 2.0 * torch.sigmoid((student_logprobs_N - teacher_logprobs_N).detach() / tau)
+
+
+def teacher_certainty(entropy_N: Tensor, vocab: int) -> Tensor:
+    """1 - H_T / log V in [0, 1], from entropies in nats; the only distribution over one entry is certain."""
+    return (1.0 - entropy_N.detach() / (math.log(vocab) or 1.0)).clamp(0.0, 1.0)
+
+
+def position_decay(position_N: Tensor, decay: float, dtype: torch.dtype) -> Tensor:
+    """decay^j, with j the number of a target token within its site."""
+    check_positive(decay, "decay")
+    check_unit_interval(decay, "decay")
+    return torch.pow(torch.full_like(position_N, decay, dtype=dtype), position_N)
+
+
+def with_mean_one(weights_N: Tensor) -> Tensor:
+    """Scaled so that their mean is 1; weights that are all 0 stay 0, and say that no row counts."""
+    mean = weights_N.mean() if weights_N.numel() else weights_N.new_ones(())
+    return weights_N / torch.where(mean == 0, torch.ones_like(mean), mean)
+
+
+# Who teaches channel 2: the model itself as it is, or other weights, or a mixture of logits.
+#
+# A live teacher drifts with its student. A frozen reference, an average of earlier weights (EMA) or a trust region
+# (0.99 x reference + 0.01 x live) do not; each of them is one more pass without gradient over the same sequences. Under
+# LoRA the reference is the same model with its adapter off, and needs no weights of its own.
+
+
+class WeightedTeacher(NamedTuple):
+    """One share of the teacher's logits: these weights (None: the student's own as they are), this many times."""
+
+    model: nn.Module | None = None
+    coefficient: float = 1.0
+    without_adapter: bool = False
+
+
+class TeacherRows(NamedTuple):
+    """What a share contributes: hidden rows (N, H) without gradient, the head they belong to, and its coefficient."""
+
+    rows_NH: Tensor
+    head: LinearHead
+    coefficient: float
+
+
+LIVE = WeightedTeacher()
+
+
+def check_teachers(teachers: Sequence[WeightedTeacher] | None, student: nn.Module) -> tuple[WeightedTeacher, ...]:
+    """Coefficients must add up to 1, or the teacher would be sharper or flatter than its weights say."""
+    if teachers is None:
+        return (LIVE,)
+    weighted_teachers = tuple(teachers)
+    total = math.fsum(teacher.coefficient for teacher in weighted_teachers)
+    if (
+        not weighted_teachers
+        or any(teacher.coefficient <= 0 for teacher in weighted_teachers)
+        or abs(total - 1.0) > 1e-6
+    ):
+        got = [teacher.coefficient for teacher in weighted_teachers]
+        raise InputError(explain("sdpo_teachers coefficients", got=got, expected="positive numbers that add up to 1"))
+    for teacher in weighted_teachers:
+        if teacher.without_adapter:
+            check_can_switch_off(teacher.model or student)
+    return weighted_teachers
+
+
+def models_of(student: nn.Module, teachers: Sequence[WeightedTeacher]) -> list[nn.Module]:
+    """Every model that a step runs: where one of them is sharded, processes must agree on its passes."""
+    return [student, *(teacher.model for teacher in teachers if teacher.model is not None)]
+
+
+def is_live(teacher: WeightedTeacher, student: nn.Module) -> bool:
+    """Whether a share is the student itself as it is."""
+    return not teacher.without_adapter and unwrapped(teacher.model or student) is unwrapped(student)
+
+
+def teacher_rows(
+    student: nn.Module,
+    teachers: Sequence[WeightedTeacher],
+    probe_ids: Tensor,
+    rows_of: Callable[[nn.Module], Tensor],
+    live_rows: Tensor | None = None,
+) -> list[TeacherRows]:
+    """Each share's rows; `live_rows` are those of the student itself where a pass has given them already."""
+    shares: list[TeacherRows] = []
+    for teacher in teachers:
+        model = teacher.model or student
+        if live_rows is not None and is_live(teacher, student):
+            shares.append(TeacherRows(live_rows, head_of(model, probe_ids), teacher.coefficient))
+            continue
+        shares.append(_share(model, teacher, probe_ids, rows_of))
+    return _mixed(shares)
+
+
+def _share(
+    model: nn.Module, teacher: WeightedTeacher, probe_ids: Tensor, rows_of: Callable[[nn.Module], Tensor]
+) -> TeacherRows:
+    causal_lm = causal_lm_of(model)
+
+    def work() -> tuple[Tensor, Tensor, Tensor | None]:
+        head = head_of(model, probe_ids)
+        rows, weight, bias = rows_of(model).detach().to(head.weight.dtype), head.weight.detach(), head.bias
+        if is_sharded(model):  # whole only in here, and the loss needs it outside
+            weight, bias = weight.clone(), None if bias is None else bias.detach().clone()
+        heads.append(head)
+        return rows, weight, bias
+
+    heads: list[LinearHead] = []
+    with torch.no_grad(), evaluating(model), below_adapter(model) if teacher.without_adapter else nullcontext():
+        rows, weight, bias = inside_forward(model, causal_lm, work)
+    return TeacherRows(rows, replace(heads[0], weight=weight, bias=bias), teacher.coefficient)
+
+
+def _mixed(shares: list[TeacherRows]) -> list[TeacherRows]:
+    """Shares of one head as one share: a sum of logits is the head of a sum of rows, unless a soft-cap bends it.
+
+    Not in half precision: rounded, a hundredth of a share is mostly nothing.
+    """
+    mixed: dict[int, TeacherRows] = {}
+    for teacher in shares:
+        is_exact = teacher.rows_NH.dtype in (torch.float32, torch.float64)
+        is_linear = teacher.head.softcap is None and teacher.head.bias is None
+        key = teacher.head.weight.data_ptr() if is_exact and is_linear else id(teacher)
+        if key not in mixed:
+            mixed[key] = teacher
+            continue
+        one = mixed[key]
+        total = one.coefficient + teacher.coefficient
+        share = teacher.coefficient / total
+        rows = torch.lerp(one.rows_NH, teacher.rows_NH, share)
+        mixed[key] = TeacherRows(rows, one.head, total)
+    return list(mixed.values())

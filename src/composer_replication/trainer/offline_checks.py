@@ -1,0 +1,300 @@
+"""What an offline run is told: before it begins, settings that cannot work; at the end, channels that never ran."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from composer_replication.batch.tree_batch import CHANNELS
+from composer_replication.errors import (
+    ConfigError,
+    InactiveChannelError,
+    StaleArtefactError,
+    explain,
+)
+from composer_replication.trainer.checkpoints.manifest import check_manifest
+from composer_replication.trainer.checkpoints.resume import check_identity, model_identity
+from composer_replication.trainer.checkpoints.weights import load_weights
+from composer_replication.trainer.objective.compose import LossComponents
+from composer_replication.trainer.objective.distributed import is_sharded, unwrapped
+from composer_replication.trainer.objective.fingerprint import trained_adapter_digest, weights_digest
+from composer_replication.trainer.objective.model_head import causal_lm_of
+from composer_replication.trainer.presets import NO_PAIR, ChannelSettings
+from composer_replication.trainer.same_start import check_is_in_group
+from composer_replication.trainer.sessions.dataset import LoggedSessions
+from composer_replication.trainer.start_model import check_router_loss
+from composer_replication.trainer.teacher_keeper import live_teacher_warning
+from composer_replication.trainer.watch.memory_plan import MemoryPlan, free_memory, plan_memory
+
+WARM_UP = "warm-up"
+_KNOBS = dict(zip(CHANNELS, ("lm_weight", "alpha_sdpo", "beta_replay"), strict=True))
+
+
+def check_arguments(args: Any) -> None:
+    """One device a process, all processes in one group, and as many micro-batches on each."""
+    check_is_in_group(args.world_size)
+    if args.n_gpu > 1:
+        fix = "Start one process a GPU: `torchrun --nproc-per-node N` or `accelerate launch`."
+        raise ConfigError(explain("GPUs of this process", got=args.n_gpu, expected=1, fix=fix))
+    if args.world_size > 1 and not args.accelerator_config.even_batches:
+        fix = "A process with fewer micro-batches than the others would leave them waiting."
+        raise ConfigError(explain("accelerator_config.even_batches", got=False, expected=True, fix=fix))
+
+
+def ready_sessions(
+    sessions: LoggedSessions,
+    model: nn.Module,
+    reference_path: str | Path | None = None,
+    *,
+    settings: ChannelSettings,
+    lm_weight: float,
+    hint_margin: float | None = None,
+    with_adapter: bool = False,
+    shuffle_seed: int | None = None,
+) -> LoggedSessions:
+    """With hints proved and reference log-probs where they are asked for; called under the autocast of the steps."""
+    if hint_margin is not None:
+        sessions = sessions.prove(model, hint_margin, with_adapter=with_adapter)
+    if shuffle_seed is not None:  # after the proof: a control learns at the very sites that the right hints may teach
+        sessions = sessions.shuffled(shuffle_seed)
+    sessions.require_items()
+    needs_references = settings.beta_replay > 0 and settings.dpo_variant == "dpo"
+    if needs_references and sessions.has_references:
+        sessions.check_references(model)
+    elif needs_references:
+        sessions = sessions.with_references(model, reference_path, with_adapter=with_adapter)
+    return sessions if lm_weight > 0 else sessions.without_responses()
+
+
+def take_warmed_up(model: nn.Module, checkpoint: Path) -> dict[str, str]:
+    """Put the weights that a warm-up ended with into the model it is of; and which phase of a training comes now."""
+    manifest = check_manifest(checkpoint)
+    if manifest["about"]["data"].get("phase") != WARM_UP:
+        fix = "Give the folder that `trainer.warmup.warm_up` names."
+        raise StaleArtefactError(explain(str(checkpoint), got="no checkpoint of a warm-up", expected="one", fix=fix))
+    check_identity(manifest["about"]["model"], model_identity(model), checkpoint)
+    start_weights, began_with = weights_digest(model), manifest["about"]["data"]
+    start = {"start_weights": start_weights, "start_adapter": trained_adapter_digest(model)}
+    for name, now in start.items():
+        if (before := began_with.get(name)) != now:
+            fix = "Give the model that the warm-up began with, or warm this one up in another folder."
+            got, expected = f"a warm-up that began with {name} {str(before)[:12]}", f"these, {str(now)[:12]}"
+            raise StaleArtefactError(explain(str(checkpoint), got=got, expected=expected, fix=fix))
+    load_weights(model, checkpoint)
+    return {
+        "phase": "after a warm-up",
+        "warmup_steps": str(manifest["step"]),
+        "start_weights": start_weights,
+        "warmed_up_weights": weights_digest(model, with_adapter=True),
+    }
+
+
+def what_cannot_work(trainer: Any, model: nn.Module, sessions: LoggedSessions) -> list[str]:
+    """All that is to be said before the first step of an `OfflineTrainer`; what cannot go on at all is refused."""
+    cannot_run = _channels_that_cannot_run(sessions.channels, trainer.weights())
+    live = live_teacher_warning(trainer.teacher.kind, trainer.settings.alpha_sdpo, trainer)
+    plan: MemoryPlan = trainer.plan()
+    too_large = None if plan.fits else f"the largest step may not fit into memory:\n{plan}"
+    return [sentence for sentence in (*cannot_run, live, check_router_loss(model), too_large) if sentence]
+
+
+def _channels_that_cannot_run(items: Mapping[str, int], weights: Mapping[str, float]) -> list[str]:
+    """A sentence for each channel with a weight and no items; a run without any channel is refused."""
+    if not any(items[name] and weights[name] > 0 for name in CHANNELS):
+        got = ", ".join(f"{_KNOBS[name]} {weights[name]:g} with {items[name]} items" for name in CHANNELS)
+        fix = "Give a channel that has items a weight, or the sessions sites and pairs."
+        raise InactiveChannelError(explain("channels", got=got, expected="one that runs", fix=fix))
+    return [
+        NO_PAIR.format(weights[name])
+        if name == CHANNELS[2]
+        else f"channel {name} cannot run: {_KNOBS[name]} is {weights[name]:g}, and there is no item"
+        for name in CHANNELS
+        if weights[name] > 0 and not items[name]
+    ]
+
+
+def channels_that_never_ran(log: ChannelLog, items: Mapping[str, int]) -> Iterator[str]:
+    """A sentence for each: the largest weight it had, its items in the steps that were made, and in all sessions."""
+    for name in CHANNELS:
+        if not log.ran_steps.get(name, 0):
+            coverage = f"{log.seen_items[name]:,} of its {items[name]:,} items in them"
+            did = "was not taught" if log.seen_items[name] else "never ran"
+            yield f"channel {name} {did} in {log.num_steps} steps: {coverage}, {_KNOBS[name]} {log.top_weights[name]:g}"
+
+
+def plan_run(
+    model: nn.Module, args: Any, sessions: LoggedSessions, teacher: str, *, warmed_up: bool = False
+) -> MemoryPlan:
+    """The memory of the largest step that these sessions can make, on the device of this process.
+
+    The model is there already: what it takes counts as free.
+    """
+    bare = unwrapped(model)
+    adapters: Mapping[str, Any] = getattr(bare, "peft_config", None) or {}
+    sizes = sorted((item.num_tokens for item in sessions.items), reverse=True)
+    weight_bytes = next(
+        (parameter.element_size() for parameter in bare.parameters() if parameter.is_floating_point()), 4
+    )
+    local_tensors = (
+        parameter.to_local() if hasattr(parameter, "to_local") else parameter for parameter in bare.parameters()
+    )
+    held = sum(tensor.numel() * tensor.element_size() for tensor in local_tensors)
+    optim = str(getattr(args.optim, "value", args.optim))
+    return plan_memory(
+        causal_lm_of(model).config,
+        longest_tree=sum(sizes[: args.per_device_train_batch_size]),
+        available=free_memory(args.device) + held,
+        device=args.device,
+        weight_bytes=weight_bytes,
+        compute_bytes=2 if args.bf16 or args.fp16 else weight_bytes,
+        checkpointing=args.gradient_checkpointing,
+        lora_rank=max((adapter.r for adapter in adapters.values() if hasattr(adapter, "r")), default=None),
+        four_bit=any(parameter.dtype == torch.uint8 for parameter in bare.parameters()),
+        teacher=teacher,
+        warmed_up=warmed_up,
+        optimizer="adamw_8bit" if "8bit" in optim else "sgd" if optim == "sgd" else "adamw",
+        accumulation=args.gradient_accumulation_steps,
+        num_shards=args.world_size if args.fsdp or is_sharded(model) else 1,
+    )
+
+
+# What the channels did since the last log: means over the items of the steps on which each ran, and how often.
+
+NAMES: dict[str, str] = dict(zip(CHANNELS, ("lm_ce", "sdpo_kl", "trace_replay_dpo"), strict=True))
+"""The channels as metrics call them."""
+
+
+class ChannelLog:
+    """Sums of micro-batches become steps, and steps become means. A value stays on its device until it is logged.
+
+    Over the whole run: `ran_steps`, `seen_items` (also where a weight was 0) and `top_weights`, the largest each had.
+    """
+
+    def __init__(self) -> None:
+        self.ran_steps: Counter[str] = Counter()
+        self.seen_items: Counter[str] = Counter()
+        self.top_weights: dict[str, float] = dict.fromkeys(CHANNELS, 0.0)
+        self.num_steps = 0
+        self._open: Tensor | None = None
+        self._reset()
+
+    def add(self, components: LossComponents) -> None:
+        """One micro-batch, each channel already divided by what the whole batch holds."""
+        values = torch.stack([getattr(components, name).detach().float() for name in CHANNELS])
+        self._open = values if self._open is None else self._open + values
+
+    def take_step(self) -> Tensor:
+        """(3,): this process's part of the step that ends here."""
+        values = torch.zeros(len(CHANNELS)) if self._open is None else self._open
+        self._open = None
+        return values
+
+    def finish_step(
+        self, values: Tensor, items: Mapping[str, int], weights: Mapping[str, float], *, tokens: int = 0
+    ) -> None:
+        """Values of the whole step, over all processes; a channel ran where it had items and a weight.
+
+        `tokens` are those of all trees that the step has read.
+        """
+        ran = [name for name in CHANNELS if items.get(name, 0) and weights[name] > 0]
+        self.ran_steps.update(ran)
+        self._ran.update(ran)
+        self.seen_items.update({name: items.get(name, 0) for name in CHANNELS})
+        self.top_weights = {name: max(self.top_weights[name], weights[name]) for name in CHANNELS}
+        self.num_steps += 1
+        self._steps += 1
+        self._tokens += tokens
+        self._items.update({name: items[name] for name in ran})
+        means = values.double().cpu()
+        self._sums = self._sums + means * torch.tensor([items.get(name, 0) for name in CHANNELS], dtype=torch.float64)
+        self._total += float((means * torch.tensor([weights[name] for name in CHANNELS], dtype=torch.float64)).sum())
+        self._weights = dict(weights)
+
+    def take(self) -> dict[str, float]:
+        """The metrics since the last call: a channel that never ran has a 0 under `ran/` and no loss."""
+        if not self._steps:
+            return {}
+        metrics: dict[str, float] = {"loss/total": self._total / self._steps, "tokens": self._tokens / self._steps}
+        for index, name in enumerate(CHANNELS):
+            label = NAMES[name]
+            metrics[f"ran/{label}"] = self._ran[name] / self._steps
+            metrics[f"items/{label}"] = self._items[name] / self._steps
+            if self._ran[name]:
+                metrics[f"loss/{label}"] = float(self._sums[index]) / self._items[name]
+        metrics["loss/alpha_sdpo"], metrics["loss/beta_replay"] = (self._weights[name] for name in CHANNELS[1:])
+        self._reset()
+        return metrics
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "ran_steps": dict(self.ran_steps),
+            "seen_items": dict(self.seen_items),
+            "top_weights": dict(self.top_weights),
+            "num_steps": self.num_steps,
+            "since_log": {
+                "steps": self._steps,
+                "tokens": self._tokens,
+                "ran": dict(self._ran),
+                "items": dict(self._items),
+                "sums": self._sums.tolist(),
+                "total": self._total,
+                "weights": dict(self._weights),
+            },
+        }
+
+    def load_state(self, tree: dict[str, Any]) -> None:
+        self.ran_steps, self.num_steps = Counter(tree["ran_steps"]), tree["num_steps"]
+        self.seen_items, self.top_weights = Counter(tree["seen_items"]), dict(tree["top_weights"])
+        since = tree["since_log"]
+        self._steps, self._ran, self._items = since["steps"], Counter(since["ran"]), Counter(since["items"])
+        self._tokens = since.get("tokens", 0)
+        self._sums = torch.tensor(since["sums"], dtype=torch.float64)
+        self._total, self._weights = since["total"], dict(since["weights"])
+
+    def _reset(self) -> None:
+        self._steps, self._tokens, self._total = 0, 0, 0.0
+        self._ran: Counter[str] = Counter()
+        self._items: Counter[str] = Counter()
+        self._sums = torch.zeros(len(CHANNELS), dtype=torch.float64)
+        self._weights: dict[str, float] = dict.fromkeys(CHANNELS, 0.0)
+
+
+class EvaluationSums:
+    """Sums over an evaluation, so that its losses are those of all items and not means of means."""
+
+    def __init__(self) -> None:
+        self._sums = torch.zeros(len(CHANNELS), dtype=torch.float64)
+        self._items = torch.zeros(len(CHANNELS), dtype=torch.float64)
+
+    def add(self, components: LossComponents) -> None:
+        items = torch.tensor([components.counts.get(name, 0) for name in CHANNELS], dtype=torch.float64)
+        values = torch.stack([getattr(components, name).detach() for name in CHANNELS]).double().cpu()
+        self._sums += values * items
+        self._items += items
+
+    def both(self) -> Tensor:
+        """(2, 3), to be added up over processes."""
+        return torch.stack([self._sums, self._items])
+
+    @staticmethod
+    def metrics(both: Tensor, weights: Mapping[str, float]) -> dict[str, float]:
+        """`total` and each channel that had items."""
+        sums, items = both.cpu().double().tolist()
+        means = {name: total / count for name, total, count in zip(CHANNELS, sums, items, strict=True) if count}
+        total = sum(weights[name] * value for name, value in means.items())
+        return {"total": total, **{NAMES[name]: value for name, value in means.items()}}
+
+
+def weighted_total(components: LossComponents, weights: Mapping[str, float]) -> Tensor:
+    """The loss that is trained on; `compose_loss` itself gives channel 1 a weight of 1."""
+    return components.total if weights[CHANNELS[0]] == 1.0 else weighted_sum(components, weights)
+
+
+def weighted_sum(components: LossComponents, weights: Mapping[str, float]) -> Tensor:
+    """The same from the channels alone, whatever weights they were computed with."""
+    return sum((weights[name] * getattr(components, name) for name in CHANNELS), start=components.lm_ce.new_zeros(()))

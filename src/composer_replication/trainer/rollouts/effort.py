@@ -1,0 +1,185 @@
+"""What a rollout's effort costs: the concave penalty of the Composer 2 report, as a reward function of TRL.
+
+    C(x) = ((1 + k x)^(1 - q) - 1) / (k (1 - q))        q = 1: log(1 + k x) / k        k = 0 or q = 0: x
+
+x is a weighted sum of thinking tokens, tool-call tokens, tool-output tokens, final tokens, calls and turns. C(0) = 0
+and C'(0) = 1, so a weight is the reward that the first token, call or turn costs; later ones cost less. The report
+gives the formula; k, q and the weights are ours.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from composer_replication.errors import InputError, explain
+from composer_replication.messages import WrittenCall, content_text, written_calls
+from composer_replication.sites.find import find_error_sites
+from composer_replication.trainer.rollouts.sites import (
+    ROLLOUT_RULES,
+    Rollout,
+    Run,
+    conversation_of,
+)
+from composer_replication.types import Message
+
+_THOUGHT = re.compile(r"<think>(.*?)(?:</think>|\Z)", re.DOTALL)
+_THOUGHT_FIELDS = ("reasoning_content", "thinking")
+
+
+class TextTokenizer(Protocol):
+    """The part of a tokenizer that counting needs."""
+
+    def encode(self, text: str, *, add_special_tokens: bool = ...) -> list[int]: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class EffortWeights:
+    """What one unit of each kind adds to x."""
+
+    thinking: float = 1e-4
+    calls_text: float = 1e-4
+    tool_output: float = 1e-5
+    final: float = 1e-4
+    calls: float = 1e-3
+    turns: float = 1e-3
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if not (math.isfinite(value) and value >= 0):
+                raise InputError(explain(f"weight of {name}", got=value, expected="a finite number of 0 or more"))
+
+
+class RolloutEffort(NamedTuple):
+    """What a rollout spent: tokens of four kinds, calls, and turns of the model."""
+
+    thinking: int = 0
+    calls_text: int = 0
+    tool_output: int = 0
+    final: int = 0
+    calls: int = 0
+    turns: int = 0
+
+    def weighed(self, weights: EffortWeights) -> float:
+        """The x of the penalty."""
+        return math.fsum(count * getattr(weights, name) for name, count in self._asdict().items())
+
+
+def effort_cost(x: float, *, k: float, q: float) -> float:
+    """C(x), exact also where q is near 1 or k near 0: with L = log(1 + kx), C = L/k * expm1((1-q) L) / ((1-q) L)."""
+    for name, value in (("x", x), ("k", k), ("q", q)):
+        if not (math.isfinite(value) and value >= 0):
+            raise InputError(explain(name, got=value, expected="a finite number of 0 or more"))
+    growth = math.log1p(k * x)
+    exponent = (1.0 - q) * growth
+    # Each quotient is 1 where its divisor is too small to matter, also where it is too small to be exact.
+    scale = x * (growth / (k * x)) if k * x else x
+    return scale * (math.expm1(exponent) / exponent) if exponent else scale
+
+
+def effort_penalty_reward(
+    tokenizer: TextTokenizer, *, weights: EffortWeights | None = None, k: float = 1.0, q: float = 1.0
+) -> _EffortPenalty:
+    """A reward function of TRL that returns -C(x) for each rollout, and logs the mean x as effort/x."""
+    return _EffortPenalty(tokenizer, EffortWeights() if weights is None else weights, k, q)
+
+
+class _EffortPenalty:
+    """See `effort_penalty_reward`. Tokens that the chat template adds around messages are not counted."""
+
+    __name__ = "effort_penalty"  # TRL logs a reward function by this
+
+    def __init__(self, tokenizer: TextTokenizer, weights: EffortWeights, k: float, q: float) -> None:
+        effort_cost(0.0, k=k, q=q)  # refuses a bad k or q before a rollout is spent on it
+        self.tokenizer, self.weights, self.k, self.q = tokenizer, weights, k, q
+
+    def __call__(
+        self, completions: Sequence[Any], completion_ids: Sequence[Sequence[int]], **kwargs: Any
+    ) -> list[float]:
+        """TRL passes everything by name: the prompts and the columns of the data set come too."""
+        spent = [self.effort(completion, ids) for completion, ids in zip(completions, completion_ids, strict=True)]
+        weighed = [effort.weighed(self.weights) for effort in spent]
+        log_metric = kwargs.get("log_metric")
+        if log_metric is not None and weighed:
+            log_metric("effort/x", math.fsum(weighed) / len(weighed))
+        return [-effort_cost(x, k=self.k, q=self.q) for x in weighed]
+
+    def effort(self, completion: str | Sequence[Mapping[str, Any]], ids: Sequence[int]) -> RolloutEffort:
+        """What one rollout spent: a text has its own ids to count, messages are counted by what they hold."""
+        if isinstance(completion, str):
+            thinking = self._count(_thoughts_and_rest(completion)[0])
+            return RolloutEffort(thinking=thinking, final=max(0, len(ids) - thinking), turns=1)
+        parts = [self._of_message(message) for message in completion]
+        return RolloutEffort(*(sum(counts) for counts in zip(*parts, strict=True))) if parts else RolloutEffort()
+
+    def _of_message(self, message: Mapping[str, Any]) -> RolloutEffort:
+        text = content_text(message.get("content"), separator="")
+        if message.get("role") == "tool":
+            return RolloutEffort(tool_output=self._count(text))
+        if message.get("role") != "assistant":
+            return RolloutEffort()
+        calls = written_calls(message)
+        inline, final = _thoughts_and_rest(text)
+        return RolloutEffort(
+            thinking=self._count(
+                "".join(content_text(message.get(name), separator="") for name in _THOUGHT_FIELDS) + inline
+            ),
+            calls_text=sum(self._count(_call_text(call)) for call in calls),
+            final=self._count(final),
+            calls=len(calls),
+            turns=1,
+        )
+
+    def _count(self, text: str) -> int:
+        return len(self.tokenizer.encode(text, add_special_tokens=False)) if text else 0
+
+
+def _thoughts_and_rest(text: str) -> tuple[str, str]:
+    """What stands between think tags, and the rest. Some templates write the opening tag into the prompt."""
+    if text.find("<think>") < 0 <= text.find("</think>"):
+        text = f"<think>{text}"
+    return "".join(_THOUGHT.findall(text)), _THOUGHT.sub("", text)
+
+
+def _call_text(call: WrittenCall) -> str:
+    arguments = {} if call.arguments is None else call.arguments
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return f"{call.name or ''}{text}"
+
+
+# A price of errors, as a reward function of TRL: the other way to make use of the sites that channel 2 teaches.
+
+
+class ErrorPenalty:
+    """Takes `price` off a rollout's reward for each call that failed by the model's doing; logs how many there were.
+
+    What failed is read from the messages: TRL's own, or those that a rollout function returned as `messages`.
+    """
+
+    __name__ = "error_penalty"  # TRL logs a reward function by this
+
+    def __init__(self, price: float) -> None:
+        if not (math.isfinite(price) and price > 0):
+            raise InputError(explain("price of an error", got=price, expected="a finite number above 0"))
+        self.price = price
+
+    def __call__(self, completions: Sequence[Any], messages: Sequence[Any] | None = None, **given: Any) -> list[float]:
+        """TRL passes everything by name: the columns of the data set and of a rollout function come too."""
+        counts = [errors_in(rollout) for rollout in (completions if messages is None else messages)]
+        log_metric = given.get("log_metric")
+        if log_metric is not None and counts:
+            log_metric("errors/per_rollout", sum(counts) / len(counts))
+        return [-self.price * count for count in counts]
+
+
+def errors_in(messages: str | Sequence[Message]) -> int:
+    """Calls of a rollout that failed, where that is the model's doing."""
+    if isinstance(messages, str):
+        return 0
+    runs = [Run(0, 0)] * sum(message.get("role") == "assistant" for message in messages)
+    rollout = Rollout(rollout_id="", prompt_ids=(), completion_ids=(), sampled=None, prompt=(), messages=list(messages))
+    return sum(site.is_kept for site in find_error_sites(conversation_of(rollout, runs), extra_rules=ROLLOUT_RULES))

@@ -1,0 +1,134 @@
+"""What a generation step returns, as rollouts: with the tools each could use and what its environment says."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from composer_replication.errors import InputError, explain
+from composer_replication.trainer.rollouts.sites import Rollout
+
+# Python refuses such arguments before the function, and so before anything that could take a note.
+_NOT_A_MAPPING = "argument after ** must be a mapping"
+
+
+class ToolRecord:
+    """Which calls of one rollout raised: a tool's own text about an error is no error, and only the tool knows."""
+
+    def __init__(self) -> None:
+        self._raised: dict[str, list[bool]] = {}
+
+    def watched(self, tools: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
+        """The same functions, with what happens in them noted."""
+        return {name: self._watched(name, tool) for name, tool in tools.items()}
+
+    def _watched(self, name: str, tool: Callable[..., Any]) -> Callable[..., Any]:
+        """Refuses what the tool refuses, in its words: arguments are bound by it alone, and at the same moment."""
+        raised = self._raised.setdefault(name, [])
+
+        async def outcome(coroutine: Any, index: int) -> Any:
+            result = await coroutine
+            raised[index] = False
+            return result
+
+        @functools.wraps(tool)
+        def noted(*args: Any, **named: Any) -> Any:
+            raised.append(True)
+            index = len(raised) - 1
+            result = tool(*args, **named)
+            if inspect.iscoroutine(result):
+                return outcome(result, index)
+            raised[index] = False
+            return result
+
+        return noted
+
+    def of_messages(self, messages: Sequence[Mapping[str, Any]]) -> list[bool]:
+        """Of each tool message; a name that no tool has was refused."""
+        remaining = {name: iter(raised) for name, raised in self._raised.items()}
+        return [_next(remaining, message) for message in messages if message.get("role") == "tool"]
+
+
+def _next(remaining: dict[str, Iterator[bool]], message: Mapping[str, Any]) -> bool:
+    name, content = str(message.get("name", "")), message.get("content")
+    never_ran = isinstance(content, str) and content.startswith("{'error'") and _NOT_A_MAPPING in content
+    return True if never_ran or name not in remaining else next(remaining[name], True)
+
+
+def gather_rollouts(
+    prompts: Sequence[Any],
+    generated: tuple[Any, ...],
+    *,
+    name: str,
+    environments: Sequence[Any] | None,
+    tools_of: Callable[[int], Sequence[Any]],
+    raised: Sequence[ToolRecord] | None = None,
+) -> list[Rollout]:
+    """One rollout a sample, in the order of `prompts`: before anything shuffles them.
+
+    `generated` is what TRL's `_generate` returns. Environments are pooled and reused, so what they say is read now:
+    an attribute `signals`, or the field of that name that a rollout function returned. Such a function may also return
+    the `messages` of each rollout, which TRL takes for one turn, and the schemas of its `tools`.
+    """
+    prompt_ids, completion_ids, masks, completions, _, extra, *_ = generated
+    fields: Mapping[str, Any] = extra if isinstance(extra, Mapping) else {}
+    rollouts: list[Rollout] = []
+    for number, prompt in enumerate(prompts):
+        signals: Any = fields["signals"][number] if "signals" in fields else None
+        if signals is None and environments:
+            signals = getattr(environments[number], "signals", None)
+        completion = fields["messages"][number] if "messages" in fields else completions[number]
+        messages: list[Any] = (
+            completion if isinstance(completion, list) else [{"role": "assistant", "content": str(completion)}]
+        )
+        rollouts.append(
+            Rollout(
+                rollout_id=f"{name}-{number}",
+                prompt_ids=prompt_ids[number],
+                completion_ids=completion_ids[number],
+                sampled=None if masks is None else masks[number],
+                prompt=prompt if isinstance(prompt, list) else [],
+                messages=messages,
+                signals=_checked(signals, number),
+                raised=None if raised is None else raised[number].of_messages(messages),
+                tools=schemas_of(fields["tools"][number] if "tools" in fields else tools_of(number)),
+            )
+        )
+    return rollouts
+
+
+def _checked(signals: Any, number: int) -> tuple[Mapping[str, Any], ...]:
+    """Copies: the environment is reset, and its list emptied, while these wait for their step."""
+    if signals is None:
+        return ()
+    if isinstance(signals, str | Mapping) or not isinstance(signals, Sequence):
+        expected = "a list of mappings with turn, kind and message"
+        raise InputError(explain(f"signals of rollout {number}", got=type(signals).__name__, expected=expected))
+    for signal in signals:
+        if not isinstance(signal, Mapping) or not isinstance(signal.get("turn"), int):
+            expected = "a mapping with `turn` (number of the assistant message, from 0), `kind` and `message`"
+            raise InputError(explain(f"signal of rollout {number}", got=repr(signal)[:80], expected=expected))
+    return tuple(dict(signal) for signal in signals)
+
+
+_schemas: WeakKeyDictionary[Any, Mapping[str, Any]] = WeakKeyDictionary()
+
+
+def schemas_of(tools: Sequence[Any]) -> Mapping[str, Mapping[str, Any]]:
+    """Parameter schemas by tool name; of functions those that the template shows, from signature and docstring."""
+    schemas = [tool if isinstance(tool, Mapping) else _schema(tool) for tool in tools]
+    functions: list[Any] = [schema.get("function", schema) for schema in schemas]
+    return {str(function["name"]): function.get("parameters") or {} for function in functions}
+
+
+def _schema(tool: Callable[..., Any]) -> Mapping[str, Any]:
+    """Made once for a function, or for the function of a method, whatever instance it is bound to."""
+    function = getattr(tool, "__func__", tool)
+    if function not in _schemas:
+        from transformers.utils.chat_template_utils import get_json_schema
+
+        _schemas[function] = get_json_schema(tool)
+    return _schemas[function]

@@ -1,0 +1,414 @@
+"""Rollouts generated from kept keys: a stand-in for the sampling loop of transformers' `generate`.
+
+What a group of rollouts shares is read once, and what a rollout has read stays for its next turn:
+
+    prompts   equal rows are read once and copied, and so are first tokens that all rows share
+    turns     inside `rollout()` a row goes on from the keys of its last turn; what differs from them is read anew
+    steps     recorded as CUDA graphs where there are some (`generation.passes`)
+    ends      once many rows have ended, only the others are computed
+
+Tokens are chosen as transformers would choose them (`generation.choice`). Whatever is not done here (beams, a processor
+that is not known, a model that cannot: `generation.suitability`) is left to transformers, and said once.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from composer_replication.errors import InputError, explain
+from composer_replication.trainer.objective.attention.attend import own_masks_taken
+from composer_replication.trainer.objective.distributed import evaluating, rows_in_place
+from composer_replication.trainer.rollouts.generation.key_values import (
+    KeyValueRows,
+    Origin,
+    Tokens,
+    casts_kept,
+    origins,
+    rows_without_padding,
+    shared_by_all,
+    unequal_rows,
+)
+from composer_replication.trainer.rollouts.generation.passes import NextTokens, read_tokens, why_not_kept
+
+logger = logging.getLogger(__name__)
+# What transformers hands to a sampling loop of a plain text model; anything else is for a model that reads more.
+_USUAL_INPUTS = {"position_ids", "past_key_values", "use_cache", "logits_to_keep", "cache_position"}
+_WORTH_SHARING = 64
+
+
+class _Left(Exception):
+    """Not done here, and why."""
+
+
+@dataclass
+class _Kept:
+    """Rows of this rollout as far as they were read, and how many tokens of each are the first prompt."""
+
+    cache: KeyValueRows
+    prompts: list[int]
+
+
+@dataclass
+class _Rollout:
+    budget: int | None
+    is_kept: bool
+    kept: _Kept | None = None
+
+
+@dataclass
+class RolloutGenerator:
+    """`generate` is `model.generate` with another loop inside. `batch` bounds how many rows are generated at once.
+
+    Memory: rows x (longest row + new tokens) x layers x 2 x key heads x head size, half as much again while few rows
+    run on; `counts["cache_bytes"]` is the most so far. With `batch`, nothing is kept between turns.
+    """
+
+    batch: int | None = None
+    counts: Counter[str] = field(default_factory=Counter[str])
+    left_because: set[str] = field(default_factory=set[str])
+    """Why calls were left to transformers, each reason once."""
+    _rollout: _Rollout | None = None
+
+    def generate(self, model: Any, *args: Any, **inputs: Any) -> Tensor:
+        """As `model.generate`, with the same arguments."""
+        with rows_in_place(model):
+            return self._generate(model.generate, args, inputs)
+
+    @contextmanager
+    def standing_in(self, model: Any) -> Iterator[None]:
+        """Inside, `model.generate` is this one's: for engines that call it themselves."""
+        usual, own_generate = model.generate, model.__dict__.get("generate")
+
+        def generate(*args: Any, **inputs: Any) -> Tensor:
+            with rows_in_place(model):
+                return self._generate(usual, args, inputs)
+
+        model.__dict__["generate"] = generate
+        try:
+            yield
+        finally:
+            del model.__dict__["generate"]
+            if own_generate is not None:
+                model.__dict__["generate"] = own_generate
+
+    @contextmanager
+    def rollout(self, *, budget: int | None = None, keep: bool = True) -> Iterator[None]:
+        """One batch of rollouts, over all of their turns; the weights must stay as they are inside.
+
+        `budget` bounds the tokens of a rollout behind its first prompt, what tools say included, over all turns.
+        """
+        self._rollout = _Rollout(budget, keep and self.batch is None)
+        try:
+            yield
+        finally:
+            self._rollout = None
+
+    def _generate(self, usual: Callable[..., Tensor], args: Any, inputs: dict[str, Any]) -> Tensor:
+        if "custom_generate" not in inputs:
+            try:
+                ids = usual(*args, **inputs, custom_generate=self._sample)
+            except _Left as left:
+                self._say(str(left))
+            else:
+                self.counts["fast_calls"] += 1
+                return ids
+        self.counts["usual_calls"] += 1
+        return usual(*args, **inputs)
+
+    def _say(self, reason: str) -> None:
+        if reason not in self.left_because:
+            self.left_because.add(reason)
+            logger.warning("rollouts are generated by transformers' own loop: %s", reason)
+
+    def _sample(
+        self,
+        model: Any,
+        input_ids: Tensor,
+        logits_processor: Any,
+        stopping_criteria: Any,
+        generation_config: Any,
+        **model_kwargs: Any,
+    ) -> Tensor:
+        """In the place of transformers' own sampling loop, which `generate` has prepared everything for.
+
+        Parameters that the own one has not would be taken out of what `generate` prepares.
+        """
+        attention_mask: Tensor | None = model_kwargs.pop("attention_mask", None)
+        other_inputs = {name for name, value in model_kwargs.items() if value is not None} - _USUAL_INPUTS
+        if other_inputs:
+            raise _Left(f"the model is given {', '.join(sorted(other_inputs))}")
+        if "logits_to_keep" not in model_kwargs:
+            raise _Left("the model computes the logits of every token it reads")
+        if reason := _why_not_chosen(logits_processor, stopping_criteria, generation_config):
+            raise _Left(reason)
+        rows = rows_without_padding(input_ids, attention_mask)
+        if rows is None:
+            raise _Left("prompts are not padded on the left")
+        choice = _choice_of(logits_processor, stopping_criteria, generation_config, input_ids.device)
+        if reason := why_not_kept(model, max(map(len, rows)) + choice.max_length - input_ids.shape[1]):
+            raise _Left(reason)
+        size = self.batch or len(rows)
+        starts = range(0, len(rows), size)
+        with evaluating(model), own_masks_taken(model), casts_kept(model):
+            parts = [self._sample_rows(model, input_ids[at : at + size], rows[at : at + size], choice) for at in starts]
+        width = max(part.shape[1] for part in parts)
+        return torch.cat(
+            [torch.nn.functional.pad(part, (0, width - part.shape[1]), value=int(choice.pad)) for part in parts]
+        )
+
+    def _sample_rows(self, model: Any, input_ids: Tensor, rows: list[Tokens], choice: _TokenChoice) -> Tensor:
+        rollout = self._rollout or _Rollout(None, is_kept=False)
+        most = choice.max_length - input_ids.shape[1]
+        unequal, row_numbers = unequal_rows(rows)
+        kept_rows, rollout.kept = rollout.kept, None
+        sources = (
+            [None] * len(unequal) if kept_rows is None else origins(unequal, kept_rows.cache.tokens, kept_rows.prompts)
+        )
+        prompts = [
+            kept_rows.prompts[origin.row] if kept_rows and origin else len(row)
+            for origin, row in zip(sources, unequal, strict=True)
+        ]
+        spent = [len(row) - prompt for row, prompt in zip(unequal, prompts, strict=True)]
+        budgets = [most if rollout.budget is None else max(1, min(most, rollout.budget - count)) for count in spent]
+        capacity = max(len(row) - 1 + new for row, new in zip(unequal, budgets, strict=True))
+        cache = self._read(model, [row[:-1] for row in unequal], row_numbers, capacity, kept_rows, sources)
+        self.counts["prompt_tokens"] += sum(map(len, rows)) - len(rows)
+        loop = _TokenLoop(
+            model, cache, input_ids, choice, [budgets[number] for number in row_numbers], is_kept=rollout.is_kept
+        )
+        ids = loop.run()
+        self.counts["new_tokens"] += loop.num_new
+        self.counts["cache_bytes"] = max(self.counts["cache_bytes"], loop.most_bytes)
+        rollout.kept = _Kept(cache, [prompts[number] for number in row_numbers]) if rollout.is_kept else None
+        return ids
+
+    def _read(
+        self,
+        model: Any,
+        rows: list[Tokens],
+        row_numbers: list[int],
+        capacity: int,
+        kept_rows: _Kept | None,
+        sources: Sequence[Origin | None],
+    ) -> KeyValueRows:
+        """The keys of these rows, kept or read now, each in all of its places."""
+        if kept_rows is None:
+            cache = self._begun(model, rows, capacity)
+        else:
+            begins = [source or Origin(0, 0) for source in sources]
+            shared = [min(begin.shared, len(row)) for begin, row in zip(begins, rows, strict=True)]
+            cache = kept_rows.cache.taken([begin.row for begin in begins], shared, capacity, moved=True)
+        self.counts["read_tokens"] += read_tokens(model, cache, rows)
+        if len(rows) == len(row_numbers):
+            return cache
+        return cache.taken(row_numbers, [len(rows[number]) for number in row_numbers], capacity, moved=True)
+
+    def _begun(self, model: Any, rows: Sequence[Tokens], capacity: int) -> KeyValueRows:
+        """Rows with what all of them begin with."""
+        shared = shared_by_all(rows)
+        if len(rows) < 2 or shared < _WORTH_SHARING:
+            return KeyValueRows(len(rows), capacity)
+        first = KeyValueRows(1, shared)
+        self.counts["read_tokens"] += read_tokens(model, first, [rows[0][:shared]])
+        return first.taken([0] * len(rows), [shared] * len(rows), capacity, moved=True)
+
+
+# Token after token, for rows that are read up to their last one, until all have ended.
+
+# Steps between two looks at which rows have ended: on a GPU a look waits for all that is queued.
+_LOOK_EVERY = {"cuda": 8}
+# Where no more than this share of the rows are running, they go on by themselves; on a GPU that costs a recording.
+_FEW, _FEW_ELSEWHERE = {"cuda": 0.5}, 0.75
+# Slots are looked at up to the end of a stretch of so many steps: on a GPU the steps of a stretch are one recording.
+_STRETCH = {"cuda": 256}
+
+
+class _TokenLoop:
+    """One turn of a batch. `input_ids` are padded on the left; `cache` has all of each row but its last token.
+
+    `budgets` are the most new tokens of each row. With `is_kept` all rows are in the cache at the end as far as they
+    were read; without, it is of no use any more.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        cache: KeyValueRows,
+        input_ids: Tensor,
+        choice: _TokenChoice,
+        budgets: list[int],
+        *,
+        is_kept: bool,
+    ) -> None:
+        device = input_ids.device
+        self._model, self._choice, self._is_kept = model, choice, is_kept
+        self._all = self._cache = cache
+        self._width, self._most = input_ids.shape[1], max(budgets)
+        self._ids = torch.nn.functional.pad(input_ids, (0, self._most), value=int(choice.pad))
+        self._chooser = _Chooser(choice, len(budgets))
+        self._starts = torch.tensor([len(row) for row in cache.tokens], device=device)
+        self._ends = self._starts.clone()  # up to where each row of the batch is read
+        # Of the rows that are computed: their numbers in the batch, and their next slots.
+        self._rows = torch.arange(len(budgets), device=device)
+        self._slots = self._starts.clone()
+        self._last_slots = self._starts + torch.tensor(budgets, device=device)
+        self._running = torch.ones_like(self._slots, dtype=torch.bool)
+        self._longest_start = int(self._starts.max())
+        self._kind = device.type
+        self._next = NextTokens(model, cache, record=self._kind == "cuda")
+        self.num_new, self.most_bytes = 0, 0
+
+    def run(self) -> Tensor:
+        """The ids with the new ones behind them, as wide as the longest row; rows that ended are padded."""
+        tokens = self._ids[:, self._width - 1]
+        for at in range(1, self._most + 1):
+            tokens = self._advance(tokens, at)
+            if at % _LOOK_EVERY.get(self._kind, 1) == 0 and at < self._most:
+                running = int(self._running.sum())
+                if not running:
+                    break
+                if running <= _FEW.get(self._kind, _FEW_ELSEWHERE) * len(self._rows):
+                    tokens = self._only_running(tokens)
+        self._chooser.check()
+        self._put_back()
+        new = self._ends - self._starts
+        self.num_new = int(new.sum())
+        ids = self._ids[:, : self._width + int(new.max())]
+        if self._is_kept:
+            self._note_tokens(ids)
+        return ids
+
+    def _advance(self, tokens: Tensor, at: int) -> Tensor:
+        """Read these tokens and choose the ones behind them, the batch's new ones number `at`."""
+        is_whole = len(self._rows) == len(self._ids)
+        column = self._width + at - 1
+        stretch = _STRETCH.get(self._kind, 1)
+        reach = min(self._longest_start - (-at // stretch) * stretch, self._cache.capacity)
+        logits = self._next.logits(tokens, self._slots, reach)
+        before = self._ids[:, :column] if is_whole else self._ids[self._rows, :column]
+        tokens = self._chooser.next_tokens(before, logits, None if is_whole else self._rows)
+        tokens = tokens.where(self._running, self._choice.pad)
+        self._ids[self._rows, column] = tokens
+        # A row that ended waits at the slot behind it, which no token of it will be looked for in.
+        self._slots = self._slots + self._running
+        self._running = self._running & ~torch.isin(tokens, self._choice.eos) & (self._slots < self._last_slots)
+        self.most_bytes = max(self.most_bytes, self._num_bytes())
+        return tokens
+
+    def _only_running(self, tokens: Tensor) -> Tensor:
+        """Leave the rows that ended out of what is computed."""
+        self._put_back()
+        chosen = self._running.nonzero()[:, 0]
+        rows = self._rows[chosen].tolist() if self._is_kept else chosen.tolist()
+        lengths = self._slots[chosen].tolist()
+        self._cache = self._all.taken(rows, lengths, self._all.capacity, moved=not self._is_kept)
+        if not self._is_kept:
+            self._all = self._cache
+        names = ("_rows", "_slots", "_last_slots", "_running")
+        for name in names:
+            setattr(self, name, getattr(self, name)[chosen])
+        self._next = NextTokens(self._model, self._cache, record=self._kind == "cuda")
+        return tokens[chosen]
+
+    def _put_back(self) -> None:
+        self._ends[self._rows] = self._slots
+        if self._cache is not self._all:
+            self._all.put_back(self._rows.tolist(), self._cache, int(self._slots.max()))
+
+    def _note_tokens(self, ids: Tensor) -> None:
+        """A row's own tokens begin behind its padding; its last new one was chosen and never read."""
+        first = (self._width - 1 - self._starts).tolist()
+        whole = zip(ids.tolist(), first, self._ends.tolist(), strict=True)
+        self._all.tokens = [row[begin : begin + end] for row, begin, end in whole]
+
+    def _num_bytes(self) -> int:
+        return self._all.num_bytes + (self._cache.num_bytes if self._cache is not self._all else 0)
+
+
+# Which token comes next, as transformers chooses it: the same processors, the same draw by the same numbers.
+
+# Of a row's scores and ids they make other scores and remember nothing: rows may be left out between two calls.
+_PROCESSORS = {
+    "TemperatureLogitsWarper",
+    "TopKLogitsWarper",
+    "TopPLogitsWarper",
+    "MinPLogitsWarper",
+    "RepetitionPenaltyLogitsProcessor",
+    "SuppressTokensLogitsProcessor",
+}
+_CRITERIA = {"MaxLengthCriteria", "EosTokenCriteria"}
+_MODES = {"sample", "greedy_search"}
+
+
+class _TokenChoice(NamedTuple):
+    """How tokens are chosen and where rows end."""
+
+    processors: Any
+    is_drawn: bool
+    eos: Tensor
+    pad: Tensor
+    """On the device, as the ends are: a number would be copied there in every step."""
+    max_length: int
+
+
+def _why_not_chosen(processors: Sequence[Any], criteria: Sequence[Any], config: Any) -> str | None:
+    """What of a generation config is not done here, in plain words."""
+    unsupported = sorted({type(processor).__name__ for processor in processors} - _PROCESSORS)
+    unsupported += sorted({type(criterion).__name__ for criterion in criteria} - _CRITERIA)
+    if unsupported:
+        return f"the generation config asks for {', '.join(unsupported)}"
+    mode = str(getattr(config.get_generation_mode(), "value", config.get_generation_mode()))
+    if mode not in _MODES:
+        return f"the generation config asks for {mode}"
+    if config.return_dict_in_generate:
+        return "the generation config asks for return_dict_in_generate"
+    if not config.use_cache:
+        return "the generation config asks for use_cache=False"
+    return None
+
+
+def _choice_of(processors: Any, criteria: Sequence[Any], config: Any, device: torch.device) -> _TokenChoice:
+    ends: list[Any] = [criterion.eos_token_id for criterion in criteria if hasattr(criterion, "eos_token_id")]
+    eos = ends[0].to(device) if ends else torch.empty(0, dtype=torch.long, device=device)
+    pad = config.pad_token_id if config.pad_token_id is not None else (int(eos[0]) if len(eos) else 0)
+    return _TokenChoice(
+        processors, bool(config.do_sample), eos, torch.tensor(int(pad), device=device), int(config.max_length)
+    )
+
+
+class _Chooser:
+    """Chooses for the rows that are still running, of a batch that began with `num_rows`."""
+
+    def __init__(self, choice: _TokenChoice, num_rows: int) -> None:
+        self._choice, self._num_rows = choice, num_rows
+        self._is_sound: Tensor | None = None
+
+    def next_tokens(self, ids_BT: Tensor, logits_BV: Tensor, running: Tensor | None) -> Tensor:
+        """One token a row. `running` are the numbers of these rows in the whole batch, where some are left out.
+
+        Random numbers are drawn for the whole batch: what a row gets does not depend on who ended before.
+        """
+        scores = self._choice.processors(ids_BT, logits_BV.to(torch.float32, copy=True))
+        if not self._choice.is_drawn:
+            return scores.argmax(-1)
+        probs = scores.softmax(-1)
+        # torch.multinomial's own way for one token, without its look at the device in every step.
+        noise = torch.empty(self._num_rows, probs.shape[1], device=probs.device).exponential_(1)
+        noise = noise if running is None else noise[running]
+        sound = probs.sum(-1).isfinite().all()
+        self._is_sound = sound if self._is_sound is None else self._is_sound & sound
+        return (probs / noise).argmax(-1)
+
+    def check(self) -> None:
+        """Raise where a probability was no number, as torch.multinomial does."""
+        if self._is_sound is not None and not bool(self._is_sound):
+            fix = "Look at the weights: a step with too large a learning rate, or half precision, may have broken them."
+            raise InputError(explain("probabilities of the next token", got="NaN", expected="numbers", fix=fix))

@@ -1,0 +1,200 @@
+"""An environment of verifiers by its id, as rollouts of TRL: `train.grpo.environment = "verifiers:composer-workspace"`.
+
+verifiers plays its own loop and asks a model over HTTP; here that model is the policy in training
+(`policy_endpoint`). Rewards are the environment's; an episode that broke has none (NaN), as that was not the policy's
+doing. An episode that filled its context did not break: its trace is stopped as at any of verifiers' own limits, so it
+is judged and trained like every rollout that was cut by its length. What the environment says about erring turns
+(`trace.info["sites"]`) goes to the rollouts as their signals; other errors are found by their words, as everywhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+import secrets
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import Any
+
+from composer_replication.errors import ConfigError, RunError, explain
+from composer_replication.optional import require
+from composer_replication.trainer.rollouts.worlds.policy_endpoint import (
+    Generate,
+    SpokenEpisode,
+    chat_endpoint,
+    speak,
+)
+
+PREFIX = "verifiers:"
+MOST_TASKS = 1000
+"""Of a taskset without end, so many are prompts."""
+REWARD = "world_reward"
+OUT_OF_ROOM = "max_total_tokens"
+"""The stop condition of an episode that filled its context: one of those that verifiers counts as truncated."""
+
+
+def is_verifiers(name: str) -> bool:
+    """Whether a name is that of an environment of verifiers."""
+    return name.startswith(PREFIX)
+
+
+def world_reward(world_reward: Sequence[float], **_given: Any) -> list[float]:
+    """A reward function: what the environment says."""
+    return list(world_reward)
+
+
+class VerifiersWorld:
+    """One environment: its tasks as prompts, and the rollout function that plays them."""
+
+    def __init__(self, name: str) -> None:
+        self._vf = require("verifiers.v1", extra="verifiers")
+        self.id = name.removeprefix(PREFIX)
+        try:
+            config = self._vf.resolve_env_config({"taskset": {"id": self.id}})
+            self._env = self._vf.load_environment(config)
+        except (ImportError, AttributeError, TypeError, ValueError, RuntimeError) as error:
+            got = f"{type(error).__name__}: {error}"
+            expected = "the id of an environment that is installed"
+            raise ConfigError(explain(f"train.grpo.environment {name}", got=got, expected=expected)) from error
+        self._tasks = list(itertools.islice(self._env.taskset.load(), MOST_TASKS))
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A data set's rows: the prompt of each task, and its number."""
+        rows = [{"prompt": _chat(task.data), "task": number} for number, task in enumerate(self._tasks)]
+        if not all(row["prompt"] for row in rows):
+            expected = "tasks with a prompt of their own"
+            raise ConfigError(explain(f"environment {self.id}", got="a task without one", expected=expected))
+        return rows
+
+    def __call__(self, prompts: Sequence[Any], trainer: Any) -> dict[str, Any]:
+        """As TRL's `rollout_func`."""
+        if trainer.accelerator.num_processes > 1:
+            got = f"{trainer.accelerator.num_processes} processes"
+            expected = "one: rounds of an engine's loop differ in number, and processes generate together"
+            raise ConfigError(explain(f"train.grpo.environment {PREFIX}{self.id}", got=got, expected=expected))
+        numbers = self._numbers(prompts, trainer)
+        template = dict(trainer.chat_template_kwargs or {})
+        if getattr(trainer, "chat_template", None):
+            template["chat_template"] = trainer.chat_template
+
+        def generate(ids: list[list[int]]) -> tuple[list[list[int]], list[list[float]] | None]:
+            return trainer._generate_single_turn(ids, None, {}, 1)
+
+        longest, context = trainer.max_completion_length, _context_length(trainer)
+        episodes = [SpokenEpisode(trainer.processing_class, template, longest, context=context) for _ in prompts]
+        traces = self.play(numbers, episodes, generate)
+        has_logprobs = trainer.use_vllm
+        return {
+            "prompt_ids": [episode.prompt_ids for episode in episodes],
+            "completion_ids": [episode.ids[: episode.limit] for episode in episodes],
+            "env_mask": [episode.sampled[: episode.limit] for episode in episodes],
+            "logprobs": [episode.logprobs[: episode.limit] for episode in episodes] if has_logprobs else None,
+            "messages": [episode.messages for episode in episodes],
+            "tools": [[_function(tool) for tool in episode.tools] for episode in episodes],
+            "signals": [list(trace.info.get("sites") or ()) for trace in traces],
+            REWARD: [self._reward(trace, episode) for trace, episode in zip(traces, episodes, strict=True)],
+        }
+
+    def _numbers(self, prompts: Sequence[Any], trainer: Any) -> list[int]:
+        """Of the tasks, by the rows that are played: two tasks may have the same prompt."""
+        rows = getattr(getattr(trainer, "sampling", None), "rows", ())
+        numbers = [int(row["task"]) for row in rows if "task" in row]
+        if len(numbers) != len(prompts):
+            got = f"{len(numbers)} rows with a task of {len(prompts)} prompts"
+            fix = "Play it in ComposerReplicationTrainer, on VerifiersWorld.rows() with all their columns."
+            raise ConfigError(explain(f"environment {self.id}", got=got, expected="the task of each prompt", fix=fix))
+        return numbers
+
+    def _reward(self, trace: Any, episode: SpokenEpisode) -> float:
+        """What the environment says; NaN, which is "not judged", of an episode that broke after some turn."""
+        if not any(episode.sampled):
+            if episode.is_full:
+                got = f"a prompt of {len(episode.prompt_ids):,} tokens, which leaves no room for a turn"
+                fix = "Use a model with a longer context, or an environment with shorter prompts."
+                expected = "a prompt that is shorter than the model's context"
+                raise RunError(explain(f"environment {self.id}", got=got, expected=expected, fix=fix))
+            got = f"an episode that ended before its first turn, {_last_error(trace)}"
+            raise RunError(explain(f"environment {self.id}", got=got, expected="one in which the policy speaks"))
+        return math.nan if trace.has_error else float(trace.reward)
+
+    def play(self, tasks: Sequence[int], episodes: Sequence[SpokenEpisode], generate: Generate) -> list[Any]:
+        """The traces of these tasks, each spoken in its episode."""
+        # Whoever can connect here could speak for an episode whose name he guesses.
+        names = {f"policy-{secrets.token_hex(16)}": episode for episode in episodes}
+        with chat_endpoint(names) as url, ThreadPoolExecutor(max_workers=1) as beside:
+            client = self._vf.EvalClientConfig(base_url=url, api_key_var="CRF_NO_KEY")
+            played = beside.submit(self._run_all, tasks, names, client)
+            try:
+                speak(episodes, generate)
+            finally:  # of a failure here: whoever waits for an answer is told that there is none
+                for episode in episodes:
+                    episode.answers.put(None)
+            return [self._trace(played_episode) for played_episode in played.result()]
+
+    def _run_all(self, tasks: Sequence[int], names: Mapping[str, SpokenEpisode], client: Any) -> list[Any]:
+        """In a thread of its own; however it ends, nobody waits for another request."""
+        try:
+            return asyncio.run(self._run(tasks, list(names.items()), client))
+        finally:
+            for episode in names.values():
+                episode.asked.put(None)
+
+    async def _run(self, tasks: Sequence[int], names: Sequence[tuple[str, SpokenEpisode]], client: Any) -> list[Any]:
+        async def one(task: int, name: str, episode: SpokenEpisode) -> Any:
+            def stop_when_full(trace: Any) -> None:
+                episode.on_full = lambda: trace.stop(OUT_OF_ROOM)
+
+            context = self._vf.ModelContext(model=name, client=client)
+            try:
+                return await self._env.run_episode(self._tasks[task], context, on_trace=stop_when_full)
+            finally:
+                episode.asked.put(None)
+
+        async with self._env.serving():
+            return await asyncio.gather(*(one(task, *pair) for task, pair in zip(tasks, names, strict=True)))
+
+    def _trace(self, episode: Any) -> Any:
+        if len(episode.traces) != 1:
+            got = f"{len(episode.traces)} traces in an episode, {_last_error(episode)}"
+            raise RunError(explain(f"environment {self.id}", got=got, expected="one agent's"))
+        return episode.traces[0]
+
+
+@cache
+def verifiers_world(name: str) -> VerifiersWorld:
+    """The environment of that name, made once: it is asked for its tasks and then for its rollouts."""
+    return VerifiersWorld(name)
+
+
+def _context_length(trainer: Any) -> int | None:
+    """Return how many tokens the generation takes in all, as TRL's own tool loop reads it; None if that is unknown."""
+    if trainer.use_vllm and trainer.vllm_mode == "colocate":
+        return trainer.vllm_generation.llm.llm_engine.model_config.max_model_len
+    config: Any = getattr(getattr(trainer, "model", None), "config", None)
+    if hasattr(config, "get_text_config"):  # a model that also sees has its text model's config inside
+        config = config.get_text_config()
+    return getattr(config, "max_position_embeddings", None)
+
+
+def _chat(data: Any) -> list[dict[str, Any]]:
+    """A task's prompt as messages."""
+    prompt = data.prompt
+    if isinstance(prompt, str):
+        prompt = [{"role": "user", "content": prompt}]
+    system = [{"role": "system", "content": data.system_prompt}] if data.system_prompt else []
+    return [
+        *system,
+        *(dict(message) if isinstance(message, Mapping) else message.model_dump() for message in prompt or ()),
+    ]
+
+
+def _last_error(record: Any) -> str:
+    """Of a trace or an episode, in its own words."""
+    errors = getattr(record, "errors", None) or ()
+    return f"{errors[-1].type}: {errors[-1].message}" if errors else "without an error"
+
+
+def _function(tool: Any) -> Mapping[str, Any]:
+    return tool.get("function", tool)

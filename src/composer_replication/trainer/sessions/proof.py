@@ -1,0 +1,264 @@
+"""The hint proof of a data set: figures for every site, kept as `hint_proof.jsonl` and not computed twice.
+
+While it is made, each site's figures go to `hint_proof.partial.jsonl`: an interrupt loses those of one site.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
+from itertools import islice, takewhile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from torch import distributed, nn
+
+from composer_replication.batch.hint_placement import Part, Placement
+from composer_replication.batch.render.decision import decide_like
+from composer_replication.batch.render.renderer import Renderer
+from composer_replication.errors import ArtefactCorruptError
+from composer_replication.runs import RunDir
+from composer_replication.runs.journal import Journal, read_journal
+from composer_replication.trainer.objective.distributed import agreed_most
+from composer_replication.trainer.objective.fingerprint import fingerprint_of
+from composer_replication.trainer.objective.hint_proof import (
+    DecidedCall,
+    HintProof,
+    ProvableSite,
+    is_near,
+    prove_hints,
+    verdict,
+)
+from composer_replication.trainer.sessions.phases import Phase, tell_phase
+
+if TYPE_CHECKING:
+    from composer_replication.trainer.sessions.rendering import CallPlace, KeptSite
+
+SCHEMA, VERSION = "hint_proof", 3
+_NAME = "hint_proof"
+_PARTIAL = "hint_proof.partial.jsonl"
+_SOURCES = ("conversations", "sites")
+_PROOF = tuple(field.name for field in fields(HintProof))
+_MOST_GOOD_CALLS = 4
+_MOST_WITH_OWN_CONTEXT = 2
+_MOST_LOOKED_AT = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProofSettings:
+    """What the figures depend on besides the weights and the sites, and the margin that decides."""
+
+    margin: float
+    placement: Placement
+    part: Part
+    max_context: int
+    seed: int
+
+
+def prove_sites(
+    model: nn.Module,
+    renderer: Renderer,
+    sites: Sequence[KeptSite],
+    good_calls: Sequence[CallPlace],
+    settings: ProofSettings,
+    run: RunDir | None,
+    *,
+    with_adapter: bool = False,
+) -> list[HintProof]:
+    """One proof a site, from the run directory if its figures are those of this model and these sites.
+
+    Processes that prove the same sites write the same file; each write replaces it whole. `with_adapter`: the adapter
+    on the model is not a fresh one, and the figures are those of the weights with it.
+    """
+    provable = _provable(renderer, sites, good_calls, settings.max_context)
+    recorded_settings: dict[str, str] = {}
+    if run is not None:
+        recorded_settings = _settings_of(model, renderer, settings, with_adapter) | {"sites": _digest(provable)}
+        stored_proofs = _stored(run, recorded_settings)
+        if stored_proofs is not None and [site.site.id for site in sites] == [proof.site_id for proof in stored_proofs]:
+            return stored_proofs
+    with _PartialProofs.open(run, recorded_settings, provable, model) as partial:
+        partial.tell()
+        options = {**asdict(settings), "known": tuple(partial.proofs), "on_proof": partial.add}
+        proofs = prove_hints(model, renderer, provable, **options)
+    if run is not None:
+        _store(run, sites, proofs, recorded_settings)
+        partial.remove()
+    return proofs
+
+
+def _provable(
+    renderer: Renderer, sites: Sequence[KeptSite], good_calls: Sequence[CallPlace], max_context: int
+) -> list[ProvableSite]:
+    return [
+        ProvableSite(
+            site_id=site.site.id,
+            rendered=site.rendered,
+            span=site.span,
+            hint=site.hint,
+            kind=site.site.kind,
+            decision=site.decision,
+            good_calls=_controls(renderer, site, good_calls, max_context),
+        )
+        for site in sites
+    ]
+
+
+def _controls(
+    renderer: Renderer, site: KeptSite, good_calls: Sequence[CallPlace], max_context: int
+) -> list[DecidedCall]:
+    """A few good calls to compare a site with, decided on as many tokens.
+
+    Only what stands before the error in its session: after it, the good call may be the one that the hint names. Those
+    that share the site's context come first, then others of the session, then, where it has none, those of other
+    sessions; among these the same tool's, and of these the nearest.
+    """
+    session = site.rendered.conversation_id
+    own_calls = [call for call in good_calls if call.rendered.conversation_id == session and call.number < site.number]
+    near = [call for call in own_calls if call.rendered is site.rendered and is_near(call.span, site.span, max_context)]
+    other_calls = (call for call in good_calls if call.rendered.conversation_id != session)
+    for candidates, most in (
+        (near, _MOST_GOOD_CALLS),
+        (own_calls, _MOST_WITH_OWN_CONTEXT),
+        (other_calls, _MOST_WITH_OWN_CONTEXT),
+    ):
+        nearest = sorted(
+            candidates, key=lambda call: (call.words.name != site.site.tool, abs(call.number - site.number))
+        )
+        calls = (
+            DecidedCall(candidate.rendered, candidate.span, decision)
+            for candidate in nearest[:_MOST_LOOKED_AT]
+            if (decision := decide_like(renderer, candidate.rendered, candidate.span, candidate.words, site.decision))
+        )
+        if chosen := list(islice(calls, most)):
+            return chosen
+    return []
+
+
+def read_proofs(run: RunDir) -> list[HintProof]:
+    """The proofs of a run, in the order of its sites; none where an earlier version measured something else."""
+    if run.meta(_NAME).version < VERSION:
+        return []
+    rows = run.read_jsonl(_NAME, schema=SCHEMA, version=VERSION)
+    return [HintProof(**{name: cast("Any", row[name]) for name in _PROOF}) for row in rows]
+
+
+class _PartialProofs:
+    """The proofs so far, in the order of the sites; of several processes the first writes them."""
+
+    def __init__(self, path: Path | None, total: int, proofs: list[HintProof], journal: Journal | None) -> None:
+        self.path, self.proofs, self._total, self._journal = path, proofs, total, journal
+
+    @classmethod
+    @contextmanager
+    def open(
+        cls, run: RunDir | None, said: dict[str, str], sites: Sequence[ProvableSite], model: nn.Module
+    ) -> Generator[_PartialProofs]:
+        """What an earlier call left, if it was about the very same; and a journal to go on with."""
+        if run is None:
+            yield cls(None, len(sites), [], None)
+            return
+        path = run.path(_NAME).with_name(_PARTIAL)
+        made_of = {name: run.meta(name).sha256 for name in _SOURCES}
+        header = {"settings": said, "made_of": made_of}
+        known_proofs = _first_known(sites, _read_partial(path, header))
+        # As many on every process that holds a part of the weights: they have to make their passes together.
+        least = -agreed_most([model], [-len(known_proofs)])[0]
+        if distributed.is_available() and distributed.is_initialized() and distributed.get_rank():
+            yield cls(path, len(sites), known_proofs[:least], None)
+            return
+        if not known_proofs:
+            path.unlink(missing_ok=True)
+        with Journal(path) as journal:
+            if not known_proofs:
+                journal.append(header)
+            yield cls(path, len(sites), known_proofs[:least], journal)
+
+    def add(self, proof: HintProof) -> None:
+        if self._journal is not None:
+            self._journal.append(asdict(proof))
+        self.proofs.append(proof)
+        self.tell()
+
+    def tell(self) -> None:
+        done, total = len(self.proofs), self._total
+        tell_phase(Phase(name="hint proof", done=done, total=total, items="sites", kept_in=self.path))
+
+    def remove(self) -> None:
+        """Once the whole artefact is there."""
+        if self.path is not None and self._journal is not None:
+            self.path.unlink(missing_ok=True)
+
+
+def _read_partial(path: Path, header: Mapping[str, object]) -> list[HintProof]:
+    try:
+        rows = read_journal(path).rows
+    except (FileNotFoundError, ArtefactCorruptError):  # nothing that could be gone on from
+        return []
+    if not rows or rows[0] != header:
+        return []
+    return [HintProof(**cast("Any", row)) for row in rows[1:]]
+
+
+def _first_known(sites: Sequence[ProvableSite], proofs: Sequence[HintProof]) -> list[HintProof]:
+    """Proofs of the first sites, up to one that has none. Runs that write at the same time mix their lines."""
+    by_site = {proof.site_id: proof for proof in proofs}
+    return [by_site[site.site_id] for site in takewhile(lambda site: site.site_id in by_site, sites)]
+
+
+def _digest(sites: Sequence[ProvableSite]) -> str:
+    """Of what is proved, and where: sites with their hints, whose order decides what each is compared with."""
+    entries = [
+        (site.site_id, site.kind, site.hint, site.decision, [good.decision for good in site.good_calls])
+        for site in sites
+    ]
+    return hashlib.sha256(repr(entries).encode()).hexdigest()
+
+
+def _stored(run: RunDir, recorded_settings: dict[str, str]) -> list[HintProof] | None:
+    if not run.path(_NAME).exists() or run.meta(_NAME).settings != recorded_settings or run.lineage(_NAME).stale:
+        return None
+    return read_proofs(run)
+
+
+def _store(
+    run: RunDir, sites: Sequence[KeptSite], proofs: Sequence[HintProof], recorded_settings: dict[str, str]
+) -> None:
+    rows = (
+        {
+            **asdict(proof),
+            "advantage": proof.advantage,
+            "advantage_over_good": proof.advantage_over_good,
+            "conversation_id": site.site.conversation_id,
+            "turn_id": site.site.turn_id,
+            "kind": site.site.kind,
+        }
+        for site, proof in zip(sites, proofs, strict=True)
+    )
+    reasons = Counter(proof.reason for proof in proofs)
+    num_kept, heed_verdict = reasons.pop("kept", 0), verdict(proofs)
+    run.write_jsonl(
+        _NAME,
+        rows,
+        schema=SCHEMA,
+        version=VERSION,
+        sources=_SOURCES,
+        counts={
+            "sites": len(proofs),
+            "kept": num_kept,
+            "lowered_more_than_by_another_kind": heed_verdict.over_other,
+            "lowered_more_than_good_calls": heed_verdict.over_good,
+            "compared_with_good_calls": heed_verdict.num_with_good,
+            "compared_with_those_of_other_sessions": heed_verdict.num_elsewhere,
+        },
+        drops=reasons,
+        settings=recorded_settings,
+    )
+
+
+def _settings_of(model: nn.Module, renderer: Renderer, settings: ProofSettings, with_adapter: bool) -> dict[str, str]:
+    recorded_settings = {name: str(value) for name, value in asdict(settings).items()}
+    return recorded_settings | fingerprint_of(model, renderer, with_adapter=with_adapter)._asdict()

@@ -1,0 +1,295 @@
+"""Reference log-probs of preference pairs, computed once with the frozen start weights and kept beside the data.
+
+A DPO step compares the model with what it was at the start. Those numbers belong to the start weights, the tokenizer,
+the template and the precision; they are stored with a fingerprint of all four, and a store with another one is an
+error, not a reference. A store without a precision, as older ones are, is stale. Under an adapter the start weights are
+the model with the adapter off.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from composer_replication.atomic import atomic_write_bytes, directory_lock
+from composer_replication.batch.pair_tokens import PairIds, ResponseIds
+from composer_replication.batch.render.renderer import Renderer
+from composer_replication.batch.tree import SharedPrefixes
+from composer_replication.batch.tree_batch import TreeBatch
+from composer_replication.errors import (
+    ArtefactCorruptError,
+    InputError,
+    StaleArtefactError,
+    explain,
+)
+from composer_replication.trainer.objective.distributed import agreed_most, start_weights
+from composer_replication.trainer.objective.fingerprint import Fingerprint, fingerprint_of, has_no_weights
+from composer_replication.trainer.objective.reference import pair_logprobs, response_logprobs
+from composer_replication.trainer.sessions.phases import Phase, tell_phase
+
+__all__ = ["ReferenceLogprobs", "precompute_ref_logprobs"]
+
+_SCHEMA = "composer_replication.ref_logprobs"
+_VERSION = "1"
+_EXACT_ENOUGH = ("float32", "float64")  # here a pass over other tokens rounds alike, to 1e-5 nats
+
+
+class ReferenceLogprobs:
+    """Summed log-probs of responses, by the digest of their ids, and what they were computed with.
+
+    `of_steps` says that they come from the passes that steps make, which matters in half precision.
+    """
+
+    def __init__(
+        self, fingerprint: Fingerprint, values: dict[bytes, float] | None = None, *, of_steps: bool = False
+    ) -> None:
+        self.fingerprint, self.of_steps = fingerprint, of_steps
+        self._values = dict(values or {})
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __contains__(self, response: ResponseIds) -> bool:
+        return _key(*response) in self._values
+
+    def lookup(
+        self, chosen_ids: Sequence[int], chosen_start: int, rejected_ids: Sequence[int], rejected_start: int
+    ) -> tuple[float, float]:
+        """Of both sides of a pair; a pair that was never computed is an error, never a zero."""
+        return self._value(chosen_ids, chosen_start), self._value(rejected_ids, rejected_start)
+
+    def add(self, response: ResponseIds, value: float) -> None:
+        self._values[_key(*response)] = value
+
+    def take_over(self, other: ReferenceLogprobs) -> None:
+        """What another store of the same fingerprint holds and this one does not."""
+        self._values = other._values | self._values
+
+    def save(self, path: str | Path) -> None:
+        """As safetensors, whole or not at all."""
+        from safetensors.torch import save
+
+        keys = sorted(self._values)
+        tensors = {
+            "keys": torch.tensor([list(key) for key in keys], dtype=torch.uint8).reshape(-1, 32),
+            "logprobs": torch.tensor([self._values[key] for key in keys], dtype=torch.float64),
+        }
+        passes = "steps" if self.of_steps else "trees"
+        about = {"schema": _SCHEMA, "version": _VERSION, "passes": passes, **self.fingerprint._asdict()}
+        atomic_write_bytes(path, save(tensors, metadata=about))
+
+    @classmethod
+    def load(cls, path: str | Path, expected: Fingerprint) -> ReferenceLogprobs:
+        """What `save` wrote, if it was computed with what is in use now."""
+        about, tensors = _read(Path(path))
+        fingerprint = Fingerprint(*(about.get(name, "") for name in Fingerprint._fields))
+        if different := fingerprint.differences(expected):
+            fix = "They are numbers of something else: delete the file, or go back to what it was made with."
+            if torch.distributed.is_available() and torch.distributed.is_initialized():
+                fix = f"Start rank {torch.distributed.get_rank()} as the process that wrote them was started."
+            got = f"other {' and '.join(different)} than those in use"
+            raise StaleArtefactError(explain(f"reference log-probs in {path}", got=got, expected="the same", fix=fix))
+        keys, values = (tensors[name].tolist() for name in ("keys", "logprobs"))
+        logprobs = {bytes(key): value for key, value in zip(keys, values, strict=True)}
+        return cls(fingerprint, logprobs, of_steps=about.get("passes") == "steps")
+
+    def _value(self, ids: Sequence[int], start: int) -> float:
+        value = self._values.get(_key(ids, start))
+        if value is None:
+            got = f"none for a response of {len(ids) - start} tokens after {start}"
+            fix = "Run precompute_ref_logprobs on these pairs, with the renderer that makes the batches."
+            raise InputError(explain("reference log-prob", got=got, expected="one computed before", fix=fix))
+        return value
+
+
+def precompute_ref_logprobs(
+    model: nn.Module,
+    renderer: Renderer,
+    pairs: Iterable[PairIds],
+    *,
+    path: str | Path | None = None,
+    max_tree_tokens: int = 32_768,
+    with_adapter: bool = False,
+) -> ReferenceLogprobs:
+    """Log-probs of both sides of every pair under the start weights; call it before the first optimizer step.
+
+    The start weights are those below an adapter; `with_adapter`, after a warm-up, those with it.
+
+    Responses that share a context share its computation, in trees of at most `max_tree_tokens` (a longer response is a
+    tree of its own). With a `path`, what it holds is taken over if its fingerprint fits (StaleArtefactError if not),
+    only what is missing is computed, and each pass is stored as it comes. Call it under the autocast that training runs
+    under, as the trainers do: in another precision the model at the start is not its own reference.
+    """
+    if max_tree_tokens < 1:
+        raise InputError(explain("max_tree_tokens", got=max_tree_tokens, expected="1 or more"))
+    by_key = {_key(*response): response for pair in pairs for response in pair}
+
+    def groups_of(store: ReferenceLogprobs) -> list[_ReferencePass]:
+        missing = [response for response in by_key.values() if response not in store]
+        groups = _groups(missing, max_tree_tokens)
+        return [_ReferencePass(group, partial(_tree_logprobs, model, group)) for group in groups]
+
+    return _completed(model, renderer, groups_of, len(by_key), path=path, with_adapter=with_adapter)
+
+
+def reference_logprobs_of_batches(
+    model: nn.Module,
+    renderer: Renderer,
+    batches: Iterable[tuple[Sequence[PairIds], Callable[[], TreeBatch | Mapping[str, Tensor]]]],
+    *,
+    path: str | Path | None = None,
+    with_adapter: bool = False,
+) -> ReferenceLogprobs:
+    """Return the same from the passes that steps make, for batches given as their pairs and what makes the batch.
+
+    In half precision a log-prob depends on the other tokens of its pass. A step on one of these batches, made with the
+    start weights, gives exactly these numbers, so that its DPO loss is ln 2.
+    """
+    listed = [([response for pair in pairs for response in pair], make) for pairs, make in batches]
+
+    def batches_of(store: ReferenceLogprobs) -> list[_ReferencePass]:
+        return [
+            _ReferencePass(responses, partial(_batch_logprobs, model, make))
+            for responses, make in listed
+            if any(response not in store for response in responses)
+        ]
+
+    total = sum(len(responses) for responses, _ in listed)
+    return _completed(model, renderer, batches_of, total, path=path, with_adapter=with_adapter, of_steps=True)
+
+
+class _ReferencePass(NamedTuple):
+    """Responses, and the function that computes their log-probs in the same order."""
+
+    responses: list[ResponseIds]
+    compute: Callable[[], list[float]]
+
+
+def _tree_logprobs(model: nn.Module, group: list[ResponseIds]) -> list[float]:
+    return response_logprobs(model, group).tolist()
+
+
+def _batch_logprobs(model: nn.Module, make: Callable[[], TreeBatch | Mapping[str, Tensor]]) -> list[float]:
+    return [value for pair in pair_logprobs(model, make()) for value in pair]
+
+
+def _completed(
+    model: nn.Module,
+    renderer: Renderer,
+    passes_of: Callable[[ReferenceLogprobs], list[_ReferencePass]],
+    total: int,
+    *,
+    path: str | Path | None,
+    with_adapter: bool,
+    of_steps: bool = False,
+) -> ReferenceLogprobs:
+    """Return the store at `path`, or an empty one, with what the passes that it still needs compute."""
+    if has_no_weights(model):
+        fix = (
+            "FSDP's cpu_ram_efficient_loading leaves all ranks but 0 without weights until the model is sharded. Pass"
+            " the pairs to the trainer, which loads the weights on every rank first, or switch it off."
+        )
+        got = "a model whose weights are all zeros"
+        raise InputError(explain("reference log-probs", got=got, expected="the start weights", fix=fix))
+    fingerprint = fingerprint_of(model, renderer, with_adapter=with_adapter)
+    where = None if path is None else Path(path)
+    is_stored = where is not None and where.exists()
+    store = ReferenceLogprobs(fingerprint, of_steps=of_steps)
+    if where and is_stored:
+        store = ReferenceLogprobs.load(where, fingerprint)
+        if of_steps and not store.of_steps and fingerprint.precision not in _EXACT_ENOUGH:
+            got = "those of other passes, by precompute_ref_logprobs or an earlier version"
+            fix = "Delete the file: they are computed again."
+            raise StaleArtefactError(
+                explain(f"reference log-probs in {where}", got=got, expected="those of the passes of steps", fix=fix)
+            )
+    passes = passes_of(store)
+    with nullcontext() if with_adapter else start_weights(model):
+        _compute(model, store, passes, total, where)
+    if where is not None and not passes and not is_stored:
+        _save_with_others(store, where)
+    return store
+
+
+def _compute(
+    model: nn.Module, store: ReferenceLogprobs, groups: list[_ReferencePass], total: int, path: Path | None
+) -> None:
+    """Run the passes, each stored before the next: an interrupt loses one."""
+
+    def tell(remaining: int) -> None:
+        tell_phase(
+            Phase(name="reference log-probs", done=total - remaining, total=total, items="responses", kept_in=path)
+        )
+
+    (passes,) = agreed_most([model], [len(groups)])
+    num_left = sum(len(group.responses) for group in groups)
+    for group in groups:
+        tell(num_left)
+        for response, value in zip(group.responses, group.compute(), strict=True):
+            store.add(response, value)
+        if path is not None:
+            _save_with_others(store, path)
+        num_left -= len(group.responses)
+    for _ in range(passes - len(groups)):  # another process has more, and its passes take all of us
+        response_logprobs(model, [([0, 0], 1)])
+    if groups:
+        tell(num_left)
+
+
+def _save_with_others(store: ReferenceLogprobs, path: Path) -> None:
+    """Written together with what other processes have put there meanwhile."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with directory_lock(path.parent, exclusive=True):
+        if path.exists():
+            store.take_over(ReferenceLogprobs.load(path, store.fingerprint))
+        store.save(path)
+
+
+def _groups(responses: list[ResponseIds], max_tree_tokens: int) -> Iterator[list[ResponseIds]]:
+    """Neighbours in sorted order, as many as fit: they share the most."""
+    if not responses:
+        return
+    prefixes = SharedPrefixes([torch.tensor(response.ids) for response in responses])
+    group: list[ResponseIds] = []
+    size = 0
+    for number, shared in prefixes.in_sorted_order():
+        response = responses[number]
+        new = len(response.ids) - (shared if group else 0)
+        if group and size + new > max_tree_tokens:
+            yield group
+            group, size, new = [], 0, len(response.ids)
+        group.append(response)
+        size += new
+    yield group
+
+
+def _key(ids: Sequence[int], start: int) -> bytes:
+    return hashlib.sha256(array("q", [start, *ids]).tobytes()).digest()
+
+
+def _read(path: Path) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            about, tensors = file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        fix = "Delete it; it is computed again."
+        raise ArtefactCorruptError(explain(str(path), got=str(error), expected="safetensors", fix=fix)) from error
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    number = shapes.get("logprobs", (0,))[0]
+    expected_shapes = {"keys": (number, 32), "logprobs": (number,)}
+    if (about.get("schema"), about.get("version")) != (_SCHEMA, _VERSION) or shapes != expected_shapes:
+        got = f"schema {about.get('schema')} version {about.get('version')}, {shapes}"
+        raise ArtefactCorruptError(
+            explain(str(path), got=got, expected=f"{_SCHEMA} version {_VERSION}, {expected_shapes}")
+        )
+    return about, tensors

@@ -1,0 +1,473 @@
+"""One logged session as token ids, made once: which turns, sites and pairs each channel may have, drops by name.
+
+Windows, proofs and references are made of what is here. The conversation itself is not kept.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, NamedTuple
+
+from composer_replication.action_text import (
+    answer_turn,
+    parse_action_text,
+    text_follows_call,
+    turn_of,
+)
+from composer_replication.batch.hint_placement import Part, Placement, why_no_target
+from composer_replication.batch.pair_tokens import compared_ids
+from composer_replication.batch.render.decision import CallWords, Decision, decide_against
+from composer_replication.batch.render.renderer import (
+    TEXT_FOLLOWS_CALL,
+    RenderedSequence,
+    Renderer,
+    TurnSpan,
+    thinking_counts,
+)
+from composer_replication.batch.session_batch import TokenPair
+from composer_replication.batch.tree_batch import CHANNELS
+from composer_replication.errors import (
+    AlignmentError,
+    InputError,
+    StaleArtefactError,
+    explain,
+)
+from composer_replication.runs import ARTEFACTS, RunDir
+from composer_replication.runs.files import (
+    LoggedPair,
+    read_conversations,
+    read_pairs,
+    read_sites,
+)
+from composer_replication.runs.split import NAME as SPLIT
+from composer_replication.sites.find import NO_FAILURE
+from composer_replication.types import (
+    Conversation,
+    ErrorSite,
+    Hint,
+    ToolCall,
+    Turn,
+)
+
+Responses = Literal["good", "all", "none"]
+RESPONSES: tuple[Responses, ...] = ("good", "all", "none")
+NOT_RENDERED = "not_rendered"
+NOT_IN_RENDERING = "turn_not_in_rendering"
+NO_SUCH_TURN = "pair_of_no_such_turn"
+_RESPONSES, _SITES, _PAIRS = CHANNELS
+_known_ids: dict[int, int] = {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowSettings:
+    """How sessions are cut and what is taken from them.
+
+    `responses` are the turns of channel 1: those that nothing speaks against (`good`, see `good_turns`, which also
+    reads `work_failures`), all of the model's own that no pair rejects and no kept site blames, or none. Turns that
+    were copied from another conversation are never among them. `use_sites` and `use_pairs` switch channels 2 and 3.
+    With `contrast` a site also has the hint of a site of another kind, as a wrong one. The rest is that of
+    `session_batches`.
+    """
+
+    budget: int
+    overlap: int = 0
+    responses: Responses = "good"
+    work_failures: bool = False
+    use_sites: bool = True
+    use_pairs: bool = True
+    placement: Placement = "before_turn"
+    part: Part = "turn"
+    max_length: int | None = None
+    contrast: bool = False
+
+    def __post_init__(self) -> None:
+        if self.responses not in RESPONSES:
+            raise InputError(explain("responses", got=repr(self.responses), expected=f"one of {RESPONSES}"))
+
+
+class KeptSite(NamedTuple):
+    """A site that may teach, its hint, where its turn stands, which tokens decide its call; the turn's number."""
+
+    site: ErrorSite
+    hint: str
+    rendered: RenderedSequence
+    span: TurnSpan
+    decision: Decision
+    number: int
+
+
+class CallPlace(NamedTuple):
+    """Where a good turn with a call stands, what its first call is known by, and the turn's number."""
+
+    rendered: RenderedSequence
+    span: TurnSpan
+    words: CallWords
+    number: int
+
+
+class _PairSide(NamedTuple):
+    """A response from its start on, after the first tokens of its session and what else stands before it."""
+
+    num_shared: int
+    rest: list[int]
+    start: int
+
+    @classmethod
+    def of(cls, ids: list[int], start: int, session: list[int]) -> _PairSide:
+        """Most of a pair's context is the session's own: many pairs would hold it many times."""
+        shared = start if ids[:start] == session[:start] else 0
+        return cls(shared, ids[shared:], start)
+
+    def ids(self, session: list[int]) -> list[int]:
+        return [*session[: self.num_shared], *self.rest]
+
+
+class KeptPair(NamedTuple):
+    """A pair as token ids, and where its turn, `turn_id`, stands; `kind`: whose it is, and which tools it weighs."""
+
+    state_id: str
+    rendered: RenderedSequence
+    chosen: _PairSide
+    rejected: _PairSide
+    kind: str = ""
+    turn_id: str = ""
+
+    def tokens(self) -> TokenPair:
+        chosen, rejected = (side.ids(self.rendered.ids) for side in (self.chosen, self.rejected))
+        return TokenPair(
+            chosen_ids=chosen,
+            chosen_start=self.chosen.start,
+            rejected_ids=rejected,
+            rejected_start=self.rejected.start,
+        )
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class RenderedSession:
+    """The token ids of one conversation, and what may be learned in them.
+
+    `responses` are ids of turns. `good_calls` are good turns with a call, whether channel 1 learns them or not. `hints`
+    are those of all sites that may teach (id, kind, text): wrong hints are drawn from them. `counts` says what there
+    is, `drops` what is missing, as `channel: reason`.
+    """
+
+    conversation_id: str
+    models: frozenset[str]
+    sequences: list[RenderedSequence]
+    responses: frozenset[str] = frozenset()
+    good_calls: list[CallPlace] = field(default_factory=list[CallPlace])
+    sites: list[KeptSite] = field(default_factory=list[KeptSite])
+    pairs: list[KeptPair] = field(default_factory=list[KeptPair])
+    hints: list[tuple[str, str, str]] = field(default_factory=list[tuple[str, str, str]])
+    counts: Counter[str] = field(default_factory=Counter[str])
+    drops: Counter[str] = field(default_factory=Counter[str])
+
+
+def render_session(renderer: Renderer, session: LoggedSession, settings: WindowSettings) -> RenderedSession:
+    """What the channels that are on may have of a session."""
+    conversation = session.conversation
+    rendered_session = RenderedSession(conversation_id=conversation.id, models=models_of(conversation), sequences=[])
+    rendered_session.counts["conversations"] += 1
+    try:
+        rendered_session.sequences = [_with_shared_ids(sequence) for sequence in renderer.render(conversation)]
+    except AlignmentError:  # a template that puts one message's text into another's turn: of no use for any
+        raise
+    except InputError:  # no turns, or none that this template can show
+        rendered_session.drops[f"conversations: {NOT_RENDERED}"] += 1
+    rendered_session.counts.update(thinking_counts(rendered_session.sequences))
+    if settings.use_sites:
+        _keep_sites(rendered_session, session, renderer)
+    if settings.use_pairs:
+        _keep_pairs(rendered_session, session, renderer)
+    good = good_turns(session, work_failures=settings.work_failures)
+    rendered_session.good_calls = _good_calls(rendered_session, conversation, good.good)
+    rendered_session.responses = _responses(rendered_session, session, settings, good)
+    return rendered_session
+
+
+def models_of(conversation: Conversation) -> frozenset[str]:
+    """Names of the models that wrote its turns; an empty one where a turn does not say."""
+    return frozenset(turn.model or "" for turn in conversation.turns if turn.role == "assistant")
+
+
+def _with_shared_ids(sequence: RenderedSequence) -> RenderedSequence:
+    """One number object for each id: a list of them then takes 8 bytes a token, and not 36."""
+    return replace(sequence, ids=[_known_ids.setdefault(token_id, token_id) for token_id in sequence.ids])
+
+
+def _keep_sites(into: RenderedSession, session: LoggedSession, renderer: Renderer) -> None:
+    """Sites that may teach and have a hint, in the order of the session; the others are counted."""
+    turns = {turn.id: (number, turn) for number, turn in enumerate(session.conversation.turns)}
+    spans_by_turn = {span.turn_id: (rendered, span) for rendered in into.sequences for span in rendered.spans}
+    for site, hint in session.sites:
+        if not site.is_kept:
+            continue
+        if hint is not None:
+            into.hints.append((site.id, site.kind, hint.text))
+        if hint is None or not hint.text.strip():
+            into.drops[f"{_SITES}: without_hint"] += 1
+        elif site.turn_id not in spans_by_turn:
+            into.drops[f"{_SITES}: {NOT_IN_RENDERING}"] += 1
+        else:
+            rendered, span = spans_by_turn[site.turn_id]
+            number, turn = turns[site.turn_id]
+            call_number = next((at for at, call in enumerate(turn.calls) if call.id == site.call_id), 0)
+            options = {"format_name": session.conversation.format, "right": session.right_call(site)}
+            decision = decide_against(renderer, rendered, span, turn, call_number, **options)
+            into.sites.append(KeptSite(site, hint.text, rendered, span, decision, number))
+
+
+def _good_calls(into: RenderedSession, conversation: Conversation, good: frozenset[str]) -> list[CallPlace]:
+    turns = enumerate(conversation.turns)
+    calls = {turn.id: (CallWords.of(turn.calls[0]), at) for at, turn in turns if turn.id in good and turn.calls}
+    return [
+        CallPlace(rendered, span, *calls[span.turn_id])
+        for rendered in into.sequences
+        for span in rendered.spans
+        if span.turn_id in calls and not why_no_target(span)
+    ]
+
+
+def _responses(
+    into: RenderedSession, session: LoggedSession, settings: WindowSettings, good_turns: _GoodTurns
+) -> frozenset[str]:
+    """Ids of the turns of channel 1; the model's other turns are counted by what speaks against them."""
+    if settings.responses == "none":
+        return frozenset()
+    if settings.responses == "all":
+        own_ids = {turn.id for turn in session.conversation.turns if turn.origin == "model"}
+        return frozenset(own_ids - _taught_otherwise(session))
+    into.counts.update(model_turns=len(good_turns.good) + len(good_turns.not_good), good_turns=len(good_turns.good))
+    into.drops.update(f"{_RESPONSES}: {reason}" for reason in good_turns.not_good.values())
+    return good_turns.good
+
+
+def _keep_pairs(into: RenderedSession, session: LoggedSession, renderer: Renderer) -> None:
+    turns = session.conversation.turns
+    assistant_indices = [index for index, turn in enumerate(turns) if turn.role == "assistant"]
+    spans_by_turn = {span.turn_id: (rendered, span) for rendered in into.sequences for span in rendered.spans}
+    for pair in session.pairs:
+        index = assistant_indices[pair.turn_number] if 0 <= pair.turn_number < len(assistant_indices) else None
+        outcome: KeptPair | str = NO_SUCH_TURN
+        if index is not None:
+            location = spans_by_turn.get(turns[index].id)
+            outcome = _pair(renderer, session.conversation, index, pair, *location) if location else NOT_IN_RENDERING
+        if isinstance(outcome, KeptPair):
+            into.pairs.append(outcome)
+        else:
+            into.drops[f"{_PAIRS}: {outcome}"] += 1
+
+
+def _pair(
+    renderer: Renderer,
+    conversation: Conversation,
+    index: int,
+    pair: LoggedPair,
+    rendered: RenderedSequence,
+    span: TurnSpan,
+) -> KeptPair | str:
+    """Chosen against rejected; or why not. A logged turn's side is the session itself where the contexts agree."""
+    before, logged = conversation.turns[:index], conversation.turns[index]
+    name, location = f"{pair.state_id}:chosen", (rendered, span)
+    if pair.rejected is not None:  # one call of the turn, or none of it
+        logged, location = turn_of(pair.rejected, turn_id=f"{pair.state_id}:rejected"), None
+    answer = answer_turn(pair.chosen, turn_id=name) if pair.action is None else turn_of(pair.action, turn_id=name)
+    options = {"conversation_id": pair.state_id, "format_name": conversation.format}  # for the session's tools
+    try:
+        sides = compared_ids(renderer, before, answer, logged, **options, logged=location)
+    except InputError:
+        return NOT_RENDERED
+    if isinstance(sides, str):
+        return sides
+    kind = " ".join([pair.source, *(call.name for turn in (answer, logged) for call in turn.calls)])
+    chosen, rejected = (_PairSide.of(ids, start, rendered.ids) for ids, start in sides)
+    return KeptPair(pair.state_id, rendered, chosen, rejected, kind, span.turn_id)
+
+
+def ids_said(sessions: Iterable[RenderedSession]) -> set[int]:
+    """Ids of all tokens that stand in turns of the model's own."""
+    spoken_ids: set[int] = set()
+    for sequence in (rendered for session in sessions for rendered in session.sequences):
+        spoken_ids.update(*(sequence.ids[span.start : span.end] for span in sequence.spans))
+    return spoken_ids
+
+
+# Which turns channel 1 may learn: the model's own that nothing speaks against, and what speaks against the others.
+
+REFUSED, BLOCKED, INTERRUPTED = "refused_call", "blocked_call", "interrupted"
+FAILED, FAILED_AS_WORK = "failed_call", "call_failed_as_part_of_the_work"
+REJECTED = "rejected_side_of_a_pair"
+IMAGE, UNSEEN = "image_before_it", "unseen_context_before_it"
+_BY_KIND = {
+    "user_rejected": REFUSED,
+    "user_corrected": REFUSED,
+    "permission_denied": REFUSED,
+    "hook_blocked": BLOCKED,
+    "user_interrupt": INTERRUPTED,
+}
+_ORDER = (REFUSED, BLOCKED, INTERRUPTED, FAILED, FAILED_AS_WORK, REJECTED, IMAGE, UNSEEN, TEXT_FOLLOWS_CALL)
+_INTERRUPTION = "[Request interrupted by user"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _GoodTurns:
+    """Ids of the turns to learn, and of the model's other turns with the reason why they are not."""
+
+    good: frozenset[str]
+    not_good: dict[str, str]
+
+
+def good_turns(session: LoggedSession, *, work_failures: bool = False) -> _GoodTurns:
+    """The model's own turns, told apart.
+
+    Not good is a turn with a call that failed, was refused, blocked or interrupted (a site says so, kept or not, or the
+    result's own flag), one that is the rejected side of a pair, one behind something that a text model does not see,
+    and one that no template writes in its order. With `work_failures` a call that failed as part of the work (a site
+    that blames the task) speaks against nothing. Turns that were copied from another conversation are neither.
+    """
+    against = _Against(session, work_failures)
+    reasons = {turn.id: reason for turn, reason in against.reasons()}
+    return _GoodTurns(
+        good=frozenset(turn_id for turn_id, reason in reasons.items() if not reason),
+        not_good={turn_id: reason for turn_id, reason in reasons.items() if reason},
+    )
+
+
+def _rejected_turn_ids(session: LoggedSession) -> set[str]:
+    """The turns that the session's pairs reject."""
+    assistant_ids = [turn.id for turn in session.conversation.turns if turn.role == "assistant"]
+    rejecting = (pair.turn_number for pair in session.pairs if pair.rejects_turn)
+    return {assistant_ids[number] for number in rejecting if 0 <= number < len(assistant_ids)}
+
+
+def _taught_otherwise(session: LoggedSession) -> set[str]:
+    """Turns that channel 2 or 3 moves the model away from: never a target of channel 1, whatever is asked for."""
+    return _rejected_turn_ids(session) | {site.turn_id for site, _ in session.sites if site.is_kept}
+
+
+class _Against:
+    def __init__(self, session: LoggedSession, work_failures: bool) -> None:
+        self._turns, self._work_failures = session.conversation.turns, work_failures
+        self._rejected = _rejected_turn_ids(session)
+        self._sites: dict[str, list[ErrorSite]] = defaultdict(list)
+        for site, _ in session.sites:
+            if site.kind != NO_FAILURE:  # looked like one, and is none
+                self._sites[site.turn_id].append(site)
+        self._flagged = _failed_calls(self._turns)
+
+    def reasons(self) -> Iterator[tuple[Turn, str]]:
+        """Each of the model's turns with the first reason against it, or an empty one."""
+        has_image = False
+        for number, turn in enumerate(self._turns):
+            if turn.origin == "model" and turn.role == "assistant":
+                objections = set(self._of_calls(turn))
+                objections |= {INTERRUPTED} if self._is_interrupted(number) else set()
+                objections |= {REJECTED} if turn.id in self._rejected else set()
+                objections |= {IMAGE} if has_image else set()
+                objections |= {UNSEEN} if turn.extra.get("unseen_context") else set()
+                objections |= {TEXT_FOLLOWS_CALL} if not turn.token_ids and text_follows_call(turn) else set()
+                yield turn, next((reason for reason in _ORDER if reason in objections), "")
+            has_image = has_image or bool(turn.extra.get("images"))
+
+    def _of_calls(self, turn: Turn) -> Iterator[str]:
+        sites = self._sites[turn.id]
+        for site in sites:
+            if site.blame != "task":
+                yield _BY_KIND.get(site.kind, FAILED)
+            elif not self._work_failures:
+                yield FAILED_AS_WORK
+        explained = {site.call_id for site in sites}
+        if any((turn.id, call.id) in self._flagged and call.id not in explained for call in turn.calls):
+            yield FAILED
+
+    def _is_interrupted(self, number: int) -> bool:
+        """Whether the user stopped the agent before its next turn."""
+        for turn in _up_to_next_answer(self._turns[number + 1 :]):
+            if turn.role == "user" and turn.text.lstrip().startswith(_INTERRUPTION):
+                return True
+        return False
+
+
+def _failed_calls(turns: Sequence[Turn]) -> set[tuple[str, str]]:
+    """(turn, call) of results marked as failed; some logs use an id again, and then the latest call of it is meant."""
+    caller: dict[str, str] = {}
+    failed: set[tuple[str, str]] = set()
+    for turn in turns:
+        caller |= {call.id: turn.id for call in turn.calls}
+        failed |= {(caller.get(result.call_id, ""), result.call_id) for result in turn.results if result.is_error}
+    return failed
+
+
+def _up_to_next_answer(turns: Sequence[Turn]) -> Iterator[Turn]:
+    for turn in turns:
+        if turn.role == "assistant":
+            return
+        yield turn
+
+
+# Where logged sessions come from: a run directory's conversations, each with its sites and pairs, one at a time.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggedSession:
+    """A conversation, the failures found in it with their hints, and pairs of answers to its states.
+
+    `corrections` are right calls in place of failing ones, by the site's id, where they are known otherwise than from a
+    pair that answers the erring turn.
+    """
+
+    conversation: Conversation
+    sites: Sequence[tuple[ErrorSite, Hint | None]] = ()
+    pairs: Sequence[LoggedPair] = ()
+    corrections: Mapping[str, ToolCall] = field(default_factory=dict[str, ToolCall])
+
+    def right_call(self, site: ErrorSite) -> ToolCall | None:
+        """What should have stood in place of the failing call, where somebody knows: one call for one call."""
+        if site.id in self.corrections:
+            return self.corrections[site.id]
+        assistant_turns = [turn for turn in self.conversation.turns if turn.role == "assistant"] if self.pairs else []
+        number = next((at for at, turn in enumerate(assistant_turns) if turn.id == site.turn_id), None)
+        here = [pair for pair in self.pairs if pair.turn_number == number and pair.rejects_turn]
+        by_call = (pair for pair in here if pair.rejected and pair.rejected.calls[0].id == site.call_id)
+        whole = (
+            pair
+            for pair in here
+            if pair.rejected is None and number is not None and len(assistant_turns[number].calls) == 1
+        )
+        pair = next(by_call, None) or next(whole, None)
+        if pair is None:
+            return None
+        calls = (pair.action or parse_action_text(pair.chosen).action).calls
+        return calls[0] if len(calls) == 1 else None
+
+
+def read_sessions(run: RunDir, *, with_sites: bool, with_pairs: bool) -> Iterator[LoggedSession]:
+    """The conversations of a run directory with its sites and pairs, which must be those of these conversations."""
+    for name, used in (("sites", with_sites), ("pairs", with_pairs)):
+        if used:
+            _check_current(run, name)
+    sites: dict[str, list[tuple[ErrorSite, Hint | None]]] = defaultdict(list)
+    for site, hint in read_sites(run) if with_sites else ():
+        sites[site.conversation_id].append((site, hint))
+    pairs: dict[str, list[LoggedPair]] = defaultdict(list)
+    for conversation_id, pair in read_pairs(run) if with_pairs else ():
+        pairs[conversation_id].append(pair)
+    for conversation in read_conversations(run):
+        identity = conversation.id
+        yield LoggedSession(conversation=conversation, sites=sites.pop(identity, ()), pairs=pairs.pop(identity, ()))
+
+
+def _check_current(run: RunDir, name: str) -> None:
+    if run.path(SPLIT).exists() and SPLIT not in {source.name for source in run.meta(name).sources}:
+        fix = f"What they hold may come from sessions that are held out. Run `{ARTEFACTS[name].command}` again."
+        got = f"{name} that were made before the split"
+        raise StaleArtefactError(explain(f"{run.path(name)}", got=got, expected="the newest", fix=fix))
+    stale = run.lineage(name).stale
+    if stale:
+        first = stale[0]
+        changed = " and ".join(run.changed_sources(first))
+        got = f"{' and '.join(stale)} older than what they were made of: {changed} changed since"
+        fix = f"Run `{ARTEFACTS[first].command} {run.root}` again."
+        raise StaleArtefactError(explain(f"{run.path(name)}", got=got, expected="the newest", fix=fix))

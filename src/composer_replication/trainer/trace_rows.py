@@ -1,0 +1,520 @@
+"""One trace as rows of token ids: the student's sequences, a hinted context for every site, preference pairs.
+
+A sequence that is too long is cut on the left, at the start of a message where one starts in time, both sides of a pair
+alike. A target is never cut: a turn, site or pair that does not fit whole is left out, and `counts` says why.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from composer_replication.action_text import action_text, action_text_without_thinking, answer_turn
+from composer_replication.batch.hint_placement import (
+    HINT_MAKES_NO_TOKENS,
+    NOTHING_BEFORE_IT,
+    HintedTurn,
+    Placement,
+    TeacherContext,
+    hinted_turn,
+    why_no_target,
+)
+from composer_replication.batch.pair_tokens import (
+    EQUAL_ANSWERS,
+    WITHOUT_ANSWER,
+    PairIds,
+    ResponseIds,
+    compared_ids,
+)
+from composer_replication.batch.render.dialect import (
+    Outcome,
+    ThinkingRules,
+    assistant,
+    user,
+    without_surrogates,
+)
+from composer_replication.batch.render.renderer import WITHOUT_ANSWER as NO_TOKENS
+from composer_replication.batch.render.renderer import RenderedSequence, Renderer, TurnSpan
+from composer_replication.batch.trace_messages import to_conversation
+from composer_replication.errors import InputError, explain
+from composer_replication.types import Conversation, Turn
+
+# Why a turn, or the site at it, is no target.
+LONGER, LEFT_OF_CUT = "longer_than_max_seq_len", "left_of_cut"
+
+
+class StudentRow(NamedTuple):
+    """A sequence of the student; its targets are the turns at [start, end)."""
+
+    ids: list[int]
+    targets: list[tuple[int, int]]
+
+
+class SiteRow(NamedTuple):
+    """A hinted context: its turn is ids[start:], and begins at `student_start` in the student's row of that number."""
+
+    ids: list[int]
+    start: int
+    student_row: int
+    student_start: int
+
+
+class Hinted(NamedTuple):
+    """A turn, by id, and what to say before it."""
+
+    turn_id: str
+    hint: str
+
+
+class TraceRows(NamedTuple):
+    """What one trace gives; a site's `student_row` counts within the trace."""
+
+    students: list[StudentRow]
+    sites: list[SiteRow]
+
+
+class _Fitted(NamedTuple):
+    """The tokens [first, end) of a sequence; `lost` are the turns that are no whole targets there, with the reason."""
+
+    sequence: RenderedSequence
+    first: int
+    end: int
+    lost: dict[str, str]
+
+
+class RowMaker:
+    """Renders with one template and fits into one length; what is left out is added to `counts`."""
+
+    def __init__(
+        self,
+        renderer: Renderer | SegmentRenderer,
+        cut: LeftCut,
+        counts: Counter[str],
+        *,
+        max_seq_len: int,
+        placement: Placement,
+    ) -> None:
+        self._renderer, self._cut, self._counts = renderer, cut, counts
+        self._max_seq_len = max_seq_len
+        self._placement: Placement = placement
+
+    def rows(self, conversation: Conversation, hints: Sequence[Hinted]) -> TraceRows:
+        """A row for each sequence that holds a whole assistant turn, and one for each hint whose turn is in them."""
+        rows = TraceRows([], [])
+        sequences = self._renderer.render(conversation)
+        if not sequences:
+            self._counts["no_assistant_turn"] += 1
+        for sequence in sequences:
+            fitted = self._fit(sequence)
+            targets = {span.turn_id: span for span in sequence.spans if span.turn_id not in fitted.lost}
+            for hinted in hints:
+                if reason := fitted.lost.get(hinted.turn_id):
+                    self._counts[f"site_{reason}"] += 1
+                elif span := targets.get(hinted.turn_id):
+                    rows.sites.extend(self._site_rows(fitted, span, hinted.hint, len(rows.students)))
+            if targets:
+                spans = [(span.start - fitted.first, span.end - fitted.first) for span in targets.values()]
+                rows.students.append(StudentRow(sequence.ids[fitted.first : fitted.end], spans))
+        return rows
+
+    def _fit(self, sequence: RenderedSequence) -> _Fitted:
+        """The end of the sequence, as much as fits; a last turn that is too long by itself is left off first."""
+        spans, first = list(sequence.spans), None
+        while spans and first is None:
+            last = spans[-1]
+            first = self._first(sequence, last, self._max_seq_len)
+            if first is None:
+                spans.pop()
+        end = spans[-1].end if spans else 0
+        lost = {
+            span.turn_id: self._reason(span)
+            for span in sequence.spans
+            if first is None or span.end > end or span.header_start < first or span.start <= first
+        }
+        lost = {span.turn_id: span.no_target for span in sequence.spans if span.no_target} | lost
+        self._counts.update(f"turn_{reason}" for reason in lost.values())
+        if first or end < len(sequence.ids):
+            self._counts["sequence_cut"] += 1
+        return _Fitted(sequence, first or 0, end, lost)
+
+    def _reason(self, span: TurnSpan) -> str:
+        if span.start == 0:
+            return NOTHING_BEFORE_IT
+        return LONGER if span.end - _latest(span) > self._max_seq_len else LEFT_OF_CUT
+
+    def _first(self, sequence: RenderedSequence, span: TurnSpan, limit: int) -> int | None:
+        if span.start == 0:
+            return None if span.end > limit else 0
+        starts = sequence.message_starts
+        return self._cut.first(sequence.ids, end=span.end, limit=limit, latest=_latest(span), starts=starts)
+
+    def _site_rows(self, fitted: _Fitted, span: TurnSpan, hint: str, student_row: int) -> list[SiteRow]:
+        turn = self._hinted(fitted, span, hint)
+        if isinstance(turn, str):
+            self._counts[turn] += 1
+            return []
+        used = turn.context.placement
+        if used != self._placement:
+            self._counts[f"placement_fell_back:{self._placement}->{used}"] += 1
+        return [SiteRow(turn.ids, turn.teacher_start, student_row, turn.start - fitted.first)]
+
+    def _hinted(self, fitted: _Fitted, span: TurnSpan, hint: str) -> HintedTurn | str:
+        """The student's own context with the hint; only where both do not fit does the teacher begin later."""
+        first: int | None = fitted.first
+        while first is not None:
+            if isinstance(self._renderer, SegmentRenderer):
+                turn = self._renderer.hinted_turn(fitted.sequence, span, hint, first=first)
+            else:
+                turn = hinted_turn(self._renderer, fitted.sequence, span, hint, placement=self._placement, first=first)
+            over = 0 if isinstance(turn, str) else len(turn.context.ids) - self._max_seq_len
+            if over <= 0:
+                if first > fitted.first and not isinstance(turn, str):
+                    self._counts["teacher_context_cut"] += 1
+                return turn
+            first = self._first(fitted.sequence, span, span.end - first - over)
+        return f"site_{LONGER}"
+
+
+def _latest(span: TurnSpan) -> int:
+    """The last token that may come first: the header is whole, and something predicts the turn's first token."""
+    return min(span.header_start, span.start - 1)
+
+
+class PairMaker:
+    """Renders with one template and fits into one length; a pair that is left out is added to `counts`."""
+
+    def __init__(
+        self, renderer: Renderer | SegmentRenderer, cut: LeftCut, counts: Counter[str], *, max_dpo_seq_len: int
+    ) -> None:
+        self._renderer, self._cut, self._counts = renderer, cut, counts
+        self._max_length = max_dpo_seq_len
+
+    def pair(self, given: Mapping[str, Any], where: str) -> PairIds | None:
+        """A `DPOPair` as ids, or None with a reason counted."""
+        if not isinstance(given, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InputError(explain(where, got=type(given).__name__, expected="a DPOPair"))
+        identity = str(given.get("state_id") or where)
+        answers = [_answer(given, side, where) for side in ("chosen", "rejected")]
+        state = to_conversation(_field(given, "state_messages", where), conversation_id=identity)
+        ids: PairIds | str = "pair_without_state"
+        starts: list[int] | None = None
+        renderer = self._renderer
+        if state.turns and isinstance(renderer, SegmentRenderer):
+            compared = renderer.compared_ids(state, *answers)
+            ids, starts = (compared, None) if isinstance(compared, str) else compared
+        elif state.turns and not isinstance(renderer, SegmentRenderer):
+            labels = {"conversation_id": identity, "format_name": state.format}
+            ids = compared_ids(renderer, state.turns, *answers, **labels)
+        if not isinstance(ids, str):
+            ids = self._cut_alike(ids, starts) or "pair_longer_than_max_dpo_seq_len"
+        if isinstance(ids, str):
+            self._counts[f"pair_{ids.removeprefix('pair_')}"] += 1
+            return None
+        return ids
+
+    def _cut_alike(self, pair: PairIds, starts: Collection[int] | None) -> PairIds | None:
+        longest = max(pair, key=lambda side: len(side.ids))
+        latest = max(0, longest.start - max(1, self._cut.header_tokens))
+        end = len(longest.ids)
+        first = self._cut.first(longest.ids, end=end, limit=self._max_length, latest=latest, starts=starts)
+        if first is None or any(side.start <= first for side in pair):
+            return None
+        if first:
+            self._counts["pair_context_cut"] += 1
+        return PairIds(*(ResponseIds(side.ids[first:], side.start - first) for side in pair))
+
+
+def _field(pair: Mapping[str, Any], key: str, where: str) -> Any:
+    if pair.get(key) is None:
+        raise InputError(explain(where, got=f"keys {sorted(map(str, pair))}", expected=f"a DPOPair with {key!r}"))
+    return pair[key]
+
+
+def _answer(pair: Mapping[str, Any], side: str, where: str) -> Turn:
+    text = _field(pair, side, where)
+    if not isinstance(text, str):
+        raise InputError(explain(f"{side} of {where}", got=type(text).__name__, expected="the text of an action"))
+    return answer_turn(text, turn_id=f"{where}:{side}")
+
+
+_WORD = "Zqword"
+
+
+class LeftCut:
+    """The tokens a template opens messages with, which no text can forge; found by asking it once.
+
+    Without a template a sequence says itself where its messages start.
+    """
+
+    def __init__(self, renderer: Renderer | SegmentRenderer) -> None:
+        self._openings, self._stops, self.header_tokens = frozenset[int](), frozenset[int](), 0
+        if isinstance(renderer, SegmentRenderer):
+            return
+        self._openings = frozenset(_opening_ids(renderer))
+        self._stops = frozenset(renderer.protected.ids[stop] for stop in renderer.dialect.stops)
+        self.header_tokens = max(map(len, renderer.encoder.encode(renderer.dialect.headers)))
+
+    def first(
+        self, ids: Sequence[int], *, end: int, limit: int, latest: int, starts: Collection[int] | None = None
+    ) -> int | None:
+        """The first token of at most `limit` that stop before `end`; None where that would be later than `latest`.
+
+        A sequence that fits is not cut. Where no message starts in time, the cut is inside one.
+        """
+        lowest = max(0, end - limit)
+        if lowest > latest:
+            return None
+        if lowest == 0:
+            return 0
+        possible = range(lowest, latest + 1)
+        if starts is not None:
+            return next((at for at in possible if at in starts), lowest)
+        return next((at for at in possible if self._starts_message(ids, at)), lowest)
+
+    def _starts_message(self, ids: Sequence[int], at: int) -> bool:
+        return ids[at] in self._openings if self._openings else ids[at - 1] in self._stops
+
+
+def _opening_ids(renderer: Renderer) -> list[int]:
+    """The first token only a template can write, of the generation prompt and of a user's message."""
+    openings = [renderer.dialect.header]
+    try:
+        answered = renderer.template.render([user("u"), assistant("a")])
+        follow_up = renderer.template.render([user("u"), assistant("a"), user(_WORD)])
+    except InputError:  # a template for one question: its header is all there is to go by
+        pass
+    else:
+        openings.append(follow_up[len(answered) :].partition(_WORD)[0] if follow_up.startswith(answered) else "")
+    indices = (
+        next((index for index in ids if index in renderer.encoder.protected_ids), None)
+        for ids in renderer.encoder.encode(openings)
+    )
+    return [index for index in indices if index is not None]
+
+
+# Conversations as token ids without a chat template: the content of each turn is tokenised on its own.
+#
+# For tokenizers that only promise ids: slow ones, stubs, and those of base models, which have no template. A sequence
+# is the turns' ids one after another, so the edges of a turn are known and no text is searched for. There are no
+# headers and no end-of-turn tokens, which is why the collator warns when it has to do this.
+
+# Texts that begin and end differently: what the ids of all of them share was added by the tokenizer.
+_PROBES = ("a", "Zq 7", "(x) 1, b")
+# Options that keep a tokenizer from adding tokens and from reading special tokens in a text; not all take them.
+_OPTIONS: tuple[dict[str, Any], ...] = (
+    {"add_special_tokens": False, "split_special_tokens": True},
+    {"add_special_tokens": False},
+    {},
+)
+
+
+class _TurnSegment(NamedTuple):
+    """A stretch of a sequence; `role` is that of the turn that it is the first stretch of, or empty."""
+
+    ids: list[int]
+    role: str = ""
+
+
+class _SegmentTokenizer:
+    """Turns one text into its own ids, whatever the tokenizer puts before and after each text."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._options: dict[str, Any] | None = None
+        self.prefix, self._suffix = self._added()
+
+    def ids(self, text: str) -> list[int]:
+        """Return the ids of the text, without what the tokenizer adds to every text."""
+        if not text:
+            return []
+        text = without_surrogates(text)
+        ids, start, end = self._all_ids(text), len(self.prefix), len(self._suffix)
+        if ids[:start] != self.prefix or ids[len(ids) - end :] != self._suffix or len(ids) < start + end:
+            got = f"{len(ids)} ids that do not begin with {self.prefix} and end with {self._suffix}"
+            expected = "the tokens that this tokenizer adds to other texts"
+            raise InputError(explain(f"tokens of {text[:40]!r}", got=got, expected=expected))
+        return ids[start : len(ids) - end]
+
+    def _added(self) -> tuple[list[int], list[int]]:
+        """Return what stands before and after the ids of every text: a BOS or EOS token for each call, for example."""
+        empty = self._probe("") or []
+        probes = [ids for text in _PROBES if (ids := self._probe(text))]
+        if not probes:  # a small vocabulary; `ids` refuses a text that this does not fit
+            ends = {getattr(self._tokenizer, name, None) for name in ("eos_token_id", "sep_token_id")} - {None}
+            size = next((at for at, index in enumerate(empty) if index in ends), len(empty))
+            return empty[:size], empty[size:]
+        most = min(map(len, probes)) - 1  # each of these texts has a token of its own
+        texts = [*probes, *([empty] if empty else [])]
+        prefix = _common(texts, most=most)
+        suffix = _common([ids[len(prefix) :][::-1] for ids in texts], most=most - len(prefix))[::-1]
+        return prefix, suffix
+
+    def _probe(self, text: str) -> list[int] | None:
+        """Return all ids of a text; None where the tokenizer knows no such text, as one with a few words may not."""
+        try:
+            return self._all_ids(text)
+        except (LookupError, AssertionError):
+            return None
+
+    def _all_ids(self, text: str) -> list[int]:
+        if self._options is not None:
+            return _flat_ids(self._tokenizer(text, **self._options))
+        for options in _OPTIONS[:-1]:
+            try:
+                ids = _flat_ids(self._tokenizer(text, **options))
+            except TypeError:  # it does not take these options; what else is wrong comes out of the plain call
+                continue
+            self._options = options
+            return ids
+        self._options = _OPTIONS[-1]
+        return _flat_ids(self._tokenizer(text))
+
+
+class SegmentRenderer:
+    """Renders conversations turn by turn; stands in for `batch.render.Renderer` where there is no template.
+
+    A call is written as in `student_action` (`[TOOL_USE] name=… input=…`). `tools` become the text of a first segment.
+    A token that the tokenizer puts before every text (BOS) comes once, at the start of a sequence. `counts` adds up
+    over calls, as a `Renderer`'s.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        thinking: ThinkingRules | None = None,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.segments = _SegmentTokenizer(tokenizer)
+        self.thinking = thinking or ThinkingRules()
+        self.counts: Counter[str] = Counter()
+        self._tools = [dict(tool) for tool in tools or ()]
+        self._preamble = "\n".join(["# Tools", "", *(json.dumps(tool, ensure_ascii=False) for tool in self._tools)])
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Everything that decides which ids a conversation becomes, besides the tokenizer; plain data."""
+        sample = self.segments.ids("".join(_PROBES))
+        rules = {"own": self.thinking.own, "others": self.thinking.others, "models": [*self.thinking.student_models]}
+        return {"segments": 1, "tools": self._tools, "thinking": rules, "sample": sample}
+
+    def render(self, conversation: Conversation) -> list[RenderedSequence]:
+        """Return one sequence that ends with the last assistant turn, or none where no turn is an assistant's."""
+        ids, starts, spans = list(self.segments.prefix), list[int](), list[TurnSpan]()
+        end_of_last, previous_role = 0, ""
+        for segment, turn in self._pieces(conversation.turns):
+            if segment.role:
+                starts.append(len(ids))
+            ids += segment.ids
+            if turn is not None:
+                answer_ids = self._answer_ids(turn)
+                spans.append(self._span(turn, starts[-1], len(ids), len(ids) + len(answer_ids), previous_role))
+                ids += answer_ids
+                end_of_last = len(ids)
+            previous_role = segment.role or previous_role
+        self.counts.update(conversations=1, turns=len(spans), sequences=min(1, len(spans)))
+        if not spans:
+            self.counts["without_assistant_turn"] += 1
+            return []
+        self.counts.update(f"thinking_{span.thinking}" for span in spans if span.thinking != "none")
+        return [
+            RenderedSequence(
+                conversation_id=conversation.id,
+                ids=ids[:end_of_last],
+                spans=spans,
+                notes={},
+                message_starts=tuple(starts),
+            )
+        ]
+
+    def hinted_turn(self, rendered: RenderedSequence, span: TurnSpan, hint: str, *, first: int = 0) -> HintedTurn | str:
+        """Return the turn with its hint as a segment right before it, or the reason why it cannot be taught."""
+        if reason := why_no_target(span):
+            return reason
+        hint_ids = self.segments.ids(hint.strip())
+        if hint and not hint_ids:
+            return HINT_MAKES_NO_TOKENS
+        before, after = rendered.ids[first : span.header_start], rendered.ids[span.header_start : span.end]
+        hint_end = len(before) + len(hint_ids)
+        start = hint_end + span.start - span.header_start
+        context = TeacherContext(before + hint_ids + after, start, "before_turn", len(before), hint_end)
+        return HintedTurn(span.start, span.end, context, start, is_whole=True)
+
+    def compared_ids(self, state: Conversation, chosen: Turn, rejected: Turn) -> tuple[PairIds, list[int]] | str:
+        """Return both answers after one context and where the context's messages start, or why they cannot be compared.
+
+        Their thinking is treated alike (`ThinkingRules.alike`).
+        """
+        context, starts = list(self.segments.prefix), list[int]()
+        for segment, turn in self._pieces(state.turns):
+            if segment.role:
+                starts.append(len(context))
+            context += segment.ids + (self._answer_ids(turn) if turn is not None else [])
+        if not context:
+            return "pair_without_state"
+        answers = [self._answer_ids(turn) for turn in self.thinking.alike(chosen, rejected)]
+        if not all(answers):
+            return WITHOUT_ANSWER
+        if answers[0] == answers[1]:
+            return EQUAL_ANSWERS
+        return PairIds(*(ResponseIds(context + ids, len(context)) for ids in answers)), starts
+
+    def _pieces(self, turns: Sequence[Turn]) -> Iterator[tuple[_TurnSegment, Turn | None]]:
+        """Yield the segments of a conversation, with the assistant turn whose own tokens follow, if one's do."""
+        if self._tools:
+            yield _TurnSegment(self.segments.ids(self._preamble), "system"), None
+        for turn in turns:
+            if turn.role == "assistant":
+                thought = turn.thinking if self._outcome(turn) == "context" else ""
+                yield _TurnSegment(self.segments.ids(thought), turn.role), turn
+            else:
+                text = "\n".join(result.text for result in turn.results) if turn.role == "tool" else turn.text
+                yield _TurnSegment(self.segments.ids(text), turn.role), None
+
+    def _answer_ids(self, turn: Turn) -> list[int]:
+        return self.segments.ids(self._answer(turn))
+
+    def _answer(self, turn: Turn) -> str:
+        return action_text(turn) if self._outcome(turn) == "target" else action_text_without_thinking(turn)
+
+    def _outcome(self, turn: Turn) -> Outcome:
+        return self.thinking.treatment(turn) if turn.thinking.strip() else "none"
+
+    def _span(self, turn: Turn, header_start: int, start: int, end: int, previous_role: str) -> TurnSpan:
+        return TurnSpan(
+            turn_id=turn.id,
+            header_start=header_start,
+            start=start,
+            end=end,
+            call_start=None,
+            call_end=None,
+            text=self._answer(turn),
+            previous_role=previous_role,
+            is_verbatim=False,
+            thinking=self._outcome(turn),
+            no_target="" if end > start else NO_TOKENS,
+        )
+
+
+def _common(rows: Sequence[Sequence[int]], *, most: int) -> list[int]:
+    """Return what all rows begin with, at most `most` ids."""
+    same = 0
+    while same < most and all(len(ids) > same and ids[same] == rows[0][same] for ids in rows):
+        same += 1
+    return list(rows[0][:same])
+
+
+def _flat_ids(encoded: Any) -> list[int]:
+    """Return the ids of one text from what a tokenizer returned: ids, a tensor, one row of them, or a mapping."""
+    ids: Any = encoded.get("input_ids") if isinstance(encoded, Mapping) else getattr(encoded, "input_ids", encoded)
+    ids = ids.tolist() if hasattr(ids, "tolist") else ids
+    if isinstance(ids, list | tuple) and len(ids) == 1 and isinstance(ids[0], list | tuple):
+        ids = ids[0]
+    if not isinstance(ids, list | tuple) or not all(isinstance(index, int) for index in ids):
+        got = f"{type(encoded).__name__} with {type(ids).__name__}"
+        expected = "token ids of one text: a list, a tensor, or a mapping that has them as input_ids"
+        raise InputError(explain("what the tokenizer returned", got=got, expected=expected))
+    return list(ids)
