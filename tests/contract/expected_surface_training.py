@@ -157,7 +157,7 @@ NEW_TRAINING: dict[str, dict[str, str]] = {
         "sessions_of_run": "(run, *, budget, **settings)",
     },
     "trainer.from_config.training": {
-        "Progress": "(say=<factory>, on_step=<factory>, on_log=<factory>, on_phase=<factory>)",
+        "TrainingCallbacks": "(say=<factory>, on_step=<factory>, on_log=<factory>, on_phase=<factory>)",
         "run_training": "(config, *, resume=False, must_fit=True, progress=None, replica=None)",
     },
 }

@@ -41,7 +41,7 @@ LAYERS = {
     "action_text": Layer(ours={"errors", "types", "messages"}, at_import={"orjson"}),
     "runs": Layer(ours=GROUND),
     "config": Layer(ours=GROUND),
-    "privacy": Layer(ours=GROUND | {"runs"}, on_use={"kingfisher_sdk"}),
+    "privacy": Layer(ours=GROUND | {"runs"}, at_import={"orjson"}, on_use={"kingfisher_sdk"}),
     "ingestion": Layer(ours=SOURCES, at_import={"orjson"}, on_use={"atif"}),
     # What a call did, which turn erred, and what would become of a call.
     "sites": Layer(ours=SOURCES, at_import={"orjson"}),
@@ -73,7 +73,7 @@ LAYERS = {
     "trainer": Layer(
         ours=TRAINING | {"diloco", "envs"},
         at_import={"torch", "transformers"},
-        on_use={"accelerate", "bitsandbytes", "datasets", "numpy", "peft", "safetensors", "trl"},
+        on_use={"accelerate", "bitsandbytes", "datasets", "huggingface_hub", "numpy", "peft", "safetensors", "trl"},
     ),
     # Held-out sessions under several sets of weights; what right calls are, and what would fail, others say.
     "evaluation": Layer(
@@ -123,6 +123,9 @@ LAYERS["__main__"] = Layer(ours={"cli"})
 # One module is written in a language of its own. Only functions may import it.
 MODULE_LAYERS = {"loss.linear.triton_kernels": Layer(ours={"types", "errors"}, at_import={"torch", "triton"})}
 ONLY_IN_FUNCTIONS = {f"{PACKAGE}.{module}" for module in MODULE_LAYERS}
+# Verbs that cannot do without a model.
+for _name in ("chat", "export_weights"):
+    MODULE_LAYERS[f"cli.{_name}"] = Layer(ours=LAYERS["cli"].ours, at_import={"torch"}, on_use=LAYERS["cli"].on_use)
 # A subclass of TRL's trainer, and a class that says what to install where there is no TRL.
 MODULE_LAYERS["trainer.composer_trainer"] = Layer(ours=TRAINING, at_import={"torch", "transformers", "trl"})
 # Actors of Monarch, and classes that say what to install where there is none; what they do is loaded where they run.

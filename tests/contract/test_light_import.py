@@ -44,7 +44,7 @@ def probe(module: str, cwd) -> dict:
 @pytest.mark.parametrize("module", LIGHT_MODULES)
 def test_a_light_module_loads_only_what_it_may(module, tmp_path):
     result = probe(module, tmp_path)
-    assert result["file"] == str(SRC / "composer_replication" / "/__init__.py")
+    assert result["file"] == str(SRC / "composer_replication" / "__init__.py")
     assert set(result["foreign"]) - LIGHT_MODULES[module] == set()
 
 

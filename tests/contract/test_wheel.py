@@ -104,7 +104,7 @@ def test_the_installed_wheel_imports_with_nothing_but_the_standard_library(targe
     code = IMPORT_ALONE.format(target=str(target))
     version, file, foreign = json.loads(fresh_python("-I", "-S", "-c", code, cwd=tmp_path))
     assert version == composer_replication.__version__
-    assert file == str(target / PACKAGE / "/__init__.py")
+    assert file == str(target / PACKAGE / "__init__.py")
     assert foreign == [PACKAGE]
 
 

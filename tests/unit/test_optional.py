@@ -24,7 +24,7 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def add(packages: Path, name: str, code: str) -> None:
     (packages / name).mkdir()
-    (packages / name / "/__init__.py").write_text(code)
+    (packages / name / "__init__.py").write_text(code)
 
 
 def test_an_installed_package_is_returned(packages: Path) -> None:

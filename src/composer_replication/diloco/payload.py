@@ -24,6 +24,17 @@ from composer_replication.errors import (
     explain,
 )
 
+__all__ = [
+    "BLOCK_ELEMENTS",
+    "ErrorFeedback",
+    "PayloadError",
+    "PayloadKind",
+    "decode_vector",
+    "encode_vector",
+    "payload_bytes",
+]
+
+
 PayloadKind = Literal["fp32", "bf16", "int8", "int4"]
 KINDS: tuple[PayloadKind, ...] = get_args(PayloadKind)
 Reason = Literal["too_large", "truncated", "not_a_payload", "header", "elements", "about", "checksum", "not_finite"]

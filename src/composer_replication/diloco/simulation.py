@@ -12,6 +12,9 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from itertools import count
 
+__all__ = ["Bucket", "Machine", "Scenario", "SimulatedRun", "Spot", "Work", "simulate_bucket", "simulate_direct"]
+
+
 MB = 1e6
 HOUR_S = 3600.0
 

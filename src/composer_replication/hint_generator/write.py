@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from composer_replication.errors import InputError, explain
 from composer_replication.hint_generator.context import (
@@ -19,7 +19,6 @@ from composer_replication.hint_generator.context import (
 )
 from composer_replication.hint_generator.facts import collect_facts
 from composer_replication.hint_generator.templates import HINT_TEMPLATES, VERSION, dispatch
-from composer_replication.privacy import Scrubber
 from composer_replication.sites.actions.tools import word_set
 from composer_replication.sites.user_words import CORRECTED
 from composer_replication.types import (
@@ -28,6 +27,9 @@ from composer_replication.types import (
     Hint,
     ToolCall,
 )
+
+if TYPE_CHECKING:
+    from composer_replication.privacy import Scrubber
 
 HintSource = Literal["template", "raw_error", "writer"]
 _MAX_SAID = 400

@@ -13,7 +13,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 import orjson
 
@@ -39,9 +39,11 @@ from composer_replication.ingestion.session_sources import (
     with_suffix,
 )
 from composer_replication.ingestion.source import IngestReport, Skip, counts_of
-from composer_replication.privacy import Scrubber
 from composer_replication.runs.files import conversation_from_row, conversation_to_row
 from composer_replication.runs.lineage import portable_name
+
+if TYPE_CHECKING:
+    from composer_replication.privacy import Scrubber
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,14 +8,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
-from typing import NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
 from composer_replication.errors import InputError, explain
 from composer_replication.ingestion.scrubbing import scrub_conversation
 from composer_replication.ingestion.source import IngestReport, SourceFile, counts_of
-from composer_replication.privacy import Scrubber
 from composer_replication.runs.directory import MARKER as RUN_MARKER
 from composer_replication.types import Conversation
+
+if TYPE_CHECKING:
+    from composer_replication.privacy import Scrubber
 
 # In the order they are tried: the most particular first.
 FORMATS = (

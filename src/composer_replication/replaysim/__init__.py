@@ -3,14 +3,8 @@
 normalize  the pair filters
 """
 
-from composer_replication.pairs.export import replay_and_normalize_trace
-from composer_replication.pairs.normalise import DJNormalizer, NormalizedDPOPair
-from composer_replication.teacher_replay import (
-    DPOPair,
-    TeacherCallResult,
-    extract_dpo_pairs,
-    replay_trace,
-)
+from composer_replication.replaysim.normalize import DJNormalizer, NormalizedDPOPair, replay_and_normalize_trace
+from composer_replication.teacher_replay import DPOPair, TeacherCallResult, extract_dpo_pairs, replay_trace
 
 # fmt: off
 __all__ = [

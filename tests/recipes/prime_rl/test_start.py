@@ -38,7 +38,7 @@ def write_engine(folder: Path) -> dict[str, str]:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     for package in {path.parent for path in (folder / "prime_rl").rglob("*.py")} | {folder / "prime_rl"}:
-        (package / "/__init__.py").touch()
+        (package / "__init__.py").touch()
     command = folder / "bin" / "rl"
     command.parent.mkdir()
     command.write_text('#!/bin/sh\necho "rl $@"\norchestrator "$@"\nexit 3\n', encoding="utf-8")

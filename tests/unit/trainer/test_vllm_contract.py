@@ -109,7 +109,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text("".join(f"{name} = None\n" for name in sorted(names)), encoding="utf-8")
             for package in list(path.relative_to(found).parents)[:-2]:
-                (found / package / "/__init__.py").touch()
+                (found / package / "__init__.py").touch()
     record = found / "vllm-0.31.0.dist-info"
     record.mkdir()
     (record / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.31.0\n", encoding="utf-8")

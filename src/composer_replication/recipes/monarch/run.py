@@ -59,6 +59,8 @@ from composer_replication.trainer.rollouts.sites import (
 )
 from composer_replication.types import DPOPair, TeacherSpec, TraceState
 
+__all__ = ["ActorRun", "RunSettings"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings:

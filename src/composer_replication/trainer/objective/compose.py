@@ -51,6 +51,8 @@ from composer_replication.trainer.objective.row_weighting import (
     teacher_rows,
 )
 
+__all__ = ["LossComponents", "channel_options", "compose_loss"]
+
 
 def compose_loss(
     model: nn.Module,
