@@ -172,10 +172,11 @@ $(VERL_VENV)/.installed: pyproject.toml constraints/main.txt constraints/verl.tx
 test-verl: $(VERL_VENV)/.installed ## verl's engine on the CPU, its hooks and agent loop, and two of its workers under Ray
 	$(VERL) -m pytest -q -p no:cacheprovider -m verl --timeout 900 tests/recipes/verl
 
-check: setup ## format, lint, types
+check: setup ## format, lint, names, types
 	@$(RUN_ALL); \
 	run $(BIN)/ruff format --check .; \
 	run $(BIN)/ruff check .; \
+	run $(BIN)/python tests/contract/house_rules.py; \
 	run $(BIN)/pyright; \
 	exit $$status
 
