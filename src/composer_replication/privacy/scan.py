@@ -52,7 +52,6 @@ from composer_replication.privacy.wraps import (
     SHORT_KEYS,
     broken,
     crossing,
-    touches_end,
 )
 
 _Triggers = list[tuple[str, Rule]]
@@ -131,11 +130,13 @@ class Scanner:
         for rule in self._extra:
             if rule.triggered(text):
                 spans += rule.spans(text)
-        depends = self._suspects(text, suspects, key, depth, spans) if suspects else set()
+        if suspects:
+            spans += self._in_suspects(text, suspects, key, depth, spans)
         if depth == 0:
             if runs:
-                depends.update([run for start, run in suspects if touches_end(text, start + len(run))])
-                self.clean_runs.remember(runs, spans, triggers, depends)
+                # A suspect is clean or not by what surrounds it, and may be one half of a secret that a line end
+                # breaks. Remembering it made the result depend on which texts a worker had read before.
+                self.clean_runs.remember(runs, spans, triggers, {run for _, run in suspects})
             spans += self._over_lines(text, active, suspects, unfinished, key)
             for stream in streams(text, flat):
                 spans += stream.led_back(self.spans(stream.text, key, 1))
@@ -160,20 +161,15 @@ class Scanner:
             spans += crossing(text, view.led_back(self.spans(view.text, key, 1)), is_named)
         return spans
 
-    def _suspects(self, text: str, suspects: Runs, key: str, depth: int, spans: list[Span]) -> set[str]:
-        """Look into every run that is no word; returns those that are clean only because of what stands around them."""
-        around, depends = Surroundings(text, key), set()
-        earlier = spans[:64]
+    def _in_suspects(self, text: str, suspects: Runs, key: str, depth: int, known_spans: list[Span]) -> list[Span]:
+        """Return the secrets inside runs that are no words; `known_spans` cover what is redacted already."""
+        around, spans = Surroundings(text, key), list[Span]()
+        earlier = known_spans[:64]
         for start, run in suspects:
             end = start + len(run)
-            if earlier and any(span.start <= start and end <= span.end for span in earlier):  # all of it goes already
-                continue
-            inside = self._in_run(around, start, run, depth)
-            if inside is None:
-                depends.add(run)
-            else:
-                spans += inside
-        return depends
+            if not any(span.start <= start and end <= span.end for span in earlier):
+                spans += self._in_run(around, start, run, depth)
+        return spans
 
     def _encoded(self, text: str, key: str, depth: int, suspects: Runs, known_spans: list[Span]) -> list[Span]:
         behind: list[Span] = []
@@ -188,9 +184,9 @@ class Scanner:
             behind += view.led_back(self.spans(view.text, key, depth + 1))
         return behind
 
-    def _in_run(self, around: Surroundings, start: int, run: str, depth: int) -> list[Span] | None:
-        """Secrets inside one run; None when it is clean only because of what stands around it."""
-        spans, readable, depends = [], [], False
+    def _in_run(self, around: Surroundings, start: int, run: str, depth: int) -> list[Span]:
+        """Return the secrets inside one run."""
+        spans, readable = [], []
         if has_digit(run):
             rules_here = dict.fromkeys([rule for trigger, rule in _RUN_TRIGGERS if trigger in run])
             spans = [moved(span, start) for rule in rules_here for span in rule.spans(run)]
@@ -201,11 +197,11 @@ class Scanner:
                 readable.append(piece)
         for span in self._random_in(run) if self._entropy else ():
             here = moved(span, start)
-            if around.is_public(here, start):
-                depends = True
-            elif not any(piece.start <= span.start and span.end <= piece.end for piece in readable):
+            if not around.is_public(here, start) and not any(
+                piece.start <= span.start and span.end <= piece.end for piece in readable
+            ):
                 spans.append(here)
-        return None if depends and not spans else spans
+        return spans
 
     def _says_secret(self, piece: Decoded, depth: int) -> bool:
         if self.spans(piece.text, depth=depth + 1):

@@ -144,3 +144,15 @@ def test_what_is_kept_of_pages_is_bounded_and_no_text() -> None:
         paragraphs.unrepeated([page([f"{number} {line} " + "x" * 30 for line in range(2_000)])], LEFT, set())
         assert len(paragraphs._known) < (1 << 16) + 2_000
     assert all(isinstance(known, int) for known in paragraphs._known)
+
+
+def test_what_a_scanner_read_before_changes_nothing():
+    # The name and the version lie on two lines, as half of a secret that a line end breaks would.
+    text = "- Title: Gitea\n- Context7-compatible library ID: /gitea/docs\n"
+    earlier = ["see Context7-compatible here", "a Context7-compatible library", "- Context7-compatible\n- Title: Gitea"]
+    fresh = Scanner({}, (), use_entropy=True).spans(text)
+    for count in range(len(earlier) + 1):
+        scanner = Scanner({}, (), use_entropy=True)
+        for line in earlier[:count]:
+            scanner.spans(line)
+        assert scanner.spans(text) == fresh
