@@ -159,7 +159,7 @@ class TestIdentity:
 
     def test_one_is_alive_also_where_there_are_no_locks(self, launched, monkeypatch):
         handle, _ = launched
-        monkeypatch.setattr("composer_replication.atomic.try_lock", lambda _descriptor: True)
+        monkeypatch.setattr("composer_replication.diloco.serverless.local_process.try_lock", lambda _descriptor: True)
         assert LocalProcessExecutor().poll(handle) == "running"
 
     def test_one_of_another_machine_is_neither_asked_nor_ended_here(self, launched):

@@ -58,7 +58,7 @@ def test_rows_are_means_of_a_plain_pass_and_figures_are_made_of_them(run, folder
     before, after = str(folder / "model"), str(other)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "composer_replication.evaluation.decisions.score_groups",
+            "composer_replication.evaluation.record.score_groups",
             lambda model, weights, groups, *rest, **named: (
                 asked.append(groups) or real(model, weights, groups, *rest, **named)
             ),
@@ -181,7 +181,7 @@ def test_near_duplicates_of_learnt_states_are_left_out_and_counted(run, folder):
 
 
 def test_nothing_held_out_and_no_errors_are_verdicts_and_no_model_is_loaded(run, folder, monkeypatch):
-    monkeypatch.setattr("composer_replication.evaluation.arms.each_model", None)
+    monkeypatch.setattr("composer_replication.evaluation.evaluate.each_model", None)
     model = str(folder / "model")
     hold_out(run, 0.0)
     record = evaluate(config(), run, before=model, after=model)

@@ -9,11 +9,12 @@ from atif import Trajectory
 from small_formats import read_bytes
 
 from composer_replication.ingestion.formats import atif
+from composer_replication.ingestion.formats.atif_write import to_atif
 from composer_replication.types import Provenance
 
 
 def written(conversation, tmp_path, subagents=()):
-    data = orjson.dumps(atif.to_atif(conversation, subagents=subagents))
+    data = orjson.dumps(to_atif(conversation, subagents=subagents))
     return read_bytes(atif, tmp_path, "out.json", data)
 
 

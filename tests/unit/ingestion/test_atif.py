@@ -11,6 +11,7 @@ from small_formats import JUNK, flipped, read_bytes, read_json, replaced
 
 from composer_replication.canonical_json import encode
 from composer_replication.ingestion.formats import atif
+from composer_replication.ingestion.formats.atif_write import to_atif
 from composer_replication.runs.files import conversation_to_row
 from composer_replication.types import (
     Conversation,
@@ -104,7 +105,7 @@ def test_a_document_of_somebody_else(tmp_path):
 
 def test_a_document_of_somebody_else_is_written_back_whole(tmp_path):
     (main, sub), _ = read_json(atif, tmp_path, "x.json", FOREIGN)
-    document = atif.to_atif(main, subagents=[sub])
+    document = to_atif(main, subagents=[sub])
     validate(document)
     theirs, ours = json.loads(json.dumps(FOREIGN)), json.loads(json.dumps(document))
     assert ours["agent"].items() >= {k: v for k, v in theirs["agent"].items() if k != "model_name"}.items()
@@ -118,7 +119,7 @@ def test_a_document_of_somebody_else_is_written_back_whole(tmp_path):
     assert step["observation"]["results"][0]["subagent_trajectory_ref"] == [{"trajectory_id": "sub"}]
     assert ours["steps"][1]["message"] == theirs["steps"][1]["message"]
     again, _ = read_bytes(atif, tmp_path, "out.json", orjson.dumps(document))
-    assert [atif.to_atif(again[0], subagents=again[1:])] == [document]
+    assert [to_atif(again[0], subagents=again[1:])] == [document]
 
 
 def test_subagents_are_linked_to_their_call(tmp_path):
@@ -140,7 +141,7 @@ def test_subagents_are_linked_to_their_call(tmp_path):
     child = Conversation(id="k", format="claude_code", turns=(said,), parent=link)
     grandchild = replace(child, id="g", parent=Link(kind="sidechain", conversation_id="k"))
     circle = replace(child, id="p", parent=Link(kind="branch", conversation_id="g"))
-    document = atif.to_atif(parent, subagents=[child, grandchild, circle])
+    document = to_atif(parent, subagents=[child, grandchild, circle])
     validate(document)
     assert document["subagent_trajectories"][0]["steps"][0]["is_copied_context"] is True
     read, report = written(parent, tmp_path, [child, grandchild, circle])
@@ -152,11 +153,11 @@ def test_subagents_are_linked_to_their_call(tmp_path):
 def test_infinite_logprobs_stay_in_the_document_and_never_reach_a_turn(tmp_path):
     where = Provenance(file="f", lines=(1,))
     turn = Turn(id="a", role="assistant", origin="model", logprobs=(float("-inf"), -1.5), provenance=where)
-    document = atif.to_atif(Conversation(id="c", format="atif", turns=(turn,)))
+    document = to_atif(Conversation(id="c", format="atif", turns=(turn,)))
     (read,), _ = read_json(atif, tmp_path, "out.json", document)
     assert read.turns[0].logprobs is None
     encode(conversation_to_row(read), where="row")
-    assert atif.to_atif(read) == document
+    assert to_atif(read) == document
 
 
 def test_what_the_schema_cannot_hold_survives(tmp_path):
@@ -191,7 +192,7 @@ def test_what_the_schema_cannot_hold_survives(tmp_path):
         ),
     )
     conversation = Conversation(id="x", format="codex", turns=turns, title="t", cwd="/repo", extra={"k": [1]})
-    validate(atif.to_atif(conversation))
+    validate(to_atif(conversation))
     (read,), report = written(conversation, tmp_path)
     assert_same(read, conversation)
     assert dict(report.skipped) == {"tool result without its call": 1}

@@ -12,7 +12,7 @@ from small_formats import SHARED
 
 from composer_replication.action_text import action_text
 from composer_replication.ingestion import registry
-from composer_replication.ingestion.formats import atif
+from composer_replication.ingestion.formats.atif_write import to_atif
 from composer_replication.ingestion.source import IngestReport, SourceFile
 from composer_replication.types import (
     Conversation,
@@ -44,7 +44,7 @@ def test_every_sample_comes_back_as_it_was(path, tmp_path):
     conversations = list(module.read(SourceFile(path, path.name), IngestReport(), **options))
     assert bool(conversations) == (path.name != "taubench_airline_few_shot.jsonl")  # display text only
     for conversation in conversations:
-        validate(atif.to_atif(conversation))
+        validate(to_atif(conversation))
         (read,), report = written(conversation, tmp_path)
         assert_same(read, conversation)
         assert content(read) == content(conversation)
@@ -142,8 +142,8 @@ def _conversations(draw):
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None)
 @given(conversation=_conversations())
 def test_any_conversation_comes_back_as_it_was(conversation, tmp_path):
-    document = atif.to_atif(conversation)
+    document = to_atif(conversation)
     validate(document)
     (read,), _ = written(conversation, tmp_path)
     assert_same(read, conversation)
-    assert atif.to_atif(read) == document
+    assert to_atif(read) == document

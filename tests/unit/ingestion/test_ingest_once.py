@@ -139,7 +139,7 @@ def test_rows_are_made_anew_when_any_code_changes_that_reads_or_scrubs():
     """What is loaded to read a family is in the fingerprint of its rows, but for what has no say in what they hold."""
     program = (
         "import sys\nfrom composer_replication.ingestion import registry\n"
-        "from composer_replication.ingestion.cache import family_reading\n"
+        "from composer_replication.ingestion import gather\n"
         "list(map(registry.ingester, registry.FORMATS))\n"
         "print(*(module.__file__ for name, module in sys.modules.items() if name.startswith('composer_replication')))\n"
     )

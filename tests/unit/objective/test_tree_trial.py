@@ -156,11 +156,11 @@ def test_a_window_that_only_a_layer_knows_of_counts_for_longer_paths_alone():
 
 
 def test_the_experiment_is_made_again_for_larger_trees_only(monkeypatch):
-    made = []
+    made, try_tree = [], forward.try_tree
 
     def counted(model, tree, kinds, longest):
         made.append((len(tree), longest))
-        return tree_trial.try_tree(model, tree, kinds, longest)
+        return try_tree(model, tree, kinds, longest)
 
     monkeypatch.setattr(forward, "try_tree", counted)
     model = qwen2()

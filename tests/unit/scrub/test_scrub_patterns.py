@@ -43,6 +43,8 @@ def patterns() -> dict[str, re.Pattern[str]]:
     found: dict[str, re.Pattern[str]] = {}
     for info in pkgutil.walk_packages(privacy.__path__, f"{privacy.__name__}."):
         module = importlib.import_module(info.name)
+        if info.name == "composer_replication.privacy.outgoing":  # reads requests, which are one string each
+            continue
         for value in vars(module).values():
             found.update((pattern.pattern, pattern) for pattern in held(value))
     return found

@@ -64,7 +64,7 @@ def test_an_export_that_breaks_off_is_named_too(run, tmp_path, monkeypatch):
     def broken(*_):
         raise OSError("no space left")
 
-    monkeypatch.setattr("composer_replication.atomic.atomic_write_json", broken)
+    monkeypatch.setattr("composer_replication.cli.export.atomic_write_json", broken)
     with pytest.raises(OSError, match="no space"):
         export_atif(run, tmp_path / "documents")
     assert [each.what for each in made_elsewhere(run)] == ["ATIF documents"]

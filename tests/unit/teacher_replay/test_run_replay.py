@@ -51,7 +51,7 @@ def replayed(run, server, on_call=lambda _: None, goes_on=False, **changes):
 @pytest.fixture
 def without_locks(monkeypatch):
     """As on a file system that has none: elsewhere an ingest waits for the replay."""
-    monkeypatch.setattr("composer_replication.atomic.try_lock", lambda *_, **__: True)
+    monkeypatch.setattr("composer_replication.runs.directory.try_lock", lambda *_, **__: True)
 
 
 @pytest.mark.usefixtures("without_locks")

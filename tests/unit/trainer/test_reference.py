@@ -292,7 +292,7 @@ def test_a_digest_asks_once_whether_weights_are_spread_however_many_modules_ther
     """Each question walks over all modules: one for each of a thousand would take seconds, at every start."""
     asked = []
     monkeypatch.setattr(
-        "composer_replication.trainer.objective.distributed.is_sharded", lambda asked_of: bool(asked.append(asked_of))
+        "composer_replication.trainer.objective.fingerprint.is_sharded", lambda asked_of: bool(asked.append(asked_of))
     )
     weights_digest(model)
     assert len(asked) == 1
