@@ -1,17 +1,11 @@
-"""Every option, declared once: frozen records, read from TOML and overrides, and written back as a file.
+"""Every option, declared once in frozen dataclasses, read from TOML and overrides, and written back as a file.
 
-values        what an option may hold
-hide_secrets  what an error may show of it: no secret
-writer        a config as the TOML that reproduces a run
-schema        how a table declares its options
-loader        files and overrides to a config; every mistake with its path and its origin
-steps         [ingest], [sites], [replay], [pairs], [run]
-loss          [loss]
-render        [render], [split]
-rollouts      [train.grpo], [train.effort]
-train         [train] and the other tables below it
-evaluation    [evaluation]
-presets       configs that begin with a preset, and the one to start from
+values    types and bounds of options, what error messages may show of them, and a config as TOML
+schema    how a table declares its options
+sections  [ingest], [sites], [replay], [pairs], [loss], [render], [split], [evaluation], [run]
+train     [train] and the tables below it
+loader    files and overrides to a config; errors name the option and where it was set
+presets   configs that start from a preset, and the starter config
 """
 
 from composer_replication.config.loader import load, loads
@@ -63,7 +57,7 @@ __all__ = [
 
 @table("")
 class CrfConfig:
-    """Everything a run can be told."""
+    """All options of a run."""
 
     ingest: IngestConfig = section(IngestConfig, "Which logs are read, and how.")
     sites: SitesConfig = section(SitesConfig, "Which failures may be taught.")

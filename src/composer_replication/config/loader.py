@@ -1,4 +1,4 @@
-"""Config files and overrides become config objects; whatever is wrong is told with its dotted path and its origin."""
+"""Config files and overrides to config objects. Errors give the dotted path and the origin of a wrong value."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ from composer_replication.config.values import (
 from composer_replication.errors import ConfigError, explain
 
 _T = TypeVar("_T")
-_MAX_DEPTH = 100  # far below where Python's own recursion ends, which depends on the caller
+_MAX_DEPTH = 100  # far below Python's recursion limit, whose rest depends on the caller
 _USE_DEFAULT = object()
 
 
 def load(config_class: type[_T], path: str | os.PathLike[str] | None = None, overrides: Iterable[str] = ()) -> _T:
-    """A config from its defaults, then the TOML file at `path`, then `overrides` such as "loss.alpha_sdpo=0.2".
+    """Return a config from the defaults, the TOML file at `path` and `overrides` such as "loss.alpha_sdpo=0.2".
 
-    The value of an override is TOML; what is not TOML is a string, and `none` unsets an optional option.
+    Later ones win. The value of an override is TOML, or else a string; `none` unsets an optional option.
     """
     return from_tables(config_class, [] if path is None else [read_table(path)], overrides)
 
 
 def loads(config_class: type[_T], text: str, overrides: Iterable[str] = ()) -> _T:
-    """`load` from the text of a TOML file."""
+    """Return a config from the text of a TOML file, as `load` does from a file."""
     return from_tables(config_class, [(_parse(text, "config text"), "config text")], overrides)
 
 
 def read_table(path: str | os.PathLike[str]) -> tuple[dict[str, Any], str]:
-    """The table of a TOML file, and what errors call the file."""
+    """Return the table of a TOML file, and the name of the file for errors."""
     origin = f"config file {os.fspath(path)}"
     return _parse(_read(Path(path)), origin), origin
 
@@ -53,8 +53,8 @@ def read_table(path: str | os.PathLike[str]) -> tuple[dict[str, Any], str]:
 def from_tables(
     config_class: type[_T], tables: Iterable[tuple[Mapping[str, Any], str]], overrides: Iterable[str] = ()
 ) -> _T:
-    """A config from tables that were read already, each with what errors call it; later ones win."""
-    settings = _Given()
+    """Return a config from tables, each with its name for errors; later ones win."""
+    settings = _Settings()
     for values, origin in tables:
         settings.add(values, origin)
     for override in overrides:
@@ -62,8 +62,8 @@ def from_tables(
     return _Builder(config_class, settings).build(config_class, settings.values, "")
 
 
-class _Given:
-    """Values that somebody gave, and who: tables unite, later values replace earlier ones."""
+class _Settings:
+    """Values with their origins: tables are merged, later values replace earlier ones."""
 
     def __init__(self) -> None:
         self.values: dict[str, Any] = {}
@@ -89,7 +89,7 @@ class _Given:
 def _parse(text: str, origin: str) -> dict[str, Any]:
     try:
         values = tomllib.loads(text)
-    except ValueError as error:  # a TOMLDecodeError, or the one of int() for thousands of digits
+    except ValueError as error:  # a TOMLDecodeError, or the error of int() for thousands of digits
         raise ConfigError(f"{origin}: not valid TOML: {shown_parser_message(str(error), text)}") from None
     except RecursionError:
         raise _too_deep(origin) from None
@@ -101,14 +101,14 @@ def _read(path: Path) -> str:
     try:
         return path.read_bytes().decode("utf-8")
     except OSError as error:
-        fix = "Look at its name; without --config all is set by flags and --set"
+        fix = "Check its name, or leave out --config and use flags and --set"
         raise ConfigError(f"config file {path} cannot be read: {error.strerror}. {fix}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"config file {path}: not valid UTF-8: {error}") from error
 
 
 def _check_depth(values: Mapping[str, object], origin: str) -> None:
-    """Level by level, so that whoever walks through the values afterwards may use recursion."""
+    # Checked level by level, so that all later code may use recursion.
     level: list[object] = [values]
     for _ in range(_MAX_DEPTH + 1):
         level = [child for parent in level for child in _children(parent) if isinstance(child, dict | list)]
@@ -130,7 +130,7 @@ def _too_deep(origin: str) -> ConfigError:
 
 
 def _parse_override(text: str) -> tuple[dict[str, Any], str]:
-    """What an override sets, and how to name it in an error."""
+    """Return the values that an override sets, and its name for errors."""
     key_text, equals, value_text = text.partition("=")
     keys = _parse_key(key_text)
     if not equals or not keys:
@@ -149,7 +149,7 @@ def _parse_override(text: str) -> tuple[dict[str, Any], str]:
 
 
 def _parse_key(text: str) -> list[str]:
-    """The parts of a dotted key, read by TOML's own rules so that quoted parts work; empty when it is none."""
+    """Return the parts of a dotted key by TOML's own rules, which allow quoted parts; empty if it is not a key."""
     try:
         node: object = {} if "\n" in text else tomllib.loads(f"{text} = 0")
     except tomllib.TOMLDecodeError:
@@ -166,14 +166,14 @@ def _parse_value(text: str) -> object:
         parsed = tomllib.loads(f"value = {text}")
     except ValueError:
         return Bare(text.strip())
-    return parsed["value"] if len(parsed) == 1 else Bare(text.strip())  # a line break could smuggle in more keys
+    return parsed["value"] if len(parsed) == 1 else Bare(text.strip())  # a line break could add more keys
 
 
 class _Builder:
-    """Turns tables into config objects; knows the root class for its suggestions."""
+    """Builds config objects from tables; knows the root class for its suggestions."""
 
-    def __init__(self, root: type, given: _Given) -> None:
-        self._root, self._given = root, given
+    def __init__(self, root: type, settings: _Settings) -> None:
+        self._root, self._settings = root, settings
 
     def build(self, config_class: type[_T], values: Mapping[str, Any], path: str) -> _T:
         specs = {spec.name: spec for spec in options_of(config_class)}
@@ -183,14 +183,14 @@ class _Builder:
         options = {name: self._option(spec, values, dotted(path, name)) for name, spec in specs.items()}
         try:
             return config_class(**{name: value for name, value in options.items() if value is not _USE_DEFAULT})
-        except ConfigError as error:  # options that are right each and wrong together
-            raise ConfigError(_within(self._given.origin(path), error)) from error
+        except ConfigError as error:  # options that are valid on their own but not together
+            raise ConfigError(_within(self._settings.origin(path), error)) from error
 
     def _option(self, spec: OptionSpec, values: Mapping[str, Any], path: str) -> object:
         value = values.get(spec.name, _USE_DEFAULT)
         if spec.section_class is not None:
             if value is not _USE_DEFAULT and not isinstance(value, dict):
-                location = f"{self._given.origin(path)}: {path}"
+                location = f"{self._settings.origin(path)}: {path}"
                 raise ConfigError(explain(location, got=shown(value, path), expected="a table"))
             return self.build(spec.section_class, values.get(spec.name, {}), path)
         if value is _USE_DEFAULT:
@@ -198,22 +198,22 @@ class _Builder:
         try:
             return coerce(value, spec.annotation, path=path, bounds=spec.bounds)
         except ConfigError as error:
-            raise ConfigError(_within(self._given.origin(path), error)) from None
+            raise ConfigError(_within(self._settings.origin(path), error)) from None
 
     def _unknown(self, key: str, section: str, known_options: Mapping[str, OptionSpec]) -> ConfigError:
         near, path = self._suggest(key, section, known_options), dotted(section, key)
         every = f"one of {', '.join(dotted(section, name) for name in known_options)}"
         return ConfigError(
             explain(
-                f"{self._given.origin(path)}: unknown key",
+                f"{self._settings.origin(path)}: unknown key",
                 got=path,
-                expected="a known one" if near else every,  # a list of dozens would hide the one that was meant
+                expected="a known one" if near else every,  # a list of dozens would hide the likely one
                 fix=f"Did you mean {near}?" if near else "`crf train --options` lists all keys.",
             )
         )
 
     def _suggest(self, key: str, section: str, known_options: Mapping[str, OptionSpec]) -> str:
-        """The nearest key of this section, or else the path of the nearest one anywhere: the table may be wrong."""
+        """Return the nearest key of this section, or else the path of the nearest key anywhere."""
         near = difflib.get_close_matches(key, known_options, n=1)
         if near:
             return dotted(section, near[0])
@@ -222,14 +222,14 @@ class _Builder:
 
 
 def _within(origin: str, error: ConfigError) -> str:
-    """The message of `error` with `origin` before it, and the same parts."""
+    """Return the message of `error` with `origin` before it."""
     if not error.expected:
         return f"{origin}: {error}"
     return explain(f"{origin}: {error.what}", got=error.got, expected=error.expected, fix=error.fix)
 
 
 def _named(path: str) -> Iterator[tuple[str, str]]:
-    """An option and the tables that it is in, each by its own name and by its path."""
+    """Yield the name and the path of an option and of the tables around it."""
     parts = path.split(".")
     for number in range(len(parts), 0, -1):
         yield parts[number - 1], ".".join(parts[:number])

@@ -1,4 +1,4 @@
-"""Configs that begin with a preset: recommended settings, kept once, in recipes/presets/*.toml."""
+"""Configs that start from a preset: recommended settings in recipes/presets/*.toml."""
 
 from __future__ import annotations
 
@@ -17,26 +17,28 @@ PRESETS = Path(__file__).parents[1] / "recipes" / "presets"
 
 
 def preset_path(name: str) -> Path:
-    """The file of a preset."""
+    """Return the file of a preset. Raises InputError for an unknown name."""
     if name not in PRESET_FILES:
         raise InputError(explain("preset", got=repr(name), expected=f"one of {', '.join(PRESET_FILES)}"))
     return PRESETS / f"{name}.toml"
 
 
 def starter_text() -> str:
-    """A config to start from, with a word on each of its keys."""
+    """Return the starter config, a TOML text with comments on its keys."""
     return (PRESETS.parent / "starter.toml").read_text(encoding="utf-8")
 
 
 def load_with_preset(path: str | os.PathLike[str] | None = None, overrides: Iterable[str] = ()) -> CrfConfig:
-    """A config from the defaults, then the preset that `train.preset` names, then the file, then the overrides."""
+    """Return a config from the defaults, the preset of `train.preset`, the file and the overrides; later ones win."""
     return tables_with_preset([] if path is None else [read_table(path)], overrides)
 
 
 def tables_with_preset(tables: Iterable[tuple[Mapping[str, Any], str]], overrides: Iterable[str] = ()) -> CrfConfig:
-    """The same of tables that were read already, each with what errors call it; later ones win."""
+    """Return the same from tables, each with its name for errors."""
     tables, overrides = list(tables), list(overrides)
-    config = from_tables(CrfConfig, tables, overrides)  # whatever is wrong is told here, by its own name
+    config = from_tables(
+        CrfConfig, tables, overrides
+    )  # errors are raised here, before the preset is added, so that they name the right origin
     if config.train.preset == "none":
         return config
     path = preset_path(config.train.preset)

@@ -1,4 +1,4 @@
-"""How a table of the config declares its options, and how the rest of the package reads those declarations.
+"""Declarations of options, and how the rest of the package reads them:
 
 @table("replay")
 class ReplayConfig:
@@ -28,10 +28,10 @@ _DOC, _BOUNDS = "doc", "bounds"
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def table(path: str) -> Callable[[type[_T]], type[_T]]:
-    """Make a frozen dataclass of a class of options, which checks and converts them whenever one is made.
+    """Return a decorator that makes a class of options a frozen dataclass, which checks and converts its values.
 
-    `path` is where the table stands in a file; errors name options by it. A method `_check` raises where options are
-    right each and wrong together.
+    `path` is the table's path in a file, by which errors name options. A method `_check` may raise for options that are
+    valid on their own but not together.
     """
 
     def decorate(config_class: type[_T]) -> type[_T]:
@@ -41,7 +41,9 @@ def table(path: str) -> Callable[[type[_T]], type[_T]]:
                     value = coerce(
                         getattr(self, spec.name), spec.annotation, path=dotted(path, spec.name), bounds=spec.bounds
                     )
-                    object.__setattr__(self, spec.name, value)  # frozen for everyone but its own constructor
+                    object.__setattr__(
+                        self, spec.name, value
+                    )  # the class is frozen, but its constructor may still convert
             if hasattr(self, "_check"):
                 cast(Any, self)._check()
 
@@ -61,22 +63,22 @@ def option(
     at_most: float | None = None,
     below: float | None = None,
 ) -> _T:
-    """An option with a default, one sentence of documentation and, for numbers, bounds."""
+    """Declare an option with a default, one sentence of documentation and, for numbers, bounds."""
     metadata = {_DOC: doc, _BOUNDS: Bounds(at_least=at_least, above=above, at_most=at_most, below=below)}
-    if isinstance(default, dict):  # each config gets its own
+    if isinstance(default, dict):  # each config gets its own copy
         items = cast("dict[str, object]", default)
         return cast(_T, dataclasses.field(default_factory=lambda: dict(items), metadata=metadata))
     return dataclasses.field(default=default, metadata=metadata)
 
 
 def section(config_class: type[_T], doc: str) -> _T:
-    """A table in this table."""
+    """Declare a table inside this table."""
     return dataclasses.field(default_factory=config_class, metadata={_DOC: doc, _BOUNDS: Bounds()})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OptionSpec:
-    """One declared option or section."""
+    """A declared option or section."""
 
     name: str
     annotation: object
@@ -86,7 +88,7 @@ class OptionSpec:
 
     @property
     def section_class(self) -> type[object] | None:
-        """The config class of a section; None for an option."""
+        """The config class of a section, or None for an option."""
         is_section = dataclasses.is_dataclass(self.annotation)
         return cast("type[object]", self.annotation) if is_section else None
 
@@ -96,13 +98,13 @@ class OptionSpec:
 
     @property
     def scalar(self) -> type[object]:
-        """What one typed word is read as."""
+        """The type that one typed word is converted to."""
         kind: Any = optional_inner(self.annotation) or self.annotation
         return kind if kind in (int, float) else str
 
 
 class OptionDoc(NamedTuple):
-    """One line of --help and of the reference page."""
+    """A line of --help and of the reference page."""
 
     path: str
     type_text: str
@@ -112,13 +114,13 @@ class OptionDoc(NamedTuple):
 
 @functools.cache
 def options_of(config_class: type) -> tuple[OptionSpec, ...]:
-    """The options and sections of a config class, in the order of their declaration."""
+    """Return the options and sections of a config class, in the order of their declaration."""
     hints = typing.get_type_hints(config_class)
     return tuple(_spec(field, hints[field.name], config_class.__name__) for field in dataclasses.fields(config_class))
 
 
 def describe(config_class: type, prefix: str = "") -> list[OptionDoc]:
-    """Every option below `config_class`, sections walked through, with what a user has to know about it."""
+    """Return a line for every option of `config_class`, including those of its sections."""
     rows: list[OptionDoc] = []
     for spec in options_of(config_class):
         path = dotted(prefix, spec.name)
@@ -130,14 +132,14 @@ def describe(config_class: type, prefix: str = "") -> list[OptionDoc]:
 
 
 def option_at(config_class: type, path: str) -> OptionSpec:
-    """The option at a dotted path, which has to be one."""
+    """Return the option at a dotted path, which must exist."""
     first, _, rest = path.partition(".")
     (spec,) = (spec for spec in options_of(config_class) if spec.name == first)
     return option_at(spec.section_class, rest) if spec.section_class is not None else spec
 
 
 def dotted(*path: str) -> str:
-    """Names joined to a path; the root table is the empty string."""
+    """Join names to a path; the root table is the empty string."""
     return ".".join(filter(None, path))
 
 

@@ -1,4 +1,4 @@
-"""What an option may hold: conversion of raw values to an option's type, its bounds, and the type in words."""
+"""Values of options: conversion to the declared type and bounds, redaction in messages, and a config as TOML."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _INT64 = range(-(2**63), 2**63)
 
 
 class Bare(str):
-    """Text of an override that is not TOML and so stands for itself; `none` unsets an optional option."""
+    """Text of an override that is not TOML and is taken literally; `none` unsets an optional option."""
 
     __slots__ = ()
 
@@ -59,11 +59,11 @@ UNBOUNDED = Bounds()
 
 
 class _MismatchError(Exception):
-    """A value does not fit; the text, if any, says why where the expected type does not."""
+    """A value does not fit the type. The text, if any, adds what the expected type does not say."""
 
 
 def coerce(value: object, annotation: object, *, path: str, bounds: Bounds = UNBOUNDED) -> object:
-    """`value` as an option of type `annotation` holds it, or a ConfigError that starts with the dotted `path`."""
+    """Convert `value` to the type `annotation`. Raises ConfigError with the dotted `path` if it does not fit."""
     try:
         return _convert(value, annotation, bounds)
     except _MismatchError as error:
@@ -74,7 +74,7 @@ def coerce(value: object, annotation: object, *, path: str, bounds: Bounds = UNB
 
 
 def type_text(annotation: object, bounds: Bounds = UNBOUNDED) -> str:
-    """The type of an option as --help and error messages write it."""
+    """Return the type of an option as --help and error messages write it."""
     inner = optional_inner(annotation)
     if inner is not None:
         return f"{type_text(inner, bounds)} or none"
@@ -92,7 +92,7 @@ def type_text(annotation: object, bounds: Bounds = UNBOUNDED) -> str:
 
 
 def optional_inner(annotation: object) -> object | None:
-    """X when `annotation` is `X | None`, otherwise None."""
+    """Return X if `annotation` is `X | None`, else None."""
     if typing.get_origin(annotation) not in (types.UnionType, typing.Union):
         return None
     inside = [member for member in typing.get_args(annotation) if member is not types.NoneType]
@@ -176,7 +176,7 @@ def _to_dict(value: object, arguments: tuple[object, ...], bounds: Bounds) -> di
 
 
 def _to_any(value: object, bounds: Bounds) -> object:
-    """Whatever TOML can write, dates aside: for tables whose keys somebody else reads."""
+    """Accept any TOML value except dates: for tables that another library reads."""
     if isinstance(value, list | tuple):
         return [_to_any(entry, bounds) for entry in cast("list[object]", value)]
     if isinstance(value, dict):
@@ -196,44 +196,46 @@ _SCALARS: Mapping[object, Callable[[object, Bounds], object]] = {
 }
 
 
-# What an error message may show of a config: no value of a key whose name looks secret, and no login of an address.
+# ---- what error messages may show: no value of a key whose name looks secret, and no login in a URL
 
 HIDDEN = "<hidden>"
-# In these names a token is a piece of text: a tokenizer, sdpo_token_clip, token_rows.
+# "hub_token", "API_KEY", "passwd"; not "tokenizer", "sdpo_token_clip" or "token_rows", where a token is a piece of text
 _WORDS = r"(?:key|token(?!i[sz]|_clip|_rows)|secret|passw|credential)"
 _SECRET = re.compile(_WORDS, re.IGNORECASE)
 _SECRET_AND_EQUALS = re.compile(rf"{_WORDS}\s*=?", re.IGNORECASE)
-# `api_key = `, `"api_key": ` and the like within a text.
+# 'api_key = x', '"api_key": x' -> the name and the sign; the rest is hidden
 _ASSIGNMENT = re.compile(rf"({_WORDS}[\w-]*[\"']?\s*[=:]).*", re.IGNORECASE | re.DOTALL)
+# "'some text'" or '"some text"', with escapes; not a single character such as "'x'"
 _QUOTED = re.compile(r"""'(?:[^'\\]|\\.){2,}'|"(?:[^"\\]|\\.){2,}\"""")
+# "https://me:pw@host/" -> "s://me:pw@"
 _LOGIN = re.compile(r"(\w://)[^/?#\s]*@")
 
 
 def looks_secret(name: str) -> bool:
-    """Whether a key, or a section on a dotted path, has the name of a secret."""
+    """Return whether a key, or a section on a dotted path, is named like a secret."""
     return _SECRET.search(name) is not None
 
 
 def shown(value: object, path: str) -> str:
-    """The repr of the value at the dotted `path`, without what a secret key holds: the path itself or a key inside."""
+    """Return the repr of the value at the dotted `path`, with the values of secret keys hidden."""
     return HIDDEN if looks_secret(path) else repr(_masked(value))
 
 
 def shown_override(text: str, parsed: Mapping[str, object]) -> str:
-    """The text `key=value` of an override that was read as `parsed`."""
+    """Return the text `key=value` of an override that was parsed as `parsed`, without secrets."""
     key = text.partition("=")[0]
     is_secret = looks_secret(key) or _masked(parsed) != parsed
     return f"{key.rstrip()}={HIDDEN}" if is_secret else text
 
 
 def shown_garbage(text: str) -> str:
-    """The text of an override in which key and value cannot be told apart, up to the first word of a secret."""
+    """Return the text of an override that has no key and value, up to the first word that looks secret."""
     match = _SECRET_AND_EQUALS.search(text)
     return text if match is None or match.end() == len(text) else text[: match.end()] + HIDDEN
 
 
 def shown_parser_message(message: str, document: str) -> str:
-    """What a parser says of `document`, without what it quotes if a secret may be in the quotation."""
+    """Return a parser's message about `document`, without quotations if the document may hold a secret."""
     if not looks_secret(document):
         return message
     reason, at, location = message.rpartition(" (at ")
@@ -253,34 +255,36 @@ def _masked(value: object) -> object:
     return value
 
 
-# A config as TOML: the file that reproduces a run, and the hash that tells two runs apart.
+# ---- a config as TOML, which reproduces a run
 
 RESOLVED_NAME = "config.resolved.toml"
+# "max_steps" needs no quotes as a key; "a.b" does
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+# the quote and the backslash in 'say "hi" \\ bye', and control characters
 _MUST_ESCAPE = re.compile(r'[\x00-\x1f\x7f"\\]')
 _SHORT_ESCAPES = {"\b": r"\b", "\t": r"\t", "\n": r"\n", "\f": r"\f", "\r": r"\r", '"': r"\"", "\\": r"\\"}
 
 
 def to_toml(config: object) -> str:
-    """The TOML text that loads to an equal config; options without a value are comments, for TOML has no null."""
+    """Return TOML that loads to an equal config. Options without a value are comments, as TOML has no null."""
     return "\n".join(_section_lines(config, ())).lstrip("\n") + "\n"
 
 
 def write_resolved(config: object, run_dir_path: str | os.PathLike[str]) -> Path:
-    """Write the config into the run directory and return the path of the file."""
+    """Write the config into the run directory and return its path."""
     path = Path(run_dir_path) / RESOLVED_NAME
     atomic_write_text(path, to_toml(config))
     return path
 
 
 def config_hash(config: object) -> str:
-    """SHA-256 over the options that have a value, sorted by path, so neither order nor an unset option counts."""
+    """Return the SHA-256 of the options that have a value, sorted by path."""
     lines = sorted(f"{'.'.join(map(_key_text, path))} = {value_text(value)}" for path, value in _set_options(config))
     return hashlib.sha256("\n".join(lines).encode("utf-8")).hexdigest()
 
 
 def value_text(value: object) -> str:
-    """One value in TOML; None, which TOML cannot write, is the word `unset`."""
+    """Return one value in TOML; None, which TOML does not have, becomes `unset`."""
     if value is None:
         return "unset"
     if isinstance(value, bool):
@@ -298,7 +302,7 @@ def value_text(value: object) -> str:
 
 
 def _section_lines(config: object, path: tuple[str, ...]) -> Iterator[str]:
-    """Options first: in TOML, whatever follows a table's header belongs to that table."""
+    # Options come first: in TOML, whatever follows a table's header belongs to that table.
     fields = _fields(config)
     if path:
         yield f"\n[{'.'.join(map(_key_text, path))}]"

@@ -1,20 +1,12 @@
-"""The run directory: what each step of the pipeline leaves behind for the next, and how far it can be trusted.
+"""The run directory: the files that each step of the pipeline writes for the next one, with checksums and sources.
 
-artefacts      which files there may be, and which command writes each
-sidecar        what a file of records is, what it came from, and its checksum
-source_paths   how a sidecar names a file outside of the run
-records        JSONL beside its sidecar, written whole and checked before it is read
-journal        JSONL that grows while a run goes on
-lineage        what an artefact or trained weights were made from, whether that has changed, what channels did
-directory      the run itself
-conversations  the reader of conversations.jsonl
-sites          the reader of sites.jsonl
-conventions    conventions.md: rules that users named, which of them are kept
-pairs          the reader of pairs.jsonl
-tools          the reader of tools.jsonl: which tools a session is shown with
-split          the reader of split.jsonl: which sessions are learnt from, and which are held out
-evaluation     the reader of evaluation.json, and of the rows beside it
-elsewhere      what was made from the run outside of it
+artefacts    which files a run may hold, their sidecars, and JSONL that is checked before it is read
+journal      JSONL that grows during a run
+lineage      what an artefact or trained weights were made from, and whether that has changed
+directory    `RunDir`: creating, opening, locking, reading and writing a run
+files        readers and writers of conversations, tools, sites, pairs and evaluations
+split        which sessions are trained on and which are held out
+conventions  conventions.md: the rules that users stated when they refused a call
 """
 
 from composer_replication.runs.artefacts import (

@@ -1,4 +1,8 @@
-"""The one table of what a run directory may hold, and which command writes it."""
+"""The files that a run directory may hold: which command writes each, and how records are stored and checked.
+
+Records are JSONL beside a sidecar `<name>.meta.json`, which holds their schema, sources and checksum. Both files are
+written whole, and no row is returned before the file agrees with its sidecar.
+"""
 
 from __future__ import annotations
 
@@ -23,16 +27,16 @@ from composer_replication.errors import (
     explain,
 )
 
-NOT_THERE = "is not there yet"  # why a step runs: it has not run before
+NOT_THERE = "is not there yet"  # the reason to run a step that has never run
 Kind = Literal["records", "journal", "file", "folder"]
 
 
 @dataclass(frozen=True, slots=True)
 class Artefact:
-    """One kind of thing in a run directory.
+    """One kind of file or folder in a run directory.
 
     `records` are JSONL with a sidecar, written whole; a `journal` is JSONL with a checksum in each line, appended to
-    while a run goes on; the format of a `file` or `folder` belongs to the stage that writes it.
+    during a run; the format of a `file` or `folder` is up to the step that writes it.
     """
 
     name: str
@@ -76,33 +80,34 @@ _TABLE: tuple[tuple[str, str, str, Kind], ...] = (
     ("report_md", "report.md", "crf report", "file"),
     ("report_sessions", "report_sessions", "crf report", "folder"),
 )
-# Schemas whose older versions are refused: version 1 held calls and tools with sorted keys, in an order nobody wrote.
+# Older versions of these schemas are refused: version 1 sorted the keys of calls and tools, so the order in which
+# arguments were written is lost.
 OLDEST_READ: Mapping[str, int] = MappingProxyType({"conversation": 2, "tool": 3, "teacher_call": 2, "dpo_pair": 2})
 WHY_REFUSED: Mapping[str, str] = MappingProxyType({"tool": "older rows do not say whose tool it is"})
-"""What older rows lack, where that is not the order in which arguments were written."""
+"""What older rows lack, where it is not the order of arguments."""
 ARTEFACTS: Mapping[str, Artefact] = MappingProxyType({row[0]: Artefact(*row) for row in _TABLE})
 
 
 def control_folder(root: Path, shuffle: int = 1) -> Path:
-    """Where a training at `root` has its control of this shuffle: the first in `control`, others in folders of it."""
+    """Return the folder of a training's control: `control` for the first shuffle, `control/2` for the second, ..."""
     first = root / ARTEFACTS["control"].file_name
     return first if shuffle == 1 else first / str(shuffle)
 
 
 def control_folders(root: Path) -> list[Path]:
-    """Those that are there, in the order of their shuffles."""
+    """Return the control folders that exist, in the order of their shuffles."""
     first = control_folder(root)
     numbers = sorted(int(folder.name) for folder in first.glob("[2-9]*") if folder.name.isdecimal())
     return [first, *(control_folder(root, number) for number in numbers)] if first.is_dir() else []
 
 
 def command_for(artefact: Artefact, run: Path) -> str:
-    """The command that makes an artefact anew in a run directory."""
+    """Return the command that rebuilds an artefact of a run."""
     return f"{artefact.command} PATH... -o {run}" if artefact.command == "crf ingest" else f"{artefact.command} {run}"
 
 
 def find_artefact(name: str, *, kind: Kind | None = None) -> Artefact:
-    """The artefact called `name`, or an InputError that suggests the one that was meant."""
+    """Return the artefact called `name`. Raises InputError with the nearest name for an unknown one."""
     artefact = ARTEFACTS.get(name)
     if artefact is None:
         near = difflib.get_close_matches(name, ARTEFACTS, n=1)
@@ -115,8 +120,6 @@ def find_artefact(name: str, *, kind: Kind | None = None) -> Artefact:
         )
     return artefact
 
-
-# The sidecar `<name>.meta.json`: what a data file is, what it came from, and the checksum it must still have.
 
 SIDECAR_VERSION = 1
 Setting = str | bool | int | float | list[str] | None
@@ -131,9 +134,9 @@ _KINDS: Mapping[str, type] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Source:
-    """What an artefact was made from: another artefact (by its name) or a file.
+    """An input of an artefact: another artefact (by its name) or a file.
 
-    The name of a file is its path as `source_paths.portable_name` writes it: absolute, from the run, or from `~`.
+    A file's name is its path as `portable_name` writes it: absolute, relative to the run, or below `~`.
     """
 
     kind: str
@@ -143,9 +146,9 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ArtefactMeta:
-    """The contents of a sidecar; those from `keys` on are known once the rows are written.
+    """The contents of a sidecar. The fields from `keys` on are known once the rows are written.
 
-    `settings` says how the artefact was made where that matters to whoever reads it: that secrets were left in, say.
+    `settings` records how the artefact was made where readers need to know, such as that secrets were not redacted.
     """
 
     artefact: str
@@ -164,7 +167,7 @@ class ArtefactMeta:
     created: str = ""
 
     def to_bytes(self) -> bytes:
-        """The sidecar's text; only `created`, and a salt in `settings`, differ between two writes of the same rows."""
+        """Return the sidecar's text. Two writes of the same rows differ only in `created` and a salt in `settings`."""
         fields: dict[str, object] = {name: getattr(self, name) for name in self.__slots__}
         fields["sources"] = [
             {"kind": source.kind, "name": source.name, "sha256": source.sha256} for source in self.sources
@@ -174,7 +177,7 @@ class ArtefactMeta:
 
 
 def _read_sidecar(path: Path) -> ArtefactMeta:
-    """The sidecar at `path`, which must exist; ArtefactCorruptError when it is not one."""
+    """Read the sidecar at `path`, which must exist. Raises ArtefactCorruptError if it is not a sidecar."""
     try:
         fields = decode_object(path.read_bytes())
         if fields["sidecar_version"] != SIDECAR_VERSION:
@@ -195,7 +198,7 @@ def _read_sidecar(path: Path) -> ArtefactMeta:
 
 
 def check_schema(meta: ArtefactMeta, *, schema: str, version: int) -> None:
-    """Refuse an artefact of another schema, or of a version that this code does not know yet."""
+    """Raise if an artefact has another schema, or a version that is newer than this code."""
     if meta.schema != schema:
         raise ArtefactCorruptError(explain(f"artefact {meta.artefact}, schema", got=meta.schema, expected=schema))
     if meta.version > version:
@@ -210,12 +213,12 @@ def check_schema(meta: ArtefactMeta, *, schema: str, version: int) -> None:
 
 
 def now() -> str:
-    """The time as sidecars write it."""
+    """Return the current time as sidecars write it."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def sha256_of_file(path: Path) -> str:
-    """The hex SHA-256 of a file's bytes."""
+    """Return the hex SHA-256 of a file's bytes."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -241,15 +244,13 @@ def _typed(fields: Mapping[str, object], name: str, kind: type[_T]) -> _T:
     return value
 
 
-# JSONL of one kind of record beside its sidecar: written whole, and checked before the first row is handed out.
-
 Row = Mapping[str, object]
 PASSES: Counter[str] = Counter()
-"""How often this process went through the rows of an artefact (`decoded conversations`), or its bytes (`hashed …`)."""
+"""How often this process has read the rows (`decoded conversations`) or the bytes (`hashed …`) of an artefact."""
 
 
 class EncodedRow(NamedTuple):
-    """A row that `encode_as_written` has made text of already, and its keys."""
+    """A row that is already encoded by `encode_as_written`, and its keys."""
 
     text: bytes
     keys: frozenset[str]
@@ -258,15 +259,15 @@ class EncodedRow(NamedTuple):
 def write_records(
     directory: Path, artefact: Artefact, rows: Iterable[Row | EncodedRow], draft: ArtefactMeta
 ) -> ArtefactMeta:
-    """Stream `rows` to the artefact's file, complete `draft` with what was written and make it the sidecar.
+    """Stream `rows` to the artefact's file, and return the sidecar that `draft` becomes.
 
-    Both files are complete on disk before either is renamed, so nothing but an error or a crash between the two
-    renames can leave a new file beside an old sidecar. `check_pair` finds that by the checksum.
+    Both files are complete on disk before either is renamed. Only an error or a crash between the two renames can leave
+    a new file beside an old sidecar, which `check_pair` detects by the checksum.
     """
     with staged(directory / artefact.file_name) as data, staged(directory / artefact.sidecar_name) as sidecar:
         meta = _stream(rows, data.file, draft, artefact.file_name)
         sidecar.file.write(meta.to_bytes())
-        data.seal()  # the slow part, before the lock
+        data.seal()  # syncing to disk is slow, so it is done before the lock is taken
         sidecar.seal()
         with directory_lock(directory, exclusive=True):
             commit_together(data, sidecar)
@@ -276,7 +277,7 @@ def write_records(
 def read_records(
     directory: Path, artefact: Artefact, *, schema: str, version: int, verify: bool
 ) -> Iterator[dict[str, object]]:
-    """Yield the rows of an artefact that agrees with its sidecar; no row of one that does not."""
+    """Yield the rows of an artefact after comparing it with its sidecar. Raises before the first row if they differ."""
     meta, file = open_records(directory, artefact)
     with file:
         check_schema(meta, schema=schema, version=version)
@@ -295,7 +296,7 @@ def read_records(
 
 
 def open_records(directory: Path, artefact: Artefact) -> tuple[ArtefactMeta, BufferedReader]:
-    """The sidecar and the open data file, taken together so that no writer replaces one of them in between."""
+    """Return the sidecar and the open data file, opened under a lock so that no writer replaces one of the two."""
     data, sidecar = directory / artefact.file_name, directory / artefact.sidecar_name
     if not data.exists():
         raise not_found(artefact, directory)
@@ -307,9 +308,9 @@ def open_records(directory: Path, artefact: Artefact) -> tuple[ArtefactMeta, Buf
 
 
 def check_pair(file: BufferedReader, meta: ArtefactMeta, artefact: Artefact, *, verify: bool) -> None:
-    """Raise ArtefactCorruptError unless the open file is the one the sidecar describes; leaves the file at its start.
+    """Raise ArtefactCorruptError unless the sidecar describes the open file, which is left at its start.
 
-    Without `verify` only the length is compared, which costs nothing and finds truncation.
+    Without `verify` only the length is compared, which is free and detects truncation.
     """
     num_bytes = file.seek(0, 2)
     file.seek(0)
@@ -326,7 +327,7 @@ def check_pair(file: BufferedReader, meta: ArtefactMeta, artefact: Artefact, *, 
 
 
 def refuse_old(meta: ArtefactMeta, artefact: Artefact, directory: Path) -> None:
-    """Raise a RunError for rows of a version that can only be made anew, with the command that does it."""
+    """Raise RunError for rows that are too old to be read, with the command that rebuilds them."""
     oldest = OLDEST_READ.get(meta.schema, 1)
     if meta.version < oldest:
         why = WHY_REFUSED.get(meta.schema, "older rows lost the order in which arguments and schemas were written")
@@ -335,13 +336,13 @@ def refuse_old(meta: ArtefactMeta, artefact: Artefact, directory: Path) -> None:
                 f"{directory / artefact.file_name}, version of schema {meta.schema}",
                 got=f"{meta.version} (composer-replication {meta.tool_version})",
                 expected=f"{oldest} or newer: {why}",
-                fix=f"Make it anew: `{command_for(artefact, directory)}`",
+                fix=f"Rebuild it: `{command_for(artefact, directory)}`",
             )
         )
 
 
 def not_found(artefact: Artefact, directory: Path) -> ArtefactNotFoundError:
-    """The error for an artefact that no step has written yet."""
+    """Return the error for an artefact that no step has written yet."""
     return ArtefactNotFoundError(
         f"{directory / artefact.file_name} does not exist. `{artefact.command}` writes it: run that first"
     )
@@ -384,7 +385,7 @@ def _same_keys(row: object, keys: frozenset[str] | None, where: str) -> frozense
 
 
 def _decode_record(line: bytes, keys: frozenset[str]) -> dict[str, object]:
-    """The record in one line; a ValueError says what is wrong with it."""
+    """Return the record in one line. Raises ValueError if the line is incomplete or has other keys."""
     if not line.endswith(b"\n"):
         raise ValueError(f"cut off after {len(line)} bytes")
     row = decode_object(line)
@@ -404,7 +405,7 @@ def _difference(row_keys: Iterable[str], expected: Iterable[str]) -> str:
 
 
 def _first_bad_line(file: BufferedReader, meta: ArtefactMeta) -> str:
-    """Where a file that is known to be wrong shows it, for the message."""
+    """Return a description of the first bad line of a corrupt file, for the error message."""
     number, keys = 0, frozenset(meta.keys)
     for number, line in enumerate(file, start=1):
         try:

@@ -1,8 +1,8 @@
-"""`conventions.md`: rules that users named when they refused a call, by project, in a file that its user edits.
+"""`conventions.md`: rules that users stated when they refused a call, by project, in a file that the user edits.
 
-A rule is a list item with brackets; an `x` in them keeps it, and only what is kept is used for other states. Lines that
-the user wrote or changed stay as they are: what is added is a rule that was not there, or a place where one was said
-again. Words come from logs, so they are written as plain text: no markup, no links, nothing unseen.
+A rule is a list item with brackets; an `x` in them keeps it, and only kept rules are used for other states. Lines that
+the user wrote or changed are left alone: only new rules and new mentions of a rule are added. The text comes from logs,
+so it is written without markup, links or invisible characters.
 """
 
 from __future__ import annotations
@@ -26,21 +26,28 @@ Rules that users named when they refused a call. Put an x into the brackets of w
 are used, in their project, where a call of the kind after `for:` was refused without a word. Change words and kinds as
 you like, and add rules of your own under their project. `crf sites` adds what is new and keeps what you wrote.
 """
+# "## /home/me/shop" -> "/home/me/shop"
 _PROJECT = re.compile(r"##\s+(.+?)\s*\Z")
+# "- [x] Do not push to main" -> "x", "Do not push to main"
 _RULE = re.compile(r"[-*+]\s+\[\s*([xX]?)\s*\]\s+(\S.*?)\s*\Z")
+# "  - for: git push, git commit" -> "git push, git commit"
 _FOR = re.compile(r"\s+[-*+]\s+for:\s*(.*?)\s*\Z", re.IGNORECASE)
+# "  - said at site 0123456789ab of s-1" -> "0123456789ab", "s-1"
 _SAID = re.compile(r"\s+[-*+]\s+said at site ([0-9a-f]{12}) of (\S+)\s*\Z")
-# What markdown would act upon, addresses included.
+# What Markdown would interpret, addresses included: each of the marks in "*bold* <b> www.a.org".
 _MARKUP = re.compile(r"[\\`*_{}\[\]<>#|~&!$^=@]|:(?=//)|(?<=www)\.", re.IGNORECASE)
+# the reverse: "\\*bold\\*" -> "*bold*"
 _ESCAPED = re.compile(r"\\([!-/:-@\[-`{-~])")
+# "/home/me/shop/.claude/worktrees/fix" belongs to "/home/me/shop"
 _WORKTREE = re.compile(r"/\.?(?:worktrees|claude/worktrees)(?:/.*)?\Z")
+# Probably meant as a rule, but not written as one: "[x] no dash", "- for git push"
 _MEANT = re.compile(r"\s*(?:[-*+]\s*\[|\[[\sxX]*\]|[-*+]\s+(?:for|said)\b)")
 _MAX_WORDS = 300
 _MAX_BYTES = 4_000_000
 
 
 class Heard(NamedTuple):
-    """A rule as a user said it: in which project, of which kind of call (empty where that cannot be told), where."""
+    """A rule as a user stated it, with its project, the kind of call (empty if unknown), and the site."""
 
     project: str
     words: str
@@ -51,9 +58,9 @@ class Heard(NamedTuple):
 
 @dataclass(slots=True)
 class Convention:
-    """A rule of the file, with the words and kinds of calls that its user left there, and where it was said.
+    """A rule of the file, with its text, the kinds of calls it is for, and where users stated it.
 
-    `said` are (site, conversation); `lines` is how it is written: its own line, and those below that belong to it.
+    `said` are (site, conversation); `lines` are the rule's own line and the lines below that belong to it.
     """
 
     project: str
@@ -64,7 +71,7 @@ class Convention:
     lines: list[str] = field(default_factory=list[str], repr=False)
 
     def note(self, line: str) -> None:
-        """A line below the rule's own."""
+        """Read a line below the rule's own."""
         kinds, mention = _FOR.match(line), _SAID.match(line)
         if kinds is not None:
             self.call_kinds += [kind for name in kinds[1].split(",") if (kind := _plain(name.strip()))]
@@ -74,9 +81,9 @@ class Convention:
 
 
 class _RulesFile:
-    """The rules in their places, and every other line as it is.
+    """The rules of the file in order, and every other line unchanged.
 
-    `unread` are numbers of lines that look as if they were meant for a rule, and are none.
+    `unread` are the numbers of lines that look like rules but are not.
     """
 
     def __init__(self, text: str) -> None:
@@ -105,7 +112,7 @@ class _RulesFile:
         return [part for part in self.parts if isinstance(part, Convention)]
 
     def add(self, heard: Heard) -> Convention:
-        """A rule at the end of its project, which is made where it is not there."""
+        """Add a rule at the end of its project, and the project if it is new. Returns the rule."""
         rule = Convention(heard.project, _shown(heard.words))
         positions = [at for at, part in enumerate(self.parts) if _is_in(part, rule.project)]
         if not positions:
@@ -121,25 +128,25 @@ class _RulesFile:
 
 
 def project_of(conversation: Conversation) -> str:
-    """The folder that a session worked in; worktrees of a project are the project."""
+    """Return the folder that a session worked in; a worktree counts as its project."""
     folder = (conversation.cwd or "").rstrip("/")
     return _shown(_WORKTREE.sub("", folder)) or NO_PROJECT
 
 
 def read_conventions(run: RunDir) -> list[Convention]:
-    """The rules of the file as its user left them; none without a file."""
+    """Return the rules of the file; none without a file."""
     return _read(run).rules
 
 
 def unread_lines(run: RunDir) -> list[int]:
-    """Numbers of the file's lines that its user may take for a rule, or for a part of one, and nobody reads."""
+    """Return the numbers of lines that the user may have meant as rules, but that cannot be read as such."""
     return _read(run).unread
 
 
 def add_conventions(run: RunDir, heard: Sequence[Heard]) -> list[Convention]:
-    """Bring the file up to what is heard now, and return its rules; there is no file where nobody named a rule.
+    """Update the file with the rules that users stated, and return all of its rules. Without rules, no file is made.
 
-    A place where nothing is said any more goes, and with the last of its places a rule that nobody had marked.
+    Mentions that no longer exist are removed, and so are rules without a mention unless the user has kept them.
     """
     heard = [remark._replace(project=_shown(remark.project)) for remark in heard]
     file = _read(run)
@@ -163,7 +170,7 @@ def add_conventions(run: RunDir, heard: Sequence[Heard]) -> list[Convention]:
 
 
 def kept_by_call(rules: Iterable[Convention]) -> dict[tuple[str, str], str]:
-    """The words to use in a project for a kind of call, of the rules that the user keeps; of two, the first."""
+    """Return the text of the first kept rule for each project and kind of call."""
     words_by_call: dict[tuple[str, str], str] = {}
     for rule in rules:
         for kind in rule.call_kinds if rule.is_kept else ():
@@ -172,12 +179,12 @@ def kept_by_call(rules: Iterable[Convention]) -> dict[tuple[str, str], str]:
 
 
 def num_forgotten(run: RunDir, gone: Set[str]) -> int:
-    """How many rules were said nowhere but in these conversations."""
+    """Return how many rules were stated only in these conversations."""
     return sum(bool(rule.said) and {where for _, where in rule.said} <= gone for rule in read_conventions(run))
 
 
 def forget_conventions(run: RunDir, gone: Set[str]) -> None:
-    """Take out what was said in these conversations, kept by the user or not; rules of the user's own stay."""
+    """Remove rules that were stated only in these conversations, kept or not; the user's own rules stay."""
     file = _read(run)
     before = file.text()
     remaining_sites = {site for rule in file.rules for site, where in rule.said if where not in gone}
@@ -186,7 +193,7 @@ def forget_conventions(run: RunDir, gone: Set[str]) -> None:
 
 
 def _keep_said(file: _RulesFile, sites: Set[str], *, with_kept: bool) -> None:
-    """Leave only these places where something was said; rules go with their last one. Kept ones only `with_kept`."""
+    """Remove mentions at other sites, and rules without mentions. Kept rules are changed only `with_kept`."""
     for rule in [candidate for candidate in file.rules if candidate.said and (with_kept or not candidate.is_kept)]:
         rule.said = [mention for mention in rule.said if mention[0] in sites]
         rule.lines = [line for line in rule.lines if (mention := _SAID.match(line)) is None or mention[1] in sites]
@@ -210,14 +217,14 @@ def _read(run: RunDir) -> _RulesFile:
 def _write(run: RunDir, file: _RulesFile, before: str) -> None:
     path, text = run.path(NAME), file.text()
     if path.exists() and text == before:
-        return  # not even a line end of the user's is touched
+        return  # do not even normalize line ends of the user's file
     with staged(path) as stage:
         stage.file.write(text.encode("utf-8", "replace"))
         stage.commit()
 
 
 def _is_in(part: str | Convention, project: str) -> bool:
-    """Whether it is a rule of the project, or the line that begins it."""
+    """Return whether it is a rule of the project, or the heading of the project."""
     heading = _PROJECT.match(part) if isinstance(part, str) else None
     return part.project == project if isinstance(part, Convention) else bool(heading and _plain(heading[1]) == project)
 
@@ -227,7 +234,7 @@ def _key(words: str) -> str:
 
 
 def _shown(words: str) -> str:
-    """On one line, without what cannot be seen."""
+    """Return the text on one line, without invisible characters, cut to its maximal length."""
     line = " ".join("".join(character if character.isprintable() else " " for character in words).split())
     return line if len(line) <= _MAX_WORDS else line[: _MAX_WORDS - 1] + "…"
 

@@ -1,4 +1,4 @@
-"""RunDir: the folder through which the steps of a run hand each other their results."""
+"""`RunDir`: the folder through which the steps of a run pass on their results, with locks against concurrent use."""
 
 from __future__ import annotations
 
@@ -45,19 +45,19 @@ from composer_replication.runs.lineage import (
 MARKER = "run.json"
 _LOCK = ".lock"
 Use = Literal["replay", "training", "run"]
-"""What goes on for long and must find the run as it was: answers belong to its states, weights to its sessions."""
+"""Long uses during which the run must not change: answers belong to its states, weights to its sessions."""
 _LAYOUT_VERSION = 1
 
 
 class RunDir:
-    """A run directory; `create` makes one, `open` takes one that exists."""
+    """A run directory: `create` makes a new one, `open` opens an existing one."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
 
     @classmethod
     def create(cls, path: str | os.PathLike[str]) -> RunDir:
-        """Make a run directory at `path`, which must be new or an empty folder; of several at once, one succeeds."""
+        """Create a run directory at `path`, which must be new or an empty folder. Of several callers, one succeeds."""
         root = Path(path)
         if root.exists() and not root.is_dir():
             raise RunError(explain(str(root), got="a file", expected="a path for a new folder"))
@@ -75,7 +75,7 @@ class RunDir:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> RunDir:
-        """The run directory at `path`, or a RunError that says why it is none."""
+        """Return the run directory at `path`. Raises RunError if it is not a run directory."""
         root = Path(path)
         marker = root / MARKER
         if not marker.is_file():
@@ -95,27 +95,27 @@ class RunDir:
 
     @contextlib.contextmanager
     def exclusive(self, what: str, *, against: Sequence[Use] = ("replay",)) -> Generator[None, None, None]:
-        """Hold the run for one command that reads and then replaces what it read; a second one is refused.
+        """Lock the run for a command that reads and then replaces what it read. Raises RunError if it is locked.
 
-        `against` are uses of the run during which this must not be done either.
+        `against` are the uses of the run that exclude this command, too.
         """
-        with contextlib.ExitStack() as held:
-            held.enter_context(self._locked(_LOCK, what, "another process is working on it"))
+        with contextlib.ExitStack() as locks:
+            locks.enter_context(self._locked(_LOCK, what, "another process is working on it"))
             for use in against:
-                held.enter_context(self._locked(_lock_of(use), what, f"a {use} that uses it"))
+                locks.enter_context(self._locked(_lock_of(use), what, f"a {use} that uses it"))
             yield
 
     @contextlib.contextmanager
     def used_for(self, use: Use) -> Generator[None, None, None]:
-        """Keep away, for as long as this lasts, whoever must not change the run meanwhile."""
-        held = contextlib.ExitStack()
-        with contextlib.suppress(OSError):  # where nobody can write, there is nobody to keep away
-            held.enter_context(self._locked(_lock_of(use), use, "another process that changes it", exclusive=False))
-        with held:
+        """Lock out, for the duration of the context, commands that would change the run."""
+        locks = contextlib.ExitStack()
+        with contextlib.suppress(OSError):  # a folder that is not writable needs no lock
+            locks.enter_context(self._locked(_lock_of(use), use, "another process that changes it", exclusive=False))
+        with locks:
             yield
 
     def used_alone(self, what: str) -> contextlib.AbstractContextManager[None]:
-        """For one process at a time that makes several steps, each of which may hold the run for itself."""
+        """Lock the run for a process that runs several steps, each of which may lock it on its own."""
         return self._locked(_lock_of("run"), what, "another process that makes its steps")
 
     @contextlib.contextmanager
@@ -127,21 +127,21 @@ class RunDir:
                 raise RunError(explain(f"{what} on {self.root}", got=got, expected="the run for itself", fix=fix))
             yield
         finally:
-            os.close(descriptor)  # releases the lock; the file stays, since removing it would let two hold two
+            os.close(descriptor)  # releases the lock; removing the file would let two processes lock two files
 
     def remove_leftovers(self, *names: str) -> None:
-        """Delete temporary files of these artefacts that a killed process left; the caller holds the run."""
+        """Delete temporary files of these artefacts that a killed process left. The caller has locked the run."""
         prefixes = tuple(f".{file_name}." for name in names for file_name in _files_of(name))
         for path in self.root.iterdir():
             if is_temporary(path) and path.name.startswith(prefixes):
                 remove(path)
 
     def path(self, name: str) -> Path:
-        """Where artefact `name` is or will be."""
+        """Return the path of artefact `name`, which need not exist."""
         return self.root / find_artefact(name).file_name
 
     def meta(self, name: str) -> ArtefactMeta:
-        """The sidecar of a JSONL artefact."""
+        """Return the sidecar of a JSONL artefact."""
         meta, file = open_records(self.root, find_artefact(name, kind="records"))
         file.close()
         return meta
@@ -159,16 +159,16 @@ class RunDir:
         drops: Mapping[str, int] | None = None,
         settings: Mapping[str, Setting] | None = None,
     ) -> ArtefactMeta:
-        """Replace artefact `name` by `rows`, which all have the same keys, and describe it in its sidecar.
+        """Replace artefact `name` by `rows`, which all have the same keys, and return its sidecar.
 
-        Keys stay in the order they have. A source is an artefact's name, the path of a file, or either as `source` said
-        it was when it was read. `counts` and `drops` are read after the last row, so a generator may fill them on its
-        way. An exception before the first rename, from `rows` too, leaves the old artefact as it was. An OSError of the
-        second rename leaves a pair that reading refuses; one of the sync after both leaves the new artefact, which a
+        The order of keys is preserved. A source is an artefact's name, the path of a file, or a `Source` that the
+        caller took when it read it. `counts` and `drops` are read after the last row, so a generator may fill them. An
+        exception before the first rename, also one from `rows`, leaves the old artefact unchanged. An OSError of the
+        second rename leaves a pair that cannot be read; one of the sync after both leaves the new artefact, which a
         power cut may still undo. Writing again repairs either.
         """
         artefact = find_artefact(name, kind="records")
-        # Hashed before the first row is asked for: a source that changes under us must look changed, not current.
+        # Hashed before the first row is read: a source that changes meanwhile must look changed, not current.
         hashed = tuple(_hashed(self.root, source, name) for source in sources)
 
         draft = ArtefactMeta(
@@ -187,9 +187,9 @@ class RunDir:
     def read_jsonl(
         self, name: str, *, schema: str, version: int = 1, verify: bool = True
     ) -> Iterator[dict[str, object]]:
-        """Iterate over the rows of artefact `name`; `version` is the newest version of `schema` the caller reads.
+        """Return an iterator over the rows of artefact `name`; `version` is the newest version that the caller reads.
 
-        The file's checksum is compared before the first row, so no row of a damaged artefact is acted upon.
+        The checksum is compared before the first row, so that no row of a damaged artefact is used.
         `verify=False` skips that pass over the file and keeps the checks of length, row count and keys.
         """
         artefact = find_artefact(name, kind="records")
@@ -199,13 +199,13 @@ class RunDir:
         return read_records(self.root, artefact, schema=schema, version=version, verify=verify)
 
     def source(self, name: str) -> Source:
-        """Artefact `name` as it is now: of records what the sidecar says, which reading them holds them to."""
+        """Return artefact `name` as a source, with its current hash; for records that is the one in the sidecar."""
         if find_artefact(name).kind != "records":
             return hash_source(self.root, name)
         return Source(kind="artefact", name=name, sha256=self.meta(name).sha256)
 
     def is_current(self, name: str) -> bool:
-        """Whether artefact `name` is there and as new as the artefacts it was made from, by their sidecars."""
+        """Return whether artefact `name` exists and, by the sidecars, its source artefacts have not changed."""
         if not self.path(name).exists():
             return False
         sources = self.meta(name).sources if find_artefact(name).kind == "records" else ()
@@ -216,7 +216,7 @@ class RunDir:
         )
 
     def changed_sources(self, name: str) -> list[str]:
-        """Of what artefact `name` was made of: what is another now, or is old itself. Files are read and compared."""
+        """Return the names of the sources of artefact `name` that have changed or are stale; files are hashed again."""
         return changed_sources(self.root, name)
 
     def append_jsonl(self, name: str) -> Journal:
@@ -224,7 +224,7 @@ class RunDir:
         return Journal(self.root / find_artefact(name, kind="journal").file_name)
 
     def read_journal(self, name: str) -> JournalContents:
-        """The rows of journal `name`, and the line that a crash tore at its end, if any."""
+        """Return the rows of journal `name`, and the incomplete line that a crash may have left at its end."""
         artefact = find_artefact(name, kind="journal")
         path = self.root / artefact.file_name
         if not path.exists():
@@ -232,7 +232,7 @@ class RunDir:
         return read_journal(path)
 
     def lineage(self, name: str) -> Lineage:
-        """What artefact `name` was made from, back to the inputs, and which artefacts on the way are stale."""
+        """Return what artefact `name` was made from, back to the inputs, and which artefacts on the way are stale."""
         return trace_lineage(self.root, name)
 
 
@@ -257,10 +257,10 @@ def _lock_of(use: Use) -> str:
     return f".{use}.lock"
 
 
-# What was made from a run outside of it: exports, checkpoints, trained weights. Nobody else knows that they are there.
-#
-# `crf forget` cannot clean them; it names them, for whoever has to.
+# ---- copies outside the run
 
+# Exports, checkpoints and trained weights outside the run are noted, so that `crf forget`, which cannot clean them, can
+# at least name them.
 Made = Literal[
     "preference data set", "ATIF documents", "data set", "checkpoints", "trained weights", "exported weights", "report"
 ]
@@ -269,7 +269,7 @@ _NAME = "elsewhere"
 
 @dataclass(frozen=True, slots=True)
 class MadeElsewhere:
-    """A file or folder that holds, or has learnt, text of the run's sessions; `path` as the run names it."""
+    """A file or folder outside the run that holds or was trained on its sessions; `path` is a portable name."""
 
     what: str
     path: str
@@ -277,7 +277,7 @@ class MadeElsewhere:
 
 
 def note_elsewhere(run: RunDir, what: Made, path: Path) -> None:
-    """Write down that something is made at `path`, which lies outside of the run; what lies in it is an artefact."""
+    """Record that a copy is made at `path`. Does nothing for a path inside the run."""
     if run.root.resolve() in path.resolve().parents:
         return
     name = portable_name(path, run.root)
@@ -287,7 +287,7 @@ def note_elsewhere(run: RunDir, what: Made, path: Path) -> None:
 
 
 def made_elsewhere(run: RunDir) -> tuple[MadeElsewhere, ...]:
-    """What was made and is still there, in order."""
+    """Return the recorded copies that still exist, in order."""
     return tuple(entry for entry in _noted(run) if find_source(entry.path, run.root).exists())
 
 
@@ -299,8 +299,8 @@ def _noted(run: RunDir) -> list[MadeElsewhere]:
 
 
 def refuse_used(folder: Path) -> None:
-    """Raise where an export would be mixed with files that are there already."""
+    """Raise InputError if `folder` exists and is not an empty folder: an export is never mixed with other files."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        fix = "Name a folder that is not there yet, or an empty one."
+        fix = "Choose a new or an empty folder."
         got = "a file or a folder with files in it"
         raise InputError(explain(str(folder), got=got, expected="a new folder", fix=fix))

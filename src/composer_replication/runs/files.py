@@ -1,4 +1,4 @@
-"""Conversations as rows of `conversations.jsonl`, and back again: what every later stage reads."""
+"""Readers and writers of the files in a run: conversations, tools, error sites, pairs and evaluations."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _CONVERSATION, _TURN, _LINK, _CALL, _RESULT, _USAGE = (
 
 
 def conversation_to_row(conversation: Conversation) -> dict[str, object]:
-    """Plain JSON with every field present, so that all rows of the file have the same keys.
+    """Return a row of `conversations.jsonl`, with every field, so that all rows have the same keys.
 
     Arguments and extras are not copied: `dataclasses.asdict` would take longer than reading the log did.
     """
@@ -50,7 +50,7 @@ def conversation_to_row(conversation: Conversation) -> dict[str, object]:
 
 
 def conversation_from_row(row: Mapping[str, Any]) -> Conversation:
-    """The inverse of `to_row`."""
+    """Return the conversation of a row. Raises ArtefactCorruptError for a row without the right fields."""
     try:
         link = row["parent"]
         return Conversation(
@@ -69,7 +69,7 @@ def conversation_from_row(row: Mapping[str, Any]) -> Conversation:
 
 
 def read_conversations(run: RunDir, *, verify: bool = True) -> Iterator[Conversation]:
-    """The conversations of a run, in order, one at a time; `verify` as for `RunDir.read_jsonl`."""
+    """Return an iterator over the conversations of a run; `verify` as in `RunDir.read_jsonl`."""
     return (
         conversation_from_row(row)
         for row in run.read_jsonl(
@@ -111,7 +111,7 @@ def _fields_of(value: object, names: tuple[str, ...]) -> dict[str, object]:
     return {name: getattr(value, name) for name in names}
 
 
-# The one reader of `tools.jsonl`: which tools the sessions of an agent had, known by the format of their logs.
+# ---- tools
 
 TOOLS_SCHEMA, TOOLS_VERSION = "tool", 3
 Schema = Mapping[str, Any]
@@ -119,11 +119,10 @@ Tool = dict[str, Any]
 
 
 class ToolTable:
-    """The tools of each agent in a run.
+    """The tools of each agent in a run; the format of a log says which agent wrote it.
 
-    `given` are schemas that a file gave, by name. They hold for every agent, and go before inferred ones of that name.
-    `by_format` has the tools of each format in the shape of the OpenAI interface, by name; under None those of all
-    other formats, which are the given ones alone.
+    `given` are the schemas of a file of the user, by name. They hold for every agent and override inferred ones.
+    `by_format` has the tools of each format as OpenAI's API takes them; those under None are for all other formats.
     """
 
     def __init__(self, given: Mapping[str, Schema], inferred: Mapping[str, Mapping[str, Schema]]) -> None:
@@ -133,19 +132,21 @@ class ToolTable:
             self.by_format[format_name] = _as_requests_take_them({**schemas, **self.given})
 
     def of(self, format_name: str) -> list[Tool]:
-        """The tools of sessions in this format: all of its agent's, since those that one session went on to call would
-        tell what comes. The same list each time."""
+        """Return the tools of sessions in this format, the same list each time.
+
+        These are all tools of the agent: only those that a session calls later would give away what comes next.
+        """
         return self.by_format.get(format_name, self.by_format[None])
 
     def schemas(self, format_name: str) -> dict[str, Schema]:
-        """The parameters of these tools, by name."""
+        """Return the parameters of these tools, by name."""
         return {tool["function"]["name"]: tool["function"]["parameters"] for tool in self.of(format_name)}
 
 
 def read_tools(run: RunDir, *, with_test: bool = False) -> ToolTable:
-    """The tools of a run, without what only the sessions of its test show: nothing may be learnt from those.
+    """Return the tools of a run, without those that only sessions of the test split show.
 
-    `with_test` are those of all sessions, as `crf ingest` found them: what the agents had, for who judges their calls.
+    With `with_test`, return those of all sessions: the judge of calls needs to know what the agents really had.
     """
     rows = list(run.read_jsonl("tools", schema=TOOLS_SCHEMA, version=TOOLS_VERSION))
     held_out = frozenset[str]() if with_test else held_out_of(run)
@@ -159,7 +160,7 @@ def read_tools(run: RunDir, *, with_test: bool = False) -> ToolTable:
 
 
 def table_of(rows: Iterable[Mapping[str, Any]]) -> ToolTable:
-    """Rows of `tools.jsonl` as a table."""
+    """Return rows of `tools.jsonl` as a table."""
     declared: dict[str, Schema] = {}
     inferred: dict[str, dict[str, Schema]] = defaultdict(dict)
     for row in rows:
@@ -173,14 +174,14 @@ def table_of(rows: Iterable[Mapping[str, Any]]) -> ToolTable:
 
 
 def _as_requests_take_them(schemas: Mapping[str, Schema]) -> list[Tool]:
-    """Paid answers are kept under keys that are made of this, so nothing may be added to it."""
+    # Paid answers are stored under keys computed from this, so that nothing may be added to it.
     return [
         {"type": "function", "function": {"name": name, "parameters": schema}}
         for name, schema in sorted(schemas.items())
     ]
 
 
-# Sites as rows of `sites.jsonl`, each with its hint, and back again; and which of them somebody struck out.
+# ---- error sites, each with its hint
 
 SITES_SCHEMA, SITES_VERSION = "error_site", 1
 _MIN_PREFIX, _MAX_NEAR = 4, 3
@@ -189,7 +190,7 @@ _SITE = tuple(field.name for field in fields(ErrorSite))
 
 
 class _SiteOfRun(NamedTuple):
-    """A site with its hint, and the conversation it is in."""
+    """A site with its hint and its conversation."""
 
     site: ErrorSite
     hint: Hint | None
@@ -197,12 +198,12 @@ class _SiteOfRun(NamedTuple):
 
 
 def read_sites(run: RunDir) -> Iterator[tuple[ErrorSite, Hint | None]]:
-    """The sites of a run, in order, each with its hint."""
+    """Return an iterator over the sites of a run, each with its hint."""
     return (_site_from_row(row) for row in run.read_jsonl("sites", schema=SITES_SCHEMA, version=SITES_VERSION))
 
 
 def find_site(run: RunDir, identity: str, *, what: str = "site") -> tuple[ErrorSite, Hint | None]:
-    """The site with this id, or whose id alone begins like this."""
+    """Return the one site whose id is or begins with `identity`. Raises InputError with the nearest ids."""
     every = list(read_sites(run))
     matches = [row for row in every if row[0].id.startswith(identity)]
     if len(matches) == 1 and len(identity) >= _MIN_PREFIX:
@@ -218,20 +219,20 @@ def find_site(run: RunDir, identity: str, *, what: str = "site") -> tuple[ErrorS
 
 
 def read_site(run: RunDir, identity: str) -> _SiteOfRun:
-    """The site with this id, or whose id alone begins like this."""
+    """Return the one site whose id is or begins with `identity`, with its conversation."""
     site, hint = find_site(run, identity)
     conversation = next(
         (candidate for candidate in read_conversations(run) if candidate.id == site.conversation_id), None
     )
     if conversation is None:
-        fix = "The conversations were written anew: run `crf sites RUN` again."
+        fix = "The conversations have changed: run `crf sites RUN` again."
         what = f"conversation of site {site.id}"
         raise InputError(explain(what, got=repr(site.conversation_id), expected="one of this run", fix=fix))
     return _SiteOfRun(site, hint, conversation)
 
 
 def struck_sites(run: RunDir) -> frozenset[str]:
-    """Ids of the sites whose hints somebody struck out; they hold over every later `crf sites`."""
+    """Return the ids of the sites whose hints the user rejected; later runs of `crf sites` keep to this."""
     if not run.path(_STRUCK).exists():
         return frozenset()
     last = {str(row["site"]): row["is_struck"] for row in run.read_journal(_STRUCK).rows}
@@ -239,16 +240,17 @@ def struck_sites(run: RunDir) -> frozenset[str]:
 
 
 def struck_out(site: ErrorSite) -> ErrorSite:
-    """The site as one that teaches nothing."""
+    """Return the site as rejected by the user."""
     return replace(site, is_kept=False, reason="struck out: `crf hints RUN --keep ID` takes it back")
 
 
 def strike_sites(
     run: RunDir, identities: Iterable[str], *, is_struck: bool = True, what: str = "site"
 ) -> list[ErrorSite]:
-    """Strike out the hints of these sites, or take that back; ids may be cut short. `what` is where they were named.
+    """Reject the hints of these sites, or restore them, and return the sites; ids may be shortened.
 
-    What was struck out is out of `sites.jsonl` at once. What was taken back is written by the next `crf sites`.
+    Rejected hints are removed from `sites.jsonl` at once; restored ones are written by the next `crf sites`. `what` is
+    the option that named the ids, for error messages.
     """
     with run.exclusive("hints", against=("training",)):
         chosen = [find_site(run, identity, what=what)[0] for identity in identities]
@@ -276,12 +278,12 @@ def _rewrite(run: RunDir, struck: frozenset[str]) -> None:
 
 
 def site_to_row(site: ErrorSite, hint: Hint | None) -> dict[str, object]:
-    """One row of `sites.jsonl`."""
+    """Return a row of `sites.jsonl`."""
     return {**{name: getattr(site, name) for name in _SITE}, "hint": None if hint is None else asdict(hint)}
 
 
 def _site_from_row(row: Mapping[str, Any]) -> tuple[ErrorSite, Hint | None]:
-    """The inverse of `to_row`."""
+    """Return the site and hint of a row. Raises ArtefactCorruptError for a row without the right fields."""
     try:
         site = ErrorSite(**{name: row[name] for name in _SITE if name != "evidence"}, evidence=tuple(row["evidence"]))
         return site, None if row["hint"] is None else Hint(**row["hint"])
@@ -290,18 +292,18 @@ def _site_from_row(row: Mapping[str, Any]) -> tuple[ErrorSite, Hint | None]:
         raise ArtefactCorruptError(explain(f"site {row.get('id')!r}", got=error, expected=expected)) from error
 
 
-# The reader of `pairs.jsonl`: what should have been done, by others or by the session itself, and where.
+# ---- preference pairs
 
 PAIRS_SCHEMA, PAIRS_VERSION = "dpo_pair", 4
 TEACHERS, ACTED = "teachers", "acted_at_once"
-"""Sources of pairs; the others are `correction` and `user`. Where acting at once was right, what was done is chosen."""
+"""Sources of pairs; the others are `correction` and `user`. In pairs of `ACTED` the logged turn is the chosen one."""
 
 
 class LoggedPair(NamedTuple):
-    """What should have been done at assistant turn `turn_number` (counted from 0) of a conversation.
+    """A preference pair at assistant turn `turn_number` (counted from 0) of a conversation.
 
-    Without an `action`, it is read from the `chosen` text, which does not always say where thinking ends. Without a
-    `rejected` one, that is the whole turn as it was logged.
+    Without an `action`, the chosen one is parsed from the `chosen` text, which does not always say where thinking ends.
+    Without a `rejected` action, the rejected one is the whole logged turn.
     """
 
     state_id: str
@@ -313,12 +315,12 @@ class LoggedPair(NamedTuple):
 
     @property
     def rejects_turn(self) -> bool:
-        """Whether the logged turn is what is worse."""
+        """Whether the logged turn is the rejected one."""
         return self.source != ACTED
 
 
 def read_pairs(run: RunDir) -> Iterator[tuple[str, LoggedPair]]:
-    """Each pair with the id of its conversation, in order."""
+    """Yield each pair with the id of its conversation."""
     rows = cast("Iterator[dict[str, Any]]", run.read_jsonl("pairs", schema=PAIRS_SCHEMA, version=PAIRS_VERSION))
     for row in rows:
         chosen, rejected = (_action(row.get(f"{side}_action")) for side in ("chosen", "rejected"))
@@ -328,21 +330,19 @@ def read_pairs(run: RunDir) -> Iterator[tuple[str, LoggedPair]]:
 
 
 def _action(row: dict[str, Any] | None) -> Action | None:
-    """None in older rows, and where the text holds thinking."""
+    """Return the action of a row; None in older rows, and where the text includes thinking."""
     return None if row is None else Action(text=row["text"], calls=tuple(ToolCall(**call) for call in row["calls"]))
 
 
-# The reader and writer of evaluation.json, and the rows beside it: scored decisions, sampled actions, token gaps.
+# ---- evaluations: evaluation.json, and rows of scored decisions, sampled actions and token gaps
 
-EVALUATION_SCHEMA, EVALUATION_VERSION = (
-    ".".join(("composer_replication", "evaluation")),
-    1,
-)  # which is no module that is loaded here
+# Written in two parts, since the layer test takes a dotted name in a string for an import.
+EVALUATION_SCHEMA, EVALUATION_VERSION = ".".join(("composer_replication", "evaluation")), 1
 ROWS_VERSION = 1
-"""Of the three files of rows, whose schemas have the artefacts' own names."""
+"""Version of the three files of rows, whose schemas are named like the artefacts."""
 Rows = Literal["evaluated", "sampled", "token_gaps"]
 WORSE_BESIDES = "Worse besides"
-"""How the verdict's remark on what training may cost begins; a report with the figures themselves leaves it out."""
+"""Prefix of the verdict's remark on metrics that got worse; reports that show the metrics omit the remark."""
 ADAPTER_SETTINGS = "adapter_config.json"
 _OF_A_PLACE = ("base_model_name_or_path", "revision", "auto_mapping", "inference_mode", "peft_version")
 _CONTROL = "control"
@@ -350,22 +350,22 @@ _KEYS = ("models", "split", "primary", "verdict", "power", "figures", "sampled",
 
 
 def control_name(shuffle: int = 1) -> str:
-    """What a control is called among the weights that are compared: `control`, `control-2` and so on."""
+    """Return the name of a control in an evaluation: `control`, `control-2`, ..."""
     return _CONTROL if shuffle == 1 else f"{_CONTROL}-{shuffle}"
 
 
 def shuffle_of(name: str) -> int:
-    """The number of the shuffle in a control's name."""
+    """Return the number of the shuffle in a control's name."""
     return int(name.partition("-")[2] or 1)
 
 
 def controls_among(names: Iterable[str]) -> list[str]:
-    """Those of these names that are a control's, in the order of their shuffles."""
+    """Return the names of controls among `names`, in the order of their shuffles."""
     return sorted((name for name in names if name.partition("-")[0] == _CONTROL), key=shuffle_of)
 
 
 def read_evaluation(run: RunDir) -> dict[str, Any]:
-    """What `crf evaluate` found, once its schema and version are known to be ours."""
+    """Return the evaluation of a run. Raises ArtefactCorruptError for another schema, version or missing keys."""
     path = run.path("evaluation")
     if not path.exists():
         raise not_found(find_artefact("evaluation"), run.root)
@@ -387,15 +387,15 @@ def read_evaluation(run: RunDir) -> dict[str, Any]:
 
 
 def write_evaluation(run: RunDir, record: Mapping[str, Any]) -> None:
-    """Whole or not at all; schema and version go first."""
+    """Write the evaluation atomically, schema and version first."""
     atomic_write_json(run.path("evaluation"), {"schema": EVALUATION_SCHEMA, "version": EVALUATION_VERSION, **record})
 
 
 def weight_files_digest(folder: Path) -> str | None:
-    """Of a folder's files of weights, by name and bytes; None of one without any, and of a name that is no folder.
+    """Return a digest of the weight files in a folder, by name and bytes; None if it has none or does not exist.
 
-    `models` of an evaluation has it as `files`, so that whoever shows its figures can tell whose they are. An adapter's
-    settings belong to it: with another scale the same bytes are other weights.
+    An evaluation stores it as `files` of each model, so that its results can be matched to weights. The settings of an
+    adapter are included: the same bytes with another scale are other weights.
     """
     files = sorted(folder.glob("*.safetensors"))
     listed = "".join(f"{path.name} {sha256_of_file(path)}\n" for path in files)
@@ -405,17 +405,17 @@ def weight_files_digest(folder: Path) -> str | None:
 
 
 def adapter_settings(folder: Path) -> bytes:
-    """What an adapter's settings say of its weights, without where it lies and who wrote them down."""
+    """Return the part of an adapter's settings that affects its weights, without paths and versions."""
     raw = (folder / ADAPTER_SETTINGS).read_bytes()
     try:
         settings = decode_object(raw)
-    except ValueError:  # whoever loads it says what is wrong
+    except ValueError:  # loading the adapter reports the error
         return raw
     return encode({key: value for key, value in settings.items() if key not in _OF_A_PLACE}, where=ADAPTER_SETTINGS)
 
 
 def read_rows(run: RunDir, name: Rows) -> Iterator[dict[str, Any]]:
-    """The rows of one of the three files; none where it was not written."""
+    """Return an iterator over the rows of one of the three files; empty if it was not written."""
     if not run.path(name).exists():
         return iter(())
     return run.read_jsonl(name, schema=name, version=ROWS_VERSION)

@@ -1,4 +1,4 @@
-"""A journal: JSONL that grows while a run goes on, each line with the CRC-32 of its own row.
+"""Journals: JSONL files that grow during a run; each line has the CRC-32 of its row.
 
 A line reads `{"crc32":"89abcdef","loss":1.5,"step":3}`, so pandas and jq read the file as it is. The checksum covers
 the bytes of the row without that first field. A crash can leave one torn line, and only at the end.
@@ -33,12 +33,13 @@ _log = logging.getLogger(__name__)
 _CRC_KEY = "crc32"
 _PREFIX_LENGTH = len(b'{"crc32":"00000000",')
 _EXAMPLE_START = b'{"crc32":"00000000","'
+# `{"crc32":"89abcdef","` begins a journal; `{"loss":1.5}` does not
 _START = re.compile(rb'\{"crc32":"[0-9a-f]{8}","')
 
 
 @dataclass(frozen=True, slots=True)
 class TornLine:
-    """The line that a crash cut off at the end of a journal."""
+    """An incomplete line that a crash left at the end of a journal."""
 
     number: int
     num_bytes: int
@@ -46,14 +47,14 @@ class TornLine:
 
 @dataclass(frozen=True, slots=True)
 class JournalContents:
-    """The rows of a journal, and the torn line after them if there is one."""
+    """The rows of a journal, and the torn line after them, if any."""
 
     rows: list[dict[str, object]]
     torn: TornLine | None
 
 
 class Journal:
-    """An open journal; `append` adds a row that a reader sees whole or not at all."""
+    """An open journal. A reader sees an appended row completely or not at all."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -64,7 +65,7 @@ class Journal:
             on_error.pop_all()
 
     def append(self, row: Mapping[str, object]) -> None:
-        """Add one row as one line in one write; a line that does not fit on the disk is taken back."""
+        """Append one row as one line in one write. A line that does not fit on the disk is removed again."""
         line = _to_line(row, where=f"{self._path.name}, a new row")
         lock(self._descriptor, exclusive=True)
         try:
@@ -79,7 +80,7 @@ class Journal:
             unlock(self._descriptor)
 
     def close(self) -> None:
-        """Bring every row to the disk and close the journal."""
+        """Sync all rows to disk and close the journal."""
         if self._descriptor >= 0:
             os.fsync(self._descriptor)
             os.close(self._descriptor)
@@ -94,20 +95,22 @@ class Journal:
         self.close()
 
     def _cut_torn_line(self) -> None:
-        """Without this the next row would be glued to the remains of a crashed one, and both would be lost."""
+        """Remove an incomplete last line: the next row would be appended to it, and both would be lost."""
         lock(self._descriptor, exclusive=True)
         try:
             size = os.fstat(self._descriptor).st_size
-            kept_size = _end_of_last_line(self._descriptor, self._path) if size else 0
-            if kept_size < size:
-                os.ftruncate(self._descriptor, kept_size)
-                _log.warning("%s: cut %d bytes of a line that an earlier crash left torn", self._path, size - kept_size)
+            whole_size = _end_of_last_line(self._descriptor, self._path) if size else 0
+            if whole_size < size:
+                os.ftruncate(self._descriptor, whole_size)
+                _log.warning(
+                    "%s: removed %d bytes of an incomplete line that a crash left", self._path, size - whole_size
+                )
         finally:
             unlock(self._descriptor)
 
 
 def read_journal(path: Path) -> JournalContents:
-    """Every row of the journal at `path`; only a last line without its newline is tolerated, and reported."""
+    """Return all rows of the journal at `path`. A last line without its newline is allowed, and reported."""
     *lines, tail = path.read_bytes().split(b"\n")
     rows = [_from_line(line, where=f"{path.name} line {number}") for number, line in enumerate(lines, start=1)]
     return JournalContents(rows, TornLine(len(lines) + 1, len(tail)) if tail else None)
@@ -138,12 +141,12 @@ def _payload(line: bytes) -> bytes:
 
 
 def _is_whole(line: bytes) -> bool:
-    """Comparing whole lines checks the checksum and the place where it stands at once."""
+    """Return whether the checksum of a line is right and in its position."""
     return line == _with_crc(_payload(line))
 
 
 def _open_for_append(path: Path) -> int:
-    """Open a regular file that may be new; through a link we would write to, and cut, a file outside the run."""
+    """Open or create a regular file. Raises RunError for a link: we would write to a file outside the run."""
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0)
     try:
         descriptor = os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
@@ -158,10 +161,10 @@ def _open_for_append(path: Path) -> int:
 
 
 def _end_of_last_line(descriptor: int, path: Path) -> int:
-    """Where a torn line would begin; RunError when the file was never a journal, and nothing of it is ours to cut."""
+    """Return where a torn line would begin. Raises RunError if the file is not a journal, so that it is not cut."""
     with mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) as view:
         head = view[: len(_EXAMPLE_START)].partition(b"\n")[0]
-        # A crash may have cut the start itself: what is there must go on to be one.
+        # A crash may have cut off the first line: what is left of it is completed before it is compared.
         if not _START.fullmatch(head + _EXAMPLE_START[len(head) :]):
             raise _no_journal(path, "a file that begins otherwise")
         end = view.find(b"\n")
@@ -171,5 +174,5 @@ def _end_of_last_line(descriptor: int, path: Path) -> int:
 
 
 def _no_journal(path: Path, got: str) -> RunError:
-    fix = "Nothing was changed. Move it away: the next row starts a new journal"
+    fix = "Move the file away; nothing was changed. The next row starts a new journal"
     return RunError(explain(str(path), got=got, expected="a journal, each line with its crc32 first", fix=fix))

@@ -1,8 +1,8 @@
-"""Where an artefact came from, and whether what it came from has changed since; of weights, `training.json` says it.
+"""What an artefact was made from, and whether it is stale; what `training.json` records about trained weights.
 
-That record also says what each channel of the training did: read from the lines of metrics once, put into words once.
-A channel was *taught* in the steps in which it had items and a weight. A loss without such a step is *measured, not
-taught*: its weight was 0, or a gate let it rest. Only a channel without any figure never ran.
+The record of a training also has the result of each channel, computed here from the lines of metrics. A channel was
+*taught* in the steps in which it had items and a weight. A loss without such a step is *measured, not taught*: its
+weight was 0, or a gate switched it off. Only a channel without any figure never ran.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from composer_replication.runs.artefacts import (
 
 RECORD = "training.json"
 _ARTEFACT, _FILE = "artefact", "file"
+# "checkpoint-120" -> 120
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 History = Sequence[Mapping[str, Any]]
 ChannelState = Literal["taught", "measured", "off", "never_ran"]
@@ -42,8 +43,8 @@ class Lineage:
     """The ancestors of one artefact.
 
     `artefacts` names them and the artefact itself, each after its sources; `inputs` are the files outside the run that
-    the chain starts from. `stale` names those of `artefacts` whose sources changed after they were written, or are
-    stale themselves. `missing` lists sources that are gone, so that nobody can tell whether they changed.
+    the chain starts from. `stale` names the artefacts whose sources changed after they were written or are stale
+    themselves. `missing` lists sources that no longer exist, so that a change cannot be detected.
     """
 
     artefacts: tuple[str, ...]
@@ -53,7 +54,7 @@ class Lineage:
 
 
 def trace_lineage(directory: Path, name: str) -> Lineage:
-    """Walk the sources of artefact `name` back to the files outside the run."""
+    """Return the ancestors of artefact `name`, back to the files outside the run."""
     walk = _LineageWalk(directory)
     walk.visit(name)
     return Lineage(
@@ -65,13 +66,13 @@ def trace_lineage(directory: Path, name: str) -> Lineage:
 
 
 def changed_sources(directory: Path, name: str) -> list[str]:
-    """Of what artefact `name` was made of: what is another now, or is old itself."""
+    """Return the names of the sources of artefact `name` that have changed or are stale."""
     meta, _ = _load(directory, name)
     return [source.name for source in (meta.sources if meta else ()) if _LineageWalk(directory).has_changed(source)]
 
 
 def hash_source(directory: Path, source: str | Path) -> Source:
-    """The source as it is now; a string that names an artefact means that artefact, anything else is a path."""
+    """Return the source with its current hash. A string that names an artefact means that artefact, else a path."""
     if isinstance(source, str) and source in ARTEFACTS:
         return Source(kind=_ARTEFACT, name=source, sha256=_load(directory, source)[1])
     path = Path(source)
@@ -90,7 +91,7 @@ class _LineageWalk:
         self.stale: set[str] = set()
 
     def visit(self, name: str) -> str:
-        """The current hash of artefact `name`, with all its ancestors walked."""
+        """Return the current hash of artefact `name` after visiting all its ancestors."""
         if name not in self._sha256:
             meta, self._sha256[name] = _load(self._directory, name)  # recorded before its sources: ends a cycle
             changed = [self.has_changed(source) for source in (meta.sources if meta else ())]
@@ -115,7 +116,7 @@ class _LineageWalk:
 
 
 def _load(directory: Path, name: str) -> tuple[ArtefactMeta | None, str]:
-    """The sidecar (records have one) and the hash of an artefact as it is on disk now."""
+    """Return the sidecar (None unless it has records) and the hash of an artefact as it is on disk."""
     artefact = find_artefact(name)
     if artefact.kind == "records":
         meta, file = open_records(directory, artefact)
@@ -134,12 +135,12 @@ def _load(directory: Path, name: str) -> tuple[ArtefactMeta | None, str]:
 
 
 def read_training(folder: Path) -> dict[str, Any]:
-    """What `training.json` says of the weights beside it; empty where another tool made them."""
+    """Return the `training.json` of a folder of weights; an empty dict if another tool wrote the weights."""
     return read_object(folder / RECORD) if (folder / RECORD).is_file() else {}
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file beside weights, such as an adapter's config."""
+    """Return the JSON object in a file beside weights, such as an adapter's config."""
     try:
         return decode_object(path.read_bytes())
     except (OSError, ValueError) as error:
@@ -147,7 +148,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def half_trained(root: Path) -> str:
-    """How far a training in this folder has come that has left no weights yet; empty where none has begun."""
+    """Describe how far an unfinished training in this folder has come; empty if none has begun."""
     paths = {name: root / ARTEFACTS[name].file_name for name in ("checkpoints", "adapter", "model", "config")}
     if not paths["checkpoints"].is_dir() or paths["adapter"].is_dir() or paths["model"].is_dir():
         return ""
@@ -156,14 +157,19 @@ def half_trained(root: Path) -> str:
     try:
         config: Any = tomllib.loads(paths["config"].read_text(encoding="utf-8"))
         total = f" of {config['train']['optimiser']['steps']}"
-    except (OSError, ValueError, LookupError, TypeError):  # it had not come that far, or somebody edited it
+    except (
+        OSError,
+        ValueError,
+        LookupError,
+        TypeError,
+    ):  # the training ended before it wrote the config, or the file was edited
         total = ""
-    return f"a training that stands at step {steps}{total}; `crf run {root}` goes on with it"
+    return f"an unfinished training at step {steps}{total}; `crf run {root}` resumes it"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChannelResult:
-    """One channel over a run: the steps that taught it, and its losses on the first and the last line that has one.
+    """What one channel did in a training: the number of steps that taught it, its first and its last loss.
 
     `reason` says why a channel that was measured was not taught.
     """
@@ -188,9 +194,9 @@ class ChannelResult:
 
 
 def channel_results(names: Sequence[str], history: History, weights: Mapping[str, float]) -> tuple[ChannelResult, ...]:
-    """Return the record of each channel, from lines of metrics that each speak for the steps since the line before.
+    """Return the result of each channel. A line of metrics covers the steps since the line before it.
 
-    `ran/NAME` is the share of those steps that taught the channel; without it a loss speaks for all of them.
+    `ran/NAME` is the share of those steps that taught the channel; without it, all of them did.
     """
     results: list[ChannelResult] = []
     for name in names:
@@ -198,7 +204,7 @@ def channel_results(names: Sequence[str], history: History, weights: Mapping[str
         losses = [line[f"loss/{name}"] for _, line in lines]
         weight = weights.get(_WEIGHTS.get(name, name), 1.0)
         steps = sum(_taught_steps(line.get(f"ran/{name}"), _steps_of(history, at)) for at, line in lines)
-        # The last line counts steps that came after the last line of losses, too.
+        # The last line also counts the steps after the last line that has losses.
         steps = max([steps, *(int(line[key]) for line in history if line.get(key := f"ran_steps/{name}") is not None)])
         reason = "" if steps or not has_figure(history, name) else _why_not_taught(history, name, weight, bool(losses))
         first, last = (losses[0], losses[-1]) if losses else (None, None)
@@ -209,12 +215,12 @@ def channel_results(names: Sequence[str], history: History, weights: Mapping[str
 
 
 def has_figure(history: History, name: str) -> bool:
-    """Whether a line of metrics has a loss of the channel, of a step or of held-out data."""
+    """Return whether any line of metrics has a loss of the channel, in training or on held-out data."""
     return any(line.get(key) is not None for line in history for key in (f"loss/{name}", f"eval_{name}"))
 
 
 def state_of(channel: Mapping[str, Any]) -> ChannelState:
-    """Return what became of a channel, from its entry in `training.json`; those of earlier versions have no reason."""
+    """Return a channel's state from its entry in `training.json`; entries of earlier versions have no reason."""
     if channel.get("steps"):
         return "taught"
     if channel.get("first_loss") is not None or channel.get("reason"):
@@ -223,7 +229,7 @@ def state_of(channel: Mapping[str, Any]) -> ChannelState:
 
 
 def channel_in_words(channel: Mapping[str, Any], total_steps: int | None) -> str:
-    """Return the same words wherever a channel is reported: `11 of 12`, `measured, not taught: gate closed`, ..."""
+    """Describe a channel as every report does: `11 of 12`, `measured, not taught: gate closed`, ..."""
     state = state_of(channel)
     if state == "taught":
         return f"{channel['steps']:,}" + ("" if total_steps is None else f" of {total_steps:,}")
@@ -233,7 +239,7 @@ def channel_in_words(channel: Mapping[str, Any], total_steps: int | None) -> str
 
 
 def _taught_steps(share: float | None, steps: int) -> int:
-    """Any share above 0 is at least one step."""
+    # Any share above 0 is at least one step.
     if share is None:
         return steps
     return max(round(share * steps), 1) if share > 0 else 0
@@ -253,18 +259,19 @@ def _steps_of(history: History, at: int) -> int:
     return int(history[at].get("step", 0)) - int(before[-1] if before else 0)
 
 
-# How a sidecar names a source file: found again from the run, without the user's name that is in a home's path.
+# ---- names of source files
 
+# A sidecar names a file so that it can be found again from the run without storing the user's name in the path.
 _HOME = "~/"
 
 
 def portable_name(path: Path, run: Path) -> str:
-    """`path` from the run if it lies in it or beside it below the home directory, from `~` elsewhere in that directory.
+    """Return `path` relative to the run if both are below the home directory or the path is inside the run.
 
-    A path outside the home directory and the run stays absolute.
+    Elsewhere below the home directory it begins with `~`; any other path stays absolute.
     """
     path, run = path.absolute(), run.resolve()
-    if ".." in path.parts:  # `link/..` is not where its text says
+    if ".." in path.parts:  # the parent of a link's target may be another folder than the text says
         path = path.resolve()
     shared, homes = {run, *run.parents} & set(path.parents), _homes()
     if run in shared or any(home in folder.parents for home in homes for folder in shared):
@@ -274,7 +281,7 @@ def portable_name(path: Path, run: Path) -> str:
 
 
 def find_source(name: str, run: Path) -> Path:
-    """The path that `portable_name` gave this name."""
+    """Return the path that `portable_name` gave this name."""
     homes = _homes()
     if homes and name.startswith(_HOME):
         return homes[0] / name.removeprefix(_HOME)
@@ -282,7 +289,7 @@ def find_source(name: str, run: Path) -> Path:
 
 
 def _homes() -> list[Path]:
-    """The home directory as it is named and as it resolves; none where it is unknown or, as in some containers, `/`."""
+    """Return the home directory as named and as resolved; empty if it is unknown or `/`, as in some containers."""
     try:
         home = Path.home()
     except RuntimeError:

@@ -1,11 +1,10 @@
-"""Train, validation and test: drawn by session, with all parts and sub-agents of a session on the same side.
+"""The split of a run's sessions into train, validation and test, with all conversations of a session in the same one.
 
-A conversation is one context; a session is several of them after a compaction, a rewind or a call of a sub-agent. They
-hold each other's text, so a split between them would ask about what was learnt by heart. The newest sessions are the
-test, as a model is asked about work that comes after what it learnt from, and those before them the validation; by
-project, whole projects are held out instead.
+A session has several conversations after a compaction, a rewind or a subagent call. They share text, so a split between
+them would test what was memorized. The newest sessions are the test split, since a model is used for work that comes
+after its training data, and those before them the validation split. With `by="project"`, whole projects are held out.
 
-`crf split` writes it down. From then on every step that learns, or chooses something, asks `sides_of`.
+`crf split` writes the split. Every later step that trains or selects something reads it with `sides_of`.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _LONG_AGO = datetime.min.replace(tzinfo=UTC)
 
 
 class Split(NamedTuple):
-    """Ids of conversations; each stands on one side."""
+    """The ids of conversations in each split."""
 
     train: frozenset[str]
     validation: frozenset[str]
@@ -37,10 +36,9 @@ class Split(NamedTuple):
 
 
 class PlacedConversation(NamedTuple):
-    """A row of `split.jsonl`: where a conversation stands, the session it is part of, when and where that began.
+    """A row of `split.jsonl`: a conversation's split and session, and when and in which project the session began.
 
-    `near_duplicates` are turns of a test session before which stands, nearly word for word, what stands in a session
-    that is learnt from.
+    `near_duplicates` are turns of a test session whose context is nearly the same as one in a training session.
     """
 
     conversation_id: str
@@ -53,7 +51,7 @@ class PlacedConversation(NamedTuple):
 
 @dataclass(slots=True)
 class _SplitSession:
-    """Conversations that hang together, when the first of them began, and where it was held."""
+    """The conversations of a session, when the first of them began, and in which project."""
 
     conversations: list[str]
     names: set[str]
@@ -66,24 +64,24 @@ class _SplitSession:
 
     @property
     def draw(self) -> bytes:
-        """An order of its own for what time does not tell apart: the same wherever and whenever it is asked for."""
+        """A stable random order for sessions that began at the same time."""
         return sha256(min(self.conversations).encode()).digest()
 
 
 def sides_of(run: RunDir) -> Split | None:
-    """Who is learnt from and who is held out; None for a run that was never split."""
+    """Return which conversations are trained on and which are held out; None for a run that was never split."""
     rows = read_split(run)
     return None if rows is None else _split_of(rows)
 
 
 def held_out_of(run: RunDir) -> frozenset[str]:
-    """Conversations that nothing may be learnt or chosen from; none in a run that was never split."""
+    """Return the conversations of the test split; empty for a run that was never split."""
     sides = sides_of(run)
     return frozenset() if sides is None else sides.test
 
 
 def read_split(run: RunDir) -> list[PlacedConversation] | None:
-    """The rows of `split.jsonl`, in the order of the conversations; None for a run that was never split."""
+    """Return the rows of `split.jsonl`, in its order; None for a run that was never split."""
     if not run.path(NAME).exists():
         return None
     if not run.is_current(NAME):
@@ -96,7 +94,7 @@ def read_split(run: RunDir) -> list[PlacedConversation] | None:
 
 
 def required_split(run: RunDir) -> list[PlacedConversation]:
-    """Return the rows of `split.jsonl`; raise InputError without one, as learnt sessions cannot judge a model."""
+    """Return the rows of `split.jsonl`. Raises InputError without one: training sessions cannot evaluate a model."""
     rows = read_split(run)
     if rows is None:
         fix = f"Run `crf split {run.root}` and train again; or, for models that never saw the run, only the first."
@@ -105,7 +103,6 @@ def required_split(run: RunDir) -> list[PlacedConversation]:
 
 
 def _split_of(rows: Iterable[PlacedConversation]) -> Split:
-    """The same as sets of ids."""
     sides: dict[str, set[str]] = {side: set() for side in Split._fields}
     for row in rows:
         sides[row.side].add(row.conversation_id)
@@ -115,14 +112,14 @@ def _split_of(rows: Iterable[PlacedConversation]) -> Split:
 def split_conversations(
     conversations: Iterable[Conversation], *, validation: float = 0.0, test: float = 0.0, by: By = "time"
 ) -> Split:
-    """Shares of the sessions, at least one session (or project) for a share above 0, and one to train on."""
+    """Split sessions by shares. A share above 0 gets at least one session (or project), and so does training."""
     return _split_of(place_conversations(conversations, validation=validation, test=test, by=by))
 
 
 def place_conversations(
     conversations: Iterable[Conversation], *, validation: float = 0.0, test: float = 0.0, by: By = "time"
 ) -> list[PlacedConversation]:
-    """The same as rows, session by session."""
+    """Return the same split as rows, session by session."""
     units = _units(_sessions(conversations), by)
     num_sessions = sum(len(unit) for unit in units)
     sides: dict[Side, list[_SplitSession]] = {"test": [], "validation": []}
@@ -153,7 +150,7 @@ def place_conversations(
 
 
 def _units(sessions: list[_SplitSession], by: By) -> list[list[_SplitSession]]:
-    """What may not be parted, the first to be held out last."""
+    """Return groups of sessions that stay together; the last group is held out first."""
     if by == "time":
         return [[session] for session in sorted(sessions, key=lambda session: (session.began, session.draw))]
     projects: dict[str, list[_SplitSession]] = {}
@@ -163,7 +160,7 @@ def _units(sessions: list[_SplitSession], by: By) -> list[list[_SplitSession]]:
 
 
 def _sessions(conversations: Iterable[Conversation]) -> list[_SplitSession]:
-    """Conversations joined through links and session ids; a link to what is not there joins all that name it."""
+    """Join conversations by links and session ids. A link to a missing conversation joins all that name it."""
     home: dict[str, str] = {}
 
     def find(name: str) -> str:
