@@ -338,7 +338,7 @@ class StateAlong:
                 if call is not None:
                     self._take(call, result.text, failed=_has_failed(result))
             if turn.role != "assistant":
-                self._state.heard(turn.text)
+                self._state.add_message(turn.text)
         self._next = max(self._next, end)
         return self._state
 

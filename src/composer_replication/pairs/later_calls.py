@@ -188,7 +188,7 @@ def search_for(
     """
     folder, _, name = path.rstrip("/").rpartition("/")
     stem, pattern = name.lstrip(".").partition(".")[0].lower(), failed.arguments.get("pattern")
-    is_settled = state.paths.standing(normal_path(path, cwd)).why in _SETTLED
+    is_settled = state.paths.status(normal_path(path, cwd)).why in _SETTLED
     looks_for_text = plain_name(failed.name) in SEARCHES
     for index, look in enumerate(itertools.takewhile(lambda call: call.is_look, later[:_NEXT])):
         words = look.words.lower()
@@ -213,7 +213,7 @@ def name_to_search(path: str, later: Sequence[LaterCall], state: SessionState, c
 
     None also where a look had settled that it is not there.
     """
-    if state.paths.standing(normal_path(path, cwd)).is_there is False:
+    if state.paths.status(normal_path(path, cwd)).exists is False:
         return None
     folder, _, name = path.rstrip("/").rpartition("/")
     stem = name[: len(name) - len(name.lstrip("."))] + name.lstrip(".").partition(".")[0]
@@ -262,7 +262,7 @@ def _is_known(path: str, cwd: str | None, state: SessionState) -> bool:
     """Something had shown it, or it holds the working folder. The folder of a path that was guessed is guessed too."""
     return (
         f"{cwd or ''}/".startswith(f"{path.rstrip('/')}/")
-        or bool(state.paths.standing(path).is_there)
+        or bool(state.paths.status(path).exists)
         or state.has_shown(path)
     )
 

@@ -128,7 +128,7 @@ class _Finder:
             if turn.role == "user" and last is not None:
                 yield from self._from_user(turn, last, next(iter(open_calls), ""))
             if turn.role != "assistant" and not _is_observation(self._conversation, turn):
-                self._state.heard(turn.text)
+                self._state.add_message(turn.text)
                 self._course.heard(turn.text)
         for turn, call in open_calls.values():
             nothing = ToolResult(call_id=call.id, text="", is_error=None)

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from composer_replication.sites.actions.equality import (
-    ALIKE,
+    MIN_LIKENESS,
     StateIndex,
     likeness,
     sketch,
@@ -103,8 +103,8 @@ def test_every_state_that_is_alike_is_found_among_many():
         index.add((asked, sketch([first])))
     for _, second, exact in pairs:
         is_near = index.has((asked, sketch([second])))
-        found += is_near and exact > ALIKE
-        wrong += is_near and exact < ALIKE - 0.15
+        found += is_near and exact > MIN_LIKENESS
+        wrong += is_near and exact < MIN_LIKENESS - 0.15
     assert (found, wrong) == (30, 0)
 
 
@@ -132,7 +132,9 @@ def test_the_index_finds_exactly_what_comparing_every_pair_finds():
     for state in learnt:
         index.add(state)
     expected = [
-        any(min(likeness(one, other) for one, other in zip(state, each, strict=True)) >= ALIKE for each in learnt)
+        any(
+            min(likeness(one, other) for one, other in zip(state, each, strict=True)) >= MIN_LIKENESS for each in learnt
+        )
         for state in asked
     ]
     assert [index.has(state) for state in asked] == expected

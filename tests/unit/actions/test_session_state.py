@@ -37,7 +37,7 @@ def answers(state):
         "shown": [state.has_shown(path) for path in ("src/cart.py", "src/shop.py", "/repo/b.py", "nowhere.py")],
         "files": dict(state.files),
         "shell_moved": state.shell_moved,
-        "is_there": [state.paths.standing(path).is_there for path in ("/repo/a.py", "/repo/never.py")],
+        "is_there": [state.paths.status(path).exists for path in ("/repo/a.py", "/repo/never.py")],
     }
 
 
@@ -73,7 +73,7 @@ def test_an_edit_is_followed_in_a_file_that_was_shown_whole_until_somebody_else_
     for made, text, failed in (STEPS[0], STEPS[4]):
         state.add(made, text, failed=failed)
     assert state.files == {"/repo/a.py": "\ndef total(items):\n"}
-    state.heard("Note: /repo/a.py was modified, either by the user or by a linter.")
+    state.add_message("Note: /repo/a.py was modified, either by the user or by a linter.")
     assert state.files == {}
 
 
@@ -99,5 +99,5 @@ def test_every_call_is_read_once_however_often_it_is_asked(monkeypatch):
 @pytest.mark.parametrize(("path", "is_shown"), [("cart.py", True), ("./src/cart.py", True), ("art.py", False)])
 def test_a_path_is_shown_by_itself_or_as_the_end_of_a_longer_one(path, is_shown):
     state = SessionState()
-    state.heard("Look at /repo/src/cart.py, please.")
+    state.add_message("Look at /repo/src/cart.py, please.")
     assert state.has_shown(path) is is_shown

@@ -164,7 +164,7 @@ def test_a_part_of_a_file_is_completed_where_it_agrees(project):
 def test_after_a_summary_a_text_that_is_still_the_commits_had_not_been_read(project):
     def rule(old, said="This session is being continued from a previous conversation.", *, with_checkout=True):
         state = SessionState("/repo")
-        state.heard(said)
+        state.add_message(said)
         judge = Judge(state, checkout=at(project) if with_checkout else None)
         return judge.verdict(call("Edit", file_path="/repo/src/app/a.py", old_string=old, new_string="z")).rule
 

@@ -77,7 +77,7 @@ def in_project(*events):
     state = SessionState("/repo")
     for event in (*((read(f"src/app/{name}.py"), numbered(OLD)) for name in "abc"), *events):
         if isinstance(event, str):
-            state.heard(event)
+            state.add_message(event)
         else:
             state.add(*event, failed=False)
     return state
@@ -126,8 +126,8 @@ def test_what_was_removed_is_gone_unless_it_was_just_now_or_another_branch_has_i
 def test_a_history_that_is_cut_short_is_read_as_far_as_it_goes():
     history = FileHistory(b"5 c1\n7 c2\n", b"c1\0:0 1 00 aa A\0x/y\0c2\0:1 0 aa 00 D\0x/y\0:1 1 aa")
     assert history.removed_at("x") == 7
-    assert history.adds_elsewhere("x/y", {"c2"}) is True
-    assert history.adds_elsewhere("x/y", {"c1"}) is False
+    assert history.added_on_other_branch("x/y", {"c2"}) is True
+    assert history.added_on_other_branch("x/y", {"c1"}) is False
     assert history.versions == {"x/y": ["aa"]}
 
 
@@ -176,7 +176,7 @@ def test_commits_of_another_project_say_nothing_of_a_file_that_is_called_alike(p
     state = SessionState("/repo")
     for name in ("web/x/a.js", "web/x/b.js", "web/x/c.js", "web/x/d.js", "src/app/b.py"):
         state.add(read(name), numbered(OLD), failed=False)
-    state.heard("Go on.")
+    state.add_message("Go on.")
     assert Judge(state, checkout=at(project, 2)).verdict(edit(NOWHERE)).says == "risky"
 
 
@@ -202,7 +202,7 @@ def test_a_part_that_was_shown_speaks_against_a_text_that_no_commit_has(project,
 def test_texts_of_a_branch_are_its_own_work_and_may_have_been_read_before_a_summary(project):
     def rule(old):
         state = SessionState("/repo")
-        state.heard(SUMMARY)
+        state.add_message(SUMMARY)
         return Judge(state, checkout=at(project, 5, "ada/tax")).verdict(edit(old)).rule
 
     assert rule("line 30") == "not_read_since"

@@ -64,7 +64,7 @@ def test_what_ended_later_in_another_zone_is_not_known_yet():
     now = known.before(_conversation("2025-01-01T10:00:00Z"))
     shown = [f"{name}/{number}.py" for name in ("later", "earlier") for number in range(4)]
     assert now is not None
-    assert now.standing("earlier/0.py", shown).is_there is True
+    assert now.standing("earlier/0.py", shown).exists is True
     assert now.standing("later/0.py", shown) is None
 
 

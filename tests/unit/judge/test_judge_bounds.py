@@ -66,8 +66,8 @@ def test_odd_calls_and_results_get_a_verdict():
         assert judge.verdict(call).says in ("ok", "fails", "risky", "unknown")
         state.add(call, chance.choice(TEXTS), failed=chance.random() < 0.3)
         if chance.random() < 0.1:
-            state.heard(chance.choice(["", "@" + "a/" * 200, "<command-name>/exit<", "Note: a.py was modified"]))
-    assert state.paths.standing("/repo/a.py").why
+            state.add_message(chance.choice(["", "@" + "a/" * 200, "<command-name>/exit<", "Note: a.py was modified"]))
+    assert state.paths.status("/repo/a.py").why
 
 
 def long_session(number):

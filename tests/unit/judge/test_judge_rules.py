@@ -136,7 +136,7 @@ def judge_after(events):
     state = SessionState("/repo")
     for event in events:
         if isinstance(event, str):
-            state.heard(event)
+            state.add_message(event)
         else:
             made, text, has_failed = event
             verdict = classify(made.name, made.arguments, text, has_failed, before=state)

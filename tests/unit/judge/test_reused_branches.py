@@ -85,8 +85,8 @@ def test_however_often_a_name_was_merged_git_is_asked_about_one_of_them(project,
         commit(project, 10 + number, {f"src/pkg/d{number}.py": "x\n"})
         merge(project, "dev", 10 + number)
     repository, asked = Repository(project), list[tuple[str, ...]]()
-    ask = repository._ask
-    monkeypatch.setattr(repository, "_ask", lambda *words, **more: asked.append(words) or ask(*words, **more))
+    ask = repository._git
+    monkeypatch.setattr(repository, "_git", lambda *words, **more: asked.append(words) or ask(*words, **more))
     assert repository.at("2024-01-01T00:00:00+00:00", "dev") is None  # before all of them
     assert len([words for words in asked if words[:2] == ("rev-list", "-1")]) <= 6
 
@@ -132,8 +132,8 @@ def test_a_path_was_removed_only_where_that_came_after_it_was_added():
 
 def count_calls(monkeypatch, repository):
     asked = []
-    ask = repository._ask
-    monkeypatch.setattr(repository, "_ask", lambda *words, **more: asked.append(words[:2]) or ask(*words, **more))
+    ask = repository._git
+    monkeypatch.setattr(repository, "_git", lambda *words, **more: asked.append(words[:2]) or ask(*words, **more))
     return asked
 
 
@@ -154,7 +154,7 @@ def test_texts_that_are_too_large_in_all_are_never_taken_into_memory(project, mo
 
 
 def test_few_histories_and_texts_are_kept_at_once():
-    most = {"behind": 2, "versions": 2, "squeezed": 2, "text": 32}
+    most = {"ancestors": 2, "versions": 2, "versions_without_blanks": 2, "text": 32}
     sizes = {name: getattr(Repository, name).cache_info().maxsize for name in most}
     assert all(sizes[name] <= most[name] for name in most)
 

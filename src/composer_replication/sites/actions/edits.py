@@ -127,13 +127,13 @@ class _FilePatch:
 
 
 Operation = Replace | Put | _Insert | _FilePatch
-_TEXT = ("content", "contents", "file_text", "text")
-_PATCH = ("input", "patch", "patchText", "diff")
+_CONTENT_KEYS = ("content", "contents", "file_text", "text")
+_PATCH_KEYS = ("input", "patch", "patchText", "diff")
 _EDITORS = word_set("edit replace str_replace replace_string_in_file search_replace edit_file string_replace")
 _WRITERS = word_set("write write_file create_file write_to_file create")
-_COMMANDED = word_set("str_replace_editor str_replace_based_edit_tool edit_anthropic")
-_AROUND_PATCH = ("workdir", "timeout", "timeout_ms", "login")
-_PATCHERS = word_set("apply_patch applypatch patch")
+_COMMAND_EDITORS = word_set("str_replace_editor str_replace_based_edit_tool edit_anthropic")
+_PATCH_CALL_OPTIONS = ("workdir", "timeout", "timeout_ms", "login")
+_PATCH_TOOLS = word_set("apply_patch applypatch patch")
 
 
 def edit_operations(call: ToolCall, cwd: str | None) -> list[Operation] | None:
@@ -144,24 +144,24 @@ def edit_operations(call: ToolCall, cwd: str | None) -> list[Operation] | None:
     arguments = {name: value for name, value in arguments.items() if not is_label(call.name, name)}
     base = normal_path(arguments["workdir"], cwd) if isinstance(arguments.get("workdir"), str) else cwd
     operations = _operations(plain_name(call.name), call, arguments)
-    return None if operations is None else [_placed(operation, base) for operation in operations]
+    return None if operations is None else [_with_normal_paths(operation, base) for operation in operations]
 
 
 def changes_of(operations: list[Operation], files: Mapping[str, str]) -> Changes | None:
     """The files after all of them; None where one meets a file that is not known, or does not fit it."""
     if len(operations) == 1:
         return operations[0].applied(files)
-    known_files, changes = dict(files), Changes()
+    current_files, changes = dict(files), Changes()
     for operation in operations:
-        operation_changes = operation.applied(known_files)
+        operation_changes = operation.applied(current_files)
         if operation_changes is None:
             return None
         changes |= operation_changes
-        take_changes(known_files, operation_changes)
+        apply_changes(current_files, operation_changes)
     return changes
 
 
-def take_changes(files: dict[str, str], changes: Changes) -> None:
+def apply_changes(files: dict[str, str], changes: Changes) -> None:
     """Bring what is known of files up to date."""
     for path, text in changes.items():
         if text is None:
@@ -171,67 +171,67 @@ def take_changes(files: dict[str, str], changes: Changes) -> None:
 
 
 def _operations(tool: str, call: ToolCall, arguments: dict[str, Any]) -> list[Operation] | None:
-    if tool in _COMMANDED:
-        return _commanded(arguments)
+    if tool in _COMMAND_EDITORS:
+        return _command_edits(arguments)
     if tool in _EDITORS:
-        return _list_edits(arguments) if "edits" in arguments else _replace_of(arguments)
+        return _list_edits(arguments) if "edits" in arguments else _replace_edit(arguments)
     if tool == "multiedit":
         return _list_edits(arguments)
     if tool in _WRITERS:
-        path, text = _one(arguments, PATH), _one(arguments, _TEXT)
+        path, text = _single_text(arguments, PATH), _single_text(arguments, _CONTENT_KEYS)
         is_new = tool.startswith("create")
         return [Put(path, text, is_new)] if path and text is not None and len(arguments) == 2 else None
-    if tool in _PATCHERS:
-        patch = _one(arguments, _PATCH)
-        return _patches(patch) if patch is not None and len(arguments) == 1 else None
+    if tool in _PATCH_TOOLS:
+        patch = _single_text(arguments, _PATCH_KEYS)
+        return _patch_operations(patch) if patch is not None and len(arguments) == 1 else None
     return _shell_patch(call, arguments)
 
 
-def _commanded(arguments: dict[str, Any]) -> list[Operation] | None:
-    command, path = arguments.get("command"), _one(arguments, PATH)
+def _command_edits(arguments: dict[str, Any]) -> list[Operation] | None:
+    command, path = arguments.get("command"), _single_text(arguments, PATH)
     if path is None:
         return None
     if command == "create" and isinstance(arguments.get("file_text"), str) and len(arguments) == 3:
         return [Put(path, arguments["file_text"], is_new=True)]
     if command == "str_replace":
         rest = {name: value for name, value in arguments.items() if name != "command"}
-        return _replace_of({"new_str": "", **rest})
-    line, text = arguments.get("insert_line"), _one(arguments, ("new_str", "insert_text"))
+        return _replace_edit({"new_str": "", **rest})
+    line, text = arguments.get("insert_line"), _single_text(arguments, ("new_str", "insert_text"))
     if command == "insert" and type(line) is int and text is not None and len(arguments) == 4:
         return [_Insert(path, line, text)]
     return None
 
 
-def _replace_of(arguments: dict[str, Any]) -> list[Operation] | None:
-    path, old, new = _one(arguments, PATH), _one(arguments, OLD_TEXT), _one(arguments, NEW_TEXT)
-    other_names = arguments.keys() - {*PATH, *OLD_TEXT, *NEW_TEXT, *EVERYWHERE}
+def _replace_edit(arguments: dict[str, Any]) -> list[Operation] | None:
+    path, old, new = _single_text(arguments, PATH), _single_text(arguments, OLD_TEXT), _single_text(arguments, NEW_TEXT)
+    unexpected = arguments.keys() - {*PATH, *OLD_TEXT, *NEW_TEXT, *EVERYWHERE}
     everywhere = next((arguments[name] for name in EVERYWHERE if name in arguments), False)
-    if path is None or old is None or new is None or other_names or not isinstance(everywhere, bool):
+    if path is None or old is None or new is None or unexpected or not isinstance(everywhere, bool):
         return None
     return [Replace(path, old, new, everywhere)]
 
 
 def _list_edits(arguments: dict[str, Any]) -> list[Operation] | None:
-    path, edits = _one(arguments, PATH), arguments.get("edits")
+    path, edits = _single_text(arguments, PATH), arguments.get("edits")
     if path is None or not isinstance(edits, list) or arguments.keys() - {*PATH, "edits"}:
         return None
     operations: list[Operation] = []
     for edit in cast("list[object]", edits):
-        one = _replace_of({**cast("dict[str, Any]", edit), "path": path}) if isinstance(edit, dict) else None
-        if one is None:
+        replacement = _replace_edit({**cast("dict[str, Any]", edit), "path": path}) if isinstance(edit, dict) else None
+        if replacement is None:
             return None
-        operations += one
+        operations += replacement
     return operations or None
 
 
 def _shell_patch(call: ToolCall, arguments: dict[str, Any]) -> list[Operation] | None:
     """`apply_patch` called through the shell, with the patch as its word or on its input."""
     key = command_parameter(call.name, arguments)
-    command = arguments.get(key) if key is not None and not arguments.keys() - {key, *_AROUND_PATCH} else None
+    command = arguments.get(key) if key is not None and not arguments.keys() - {key, *_PATCH_CALL_OPTIONS} else None
     if isinstance(command, list):
         words = cast("list[object]", command)
         is_patch = len(words) == 2 and words[0] in ("apply_patch", "applypatch") and isinstance(words[1], str)
-        return _patches(cast("str", words[1])) if is_patch else None
+        return _patch_operations(cast("str", words[1])) if is_patch else None
     if not isinstance(command, str) or not re.match(r"\s*apply_?patch\b", command):
         return None
     simple = lone_command(command)
@@ -239,21 +239,21 @@ def _shell_patch(call: ToolCall, arguments: dict[str, Any]) -> list[Operation] |
         return None
     texts = [word.literal for word in simple.words[1:]]
     texts += [redirect.target.literal if redirect.op == "<<" else None for redirect in simple.redirects]
-    return _patches(texts[0]) if len(texts) == 1 and texts[0] is not None else None
+    return _patch_operations(texts[0]) if len(texts) == 1 and texts[0] is not None else None
 
 
-def _patches(text: str) -> list[Operation] | None:
+def _patch_operations(text: str) -> list[Operation] | None:
     patches = read_patch(text)
     return None if patches is None else [*patches]
 
 
-def _one(arguments: dict[str, Any], names: tuple[str, ...]) -> str | None:
+def _single_text(arguments: dict[str, Any], names: tuple[str, ...]) -> str | None:
     """The value of the one of these names that is there, if it is text."""
     present = [arguments[name] for name in names if name in arguments]
     return present[0] if len(present) == 1 and isinstance(present[0], str) else None
 
 
-def _placed(operation: Operation, cwd: str | None) -> Operation:
+def _with_normal_paths(operation: Operation, cwd: str | None) -> Operation:
     """With its paths in one spelling."""
     path = normal_path(operation.path, cwd)
     if isinstance(operation, _FilePatch):
@@ -263,10 +263,10 @@ def _placed(operation: Operation, cwd: str | None) -> Operation:
 
 _BEGIN, _END = "*** Begin Patch", "*** End Patch"
 _END_OF_FILE = "*** End of File"
-_SECTION = re.compile(r"\*\*\* (Update|Add|Delete) File: (.+)")
+_CODEX_SECTION = re.compile(r"\*\*\* (Update|Add|Delete) File: (.+)")
 _MOVE = "*** Move to: "
-_HUNK = re.compile(r"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
-_MAX_WORK = 20_000_000  # lines compared: a patch of a thousand lines on twenty thousand
+_UNIFIED_HUNK = re.compile(r"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
+_MAX_COMPARED_LINES = 20_000_000  # lines compared: a patch of a thousand lines on twenty thousand
 _NO_NEWLINE = "\\ No newline at end of file"
 
 
@@ -283,16 +283,16 @@ def _read_codex(lines: list[str]) -> list[_FilePatch] | None:
         return None
     patches: list[_FilePatch] = []
     for line in lines[1:-1]:
-        section = _SECTION.fullmatch(line.rstrip())
+        section = _CODEX_SECTION.fullmatch(line.rstrip())
         if section:
             path = section[2].strip()
             patches.append(_FilePatch(section[1].lower(), path, path))
-        elif not patches or not _take_codex(patches[-1], line):
+        elif not patches or not _add_codex_line(patches[-1], line):
             return None
     return patches or None
 
 
-def _take_codex(patch: _FilePatch, line: str) -> bool:
+def _add_codex_line(patch: _FilePatch, line: str) -> bool:
     if patch.kind == "delete":
         return False
     if patch.kind == "add":
@@ -327,8 +327,8 @@ def _read_unified(lines: list[str]) -> list[_FilePatch] | None:
                 return None
             patches.append(patch)
             at += 2
-        elif (head := _HUNK.match(line)) and patches:
-            end = _take_hunk(lines, at + 1, head, patches[-1])
+        elif (head := _UNIFIED_HUNK.match(line)) and patches:
+            end = _read_hunk(lines, at + 1, head, patches[-1])
             if end is None:
                 return None
             at = end
@@ -352,7 +352,7 @@ def _unified_file(old: str, new: str) -> _FilePatch | None:
     return _FilePatch("update", old, new) if old == new else None
 
 
-def _take_hunk(lines: list[str], at: int, head: re.Match[str], patch: _FilePatch) -> int | None:
+def _read_hunk(lines: list[str], at: int, head: re.Match[str], patch: _FilePatch) -> int | None:
     """Reads as many lines as the hunk's head announces; the place behind them, or None if they are not there."""
     num_old, num_new = int(head[2] or 1), int(head[4] or 1)
     hunk = Hunk(at=int(head[1]))
@@ -371,7 +371,7 @@ def _with_hunks(text: str, hunks: list[Hunk]) -> str | None:
     result: list[str] = []
     cursor = 0
     for hunk in hunks:
-        start = _place_of(hunk, lines, cursor)
+        start = _hunk_start(hunk, lines, cursor)
         if start is None:
             return None
         result += [*lines[cursor:start], *hunk.new]
@@ -379,12 +379,12 @@ def _with_hunks(text: str, hunks: list[Hunk]) -> str | None:
     return "\n".join([*result, *lines[cursor:]]) + "\n"
 
 
-def _place_of(hunk: Hunk, lines: list[str], cursor: int) -> int | None:
+def _hunk_start(hunk: Hunk, lines: list[str], cursor: int) -> int | None:
     if hunk.at is not None:
         start = hunk.at - 1 if hunk.old else hunk.at
         if start >= cursor and lines[start : start + len(hunk.old)] == hunk.old and start <= len(lines):
             return start
-        starts = _places(hunk.old, lines, cursor) if hunk.old else []
+        starts = _match_starts(hunk.old, lines, cursor) if hunk.old else []
         return starts[0] if len(starts) == 1 else None
     if hunk.header:
         above = next((number for number in range(cursor, len(lines)) if lines[number].strip() == hunk.header), None)
@@ -396,14 +396,14 @@ def _place_of(hunk: Hunk, lines: list[str], cursor: int) -> int | None:
     last = len(lines) - len(hunk.old)
     if hunk.ends_file and last >= cursor and lines[last:] == hunk.old:
         return last
-    starts = _places(hunk.old, lines, cursor)
+    starts = _match_starts(hunk.old, lines, cursor)
     return starts[0] if starts else None
 
 
-def _places(old_lines: list[str], lines: list[str], cursor: int) -> list[int]:
+def _match_starts(old_lines: list[str], lines: list[str], cursor: int) -> list[int]:
     """Where the lines stand, the first two of them: more are not asked for."""
     starts: list[int] = []
-    if len(old_lines) * len(lines) > _MAX_WORK:
+    if len(old_lines) * len(lines) > _MAX_COMPARED_LINES:
         return starts
     for start in range(cursor, len(lines) - len(old_lines) + 1):
         if lines[start] == old_lines[0] and lines[start : start + len(old_lines)] == old_lines:

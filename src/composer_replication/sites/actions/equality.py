@@ -23,9 +23,9 @@ from typing import Any, cast
 
 from composer_replication.sites.actions.edits import (
     Changes,
+    apply_changes,
     changes_of,
     edit_operations,
-    take_changes,
 )
 from composer_replication.sites.actions.shell_command import only_reads
 from composer_replication.sites.actions.shell_keys import argv_key, command_key
@@ -79,11 +79,11 @@ def action_key(action: Action, context: ActionContext | None = None) -> str:
     """A text that is equal exactly for the actions that count as the same in this context."""
     context = context if context is not None else ActionContext()
     if not action.calls:
-        return _dumped(["text", *text_key(action.text)])
+        return _to_json(["text", *text_key(action.text)])
     steps = _steps(action.calls, context)
     if all(only_looks_at(call) for call in action.calls):
         steps.sort()
-    return _dumped(["calls", *steps])
+    return _to_json(["calls", *steps])
 
 
 def action_kind(action: Action) -> str:
@@ -97,21 +97,21 @@ def _steps(calls: tuple[ToolCall, ...], context: ActionContext) -> list[str]:
     steps: list[str] = []
     changed: Changes = {}
     for call in calls:
-        call_changes = _changes(call, context, files)
+        call_changes = _changes_by_edit(call, context, files)
         if call_changes is not None:
             changed |= call_changes
-            take_changes(files, call_changes)
+            apply_changes(files, call_changes)
             continue
         if changed:
             steps.append(_changes_key(changed))
             changed = {}
-        steps.append(_dumped(_call_key(call, context)))
+        steps.append(_to_json(_call_key(call, context)))
         if not only_looks_at(call):
             files.clear()  # it may have changed any of them
     return [*steps, _changes_key(changed)] if changed else steps
 
 
-def _changes(call: ToolCall, context: ActionContext, files: dict[str, str]) -> Changes | None:
+def _changes_by_edit(call: ToolCall, context: ActionContext, files: dict[str, str]) -> Changes | None:
     operations = None if _is_misspelled(call.name, context) else edit_operations(call, context.cwd)
     return changes_of(operations, files) if operations is not None else None
 
@@ -121,7 +121,7 @@ def _changes_key(changes: Changes) -> str:
         path: None if text is None else hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
         for path, text in changes.items()
     }
-    return _dumped(["files", digests])
+    return _to_json(["files", digests])
 
 
 def _call_key(call: ToolCall, context: ActionContext) -> object:
@@ -174,15 +174,15 @@ def _is_misspelled(name: str, context: ActionContext) -> bool:
     return name not in context.tools and any(name.lower() == tool.lower() for tool in context.tools)
 
 
-def _dumped(value: object) -> str:
+def _to_json(value: object) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
 Tools = Mapping[str, Schema] | Sequence[Mapping[str, Any]]
 """Tool name -> JSON schema of its arguments, or a list of tools as the OpenAI, Anthropic and MCP interfaces have it."""
 _SCHEMA_KEYS = ("parameters", "input_schema", "inputSchema")
-_WIDE = 2**64
-_EXACT = 2**53  # beyond it a JSON number is no longer one integer
+_MIN_HEX_INTEGER = 2**64
+_MAX_EXACT_INTEGER = 2**53  # beyond it a JSON number is no longer one integer
 
 
 def canonical_arguments(
@@ -191,13 +191,13 @@ def canonical_arguments(
     """Arguments that are equal exactly where the calls do the same, as far as schema and tables can tell."""
     described = _properties_of(schema)
     tool_defaults = {name: value for name, value in known_defaults(tool).items() if schema is None or name in described}
-    given_values = {
+    call_values = {
         name: value
         for name, value in arguments.items()
         if not is_label(tool, name) and not (value is None and _null_is_absent(tool, name, schema))
     }
     defaults = {**tool_defaults, **{name: entry["default"] for name, entry in described.items() if "default" in entry}}
-    full = {**defaults, **given_values}
+    full = {**defaults, **call_values}
     values = {
         name: _canonical_parameter(tool, name, value, described.get(name, {}), cwd) for name, value in full.items()
     }
@@ -234,8 +234,8 @@ def tool_schemas(tools: Tools | None) -> dict[str, Schema]:
 def _canonical_value(value: object, schema: Schema | None = None) -> object:
     """A JSON value with numbers by value and, where a schema describes an object, its defaults filled in."""
     if isinstance(value, float):
-        return int(value) if value.is_integer() and abs(value) < _EXACT else value
-    if isinstance(value, int) and abs(value) >= _WIDE:
+        return int(value) if value.is_integer() and abs(value) < _MAX_EXACT_INTEGER else value
+    if isinstance(value, int) and abs(value) >= _MIN_HEX_INTEGER:
         return {"\0integer": hex(value)}  # Python refuses to print an integer of thousands of digits
     if isinstance(value, Mapping):
         described = _properties_of(schema)
@@ -263,13 +263,13 @@ def _null_is_absent(tool: str, name: str, schema: Schema | None) -> bool:
     if schema is None:
         return null_is_absent(tool)
     described = _properties_of(schema).get(name)
-    if described is None or name in _listed(schema.get("required")):
+    if described is None or name in _as_list(schema.get("required")):
         return False
-    kinds = _listed(described.get("type"))
-    return bool(kinds) and "null" not in kinds and None not in _listed(described.get("enum"))
+    kinds = _as_list(described.get("type"))
+    return bool(kinds) and "null" not in kinds and None not in _as_list(described.get("enum"))
 
 
-def _listed(value: object) -> list[object]:
+def _as_list(value: object) -> list[object]:
     """The entries of what a schema lists; a single name is a list of one."""
     if isinstance(value, str):
         return [value]
@@ -282,30 +282,30 @@ def _listed(value: object) -> list[object]:
 # code stays as it is. Signs that carry meaning (a minus, a comparison, a point inside a number) are kept, and so is a
 # question mark: a question is another act than a statement.
 
-_FENCE = re.compile(r"(```.*?(?:```|\Z))", re.DOTALL)
-_CODE = re.compile(r"(``[^\n]*?``|`[^`\n]*`)")
-_STARS = re.compile(r"\*+")
-_MAY_OPEN = "\"'“(["  # besides letters and digits: what an emphasis may begin with, so that `*.py` never does
+_FENCED_CODE = re.compile(r"(```.*?(?:```|\Z))", re.DOTALL)
+_INLINE_CODE = re.compile(r"(``[^\n]*?``|`[^`\n]*`)")
+_ASTERISKS = re.compile(r"\*+")
+_EMPHASIS_OPENERS = "\"'“(["  # besides letters and digits: what an emphasis may begin with, so that `*.py` never does
 _TYPOGRAPHY = str.maketrans({"\u2019": "'", "\u2018": "'", "\u201c": '"', "\u201d": '"', "\u2026": ".", "\u00a0": " "})
 # Not before a number: - 5 is another thing.
 _BULLET = re.compile(r"^[ \t]*[-*+•‣◦][ \t]+(?=[A-Za-z`*_])", re.MULTILINE)
 # At the end of a word, before a blank or the end: inside numbers, names and operators a point is more than a pause.
-_PAUSES = re.compile(r"(?<=[^\s.,;:!])[.,;:!]+(?=\s|$)")
-_BEFORE_QUESTION = re.compile(r"\s+(?=\?)")
+_SENTENCE_PUNCTUATION = re.compile(r"(?<=[^\s.,;:!])[.,;:!]+(?=\s|$)")
+_BLANKS_BEFORE_QUESTION = re.compile(r"\s+(?=\?)")
 _LOOKS_LIKE_CODE = re.compile(r".*[\d_./\\()\[\]{}<>=$@#%&|+*~^].*|.*[a-z][A-Z].*|-.*", re.DOTALL)
-_QUOTE = "\0"  # stands for backticks: no text holds it after cleaning
+_CODE_MARK = "\0"  # stands for backticks: no text holds it after cleaning
 
 
 def text_key(text: str) -> list[str]:
     """Prose and fenced code by turns, beginning with prose; equal lists say the same thing."""
-    parts = _FENCE.split(unicodedata.normalize("NFC", text.replace(_QUOTE, "\ufffd")))
+    parts = _FENCED_CODE.split(unicodedata.normalize("NFC", text.replace(_CODE_MARK, "\ufffd")))
     return [_prose(part) if number % 2 == 0 else part for number, part in enumerate(parts)]
 
 
 def _prose(text: str) -> str:
-    pieces = _CODE.split(text)
+    pieces = _INLINE_CODE.split(text)
     marked = [_code(piece) if number % 2 else _plain(piece) for number, piece in enumerate(pieces)]
-    sentence = _BEFORE_QUESTION.sub("", _PAUSES.sub("", "".join(marked)))
+    sentence = _BLANKS_BEFORE_QUESTION.sub("", _SENTENCE_PUNCTUATION.sub("", "".join(marked)))
     return unicodedata.normalize("NFC", " ".join(map(_word, sentence.split())))
 
 
@@ -316,13 +316,13 @@ def _plain(text: str) -> str:
 def _code(text: str) -> str:
     """One word of code is a word; several, or anything with blanks in it, keep every character."""
     inner = text.strip("`")
-    return _QUOTE + (inner if inner and not re.search(r"\s", inner) else inner.encode().hex()) + _QUOTE
+    return _CODE_MARK + (inner if inner and not re.search(r"\s", inner) else inner.encode().hex()) + _CODE_MARK
 
 
 def _word(word: str) -> str:
     """Letters of what may be code count as they are."""
-    is_code = _QUOTE in word or _LOOKS_LIKE_CODE.fullmatch(word.rstrip("?"))
-    return word.replace(_QUOTE, "") if is_code else word.casefold()
+    is_code = _CODE_MARK in word or _LOOKS_LIKE_CODE.fullmatch(word.rstrip("?"))
+    return word.replace(_CODE_MARK, "") if is_code else word.casefold()
 
 
 def _without_emphasis(text: str) -> str:
@@ -330,7 +330,7 @@ def _without_emphasis(text: str) -> str:
     pieces = list[str]()
     open_at: dict[str, int] = {}  # stars of a run -> where in `pieces` the run that may open an emphasis stands
     cursor = 0
-    for run in _STARS.finditer(text):
+    for run in _ASTERISKS.finditer(text):
         pieces.append(text[cursor : run.start()])
         cursor, stars = run.end(), run.group()
         before, after = text[run.start() - 1 : run.start()], text[cursor : cursor + 1]
@@ -339,7 +339,7 @@ def _without_emphasis(text: str) -> str:
             pieces[open_at[stars]] = ""
             open_at.clear()  # emphasis does not cross another one
             continue
-        if (after.isalnum() or (after and after in _MAY_OPEN)) and not before.isalnum():
+        if (after.isalnum() or (after and after in _EMPHASIS_OPENERS)) and not before.isalnum():
             open_at[stars] = len(pieces)
         pieces.append(stars)
     return "".join([*pieces, text[cursor:]])
@@ -355,9 +355,9 @@ def _without_emphasis(text: str) -> str:
 # The likeness of two states is the smaller of what was asked and of the last messages; from ALIKE on they are
 # near-duplicates. Of more than 128 pairs those with the smallest hashes are compared: an estimate that errs by 0.04.
 
-ALIKE = 0.7
-_LAST, _LOOKED_AT = 4, 4000
-_SKETCH, _BUCKET_BITS, _ROUNDING = 128, 20, 1e-9
+MIN_LIKENESS = 0.7
+_NUM_LAST_MESSAGES, _MAX_TEXT = 4, 4000
+_SKETCH_SIZE, _BUCKET_BITS, _ROUNDING = 128, 20, 1e-9
 _PRIME, _MASK = 0x9E3779B97F4A7C15, (1 << 64) - 1
 Sketch = Sequence[int]
 """The smallest hashes of a text's pairs of words, in order."""
@@ -372,7 +372,7 @@ def states_of(conversation: Conversation) -> Iterator[tuple[str, State]]:
         if turn.role == "assistant" and turn.origin == "model":
             yield turn.id, (request, _smallest({digest for message in last for digest in message}))
         message = sketch(_texts(turn))
-        last = [*last, message][-_LAST:]
+        last = [*last, message][-_NUM_LAST_MESSAGES:]
         request = message if turn.origin == "human" else request
 
 
@@ -385,7 +385,7 @@ def _texts(turn: Turn) -> Iterator[str]:
 
 def sketch(texts: Iterable[str]) -> Sketch:
     """Of texts as one after the other, each from its beginning as far as is looked at."""
-    words = [_blurred(word) for text in texts for word in text[:_LOOKED_AT].split()]
+    words = [_blurred(word) for text in texts for word in text[:_MAX_TEXT].split()]
     pairs = Counter(zip(["", *words], [*words, ""], strict=True)) if words else Counter[tuple[str, str]]()
     return _smallest({_hash(*pair, again) for pair, number in pairs.items() for again in range(number)})
 
@@ -393,7 +393,7 @@ def sketch(texts: Iterable[str]) -> Sketch:
 def likeness(one: Sketch, other: Sketch) -> float:
     """Jaccard's, between 0 and 1: of the smallest hashes of both together, the share that both have."""
     first, second = set(one), set(other)
-    smallest = sorted(first | second)[:_SKETCH]
+    smallest = sorted(first | second)[:_SKETCH_SIZE]
     return sum(digest in first and digest in second for digest in smallest) / len(smallest) if smallest else 1.0
 
 
@@ -401,9 +401,9 @@ class StateIndex:
     """States that were learnt from; what stands below requests that are not alike is never compared."""
 
     def __init__(self) -> None:
-        self._requests, self._ends = _SketchIndex(), _SketchIndex()
+        self._requests, self._last_messages = _SketchIndex(), _SketchIndex()
         self._numbers: dict[bytes, int] = {}
-        self._asked: list[int] = []
+        self._request_numbers: list[int] = []
         self._alike: dict[bytes, frozenset[int]] = {}
 
     def add(self, state: State) -> None:
@@ -412,8 +412,8 @@ class StateIndex:
         if key not in self._numbers:
             self._numbers[key] = self._requests.add(request)
             self._alike.clear()
-        self._asked.append(self._numbers[key])
-        self._ends.add(last)
+        self._request_numbers.append(self._numbers[key])
+        self._last_messages.add(last)
 
     def has(self, state: State) -> bool:
         """Whether a state is a near-duplicate of one that was added."""
@@ -423,7 +423,7 @@ class StateIndex:
             matches = self._requests.alike(request) if request else (self._numbers.get(key, -1),)
             self._alike[key] = frozenset(matches)
         requests = self._alike[key]
-        matches = self._ends.alike(last, among=lambda number: self._asked[number] in requests)
+        matches = self._last_messages.alike(last, accepts=lambda number: self._request_numbers[number] in requests)
         return next(matches, None) is not None
 
 
@@ -437,43 +437,39 @@ class _SketchIndex:
 
     def __init__(self) -> None:
         self._sketches: list[Sketch] = []
-        self._often = array("I", bytes(4 << _BUCKET_BITS))
-        self._places: array[int] | None = None
+        self._bucket_counts = array("I", bytes(4 << _BUCKET_BITS))
+        self._postings: array[int] | None = None
 
-    def add(self, added: Sketch) -> int:
-        for digest in added:
-            self._often[digest >> (32 - _BUCKET_BITS)] += 1
-        self._places = None
-        self._sketches.append(added)
+    def add(self, digests: Sketch) -> int:
+        for digest in digests:
+            self._bucket_counts[digest >> (32 - _BUCKET_BITS)] += 1
+        self._postings = None
+        self._sketches.append(digests)
         return len(self._sketches) - 1
 
-    def alike(self, asked: Sketch, among: Callable[[int], bool] = lambda _number: True) -> Iterator[int]:
+    def alike(self, query: Sketch, accepts: Callable[[int], bool] = lambda _number: True) -> Iterator[int]:
         """Numbers of those that are near-duplicates of a sketch that says something."""
-        for number in dict.fromkeys(self._candidates(asked)):
-            if among(number) and likeness(asked, self._sketches[number]) >= ALIKE:
+        for number in dict.fromkeys(self._candidates(query)):
+            if accepts(number) and likeness(query, self._sketches[number]) >= MIN_LIKENESS:
                 yield number
 
-    def _candidates(self, query_sketch: Sketch) -> Iterator[int]:
-        if self._places is None:
-            every = (
-                digest << 32 | at
-                for at, known_sketch in enumerate(self._sketches)
-                for digest in self._rarest(known_sketch)
-            )
-            self._places = array("Q", sorted(every))
-        for digest in self._rarest(query_sketch):
-            at = bisect_left(self._places, digest << 32)
-            while at < len(self._places) and self._places[at] >> 32 == digest:
-                yield self._places[at] & 0xFFFFFFFF
+    def _candidates(self, query: Sketch) -> Iterator[int]:
+        if self._postings is None:
+            every = (digest << 32 | at for at, indexed in enumerate(self._sketches) for digest in self._rarest(indexed))
+            self._postings = array("Q", sorted(every))
+        for digest in self._rarest(query):
+            at = bisect_left(self._postings, digest << 32)
+            while at < len(self._postings) and self._postings[at] >> 32 == digest:
+                yield self._postings[at] & 0xFFFFFFFF
                 at += 1
 
     def _rarest(self, digests: Sketch) -> Sequence[int]:
-        number = len(digests) - math.ceil(ALIKE * len(digests) - _ROUNDING) + 1 if digests else 0
-        return sorted(digests, key=lambda digest: (self._often[digest >> (32 - _BUCKET_BITS)], digest))[:number]
+        number = len(digests) - math.ceil(MIN_LIKENESS * len(digests) - _ROUNDING) + 1 if digests else 0
+        return sorted(digests, key=lambda digest: (self._bucket_counts[digest >> (32 - _BUCKET_BITS)], digest))[:number]
 
 
 def _smallest(hashes: set[int]) -> Sketch:
-    return array("I", sorted(hashes)[:_SKETCH])
+    return array("I", sorted(hashes)[:_SKETCH_SIZE])
 
 
 def _blurred(word: str) -> str:

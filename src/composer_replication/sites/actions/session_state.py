@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass, field
 from typing import NamedTuple, cast
 
-from composer_replication.sites.actions.edits import changes_of, edit_operations, take_changes
+from composer_replication.sites.actions.edits import apply_changes, changes_of, edit_operations
 from composer_replication.sites.actions.shell_command import Command, keeps_sources, only_reads
 from composer_replication.sites.actions.shell_keys import folder_after
 from composer_replication.sites.actions.shell_tree import parse_script, shell_script
@@ -41,16 +41,16 @@ from composer_replication.types import ToolCall
 
 # Enough for any session; a listing of a whole disk is not searched.
 _MAX_TEXT = 400_000
-_FINDERS = ("glob", "ls", "list_directory", "find_file", "list_dir", "list_files", "grep")
-_BUILDERS = word_set(
+_SEARCH_TOOLS = ("glob", "ls", "list_directory", "find_file", "list_dir", "list_files", "grep")
+_BUILD_PROGRAMS = word_set(
     "make cmake gmake ninja gcc g++ clang cargo go javac tsc webpack vite mvn gradle gradlew dotnet bazel npm yarn pnpm"
 )
-_MOVERS = frozenset({"cd", "pushd", "popd"})
-_FOUND_NOTHING = ("No files found", "No matches found")
-_HIDES_TROUBLE = re.compile(r"2>\s*/dev/null|\|\||[;|]")  # what it names need not be there
-_NOT_OF_A_PATH = re.compile(r"[\s'\"`()<>:,;=]")
-_MAX_FRONT = 200
-_REMOVERS = frozenset({("rm", ""), ("mv", ""), ("rmdir", ""), ("unlink", ""), ("git", "rm"), ("git", "mv")})
+_FOLDER_CHANGERS = frozenset({"cd", "pushd", "popd"})
+_NO_MATCHES = ("No files found", "No matches found")
+_HIDES_ERRORS = re.compile(r"2>\s*/dev/null|\|\||[;|]")  # what it names need not be there
+_PATH_DELIMITER = re.compile(r"[\s'\"`()<>:,;=]")
+_MAX_PREFIX = 200
+_REMOVE_COMMANDS = frozenset({("rm", ""), ("mv", ""), ("rmdir", ""), ("unlink", ""), ("git", "rm"), ("git", "mv")})
 
 
 class _Event(NamedTuple):
@@ -80,9 +80,9 @@ class SessionState:
         self._shell, self._files = _Shell(cwd), _ShownFiles(cwd)
         self._texts, self._known_paths = FileTexts(cwd, ShellFolder(cwd)), KnownPaths(cwd, ShellFolder(cwd))
         self._attempts = Attempts()
-        self._num_told: dict[str, int] = {}  # how many events each of them has taken
+        self._num_processed: dict[str, int] = {}  # how many events each of them has taken
 
-    def heard(self, text: str) -> None:
+    def add_message(self, text: str) -> None:
         """Words of the user, or of anybody but the model."""
         self._events.append(_Event(None, text, failed=False))
 
@@ -96,7 +96,7 @@ class SessionState:
         self.tools.setdefault(call.name, set()).update(call.arguments)
         if channel == "shell":
             self.commands.append(command_text(call.name, call.arguments))
-        elif channel == "file" and plain_name(call.name) not in _FINDERS:
+        elif channel == "file" and plain_name(call.name) not in _SEARCH_TOOLS:
             self._touched |= {normal_path(path, self._cwd)} if path else set()
             if path and is_edit(call.name) and call.arguments.get("command") != "view":
                 self.read.pop(path, None)  # what it holds now was not shown
@@ -126,33 +126,33 @@ class SessionState:
     @property
     def texts(self) -> FileTexts:
         """Files as far as they were shown, line by line, and which of them the agent counts as read."""
-        for call, text, failed, _ in self._news("texts"):
+        for call, text, failed, _ in self._unprocessed_events("texts"):
             if call is None:
-                self._texts.heard(text)
+                self._texts.add_message(text)
             elif failed:
-                self._texts.refused(call, text)
+                self._texts.add_failed_call(call, text)
             else:
-                self._texts.take(call, text)
+                self._texts.add_call(call, text)
         return self._texts
 
     @property
     def paths(self) -> KnownPaths:
         """Which paths are there, which are not, and where the shell stands."""
-        for call, text, failed, _ in self._news("paths"):
+        for call, text, failed, _ in self._unprocessed_events("paths"):
             if call is None:
-                self._known_paths.heard(text)
+                self._known_paths.add_message(text)
             else:
-                self._known_paths.take(call, text, failed=failed)
+                self._known_paths.add_call(call, text, failed=failed)
         return self._known_paths
 
     @property
     def attempts(self) -> Attempts:
         """Which calls failed, and whether anything has changed since."""
-        for call, text, failed, kind in self._news("attempts"):
+        for call, text, failed, kind in self._unprocessed_events("attempts"):
             if call is None:
-                self._attempts.heard(text)
+                self._attempts.add_message(text)
             else:
-                self._attempts.take(call, text, kind, failed=failed)
+                self._attempts.add_call(call, text, kind, failed=failed)
         return self._attempts
 
     def has_touched(self, path: str) -> bool:
@@ -182,22 +182,22 @@ class SessionState:
         """Whether a shell command named the file, which does not count as reading it."""
         return any(path in command or path.rpartition("/")[2] in command for command in self.commands)
 
-    def _news(self, name: str) -> list[_Event]:
+    def _unprocessed_events(self, name: str) -> list[_Event]:
         """What has come since this was asked for under that name."""
-        start, self._num_told[name] = self._num_told.get(name, 0), len(self._events)
+        start, self._num_processed[name] = self._num_processed.get(name, 0), len(self._events)
         return self._events[start:]
 
     def _shell_so_far(self) -> _Shell:
-        for event in self._news("shell"):
-            self._shell.take(event)
+        for event in self._unprocessed_events("shell"):
+            self._shell.add(event)
         return self._shell
 
     def _files_so_far(self) -> _ShownFiles:
-        for call, text, failed, _ in self._news("files"):
+        for call, text, failed, _ in self._unprocessed_events("files"):
             if call is None:
-                self._files.heard(text)
+                self._files.add_message(text)
             elif not failed:
-                self._files.take(call, text)
+                self._files.add_call(call, text)
         return self._files
 
 
@@ -207,44 +207,44 @@ class _Shell:
     def __init__(self, cwd: str | None) -> None:
         self.programs: set[str] = set()
         self.build_failed = False
-        self._stands = ShellFolder(cwd)
-        self._cwd = self._stands.path
+        self._shell_folder = ShellFolder(cwd)
+        self._cwd = self._shell_folder.path
         self._texts: list[str] = []
         self._folders: list[str | None] = []  # where the shell stood for each of them, if that matters
-        self._said: list[str] = []  # those of somebody but tools
+        self._messages: list[str] = []  # those of somebody but tools
         self._removed: dict[str, int] = {}  # a path -> how many texts had been shown when it went
 
-    def take(self, event: _Event) -> None:
+    def add(self, event: _Event) -> None:
         call, text, failed, _ = event
         if call is None:
-            self._show(text, self._cwd)  # who speaks of a path means it from where the session began
-            self._said.append(text)
+            self._add_text(text, self._cwd)  # who speaks of a path means it from where the session began
+            self._messages.append(text)
             return
         command = Command.of(command_text(call.name, call.arguments))
         programs = command.programs
-        if any(name in _BUILDERS for name, _ in programs):
+        if any(name in _BUILD_PROGRAMS for name, _ in programs):
             self.build_failed = failed
         if failed:  # nor does the shell stay where such a command went
             return
-        stood_in = self.folder
-        if any(name in _MOVERS for name, _ in programs):
-            self._stands.take(command.text, text, failed=False)
+        folder_before = self.folder
+        if any(name in _FOLDER_CHANGERS for name, _ in programs):
+            self._shell_folder.follow(command.text, text, failed=False)
         path = path_argument(call.arguments)
-        if channel_of(call.name) == "file" and path and not text.startswith(_FOUND_NOTHING):
-            self._show(path, self.folder)
+        if channel_of(call.name) == "file" and path and not text.startswith(_NO_MATCHES):
+            self._add_text(path, self.folder)
         self.programs.update(name for name, _ in programs)
-        if any(pair in _REMOVERS or (pair[0], "") in _REMOVERS for pair in programs):
+        if any(pair in _REMOVE_COMMANDS or (pair[0], "") in _REMOVE_COMMANDS for pair in programs):
             self._removed |= dict.fromkeys(command.words, len(self._texts))
-        elif command.only_shows and not _HIDES_TROUBLE.search(command.text):
-            self._show(command.text, stood_in)
-        self._show(text, self.folder)
+        elif command.only_shows and not _HIDES_ERRORS.search(command.text):
+            self._add_text(command.text, folder_before)
+        self._add_text(text, self.folder)
 
     @property
     def folder(self) -> str | None:
         """Where the shell stands; None where that cannot be said."""
-        return self._stands.path
+        return self._shell_folder.path
 
-    def _show(self, text: str, folder: str | None) -> None:
+    def _add_text(self, text: str, folder: str | None) -> None:
         self._texts.append(text)
         self._folders.append(folder)
 
@@ -255,24 +255,25 @@ class _Shell:
         texts = zip(self._texts, self._folders, strict=True)
         from_here = f"{self.folder}/{path}"
         return not any(
-            _stands_in(from_here, text) or (folder in (None, self.folder) and _stands_in(path, text, alone=True))
+            _is_mentioned_in(from_here, text)
+            or (folder in (None, self.folder) and _is_mentioned_in(path, text, alone=True))
             for text, folder in texts
         )
 
     def has_shown(self, path: str) -> bool:
         name = path.removeprefix("./").rstrip("/")
         since = max(self._removed.get(path, 0), self._removed.get(name.rpartition("/")[2], 0))
-        if any(_stands_in(name, text[:_MAX_TEXT]) for text in self._texts[since:]):
+        if any(_is_mentioned_in(name, text[:_MAX_TEXT]) for text in self._texts[since:]):
             return True
-        inside = name.removeprefix(f"{self._cwd}/")  # as it is called by those who stand in the working folder
-        if self._cwd is None or inside == name or since:
+        path_in_cwd = name.removeprefix(f"{self._cwd}/")  # as it is called by those who stand in the working folder
+        if self._cwd is None or path_in_cwd == name or since:
             return False
         # A bare name in some output may be of any folder's file; somebody who says it means the one here.
-        texts = self._texts if "/" in inside else self._said
-        return any(_stands_in(inside, text[:_MAX_TEXT], cwd=self._cwd) for text in texts)
+        texts = self._texts if "/" in path_in_cwd else self._messages
+        return any(_is_mentioned_in(path_in_cwd, text[:_MAX_TEXT], cwd=self._cwd) for text in texts)
 
 
-def _stands_in(path: str, text: str, *, alone: bool = False, cwd: str | None = None) -> bool:
+def _is_mentioned_in(path: str, text: str, *, alone: bool = False, cwd: str | None = None) -> bool:
     """Whether the text says this path, or one inside it: a folder whose files were shown is there.
 
     With `alone`, not as the end of a longer one; with `cwd`, not of a longer one that lies in this folder.
@@ -281,35 +282,37 @@ def _stands_in(path: str, text: str, *, alone: bool = False, cwd: str | None = N
     while position >= 0:
         end = position + len(path)
         before, after = text[position - 1 : position], text[end : end + 1]
-        is_longer = after.isalnum() or after in ("_", "-") or (after == "." and text[end + 1 : end + 2].isalnum())
-        if not (before.isalnum() or before in ("_", "-") or is_longer):
-            front = _NOT_OF_A_PATH.split(text[max(0, position - _MAX_FRONT) : position])[-1] if before == "/" else ""
-            if front in ("", "./") or not (alone or (cwd and _is_another_place(front, cwd))):
+        is_part_of_longer_name = (
+            after.isalnum() or after in ("_", "-") or (after == "." and text[end + 1 : end + 2].isalnum())
+        )
+        if not (before.isalnum() or before in ("_", "-") or is_part_of_longer_name):
+            prefix = _PATH_DELIMITER.split(text[max(0, position - _MAX_PREFIX) : position])[-1] if before == "/" else ""
+            if prefix in ("", "./") or not (alone or (cwd and _leads_to_another_folder(prefix, cwd))):
                 return True
         position = text.find(path, position + 1)
     return False
 
 
-def _is_another_place(front: str, cwd: str) -> bool:
+def _leads_to_another_folder(prefix: str, cwd: str) -> bool:
     """Whether what stands in front of a path leads to another folder of this project, not to a copy of it elsewhere."""
-    front = front.removeprefix(f"{cwd}/").removeprefix("./")
-    if not front or front in ("a/", "b/") or f"/{cwd}/".endswith(f"/{front}"):  # as diffs and folders above call it
+    prefix = prefix.removeprefix(f"{cwd}/").removeprefix("./")
+    if not prefix or prefix in ("a/", "b/") or f"/{cwd}/".endswith(f"/{prefix}"):  # as diffs and folders above call it
         return False
-    return not front.startswith("/") and "." not in front.partition("/")[0]
+    return not prefix.startswith("/") and "." not in prefix.partition("/")[0]
 
 
 # Which calls failed, how, and whether anything that could help has happened since.
 
-_NO_PROGRAM = re.compile(r"command not found: ([\w.+-]+)|(?:^|[\s:])([\w.+-]+): command not found(?!:)")
-_NO_NAME = re.compile(r"Agent type '[^']{1,200}' not found|Unknown skill|is not a prompt-based skill")
-_AGENTS = re.compile(r"Available agents: ([^\n<]{1,4000})")
-_NAMING = {"task": "subagent_type", "agent": "subagent_type", "skill": "skill"}
-_MAX_HEAD, _ATTEMPTS_MAX_TEXT = 2000, 10_000
+_COMMAND_NOT_FOUND = re.compile(r"command not found: ([\w.+-]+)|(?:^|[\s:])([\w.+-]+): command not found(?!:)")
+_UNKNOWN_NAME = re.compile(r"Agent type '[^']{1,200}' not found|Unknown skill|is not a prompt-based skill")
+_AVAILABLE_AGENTS = re.compile(r"Available agents: ([^\n<]{1,4000})")
+_NAME_PARAMETERS = {"task": "subagent_type", "agent": "subagent_type", "skill": "skill"}
+_MAX_HEAD, _MAX_ERROR_TEXT = 2000, 10_000
 
 
-def named_by(call: ToolCall) -> tuple[str, str] | None:
+def requested_name(call: ToolCall) -> tuple[str, str] | None:
     """The agent or skill that a call asks for by its name."""
-    value = call.arguments.get(_NAMING.get(plain_name(call.name), ""))
+    value = call.arguments.get(_NAME_PARAMETERS.get(plain_name(call.name), ""))
     return (call.name, value) if isinstance(value, str) else None
 
 
@@ -330,24 +333,27 @@ class Attempts:
         self.names: dict[tuple[str, str], bool] = {}  # agents and skills by the tool that takes them: are they there
         self.agents: frozenset[str] | None = None  # all of them, where somebody has listed them
 
-    def heard(self, text: str) -> None:
+    def add_message(self, text: str) -> None:
         self._num_changes += bool(text.strip())
 
-    def take(self, call: ToolCall, text: str, kind: str, *, failed: bool) -> None:
+    def add_call(self, call: ToolCall, text: str, kind: str, *, failed: bool) -> None:
         """A call that was made, and what came back; `kind` is that of its failure."""
         command = command_text(call.name, call.arguments)
         is_shell = channel_of(call.name) == "shell"
-        looks = only_reads(command) if is_shell else only_looks(call.name, call.arguments) or failed
-        self._num_changes += not looks
-        name = named_by(call)
-        if name is not None and (not failed or _NO_NAME.search(text[:_MAX_HEAD])):
+        is_read_only = only_reads(command) if is_shell else only_looks(call.name, call.arguments) or failed
+        self._num_changes += not is_read_only
+        name = requested_name(call)
+        if name is not None and (not failed or _UNKNOWN_NAME.search(text[:_MAX_HEAD])):
             self.names[name] = not failed
-            listed = _AGENTS.search(text[:_ATTEMPTS_MAX_TEXT]) if failed else None
-            self.agents = frozenset(agent.strip() for agent in listed[1].split(",")) if listed else self.agents
+            agent_list = _AVAILABLE_AGENTS.search(text[:_MAX_ERROR_TEXT]) if failed else None
+            self.agents = frozenset(agent.strip() for agent in agent_list[1].split(",")) if agent_list else self.agents
         if failed:
             self._failed[_key(call)] = (kind, self._num_changes)
             if is_shell:
-                self.missing_programs.update(first or then for first, then in _NO_PROGRAM.findall(text[:_MAX_HEAD]))
+                self.missing_programs.update(
+                    name_after or name_before
+                    for name_after, name_before in _COMMAND_NOT_FOUND.findall(text[:_MAX_HEAD])
+                )
         elif self._failed:
             self._failed.pop(_key(call), None)
 
@@ -376,12 +382,12 @@ class _ShownFiles:
     def __post_init__(self) -> None:
         self.folder = self.cwd
 
-    def heard(self, text: str) -> None:
+    def add_message(self, text: str) -> None:
         """Words of the user, among which agents put a note where a file was changed by somebody else."""
         for path in CHANGED_NOTE.findall(text):
             self.files.pop(normal_path(path, self.cwd), None)
 
-    def take(self, call: ToolCall, text: str) -> None:
+    def add_call(self, call: ToolCall, text: str) -> None:
         """A call that worked, and what it showed."""
         if call.raw_arguments is not None:
             return
@@ -393,9 +399,9 @@ class _ShownFiles:
                 for operation in operations:
                     self.files.pop(operation.path, None)  # what it holds now was not shown
             else:
-                take_changes(self.files, changes)
+                apply_changes(self.files, changes)
         elif key is not None:
-            self._ran(call.arguments[key], text)
+            self._add_command(call.arguments[key], text)
         elif only_looks(call.name, call.arguments):
             shown_file = file_in_view(call, text)
             if shown_file is not None:
@@ -403,7 +409,7 @@ class _ShownFiles:
         elif channel_of(call.name) == "file" or plain_name(call.name) in ("task", "agent"):
             self.files.clear()  # it may have changed any of them
 
-    def _ran(self, command: object, output: str) -> None:
+    def _add_command(self, command: object, output: str) -> None:
         words = [str(word) for word in cast("list[object]", command)] if isinstance(command, list) else None
         text = str(command) if words is None else shell_script(words) or " ".join(words)
         shown_file = file_in_output(text, output)
@@ -414,9 +420,9 @@ class _ShownFiles:
         if not keeps_sources(text):
             self.files.clear()
         if words is None:
-            self._follow(text)
+            self._update_folder(text)
 
-    def _follow(self, command: str) -> None:
+    def _update_folder(self, command: str) -> None:
         """Where the shell stands now: some tools keep it between calls, so only a way back makes it sure again."""
         try:
             self.folder = folder_after(parse_script(command), self.folder)

@@ -25,36 +25,36 @@ from composer_replication.sites.actions.tools import word_set
 _MAX_LENGTH = 20_000
 _MAX_WORDS = 24
 _MAX_DEPTH = 4
-_SPLIT = re.compile(r"&&|\|\||[;|&\n(){}]|\$\(|`")  # where the tree cannot be read
+_COMMAND_SEPARATOR = re.compile(r"&&|\|\||[;|&\n(){}]|\$\(|`")  # where the tree cannot be read
 _ASSIGNMENT = re.compile(r"^\w+=\S*$")
 _WORD = re.compile(r"[^\s'\"`()<>|;&,=]+")
 _WRAPPERS = word_set(
     "sudo time env nohup exec command xargs timeout nice stdbuf then do else if while ! bash sh zsh -c -lc -e"
 )
 # These print what is in files and logs: an error in their output is somebody else's, unless it begins with their name.
-_SHOW = word_set(
+_DISPLAY_PROGRAMS = word_set(
     "cat bat head tail less more grep egrep fgrep rg ag ack sed awk cut sort uniq wc nl tac diff cmp strings xxd od jq"
     " yq echo printf history journalctl dmesg zcat man info type which file stat tree ls find fd ps top df du env"
     " printenv export set column fold tee cd pwd true date curl wget get-content get-childitem select-string"
 )
-_SHOW_PAIRS = frozenset(
+_DISPLAY_SUBCOMMANDS = frozenset(
     ("git", subcommand)
     for subcommand in ("log", "show", "diff", "blame", "grep", "status", "reflog", "cat-file", "branch")
 ) | frozenset(
     {("docker", "logs"), ("kubectl", "logs"), ("kubectl", "describe"), ("gh", "run")}
     | {("gh", "pr"), ("gh", "issue"), ("gh", "api"), ("heroku", "logs"), ("pm2", "logs"), ("npm", "view")}
 )
-_NO_PROGRAMS = word_set("for done fi break continue case")
+_LOOP_KEYWORDS = word_set("for done fi break continue case")
 _SHELLS = word_set("bash sh zsh dash fish ksh -bash (eval)")
-_GIT_SAYS = frozenset({"fatal", "error", "warning", "hint", "致命错误", "schwerwiegend", "erreur"})
-_SPEAKER = re.compile(r"\s*(?P<name>[^\s:：]{1,80}) ?[:：]")
-_REMOTE = word_set("ssh vagrant multipass lxc heroku")
-_REMOTE_PAIRS = frozenset(
+_GIT_PREFIXES = frozenset({"fatal", "error", "warning", "hint", "致命错误", "schwerwiegend", "erreur"})
+_MESSAGE_PREFIX = re.compile(r"\s*(?P<name>[^\s:：]{1,80}) ?[:：]")
+_REMOTE_PROGRAMS = word_set("ssh vagrant multipass lxc heroku")
+_REMOTE_SUBCOMMANDS = frozenset(
     {("docker", "exec"), ("docker", "run"), ("docker", "compose"), ("podman", "exec"), ("kubectl", "exec")}
 )
-_EXPECTED = re.compile(r"\|\|(?!\s*(?:exit|return) [1-9])|;\s*true\s*$")
-_OTHERS_STATUS = re.compile(r"[|;`]|\$\(")
-_BY_THEMSELVES = word_set("rm cp mv mkdir rmdir touch chmod ln gh")  # run no git but what was asked for
+_TOLERATED_FAILURE = re.compile(r"\|\|(?!\s*(?:exit|return) [1-9])|;\s*true\s*$")
+_COMPOUND = re.compile(r"[|;`]|\$\(")
+_NEVER_RUN_GIT = word_set("rm cp mv mkdir rmdir touch chmod ln gh")  # run no git but what was asked for
 _NEUTRAL = word_set("cd pwd true sleep export set source . echo printf tee head tail wait")
 # Part of a project's set-up rather than of the shell: where one is missing, the machine was not prepared.
 SET_UP = word_set(
@@ -78,7 +78,7 @@ AGENT_COMMANDS = word_set("open edit create insert goto scroll_up scroll_down se
 FAMILIAR = (
     UTILITIES
     | SET_UP
-    | _SHOW
+    | _DISPLAY_PROGRAMS
     | _NEUTRAL
     | AGENT_COMMANDS
     | word_set(
@@ -127,45 +127,47 @@ class Command:
         """(program, its first argument) of each part, wrappers and assignments left out."""
         return tuple(pair for pair, _ in self._parts)
 
-    def given(self, thing: str) -> list[tuple[str, str]]:
+    def programs_with_argument(self, text: str) -> list[tuple[str, str]]:
         """Programs, as in `programs`, that were given a word with this in it."""
-        return [pair for pair, words in self._parts if any(thing in word for word in words)]
+        return [pair for pair, words in self._parts if any(text in word for word in words)]
 
     @cached_property
     def only_shows(self) -> bool:
         """Whether all it does is print text that was there before."""
         active = [pair for pair in self.programs if pair[0] not in _NEUTRAL]
-        show_programs = [pair for pair in self.programs if pair[0] in _SHOW or pair in _SHOW_PAIRS]
-        return bool(show_programs) and all(pair[0] in _SHOW or pair in _SHOW_PAIRS for pair in active)
+        show_programs = [pair for pair in self.programs if pair[0] in _DISPLAY_PROGRAMS or pair in _DISPLAY_SUBCOMMANDS]
+        return bool(show_programs) and all(
+            pair[0] in _DISPLAY_PROGRAMS or pair in _DISPLAY_SUBCOMMANDS for pair in active
+        )
 
     @cached_property
     def _paths(self) -> tuple[str, ...]:
         """Words that are paths or file names, in one spelling."""
-        spelled = {_one_spelling(word) for word in self.words}
+        spelled = {_with_slashes(word) for word in self.words}
         return tuple(word for word in spelled if is_path(word))
 
-    def names(self, thing: str) -> bool:
+    def names(self, text: str) -> bool:
         """Whether the command itself says this path or program: what it complains of was typed, not come across."""
-        thing = _one_spelling(thing.strip("'\"`‘’“”«»「」 ").rstrip("/\\"))
-        if not thing:
+        text = _with_slashes(text.strip("'\"`‘’“”«»「」 ").rstrip("/\\"))
+        if not text:
             return False
-        if thing in self.words or (len(thing) > 2 and thing in self.text.replace("\\", "/")):
+        if text in self.words or (len(text) > 2 and text in self.text.replace("\\", "/")):
             return True
-        return any(thing.endswith(f"/{word}") for word in self._paths)
+        return any(text.endswith(f"/{word}") for word in self._paths)
 
     @property
     def expects_failure(self) -> bool:
         """Whether it says itself that a failure is fine."""
-        return _EXPECTED.search(self.text) is not None
+        return _TOLERATED_FAILURE.search(self.text) is not None
 
     @property
     def hides_status(self) -> bool:
         """Whether the status it ends with can be that of another part than the one that failed."""
-        return _OTHERS_STATUS.search(self.text) is not None
+        return _COMPOUND.search(self.text) is not None
 
     def is_own(self, line: str) -> bool:
         """Whether a line of output is a message of a program that the command runs, or of the shell that runs it."""
-        speaker = _SPEAKER.match(line)
+        speaker = _MESSAGE_PREFIX.match(line)
         if speaker is None:
             return False
         name = speaker["name"].rpartition("/")[2].lower()
@@ -174,7 +176,7 @@ class Command:
         programs = {program.lower() for program, _ in self.programs}
         if name == "error" and programs & {"pytest", "py.test"}:
             return True
-        return name in programs or ("git" in programs and name in _GIT_SAYS)
+        return name in programs or ("git" in programs and name in _GIT_PREFIXES)
 
     def calls(self, name: str) -> bool:
         """Whether a part of the command is this very program, rather than something that is handed a word like it."""
@@ -186,13 +188,13 @@ class Command:
     @cached_property
     def only_git(self) -> bool:
         """Whether nothing in it but git itself can have run git: no script, no build, no package manager."""
-        other_names = [name for name, _ in self.programs if name not in _SHOW | _NEUTRAL | _BY_THEMSELVES]
-        return "git" in other_names and all(name == "git" for name in other_names)
+        active_names = [name for name, _ in self.programs if name not in _DISPLAY_PROGRAMS | _NEUTRAL | _NEVER_RUN_GIT]
+        return "git" in active_names and all(name == "git" for name in active_names)
 
     @cached_property
     def is_remote(self) -> bool:
         """Whether it runs somewhere else: what is missing there is not what was typed here."""
-        return any(name in _REMOTE or (name, first) in _REMOTE_PAIRS for name, first in self.programs)
+        return any(name in _REMOTE_PROGRAMS or (name, first) in _REMOTE_SUBCOMMANDS for name, first in self.programs)
 
     def runs(self, program: str) -> bool:
         return any(name == program for name, _ in self.programs)
@@ -208,7 +210,9 @@ def _command_lines(text: str, depth: int = 0) -> Iterator[list[str]]:
     try:
         tree = parse_script(text)
     except NotUnderstood:
-        yield from ([word.strip("'\"") for word in part.split()[:_MAX_WORDS]] for part in _SPLIT.split(text))
+        yield from (
+            [word.strip("'\"") for word in part.split()[:_MAX_WORDS]] for part in _COMMAND_SEPARATOR.split(text)
+        )
         return
     for command in (command for _, command in commands_in(tree) if isinstance(command, Simple)):
         words = [word.raw if word.literal is None else word.literal for word in command.words[:_MAX_WORDS]]
@@ -216,19 +220,19 @@ def _command_lines(text: str, depth: int = 0) -> Iterator[list[str]]:
         if script is None:
             yield words
         pieces = (piece.text for word in command.words for piece in word.pieces if piece.text.startswith("$("))
-        inner = [piece[2:-1] for piece in pieces] if script is None else [script]
-        for inside in inner if depth < _MAX_DEPTH else ():
-            yield from _command_lines(inside, depth + 1)
+        scripts = [piece[2:-1] for piece in pieces] if script is None else [script]
+        for nested_script in scripts if depth < _MAX_DEPTH else ():
+            yield from _command_lines(nested_script, depth + 1)
 
 
-def _one_spelling(path: str) -> str:
+def _with_slashes(path: str) -> str:
     return path.replace("\\", "/").removeprefix("./")
 
 
 def _program(words: list[str]) -> tuple[str, str] | None:
     while words and (words[0] in _WRAPPERS or _ASSIGNMENT.match(words[0]) or words[0].isdigit() or not words[0]):
         words = words[1:]
-    if not words or words[0] in _NO_PROGRAMS:
+    if not words or words[0] in _LOOP_KEYWORDS:
         return None
     name = words[0].lstrip("!").rpartition("/")[2]  # a cell runs a command behind that mark
     rest = [word for word in words[1:] if not word.startswith("-")]
@@ -239,19 +243,19 @@ def _program(words: list[str]) -> tuple[str, str] | None:
 
 # Commands that surely change nothing, those that change no source file (tests, commits), and what others may do.
 
-_LOOKS = word_set(
+_READ_ONLY_PROGRAMS = word_set(
     "ls cat head tail wc grep egrep fgrep rg stat file du df tree pwd which whoami date echo printf diff cmp uniq cut"
     " tr jq basename dirname realpath readlink true nl tac id uname hostname printenv type test ["
 )
-_GIT_LOOKS = word_set("status log diff show blame rev-parse ls-files grep describe shortlog reflog")
-_FIND_ACTS = word_set("-delete -exec -execdir -ok -okdir -fprint -fprint0 -fprintf -fls")
-_PRINTS_LINES = re.compile(r"\d+(?:,\d+)?p")
+_READ_ONLY_GIT = word_set("status log diff show blame rev-parse ls-files grep describe shortlog reflog")
+_FIND_ACTIONS = word_set("-delete -exec -execdir -ok -okdir -fprint -fprint0 -fprintf -fls")
+_SED_PRINT = re.compile(r"\d+(?:,\d+)?p")
 # These write caches, objects and packages, not the files a session edits.
-_KEEPS_SOURCES = word_set(
+_CHECK_PROGRAMS = word_set(
     "pytest py.test tox nox jest vitest mocha rspec phpunit mypy pyright flake8 pylint tsc mkdir sleep cd export"
     " pip pip3 curl ps kill lsof wait"
 )
-_KEEPS_PAIRS = {
+_CHECK_SUBCOMMANDS = {
     "git": word_set("add commit push fetch branch remote tag config"),
     "npm": word_set("test t install i ci ls view"),
     "cargo": word_set("test build check clippy"),
@@ -266,9 +270,10 @@ _KEEPS_PAIRS = {
     "mvn": word_set("test"),
     "gradle": word_set("test"),
 }
-_GIT = r"\bgit (?:-C \S+ |-c \S+ |--no-pager )*"
-_MOVES_TREE = re.compile(
-    _GIT + r"(?:checkout|switch|pull|merge|rebase|reset|stash|cherry-pick|restore|revert|worktree|clone|mv|rm|am|apply"
+_GIT_PREFIX = r"\bgit (?:-C \S+ |-c \S+ |--no-pager )*"
+_SWITCHES_TREE = re.compile(
+    _GIT_PREFIX
+    + r"(?:checkout|switch|pull|merge|rebase|reset|stash|cherry-pick|restore|revert|worktree|clone|mv|rm|am|apply"
     r"|clean|submodule)\b"
 )
 _WRITES = re.compile(
@@ -288,7 +293,7 @@ def may_change(text: str) -> Change:
 
     `nothing` is no promise: a program of the project may write what it likes.
     """
-    if _MOVES_TREE.search(text):
+    if _SWITCHES_TREE.search(text):
         return "moves"
     if _FORMATS.search(text):
         return "formats"
@@ -297,12 +302,12 @@ def may_change(text: str) -> Change:
 
 def only_reads(text: str) -> bool:
     """Whether a command surely changes nothing, the shell's own folder and variables included."""
-    return _all_commands(text, lambda command: _looks(command) and not command.sets)
+    return _all_commands(text, lambda command: _is_read_only(command) and not command.assignments)
 
 
 def keeps_sources(text: str) -> bool:
     """Whether a command leaves the files that were read as they were."""
-    return _all_commands(text, lambda command: _looks(command) or _runs_checks(command))
+    return _all_commands(text, lambda command: _is_read_only(command) or _is_check(command))
 
 
 def _all_commands(text: str, accepts: Callable[[Simple], bool]) -> bool:
@@ -325,28 +330,30 @@ def _writes(op: str, target: str | None) -> bool:
     return not (target == "/dev/null" or (op == ">&" and target is not None and target.isdigit()))
 
 
-def _looks(command: Simple) -> bool:
+def _is_read_only(command: Simple) -> bool:
     words = [word.literal for word in command.words]
-    if any(_runs_inside(piece.kind, piece.text) for word in command.words for piece in word.pieces) or not words:
+    if any(_runs_command(piece.kind, piece.text) for word in command.words for piece in word.pieces) or not words:
         return False
     name, rest = words[0], words[1:]
     if name == "git":
-        return bool(rest) and rest[0] in _GIT_LOOKS and not any((word or "").startswith("--output") for word in rest)
+        return (
+            bool(rest) and rest[0] in _READ_ONLY_GIT and not any((word or "").startswith("--output") for word in rest)
+        )
     if name == "find":
-        return None not in rest and not _FIND_ACTS.intersection(word for word in rest if word)
+        return None not in rest and not _FIND_ACTIONS.intersection(word for word in rest if word)
     if name == "sed":
-        return len(rest) > 1 and rest[0] == "-n" and _PRINTS_LINES.fullmatch(rest[1] or "") is not None
+        return len(rest) > 1 and rest[0] == "-n" and _SED_PRINT.fullmatch(rest[1] or "") is not None
     if name == "sort":
         return not any((word or "").startswith(("-o", "--output")) for word in rest)
-    return name in _LOOKS
+    return name in _READ_ONLY_PROGRAMS
 
 
-def _runs_inside(kind: str, text: str) -> bool:
+def _runs_command(kind: str, text: str) -> bool:
     """Whether a word runs a command of its own."""
     return kind == "raw" or (kind in ("split", "kept") and (text.startswith("`") or "(" in text))
 
 
-def _runs_checks(command: Simple) -> bool:
+def _is_check(command: Simple) -> bool:
     words = [word.literal for word in command.words]
     if not words:
         return False
@@ -356,7 +363,7 @@ def _runs_checks(command: Simple) -> bool:
         words = words[2:]
     name = words[0] if words else None
     second = words[1] if len(words) > 1 else None
-    return name in _KEEPS_SOURCES or (name in _KEEPS_PAIRS and second in _KEEPS_PAIRS[name])
+    return name in _CHECK_PROGRAMS or (name in _CHECK_SUBCOMMANDS and second in _CHECK_SUBCOMMANDS[name])
 
 
 # Files that a command surely writes, and whether it may have formatted whatever there is.
@@ -364,29 +371,29 @@ def _runs_checks(command: Simple) -> bool:
 # Only the first command of a list surely runs: what stands behind `&&`, `||`, `then` or `do` may not have. Whether it
 # worked is told by the whole only if it is of the last list. A formatter may have found nothing to do.
 
-_UNKNOWN = "\0"  # stands for a word that only the shell knows
-_MOVERS = word_set("cd pushd popd")
-_ENDERS = word_set("exit return exec")
+_EXPANDED_WORD = "\0"  # stands for a word that only the shell knows
+_FOLDER_CHANGERS = word_set("cd pushd popd")
+_SHELL_ENDERS = word_set("exit return exec")
 _SED_IN_PLACE = re.compile(r"-[nErsuz]*i|--in-place\b")
-_SED_TAKES_NEXT = re.compile(r"-[nErsuz]*[efl]|--expression|--file|--line-length")
-_SED_SCRIPT = re.compile(r"-[nErsuz]*[ef]|--expression|--file")
+_SED_VALUE_OPTION = re.compile(r"-[nErsuz]*[efl]|--expression|--file|--line-length")
+_SED_SCRIPT_OPTION = re.compile(r"-[nErsuz]*[ef]|--expression|--file")
 # Letters that take no word of their own: `-M…`, `-I…` and `-r…` are names of modules and folders.
-_LOOP_IN_PLACE = re.compile(r"-[pnlaws0-7]*i")
-_LOOP = re.compile(r"-[laws0-7]*[pn]")
-_LOOP_SCRIPT = re.compile(r"-[pnlaws0-7]*[eE]")
-_KEEPS_TARGET = re.compile(r"-[a-zA-Z]*[tnui]|--(?:target-directory|no-clobber|update|interactive)\b")
-_TELLS = word_set("--help --version")
-_ONLY_LOOKS = word_set("--check --check-only --diff --verify-no-changes --dry-run --list-different")
+_PERL_IN_PLACE = re.compile(r"-[pnlaws0-7]*i")
+_PERL_LOOP = re.compile(r"-[laws0-7]*[pn]")
+_PERL_SCRIPT_OPTION = re.compile(r"-[pnlaws0-7]*[eE]")
+_MAY_SKIP_TARGET = re.compile(r"-[a-zA-Z]*[tnui]|--(?:target-directory|no-clobber|update|interactive)\b")
+_INFO_OPTIONS = word_set("--help --version")
+_DRY_RUN_OPTIONS = word_set("--check --check-only --diff --verify-no-changes --dry-run --list-different")
 _FORMATTERS = word_set("black isort rustfmt")
-_FORMAT_IF_TOLD = {
+_FORMAT_OPTIONS = {
     **dict.fromkeys(("gofmt", "gofumpt", "goimports"), "-w"),
     **dict.fromkeys(("prettier", "biome"), "--write"),
     **dict.fromkeys(("eslint", "stylelint", "ruff", "golangci-lint"), "--fix"),
 }
-_FORMAT_WORDS = word_set("fmt format")
-_RUNNERS = word_set("cargo go make just ruff dotnet deno")
-_RUN_RUNNERS = word_set("npm pnpm yarn bun mise")  # the word behind `run` says what
-_STARTERS = (("npx",), ("bunx",), ("uvx",), ("uv", "run"), ("poetry", "run"), ("python", "-m"), ("python3", "-m"))
+_FORMAT_SUBCOMMANDS = word_set("fmt format")
+_TASK_RUNNERS = word_set("cargo go make just ruff dotnet deno")
+_SCRIPT_RUNNERS = word_set("npm pnpm yarn bun mise")  # the word behind `run` says what
+_LAUNCHERS = (("npx",), ("bunx",), ("uvx",), ("uv", "run"), ("poetry", "run"), ("python", "-m"), ("python3", "-m"))
 
 
 class Written(NamedTuple):
@@ -403,19 +410,19 @@ def written_by(text: str) -> Written:
         script = parse_script(text)
     except NotUnderstood:
         return Written(frozenset(), "")
-    for command, has_moved, is_told in _sure_commands(script):
+    for command, has_moved, is_success_certain in _unconditional_commands(script):
         targets = [redirect.target.literal or "" for redirect in command.redirects if redirect.op in (">", ">>", ">|")]
         if isinstance(command, Simple):
             name, *rest = _words(command) or [""]
-            targets += _written_operands(name, rest) if is_told or name == "tee" else []
-            num_formatters += _formats(name, rest)
+            targets += _written_operands(name, rest) if is_success_certain or name == "tee" else []
+            num_formatters += _is_formatter(name, rest)
         names.update(target for target in targets if target.startswith("/") or not has_moved)
     is_alone = num_formatters and len(list(commands_in(script))) == 1
-    names = {name for name in names - {"", "/dev/null"} if _UNKNOWN not in name}
+    names = {name for name in names - {"", "/dev/null"} if _EXPANDED_WORD not in name}
     return Written(frozenset(names), "alone" if is_alone else "among_others" if num_formatters else "")
 
 
-def _sure_commands(script: Script) -> Iterator[tuple[ParsedCommand, bool, bool]]:
+def _unconditional_commands(script: Script) -> Iterator[tuple[ParsedCommand, bool, bool]]:
     """The commands that run whatever the others do.
 
     Each with whether the shell may have moved before it, and whether it has worked if the script has.
@@ -423,65 +430,69 @@ def _sure_commands(script: Script) -> Iterator[tuple[ParsedCommand, bool, bool]]
     has_moved = False
     for chain in script:
         first = chain.pipelines[0]
-        is_told = chain is script[-1] and not first.is_negated
-        if not chain.is_background and "||" not in chain.joints:
-            yield from ((command, has_moved, is_told and command is first.commands[-1]) for command in first.commands)
+        is_success_certain = chain is script[-1] and not first.is_negated
+        if not chain.is_background and "||" not in chain.operators:
+            yield from (
+                (command, has_moved, is_success_certain and command is first.commands[-1]) for command in first.commands
+            )
         names = {(_words(command) or [""])[0] for _, command in commands_in((chain,)) if isinstance(command, Simple)}
-        if names & _ENDERS:
+        if names & _SHELL_ENDERS:
             return
-        has_moved = has_moved or bool(names & _MOVERS)
+        has_moved = has_moved or bool(names & _FOLDER_CHANGERS)
 
 
 def _words(command: Simple) -> list[str]:
-    return [_UNKNOWN if word.literal is None else word.literal for word in command.words]
+    return [_EXPANDED_WORD if word.literal is None else word.literal for word in command.words]
 
 
 def _written_operands(name: str, rest: list[str]) -> list[str]:
-    if _TELLS.intersection(rest):
+    if _INFO_OPTIONS.intersection(rest):
         return []
     if name in ("sed", "gsed"):
         return _edited_by_sed(rest)
     if name in ("perl", "ruby"):
-        return _edited_by_loop(rest)
+        return _edited_by_perl(rest)
     operands = [word for word in rest if word and not word.startswith("-")]
     if name == "tee":  # it opens its files first
         return operands
-    is_put = name in ("mv", "cp") and len(operands) > 1 and not any(_KEEPS_TARGET.match(word) for word in rest)
-    return operands[-1:] if is_put else []
+    replaces_target = (
+        name in ("mv", "cp") and len(operands) > 1 and not any(_MAY_SKIP_TARGET.match(word) for word in rest)
+    )
+    return operands[-1:] if replaces_target else []
 
 
 def _edited_by_sed(rest: list[str]) -> list[str]:
     """The files of `sed -i`, whose options may stand anywhere; the first operand is the script where no option is."""
     operands, words = list[str](), iter(rest)
     for word in words:
-        if _SED_TAKES_NEXT.fullmatch(word):
+        if _SED_VALUE_OPTION.fullmatch(word):
             next(words, None)
         elif word and not word.startswith("-"):
             operands.append(word)
-    has_script = any(_SED_SCRIPT.fullmatch(word.partition("=")[0]) for word in rest)
+    has_script = any(_SED_SCRIPT_OPTION.fullmatch(word.partition("=")[0]) for word in rest)
     return operands[0 if has_script else 1 :] if any(_SED_IN_PLACE.match(word) for word in rest) else []
 
 
-def _edited_by_loop(rest: list[str]) -> list[str]:
+def _edited_by_perl(rest: list[str]) -> list[str]:
     """The files of `perl -pi` and `ruby -pi`, whose own options end where the program or the first file stands."""
     options, has_script, index = list[str](), False, 0
     while index < len(rest) and rest[index].startswith("-"):
         options.append(rest[index])
-        has_own = _LOOP_SCRIPT.fullmatch(rest[index]) is not None
-        has_script, index = has_script or has_own, index + 1 + has_own
-    is_edit = any(map(_LOOP_IN_PLACE.match, options)) and any(map(_LOOP.match, options))
+        has_value = _PERL_SCRIPT_OPTION.fullmatch(rest[index]) is not None
+        has_script, index = has_script or has_value, index + 1 + has_value
+    is_edit = any(map(_PERL_IN_PLACE.match, options)) and any(map(_PERL_LOOP.match, options))
     return rest[index + (not has_script) :] if is_edit else []
 
 
-def _formats(name: str, rest: list[str]) -> bool:
-    if _ONLY_LOOKS.intersection(rest):
+def _is_formatter(name: str, rest: list[str]) -> bool:
+    if _DRY_RUN_OPTIONS.intersection(rest):
         return False
     words = [name, *rest]
-    start = next((len(starter) for starter in _STARTERS if tuple(words[: len(starter)]) == starter), 0)
+    start = next((len(launcher) for launcher in _LAUNCHERS if tuple(words[: len(launcher)]) == launcher), 0)
     name, *rest = words[start:] or [""]
-    if name in _FORMATTERS or _FORMAT_IF_TOLD.get(name) in rest:
+    if name in _FORMATTERS or _FORMAT_OPTIONS.get(name) in rest:
         return True
     operands = [word for word in rest if not word.startswith("-")]
-    if name in _RUN_RUNNERS:
-        return operands[:1] == ["run"] and bool(_FORMAT_WORDS.intersection(operands[1:2]))
-    return name in _RUNNERS and bool(_FORMAT_WORDS.intersection(operands[:1]))
+    if name in _SCRIPT_RUNNERS:
+        return operands[:1] == ["run"] and bool(_FORMAT_SUBCOMMANDS.intersection(operands[1:2]))
+    return name in _TASK_RUNNERS and bool(_FORMAT_SUBCOMMANDS.intersection(operands[:1]))

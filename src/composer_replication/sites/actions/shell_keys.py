@@ -40,41 +40,41 @@ from composer_replication.sites.actions.shell_words import (
 from composer_replication.sites.actions.tools import normal_path, word_set
 
 _LONGEST_FOLDER = 4096
-_MAX_SHELLS = 4  # a shell in a shell in a shell
+_MAX_NESTED_SHELLS = 4  # a shell in a shell in a shell
 _DESCRIPTOR = re.compile(r"\d+-?|-")
-_MOVERS = ("pushd", "popd", "cd")
+_FOLDER_CHANGERS = ("pushd", "popd", "cd")
 
 
 def command_key(text: str, folder: str | None) -> Key:
     """The key of a command that is run in `folder`; None where that is not known."""
-    return _script_text_key(text, _place(folder), 0)
+    return _script_text_key(text, _location_of(folder), 0)
 
 
 def argv_key(words: list[ShellWord], folder: str | None) -> Key:
     """The key of a program that is started with these very words, without a shell."""
-    return _ShellWalk(_place(folder), 0).script(_script_of(Simple((), tuple(words), ())))
+    return _ShellWalk(_location_of(folder), 0).script(_script_of(Simple((), tuple(words), ())))
 
 
 def folder_after(script: Script, folder: str | None) -> str | None:
     """Where a shell stands after a script that began in `folder`; None where that cannot be said."""
-    walk = _ShellWalk(_place(folder), 0)
+    walk = _ShellWalk(_location_of(folder), 0)
     walk.script(script)
-    location = walk.place
+    location = walk.location
     if location.number or not location.folder.startswith("/"):
-        return folder if location == _place(folder) else None
+        return folder if location == _location_of(folder) else None
     return location.folder
 
 
-def _place(folder: str | None) -> ShellFolder:
-    return ShellFolder(normal_path(folder or ".", None))
+def _location_of(folder: str | None) -> _Location:
+    return _Location(normal_path(folder or ".", None))
 
 
 def _script_of(command: ParsedCommand) -> Script:
     return (CommandChain((Pipeline(False, (command,)),), (), False),)
 
 
-def _script_text_key(text: str, location: ShellFolder, depth: int) -> Key:
-    if depth > _MAX_SHELLS:
+def _script_text_key(text: str, location: _Location, depth: int) -> Key:
+    if depth > _MAX_NESTED_SHELLS:
         return ["text", text.strip()]
     try:
         script = parse_script(text)
@@ -87,7 +87,7 @@ def _script_text_key(text: str, location: ShellFolder, depth: int) -> Key:
 class _ShellWalk:
     """Goes through a tree in the order it runs, and knows where the shell stands."""
 
-    place: ShellFolder
+    location: _Location
     depth: int
     num_unknown: int = 0
 
@@ -96,88 +96,92 @@ class _ShellWalk:
 
     def _does_nothing(self, script: Script, chain: CommandChain) -> bool:
         """`cd` to where the shell is already, with something after it."""
-        stays = len(chain.pipelines) == 1 and not chain.is_background and self._stays(chain.pipelines[0])
-        return stays and chain is not script[-1]
+        is_noop = len(chain.pipelines) == 1 and not chain.is_background and self._is_cd_to_here(chain.pipelines[0])
+        return is_noop and chain is not script[-1]
 
-    def _stays(self, pipeline: Pipeline) -> bool:
+    def _is_cd_to_here(self, pipeline: Pipeline) -> bool:
         target = _cd_target(pipeline)
-        return target is not None and not self.place.number and self.place.path(target) == self.place.path(".")
+        return target is not None and not self.location.number and self.location.path(target) == self.location.path(".")
 
     def _chain(self, chain: CommandChain) -> Key:
-        start, first = self.place, 0
-        while first < len(chain.joints) and chain.joints[first] == "&&" and self._stays(chain.pipelines[first]):
+        start, first = self.location, 0
+        while (
+            first < len(chain.operators)
+            and chain.operators[first] == "&&"
+            and self._is_cd_to_here(chain.pipelines[first])
+        ):
             first += 1
         key: Key = []
         moves: list[int] = []
         for number, pipeline in enumerate(chain.pipelines[first:]):
-            before = self.place
+            before = self.location
             key.append(self._pipeline(pipeline))
-            moves += [number] if self.place != before else []
-            key += chain.joints[first + number : first + number + 1]
+            moves += [number] if self.location != before else []
+            key += chain.operators[first + number : first + number + 1]
         if chain.is_background:
-            self.place = start
+            self.location = start
             key.append("&")
-        elif moves and ("||" in chain.joints or moves[-1] > 0):
-            self._lose_place()  # which of the moves were made depends on what ran
+        elif moves and ("||" in chain.operators or moves[-1] > 0):
+            self._lose_location()  # which of the moves were made depends on what ran
         return key
 
     def _pipeline(self, pipeline: Pipeline) -> Key:
         if len(pipeline.commands) == 1:
             key: Key = [self._command(pipeline.commands[0])]
         else:
-            key = [self._inside(command) for command in pipeline.commands]
+            key = [self._pipeline_stage(command) for command in pipeline.commands]
         return ["!", *key] if pipeline.is_negated else key
 
-    def _inside(self, command: ParsedCommand) -> Key:
+    def _pipeline_stage(self, command: ParsedCommand) -> Key:
         """A part of a pipeline runs in a shell of its own: where it goes, the others do not follow."""
-        before = self.place
+        before = self.location
         key = self._command(command)
-        self.place = before
+        self.location = before
         return key
 
     def _command(self, command: ParsedCommand) -> Key:
         if isinstance(command, Block):
             return self._block(command)
-        redirects = _redirect_keys(command.redirects, self.place)
+        redirects = _redirect_keys(command.redirects, self.location)
         words, num_set = command.words, _env_prefix(command.words)
         added = [assigned for word in words[1 : 1 + num_set] if (assigned := assignment_in(word)) is not None]
         words = words[1 + num_set :] if num_set else words
         program: Key = self._program(words) if words else []
-        return [_set_keys([*command.sets, *added]), program, redirects]
+        return [_assignment_keys([*command.assignments, *added]), program, redirects]
 
     def _program(self, words: tuple[ShellWord, ...]) -> Key:
         name = words[0].literal
-        if name not in _MOVERS:
+        if name not in _FOLDER_CHANGERS:
             return _program_key(
-                words, self.place, lambda text, location: _script_text_key(text, location, self.depth + 1)
+                words, self.location, lambda text, location: _script_text_key(text, location, self.depth + 1)
             )
         target = words[1].literal if len(words) == 2 else None
-        if name != "cd" or target is None or target in ("", "-") or target.startswith("-") or self.place.number:
-            key: Key = [name, *(_path_key(word, self.place) for word in words[1:])]
+        if name != "cd" or target is None or target in ("", "-") or target.startswith("-") or self.location.number:
+            key: Key = [name, *(_path_key(word, self.location) for word in words[1:])]
             is_absolute = name == "cd" and target is not None and target.startswith("/")
-            self.place = ShellFolder(self.place.path(target)) if is_absolute and target else self.place
+            self.location = _Location(self.location.path(target)) if is_absolute and target else self.location
             if not is_absolute:
-                self._lose_place()
+                self._lose_location()
             return key
-        self.place = ShellFolder(self.place.path(target))
-        key = ["cd", self.place.folder]
-        if len(self.place.folder) > _LONGEST_FOLDER:
-            self._lose_place()  # deeper with every line, so that each path would be as long as all lines before it
+        self.location = _Location(self.location.path(target))
+        key = ["cd", self.location.folder]
+        if len(self.location.folder) > _LONGEST_FOLDER:
+            self._lose_location()  # deeper with every line, so that each path would be as long as all lines before it
         return key
 
     def _block(self, block: Block) -> Key:
-        before = self.place
+        before = self.location
         parts = [self.script(part) for part in block.parts]
         names = [word.key for word in block.names]
         if block.kind == "(":
-            self.place = before
-        elif block.kind != "{" and self.place != before:
-            self._lose_place()
+            self.location = before
+        elif block.kind != "{" and self.location != before:
+            self._lose_location()
         return [block.kind, names, parts, _redirect_keys(block.redirects, before)]
 
-    def _lose_place(self) -> None:
+    def _lose_location(self) -> None:
         self.num_unknown += 1
-        self.place = ShellFolder(number=self.num_unknown)
+        self.location = _Location(number=self.num_unknown)
 
 
 def _cd_target(pipeline: Pipeline) -> str | None:
@@ -186,25 +190,27 @@ def _cd_target(pipeline: Pipeline) -> str | None:
     if len(pipeline.commands) > 1 or pipeline.is_negated or not isinstance(command, Simple):
         return None
     texts = [word.literal for word in command.words]
-    is_plain = len(texts) == 2 and texts[0] == "cd" and not command.sets and not command.redirects
+    is_plain = len(texts) == 2 and texts[0] == "cd" and not command.assignments and not command.redirects
     return texts[1] if is_plain and texts[1] and not texts[1].startswith("-") else None
 
 
-def _set_keys(sets: list[tuple[str, ShellWord]]) -> Key:
+def _assignment_keys(assignments: list[tuple[str, ShellWord]]) -> Key:
     """Assignments; of plain ones to different names the order does not matter."""
-    keys: Key = [[name, value.key] for name, value in sets]
-    is_free = len({name for name, _ in sets}) == len(sets) and all(value.literal is not None for _, value in sets)
-    return sorted(keys, key=json.dumps) if is_free else keys
+    keys: Key = [[name, value.key] for name, value in assignments]
+    is_order_free = len({name for name, _ in assignments}) == len(assignments) and all(
+        value.literal is not None for _, value in assignments
+    )
+    return sorted(keys, key=json.dumps) if is_order_free else keys
 
 
-def _redirect_keys(redirects: tuple[Redirect, ...], location: ShellFolder) -> Key:
+def _redirect_keys(redirects: tuple[Redirect, ...], location: _Location) -> Key:
     """Redirections by descriptor; in order, unless none of them refers to another."""
     keys = [key for redirect in redirects for key in _redirect_key(redirect, location)]
-    is_free = len({key[0] for key in keys}) == len(keys) and not any(str(key[1]).endswith("&") for key in keys)
-    return sorted(keys, key=json.dumps) if is_free else list(keys)
+    is_order_free = len({key[0] for key in keys}) == len(keys) and not any(str(key[1]).endswith("&") for key in keys)
+    return sorted(keys, key=json.dumps) if is_order_free else list(keys)
 
 
-def _redirect_key(redirect: Redirect, location: ShellFolder) -> list[Key]:
+def _redirect_key(redirect: Redirect, location: _Location) -> list[Key]:
     op, target = redirect.op, redirect.target
     text = target.literal
     descriptor = redirect.descriptor or ("0" if op.startswith("<") else "1")
@@ -227,7 +233,7 @@ _LONGEST_PATH = 512
 
 
 @dataclass(frozen=True, slots=True)
-class ShellFolder:
+class _Location:
     """Where a command runs: a folder, `.` where the start is not known; `number` is of a place nobody can name."""
 
     folder: str = "."
@@ -239,30 +245,30 @@ class ShellFolder:
         return normal_path(text, self.folder)
 
 
-def _words_key(words: Sequence[ShellWord], place: ShellFolder) -> Key:
+def _words_key(words: Sequence[ShellWord], location: _Location) -> Key:
     """The key of a program and its words."""
     name = words[0].literal
     if name is None:
         return _plain_key(words)
     if name in SUBCOMMANDS and len(words) > 1:
-        return _subcommand_key(name, words, place)
+        return _subcommand_key(name, words, location)
     program = PROGRAMS.get(name)
-    rest_key = _line_key(words[1:], program, place) if program is not None else None
-    return [name, rest_key] if rest_key is not None else _plain_key(words, place)
+    rest_key = _line_key(words[1:], program, location) if program is not None else None
+    return [name, rest_key] if rest_key is not None else _plain_key(words, location)
 
 
-def _plain_key(words: Sequence[ShellWord], place: ShellFolder | None = None) -> Key:
+def _plain_key(words: Sequence[ShellWord], location: _Location | None = None) -> Key:
     """Words in order; only a program that is named by a path is brought into one spelling."""
     first: object = words[0].key
-    if place is not None and isinstance(first, str) and "/" in first:
-        first = place.path(first)
+    if location is not None and isinstance(first, str) and "/" in first:
+        first = location.path(first)
     return ["words", first, *(word.key for word in words[1:])]
 
 
-def _line_key(words: Sequence[ShellWord], program: Program, place: ShellFolder) -> Key | None:
+def _line_key(words: Sequence[ShellWord], program: Program, location: _Location) -> Key | None:
     """The words behind a program's name; None where they are not surely understood."""
     line = read_line(words, program)
-    if line is None or _is_odd(line, program):
+    if line is None or _is_misread(line, program):
         return None
     names = {option.name for option in line.options}
     operands = list(line.operands)
@@ -277,21 +283,26 @@ def _line_key(words: Sequence[ShellWord], program: Program, place: ShellFolder) 
         [name, None if value is None else value.key]
         for name, value in sorted(line.options, key=lambda option: option.name)
     ]
-    keyed = _operand_keys(operands, program, place, line.dashes_at)
-    if program.any_order and not line.rest and not names & set(program.ordered_with.split(",")) and _is_flat(keyed):
-        keyed.sort(key=json.dumps)
+    operand_keys = _operand_keys(operands, program, location, line.dashes_at)
+    if (
+        program.any_order
+        and not line.rest
+        and not names & set(program.ordered_with.split(","))
+        and _are_independent(operand_keys)
+    ):
+        operand_keys.sort(key=json.dumps)
     dashes = line.dashes_at if program.keeps_dashes else None
-    return [options, keyed, dashes, [word.key for word in line.rest]]
+    return [options, operand_keys, dashes, [word.key for word in line.rest]]
 
 
-def _path_key(word: ShellWord, place: ShellFolder, *, keeps_slash: bool = False) -> object:
+def _path_key(word: ShellWord, location: _Location, *, keeps_slash: bool = False) -> object:
     """A path in one spelling; of one with a glob, the folders before the glob."""
     text = word.literal
     if text is not None:
         if text in ("", "-") or text.startswith(":"):
             return text  # standard input, or one of git's magic words
         slash = "/" if keeps_slash and text.endswith("/") else ""
-        return place.path(text) + slash
+        return location.path(text) + slash
     first = word.pieces[0]
     if first.kind not in ("text", "glob"):
         return word.key
@@ -299,11 +310,11 @@ def _path_key(word: ShellWord, place: ShellFolder, *, keeps_slash: bool = False)
     if not slash and first.kind == "text":
         start = first.text
     rest = word.pieces[1:] if first.kind == "text" else word.pieces
-    spelled = place.path(f"{folder}{slash}" or ".").removesuffix("/")
-    return [list(piece) for piece in (Piece("text", f"{spelled}/{start}"), *rest)]
+    spelling = location.path(f"{folder}{slash}" or ".").removesuffix("/")
+    return [list(piece) for piece in (Piece("text", f"{spelling}/{start}"), *rest)]
 
 
-def _operand_keys(operands: Sequence[ShellWord], program: Program, location: ShellFolder, dashes_at: int | None) -> Key:
+def _operand_keys(operands: Sequence[ShellWord], program: Program, location: _Location, dashes_at: int | None) -> Key:
     kind = program.operands
     if program.paths_after_dashes and dashes_at is not None:
         names, paths = operands[:dashes_at], operands[dashes_at:]
@@ -313,16 +324,16 @@ def _operand_keys(operands: Sequence[ShellWord], program: Program, location: She
     if kind == "tests":
         return [_test_key(word, location) for word in operands]
     first_is_path = kind in ("paths", "path then words", "pattern then paths")
-    others_are = kind != "path then words"
+    rest_are_paths = kind != "path then words"
     return [
         _path_key(word, location, keeps_slash=program.keeps_slash)
-        if (first_is_path if number == 0 else others_are)
+        if (first_is_path if number == 0 else rest_are_paths)
         else word.key
         for number, word in enumerate(operands)
     ]
 
 
-def _test_key(word: ShellWord, location: ShellFolder) -> object:
+def _test_key(word: ShellWord, location: _Location) -> object:
     """`tests/test_a.py::test_b`: a path, and names inside it."""
     text = word.literal
     if text is None:
@@ -331,7 +342,7 @@ def _test_key(word: ShellWord, location: ShellFolder) -> object:
     return location.path(path) + mark + names
 
 
-def _is_odd(line: CommandLine, program: Program) -> bool:
+def _is_misread(line: CommandLine, program: Program) -> bool:
     """What would be read wrongly: `tail +5` counts lines, and `tar -C` moves what is named after it."""
     if program.number == "n":
         return any((word.literal or "").startswith("+") for word in line.operands)
@@ -339,7 +350,7 @@ def _is_odd(line: CommandLine, program: Program) -> bool:
     return moves and bool(line.operands)
 
 
-def _is_flat(keys: Key) -> bool:
+def _are_independent(keys: Key) -> bool:
     """Whether no operand lies inside another, as in `mkdir a a/b`, where the order decides."""
     paths = {key for key in keys if isinstance(key, str)}
     if any(len(path) > _LONGEST_PATH for path in paths):
@@ -347,27 +358,27 @@ def _is_flat(keys: Key) -> bool:
     return not any(path[: slash.start()] in paths for path in paths for slash in re.finditer("/", path))
 
 
-def _subcommand_key(name: str, words: Sequence[ShellWord], location: ShellFolder) -> Key:
+def _subcommand_key(name: str, words: Sequence[ShellWord], location: _Location) -> Key:
     settings, at = list[object](), 1
     if name == "git":
         settings, at, location = _git_settings(words, location)
     subcommand = words[at].literal if at < len(words) else None
     if subcommand is None:
         return _plain_key(words, location)
-    spelled = SAME_SUBCOMMAND.get(name, {}).get(subcommand, (subcommand,))
-    program = SUBCOMMANDS[name].get(spelled[0])
-    rest = [*(literal_word(text) for text in spelled[1:]), *words[at + 1 :]]
+    spelling = SAME_SUBCOMMAND.get(name, {}).get(subcommand, (subcommand,))
+    program = SUBCOMMANDS[name].get(spelling[0])
+    rest = [*(literal_word(text) for text in spelling[1:]), *words[at + 1 :]]
     rest_key = _line_key(rest, program, location) if program is not None else None
-    return [name, settings, spelled[0], rest_key if rest_key is not None else ["words", *(word.key for word in rest)]]
+    return [name, settings, spelling[0], rest_key if rest_key is not None else ["words", *(word.key for word in rest)]]
 
 
-def _git_settings(words: Sequence[ShellWord], location: ShellFolder) -> tuple[Key, int, ShellFolder]:
+def _git_settings(words: Sequence[ShellWord], location: _Location) -> tuple[Key, int, _Location]:
     """`git -C folder -c key=value --no-pager …`: what stands before the command, and where it then runs."""
     settings, at, start = list[object](), 1, location
     while at + 1 < len(words):
         text, value = words[at].literal, words[at + 1].literal
         if text == "-C" and value and not location.number:
-            location = ShellFolder(location.path(value))
+            location = _Location(location.path(value))
             at += 2
         elif text == "-c" and value:
             settings.append(["-c", value])
@@ -384,24 +395,24 @@ def _git_settings(words: Sequence[ShellWord], location: ShellFolder) -> tuple[Ke
 
 # Programs that no table of options describes: those that run another, `find`, `echo`, `python`, `go`.
 
-ShellKey = Callable[[str, ShellFolder], Key]
+ShellKey = Callable[[str, _Location], Key]
 """The key of a whole script, for a shell that is told one with -c."""
-_MAX_RUNNERS = 4
-_RUNNERS = word_set("sudo nohup time command uv poetry pipenv npx")
-_NEEDS_RUN = word_set("uv poetry pipenv")
-_SHELL_OWN = word_set(
+_MAX_LAUNCHERS = 4
+_LAUNCHERS = word_set("sudo nohup time command uv poetry pipenv npx")
+_LAUNCHERS_WITH_RUN = word_set("uv poetry pipenv")
+_BUILTINS = word_set(
     "cd export source . eval exec set unset alias read type ulimit umask trap shift return exit test [ : builtin"
 )
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=", re.ASCII)
 _DURATION = re.compile(r"\d+(?:\.\d+)?[smhd]?")
 _PYTHON = re.compile(r"python(?:\d(?:\.\d+)?)?")
-_SUBSTITUTES = re.compile(
+_SUBSTITUTION = re.compile(
     r"s(?P<mark>[^\w\s\\\x01])(?P<old>(?:(?!(?P=mark))[^\\\n\x01])+)(?P=mark)(?P<new>(?:(?!(?P=mark))[^\\\n\x01])*)(?P=mark)"
     r"(?P<flags>[gpIi0-9]*)"
 )
 _PYTHON_OPTIONS = Program(flags="uBEIsSqvO", valued="WX", permutes=False, operands="path then words")
 # Tests of find that only look, with the number of words they take; of those the order does not matter.
-_LOOKS = {"-empty": 0} | dict.fromkeys(
+_FIND_TESTS = {"-empty": 0} | dict.fromkeys(
     word_set(
         "-name -iname -type -path -ipath -wholename -regex -iregex -size -mtime -mmin -newer -perm -user -group"
         " -maxdepth -mindepth -ctime -atime"
@@ -409,15 +420,15 @@ _LOOKS = {"-empty": 0} | dict.fromkeys(
     1,
 )
 _GO_FLAGS = word_set("v race short cover x n a json failfast benchmem")
-_GO_VALUED = word_set("run count timeout bench tags p coverprofile o ldflags gcflags parallel cpu mod")
+_GO_VALUE_OPTIONS = word_set("run count timeout bench tags p coverprofile o ldflags gcflags parallel cpu mod")
 
 
-def _program_key(words: Sequence[ShellWord], place: ShellFolder, shell: ShellKey, depth: int = 0) -> Key:
+def _program_key(words: Sequence[ShellWord], location: _Location, shell: ShellKey, depth: int = 0) -> Key:
     """The key of one program with its words, whatever it is; `depth` counts programs that run another."""
     name = words[0].literal
-    if name is None or depth > _MAX_RUNNERS:
+    if name is None or depth > _MAX_LAUNCHERS:
         return _plain_key(words)
-    return _special_key(name, words, place, shell, depth) or _words_key(words, place)
+    return _special_key(name, words, location, shell, depth) or _words_key(words, location)
 
 
 def _env_prefix(words: Sequence[ShellWord]) -> int:
@@ -426,15 +437,13 @@ def _env_prefix(words: Sequence[ShellWord]) -> int:
     while number < len(words) and _ASSIGNMENT.match(words[number].raw):
         number += 1
     program = words[number].literal if number < len(words) else None
-    is_plain = program is not None and program not in _SHELL_OWN and not program.startswith("-")
+    is_plain = program is not None and program not in _BUILTINS and not program.startswith("-")
     return number - 1 if is_plain and words[0].literal == "env" else 0
 
 
-def _special_key(
-    name: str, words: Sequence[ShellWord], location: ShellFolder, shell: ShellKey, depth: int
-) -> Key | None:
-    if name in _RUNNERS or name == "timeout":
-        return _runner_key(name, words, location, shell, depth)
+def _special_key(name: str, words: Sequence[ShellWord], location: _Location, shell: ShellKey, depth: int) -> Key | None:
+    if name in _LAUNCHERS or name == "timeout":
+        return _launcher_key(name, words, location, shell, depth)
     script = shell_script([word.literal for word in words])
     if script is not None:
         return ["shell", name, words[1].literal, shell(script, location)]
@@ -447,35 +456,41 @@ def _special_key(
     if name == "sed":
         return _words_key([_with_one_delimiter(word) for word in words], location)
     if name == "make":
-        return _words_key(_with_jobs(words), location)
+        return _words_key(_with_joined_jobs(words), location)
     if name == "tar":
-        return _words_key(_with_dash(words), location)
+        return _words_key(_with_dashed_letters(words), location)
     return _go_key(words) if name == "go" and len(words) > 1 else None
 
 
 def _with_one_delimiter(word: ShellWord) -> ShellWord:
     """`s|a|b|` and `s/a/b/` are the same where neither part needs the delimiter or a backslash."""
-    match = _SUBSTITUTES.fullmatch(word.literal or "")
+    match = _SUBSTITUTION.fullmatch(word.literal or "")
     if match is None:
         return word
     return literal_word("\x01".join(("s", match["old"], match["new"], match["flags"])))
 
 
-def _runner_key(
-    name: str, words: Sequence[ShellWord], location: ShellFolder, shell: ShellKey, depth: int
+def _launcher_key(
+    name: str, words: Sequence[ShellWord], location: _Location, shell: ShellKey, depth: int
 ) -> Key | None:
     """`sudo rm -rf x`: the runner's own words, then the program it runs."""
-    num_own = 1
-    if name == "timeout" or name in _NEEDS_RUN:
+    num_launcher_words = 1
+    if name == "timeout" or name in _LAUNCHERS_WITH_RUN:
         second = words[1].literal if len(words) > 1 else None
-        is_known = second == "run" if name in _NEEDS_RUN else second is not None and _DURATION.fullmatch(second)
-        num_own = 2 if is_known else 0
-    following = words[num_own].literal if num_own and num_own < len(words) else None
+        is_known = (
+            second == "run" if name in _LAUNCHERS_WITH_RUN else second is not None and _DURATION.fullmatch(second)
+        )
+        num_launcher_words = 2 if is_known else 0
+    following = words[num_launcher_words].literal if num_launcher_words and num_launcher_words < len(words) else None
     if following is None or following.startswith("-") or _ASSIGNMENT.match(following):
         return None
     if name == "npx":
-        return ["runs", name, _words_key(words[num_own:], location)]
-    return ["runs", *(word.key for word in words[:num_own]), _program_key(words[num_own:], location, shell, depth + 1)]
+        return ["runs", name, _words_key(words[num_launcher_words:], location)]
+    return [
+        "runs",
+        *(word.key for word in words[:num_launcher_words]),
+        _program_key(words[num_launcher_words:], location, shell, depth + 1),
+    ]
 
 
 def _echo_key(words: Sequence[ShellWord]) -> Key | None:
@@ -488,39 +503,37 @@ def _echo_key(words: Sequence[ShellWord]) -> Key | None:
     return ["echo", texts[:num_flags], " ".join(literals)] if len(literals) == len(texts) - num_flags else None
 
 
-def _find_key(words: Sequence[ShellWord], location: ShellFolder) -> Key | None:
+def _find_key(words: Sequence[ShellWord], location: _Location) -> Key | None:
     at, paths = 1, list[object]()
     while at < len(words) and not _opens_expression(words[at]):
         if words[at].splits:
             return None
         paths.append(_path_key(words[at], location))
         at += 1
-    looks: list[Key] = []
+    tests: list[Key] = []
     while at < len(words):
         negated = words[at].literal in ("!", "-not")
         test = words[at + negated].literal if at + negated < len(words) else None
-        size = _LOOKS.get(test or "")
+        size = _FIND_TESTS.get(test or "")
         end = at + negated + 1 + (size or 0)
         if test is None or size is None or end > len(words) or any(word.splits for word in words[at:end]):
             break
-        looks.append([test, bool(negated), *(word.key for word in words[end - size : end])])
+        tests.append([test, bool(negated), *(word.key for word in words[end - size : end])])
         at = end
     rest = [word.key for word in words[at:]]
-    return ["find", paths or [location.path(".")], _ordered(looks), [] if rest == ["-print"] else rest]
+    return ["find", paths or [location.path(".")], _sorted_tests(tests), [] if rest == ["-print"] else rest]
 
 
-def _ordered(looks: list[Key]) -> list[Key]:
+def _sorted_tests(tests: list[Key]) -> list[Key]:
     """By name and then by value, but for depths, of which the last counts."""
-    return sorted(looks, key=lambda look: [str(look[0]), "" if "depth" in str(look[0]) else repr(look)])
+    return sorted(tests, key=lambda test: [str(test[0]), "" if "depth" in str(test[0]) else repr(test)])
 
 
 def _opens_expression(word: ShellWord) -> bool:
     return bool(word.pieces) and word.pieces[0].text.startswith(("-", "(", "!")) and word.pieces[0].kind == "text"
 
 
-def _python_key(
-    name: str, words: Sequence[ShellWord], location: ShellFolder, shell: ShellKey, depth: int
-) -> Key | None:
+def _python_key(name: str, words: Sequence[ShellWord], location: _Location, shell: ShellKey, depth: int) -> Key | None:
     """`python -m module …` is the module's command line; `-c` is code; else a script with words of its own."""
     texts = [word.literal for word in words]
     at = next((number for number, text in enumerate(texts[1:], start=1) if not _is_python_flag(text)), len(words))
@@ -537,7 +550,7 @@ def _is_python_flag(text: str | None) -> bool:
     return text in ("-u", "-B", "-I", "-s", "-S", "-E", "-q", "-O")
 
 
-def _with_jobs(words: Sequence[ShellWord]) -> list[ShellWord]:
+def _with_joined_jobs(words: Sequence[ShellWord]) -> list[ShellWord]:
     """`make -j 4` is `make -j4`."""
     joined: list[ShellWord] = []
     for word in words:
@@ -548,7 +561,7 @@ def _with_jobs(words: Sequence[ShellWord]) -> list[ShellWord]:
     return joined
 
 
-def _with_dash(words: Sequence[ShellWord]) -> Sequence[ShellWord]:
+def _with_dashed_letters(words: Sequence[ShellWord]) -> Sequence[ShellWord]:
     """`tar xzf a` is `tar -xzf a`: letters without a dash, where the only one with a value comes last."""
     letters = words[1].literal if len(words) > 1 else None
     is_old = letters is not None and re.fullmatch(r"[xctzjJvpk]+f?", letters) is not None
@@ -570,11 +583,11 @@ def _go_key(words: Sequence[ShellWord]) -> Key | None:
             packages.append(text)
         elif packages and command != "test":
             return None
-        elif equals and name in _GO_VALUED:
+        elif equals and name in _GO_VALUE_OPTIONS:
             options.append((name, value))
         elif name in _GO_FLAGS and not equals:
             options.append((name, None))
-        elif name in _GO_VALUED and at < len(words) and not words[at].splits:
+        elif name in _GO_VALUE_OPTIONS and at < len(words) and not words[at].splits:
             options.append((name, words[at].key))
             at += 1
         else:

@@ -41,7 +41,7 @@ class Program:
     attached: str = ""  # letters with a value only in the same word
     long: str = ""
     alias: str = ""  # "Rr": -R is -r
-    decides: str = ""
+    order_matters: str = ""
     number: str = ""  # the option that `-5` stands for
     operands: Operands = "words"
     any_order: bool = False  # of operands
@@ -68,7 +68,7 @@ class Program:
 
     @cached_property
     def groups(self) -> list[frozenset[str]]:
-        return [frozenset(group.split(",")) for group in self.decides.split()]
+        return [frozenset(group.split(",")) for group in self.order_matters.split()]
 
     @cached_property
     def aliases(self) -> dict[str, str]:
@@ -80,7 +80,7 @@ _GREP = Program(
     valued="ABCefmd",
     long=_GREP_LONG,
     # Of --include and --exclude the last that matches wins.
-    decides="E,F,G,P h,H l,L include,exclude",
+    order_matters="E,F,G,P h,H l,L include,exclude",
     number="C",
     operands="pattern then paths",
     pattern="e",
@@ -93,7 +93,7 @@ _RG = Program(
     " word-regexp=w count=c context:=C after-context:=A before-context:=B max-count:=m no-ignore smart-case=S"
     " case-sensitive=s multiline=U only-matching=o pcre2=P no-heading heading regexp:=e json invert-match=v"
     " no-line-number=N with-filename=H no-filename=I follow=L quiet=q max-depth:=d iglob: sort: stats vimgrep",
-    decides="i,s,S n,N H,I g,iglob heading,no-heading",
+    order_matters="i,s,S n,N H,I g,iglob heading,no-heading",
     operands="pattern then paths",
     pattern="e",
     no_pattern="f,files",
@@ -104,7 +104,7 @@ _SED = Program(
     attached="i",
     alias="rE",
     long="quiet=n silent=n regexp-extended=E expression:=e in-place?=i file:=f",
-    decides="e,f",
+    order_matters="e,f",
     operands="pattern then paths",
     pattern="e",
     no_pattern="f",
@@ -123,7 +123,7 @@ _READ_END = Program(
     flags="qvz",
     valued="nc",
     long="lines:=n bytes:=c quiet=q silent=q verbose=v",
-    decides="n,c q,v",
+    order_matters="n,c q,v",
     number="n",
     operands="paths",
     assumed="n=10",
@@ -132,7 +132,7 @@ PROGRAMS: dict[str, Program] = {
     "ls": Program(
         flags="1aAbBcCdfFgGhHiklLmnNopqQrRsStuUvxXZ",
         long="all=a almost-all=A recursive=R human-readable=h reverse=r size=s directory=d inode=i color? classify=F",
-        decides="a,A t,S,U,X,v,f c,u C,x,m,1 l,C,x,m g,C,x,m n,C,x,m o,C,x,m b,q,Q,N H,L h,k",
+        order_matters="a,A t,S,U,X,v,f c,u C,x,m,1 l,C,x,m g,C,x,m n,C,x,m o,C,x,m b,q,Q,N H,L h,k",
         operands="paths",
         default=".",
         any_order=True,  # it sorts them itself
@@ -144,7 +144,7 @@ PROGRAMS: dict[str, Program] = {
         flags="qvzfFr",
         valued="ncs",
         long="lines:=n bytes:=c follow?=f quiet=q verbose=v retry pid:",
-        decides="n,c q,v f,F",
+        order_matters="n,c q,v f,F",
         number="n",
         operands="paths",
         assumed="n=10",
@@ -154,7 +154,7 @@ PROGRAMS: dict[str, Program] = {
         flags="rRfivdI",
         alias="Rr",
         long="recursive=r force=f verbose=v dir=d",
-        decides="f,i,I",
+        order_matters="f,i,I",
         operands="paths",
         any_order=True,
     ),
@@ -171,7 +171,7 @@ PROGRAMS: dict[str, Program] = {
         valued="tS",
         alias="Rr",
         long="recursive=r archive=a force=f interactive=i verbose=v no-clobber=n update=u target-directory:=t",
-        decides="i,n f,i f,n a,L,P,H,d",
+        order_matters="i,n f,i f,n a,L,P,H,d",
         operands="paths",
         keeps_slash=True,
     ),
@@ -180,7 +180,7 @@ PROGRAMS: dict[str, Program] = {
         flags="ahscbkmxLH",
         valued="d",
         long="max-depth:=d human-readable=h summarize=s all=a total=c",
-        decides="h,b,k,m",
+        order_matters="h,b,k,m",
         operands="paths",
     ),
     "sort": Program(
@@ -203,7 +203,7 @@ PROGRAMS: dict[str, Program] = {
         flags="avzrlptunhPqHAXcogDxWiI",
         valued="e",
         long="archive=a verbose=v compress=z recursive=r dry-run=n human-readable=h delete progress exclude: include:",
-        decides="include,exclude",
+        order_matters="include,exclude",
     ),
     "curl": Program(
         flags="sSLfikIvOgGNJR",
@@ -211,7 +211,7 @@ PROGRAMS: dict[str, Program] = {
         long="silent=s show-error=S location=L fail=f include=i insecure=k head=I verbose=v remote-name=O request:=X"
         " header:=H data:=d output:=o user:=u user-agent:=A max-time:=m connect-timeout: write-out:=w form:=F"
         " cookie:=b cookie-jar:=c data-raw: data-binary: data-urlencode: json: compressed retry:",
-        decides="d,data-raw,data-binary,data-urlencode,json",
+        order_matters="d,data-raw,data-binary,data-urlencode,json",
     ),
     "tar": Program(
         flags="xctzjJvpkhaOm",
@@ -235,7 +235,7 @@ _LOG = Program(
     alias="up",
     long=_LOG_LONG,
     number="n",
-    decides="oneline,format,pretty p,s color,no-color decorate,no-decorate",
+    order_matters="oneline,format,pretty p,s color,no-color decorate,no-decorate",
     keeps_dashes=True,
     paths_after_dashes=True,
 )
@@ -244,13 +244,13 @@ GIT: dict[str, Program] = {
         flags="sbvz",
         attached="u",
         long="short=s branch=b verbose=v porcelain? long ignored? untracked-files?=u",
-        decides="s,porcelain,long",
+        order_matters="s,porcelain,long",
         operands="paths",
     ),
     "add": Program(
         flags="AufnvpN",
         long="all=A update=u force=f dry-run=n verbose=v patch=p intent-to-add=N",
-        decides="A,u",
+        order_matters="A,u",
         operands="paths",
         any_order=True,
     ),
@@ -259,7 +259,7 @@ GIT: dict[str, Program] = {
         valued="mFCct",
         long="message:=m all=a amend no-edit edit=e no-verify=n allow-empty allow-empty-message signoff=s quiet=q"
         " verbose=v file:=F author: date: reuse-message:=C fixup: squash: no-gpg-sign dry-run",
-        decides="e,no-edit q,v",
+        order_matters="e,no-edit q,v",
         operands="paths",
     ),
     "diff": Program(
@@ -267,7 +267,7 @@ GIT: dict[str, Program] = {
         valued="USG",
         alias="up",
         long=_DIFF_LONG,
-        decides="p,s color,no-color",
+        order_matters="p,s color,no-color",
         keeps_dashes=True,
         paths_after_dashes=True,
     ),
@@ -318,7 +318,7 @@ _NPM_INSTALL = Program(
     flags="DgEPSOf",
     long="save-dev=D global=g save-exact=E save-prod=P save=S save-optional=O force=f legacy-peer-deps no-save"
     " ignore-scripts no-audit no-fund silent",
-    decides="D,P,S,O",
+    order_matters="D,P,S,O",
     any_order=True,
 )
 _PIP = Program(
@@ -392,7 +392,7 @@ def read_line(words: Sequence[ShellWord], program: Program) -> CommandLine | Non
                 break
             continue
         following = words[at] if at < len(words) else None
-        num_values = _take_option(word, following, program, line.options)
+        num_values = _add_option(word, following, program, line.options)
         if num_values is None:
             return None
         at += num_values
@@ -404,13 +404,13 @@ def _opens_option(word: ShellWord) -> bool:
     return first is not None and first.kind == "text" and first.text.startswith("-") and word.literal != "-"
 
 
-def _take_option(word: ShellWord, following: ShellWord | None, program: Program, options: list[Option]) -> int | None:
+def _add_option(word: ShellWord, following: ShellWord | None, program: Program, options: list[Option]) -> int | None:
     """Adds what a word says; how many words after it were its value, or None if it is not known."""
     text = word.literal
     if text is None:
-        return _take_expanding(word, program, options)
+        return _add_expanding_option(word, program, options)
     if text.startswith("--"):
-        return _take_long(text[2:], following, program, options)
+        return _add_long_option(text[2:], following, program, options)
     if text[1:].isdigit() and program.number:
         options.append(Option(program.number, literal_word(text[1:])))
         return 0
@@ -427,37 +427,37 @@ def _take_option(word: ShellWord, following: ShellWord | None, program: Program,
             options.append(Option(name, literal_word(value)))
             return 0
         else:
-            return _take_value(name, following, options)
+            return _add_option_with_value(name, following, options)
     return 0
 
 
-def _take_long(text: str, following: ShellWord | None, program: Program, options: list[Option]) -> int | None:
+def _add_long_option(text: str, following: ShellWord | None, program: Program, options: list[Option]) -> int | None:
     name, equals, value = text.partition("=")
-    known_name, mark = program.long_options.get(name, (None, ""))
+    canonical_name, mark = program.long_options.get(name, (None, ""))
     if equals:
         # A long option with its value in the same word says all there is to say, known or not.
-        options.append(Option(known_name or f"--{name}", literal_word(value)))
+        options.append(Option(canonical_name or f"--{name}", literal_word(value)))
         return 0
-    if known_name is None:
+    if canonical_name is None:
         return None
     if mark == ":":
-        return _take_value(known_name, following, options)
-    options.append(Option(known_name, None))
+        return _add_option_with_value(canonical_name, following, options)
+    options.append(Option(canonical_name, None))
     return 0
 
 
-def _take_expanding(word: ShellWord, program: Program, options: list[Option]) -> int | None:
+def _add_expanding_option(word: ShellWord, program: Program, options: list[Option]) -> int | None:
     """`--name="$X"`: one word whatever X is."""
     name, equals, value = word.pieces[0].text.partition("=")
     if not equals or not name.startswith("--"):
         return None
-    known_name, _ = program.long_options.get(name[2:], (None, ""))
+    canonical_name, _ = program.long_options.get(name[2:], (None, ""))
     pieces = (word.pieces[0]._replace(text=value), *word.pieces[1:])
-    options.append(Option(known_name or name, ShellWord(tuple(piece for piece in pieces if piece.text), word.raw)))
+    options.append(Option(canonical_name or name, ShellWord(tuple(piece for piece in pieces if piece.text), word.raw)))
     return 0
 
 
-def _take_value(name: str, following: ShellWord | None, options: list[Option]) -> int | None:
+def _add_option_with_value(name: str, following: ShellWord | None, options: list[Option]) -> int | None:
     if following is None or following.splits:
         return None
     options.append(Option(name, following))

@@ -26,15 +26,15 @@ _MAX_DEPTH = 30
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=", re.ASCII)
 _SHELLS = word_set("bash sh zsh /bin/bash /bin/sh /bin/zsh /usr/bin/bash dash")
 _LOOPS = {"while": "do", "until": "do"}
-_NOT_READ = frozenset({"case", "esac", "select", "function", "[[", "coproc", "in"})
-_ENDS = frozenset({"then", "do", "done", "fi", "elif", "else", "}"})
+_UNSUPPORTED = frozenset({"case", "esac", "select", "function", "[[", "coproc", "in"})
+_CLOSING_WORDS = frozenset({"then", "do", "done", "fi", "elif", "else", "}"})
 
 
 @dataclass(frozen=True, slots=True)
 class Simple:
     """One program with its words; `sets` are the assignments in front of it."""
 
-    sets: tuple[tuple[str, ShellWord], ...]
+    assignments: tuple[tuple[str, ShellWord], ...]
     words: tuple[ShellWord, ...]
     redirects: tuple[Redirect, ...]
 
@@ -63,7 +63,7 @@ class CommandChain:
     """Pipelines with the `&&` and `||` between them; `is_background` where it ends in `&`."""
 
     pipelines: tuple[Pipeline, ...]
-    joints: tuple[str, ...]
+    operators: tuple[str, ...]
     is_background: bool
 
 
@@ -96,7 +96,7 @@ def lone_command(text: str) -> Simple | None:
     except NotUnderstood:
         return None
     only = commands[0] if len(commands) == 1 else None
-    return only if isinstance(only, Simple) and only.words and not only.sets else None
+    return only if isinstance(only, Simple) and only.words and not only.assignments else None
 
 
 def shell_script(words: Sequence[str | None]) -> str | None:
@@ -114,21 +114,21 @@ class _ScriptParser:
             raise NotUnderstood("nested too deeply")
         chains: list[CommandChain] = []
         self._skip_lines()
-        while self.at < len(self.tokens) and not self._is_op(")") and self._keyword() not in _ENDS:
+        while self.at < len(self.tokens) and not self._is_op(")") and self._keyword() not in _CLOSING_WORDS:
             chains.append(self._chain(depth))
             self._skip_lines()
         return tuple(chains)
 
     def _chain(self, depth: int) -> CommandChain:
-        pipelines, joints = [self._pipeline(depth)], list[str]()
+        pipelines, operators = [self._pipeline(depth)], list[str]()
         while self._is_op("&&", "||"):
-            joints.append(self._operator())
+            operators.append(self._operator())
             self._skip_lines()
             pipelines.append(self._pipeline(depth))
         is_background = self._is_op("&")
         if self._is_op("&", ";", "\n"):
             self.at += 1
-        return CommandChain(tuple(pipelines), tuple(joints), is_background)
+        return CommandChain(tuple(pipelines), tuple(operators), is_background)
 
     def _pipeline(self, depth: int) -> Pipeline:
         is_negated = self._keyword() == "!"
@@ -136,27 +136,27 @@ class _ScriptParser:
         commands = [self._command(depth)]
         while self._is_op("|", "|&"):
             if self._operator() == "|&":
-                commands[-1] = _with_errors(commands[-1])
+                commands[-1] = _with_stderr(commands[-1])
             self._skip_lines()
             commands.append(self._command(depth))
         return Pipeline(is_negated, tuple(commands))
 
     def _command(self, depth: int) -> ParsedCommand:
         word = self._keyword()
-        if word in _NOT_READ or word in _ENDS:
+        if word in _UNSUPPORTED or word in _CLOSING_WORDS:
             raise NotUnderstood(f"{word} here")
         if self._is_op("("):
             self.at += 1
             if self._is_op("("):
                 raise NotUnderstood("arithmetic")
-            inside = self.script(depth + 1)
+            body = self.script(depth + 1)
             self._expect_op(")")
-            return self._block("(", inside)
+            return self._block("(", body)
         if word == "{":
             self.at += 1
-            inside = self.script(depth + 1)
+            body = self.script(depth + 1)
             self._expect("}")
-            return self._block("{", inside)
+            return self._block("{", body)
         if word == "if":
             return self._if(depth)
         if word in _LOOPS:
@@ -211,13 +211,13 @@ class _ScriptParser:
         return Block(kind, parts, names, tuple(redirects))
 
     def _simple(self) -> Simple:
-        parts = _ParsedPart()
+        parts = _SimpleBuilder()
         while self.at < len(self.tokens) and not isinstance(token := self.tokens[self.at], Operator):
-            parts.take(token)
+            parts.add(token)
             self.at += 1
-        if self._is_op("(") or not (parts.words or parts.sets or parts.redirects):
+        if self._is_op("(") or not (parts.words or parts.assignments or parts.redirects):
             raise NotUnderstood("a function, or no command")
-        return Simple(tuple(parts.sets), tuple(parts.words), tuple(parts.redirects))
+        return Simple(tuple(parts.assignments), tuple(parts.words), tuple(parts.redirects))
 
     def _keyword(self) -> str:
         """The next token if it is a word without quotes, else nothing."""
@@ -257,12 +257,12 @@ class _ScriptParser:
 
 
 @dataclass
-class _ParsedPart:
-    sets: list[tuple[str, ShellWord]] = field(default_factory=list[tuple[str, ShellWord]])
+class _SimpleBuilder:
+    assignments: list[tuple[str, ShellWord]] = field(default_factory=list[tuple[str, ShellWord]])
     words: list[ShellWord] = field(default_factory=list[ShellWord])
     redirects: list[Redirect] = field(default_factory=list[Redirect])
 
-    def take(self, token: ShellWord | Redirect) -> None:
+    def add(self, token: ShellWord | Redirect) -> None:
         if isinstance(token, Redirect):
             self.redirects.append(token)
             return
@@ -270,7 +270,7 @@ class _ParsedPart:
         if assigned is None:
             self.words.append(token)
         else:
-            self.sets.append(assigned)
+            self.assignments.append(assigned)
 
 
 def assignment_in(word: ShellWord) -> tuple[str, ShellWord] | None:
@@ -285,9 +285,9 @@ def assignment_in(word: ShellWord) -> tuple[str, ShellWord] | None:
     return name[:-1], value
 
 
-def _with_errors(command: ParsedCommand) -> ParsedCommand:
+def _with_stderr(command: ParsedCommand) -> ParsedCommand:
     """`a |& b` is `a 2>&1 | b`."""
     redirects = (*command.redirects, Redirect("2", ">&", literal_word("1")))
     if isinstance(command, Simple):
-        return Simple(command.sets, command.words, redirects)
+        return Simple(command.assignments, command.words, redirects)
     return Block(command.kind, command.parts, command.names, redirects)

@@ -63,8 +63,8 @@ class Redirect:
 Token = ShellWord | Operator | Redirect
 _MAX_TOKENS = 20_000  # beyond it the meaning of a command is not worth the time
 _MAX_PIECES = 50_000
-_PLAIN = re.compile(r"[^ \t\n'\"\\$`|&;<>(){}*?\[~#]+")
-_IN_DOUBLE = re.compile(r"[^\"\\$`]+")
+_PLAIN_TEXT = re.compile(r"[^ \t\n'\"\\$`|&;<>(){}*?\[~#]+")
+_DOUBLE_QUOTED_TEXT = re.compile(r"[^\"\\$`]+")
 _BLANKS = re.compile(r"(?:[ \t]|\\\n)+")
 _COMMENT = re.compile(r"#[^\n]*")
 _REDIRECT = re.compile(r"(\d*)(<<<|<<-|<<|<&|<>|<(?!\()|>>|>&|>\||>(?!\())|()(&>>|&>)")
@@ -83,7 +83,7 @@ class _Lexer:
     text: str
     at: int = 0
     tokens: list[Token] = field(default_factory=list[Token])
-    waiting: list[tuple[int, str, bool, bool]] = field(default_factory=list[tuple[int, str, bool, bool]])
+    pending_heredocs: list[tuple[int, str, bool, bool]] = field(default_factory=list[tuple[int, str, bool, bool]])
 
     def run(self) -> list[Token]:
         while len(self.tokens) <= _MAX_TOKENS:
@@ -91,87 +91,87 @@ class _Lexer:
             self.at = blanks.end() if blanks else self.at
             if self.at >= len(self.text):
                 break
-            self._next()
+            self._read_token()
         else:
             raise NotUnderstood("more words than anyone writes")
-        if self.waiting:
+        if self.pending_heredocs:
             raise NotUnderstood("a here-document without its body")
         return self.tokens
 
-    def _next(self) -> None:
+    def _read_token(self) -> None:
         comment = _COMMENT.match(self.text, self.at)
         if comment:
             self.at = comment.end()
             return
         redirect = _REDIRECT.match(self.text, self.at)
         if redirect:
-            self._redirect(redirect[1] or "", redirect[2] or redirect[4], redirect.end())
+            self._read_redirect(redirect[1] or "", redirect[2] or redirect[4], redirect.end())
             return
         operator = _OPERATOR.match(self.text, self.at)
         if operator is None:
-            self.tokens.append(self._word())
+            self.tokens.append(self._read_word())
             return
         self.at = operator.end()
         self.tokens.append(Operator(operator.group()))
         if operator.group() == "\n":
-            self._bodies()
+            self._read_heredocs()
 
-    def _redirect(self, descriptor: str, op: str, end: int) -> None:
+    def _read_redirect(self, descriptor: str, op: str, end: int) -> None:
         blanks = _BLANKS.match(self.text, end)
         self.at = blanks.end() if blanks else end
-        target = self._word()
+        target = self._read_word()
         if op in ("<<", "<<-"):
             if target.literal is None:
                 raise NotUnderstood("a here-document whose end is not plain text")
-            self.waiting.append((len(self.tokens), target.literal, target.raw != target.literal, op == "<<-"))
+            self.pending_heredocs.append((len(self.tokens), target.literal, target.raw != target.literal, op == "<<-"))
         self.tokens.append(Redirect(descriptor, op, target))
 
-    def _bodies(self) -> None:
+    def _read_heredocs(self) -> None:
         """The here-documents of the line that just ended."""
-        for number, end_mark, is_quoted, strips_tabs in self.waiting:
-            body, self.at = _here_body(self.text, self.at, end_mark, strips_tabs=strips_tabs)
+        for number, end_mark, is_quoted, strips_tabs in self.pending_heredocs:
+            body, self.at = _heredoc_body(self.text, self.at, end_mark, strips_tabs=strips_tabs)
             is_plain = is_quoted or not re.search(r"[$`\\]", body)
-            held = self.tokens[number]
-            assert isinstance(held, Redirect)
+            redirect = self.tokens[number]
+            assert isinstance(redirect, Redirect)
             op = "<<" if is_plain else "<<expanded"
-            self.tokens[number] = Redirect(held.descriptor, op, literal_word(body))
-        self.waiting.clear()
+            self.tokens[number] = Redirect(redirect.descriptor, op, literal_word(body))
+        self.pending_heredocs.clear()
 
-    def _word(self) -> ShellWord:
-        begin, pieces, is_opaque = self.at, _WordPieces(), False
+    def _read_word(self) -> ShellWord:
+        start, pieces, is_opaque = self.at, _WordPieces(), False
         while self.at < len(self.text):
             char = self.text[self.at]
-            plain = _PLAIN.match(self.text, self.at)
+            plain = _PLAIN_TEXT.match(self.text, self.at)
             if plain:
-                self._take(plain.group(), pieces)
+                self._add_text(plain.group(), pieces)
             elif char in "'\"\\$`":
-                self._quoted(char, pieces)
+                self._read_quoted(char, pieces)
             elif char in "[{":
                 harmless = _HARMLESS_BRACES.match(self.text, self.at)
                 is_opaque = is_opaque or harmless is None
-                self._take(harmless.group() if harmless else char, pieces)
+                self._add_text(harmless.group() if harmless else char, pieces)
             elif char in "*?":
-                self._take(char, pieces, "glob")
+                self._add_text(char, pieces, "glob")
             elif char in "~#}":
-                self._take(char, pieces, "home" if char == "~" and self.at == begin else "text")
+                self._add_text(char, pieces, "home" if char == "~" and self.at == start else "text")
             elif char in "<>" and self.text.startswith("(", self.at + 1):
-                self.at = _dollar_at(self.text, self.at).end
-                pieces.add("kept", self.text[begin : self.at])
+                self.at = _expansion_at(self.text, self.at).end
+                pieces.add("kept", self.text[start : self.at])
                 is_opaque = True
             else:
                 break
-        if self.at == begin:
-            raise NotUnderstood(f"no word at {begin}")
-        raw = self.text[begin : self.at]
+        if self.at == start:
+            raise NotUnderstood(f"no word at {start}")
+        raw = self.text[start : self.at]
         if is_opaque and raw not in ("[", "{"):
             return ShellWord((Piece("raw", raw),), raw)
         return ShellWord(pieces.joined(), raw)
 
-    def _take(self, text: str, pieces: _WordPieces, kind: Kind = "text") -> None:
+    def _add_text(self, text: str, pieces: _WordPieces, kind: Kind = "text") -> None:
         pieces.add(kind, text)
         self.at += len(text)
 
-    def _quoted(self, char: str, pieces: _WordPieces) -> None:
+    def _read_quoted(self, char: str, pieces: _WordPieces) -> None:
         if char == "'":
             end = self.text.find("'", self.at + 1)
             if end < 0:
@@ -187,14 +187,14 @@ class _Lexer:
             self.at += 2
         elif char == '"':
             self.at += 1
-            self._double(pieces)
+            self._read_double_quoted(pieces)
         else:
-            self._expansion(pieces, "split")
+            self._read_expansion(pieces, "split")
 
-    def _double(self, pieces: _WordPieces) -> None:
+    def _read_double_quoted(self, pieces: _WordPieces) -> None:
         pieces.add("text", "")
         while self.at < len(self.text):
-            plain = _IN_DOUBLE.match(self.text, self.at)
+            plain = _DOUBLE_QUOTED_TEXT.match(self.text, self.at)
             if plain:
                 pieces.add("text", plain.group())
                 self.at = plain.end()
@@ -208,17 +208,17 @@ class _Lexer:
                 pieces.add("text", {"\n": ""}.get(following, following if following in '"\\$`' else f"\\{following}"))
                 self.at += 2
             else:
-                self._expansion(pieces, "kept")
+                self._read_expansion(pieces, "kept")
         raise NotUnderstood("a quote that does not end")
 
-    def _expansion(self, pieces: _WordPieces, kind: Kind) -> None:
+    def _read_expansion(self, pieces: _WordPieces, kind: Kind) -> None:
         if self.text[self.at] == "`":
             ticks = _BACKTICKS.match(self.text, self.at)
             if ticks is None:
                 raise NotUnderstood("a backtick that does not end")
             # Without a backslash it is the old spelling of the same thing.
             inner = ticks.group()[1:-1]
-            plain = "\\" not in inner and _dollar_at(f"$({inner})", 0).end == len(inner) + 3
+            plain = "\\" not in inner and _expansion_at(f"$({inner})", 0).end == len(inner) + 3
             pieces.add(kind, f"$({inner})" if plain else ticks.group())
             self.at = ticks.end()
             return
@@ -228,29 +228,29 @@ class _Lexer:
             return
         if kind == "split" and self.text.startswith('$"', self.at):
             raise NotUnderstood("a translated string")
-        begin, dollar = self.at, _dollar_at(self.text, self.at)
-        self.at = dollar.end
-        if dollar.is_text and (kind == "kept" or dollar.name == "$"):
-            pieces.add("text", dollar.name)
+        start, expansion = self.at, _expansion_at(self.text, self.at)
+        self.at = expansion.end
+        if expansion.is_text and (kind == "kept" or expansion.name == "$"):
+            pieces.add("text", expansion.name)
         else:
-            pieces.add(kind, self.text[begin : self.at] if dollar.is_text else dollar.name)
+            pieces.add(kind, self.text[start : self.at] if expansion.is_text else expansion.name)
 
 
 @dataclass
 class _WordPieces:
     """Pieces in the making; neighbours of text become one at the end, so that quoting leaves no trace."""
 
-    found: list[Piece] = field(default_factory=list[Piece])
+    pieces: list[Piece] = field(default_factory=list[Piece])
 
     def add(self, kind: Kind, text: str) -> None:
-        if len(self.found) > _MAX_PIECES:
+        if len(self.pieces) > _MAX_PIECES:
             raise NotUnderstood("a word of more pieces than anyone writes")
-        self.found.append(Piece(kind, text))
+        self.pieces.append(Piece(kind, text))
 
     def joined(self) -> tuple[Piece, ...]:
         joined: list[Piece] = []
         texts: list[str] = []
-        for piece in self.found:
+        for piece in self.pieces:
             if piece.kind == "text":
                 texts.append(piece.text)
                 continue
@@ -270,7 +270,7 @@ class NotUnderstood(ValueError):
     """Shell text outside the part of the language that is surely understood."""
 
 
-class _Dollar(NamedTuple):
+class _Expansion(NamedTuple):
     """An expansion in one spelling, or text (`is_text`) where it always gives the same; `end` is behind it."""
 
     name: str
@@ -278,34 +278,34 @@ class _Dollar(NamedTuple):
     is_text: bool = False
 
 
-_NAME = re.compile(r"\$(?:([A-Za-z_]\w*|[0-9@*#?$!-])|\{([A-Za-z_]\w*)\})", re.ASCII)
+_VARIABLE = re.compile(r"\$(?:([A-Za-z_]\w*|[0-9@*#?$!-])|\{([A-Za-z_]\w*)\})", re.ASCII)
 _BRACED = re.compile(r"\$\{[^{}'\"\\`$]*\}")
 # A message written as a here-document that is then put into an argument: the usual way to commit.
-_CAT = re.compile(r"\$\([ \t]*cat[ \t]*<<(-?)[ \t]*(?:'(\w+)'|\"(\w+)\"|(\w+))[ \t]*\n")
-_CLOSES = re.compile(r"\s*\)")
-_INSIDE = re.compile(r"['\"\\()`]|<<|(?<=\s)#|\bcase\b")
-_IN_QUOTES = re.compile(r"[\"\\`]|\$\(")
-_ANSI = re.compile(r"\$'((?:[^'\\]|\\.)*)'", re.DOTALL)
+_CAT_HEREDOC = re.compile(r"\$\([ \t]*cat[ \t]*<<(-?)[ \t]*(?:'(\w+)'|\"(\w+)\"|(\w+))[ \t]*\n")
+_CLOSING_PARENTHESIS = re.compile(r"\s*\)")
+_SUBSTITUTION_MARK = re.compile(r"['\"\\()`]|<<|(?<=\s)#|\bcase\b")
+_QUOTED_MARK = re.compile(r"[\"\\`]|\$\(")
+_ANSI_STRING = re.compile(r"\$'((?:[^'\\]|\\.)*)'", re.DOTALL)
 _ANSI_ESCAPE = re.compile(r"\\(.)", re.DOTALL)
-_ANSI_MEANS = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"', "a": "\a", "b": "\b", "e": "\x1b"}
+_ANSI_CHARACTERS = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"', "a": "\a", "b": "\b", "e": "\x1b"}
 
 
-def _dollar_at(text: str, at: int) -> _Dollar:
+def _expansion_at(text: str, at: int) -> _Expansion:
     """The expansion that begins at `at` (a process substitution too); a dollar sign that begins none is text."""
-    name = _NAME.match(text, at)
+    name = _VARIABLE.match(text, at)
     if name:
-        return _Dollar(f"${name[1] or name[2]}", name.end())
+        return _Expansion(f"${name[1] or name[2]}", name.end())
     if text.startswith("(", at + 1):
-        return _written_message(text, at) or _substitution(text, at)
+        return _cat_heredoc(text, at) or _substitution(text, at)
     if text.startswith("{", at + 1):
         braced = _BRACED.match(text, at)
         if braced is None:
             raise NotUnderstood("an expansion inside an expansion")
-        return _Dollar(braced.group(), braced.end())
-    return _Dollar("$", at + 1, is_text=True)
+        return _Expansion(braced.group(), braced.end())
+    return _Expansion("$", at + 1, is_text=True)
 
 
-def _here_body(text: str, at: int, end_mark: str, *, strips_tabs: bool) -> tuple[str, int]:
+def _heredoc_body(text: str, at: int, end_mark: str, *, strips_tabs: bool) -> tuple[str, int]:
     """The lines from `at` up to the one that is the end mark, and the place behind it."""
     body: list[str] = []
     while at <= len(text):
@@ -324,29 +324,29 @@ def _here_body(text: str, at: int, end_mark: str, *, strips_tabs: bool) -> tuple
 
 def _ansi_text(text: str, at: int) -> tuple[str, int]:
     """What `$'…'` at `at` stands for, and the place behind it; only the plain escapes."""
-    match = _ANSI.match(text, at)
-    if match is None or any(escape not in _ANSI_MEANS for escape in _ANSI_ESCAPE.findall(match[1])):
+    match = _ANSI_STRING.match(text, at)
+    if match is None or any(escape not in _ANSI_CHARACTERS for escape in _ANSI_ESCAPE.findall(match[1])):
         raise NotUnderstood("a quote with escapes that are not read")
-    return _ANSI_ESCAPE.sub(lambda escape: _ANSI_MEANS[escape[1]], match[1]), match.end()
+    return _ANSI_ESCAPE.sub(lambda escape: _ANSI_CHARACTERS[escape[1]], match[1]), match.end()
 
 
-def _written_message(text: str, at: int) -> _Dollar | None:
-    cat = _CAT.match(text, at)
+def _cat_heredoc(text: str, at: int) -> _Expansion | None:
+    cat = _CAT_HEREDOC.match(text, at)
     if cat is None:
         return None
     end_mark = cat[2] or cat[3] or cat[4]
-    body, end = _here_body(text, cat.end(), end_mark, strips_tabs=bool(cat[1]))
-    closes = _CLOSES.match(text, end)
+    body, end = _heredoc_body(text, cat.end(), end_mark, strips_tabs=bool(cat[1]))
+    closes = _CLOSING_PARENTHESIS.match(text, end)
     if closes is None or (cat[4] and re.search(r"[$`\\]", body)):
         raise NotUnderstood("a here-document inside an expansion")
-    return _Dollar(body.rstrip("\n"), closes.end(), is_text=True)
+    return _Expansion(body.rstrip("\n"), closes.end(), is_text=True)
 
 
-def _substitution(text: str, at: int) -> _Dollar:
+def _substitution(text: str, at: int) -> _Expansion:
     """`$(…)` and `<(…)` as they stand: found by counting parentheses outside quotes."""
     stack, cursor = [")"], at + 2
     while stack:
-        pattern = _IN_QUOTES if stack[-1] == '"' else _INSIDE
+        pattern = _QUOTED_MARK if stack[-1] == '"' else _SUBSTITUTION_MARK
         match = pattern.search(text, cursor)
         if match is None or match.group() in ("<<", "#", "case", "`"):
             raise NotUnderstood("an expansion whose end is not sure")
@@ -363,4 +363,4 @@ def _substitution(text: str, at: int) -> _Dollar:
             raise NotUnderstood("a parenthesis that closes nothing")
         else:
             stack.append('"' if mark == '"' else ")")
-    return _Dollar(text[at:cursor], cursor)
+    return _Expansion(text[at:cursor], cursor)

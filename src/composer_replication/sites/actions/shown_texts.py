@@ -36,22 +36,24 @@ if TYPE_CHECKING:
     from composer_replication.sites.actions.shown_paths import ShellFolder
 
 
-_SEARCHES = word_set("grep glob ls list list_directory list_dir list_files search_file_content find_file grep_search")
-_HITS = re.compile(r"^(?:([^\s:][^:\n]{0,300}?)[:-])?(\d{1,6})[:-](.*)$", re.MULTILINE)
+_SEARCH_TOOLS = word_set(
+    "grep glob ls list list_directory list_dir list_files search_file_content find_file grep_search"
+)
+_SEARCH_HIT = re.compile(r"^(?:([^\s:][^:\n]{0,300}?)[:-])?(\d{1,6})[:-](.*)$", re.MULTILINE)
 _MAX_TEXT = 400_000
 _MAX_HEAD = 4000
-_MENTION = re.compile(r"(?:^|[\s\"'(])@([\w./~-]{2,300})")
+_AT_MENTION = re.compile(r"(?:^|[\s\"'(])@([\w./~-]{2,300})")
 # What was read before such words may still count as read, and is in no log.
-_SUMMARY = re.compile(r"\AThis session is being continued from a previous")
-_PLAN = re.compile(r"\AImplement the following plan")
-AGENT_LEFT = "<command-name>/exit<"
+_CONTINUED_SESSION = re.compile(r"\AThis session is being continued from a previous")
+_PLAN_REQUEST = re.compile(r"\AImplement the following plan")
+AGENT_EXIT = "<command-name>/exit<"
 """In the user's words where the agent was left; started again, it knows only what was read or written in full."""
-_REWORKED = re.compile(
+_USER_CHANGED_FILES = re.compile(
     r"\b(?:i|we)(?:'ve| have)?(?: just| now| already| also)? (?:changed|edited|reworked|fixed|updated|formatted|renamed"
     r"|moved|removed|deleted|added|reverted|merged|rebased|pulled|committed|undid|rewrote)\b",
     re.IGNORECASE,
 )
-_NOT_READ = re.compile(r"has not been read")
+_REFUSED_UNREAD = re.compile(r"has not been read")
 
 
 class FileTexts:
@@ -68,9 +70,11 @@ class FileTexts:
         self._edits: dict[str, list[Replace]] = {}
         self._by_name: dict[str, list[str]] = {}  # without the folder
         self._now = 0
-        self._visited_at = self._moved_at = 0  # when somebody may have changed any file, and when all may have changed
+        self._maybe_changed_at = self._tree_changed_at = (
+            0  # when somebody may have changed any file, and when all may have changed
+        )
         self._reworked_at = 0  # when a formatter ran, or somebody said to have changed something
-        self._seen_at: dict[str, int] = {}
+        self._checked_at: dict[str, int] = {}
         self._touched_at: dict[str, int] = {}
         self._commands = _CommandChanges(shell)
 
@@ -79,31 +83,35 @@ class FileTexts:
         name = normal_path(path, self.cwd)
         text = self._files.get(name)
         if text is not None:
-            seen_at = self._seen_at[name]
+            seen_at = self._checked_at[name]
             text.may_be_reworked = text.may_be_reworked or seen_at < self._reworked_at
-            text.doubt = 2 if seen_at < self._moved_at else max(text.doubt, 1 if seen_at < self._visited_at else 0)
-            self._seen_at[name] = self._now
+            text.doubt = (
+                2 if seen_at < self._tree_changed_at else max(text.doubt, 1 if seen_at < self._maybe_changed_at else 0)
+            )
+            self._checked_at[name] = self._now
         return text
 
     def edits(self, path: str) -> list[Replace]:
         """What was replaced in a file, in order."""
         return self._edits.get(normal_path(path, self.cwd), [])
 
-    def heard(self, text: str) -> None:
+    def add_message(self, text: str) -> None:
         """Somebody but the model spoke, and may have worked, too."""
         if text.strip():
             self._now += 1
-            self._visited_at = self._now
-            self._reworked_at = self._now if _REWORKED.search(text[:_MAX_HEAD]) else self._reworked_at
-        is_start = not self.read and _SUMMARY.search(text[:_MAX_HEAD]) is not None
+            self._maybe_changed_at = self._now
+            self._reworked_at = self._now if _USER_CHANGED_FILES.search(text[:_MAX_HEAD]) else self._reworked_at
+        is_start = not self.read and _CONTINUED_SESSION.search(text[:_MAX_HEAD]) is not None
         self.starts_with_summary = self.starts_with_summary or is_start
-        self.has_plan = self.has_plan or _PLAN.search(text[:_MAX_HEAD]) is not None
-        self.is_continued = self.is_continued or self.has_plan or _SUMMARY.search(text[:_MAX_HEAD]) is not None
-        if AGENT_LEFT in text:
+        self.has_plan = self.has_plan or _PLAN_REQUEST.search(text[:_MAX_HEAD]) is not None
+        self.is_continued = (
+            self.is_continued or self.has_plan or _CONTINUED_SESSION.search(text[:_MAX_HEAD]) is not None
+        )
+        if AGENT_EXIT in text:
             self.read = {path: None for path in self.read if path in self._in_full}
-        self._mentioned.update(normal_path(path, self.cwd) for path in _MENTION.findall(text[:_MAX_TEXT]))
+        self._mentioned.update(normal_path(path, self.cwd) for path in _AT_MENTION.findall(text[:_MAX_TEXT]))
         for path in CHANGED_NOTE.findall(text):
-            self._doubt(path)
+            self._mark_changed(path)
 
     def was_read(self, path: str) -> bool | None:
         """Whether the agent counts a file as read; None where it may have been before the log, or by being named."""
@@ -122,39 +130,39 @@ class FileTexts:
         """Whether a command has written a file since a file tool touched it, or may have."""
         name = normal_path(path, self.cwd)
         touched_at = self._touched_at.get(name)
-        return "" if touched_at is None else self._commands.since(touched_at, name)
+        return "" if touched_at is None else self._commands.change_since(touched_at, name)
 
-    def was_named(self, path: str) -> bool:
+    def was_mentioned(self, path: str) -> bool:
         """Whether a person named a file with `@`, which shows it to the agent."""
         return normal_path(path, self.cwd) in self._mentioned
 
-    def refused(self, call: ToolCall, text: str) -> None:
+    def add_failed_call(self, call: ToolCall, text: str) -> None:
         """A call that failed."""
         path = path_argument(call.arguments)
         if channel_of(call.name) == "shell":
             self._commands.failed(text)
-        if path and channel_of(call.name) == "file" and _NOT_READ.search(text[:_MAX_HEAD]):
+        if path and channel_of(call.name) == "file" and _REFUSED_UNREAD.search(text[:_MAX_HEAD]):
             self._unread.add(normal_path(path, self.cwd))
             self.read.pop(normal_path(path, self.cwd), None)
 
-    def take(self, call: ToolCall, text: str) -> None:
+    def add_call(self, call: ToolCall, text: str) -> None:
         """A call that worked, and what it showed."""
         if call.raw_arguments is not None:
             return
         path = path_argument(call.arguments)
         if channel_of(call.name) == "shell":
-            self._ran(command_text(call.name, call.arguments), text)
-        elif path and plain_name(call.name) in _SEARCHES:
-            self._searched(path, text)
+            self._add_command(command_text(call.name, call.arguments), text)
+        elif path and plain_name(call.name) in _SEARCH_TOOLS:
+            self._add_search(path, text)
         elif only_looks(call.name, call.arguments):
-            self._looked(call, path, text)
+            self._add_view(call, path, text)
         elif channel_of(call.name) == "file" and is_edit(call.name):
-            self._edited(call, path, text)
+            self._add_edit(call, path, text)
         elif may_change_anything(call):
             self._now += 1
-            self._moved_at = self._now
+            self._tree_changed_at = self._now
 
-    def _looked(self, call: ToolCall, path: str | None, text: str) -> None:
+    def _add_view(self, call: ToolCall, path: str | None, text: str) -> None:
         if path is None:
             return
         self._touch(path, in_full=not (call.arguments.get("offset") or call.arguments.get("limit")))
@@ -165,16 +173,16 @@ class FileTexts:
         elif whole is not None:
             self._file(path).write(whole.text)
 
-    def _searched(self, path: str, text: str) -> None:
+    def _add_search(self, path: str, text: str) -> None:
         file = self.get(path)
-        for hit_path, number, line in _HITS.findall(text[:_MAX_TEXT]) if file is not None else ():
+        for hit_path, number, line in _SEARCH_HIT.findall(text[:_MAX_TEXT]) if file is not None else ():
             if file is not None and (not hit_path or normal_path(hit_path, self.cwd) == normal_path(path, self.cwd)):
-                file.glimpse(int(number), line)
+                file.show_line(int(number), line)
 
-    def _edited(self, call: ToolCall, path: str | None, text: str) -> None:
+    def _add_edit(self, call: ToolCall, path: str | None, text: str) -> None:
         operations = edit_operations(call, self.cwd)
         if operations is None:
-            self._doubt(path or "")
+            self._mark_changed(path or "")
             return
         for operation in operations:
             self._touch(operation.path, in_full=isinstance(operation, Put))
@@ -191,20 +199,20 @@ class FileTexts:
             self._file(operation.path).replace(operation.old, operation.new, everywhere=operation.everywhere)
             self._edits.setdefault(operation.path, []).append(operation)
         else:
-            self._doubt(operation.path)
+            self._mark_changed(operation.path)
 
-    def _ran(self, command: str, output: str) -> None:
+    def _add_command(self, command: str, output: str) -> None:
         change = may_change(command)
         self._now += change != "nothing"
         self._commands.ran(self._now, command, output, may_change=change != "nothing")
         if change == "moves":
-            self._moved_at = self._now
+            self._tree_changed_at = self._now
         elif change == "formats":
-            self._visited_at = self._reworked_at = self._now
+            self._maybe_changed_at = self._reworked_at = self._now
         elif change == "writes":
             words = {word.rpartition("/")[2] for word in re.findall(r"[^\s'\"=:;|&<>()]+", command)}
             for name in (name for word in words for name in self._by_name.get(word, ())):
-                self._doubt(name)
+                self._mark_changed(name)
         shown_file = file_in_output(command, output)
         if shown_file is not None and shown_file.path.startswith("/"):
             self._file(shown_file.path).write(shown_file.text)
@@ -218,7 +226,7 @@ class FileTexts:
         self.read[name] = None
         self._touched_at[name] = self._now
 
-    def _doubt(self, path: str) -> None:
+    def _mark_changed(self, path: str) -> None:
         file = self.get(path)
         if file is not None:
             file.doubt = 2
@@ -226,7 +234,7 @@ class FileTexts:
     def _file(self, path: str) -> FileText:
         name = normal_path(path, self.cwd)
         if name not in self._files:
-            self._files[name], self._seen_at[name] = FileText(), self._now
+            self._files[name], self._checked_at[name] = FileText(), self._now
             self._by_name.setdefault(name.rpartition("/")[2], []).append(name)
         file = self.get(path)
         assert file is not None
@@ -241,7 +249,7 @@ _MAX_OUTPUT = 400_000
 _FORMATTED = re.compile(r"^(?:reformatted |Fixing )?(\S+)(?: \d+ ?ms)?$", re.MULTILINE)
 
 
-class _Ran(NamedTuple):
+class _CommandRun(NamedTuple):
     when: int
     command: str
     output: str
@@ -253,32 +261,32 @@ class _CommandChanges:
 
     def __init__(self, shell: ShellFolder) -> None:
         self._shell = shell
-        self._waiting: list[_Ran] = []
+        self._pending: list[_CommandRun] = []
         self._written_at: dict[str, int] = {}
         self._formatted_at = 0
 
     def ran(self, when: int, command: str, output: str, *, may_change: bool) -> None:
         """A command that worked."""
-        if may_change or self._shell.may_move(command, output):
-            self._waiting.append(_Ran(when, command, output, failed=False))
+        if may_change or self._shell.may_change_folder(command, output):
+            self._pending.append(_CommandRun(when, command, output, failed=False))
 
     def failed(self, output: str) -> None:
         """A command that did not: all it can have done that counts is to tell where the shell stands."""
-        if self._shell.may_move("", output):
-            self._waiting.append(_Ran(0, "", output, failed=True))
+        if self._shell.may_change_folder("", output):
+            self._pending.append(_CommandRun(0, "", output, failed=True))
 
-    def since(self, when: int, path: str) -> Change:
+    def change_since(self, when: int, path: str) -> Change:
         """What became of a normal path after that time: a formatter may have left it as it was."""
-        for run in self._waiting:
+        for run in self._pending:
             if not run.failed:
-                self._take(run)
-            self._shell.take(run.command, run.output, failed=run.failed)
-        self._waiting.clear()
+                self._apply_run(run)
+            self._shell.follow(run.command, run.output, failed=run.failed)
+        self._pending.clear()
         if self._written_at.get(path, 0) > when:
             return "surely"
         return "maybe" if self._formatted_at > when else ""
 
-    def _take(self, run: _Ran) -> None:
+    def _apply_run(self, run: _CommandRun) -> None:
         names, formats = written_by(run.command)
         self._formatted_at = run.when if formats else self._formatted_at
         formatted_names = _FORMATTED.findall(run.output[:_MAX_OUTPUT]) if formats == "alone" else []
@@ -294,7 +302,7 @@ class _CommandChanges:
 
 Doubt = Literal[0, 1, 2]
 """0: as it was shown. 1: somebody came by who may have changed it. 2: it was changed, and nobody showed how."""
-_UNSEEN = "\0"  # stands for lines that were not shown, and is in no text
+_GAP = "\0"  # stands for lines that were not shown, and is in no text
 
 
 class FileText:
@@ -325,11 +333,11 @@ class FileText:
         agrees = all(old is None or new is None or old == new for old, new in zip(before, lines, strict=False))
         is_all = has_end and start == 0
         if is_all or not agrees or not self._are_numbered or self.doubt == 2:
-            self._forget()
+            self._reset()
         self._lines += [None] * (start + len(lines) - len(self._lines))
-        known_lines = self._lines[start : start + len(lines)]
+        current_lines = self._lines[start : start + len(lines)]
         self._lines[start : start + len(lines)] = [
-            new if new is not None else old for old, new in zip(known_lines, lines, strict=True)
+            new if new is not None else old for old, new in zip(current_lines, lines, strict=True)
         ]
         if has_end:
             del self._lines[start + len(lines) :]
@@ -338,7 +346,7 @@ class FileText:
             self.doubt, self.may_be_reworked = 0, False
         self._text = None
 
-    def glimpse(self, number: int, line: str) -> None:
+    def show_line(self, number: int, line: str) -> None:
         """A line as a search shows it, where nothing is known yet."""
         is_new = number > len(self._lines) or (number > 0 and self._lines[number - 1] is None)
         if number > 0 and is_new and self._are_numbered and not self.doubt and not self._has_end:
@@ -354,30 +362,30 @@ class FileText:
         if old and old in shown_text:
             self._are_numbered = self._are_numbered and (self.is_whole or not everywhere)
             changed = shown_text.replace(old, new) if everywhere else shown_text.replace(old, new, 1)
-            self._lines = [None if line == _UNSEEN else line for line in changed.split("\n")]
+            self._lines = [None if line == _GAP else line for line in changed.split("\n")]
             self._text = changed
             return
         self._pieces = [piece.replace(old, new) if old else piece for piece in self._pieces] + [new]
         self._are_numbered = False
 
-    def count(self, wanted: str) -> int:
+    def count(self, fragment: str) -> int:
         """How often a text stands in what is known; a piece whose place is not known counts once."""
-        number = self.text.count(wanted)
-        return number or int(any(wanted in piece for piece in self._pieces))
+        number = self.text.count(fragment)
+        return number or int(any(fragment in piece for piece in self._pieces))
 
-    def contradicts(self, wanted: str, *, min_length: int = 24) -> bool:
+    def contradicts(self, fragment: str, *, min_length: int = 24) -> bool:
         """Whether, wherever the first line of a text was shown, what was shown behind it is something else."""
-        first, *rest = wanted.split("\n")
+        first, *rest = fragment.split("\n")
         if not rest or len(first.strip()) < min_length or not self._are_numbered:
             return False
         starts = [number for number, line in enumerate(self._lines) if line is not None and line.endswith(first)]
-        return bool(starts) and all(self._differs(start + 1, rest) for start in starts)
+        return bool(starts) and all(self._differs_from(start + 1, rest) for start in starts)
 
-    def _differs(self, start: int, rest: list[str]) -> bool:
-        known_lines = self._lines[start : start + len(rest)]
-        if len(known_lines) < len(rest):
+    def _differs_from(self, start: int, rest: list[str]) -> bool:
+        current_lines = self._lines[start : start + len(rest)]
+        if len(current_lines) < len(rest):
             return self._has_end
-        *middle, last = zip(known_lines, rest, strict=True)
+        *middle, last = zip(current_lines, rest, strict=True)
         if any(line is not None and line != other_line for line, other_line in middle):
             return True
         return last[0] is not None and not last[0].startswith(last[1])
@@ -386,7 +394,7 @@ class FileText:
     def text(self) -> str:
         """All that is known, a mark between what does not belong together."""
         if self._text is None:
-            self._text = "\n".join(_UNSEEN if line is None else line for line in self._lines)
+            self._text = "\n".join(_GAP if line is None else line for line in self._lines)
         return self._text
 
     def is_part_of(self, whole: str) -> bool:
@@ -394,9 +402,10 @@ class FileText:
         lines = whole.split("\n")
         if self._are_numbered:
             return len(self._lines) <= len(lines) and all(
-                known_line is None or known_line == line for known_line, line in zip(self._lines, lines, strict=False)
+                line_or_gap is None or line_or_gap == line
+                for line_or_gap, line in zip(self._lines, lines, strict=False)
             )
         return False
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self._lines, self._has_end, self._are_numbered, self._pieces, self.doubt = [], False, True, [], 0

@@ -47,7 +47,7 @@ _TIMEOUT_S = 120
 _MAX_TEXT = 4_000_000
 _MAX_TEXTS = 64_000_000  # all versions of one file
 _MAX_VERSIONS = 300  # of one file
-_SETTLED_S = 7 * 24 * 3600  # a work tree may be some days behind the commit that removed a file
+_GRACE_S = 7 * 24 * 3600  # a work tree may be some days behind the commit that removed a file
 
 
 class Repository:
@@ -55,7 +55,7 @@ class Repository:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        if self._ask("rev-parse", "--git-dir") is None:
+        if self._git("rev-parse", "--git-dir") is None:
             fix = "Name a clone of the project, or leave --repo out"
             raise InputError(explain("--repo", got=str(path), expected="a git repository", fix=fix))
 
@@ -79,11 +79,11 @@ class Repository:
         """The commit, and whether it is one of the branch that was asked for."""
         names = [f"refs/heads/{branch}", f"refs/remotes/origin/{branch}"] if branch else []
         # A name may be used again: what was merged before is another branch, and of the others the next one is meant.
-        merged = (tip for when, tip in (self._merged.get(branch, []) if branch else ()) if when > seconds)
+        merged = (tip for when, tip in (self._merged_branches.get(branch, []) if branch else ()) if when > seconds)
         names += islice(merged, 1)
         for index, name in enumerate((*names, "HEAD", "refs/heads/main", "refs/heads/master")):
             # By the first parent: what others had committed by then may have been merged only later.
-            commit = self._ask(
+            commit = self._git(
                 "rev-list", "-1", "--first-parent", f"--before={seconds}", "--end-of-options", name, "--"
             )
             if commit is not None and commit.strip():
@@ -91,70 +91,70 @@ class Repository:
         return None, False
 
     @cached_property
-    def _merged(self) -> dict[str, list[tuple[int, str]]]:
-        return merged_branches(self._ask("rev-list", "--all", "--merges", "--format=%P%x09%ct%x09%s") or b"")
+    def _merged_branches(self) -> dict[str, list[tuple[int, str]]]:
+        return merged_branches(self._git("rev-list", "--all", "--merges", "--format=%P%x09%ct%x09%s") or b"")
 
     @lru_cache(maxsize=16)  # noqa: B019  # lives as long as the program
     def listing(self, commit: str) -> frozenset[str]:
         """All paths of a commit."""
-        out = self._ask("ls-tree", "-r", "-z", "--name-only", "--full-tree", commit) or b""
+        out = self._git("ls-tree", "-r", "-z", "--name-only", "--full-tree", commit) or b""
         return frozenset(name.decode("utf-8", "replace") for name in out.split(b"\0") if name)
 
     @lru_cache(maxsize=32)  # noqa: B019
     def text(self, commit: str, path: str) -> str | None:
-        size = self._ask("cat-file", "-s", f"{commit}:{path}")
-        out = self._ask("cat-file", "blob", f"{commit}:{path}") if size and int(size) <= _MAX_TEXT else None
+        size = self._git("cat-file", "-s", f"{commit}:{path}")
+        out = self._git("cat-file", "blob", f"{commit}:{path}") if size and int(size) <= _MAX_TEXT else None
         return None if out is None else out.decode("utf-8", "replace").replace("\r\n", "\n")
 
     @cached_property
     def history(self) -> FileHistory | None:
         """What every commit of every branch has done; None: git cannot say."""
-        times = self._ask("rev-list", "--all", "--timestamp")
+        times = self._git("rev-list", "--all", "--timestamp")
         commits = b"\n".join(line.split(b" ")[-1] for line in (times or b"").split(b"\n"))
-        changes = times and self._ask(
+        changes = times and self._git(
             "diff-tree", "--stdin", "--root", "-r", "-z", "-c", "--raw", "--no-abbrev", "--no-renames", "--no-ext-diff",
-            "--no-textconv", given=commits,
+            "--no-textconv", stdin=commits,
         )  # fmt: skip
         return FileHistory(times, changes) if times and changes else None
 
     @lru_cache(maxsize=2)  # noqa: B019  # a session needs one of them, and each is as long as the history
-    def behind(self, commit: str) -> frozenset[str]:
+    def ancestors(self, commit: str) -> frozenset[str]:
         """A commit and all that it rests on."""
-        return frozenset((self._ask("rev-list", commit, "--") or b"").decode("ascii", "replace").split())
+        return frozenset((self._git("rev-list", commit, "--") or b"").decode("ascii", "replace").split())
 
     @lru_cache(maxsize=2)  # noqa: B019
     def versions(self, path: str) -> tuple[str, ...]:
         """Every text that a file has had in any commit; none where not all of them can be had."""
         blobs = self.history.versions.get(path, []) if self.history else []
         blob_lines = "\n".join(blobs).encode()
-        if not 0 < len(blobs) <= _MAX_VERSIONS or not self._can_be_had(blob_lines, len(blobs)):
+        if not 0 < len(blobs) <= _MAX_VERSIONS or not self._are_readable(blob_lines, len(blobs)):
             return ()
-        texts = tuple(_texts(self._ask("cat-file", "--batch", given=blob_lines) or b""))
+        texts = tuple(_texts(self._git("cat-file", "--batch", stdin=blob_lines) or b""))
         return texts if len(texts) == len(blobs) else ()
 
-    def _can_be_had(self, names: bytes, number: int) -> bool:
+    def _are_readable(self, names: bytes, number: int) -> bool:
         """Whether all of these objects are there, and small enough; a missing one has no size."""
-        lines = [line.split() for line in (self._ask("cat-file", "--batch-check", given=names) or b"").splitlines()]
+        lines = [line.split() for line in (self._git("cat-file", "--batch-check", stdin=names) or b"").splitlines()]
         sizes = [int(line[2]) for line in lines if len(line) == 3 and line[1] == b"blob"]
         return len(sizes) == number and max(sizes) <= _MAX_TEXT and sum(sizes) <= _MAX_TEXTS
 
     @lru_cache(maxsize=2)  # noqa: B019
-    def squeezed(self, path: str) -> str:
+    def versions_without_blanks(self, path: str) -> str:
         """Every text that a file has had, without blanks and line breaks; a mark that is in no text between them."""
         return "\0".join(without_blanks(text) for text in self.versions(path))
 
-    def _ask(self, *words: str, given: bytes | None = None) -> bytes | None:
+    def _git(self, *words: str, stdin: bytes | None = None) -> bytes | None:
         settings = [word for setting in _SETTINGS for word in ("-c", setting)]
         command = ["git", "--no-pager", "--no-replace-objects", *settings, *words]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")} | _ENVIRONMENT
         try:
-            done = subprocess.run(  # noqa: S603  # the words are ours; the repository names a folder
-                command, cwd=self.path, env=environment, input=given or b"", capture_output=True, timeout=_TIMEOUT_S,
+            process = subprocess.run(  # noqa: S603  # the words are ours; the repository names a folder
+                command, cwd=self.path, env=environment, input=stdin or b"", capture_output=True, timeout=_TIMEOUT_S,
                 check=False,
             )  # fmt: skip
         except (OSError, ValueError, subprocess.TimeoutExpired):  # ValueError: a name that no command can hold
             return None
-        return done.stdout if done.returncode == 0 else None
+        return process.stdout if process.returncode == 0 else None
 
 
 class Checkout:
@@ -185,12 +185,16 @@ class Checkout:
         if relative in self.files or relative in self.folders:
             return True
         history = self._repository.history
-        if history is None or not self.files or history.adds_elsewhere(relative, self._repository.behind(self.commit)):
+        if (
+            history is None
+            or not self.files
+            or history.added_on_other_branch(relative, self._repository.ancestors(self.commit))
+        ):
             return None
         removed_at = history.removed_at(relative)
         if removed_at is None or (removed_at and not self._is_branch):
             return None
-        return None if removed_at and removed_at > self._seconds - _SETTLED_S else False
+        return None if removed_at and removed_at > self._seconds - _GRACE_S else False
 
     def text(self, relative: str) -> str | None:
         return self._repository.text(self.commit, relative) if relative in self.files else None
@@ -203,8 +207,8 @@ class Checkout:
     def has_ever_held(self, relative: str, text: str, *, but_for_blanks: bool = False) -> bool | None:
         """Whether any version of a file, also a later one, holds a text; None where no commit has the file."""
         if but_for_blanks:
-            squeezed = self._repository.squeezed(relative)
-            return without_blanks(text) in squeezed if squeezed else None
+            versions_without_blanks = self._repository.versions_without_blanks(relative)
+            return without_blanks(text) in versions_without_blanks if versions_without_blanks else None
         versions, plain = self._repository.versions(relative), text.replace("\r\n", "\n")
         needle = plain.rstrip("\n") or plain  # an edit is tried without its last line's end, too
         return any(needle in version for version in versions) if versions else None
@@ -240,7 +244,7 @@ def _seconds_of(when: str) -> int | None:
 # behind a checkout have added, and that the checkout does not have, was removed, or dropped by a merge.
 
 # As git itself and hosts of pull requests write it; a squashed branch is named nowhere.
-_MERGED = re.compile(
+_MERGE_SUBJECT = re.compile(
     r"Merge pull request #\d+ from [^\s/]+/(\S+)|Merge (?:remote-tracking )?branch '(?:origin/)?([^']+)'"
 )
 
@@ -255,9 +259,9 @@ class FileHistory:
         self._added_at: dict[str, int] = {}
         self._removed: dict[str, int] = {}
         blobs: dict[str, dict[str, None]] = defaultdict(dict)
-        seconds = {commit: int(when) for when, _, commit in (line.partition(" ") for line in _text(times).split("\n"))
-                   if commit}  # fmt: skip
-        for commit, status, blob, path in _entries(changes):
+        rows = (line.partition(" ") for line in _decoded(times).split("\n"))
+        seconds = {commit: int(when) for when, _, commit in rows if commit}
+        for commit, status, blob, path in _changed_paths(changes):
             when = seconds.get(commit, 0)
             if "A" in status:
                 self._added[path].append(commit)
@@ -269,9 +273,11 @@ class FileHistory:
         self.versions = {path: list(versions) for path, versions in blobs.items()}
         self._paths = sorted(self._added)
 
-    def adds_elsewhere(self, path: str, behind: Collection[str]) -> bool:
+    def added_on_other_branch(self, path: str, ancestors: Collection[str]) -> bool:
         """Whether a commit that does not lie behind the checkout has added the path, or something below it."""
-        return any(commit not in behind for added_path in self._at_or_below(path) for commit in self._added[added_path])
+        return any(
+            commit not in ancestors for added_path in self._at_or_below(path) for commit in self._added[added_path]
+        )
 
     def removed_at(self, path: str) -> int | None:
         """When the last of it was removed; 0 where it never was there, None where it was and nobody removed it."""
@@ -299,20 +305,20 @@ def merged_branches(merges: bytes) -> dict[str, list[tuple[int, str]]]:
     `merges` as `rev-list --merges --format=%P%x09%ct%x09%s` prints them.
     """
     branches: dict[str, list[tuple[int, str]]] = defaultdict(list)
-    for line in _text(merges).split("\n"):
+    for line in _decoded(merges).split("\n"):
         parents, _, rest = line.partition("\t")
         when, _, subject = rest.partition("\t")
-        name = _MERGED.match(subject)
+        name = _MERGE_SUBJECT.match(subject)
         if name is not None and len(parents.split()) == 2 and when.isdecimal():
             branches[name[1] or name[2]].append((int(when), parents.split()[1]))
     return {name: sorted(tips) for name, tips in branches.items()}
 
 
-def _entries(changes: bytes) -> Iterator[tuple[str, str, str, str]]:
+def _changed_paths(changes: bytes) -> Iterator[tuple[str, str, str, str]]:
     """Commit, letters of what happened, the object afterwards, path. A merge has a column for each parent."""
     commit, entry = "", None
     for field in changes.split(b"\0"):
-        word = _text(field)
+        word = _decoded(field)
         if entry is not None:
             *_, blob, status = entry
             yield commit, status, blob, word
@@ -323,7 +329,7 @@ def _entries(changes: bytes) -> Iterator[tuple[str, str, str, str]]:
             commit = word
 
 
-def _text(content: bytes) -> str:
+def _decoded(content: bytes) -> str:
     return content.decode("utf-8", "replace")
 
 
@@ -346,13 +352,13 @@ class EarlierSessions:
 
     def __init__(self) -> None:
         self._events: dict[str, list[Event]] = defaultdict(list)
-        self._inside: dict[str, dict[str, list[tuple[int, str]]]] = defaultdict(lambda: defaultdict(list))
+        self._names_in_folder: dict[str, dict[str, list[tuple[int, str]]]] = defaultdict(lambda: defaultdict(list))
         self._roots: dict[str, list[tuple[int, str]]] = defaultdict(list)
         self._too_large: dict[str, list[tuple[int, str]]] = defaultdict(list)
         self._texts: dict[str, list[tuple[int, str, str]]] = defaultdict(list)
-        self._names: dict[tuple[str, str], list[Event]] = defaultdict(list)  # of agents and skills
+        self._agents_and_skills: dict[tuple[str, str], list[Event]] = defaultdict(list)  # of agents and skills
         self._read: dict[str, frozenset[str]] = {}  # a conversation -> files that it has read or written
-        self._named: dict[str, int] = {}  # the ends of paths that were ever named -> when first
+        self._first_mentioned: dict[str, int] = {}  # the ends of paths that were ever named -> when first
 
     def add(self, conversation: Conversation, state: SessionState) -> None:
         """What a whole conversation has shown by its end; one without times is not used."""
@@ -365,13 +371,13 @@ class EarlierSessions:
         for relative in files:
             self._roots[root].append((when, relative))
             folder, _, name = relative.rpartition("/")
-            self._inside[folder][name].append((when, root))
+            self._names_in_folder[folder][name].append((when, root))
         for path in {shown_path for relative in files for shown_path in with_parents(relative)}:
             self._events[path].append((when, root, True))
-        for ends in paths.named:
-            self._named[ends] = min(when, self._named.get(ends, when))
-        for name, is_there in state.attempts.names.items():
-            self._names[name].append((when, root, is_there))
+        for ends in paths.mentioned_endings:
+            self._first_mentioned[ends] = min(when, self._first_mentioned.get(ends, when))
+        for name, exists in state.attempts.names.items():
+            self._agents_and_skills[name].append((when, root, exists))
         for path in paths.missing:
             relative = paths.relative(path)
             if relative:
@@ -389,15 +395,15 @@ class EarlierSessions:
         when = None if first is None else _seconds_of(first)
         if when is None or conversation.cwd is None:
             return None
-        read_before = self._read.get(_part_before(conversation.id))
+        read_before = self._read.get(_previous_part_id(conversation.id))
         return PathKnowledge(self, conversation.cwd, when, read_before=read_before)
 
     def sort(self) -> None:
         """Once all are added."""
-        for table in (self._events, self._names, self._roots, self._too_large, self._texts):
+        for table in (self._events, self._agents_and_skills, self._roots, self._too_large, self._texts):
             for entries in table.values():
                 entries.sort(key=lambda entry: entry[0])
-        for names in self._inside.values():
+        for names in self._names_in_folder.values():
             for entries in names.values():
                 entries.sort()
 
@@ -410,99 +416,109 @@ class PathKnowledge:
     ) -> None:
         self._sessions, self._root, self._when = sessions, root, when
         self.read_before = read_before  # files of the part of this session before its summary; None: it is in no log
-        self._kin: frozenset[str] | None = None  # folders of the same project
+        self._project_roots: frozenset[str] | None = None  # folders of the same project
 
     def standing(self, relative: str, shown: Iterable[str]) -> PathStatus | None:
         """Whether a path is there; `shown` are files of this session, by which its project is recognised."""
-        kin = self._folders(shown)
-        if not kin:
+        roots = self._roots_of_project(shown)
+        if not roots:
             return None
         for path in with_parents(relative):
-            events = [event for event in self._until_now(self._sessions._events.get(path, [])) if event[1] in kin]
+            events = [event for event in self._before_start(self._sessions._events.get(path, [])) if event[1] in roots]
             if events and not events[-1][2]:
-                is_new = events[-1][0] < self._sessions._named.get(_last_parts(path), 0) < self._when
+                is_new = events[-1][0] < self._sessions._first_mentioned.get(_last_two_parts(path), 0) < self._when
                 return None if is_new else PathStatus(False, "missing_in_earlier_session")
             if events and path == relative:
-                return PathStatus(True, "folder" if self._num_inside(path, kin) else "seen_in_earlier_session")
+                return PathStatus(True, "folder" if self._num_files_in(path, roots) else "seen_in_earlier_session")
             if events:
                 break
-        return self._by_its_folder(relative, kin)
+        return self._status_by_folder(relative, roots)
 
-    def _by_its_folder(self, relative: str, kin: frozenset[str]) -> PathStatus | None:
+    def _status_by_folder(self, relative: str, roots: frozenset[str]) -> PathStatus | None:
         """A path that nobody ever named, in a folder that is well known; one that is new may hold anything.
 
         At the root, where anybody puts what they like, only one beside which another ending of it is known.
         """
         folder = relative.rpartition("/")[0]
-        if self._was_named(relative):
+        if self._was_mentioned(relative):
             return None
-        is_known = self._has_stem(relative, kin) if not folder else self._num_inside(folder, kin) >= _MIN_SIBLINGS
+        is_known = (
+            self._has_namesake(relative, roots) if not folder else self._num_files_in(folder, roots) >= _MIN_SIBLINGS
+        )
         return PathStatus(False, "in_no_earlier_session") if is_known else None
 
-    def _has_stem(self, name: str, kin: frozenset[str]) -> bool:
+    def _has_namesake(self, name: str, roots: frozenset[str]) -> bool:
         """Whether a file of the root differs from this one in its ending alone."""
         stem = name.rpartition(".")[0]
         namesakes = [
-            root_name for root_name in self._sessions._inside.get("", {}) if root_name.rpartition(".")[0] == stem
+            root_name
+            for root_name in self._sessions._names_in_folder.get("", {})
+            if root_name.rpartition(".")[0] == stem
         ]
-        return bool(stem) and any(self._is_inside("", namesake, kin) for namesake in namesakes)
+        return bool(stem) and any(self._is_file_in("", namesake, roots) for namesake in namesakes)
 
-    def _is_inside(self, folder: str, name: str, kin: frozenset[str]) -> bool:
-        return any(root in kin for _, root in self._until_now(self._sessions._inside[folder][name]))
+    def _is_file_in(self, folder: str, name: str, roots: frozenset[str]) -> bool:
+        return any(root in roots for _, root in self._before_start(self._sessions._names_in_folder[folder][name]))
 
-    def _was_named(self, relative: str) -> bool:
-        return self._sessions._named.get(_last_parts(relative), self._when) < self._when
+    def _was_mentioned(self, relative: str) -> bool:
+        return self._sessions._first_mentioned.get(_last_two_parts(relative), self._when) < self._when
 
     def text(self, relative: str, shown: Iterable[str]) -> str | None:
         """The file as an earlier session last knew it whole."""
-        kin = self._folders(shown)
-        texts = [version for version in self._until_now(self._sessions._texts.get(relative, [])) if version[1] in kin]
+        roots = self._roots_of_project(shown)
+        texts = [
+            version for version in self._before_start(self._sessions._texts.get(relative, [])) if version[1] in roots
+        ]
         return texts[-1][2] if texts else None
 
     def is_too_large(self, relative: str, shown: Iterable[str]) -> bool:
         """Whether it was too large to be shown at once."""
-        kin = self._folders(shown)
-        return any(root in kin for _, root in self._until_now(self._sessions._too_large.get(relative, [])))
+        roots = self._roots_of_project(shown)
+        return any(root in roots for _, root in self._before_start(self._sessions._too_large.get(relative, [])))
 
     def has_name(self, name: tuple[str, str], shown: Iterable[str]) -> bool | None:
         """Whether an agent or skill was there when it was last asked for; None where it never was."""
-        kin = self._folders(shown) or {self._root}
-        events = [event for event in self._until_now(self._sessions._names.get(name, [])) if event[1] in kin]
+        roots = self._roots_of_project(shown) or {self._root}
+        events = [
+            event for event in self._before_start(self._sessions._agents_and_skills.get(name, [])) if event[1] in roots
+        ]
         return events[-1][2] if events else None
 
-    def _num_inside(self, folder: str, kin: frozenset[str]) -> int:
-        return sum(self._is_inside(folder, name, kin) for name in self._sessions._inside.get(folder, {}))
+    def _num_files_in(self, folder: str, roots: frozenset[str]) -> int:
+        return sum(self._is_file_in(folder, name, roots) for name in self._sessions._names_in_folder.get(folder, {}))
 
-    def _folders(self, shown_files: Iterable[str]) -> frozenset[str]:
-        if self._kin is None:
-            own_files = [relative for _, relative in self._until_now(self._sessions._roots.get(self._root, []))]
-            files = {path for path in (*own_files[-_MAX_COMPARED:], *islice(shown_files, _MAX_COMPARED)) if "/" in path}
-            if not own_files and len(files) < _MIN_SHARED:
+    def _roots_of_project(self, shown_files: Iterable[str]) -> frozenset[str]:
+        if self._project_roots is None:
+            session_files = [relative for _, relative in self._before_start(self._sessions._roots.get(self._root, []))]
+            files = {
+                path for path in (*session_files[-_MAX_COMPARED:], *islice(shown_files, _MAX_COMPARED)) if "/" in path
+            }
+            if not session_files and len(files) < _MIN_SHARED:
                 return frozenset()  # nothing to recognise the project by yet
-            events = (self._until_now(self._sessions._events.get(path, [])) for path in files)
+            events = (self._before_start(self._sessions._events.get(path, [])) for path in files)
             shared = Counter(
-                root for path_events in events for root in {root for _, root, is_there in path_events if is_there}
+                root for path_events in events for root in {root for _, root, exists in path_events if exists}
             )
-            self._kin = frozenset(
-                {self._root, *(root for root, number in shared.items() if self._is_kin(root, number, files))}
+            self._project_roots = frozenset(
+                {self._root, *(root for root, number in shared.items() if self._is_same_project(root, number, files))}
             )
-        return self._kin
+        return self._project_roots
 
-    def _is_kin(self, root: str, num_shared: int, files: Collection[str]) -> bool:
-        theirs = len({path for _, path in self._until_now(self._sessions._roots[root]) if "/" in path})
-        return num_shared >= max(_MIN_SHARED, _MIN_SHARE * min(len(files), theirs))
+    def _is_same_project(self, root: str, num_shared: int, files: Collection[str]) -> bool:
+        num_files = len({path for _, path in self._before_start(self._sessions._roots[root]) if "/" in path})
+        return num_shared >= max(_MIN_SHARED, _MIN_SHARE * min(len(files), num_files))
 
-    def _until_now(self, entries: list[_Entry]) -> list[_Entry]:
+    def _before_start(self, entries: list[_Entry]) -> list[_Entry]:
         return entries[: bisect_left(entries, self._when, key=lambda entry: entry[0])]
 
 
-def _part_before(conversation_id: str) -> str:
+def _previous_part_id(conversation_id: str) -> str:
     """The id of a session's part before this one; those that go on after a summary are numbered from 0."""
     session, _, number = conversation_id.rpartition("#")
     return f"{session}#{int(number) - 1}" if number.isdecimal() else ""
 
 
-def _last_parts(path: str) -> str:
+def _last_two_parts(path: str) -> str:
     return "/".join(path.split("/")[-2:])
 
 

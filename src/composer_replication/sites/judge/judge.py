@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Literal, NamedTuple
 
 from composer_replication.sites.actions.edits import Put, Replace, edit_operations
-from composer_replication.sites.actions.session_state import SessionState, named_by
+from composer_replication.sites.actions.session_state import SessionState, requested_name
 from composer_replication.sites.actions.shell_tree import CommandChain, Simple, parse_script
 from composer_replication.sites.actions.shell_words import NotUnderstood
 from composer_replication.sites.actions.shown_paths import KnownPaths, PathStatus
@@ -55,37 +55,37 @@ class Judge:
         self, state: SessionState, *, project: PathKnowledge | None = None, checkout: Checkout | None = None
     ) -> None:
         self.state = state
-        self._known = Known(state, project, checkout)
+        self._knowledge = Knowledge(state, project, checkout)
 
     def verdict(self, call: ToolCall) -> Judgement:
         """What would become of this call if it were made now."""
         if call.raw_arguments is not None:
             return Judgement("fails", "arguments_no_json", "input_validation", "its arguments are no JSON object")
-        wrong = _misfit(call.name, frozenset(call.arguments))
+        wrong = _schema_violation(call.name, frozenset(call.arguments))
         if wrong is not None:
             return Judgement("fails", "schema", "input_validation", wrong)
         before = self.state.attempts.last(call)
-        if before is not None and before.is_unchanged and _may_be_told(before.kind) and not is_edit(call.name):
+        if before is not None and before.is_unchanged and _is_repeatable(before.kind) and not is_edit(call.name):
             return Judgement("fails", "same_again", before.kind, "it failed before, and nothing has changed since")
         channel = channel_of(call.name)
         if channel == "file":
-            return _judge_file_call(call, self._known)
+            return _judge_file_call(call, self._knowledge)
         if channel == "shell":
-            return _judge_command(command_text(call.name, call.arguments), self._known)
-        name = named_by(call)
+            return _judge_command(command_text(call.name, call.arguments), self._knowledge)
+        name = requested_name(call)
         if name is None:
             return UNKNOWN
         kind = "other" if "skill" in name[0].lower() else "input_validation"
-        is_there = self._known.has_name(name)
-        if is_there is False:
+        exists = self._knowledge.has_name(name)
+        if exists is False:
             return Judgement("fails", "unknown_name", kind, "no agent or skill of this name was there")
-        if is_there is None and name[0] == "Skill" and self._known.is_own_command(name[1]):
+        if exists is None and name[0] == "Skill" and self._knowledge.is_built_in_command(name[1]):
             says = "fails" if name[1] in NO_SKILLS else "risky"
             return Judgement(says, "unknown_name", kind, "the agent does this itself, when a person types it")
-        return Judgement("ok" if is_there else "unknown", "name", kind)
+        return Judgement("ok" if exists else "unknown", "name", kind)
 
 
-def _may_be_told(kind: str) -> bool:
+def _is_repeatable(kind: str) -> bool:
     """Whether a failure of this kind comes again: not work that failed, a network, or what somebody refused."""
     return USUAL_BLAME.get(kind) in ("model", "unknown")
 
@@ -97,38 +97,38 @@ UNKNOWN_COMMAND = Judgement("unknown", "shell", why="what a command does cannot 
 # third only it is.
 _READERS = word_set("cat head tail wc less nl stat file diff chmod open du tac xxd shellcheck gofmt")
 _READERS_AFTER_PATTERN = word_set("sed grep egrep awk rg jq")
-_RUN_THEIR_FIRST = word_set("source . bash sh zsh python python3 node ruby perl")
+_INTERPRETERS = word_set("source . bash sh zsh python python3 node ruby perl")
 _PATH = re.compile(r"[\w@+~][\w.@+/~-]*|\.{1,2}/[\w.@+/~-]+|/[\w.@+/~-]+")
 _MAX_COMMAND = 20_000
 
 
-def _judge_command(command: str, known: Known) -> Judgement:
+def _judge_command(command: str, knowledge: Knowledge) -> Judgement:
     """The first part of a command that surely runs, surely fails, and takes the whole command with it."""
-    here, tested = known.paths.shell.path, set[str]()
-    for step in _sure_steps(command):
+    cwd, tested = knowledge.paths.shell.path, set[str]()
+    for step in _unconditional_steps(command):
         name, operands = step.name, step.operands
-        if name in known.state.attempts.missing_programs:
+        if name in knowledge.state.attempts.missing_programs:
             return Judgement("fails", "no_such_program", "cmd_not_found", "the shell did not know it before")
-        if here is None:
+        if cwd is None:
             return UNKNOWN_COMMAND
         if name == "cd":
             target = operands[0] if len(operands) == 1 else None
             if target is None or target == "-" or not _PATH.fullmatch(target):
                 return UNKNOWN_COMMAND
-            folder = known.paths.absolute(target, here)
-            if _is_missing(target, here, known):
+            folder = knowledge.paths.absolute(target, cwd)
+            if _is_missing(target, cwd, knowledge):
                 return Judgement("fails", "cd_missing", "shell_path_missing", "the folder is not there")
-            here = folder
-        elif step.is_shown and any(known.is_doubled(word, here) for word in operands):
+            cwd = folder
+        elif step.is_shown and any(knowledge.is_from_root(word, cwd) for word in operands):
             return Judgement("fails", "from_another_folder", "shell_path_missing", "the shell stands in another folder")
-        elif step.is_shown and any(_is_missing(word, here, known) for word in step.files if word not in tested):
+        elif step.is_shown and any(_is_missing(word, cwd, knowledge) for word in step.files if word not in tested):
             return Judgement("fails", "file_missing", "shell_path_missing", "the file is not there")
         tested.update(operands)
     return UNKNOWN_COMMAND
 
 
 @dataclass(frozen=True, slots=True)
-class _JudgedStep:
+class _Step:
     name: str
     operands: tuple[str, ...]
     is_shown: bool  # whether what it complains of is seen, and its failure is that of the command
@@ -139,12 +139,12 @@ class _JudgedStep:
         paths = tuple(word for word in self.operands if re.search(r"[/.]", word) and _PATH.fullmatch(word))
         if self.name in _READERS:
             return paths
-        if self.name in _RUN_THEIR_FIRST:
+        if self.name in _INTERPRETERS:
             return tuple(path for path in paths if path == self.operands[0])
         return tuple(path for path in paths if path != self.operands[0]) if self.name in _READERS_AFTER_PATTERN else ()
 
 
-def _sure_steps(command: str) -> Iterator[_JudgedStep]:
+def _unconditional_steps(command: str) -> Iterator[_Step]:
     """The commands at the start of a script that all run, each only if those before it worked."""
     if len(command) > _MAX_COMMAND:
         return
@@ -153,12 +153,12 @@ def _sure_steps(command: str) -> Iterator[_JudgedStep]:
     except NotUnderstood:
         return
     for chain in script:
-        if "||" in chain.joints or chain.is_background:
+        if "||" in chain.operators or chain.is_background:
             return
         yield from _steps_of(chain, is_last=chain is script[-1])
 
 
-def _steps_of(chain: CommandChain, *, is_last: bool) -> Iterator[_JudgedStep]:
+def _steps_of(chain: CommandChain, *, is_last: bool) -> Iterator[_Step]:
     for pipeline in chain.pipelines:
         first = pipeline.commands[0]
         if not isinstance(first, Simple) or pipeline.is_negated:
@@ -169,13 +169,11 @@ def _steps_of(chain: CommandChain, *, is_last: bool) -> Iterator[_JudgedStep]:
         operands = tuple(word for word in words[1:] if word is not None and not word.startswith("-"))
         is_hidden = any(redirect.descriptor == "2" or redirect.op.startswith("&") for redirect in first.redirects)
         is_shown = is_last and len(pipeline.commands) == 1 and not is_hidden and None not in words
-        yield _JudgedStep(words[0].rpartition("/")[2], operands, is_shown)
+        yield _Step(words[0].rpartition("/")[2], operands, is_shown)
 
 
-def _is_missing(word: str, here: str, knowledge: Known) -> bool:
-    return knowledge.standing(knowledge.paths.absolute(word, here)).is_there is False or knowledge.is_doubled(
-        word, here
-    )
+def _is_missing(word: str, cwd: str, knowledge: Knowledge) -> bool:
+    return knowledge.status(knowledge.paths.absolute(word, cwd)).exists is False or knowledge.is_from_root(word, cwd)
 
 
 # Rules for tools that read, search and change files.
@@ -184,46 +182,46 @@ _MIN_LENGTH = 24  # of a text that is recognised without its blanks
 _TAKE_FOLDERS = word_set("grep glob ls list list_directory list_dir list_files search_file_content find_file")
 
 
-def _judge_file_call(call: ToolCall, known: Known) -> Judgement:
+def _judge_file_call(call: ToolCall, knowledge: Knowledge) -> Judgement:
     """A call of a file tool: first its path, then, for an edit, whether the file was read and holds the text."""
     argument = path_argument(call.arguments)
     if not argument:
         return Judgement("unknown", "no_path")
-    path = known.paths.absolute(argument)
-    standing = known.standing(path)
+    path = knowledge.paths.absolute(argument)
+    status = knowledge.status(path)
     takes_folders = plain_name(call.name) in _TAKE_FOLDERS
-    if standing.is_folder and not takes_folders:
+    if status.is_folder and not takes_folders:
         return Judgement("fails", "a_folder", "is_directory", "the session has shown it to be a folder")
     if is_edit(call.name):
-        return _judge_edit(call, path, known)
-    if known.is_doubled(argument, known.paths.shell.path):
+        return _judge_edit(call, path, knowledge)
+    if knowledge.is_from_root(argument, knowledge.paths.shell.path):
         return Judgement("fails", "from_another_folder", "file_not_found", "the shell stands in another folder")
-    if standing.is_there is False and known.texts.was_read(path) is not True:
-        known.said_missing(path, standing)
-        return Judgement("fails", standing.why, "file_not_found", "the path is not there")
-    if plain_name(call.name) == "read" and not call.arguments.get("limit") and known.is_too_large(path):
+    if status.exists is False and knowledge.texts.was_read(path) is not True:
+        knowledge.note_missing(path, status)
+        return Judgement("fails", status.why, "file_not_found", "the path is not there")
+    if plain_name(call.name) == "read" and not call.arguments.get("limit") and knowledge.is_too_large(path):
         return Judgement("fails", "too_large", "output_too_large", "it was too large to be shown at once before")
-    if standing.is_there:
-        return Judgement("ok", standing.why, "file_not_found")
-    return Judgement("unknown", standing.why, "file_not_found", "nobody has shown the path")
+    if status.exists:
+        return Judgement("ok", status.why, "file_not_found")
+    return Judgement("unknown", status.why, "file_not_found", "nobody has shown the path")
 
 
-def _judge_edit(call: ToolCall, path: str, knowledge: Known) -> Judgement:
+def _judge_edit(call: ToolCall, path: str, knowledge: Knowledge) -> Judgement:
     operations = edit_operations(call, knowledge.paths.root) or []
     replaces = [operation for operation in operations if isinstance(operation, Replace)]
     if replaces and all(edit.old == edit.new for edit in replaces):
         return Judgement("fails", "edit_noop", "edit_noop", "what is to be replaced equals what replaces it")
-    standing, was_read = knowledge.standing(path), knowledge.texts.was_read(path)
+    status, was_read = knowledge.status(path), knowledge.texts.was_read(path)
     writes = bool(operations) and all(isinstance(operation, Put) for operation in operations)
     if was_read is True:
-        return _judge_read(call, replaces, path, knowledge)
+        return _judge_edit_of_read_file(call, replaces, path, knowledge)
     if writes and knowledge.texts.has_plan and PLANS in path:
         return Judgement("fails", "plan_is_there", "edit_not_read", "the plan that the session carries out lies there")
     if writes or (replaces and not replaces[0].old):
-        if not standing.is_there:
+        if not status.exists:
             return Judgement("unknown", "new_file", "edit_not_read", "it may be a new file")
-    elif standing.is_there is False:
-        return Judgement("fails", standing.why, "file_not_found", "the path is not there")
+    elif status.exists is False:
+        return Judgement("fails", status.why, "file_not_found", "the path is not there")
     if call.name not in READ_FIRST:
         return Judgement("unknown", "text_not_shown", "edit_no_match", "nobody has shown the file")
     if was_read is None and replaces and knowledge.is_untouched(path, replaces[0].old):
@@ -233,34 +231,38 @@ def _judge_edit(call: ToolCall, path: str, knowledge: Known) -> Judgement:
     return Judgement("fails", "not_read", "edit_not_read", "the agent has not read it")
 
 
-def _judge_read(call: ToolCall, replaces: list[Replace], path: str, knowledge: Known) -> Judgement:
+def _judge_edit_of_read_file(call: ToolCall, replaces: list[Replace], path: str, knowledge: Knowledge) -> Judgement:
     """An edit of a file that was read: a command may have made that void since."""
-    change = knowledge.is_lost(path) if call.name in READ_FIRST else ""
-    lost = Judgement("fails", "changed_and_too_large", "edit_not_read", "a command changed it, and it is too large")
+    change = knowledge.change_without_reread(path) if call.name in READ_FIRST else ""
+    verdict_if_changed = Judgement(
+        "fails", "changed_and_too_large", "edit_not_read", "a command changed it, and it is too large"
+    )
     if change == "surely":
-        return lost
+        return verdict_if_changed
     judgement = _judge_text(replaces[0], path, knowledge) if replaces else Judgement("ok", "was_read", "edit_not_read")
     is_doubtful = change == "maybe" and judgement.says != "fails"
     return (
-        Judgement("risky", lost.rule, lost.kind, "a formatter ran, and it is too large") if is_doubtful else judgement
+        Judgement("risky", verdict_if_changed.rule, verdict_if_changed.kind, "a formatter ran, and it is too large")
+        if is_doubtful
+        else judgement
     )
 
 
-def _judge_text(edit: Replace, path: str, knowledge: Known) -> Judgement:
+def _judge_text(edit: Replace, path: str, knowledge: Knowledge) -> Judgement:
     text, source = knowledge.text(path)
     if text is None:
         return Judgement("unknown", "text_not_shown", "edit_no_match")
-    number = _times(text, edit.old)
+    number = _num_matches(text, edit.old)
     if number > 1 and not edit.everywhere:
         says = "fails" if text.doubt < 2 else "risky"
         return Judgement(says, f"ambiguous{source}", "edit_ambiguous", f"it is there {number} times")
     if number:
         rule = "found_in_whole_file" if text.is_whole and not text.doubt else "found_in_part"
         return Judgement("ok", f"{rule}{source}", "edit_no_match")
-    return _judge_missing(edit, path, text, source, knowledge)
+    return _judge_missing_text(edit, path, text, source, knowledge)
 
 
-def _judge_missing(edit: Replace, path: str, text: FileText, source: str, knowledge: Known) -> Judgement:
+def _judge_missing_text(edit: Replace, path: str, text: FileText, source: str, knowledge: Knowledge) -> Judgement:
     """A text that is not in what is known of the file."""
     why, old = "it is not in the file", edit.old.replace("\r\n", "\n")
     if text.is_whole and not text.doubt:
@@ -284,7 +286,7 @@ def _differs_in_blanks(text: FileText, old: str) -> bool:
     return len(squeezed) >= _MIN_LENGTH and squeezed in without_blanks(text.text)
 
 
-def _times(text: FileText, old: str) -> int:
+def _num_matches(text: FileText, old: str) -> int:
     plain = old.replace("\r\n", "\n")
     return text.count(plain) or (text.count(plain.rstrip("\n")) if plain.rstrip("\n") else 0)
 
@@ -296,22 +298,22 @@ _MAX_SHOWN = 50
 # A reader refuses more than 25,000 tokens of a whole file, however many lines it would show of it. Words, digits and
 # runs of signs are about 0.78 of the tokens where lines are those of programs; for shorter ones nobody has measured it.
 _MAX_PIECES = 19_500
-_MIN_A_LINE = 5
+_MIN_PIECES_PER_LINE = 5
 _PIECE = re.compile(r"[A-Za-z]+|\d|[^\sA-Za-z\d]+|\n+")
 # What the session knows of a path -> whose word that it is not there is taken.
-_BELIEVED_WHERE = {
+_TRUSTED_SOURCES = {
     "only_its_name": ("not_in_checkout", "missing_in_earlier_session"),
     "unseen": ("not_in_checkout", "missing_in_earlier_session", "in_no_earlier_session"),
 }
-_RELATIVE = re.compile(r"[\w@+][\w.@+-]*(?:/[\w.@+-]+)+/?")
+_RELATIVE_PATH = re.compile(r"[\w@+][\w.@+-]*(?:/[\w.@+-]+)+/?")
 
 
-class Known:
+class Knowledge:
     """One session's state with what is known beside it."""
 
     def __init__(self, state: SessionState, project: PathKnowledge | None, checkout: Checkout | None) -> None:
         self.state, self._project, self._checkout = state, project, checkout
-        self._said_missing: dict[str, set[str]] = {}  # how it was known -> what others said is not there
+        self._reported_missing: dict[str, set[str]] = {}  # how it was known -> what others said is not there
 
     @property
     def paths(self) -> KnownPaths:
@@ -321,40 +323,40 @@ class Known:
     def texts(self) -> FileTexts:
         return self.state.texts
 
-    def standing(self, path: str) -> PathStatus:
+    def status(self, path: str) -> PathStatus:
         """Whether a path is there: by the session, then by those who know more."""
-        standing, relative = self.paths.standing(path), self.paths.relative(path)
-        if standing.is_there is not None or relative is None:
-            return standing
+        status, relative = self.paths.status(path), self.paths.relative(path)
+        if status.exists is not None or relative is None:
+            return status
         by_project = self._project.standing(relative, self.paths.relative_files()) if self._project else None
         opinions = [opinion for opinion in (self._in_checkout(relative), by_project) if opinion is not None]
-        if any(opinion.is_there for opinion in opinions):
-            return next(opinion for opinion in opinions if opinion.is_there)
-        is_anothers = self._checkout is not None and _is_anothers(relative, standing.why, self._checkout.files)
-        believed = _BELIEVED_WHERE.get("only_its_name" if is_anothers else standing.why, ())
-        opinions = [opinion for opinion in opinions if opinion.why in believed]
-        if not opinions or self._is_behind(opinions[0]):
-            return standing
+        if any(opinion.exists for opinion in opinions):
+            return next(opinion for opinion in opinions if opinion.exists)
+        is_another_file = self._checkout is not None and _is_another_file(relative, status.why, self._checkout.files)
+        trusted = _TRUSTED_SOURCES.get("only_its_name" if is_another_file else status.why, ())
+        opinions = [opinion for opinion in opinions if opinion.why in trusted]
+        if not opinions or self._is_outdated(opinions[0]):
+            return status
         return opinions[0]
 
-    def said_missing(self, path: str, standing: PathStatus) -> None:
+    def note_missing(self, path: str, status: PathStatus) -> None:
         """That a verdict rested on somebody else's word: where the path turns up, that word counts no more."""
-        self._said_missing.setdefault(standing.why, set()).add(path)
+        self._reported_missing.setdefault(status.why, set()).add(path)
 
-    def _is_behind(self, opinion: PathStatus) -> bool:
+    def _is_outdated(self, opinion: PathStatus) -> bool:
         """Whether the session has since shown what this source said is not there."""
-        missing_paths = self._said_missing.get(opinion.why, ())
+        missing_paths = self._reported_missing.get(opinion.why, ())
         return any(path in self.paths.files or path in self.paths.folders for path in missing_paths)
 
     def _in_checkout(self, relative: str) -> PathStatus | None:
         if self._checkout is None or not self._is_its_project(relative, self._checkout):
             return None
-        is_there = self._checkout.exists(relative)
+        exists = self._checkout.exists(relative)
         if relative in self._checkout.folders:
             return PathStatus(True, "folder")
-        if is_there is None or (not is_there and not _is_committed(relative, self._checkout.files)):
+        if exists is None or (not exists and not _is_committed(relative, self._checkout.files)):
             return None
-        return PathStatus(is_there, "in_checkout" if is_there else "not_in_checkout")
+        return PathStatus(exists, "in_checkout" if exists else "not_in_checkout")
 
     def _is_its_project(self, relative: str, checkout: Checkout) -> bool:
         """Whether the session works in what was checked out: by its files, or by the folder that it asks for."""
@@ -373,21 +375,21 @@ class Known:
             return name[1] in AGENTS | (attempts.agents or frozenset())
         return self._project.has_name(name, self.paths.relative_files()) if self._project else None
 
-    def is_own_command(self, name: str) -> bool:
+    def is_built_in_command(self, name: str) -> bool:
         """Whether the agent itself does what is asked for, and the project has no skill or command of that name."""
         definitions = (f".claude/skills/{name}/SKILL.md", f".claude/commands/{name}.md")
-        return name in OWN_COMMANDS and not (self._checkout and self._checkout.files.intersection(definitions))
+        return name in BUILT_IN_COMMANDS and not (self._checkout and self._checkout.files.intersection(definitions))
 
-    def is_doubled(self, word: str, here: str | None) -> bool:
+    def is_from_root(self, word: str, cwd: str | None) -> bool:
         """Whether a path is there from the project's root, while the shell stands in another of its folders."""
         root = self.paths.root
-        if root is None or here is None or not here.startswith(f"{root}/") or not _RELATIVE.fullmatch(word):
+        if root is None or cwd is None or not cwd.startswith(f"{root}/") or not _RELATIVE_PATH.fullmatch(word):
             return False
-        from_root, from_here = self.paths.absolute(word, root), self.paths.absolute(word, here)
-        if not self.paths.standing(from_root).is_there or self.paths.standing(from_here).is_there:
+        from_root, from_here = self.paths.absolute(word, root), self.paths.absolute(word, cwd)
+        if not self.paths.status(from_root).exists or self.paths.status(from_here).exists:
             return False
         above = from_here.rpartition("/")[0]
-        return above == here or not self.paths.standing(above).is_there
+        return above == cwd or not self.paths.status(above).exists
 
     def text(self, path: str) -> tuple[FileText | None, str]:
         """A file as it is known, and who knows it: the session where it was shown whole, else others that agree."""
@@ -417,7 +419,7 @@ class Known:
         those it worked on, and what it changes there has changed already.
         """
         relative = self.paths.relative(path)
-        if not self.texts.is_continued or self.texts.was_named(path):
+        if not self.texts.is_continued or self.texts.was_mentioned(path):
             return False
         before = self._project.read_before if self._project and self.texts.starts_with_summary else None
         if before is not None and normal_path(path, self.texts.cwd) not in before:
@@ -442,10 +444,10 @@ class Known:
         relative = self.paths.relative(path)
         if relative is None or self.texts.was_read_in_full(path):
             return False
-        is_known = self._project is not None and self._project.is_too_large(relative, self.paths.relative_files())
-        return is_known or self._is_large_in_checkout(relative)
+        was_refused = self._project is not None and self._project.is_too_large(relative, self.paths.relative_files())
+        return was_refused or self._is_large_in_checkout(relative)
 
-    def is_lost(self, path: str) -> Change:
+    def change_without_reread(self, path: str) -> Change:
         """Whether a command has changed a file since it was read, or may have, and it is too large to be read again.
 
         Where a file changed, the agent takes a new look by itself, and goes on; where it cannot, it counts as unread.
@@ -460,7 +462,7 @@ class Known:
         text = self._checkout.text(relative) if self._checkout is not None else None
         if text is None or self._checkout is None or len(text) <= _MAX_PIECES:
             return False
-        least = max(_MAX_PIECES + 1, _MIN_A_LINE * text.count("\n"))
+        least = max(_MAX_PIECES + 1, _MIN_PIECES_PER_LINE * text.count("\n"))
         return self._is_its_project(relative, self._checkout) and len(_PIECE.findall(text)) >= least
 
 
@@ -473,7 +475,7 @@ def _is_committed(relative: str, files: Collection[str]) -> bool:
     return any(file.rpartition(".")[0] == stem for file in files)
 
 
-def _is_anothers(relative: str, why: str, files: Collection[str]) -> bool:
+def _is_another_file(relative: str, why: str, files: Collection[str]) -> bool:
     """Whether what was named is another file of the checkout, which ends alike: people leave out where paths begin."""
     if why not in ("its_end_named", "named") or "/" not in relative:
         return False
@@ -496,7 +498,7 @@ def _with_edits(text: str, edits: Sequence[Replace]) -> str | None:
 
 class Parameters(NamedTuple):
     required: frozenset[str]
-    others: frozenset[str] = frozenset()
+    optional: frozenset[str] = frozenset()
 
 
 # Claude Code's. A parameter that a later version takes is no reason to fail, so only tools that refuse others are here.
@@ -520,7 +522,7 @@ PLANS = "/.claude/plans/"
 """Where Claude Code keeps the plan of a session: one file, also for the session that carries the plan out."""
 AGENTS = word_set("general-purpose Explore Plan Bash statusline-setup claude-code-guide output-style-setup")
 # What Claude Code does itself when a person types it: the tool for skills refuses these, unless somebody has made one.
-OWN_COMMANDS = word_set(
+BUILT_IN_COMMANDS = word_set(
     "add-dir agents clear compact config context cost doctor exit export help hooks ide login logout mcp memory model"
     " output-style permissions plugin resume rewind status statusline terminal-setup usage vim"
 )
@@ -528,12 +530,12 @@ NO_SKILLS = word_set("add-dir clear compact exit logout rewind terminal-setup")
 """Those of them that nobody calls a skill; the others may lie in somebody's home, or in a plug-in."""
 
 
-def _misfit(tool: str, given: frozenset[str]) -> str | None:
+def _schema_violation(tool: str, arguments: frozenset[str]) -> str | None:
     """What is missing or too much in a call; None where nothing is, or the tool is not known."""
     parameters = PARAMETERS.get(tool)
     if parameters is None:
         return None
-    missing, unexpected = parameters.required - given, given - parameters.required - parameters.others
+    missing, unexpected = parameters.required - arguments, arguments - parameters.required - parameters.optional
     words = [f"{name} is missing" for name in sorted(missing)] + [
         f"{name} is none of its own" for name in sorted(unexpected)
     ]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from composer_replication.sites import find_error_sites
 from composer_replication.sites.actions.session_state import SessionState
-from composer_replication.sites.actions.shown_texts import AGENT_LEFT
+from composer_replication.sites.actions.shown_texts import AGENT_EXIT
 from composer_replication.sites.judge.checkout import Checkout, EarlierSessions, PathKnowledge
 from composer_replication.sites.judge.judge import Judge, Judgement, Says
 from composer_replication.types import (
@@ -19,7 +19,7 @@ from composer_replication.types import (
     Turn,
 )
 
-_RESUMED = "No response requested."  # what Claude Code writes where a session goes on after it was left
+_RESUMED_REPLY = "No response requested."  # what Claude Code writes where a session goes on after it was left
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +87,9 @@ def _calls(
                 failed = site is not None if result.is_error is None else result.is_error
                 state.add(call, result.text, failed=failed, kind=site.kind if site else "")
         if turn.role != "assistant":
-            state.heard(turn.text)
-        elif turn.text.strip() == _RESUMED:
-            state.heard(AGENT_LEFT)
+            state.add_message(turn.text)
+        elif turn.text.strip() == _RESUMED_REPLY:
+            state.add_message(AGENT_EXIT)
 
 
 # The judge against what really happened: by rule, by kind of failure, and in all.
@@ -97,7 +97,7 @@ def _calls(
 # A failure that was the user's, the harness's or the work's own is no question to the judge, and counts neither way.
 # Only `fails` is a prediction. It is right where the call failed, in whatever way.
 
-NOT_ASKED = frozenset({"user", "harness", "task"})
+_BLAMES_LEFT_OUT = frozenset({"user", "harness", "task"})
 _ORDER: tuple[Says, ...] = ("fails", "risky", "ok", "unknown")
 
 
@@ -131,9 +131,9 @@ class Score:
 
     def __init__(self, calls: Iterable[JudgedCall] = ()) -> None:
         self.num_calls = self.num_good = self.num_left_out = 0
-        self._said: Counter[tuple[Says, str, str]] = Counter()
-        self._failed: Counter[tuple[Says, str, str]] = Counter()
-        self._of_kind: Counter[tuple[Says, str, str]] = Counter()
+        self._num_calls_by_verdict: Counter[tuple[Says, str, str]] = Counter()
+        self._num_failed_by_verdict: Counter[tuple[Says, str, str]] = Counter()
+        self._num_of_kind_by_verdict: Counter[tuple[Says, str, str]] = Counter()
         self._kinds: Counter[str] = Counter()
         self._predicted: Counter[str] = Counter()
         for call in calls:
@@ -145,16 +145,16 @@ class Score:
             return
         self.num_calls += 1
         site, judgement = judged.site, judged.judgement
-        if site is not None and site.blame in NOT_ASKED:
+        if site is not None and site.blame in _BLAMES_LEFT_OUT:
             self.num_left_out += 1
             return
         key = (judgement.says, judgement.rule, judgement.kind)
-        self._said[key] += 1
+        self._num_calls_by_verdict[key] += 1
         if site is None:
             self.num_good += 1
             return
-        self._failed[key] += 1
-        self._of_kind[key] += site.kind == judgement.kind
+        self._num_failed_by_verdict[key] += 1
+        self._num_of_kind_by_verdict[key] += site.kind == judgement.kind
         self._kinds[site.kind] += 1
         self._predicted[site.kind] += judgement.says == "fails"
 
@@ -189,7 +189,10 @@ class Score:
     @property
     def rules(self) -> list[RuleScore]:
         """Predictions first, then what may well fail, what works, and what nobody can say."""
-        rows = [RuleScore(*key, count, self._failed[key], self._of_kind[key]) for key, count in self._said.items()]
+        rows = [
+            RuleScore(*key, count, self._num_failed_by_verdict[key], self._num_of_kind_by_verdict[key])
+            for key, count in self._num_calls_by_verdict.items()
+        ]
         return sorted(rows, key=lambda row: (_ORDER.index(row.says), -row.said, row.rule, row.kind))
 
     @property

@@ -57,14 +57,14 @@ def is_wrong_use(match: re.Match[str], command: Command) -> bool:
     thing = thing_of(match)
     if not thing or thing not in command.text:
         return False
-    programs = command.given(thing)
+    programs = command.programs_with_argument(thing)
     return all(map(_is_known, programs)) if programs else is_familiar(command)
 
 
 def is_wrong_bare_option(match: re.Match[str], command: Command) -> bool:
     """An option that the message names without its dashes."""
     thing = thing_of(match).lstrip("-")
-    programs = command.given(f"-{thing}")
+    programs = command.programs_with_argument(f"-{thing}")
     return bool(thing) and bool(programs) and all(map(_is_known, programs))
 
 
