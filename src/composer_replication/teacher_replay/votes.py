@@ -220,7 +220,7 @@ class _StateReader:
                     flag = block.get("is_error")
                     self._result(block.get("tool_use_id"), block.get("content"), is_error=True if flag else None)
         if role == "user":
-            self.state.heard(content_text(content))
+            self.state.add_message(content_text(content))
 
     def _result(self, call_id: object, content: object, *, is_error: bool | None) -> None:
         call = self._calls.get(call_id) if isinstance(call_id, str) else None

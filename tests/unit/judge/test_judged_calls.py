@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from composer_replication.sites.judge import Judgement, judged_calls
+from composer_replication.sites.judge import judged_calls
 from composer_replication.types import (
     Conversation,
     Provenance,
@@ -99,6 +99,5 @@ def test_what_a_log_that_begins_in_the_middle_has_not_read_may_have_been_read_be
 def test_arguments_that_are_no_json_fail():
     call = ToolCall(id="c9", name="Read", arguments={}, raw_arguments="{file")
     (judged,) = judged_calls(talk((said(0, "", call),)))
-    assert judged.judgement == Judgement(
-        "fails", "arguments_no_json", "input_validation", "its arguments are no JSON object"
-    )
+    judgement = judged.judgement
+    assert (judgement.says, judgement.rule, judgement.kind) == ("fails", "arguments_no_json", "input_validation")

@@ -1,4 +1,11 @@
-"""Edits by what they do: the operations a call asks for, and the files as they are after them."""
+"""Read edits as operations on files, and compute the files after them.
+
+`edit_operations` reads a call of any agent's editor: a replacement, a whole file, an insertion or a patch. `changes_of`
+applies operations to known files. Two edits with the same result are the same action, whichever tool was used.
+
+Patches may be unified diffs or in Codex's `*** Begin Patch` form. A patch that does not fit the text exactly is not
+applied, since tools differ in what they make of it.
+"""
 
 from __future__ import annotations
 
@@ -22,47 +29,52 @@ from composer_replication.sites.actions.tools import (
 from composer_replication.types import ToolCall
 
 Changes = dict[str, str | None]
-"""Path -> its whole text; None where the file is gone."""
+"""Path -> its whole text, or None for a removed file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replace:
+    """Replaces a text. It must occur exactly once, unless `everywhere`."""
+
     path: str
     old: str
     new: str
     everywhere: bool = False
 
     def applied(self, files: Mapping[str, str]) -> Changes | None:
+        """Return the changed file, or None if the file is unknown or a tool would refuse the edit."""
         text = files.get(self.path)
         if text is None or not self.old or self.old == self.new:
             return None
-        number = text.count(self.old)
-        if number == 0 or (number > 1 and not self.everywhere):
+        count = text.count(self.old)
+        if count == 0 or (count > 1 and not self.everywhere):
             return None
         return {self.path: text.replace(self.old, self.new)}
 
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """A whole file; one that must be `new` is not written over."""
+    """Writes a whole file. If `is_new`, the file must not exist."""
 
     path: str
     text: str
     is_new: bool = False
 
     def applied(self, files: Mapping[str, str]) -> Changes | None:
+        """Return the written file, or None if it must be new and exists."""
         return None if self.is_new and self.path in files else {self.path: self.text}
 
 
 @dataclass(frozen=True, slots=True)
 class _Insert:
-    """Lines behind the line of that number."""
+    """Inserts lines after line number `line`; 0 is the beginning of the file."""
 
     path: str
     line: int
     text: str
 
     def applied(self, files: Mapping[str, str]) -> Changes | None:
+        """Return the changed file, or None if the file is unknown or too short."""
         text = files.get(self.path)
         lines = text.split("\n") if text is not None else []
         if text is None or not 0 <= self.line <= len(lines):
@@ -72,24 +84,23 @@ class _Insert:
         }
 
 
-# Patches as changes to files: Codex's `*** Begin Patch` form and unified diffs, read strictly and applied exactly.
-#
-# A patch that does not fit the text to the letter is not applied at all: what a tool would then make of it is not sure.
-
-
 @dataclass
 class Hunk:
-    """Lines that must stand there, and those that take their place; `at` is the line a unified diff names."""
+    """One place of a patch: the lines `old` are replaced by the lines `new`.
+
+    `at` is the line number in a unified diff, `header` the text after `@@` in Codex's form.
+    """
 
     old: list[str] = field(default_factory=list[str])
     new: list[str] = field(default_factory=list[str])
-    header: str = ""  # a line that stands somewhere before
+    header: str = ""  # a line above the hunk
     at: int | None = None
-    ends_file: bool = False  # looked for at the end first
+    ends_file: bool = False  # the end of the file is tried first
 
     def add(self, line: str) -> bool:
-        """Takes a line of the patch; False if it is none."""
+        """Add a line of the patch. Return False if it is none."""
         mark, text = line[:1], line[1:]
+        # An empty line is an empty line of context, whose blank an editor has removed.
         if mark not in ("", " ", "-", "+"):
             return False
         if mark in ("", " ", "-"):
@@ -101,7 +112,7 @@ class Hunk:
 
 @dataclass
 class _FilePatch:
-    """What happens to one file: `kind` is update, add or delete."""
+    """The changes of a patch to one file. `kind` is update, add or delete; a move has another `target` than `path`."""
 
     kind: str
     path: str
@@ -109,7 +120,7 @@ class _FilePatch:
     hunks: list[Hunk] = field(default_factory=list[Hunk])
 
     def applied(self, files: Mapping[str, str]) -> dict[str, str | None] | None:
-        """The files it leaves behind (None: gone); None where it does not fit what is known."""
+        """Return the files after the patch (None: removed), or None if it does not fit the known files."""
         if self.kind == "add":
             if self.path in files:
                 return None
@@ -137,7 +148,7 @@ _PATCH_TOOLS = word_set("apply_patch applypatch patch")
 
 
 def edit_operations(call: ToolCall, cwd: str | None) -> list[Operation] | None:
-    """What a call does to files, step by step; None for a call that is no edit, or one not surely understood."""
+    """Return the operations of an edit, or None for any other call and for an edit that is not fully understood."""
     if call.raw_arguments is not None:
         return None
     arguments = {name: value for name, value in call.arguments.items() if value is not None}
@@ -148,7 +159,7 @@ def edit_operations(call: ToolCall, cwd: str | None) -> list[Operation] | None:
 
 
 def changes_of(operations: list[Operation], files: Mapping[str, str]) -> Changes | None:
-    """The files after all of them; None where one meets a file that is not known, or does not fit it."""
+    """Return the changed files after all operations, or None if one needs an unknown file or does not fit."""
     if len(operations) == 1:
         return operations[0].applied(files)
     current_files, changes = dict(files), Changes()
@@ -162,7 +173,7 @@ def changes_of(operations: list[Operation], files: Mapping[str, str]) -> Changes
 
 
 def apply_changes(files: dict[str, str], changes: Changes) -> None:
-    """Bring what is known of files up to date."""
+    """Update `files` in place."""
     for path, text in changes.items():
         if text is None:
             files.pop(path, None)
@@ -171,6 +182,7 @@ def apply_changes(files: dict[str, str], changes: Changes) -> None:
 
 
 def _operations(tool: str, call: ToolCall, arguments: dict[str, Any]) -> list[Operation] | None:
+    # The checks of the number of arguments reject calls with parameters whose effect is unknown.
     if tool in _COMMAND_EDITORS:
         return _command_edits(arguments)
     if tool in _EDITORS:
@@ -225,13 +237,14 @@ def _list_edits(arguments: dict[str, Any]) -> list[Operation] | None:
 
 
 def _shell_patch(call: ToolCall, arguments: dict[str, Any]) -> list[Operation] | None:
-    """`apply_patch` called through the shell, with the patch as its word or on its input."""
+    """Return the operations of `apply_patch` in a shell, with the patch as an argument or on standard input."""
     key = command_parameter(call.name, arguments)
     command = arguments.get(key) if key is not None and not arguments.keys() - {key, *_PATCH_CALL_OPTIONS} else None
     if isinstance(command, list):
         words = cast("list[object]", command)
         is_patch = len(words) == 2 and words[0] in ("apply_patch", "applypatch") and isinstance(words[1], str)
         return _patch_operations(cast("str", words[1])) if is_patch else None
+    # "apply_patch <<'EOF'" and " applypatch '…'"; not "git apply x.patch"
     if not isinstance(command, str) or not re.match(r"\s*apply_?patch\b", command):
         return None
     simple = lone_command(command)
@@ -248,13 +261,13 @@ def _patch_operations(text: str) -> list[Operation] | None:
 
 
 def _single_text(arguments: dict[str, Any], names: tuple[str, ...]) -> str | None:
-    """The value of the one of these names that is there, if it is text."""
+    """Return the value of the only parameter with one of these names, or None if it is no text or not the only one."""
     present = [arguments[name] for name in names if name in arguments]
     return present[0] if len(present) == 1 and isinstance(present[0], str) else None
 
 
 def _with_normal_paths(operation: Operation, cwd: str | None) -> Operation:
-    """With its paths in one spelling."""
+    """Return the operation with its paths in one spelling."""
     path = normal_path(operation.path, cwd)
     if isinstance(operation, _FilePatch):
         return replace(operation, path=path, target=normal_path(operation.target, cwd))
@@ -263,15 +276,17 @@ def _with_normal_paths(operation: Operation, cwd: str | None) -> Operation:
 
 _BEGIN, _END = "*** Begin Patch", "*** End Patch"
 _END_OF_FILE = "*** End of File"
+# "*** Update File: src/a.py" -> ("Update", "src/a.py")
 _CODEX_SECTION = re.compile(r"\*\*\* (Update|Add|Delete) File: (.+)")
 _MOVE = "*** Move to: "
+# "@@ -12,3 +12,4 @@ def f():" -> ("12", "3", "12", "4"), "@@ -1 +1 @@" -> ("1", None, "1", None)
 _UNIFIED_HUNK = re.compile(r"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
-_MAX_COMPARED_LINES = 20_000_000  # lines compared: a patch of a thousand lines on twenty thousand
+_MAX_COMPARED_LINES = 20_000_000  # a patch of 1,000 lines to a file of 20,000
 _NO_NEWLINE = "\\ No newline at end of file"
 
 
 def read_patch(text: str) -> list[_FilePatch] | None:
-    """The changes of a patch in either form; None for what is none, or not surely read."""
+    """Return the changes of a patch in either form, or None for any other text."""
     stripped = text.strip("\n")
     if stripped.lstrip().startswith(_BEGIN):
         return _read_codex(stripped.strip().split("\n"))
@@ -304,7 +319,7 @@ def _add_codex_line(patch: _FilePatch, line: str) -> bool:
         return True
     if line.startswith("@@"):
         if patch.hunks and not (patch.hunks[-1].old or patch.hunks[-1].new):
-            return False  # several headers in a row: a path through nested blocks
+            return False  # several headers in a row (class, then method) are not supported
         patch.hunks.append(Hunk(header=line[2:].strip()))
         return True
     if line.strip() == _END_OF_FILE and patch.hunks:
@@ -353,7 +368,7 @@ def _unified_file(old: str, new: str) -> _FilePatch | None:
 
 
 def _read_hunk(lines: list[str], at: int, head: re.Match[str], patch: _FilePatch) -> int | None:
-    """Reads as many lines as the hunk's head announces; the place behind them, or None if they are not there."""
+    """Read as many lines as the hunk's header announces. Return the position after them, or None if it is wrong."""
     num_old, num_new = int(head[2] or 1), int(head[4] or 1)
     hunk = Hunk(at=int(head[1]))
     while len(hunk.old) < num_old or len(hunk.new) < num_new:
@@ -380,6 +395,11 @@ def _with_hunks(text: str, hunks: list[Hunk]) -> str | None:
 
 
 def _hunk_start(hunk: Hunk, lines: list[str], cursor: int) -> int | None:
+    """Return the index of the line where a hunk fits, or None if there is none or it is ambiguous.
+
+    A unified diff fits at its line number, or else at the only place that matches. A hunk of Codex fits at the first
+    match after its header.
+    """
     if hunk.at is not None:
         start = hunk.at - 1 if hunk.old else hunk.at
         if start >= cursor and lines[start : start + len(hunk.old)] == hunk.old and start <= len(lines):
@@ -401,7 +421,7 @@ def _hunk_start(hunk: Hunk, lines: list[str], cursor: int) -> int | None:
 
 
 def _match_starts(old_lines: list[str], lines: list[str], cursor: int) -> list[int]:
-    """Where the lines stand, the first two of them: more are not asked for."""
+    """Return where the lines occur from `cursor` on. Stops at two matches, which already are ambiguous."""
     starts: list[int] = []
     if len(old_lines) * len(lines) > _MAX_COMPARED_LINES:
         return starts

@@ -1,8 +1,14 @@
-"""When two actions are the same: each has a key, and equal keys are the same action.
+"""Decide whether two actions are the same: each action has a key, and equal keys mean the same action.
 
-An action with calls is its calls; what is said around them does not count. Calls that only look may come in any order,
-others may not. Edits whose files are known count by the files they leave; everything else by its arguments. Where
-nothing surer is known, the letters decide: taking different actions for the same is the worse mistake.
+- An action with calls is its calls; the text around them does not count.
+- Calls that only read may be in any order, others may not.
+- Edits of known files are compared by the files after them, other calls by their arguments in one spelling
+  (`canonical_arguments`), shell commands by `shell_keys`.
+- A reply without calls is compared as prose (`text_key`): case, blanks and Markdown do not count.
+
+If nothing better is known, the exact text decides: taking two different actions for the same is the worse mistake.
+
+The last part of the module, from `MIN_LIKENESS` on, finds near-duplicate states of two sessions.
 """
 
 from __future__ import annotations
@@ -49,15 +55,16 @@ from composer_replication.types import (
 
 _WORKDIR = ("workdir", "cwd", "working_directory", "working_dir", "directory", "dir_path")
 
-
-# Arguments of a call in one spelling: defaults filled in, numbers by value, paths normalised, labels left out.
-
 Schema = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActionContext:
-    """`files` holds whole files by normal path; `shell_moved` says that an earlier `cd` may have led elsewhere."""
+    """What is known where an action takes place.
+
+    `tools` are JSON schemas by tool name, `files` whole files by normal path. `shell_moved`: an earlier `cd` may have
+    changed the shell's folder.
+    """
 
     cwd: str | None = None
     tools: Mapping[str, Schema] = field(default_factory=dict[str, Schema])
@@ -66,17 +73,17 @@ class ActionContext:
 
     @property
     def shell_folder(self) -> str | None:
-        """Where a command starts, if that is sure."""
+        """The folder in which a command starts, or None if it is unknown."""
         return None if self.shell_moved else self.cwd
 
 
 def same_action(a: Action, b: Action, context: ActionContext | None = None) -> bool:
-    """Whether two actions do the same in this context."""
+    """Return whether two actions do the same in this context."""
     return action_key(a, context) == action_key(b, context)
 
 
 def action_key(action: Action, context: ActionContext | None = None) -> str:
-    """A text that is equal exactly for the actions that count as the same in this context."""
+    """Return a text that is equal for two actions if and only if they count as the same in this context."""
     context = context if context is not None else ActionContext()
     if not action.calls:
         return _to_json(["text", *text_key(action.text)])
@@ -87,12 +94,12 @@ def action_key(action: Action, context: ActionContext | None = None) -> str:
 
 
 def action_kind(action: Action) -> str:
-    """What kind of action it is: the tool's name, several joined by `+`, or text."""
+    """Return the name of the tool, several names joined by `+`, or `text` for a reply without calls."""
     return "+".join(sorted({call.name for call in action.calls})) or "text"
 
 
 def _steps(calls: tuple[ToolCall, ...], context: ActionContext) -> list[str]:
-    """One text per call, or per run of edits that can be told by what they leave behind."""
+    """Return one text per call, or per series of edits whose resulting files are known."""
     files = {normal_path(path, context.cwd): text for path, text in context.files.items()}
     steps: list[str] = []
     changed: Changes = {}
@@ -125,13 +132,14 @@ def _changes_key(changes: Changes) -> str:
 
 
 def _call_key(call: ToolCall, context: ActionContext) -> object:
+    """Return the key of a call whose effect on files is unknown."""
     if call.raw_arguments is not None:
         return ["raw", call.name, call.raw_arguments.strip()]
     if _is_misspelled(call.name, context):
         return ["unknown", call.name, _canonical_value(call.arguments)]
     operations = edit_operations(call, context.cwd)
     if operations is not None and len(operations) == 1:
-        # The same whatever the file holds, by whichever tool. Of several, some tools do all or nothing.
+        # One operation does the same in every tool and every file. Of several, some tools apply all or none.
         return ["edit", type(operations[0]).__name__, astuple(operations[0])]
     arguments = canonical_arguments(call.name, call.arguments, context.tools.get(call.name), context.cwd)
     key = command_parameter(call.name, call.arguments)
@@ -141,7 +149,7 @@ def _call_key(call: ToolCall, context: ActionContext) -> object:
 
 
 def _folder(arguments: Mapping[str, object], context: ActionContext) -> str | None:
-    """Where a command runs: the folder the call names, else where the shell stands."""
+    """Return the folder in which a command runs: the call's own parameter, or else the shell's folder."""
     workdir = next((arguments[name] for name in _WORKDIR if isinstance(arguments.get(name), str)), None)
     return str(workdir) if workdir is not None and workdir != context.cwd else context.shell_folder
 
@@ -159,7 +167,7 @@ def _shell_key(command: object, folder: str | None) -> object:
 
 
 def only_looks_at(call: ToolCall) -> bool:
-    """Whether a call changes nothing, of a shell or of another tool."""
+    """Return whether a call of any tool certainly changes nothing."""
     if call.raw_arguments is not None:
         return False
     key = command_parameter(call.name, call.arguments)
@@ -170,7 +178,7 @@ def only_looks_at(call: ToolCall) -> bool:
 
 
 def _is_misspelled(name: str, context: ActionContext) -> bool:
-    """A tool that is not offered while one of the same letters in another case is."""
+    """Return whether the tool is not offered, but one with the same name in another case is. Such a call fails."""
     return name not in context.tools and any(name.lower() == tool.lower() for tool in context.tools)
 
 
@@ -182,13 +190,17 @@ Tools = Mapping[str, Schema] | Sequence[Mapping[str, Any]]
 """Tool name -> JSON schema of its arguments, or a list of tools as the OpenAI, Anthropic and MCP interfaces have it."""
 _SCHEMA_KEYS = ("parameters", "input_schema", "inputSchema")
 _MIN_HEX_INTEGER = 2**64
-_MAX_EXACT_INTEGER = 2**53  # beyond it a JSON number is no longer one integer
+_MAX_EXACT_INTEGER = 2**53  # above it, several integers have the same float
 
 
 def canonical_arguments(
     tool: str, arguments: Mapping[str, Any], schema: Schema | None, cwd: str | None
 ) -> dict[str, object]:
-    """Arguments that are equal exactly where the calls do the same, as far as schema and tables can tell."""
+    """Return the arguments of a call in one spelling, so that calls that do the same have equal arguments.
+
+    Defaults are filled in, paths normalized, numbers compared by value, labels dropped, as far as the schema and the
+    tables of `tools` say how.
+    """
     described = _properties_of(schema)
     tool_defaults = {name: value for name, value in known_defaults(tool).items() if schema is None or name in described}
     call_values = {
@@ -202,12 +214,12 @@ def canonical_arguments(
         name: _canonical_parameter(tool, name, value, described.get(name, {}), cwd) for name, value in full.items()
     }
     if tool == "Read" and values.get("offset") == 0:
-        values["offset"] = 1  # lines are counted from one, and nought is taken for the first
+        values["offset"] = 1  # lines are counted from 1, and Read accepts 0 for the first
     return values
 
 
 def _properties_of(schema: Schema | None) -> dict[str, Schema]:
-    """Parameter -> what the schema says of it; what is no object is left out."""
+    """Return the schema of each parameter. Entries that are no objects are left out."""
     properties = schema.get("properties") if schema is not None else None
     if not isinstance(properties, Mapping):
         return {}
@@ -216,7 +228,7 @@ def _properties_of(schema: Schema | None) -> dict[str, Schema]:
 
 
 def tool_schemas(tools: Tools | None) -> dict[str, Schema]:
-    """Tool name -> schema; entries of no known shape are left out, since a schema only helps."""
+    """Return the schemas by tool name. Entries of unknown shape are left out: a schema helps, but is not needed."""
     if tools is None:
         return {}
     if isinstance(tools, Mapping):
@@ -232,11 +244,11 @@ def tool_schemas(tools: Tools | None) -> dict[str, Schema]:
 
 
 def _canonical_value(value: object, schema: Schema | None = None) -> object:
-    """A JSON value with numbers by value and, where a schema describes an object, its defaults filled in."""
+    """Return a JSON value with `1.0` written as `1`, and with the defaults of a schema filled in."""
     if isinstance(value, float):
         return int(value) if value.is_integer() and abs(value) < _MAX_EXACT_INTEGER else value
     if isinstance(value, int) and abs(value) >= _MIN_HEX_INTEGER:
-        return {"\0integer": hex(value)}  # Python refuses to print an integer of thousands of digits
+        return {"\0integer": hex(value)}  # Python refuses to print an integer with thousands of digits
     if isinstance(value, Mapping):
         described = _properties_of(schema)
         members = cast("Mapping[str, object]", value)
@@ -259,7 +271,7 @@ def _canonical_parameter(tool: str, name: str, value: object, described: Schema,
 
 
 def _null_is_absent(tool: str, name: str, schema: Schema | None) -> bool:
-    """A null that the schema does not allow, for a parameter that may be missing, says that it is missing."""
+    """Return whether null means a missing parameter: it is optional, and its schema does not allow null."""
     if schema is None:
         return null_is_absent(tool)
     described = _properties_of(schema).get(name)
@@ -270,34 +282,37 @@ def _null_is_absent(tool: str, name: str, schema: Schema | None) -> bool:
 
 
 def _as_list(value: object) -> list[object]:
-    """The entries of what a schema lists; a single name is a list of one."""
+    """Return the entries of a list in a schema. A single name counts as a list of one."""
     if isinstance(value, str):
         return [value]
     return cast("list[object]", value) if isinstance(value, list) else []
 
 
-# Replies of text alone, in one spelling: case, blanks, sentence punctuation and the marks of Markdown are nothing.
-#
-# What may be code keeps its letters: words in backticks, and words with a sign, a digit or a capital inside. Fenced
-# code stays as it is. Signs that carry meaning (a minus, a comparison, a point inside a number) are kept, and so is a
-# question mark: a question is another act than a statement.
-
+# "```\nx = 1\n```", also without an end
 _FENCED_CODE = re.compile(r"(```.*?(?:```|\Z))", re.DOTALL)
+# "`x`" and "``a`b``" within a line
 _INLINE_CODE = re.compile(r"(``[^\n]*?``|`[^`\n]*`)")
 _ASTERISKS = re.compile(r"\*+")
-_EMPHASIS_OPENERS = "\"'“(["  # besides letters and digits: what an emphasis may begin with, so that `*.py` never does
+# What an emphasis may begin with, besides letters and digits. Not with a dot, so that `*.py` is none.
+_EMPHASIS_OPENERS = "\"'“(["
 _TYPOGRAPHY = str.maketrans({"\u2019": "'", "\u2018": "'", "\u201c": '"', "\u201d": '"', "\u2026": ".", "\u00a0": " "})
-# Not before a number: - 5 is another thing.
+# "- a" and "  * b" at the start of a line; not "- 5", which may be a negative number
 _BULLET = re.compile(r"^[ \t]*[-*+•‣◦][ \t]+(?=[A-Za-z`*_])", re.MULTILINE)
-# At the end of a word, before a blank or the end: inside numbers, names and operators a point is more than a pause.
+# "," and "." of "Yes, done."; not the dots of "1.5" or "a.py", and not "?", since a question is another act
 _SENTENCE_PUNCTUATION = re.compile(r"(?<=[^\s.,;:!])[.,;:!]+(?=\s|$)")
+# " " of "Really ?", as French typography has it
 _BLANKS_BEFORE_QUESTION = re.compile(r"\s+(?=\?)")
+# "x1", "a_b", "getName" and "-v" keep their case; not "Done" or "don't"
 _LOOKS_LIKE_CODE = re.compile(r".*[\d_./\\()\[\]{}<>=$@#%&|+*~^].*|.*[a-z][A-Z].*|-.*", re.DOTALL)
-_CODE_MARK = "\0"  # stands for backticks: no text holds it after cleaning
+_CODE_MARK = "\0"  # replaces backticks; `text_key` removes it from the text first
 
 
 def text_key(text: str) -> list[str]:
-    """Prose and fenced code by turns, beginning with prose; equal lists say the same thing."""
+    """Return the key of a reply: prose and fenced code in turns, beginning with prose.
+
+    Case, blanks, sentence punctuation and Markdown do not count. What may be code keeps its case: words in backticks,
+    and words with a sign, a digit or an inner capital. Fenced code is not changed.
+    """
     parts = _FENCED_CODE.split(unicodedata.normalize("NFC", text.replace(_CODE_MARK, "\ufffd")))
     return [_prose(part) if number % 2 == 0 else part for number, part in enumerate(parts)]
 
@@ -314,21 +329,21 @@ def _plain(text: str) -> str:
 
 
 def _code(text: str) -> str:
-    """One word of code is a word; several, or anything with blanks in it, keep every character."""
+    """Return inline code as one word between marks. Code with blanks is hex-encoded, so that none of it changes."""
     inner = text.strip("`")
     return _CODE_MARK + (inner if inner and not re.search(r"\s", inner) else inner.encode().hex()) + _CODE_MARK
 
 
 def _word(word: str) -> str:
-    """Letters of what may be code count as they are."""
+    """Return a word in lower case, unless it may be code."""
     is_code = _CODE_MARK in word or _LOOKS_LIKE_CODE.fullmatch(word.rstrip("?"))
     return word.replace(_CODE_MARK, "") if is_code else word.casefold()
 
 
 def _without_emphasis(text: str) -> str:
-    """Without the asterisks that open and close an emphasis; a lone one, as in `*.py` or `2 * 3`, stays."""
+    """Return the text without the asterisks of emphases. A single one, as in `*.py` or `2 * 3`, stays."""
     pieces = list[str]()
-    open_at: dict[str, int] = {}  # stars of a run -> where in `pieces` the run that may open an emphasis stands
+    open_at: dict[str, int] = {}  # asterisks -> the index in `pieces` of the run that may open an emphasis
     cursor = 0
     for run in _ASTERISKS.finditer(text):
         pieces.append(text[cursor : run.start()])
@@ -337,7 +352,7 @@ def _without_emphasis(text: str) -> str:
         closes = bool(before) and not before.isspace() and not after.isalnum()
         if closes and stars in open_at and len(stars) <= 3:
             pieces[open_at[stars]] = ""
-            open_at.clear()  # emphasis does not cross another one
+            open_at.clear()  # emphases do not overlap
             continue
         if (after.isalnum() or (after and after in _EMPHASIS_OPENERS)) and not before.isalnum():
             open_at[stars] = len(pieces)
@@ -345,28 +360,29 @@ def _without_emphasis(text: str) -> str:
     return "".join([*pieces, text[cursor:]])
 
 
-# States of two sessions that say nearly the same: what a user asked for last, and the messages right before a turn.
+# Near-duplicate states: two sessions in which the user's last request and the messages right before a turn are alike.
 #
-# Texts are compared by their pairs of neighbouring words; one with a path or a number in it counts as `#`:
+# Texts are compared by their pairs of adjacent words. A word with a digit or a slash counts as `#`, so that the same
+# messages about another file are still alike.
 #
-#     likeness(a, b) = pairs that both have / pairs that either has        (Jaccard; a pair that comes again counts
-#                                                                          again)
+#     likeness(a, b) = pairs in both / pairs in either          Jaccard similarity; repeated pairs count repeatedly
 #
-# The likeness of two states is the smaller of what was asked and of the last messages; from ALIKE on they are
-# near-duplicates. Of more than 128 pairs those with the smallest hashes are compared: an estimate that errs by 0.04.
+# The likeness of two states is that of their requests or of their last messages, whichever is smaller. Of more than 128
+# pairs only those with the smallest hashes are compared (MinHash), with a standard error of 0.04.
 
 MIN_LIKENESS = 0.7
+"""From here on, two states are near-duplicates."""
 _NUM_LAST_MESSAGES, _MAX_TEXT = 4, 4000
 _SKETCH_SIZE, _BUCKET_BITS, _ROUNDING = 128, 20, 1e-9
 _PRIME, _MASK = 0x9E3779B97F4A7C15, (1 << 64) - 1
 Sketch = Sequence[int]
-"""The smallest hashes of a text's pairs of words, in order."""
+"""The smallest hashes of a text's word pairs, in ascending order."""
 State = tuple[Sketch, Sketch]
-"""What was asked, and the last messages."""
+"""The sketch of the last request, and that of the last messages."""
 
 
 def states_of(conversation: Conversation) -> Iterator[tuple[str, State]]:
-    """Each turn of the model, by its id, with what stands before it."""
+    """Yield the id of each of the model's turns, and the state before it."""
     request, last = sketch(()), list[Sketch]()
     for turn in conversation.turns:
         if turn.role == "assistant" and turn.origin == "model":
@@ -384,21 +400,21 @@ def _texts(turn: Turn) -> Iterator[str]:
 
 
 def sketch(texts: Iterable[str]) -> Sketch:
-    """Of texts as one after the other, each from its beginning as far as is looked at."""
+    """Return the sketch of texts in sequence. Only the beginning of each text counts (`_MAX_TEXT` characters)."""
     words = [_blurred(word) for text in texts for word in text[:_MAX_TEXT].split()]
     pairs = Counter(zip(["", *words], [*words, ""], strict=True)) if words else Counter[tuple[str, str]]()
     return _smallest({_hash(*pair, again) for pair, number in pairs.items() for again in range(number)})
 
 
-def likeness(one: Sketch, other: Sketch) -> float:
-    """Jaccard's, between 0 and 1: of the smallest hashes of both together, the share that both have."""
-    first, second = set(one), set(other)
-    smallest = sorted(first | second)[:_SKETCH_SIZE]
-    return sum(digest in first and digest in second for digest in smallest) / len(smallest) if smallest else 1.0
+def likeness(a: Sketch, b: Sketch) -> float:
+    """Return the estimated Jaccard similarity: the share of the smallest hashes of both that are in both."""
+    hashes_a, hashes_b = set(a), set(b)
+    smallest = sorted(hashes_a | hashes_b)[:_SKETCH_SIZE]
+    return sum(digest in hashes_a and digest in hashes_b for digest in smallest) / len(smallest) if smallest else 1.0
 
 
 class StateIndex:
-    """States that were learnt from; what stands below requests that are not alike is never compared."""
+    """An index of states that were trained on. States after different requests are never compared."""
 
     def __init__(self) -> None:
         self._requests, self._last_messages = _SketchIndex(), _SketchIndex()
@@ -407,6 +423,7 @@ class StateIndex:
         self._alike: dict[bytes, frozenset[int]] = {}
 
     def add(self, state: State) -> None:
+        """Add a state."""
         request, last = state
         key = bytes(array("I", request))
         if key not in self._numbers:
@@ -416,10 +433,10 @@ class StateIndex:
         self._last_messages.add(last)
 
     def has(self, state: State) -> bool:
-        """Whether a state is a near-duplicate of one that was added."""
+        """Return whether a state is a near-duplicate of one that was added."""
         request, last = state
         key = bytes(array("I", request))
-        if key not in self._alike:  # once for all states below a request
+        if key not in self._alike:  # the same for all states after a request
             matches = self._requests.alike(request) if request else (self._numbers.get(key, -1),)
             self._alike[key] = frozenset(matches)
         requests = self._alike[key]
@@ -428,11 +445,11 @@ class StateIndex:
 
 
 class _SketchIndex:
-    """Sketches that are found again by their rarest hashes.
+    """Sketches that are found by their rarest hashes (prefix filtering).
 
-    Of two with a likeness of ALIKE each has that share of the other's hashes. So whichever order all hashes stand in,
-    among the first 1 - ALIKE of each, and one more, there is one that both have. With the rarest first, those who share
-    what every session says are not compared with each other.
+    Two sketches with a likeness of at least MIN_LIKENESS share at least that fraction of their hashes. So, in whatever order
+    the hashes are, the first 1 - MIN_LIKENESS of each plus one more have at least one in common. With the rarest
+    first, sketches that share only what every session says are not compared.
     """
 
     def __init__(self) -> None:
@@ -448,7 +465,7 @@ class _SketchIndex:
         return len(self._sketches) - 1
 
     def alike(self, query: Sketch, accepts: Callable[[int], bool] = lambda _number: True) -> Iterator[int]:
-        """Numbers of those that are near-duplicates of a sketch that says something."""
+        """Yield the numbers of the accepted sketches that are near-duplicates of a sketch that is not empty."""
         for number in dict.fromkeys(self._candidates(query)):
             if accepts(number) and likeness(query, self._sketches[number]) >= MIN_LIKENESS:
                 yield number
@@ -458,6 +475,7 @@ class _SketchIndex:
             every = (digest << 32 | at for at, indexed in enumerate(self._sketches) for digest in self._rarest(indexed))
             self._postings = array("Q", sorted(every))
         for digest in self._rarest(query):
+            # A posting is one integer: the hash in the upper half, the number of the sketch in the lower one.
             at = bisect_left(self._postings, digest << 32)
             while at < len(self._postings) and self._postings[at] >> 32 == digest:
                 yield self._postings[at] & 0xFFFFFFFF

@@ -1,8 +1,15 @@
-"""What a session had shown so far: tools and programs that worked, files as they were read, paths, whole files.
+"""Track what a session has shown up to a turn: tools and programs that worked, files, paths, failed attempts.
 
-Whoever reads a session tells it what was said and what each call brought, in order; sites ask it whether a failure was
-the model's doing, hints what may be stated, votes what an edit would leave. Every call is looked at once for each kind
-of question, and only when the first such question comes.
+A reader adds messages and calls in the order of the session and asks in between:
+
+    state = SessionState("/repo")
+    state.add_message("Fix the bug in a.py, please.")
+    state.add(call, result.text, failed=False)
+    state.has_shown("src/a.py")
+
+Error sites need it to decide whether a failure is the model's, hints to state only what the model could know, and votes
+to compute what an edit would leave. Each kind of question has its own tracker. A tracker processes the calls since its
+last question only when the next one comes, since most sessions never ask some of them.
 """
 
 from __future__ import annotations
@@ -39,7 +46,7 @@ from composer_replication.sites.actions.tools import (
 )
 from composer_replication.types import ToolCall
 
-# Enough for any session; a listing of a whole disk is not searched.
+# Enough for any file or listing of a session; the rest of a longer text (a listing of a whole disk) is not searched.
 _MAX_TEXT = 400_000
 _SEARCH_TOOLS = ("glob", "ls", "list_directory", "find_file", "list_dir", "list_files", "grep")
 _BUILD_PROGRAMS = word_set(
@@ -47,14 +54,16 @@ _BUILD_PROGRAMS = word_set(
 )
 _FOLDER_CHANGERS = frozenset({"cd", "pushd", "popd"})
 _NO_MATCHES = ("No files found", "No matches found")
-_HIDES_ERRORS = re.compile(r"2>\s*/dev/null|\|\||[;|]")  # what it names need not be there
+# "cat a.py 2>/dev/null", "cat a.py || true" and "cat a.py | head" succeed even if the file does not exist
+_HIDES_ERRORS = re.compile(r"2>\s*/dev/null|\|\||[;|]")
+# "(see src/" -> "(", " ": what separates a path from the text before it
 _PATH_DELIMITER = re.compile(r"[\s'\"`()<>:,;=]")
 _MAX_PREFIX = 200
 _REMOVE_COMMANDS = frozenset({("rm", ""), ("mv", ""), ("rmdir", ""), ("unlink", ""), ("git", "rm"), ("git", "mv")})
 
 
 class _Event(NamedTuple):
-    """What came back for a call, or words of somebody but the model."""
+    """A call with its result, or a message that is not the model's (`call` is None)."""
 
     call: ToolCall | None
     text: str
@@ -63,31 +72,32 @@ class _Event(NamedTuple):
 
 
 class SessionState:
-    """Grows in the order of the session. `tools` are those that answered, with the parameters their calls had.
+    """What a session has shown so far.
 
-    `read` holds files by the path they were asked for, as the tool showed them; `files` whole ones by normal path.
+    `tools` are the tools that have succeeded, with the parameters of their calls. `read` has files as the tool showed
+    them, by the path in the call. `files` has whole files by normal path.
     """
 
     def __init__(self, cwd: str | None = None) -> None:
         self.tools: dict[str, set[str]] = {}
         self.read: dict[str, str] = {}
         self.reader: str | None = None
-        self.commands: list[str] = []  # those that worked
+        self.commands: list[str] = []  # only successful ones
         self._events: list[_Event] = []
         self._cwd = cwd
         self._touched: set[str] = set()  # files that were read, written or edited, by normal path
-        self._refused: set[str] = set()  # and those of which a call failed
+        self._refused: set[str] = set()  # files for which a call failed, by normal path
         self._shell, self._files = _Shell(cwd), _ShownFiles(cwd)
         self._texts, self._known_paths = FileTexts(cwd, ShellFolder(cwd)), KnownPaths(cwd, ShellFolder(cwd))
         self._attempts = Attempts()
-        self._num_processed: dict[str, int] = {}  # how many events each of them has taken
+        self._num_processed: dict[str, int] = {}  # tracker -> how many events it has processed
 
     def add_message(self, text: str) -> None:
-        """Words of the user, or of anybody but the model."""
+        """Add a message of the user, or of anybody else except the model."""
         self._events.append(_Event(None, text, failed=False))
 
     def add(self, call: ToolCall, text: str, *, failed: bool, kind: str = "") -> None:
-        """A call and what came back for it; `kind` is that of its failure, where somebody has named it."""
+        """Add a call and its result. `kind` is the kind of its failure, if it has been classified."""
         self._events.append(_Event(call, text, failed, kind))
         channel, path = channel_of(call.name), path_argument(call.arguments)
         if failed:
@@ -99,33 +109,33 @@ class SessionState:
         elif channel == "file" and plain_name(call.name) not in _SEARCH_TOOLS:
             self._touched |= {normal_path(path, self._cwd)} if path else set()
             if path and is_edit(call.name) and call.arguments.get("command") != "view":
-                self.read.pop(path, None)  # what it holds now was not shown
+                self.read.pop(path, None)  # its present content was not shown
             elif path:
                 self.reader = self.reader or call.name
                 self.read[path] = text[:_MAX_TEXT]
 
     @property
     def programs(self) -> set[str]:
-        """Programs that commands ran and that worked."""
+        """The programs that successful commands have run."""
         return self._shell_so_far().programs
 
     @property
     def build_failed(self) -> bool:
-        """Whether the last thing that was built could not be."""
+        """Whether the last build failed."""
         return self._shell_so_far().build_failed
 
     def has_shown(self, path: str) -> bool:
-        """Whether a text has shown this path, as it is or as the end of a longer one, since it was last removed."""
+        """Return whether a text has shown this path, or a longer path that ends in it, since it was last removed."""
         return self._shell_so_far().has_shown(path)
 
     def has_shown_text(self, path: str, text: str) -> bool:
-        """Whether this text stood in the file, as far as the session has shown it or written it itself."""
+        """Return whether the file contains this text, as far as the session has shown or written it."""
         file_text = self.texts.get(path)
         return file_text is not None and file_text.count(text) > 0
 
     @property
     def texts(self) -> FileTexts:
-        """Files as far as they were shown, line by line, and which of them the agent counts as read."""
+        """The content of files as far as it was shown, and which files the agent counts as read."""
         for call, text, failed, _ in self._unprocessed_events("texts"):
             if call is None:
                 self._texts.add_message(text)
@@ -137,7 +147,7 @@ class SessionState:
 
     @property
     def paths(self) -> KnownPaths:
-        """Which paths are there, which are not, and where the shell stands."""
+        """Which paths exist, which do not, and the shell's folder."""
         for call, text, failed, _ in self._unprocessed_events("paths"):
             if call is None:
                 self._known_paths.add_message(text)
@@ -147,7 +157,7 @@ class SessionState:
 
     @property
     def attempts(self) -> Attempts:
-        """Which calls failed, and whether anything has changed since."""
+        """Which calls have failed, and whether anything has changed since."""
         for call, text, failed, kind in self._unprocessed_events("attempts"):
             if call is None:
                 self._attempts.add_message(text)
@@ -156,34 +166,34 @@ class SessionState:
         return self._attempts
 
     def has_touched(self, path: str) -> bool:
-        """Whether a tool had read, written or edited this file, however the path was spelled."""
+        """Return whether a tool has read, written or edited this file. The spelling of the path does not matter."""
         return normal_path(path, self._cwd) in self._touched
 
     def had_failed(self, path: str) -> bool:
-        """Whether a file tool had been refused this path."""
+        """Return whether a file tool has failed on this path."""
         return normal_path(path, self._cwd) in self._refused
 
     def is_from_elsewhere(self, path: str) -> bool:
-        """Whether a relative path was shown, but never from where the shell stands now."""
+        """Return whether a relative path was shown, but never relative to the shell's present folder."""
         return self._shell_so_far().is_from_elsewhere(path)
 
     @property
     def files(self) -> dict[str, str]:
-        """Whole files that were shown, as they are after the edits since."""
+        """The files that were shown in full, as they are after the edits since."""
         return self._files_so_far().files
 
     @property
     def shell_moved(self) -> bool:
-        """Whether the shell may stand elsewhere than where the session began."""
+        """Whether the shell may be in another folder than the session's."""
         files = self._files_so_far()
         return files.folder != files.cwd
 
     def was_in_a_command(self, path: str) -> bool:
-        """Whether a shell command named the file, which does not count as reading it."""
+        """Return whether a shell command contains the path or its name. That does not count as reading the file."""
         return any(path in command or path.rpartition("/")[2] in command for command in self.commands)
 
     def _unprocessed_events(self, name: str) -> list[_Event]:
-        """What has come since this was asked for under that name."""
+        """Return the events that the tracker of this name has not processed, and mark them as processed."""
         start, self._num_processed[name] = self._num_processed.get(name, 0), len(self._events)
         return self._events[start:]
 
@@ -202,7 +212,7 @@ class SessionState:
 
 
 class _Shell:
-    """What commands did: programs, builds, paths that went. Texts are kept, and searched only for a missing path."""
+    """What commands have done: programs, builds, removed paths. Texts are stored, and searched for a path on demand."""
 
     def __init__(self, cwd: str | None) -> None:
         self.programs: set[str] = set()
@@ -210,21 +220,21 @@ class _Shell:
         self._shell_folder = ShellFolder(cwd)
         self._cwd = self._shell_folder.path
         self._texts: list[str] = []
-        self._folders: list[str | None] = []  # where the shell stood for each of them, if that matters
-        self._messages: list[str] = []  # those of somebody but tools
-        self._removed: dict[str, int] = {}  # a path -> how many texts had been shown when it went
+        self._folders: list[str | None] = []  # the shell's folder for each text
+        self._messages: list[str] = []  # the texts that are not results of calls
+        self._removed: dict[str, int] = {}  # removed path -> the number of texts at that time
 
     def add(self, event: _Event) -> None:
         call, text, failed, _ = event
         if call is None:
-            self._add_text(text, self._cwd)  # who speaks of a path means it from where the session began
+            self._add_text(text, self._cwd)  # people mean paths relative to the session's folder
             self._messages.append(text)
             return
         command = Command.of(command_text(call.name, call.arguments))
         programs = command.programs
         if any(name in _BUILD_PROGRAMS for name, _ in programs):
             self.build_failed = failed
-        if failed:  # nor does the shell stay where such a command went
+        if failed:  # then the shell stays in its folder, too
             return
         folder_before = self.folder
         if any(name in _FOLDER_CHANGERS for name, _ in programs):
@@ -241,7 +251,7 @@ class _Shell:
 
     @property
     def folder(self) -> str | None:
-        """Where the shell stands; None where that cannot be said."""
+        """The shell's folder, or None if it cannot be determined."""
         return self._shell_folder.path
 
     def _add_text(self, text: str, folder: str | None) -> None:
@@ -249,7 +259,7 @@ class _Shell:
         self._folders.append(folder)
 
     def is_from_elsewhere(self, path: str) -> bool:
-        """Whether a relative path was shown only from other folders, or at the end of longer paths."""
+        """Return whether a relative path was shown only in other folders, or as the end of longer paths."""
         if self.folder is None or not self.has_shown(path):
             return False
         texts = zip(self._texts, self._folders, strict=True)
@@ -261,22 +271,25 @@ class _Shell:
         )
 
     def has_shown(self, path: str) -> bool:
+        """Return whether a text has shown this path since it was last removed."""
         name = path.removeprefix("./").rstrip("/")
         since = max(self._removed.get(path, 0), self._removed.get(name.rpartition("/")[2], 0))
         if any(_is_mentioned_in(name, text[:_MAX_TEXT]) for text in self._texts[since:]):
             return True
-        path_in_cwd = name.removeprefix(f"{self._cwd}/")  # as it is called by those who stand in the working folder
+        path_in_cwd = name.removeprefix(f"{self._cwd}/")  # the same path, relative to the session's folder
         if self._cwd is None or path_in_cwd == name or since:
             return False
-        # A bare name in some output may be of any folder's file; somebody who says it means the one here.
+        # A bare name in some output may be a file in any folder. A person who uses it means the one in this folder.
         texts = self._texts if "/" in path_in_cwd else self._messages
         return any(_is_mentioned_in(path_in_cwd, text[:_MAX_TEXT], cwd=self._cwd) for text in texts)
 
 
 def _is_mentioned_in(path: str, text: str, *, alone: bool = False, cwd: str | None = None) -> bool:
-    """Whether the text says this path, or one inside it: a folder whose files were shown is there.
+    """Return whether the text contains this path, or a path inside it: a folder whose files were shown exists.
 
-    With `alone`, not as the end of a longer one; with `cwd`, not of a longer one that lies in this folder.
+    Args:
+        alone: The path must not be the end of a longer one.
+        cwd: It must not be the end of a longer path in this folder, which would be another file of the project.
     """
     position = text.find(path) if path else -1
     while position >= 0:
@@ -294,50 +307,52 @@ def _is_mentioned_in(path: str, text: str, *, alone: bool = False, cwd: str | No
 
 
 def _leads_to_another_folder(prefix: str, cwd: str) -> bool:
-    """Whether what stands in front of a path leads to another folder of this project, not to a copy of it elsewhere."""
+    """Return whether the text before a path leads to another folder of this project, not to a copy of the project."""
     prefix = prefix.removeprefix(f"{cwd}/").removeprefix("./")
-    if not prefix or prefix in ("a/", "b/") or f"/{cwd}/".endswith(f"/{prefix}"):  # as diffs and folders above call it
-        return False
+    if not prefix or prefix in ("a/", "b/") or f"/{cwd}/".endswith(f"/{prefix}"):
+        return False  # "a/" and "b/" of a diff, or a folder above
     return not prefix.startswith("/") and "." not in prefix.partition("/")[0]
 
 
-# Which calls failed, how, and whether anything that could help has happened since.
-
+# "zsh: command not found: rg" -> "rg", "bash: rg: command not found" -> "rg"
 _COMMAND_NOT_FOUND = re.compile(r"command not found: ([\w.+-]+)|(?:^|[\s:])([\w.+-]+): command not found(?!:)")
+# "Agent type 'fixer' not found" and "Unknown skill: deploy"
 _UNKNOWN_NAME = re.compile(r"Agent type '[^']{1,200}' not found|Unknown skill|is not a prompt-based skill")
+# "Available agents: Bash, reviewer" -> "Bash, reviewer"
 _AVAILABLE_AGENTS = re.compile(r"Available agents: ([^\n<]{1,4000})")
 _NAME_PARAMETERS = {"task": "subagent_type", "agent": "subagent_type", "skill": "skill"}
 _MAX_HEAD, _MAX_ERROR_TEXT = 2000, 10_000
 
 
 def requested_name(call: ToolCall) -> tuple[str, str] | None:
-    """The agent or skill that a call asks for by its name."""
+    """Return the tool and the name of the agent or skill that a call asks for, or None for other calls."""
     value = call.arguments.get(_NAME_PARAMETERS.get(plain_name(call.name), ""))
     return (call.name, value) if isinstance(value, str) else None
 
 
 class _LastFailure(NamedTuple):
-    """The last failure of a call: its kind, where somebody named it, and whether something has changed since."""
+    """The last failure of a call: its kind, if it was classified, and whether nothing has changed since."""
 
     kind: str
     is_unchanged: bool
 
 
 class Attempts:
-    """Grows with the session; a call is the same whatever it says about itself."""
+    """The failed calls of a session so far. Calls are the same if they differ only in labels (`tools.is_label`)."""
 
     def __init__(self) -> None:
         self._failed: dict[str, tuple[str, int]] = {}
         self._num_changes = 0
         self.missing_programs: set[str] = set()
-        self.names: dict[tuple[str, str], bool] = {}  # agents and skills by the tool that takes them: are they there
-        self.agents: frozenset[str] | None = None  # all of them, where somebody has listed them
+        self.names: dict[tuple[str, str], bool] = {}  # (tool, name of an agent or skill) -> whether it exists
+        self.agents: frozenset[str] | None = None  # all agents, if an error message has listed them
 
     def add_message(self, text: str) -> None:
+        # The user may have changed something that makes a failed call succeed.
         self._num_changes += bool(text.strip())
 
     def add_call(self, call: ToolCall, text: str, kind: str, *, failed: bool) -> None:
-        """A call that was made, and what came back; `kind` is that of its failure."""
+        """Add a call and its result. `kind` is the kind of its failure."""
         command = command_text(call.name, call.arguments)
         is_shell = channel_of(call.name) == "shell"
         is_read_only = only_reads(command) if is_shell else only_looks(call.name, call.arguments) or failed
@@ -358,7 +373,7 @@ class Attempts:
             self._failed.pop(_key(call), None)
 
     def last(self, call: ToolCall) -> _LastFailure | None:
-        """How this very call failed when it was last made; None where it did not."""
+        """Return how this call failed the last time, or None if it did not."""
         if not self._failed or (failure := self._failed.get(_key(call))) is None:
             return None
         return _LastFailure(failure[0], failure[1] == self._num_changes)
@@ -369,12 +384,12 @@ def _key(call: ToolCall) -> str:
     return json.dumps([call.name, arguments, call.raw_arguments], sort_keys=True, default=str)
 
 
-# Whole files as a session has shown and changed them; what may have changed unseen is not among them.
-
-
 @dataclass
 class _ShownFiles:
-    """Files by normal path, call by call. `folder` is where the shell stands, None where that cannot be said."""
+    """The files that were shown in full, by normal path. A file that may have changed unseen is dropped.
+
+    `folder` is the shell's folder, or None if it cannot be determined.
+    """
 
     cwd: str | None
     files: dict[str, str] = field(default_factory=dict[str, str])
@@ -383,12 +398,12 @@ class _ShownFiles:
         self.folder = self.cwd
 
     def add_message(self, text: str) -> None:
-        """Words of the user, among which agents put a note where a file was changed by somebody else."""
+        """Add a message. Agents put a note there if somebody else has changed a file."""
         for path in CHANGED_NOTE.findall(text):
             self.files.pop(normal_path(path, self.cwd), None)
 
     def add_call(self, call: ToolCall, text: str) -> None:
-        """A call that worked, and what it showed."""
+        """Add a call that succeeded, and its result."""
         if call.raw_arguments is not None:
             return
         operations = edit_operations(call, self.cwd)
@@ -397,7 +412,7 @@ class _ShownFiles:
             changes = changes_of(operations, self.files)
             if changes is None:
                 for operation in operations:
-                    self.files.pop(operation.path, None)  # what it holds now was not shown
+                    self.files.pop(operation.path, None)  # its present content was not shown
             else:
                 apply_changes(self.files, changes)
         elif key is not None:
@@ -423,7 +438,7 @@ class _ShownFiles:
             self._update_folder(text)
 
     def _update_folder(self, command: str) -> None:
-        """Where the shell stands now: some tools keep it between calls, so only a way back makes it sure again."""
+        """Update the folder after a command. Once it is unknown, only an absolute `cd` makes it known again."""
         try:
             self.folder = folder_after(parse_script(command), self.folder)
         except NotUnderstood:

@@ -1,6 +1,10 @@
-"""What a shell command is about: the words it names, the programs it runs, and whether it only shows other text.
+"""Describe a shell command: the programs that it runs, the words in it, what it may change, which files it writes.
 
-Read off the tree where the command is understood, else off its letters.
+- `Command` answers questions about one command: its programs, its words, whether a line of output is its own message.
+- `may_change`, `only_reads` and `keeps_sources` say what a command may do to files.
+- `written_by` names the files that a successful command has certainly written.
+
+The answers come from the parsed tree. If the parser does not understand a command, its text is split at separators.
 """
 
 from __future__ import annotations
@@ -25,13 +29,16 @@ from composer_replication.sites.actions.tools import word_set
 _MAX_LENGTH = 20_000
 _MAX_WORDS = 24
 _MAX_DEPTH = 4
-_COMMAND_SEPARATOR = re.compile(r"&&|\|\||[;|&\n(){}]|\$\(|`")  # where the tree cannot be read
+# Used if the parser does not understand a command: "a && b; $(c" -> "a ", " b", " ", "c"
+_COMMAND_SEPARATOR = re.compile(r"&&|\|\||[;|&\n(){}]|\$\(|`")
+# "CI=1"; not "--name=1"
 _ASSIGNMENT = re.compile(r"^\w+=\S*$")
+# "--file=src/a.py;" -> "--file", "src/a.py"
 _WORD = re.compile(r"[^\s'\"`()<>|;&,=]+")
 _WRAPPERS = word_set(
     "sudo time env nohup exec command xargs timeout nice stdbuf then do else if while ! bash sh zsh -c -lc -e"
 )
-# These print what is in files and logs: an error in their output is somebody else's, unless it begins with their name.
+# These print the content of files and logs. An error in their output is not theirs unless it begins with their name.
 _DISPLAY_PROGRAMS = word_set(
     "cat bat head tail less more grep egrep fgrep rg ag ack sed awk cut sort uniq wc nl tac diff cmp strings xxd od jq"
     " yq echo printf history journalctl dmesg zcat man info type which file stat tree ls find fd ps top df du env"
@@ -47,16 +54,19 @@ _DISPLAY_SUBCOMMANDS = frozenset(
 _LOOP_KEYWORDS = word_set("for done fi break continue case")
 _SHELLS = word_set("bash sh zsh dash fish ksh -bash (eval)")
 _GIT_PREFIXES = frozenset({"fatal", "error", "warning", "hint", "致命错误", "schwerwiegend", "erreur"})
+# "ls: cannot access" -> "ls", "/bin/sh: 1: foo" -> "/bin/sh"; not "no such file"
 _MESSAGE_PREFIX = re.compile(r"\s*(?P<name>[^\s:：]{1,80}) ?[:：]")
 _REMOTE_PROGRAMS = word_set("ssh vagrant multipass lxc heroku")
 _REMOTE_SUBCOMMANDS = frozenset(
     {("docker", "exec"), ("docker", "run"), ("docker", "compose"), ("podman", "exec"), ("kubectl", "exec")}
 )
+# "make || true" and "make; true"; not "make || exit 1"
 _TOLERATED_FAILURE = re.compile(r"\|\|(?!\s*(?:exit|return) [1-9])|;\s*true\s*$")
+# "a | b", "a; b" and "echo $(a)", whose exit status may be that of another part; not "a && b"
 _COMPOUND = re.compile(r"[|;`]|\$\(")
-_NEVER_RUN_GIT = word_set("rm cp mv mkdir rmdir touch chmod ln gh")  # run no git but what was asked for
+_NEVER_RUN_GIT = word_set("rm cp mv mkdir rmdir touch chmod ln gh")  # not even indirectly, as a build script may
 _NEUTRAL = word_set("cd pwd true sleep export set source . echo printf tee head tail wait")
-# Part of a project's set-up rather than of the shell: where one is missing, the machine was not prepared.
+# Part of a project's set-up rather than of the system: if one of these is missing, the machine was not prepared.
 SET_UP = word_set(
     "pytest tox nox jest vitest mocha eslint prettier tsc ruff mypy flake8 black isort pylint pyright phpunit rspec"
     " rubocop npm npx yarn pnpm bun deno cargo rustc rustup go gofmt golangci-lint mvn gradle javac java dotnet"
@@ -64,7 +74,7 @@ SET_UP = word_set(
     " flutter dart ghc stack cabal sbt lein vite webpack storybook cypress alembic celery gunicorn uvicorn flask"
     " rails bazel just task buf protoc sqlc phpstan asdf ponyc playwright pre-commit coverage hatch pdm node"
 )
-# What one may take for granted on the wrong machine.
+# Programs that a model may take for granted although this machine does not have them.
 UTILITIES = word_set(
     "tree rg fd ag ack bat batcat jq yq wget curl sed awk gsed gawk grep egrep find cat head tail less more vim vi"
     " nano open pbcopy pbpaste xclip top htop unzip zip tar python python2 sqlite3 make apt apt-get brew yum dnf"
@@ -72,9 +82,9 @@ UTILITIES = word_set(
     " shuf xmllint nslookup dig strings xxd hexdump md5 md5sum shasum sha256sum readlink realpath greadlink gdate"
     " seq bc xdg-open lsd exa"
 )
-# Of agents whose tools are commands of their shell.
+# The tools of agents such as SWE-agent are commands in their shell.
 AGENT_COMMANDS = word_set("open edit create insert goto scroll_up scroll_down search_dir search_file find_file submit")
-# Programs that everybody has: none of them is the one that a project is about.
+# Programs that everybody has, so none of them is the program that a project develops.
 FAMILIAR = (
     UTILITIES
     | SET_UP
@@ -100,19 +110,19 @@ WELL_KNOWN = sorted(UTILITIES | SET_UP | word_set("python3 git ls cp mv rm mkdir
 
 @dataclass(frozen=True)
 class Command:
-    """One shell command, possibly of several parts."""
+    """A shell command, possibly of several parts."""
 
     text: str
 
     @staticmethod
     @lru_cache(maxsize=64)
     def of(text: str) -> Command:
-        """One object per text while it is being looked at, so that it is taken apart once."""
+        """Return the command of a text. Cached, so that a text is parsed once while it is in use."""
         return Command(text[:_MAX_LENGTH])
 
     @cached_property
     def words(self) -> frozenset[str]:
-        """Everything in it that may name a file or a program, with and without the folder in front."""
+        """The words that may name a file or a program, with and without their folder."""
         words = _WORD.findall(self.text)
         trimmed = {word.strip("\\.:").rstrip("/") for word in words} | set(words)
         return frozenset(trimmed | {word.rpartition("/")[2] for word in trimmed})
@@ -124,16 +134,16 @@ class Command:
 
     @cached_property
     def programs(self) -> tuple[tuple[str, str], ...]:
-        """(program, its first argument) of each part, wrappers and assignments left out."""
+        """(program, its first argument) of each part, without wrappers such as `sudo` and without assignments."""
         return tuple(pair for pair, _ in self._parts)
 
     def programs_with_argument(self, text: str) -> list[tuple[str, str]]:
-        """Programs, as in `programs`, that were given a word with this in it."""
+        """Return the entries of `programs` whose command has an argument that contains `text`."""
         return [pair for pair, words in self._parts if any(text in word for word in words)]
 
     @cached_property
     def only_shows(self) -> bool:
-        """Whether all it does is print text that was there before."""
+        """Whether the command only prints text that already existed, such as files or logs."""
         active = [pair for pair in self.programs if pair[0] not in _NEUTRAL]
         show_programs = [pair for pair in self.programs if pair[0] in _DISPLAY_PROGRAMS or pair in _DISPLAY_SUBCOMMANDS]
         return bool(show_programs) and all(
@@ -142,12 +152,15 @@ class Command:
 
     @cached_property
     def _paths(self) -> tuple[str, ...]:
-        """Words that are paths or file names, in one spelling."""
+        """The words that are paths or file names, with forward slashes."""
         spelled = {_with_slashes(word) for word in self.words}
         return tuple(word for word in spelled if is_path(word))
 
     def names(self, text: str) -> bool:
-        """Whether the command itself says this path or program: what it complains of was typed, not come across."""
+        """Return whether the command itself contains this path or program.
+
+        If so, an error about it is about something that was typed, not about something that a program came across.
+        """
         text = _with_slashes(text.strip("'\"`‘’“”«»「」 ").rstrip("/\\"))
         if not text:
             return False
@@ -157,16 +170,16 @@ class Command:
 
     @property
     def expects_failure(self) -> bool:
-        """Whether it says itself that a failure is fine."""
+        """Whether the command itself says that a failure does not matter: `make || true`."""
         return _TOLERATED_FAILURE.search(self.text) is not None
 
     @property
     def hides_status(self) -> bool:
-        """Whether the status it ends with can be that of another part than the one that failed."""
+        """Whether the exit status may come from another part than the one that failed, as in `make | tail`."""
         return _COMPOUND.search(self.text) is not None
 
     def is_own(self, line: str) -> bool:
-        """Whether a line of output is a message of a program that the command runs, or of the shell that runs it."""
+        """Return whether a line of output is a message of the shell or of a program that the command runs."""
         speaker = _MESSAGE_PREFIX.match(line)
         if speaker is None:
             return False
@@ -179,7 +192,7 @@ class Command:
         return name in programs or ("git" in programs and name in _GIT_PREFIXES)
 
     def calls(self, name: str) -> bool:
-        """Whether a part of the command is this very program, rather than something that is handed a word like it."""
+        """Return whether the command runs this program, as opposed to having its name among the arguments."""
         name = name.strip("'\"`‘’").rpartition("/")[2]
         if name in _WRAPPERS and name in self.words:
             return True
@@ -187,26 +200,27 @@ class Command:
 
     @cached_property
     def only_git(self) -> bool:
-        """Whether nothing in it but git itself can have run git: no script, no build, no package manager."""
+        """Whether only git itself can have run git: no script, build or package manager is involved."""
         active_names = [name for name, _ in self.programs if name not in _DISPLAY_PROGRAMS | _NEUTRAL | _NEVER_RUN_GIT]
         return "git" in active_names and all(name == "git" for name in active_names)
 
     @cached_property
     def is_remote(self) -> bool:
-        """Whether it runs somewhere else: what is missing there is not what was typed here."""
+        """Whether the command runs on another machine or in a container, whose files are not the session's."""
         return any(name in _REMOTE_PROGRAMS or (name, first) in _REMOTE_SUBCOMMANDS for name, first in self.programs)
 
     def runs(self, program: str) -> bool:
+        """Return whether one of the programs has exactly this name."""
         return any(name == program for name, _ in self.programs)
 
 
 def is_path(word: str) -> bool:
-    """Whether a word looks like a file: a folder in front of it, or a dot in it."""
+    """Return whether a word looks like a path: it contains a slash or a dot."""
     return len(word) > 2 and ("/" in word or "." in word)
 
 
 def _command_lines(text: str, depth: int = 0) -> Iterator[list[str]]:
-    """The words of every command in a text: in loops, in expansions, and in what a shell is given to run."""
+    """Yield the words of every command in a text: also in loops, in `$(…)` and in `bash -c script`."""
     try:
         tree = parse_script(text)
     except NotUnderstood:
@@ -230,18 +244,20 @@ def _with_slashes(path: str) -> str:
 
 
 def _program(words: list[str]) -> tuple[str, str] | None:
+    """Return the program and its first operand, or None for a command without a program.
+
+    `sudo timeout 5 make -k test` -> ("make", "test"); `python -m pytest tests` -> ("pytest", "tests").
+    """
     while words and (words[0] in _WRAPPERS or _ASSIGNMENT.match(words[0]) or words[0].isdigit() or not words[0]):
         words = words[1:]
     if not words or words[0] in _LOOP_KEYWORDS:
         return None
-    name = words[0].lstrip("!").rpartition("/")[2]  # a cell runs a command behind that mark
+    name = words[0].lstrip("!").rpartition("/")[2]  # `!ls` in a notebook cell
     rest = [word for word in words[1:] if not word.startswith("-")]
     if name.startswith("python") and "-m" in words[:3] and len(words) > words.index("-m") + 1:
         return words[words.index("-m") + 1], rest[1] if len(rest) > 1 else ""
     return name, rest[0] if rest else ""
 
-
-# Commands that surely change nothing, those that change no source file (tests, commits), and what others may do.
 
 _READ_ONLY_PROGRAMS = word_set(
     "ls cat head tail wc grep egrep fgrep rg stat file du df tree pwd which whoami date echo printf diff cmp uniq cut"
@@ -249,8 +265,9 @@ _READ_ONLY_PROGRAMS = word_set(
 )
 _READ_ONLY_GIT = word_set("status log diff show blame rev-parse ls-files grep describe shortlog reflog")
 _FIND_ACTIONS = word_set("-delete -exec -execdir -ok -okdir -fprint -fprint0 -fprintf -fls")
+# "10p" and "10,20p" of `sed -n 10,20p file`; not "s/a/b/p"
 _SED_PRINT = re.compile(r"\d+(?:,\d+)?p")
-# These write caches, objects and packages, not the files a session edits.
+# Tests, checks and installers write caches, objects and packages, but not the files that a session edits.
 _CHECK_PROGRAMS = word_set(
     "pytest py.test tox nox jest vitest mocha rspec phpunit mypy pyright flake8 pylint tsc mkdir sleep cd export"
     " pip pip3 curl ps kill lsof wait"
@@ -271,16 +288,19 @@ _CHECK_SUBCOMMANDS = {
     "gradle": word_set("test"),
 }
 _GIT_PREFIX = r"\bgit (?:-C \S+ |-c \S+ |--no-pager )*"
+# "git checkout main" and "git -C lib stash"; not "git log"
 _SWITCHES_TREE = re.compile(
     _GIT_PREFIX
     + r"(?:checkout|switch|pull|merge|rebase|reset|stash|cherry-pick|restore|revert|worktree|clone|mv|rm|am|apply"
     r"|clean|submodule)\b"
 )
+# "sed -i s/a/b/ x", "go mod tidy", "cp a b", "python3 x.py" and "echo > x"; not "ls 2>&1" or "ls >/dev/null"
 _WRITES = re.compile(
     r"\b(?:sed|perl|ruby|gsed)\s+(?:-\S+\s+)*-\S*i|\bgo (?:generate|mod|get|install|build)\b"
     r"|\b(?:npm|pnpm|yarn|npx|tee|mv|cp|rm|rmdir|mkdir|touch|ln|patch|install|unzip|tar|curl|wget|make|rsync)\b|\b(?:python|node|bash|sh)[\d.]*\s"
     r"|(?<![0-9&=<-])>>?(?![&>=])(?!\s*/dev/null)"
 )
+# "gofmt -w .", "cargo fmt", "eslint --fix ." and "black ."; not "gofmt -l ."
 _FORMATS = re.compile(
     r"\bgofmt\s+-\w*w|\bgo fmt\b|\bgoimports\b|\bfmt\b|\bformat\b|--fix\b|--write\b"
     r"|\b(?:prettier|black|isort|rustfmt|ruff)\b"
@@ -289,9 +309,11 @@ Change = Literal["nothing", "formats", "writes", "moves"]
 
 
 def may_change(text: str) -> Change:
-    """The most that a command's words let one expect: files formatted, some written, or the whole tree moved.
+    """Return the most that a command may change, judging by its words.
 
-    `nothing` is no promise: a program of the project may write what it likes.
+    Returns:
+        `moves`: the whole tree may be another one (git checkout). `formats`: a formatter ran. `writes`: some files may
+        be written. `nothing`: nothing of that kind, but no promise, since a program of the project may write anything.
     """
     if _SWITCHES_TREE.search(text):
         return "moves"
@@ -301,17 +323,17 @@ def may_change(text: str) -> Change:
 
 
 def only_reads(text: str) -> bool:
-    """Whether a command surely changes nothing, the shell's own folder and variables included."""
+    """Return whether a command certainly changes nothing, including the shell's folder and variables."""
     return _all_commands(text, lambda command: _is_read_only(command) and not command.assignments)
 
 
 def keeps_sources(text: str) -> bool:
-    """Whether a command leaves the files that were read as they were."""
+    """Return whether a command leaves source files unchanged: it reads, tests, checks or commits."""
     return _all_commands(text, lambda command: _is_read_only(command) or _is_check(command))
 
 
 def _all_commands(text: str, accepts: Callable[[Simple], bool]) -> bool:
-    """Whether all that runs is accepted, and nothing of it writes or runs in the background."""
+    """Return whether every command is accepted, and nothing is redirected to a file or runs in the background."""
     try:
         commands = list(commands_in(parse_script(text)))
     except NotUnderstood:
@@ -325,6 +347,7 @@ def _all_commands(text: str, accepts: Callable[[Simple], bool]) -> bool:
 
 
 def _writes(op: str, target: str | None) -> bool:
+    """Return whether a redirection writes a file: not `< x`, `>/dev/null` or `2>&1`."""
     if op.startswith("<") and op != "<>":
         return False
     return not (target == "/dev/null" or (op == ">&" and target is not None and target.isdigit()))
@@ -349,7 +372,7 @@ def _is_read_only(command: Simple) -> bool:
 
 
 def _runs_command(kind: str, text: str) -> bool:
-    """Whether a word runs a command of its own."""
+    """Return whether a piece of a word runs a command: `$(…)`, backticks or a process substitution."""
     return kind == "raw" or (kind in ("split", "kept") and (text.startswith("`") or "(" in text))
 
 
@@ -366,21 +389,23 @@ def _is_check(command: Simple) -> bool:
     return name in _CHECK_PROGRAMS or (name in _CHECK_SUBCOMMANDS and second in _CHECK_SUBCOMMANDS[name])
 
 
-# Files that a command surely writes, and whether it may have formatted whatever there is.
-#
-# Only the first command of a list surely runs: what stands behind `&&`, `||`, `then` or `do` may not have. Whether it
-# worked is told by the whole only if it is of the last list. A formatter may have found nothing to do.
-
-_EXPANDED_WORD = "\0"  # stands for a word that only the shell knows
+_EXPANDED_WORD = "\0"  # replaces a word that depends on an expansion
 _FOLDER_CHANGERS = word_set("cd pushd popd")
 _SHELL_ENDERS = word_set("exit return exec")
+# "-i", "-i.bak", "-ni" and "--in-place=.bak"; not "-n"
 _SED_IN_PLACE = re.compile(r"-[nErsuz]*i|--in-place\b")
+# "-e", "-ne" and "--expression", whose value is the next word; not "-es/a/b/", which has it
 _SED_VALUE_OPTION = re.compile(r"-[nErsuz]*[efl]|--expression|--file|--line-length")
+# "-e", "-ne" and "--expression": with one of these, the first operand is a file; not "-l"
 _SED_SCRIPT_OPTION = re.compile(r"-[nErsuz]*[ef]|--expression|--file")
-# Letters that take no word of their own: `-M…`, `-I…` and `-r…` are names of modules and folders.
+# Only letters without a value may stand before: what follows `-M`, `-I` and `-r` is the name of a module or folder.
+# "-i", "-pi.bak" and "-0pi"; not "-Mstrict"
 _PERL_IN_PLACE = re.compile(r"-[pnlaws0-7]*i")
+# "-p", "-ne" and "-0pi": with one of these the script runs once per line; not "-e"
 _PERL_LOOP = re.compile(r"-[laws0-7]*[pn]")
+# "-e" and "-pe", whose value is the next word; not "-pi"
 _PERL_SCRIPT_OPTION = re.compile(r"-[pnlaws0-7]*[eE]")
+# Options of cp and mv with which the last operand is not certainly written: "-t", "-rn", "--update"; not "-r"
 _MAY_SKIP_TARGET = re.compile(r"-[a-zA-Z]*[tnui]|--(?:target-directory|no-clobber|update|interactive)\b")
 _INFO_OPTIONS = word_set("--help --version")
 _DRY_RUN_OPTIONS = word_set("--check --check-only --diff --verify-no-changes --dry-run --list-different")
@@ -392,19 +417,27 @@ _FORMAT_OPTIONS = {
 }
 _FORMAT_SUBCOMMANDS = word_set("fmt format")
 _TASK_RUNNERS = word_set("cargo go make just ruff dotnet deno")
-_SCRIPT_RUNNERS = word_set("npm pnpm yarn bun mise")  # the word behind `run` says what
+_SCRIPT_RUNNERS = word_set("npm pnpm yarn bun mise")  # `npm run format`
 _LAUNCHERS = (("npx",), ("bunx",), ("uvx",), ("uv", "run"), ("poetry", "run"), ("python", "-m"), ("python3", "-m"))
 
 
 class Written(NamedTuple):
-    """`names` as they are called where the shell stood; `formats` is `alone` where a formatter is all that runs."""
+    """What a command has done to files.
+
+    `names` are relative to the shell's folder. `formats` says whether a formatter ran, and whether nothing else did. It
+    may have found nothing to change.
+    """
 
     names: frozenset[str]
     formats: Literal["", "alone", "among_others"]
 
 
 def written_by(text: str) -> Written:
-    """What a command that worked has done to files."""
+    """Return the files that a successful command has certainly written, and whether it ran a formatter.
+
+    Only the first command of a list certainly runs: what follows `&&`, `||`, `then` or `do` may not have. And only the
+    last list decides the exit status, so an earlier command may have failed before it wrote anything.
+    """
     names, num_formatters = set[str](), 0
     try:
         script = parse_script(text)
@@ -423,9 +456,9 @@ def written_by(text: str) -> Written:
 
 
 def _unconditional_commands(script: Script) -> Iterator[tuple[ParsedCommand, bool, bool]]:
-    """The commands that run whatever the others do.
+    """Yield the commands that run whatever the others do.
 
-    Each with whether the shell may have moved before it, and whether it has worked if the script has.
+    Each comes with whether the working folder may have changed before it, and whether it succeeded if the script did.
     """
     has_moved = False
     for chain in script:
@@ -453,7 +486,7 @@ def _written_operands(name: str, rest: list[str]) -> list[str]:
     if name in ("perl", "ruby"):
         return _edited_by_perl(rest)
     operands = [word for word in rest if word and not word.startswith("-")]
-    if name == "tee":  # it opens its files first
+    if name == "tee":  # opens its files before it reads, so they are written even if it fails later
         return operands
     replaces_target = (
         name in ("mv", "cp") and len(operands) > 1 and not any(_MAY_SKIP_TARGET.match(word) for word in rest)
@@ -462,7 +495,7 @@ def _written_operands(name: str, rest: list[str]) -> list[str]:
 
 
 def _edited_by_sed(rest: list[str]) -> list[str]:
-    """The files of `sed -i`, whose options may stand anywhere; the first operand is the script where no option is."""
+    """Return the files of `sed -i`. Options may be anywhere; the first operand is the script unless `-e` has it."""
     operands, words = list[str](), iter(rest)
     for word in words:
         if _SED_VALUE_OPTION.fullmatch(word):
@@ -474,7 +507,7 @@ def _edited_by_sed(rest: list[str]) -> list[str]:
 
 
 def _edited_by_perl(rest: list[str]) -> list[str]:
-    """The files of `perl -pi` and `ruby -pi`, whose own options end where the program or the first file stands."""
+    """Return the files of `perl -pi` or `ruby -pi`. Their own options end at the script or the first file."""
     options, has_script, index = list[str](), False, 0
     while index < len(rest) and rest[index].startswith("-"):
         options.append(rest[index])
@@ -485,6 +518,7 @@ def _edited_by_perl(rest: list[str]) -> list[str]:
 
 
 def _is_formatter(name: str, rest: list[str]) -> bool:
+    """Return whether a command rewrites files by a formatter: `black .`, `npx prettier --write .`, `npm run format`."""
     if _DRY_RUN_OPTIONS.intersection(rest):
         return False
     words = [name, *rest]

@@ -1,6 +1,8 @@
-"""Shell commands in one spelling: quoting off, options sorted, paths against the folder each part runs in.
+"""Build the key of a shell command: equal keys mean that two commands do the same.
 
-A key is made of the parsed tree; a command outside the language that is read here is its own text.
+A key is JSON built from the parsed tree: quoting removed, options sorted, paths resolved against the folder in which
+each part runs. `cd src && ls -l -a` has the key of `cd ./src && ls -al`. A command that the parser does not understand
+has its text as its key.
 """
 
 from __future__ import annotations
@@ -39,24 +41,27 @@ from composer_replication.sites.actions.shell_words import (
 )
 from composer_replication.sites.actions.tools import normal_path, word_set
 
+Key = list[object]
 _LONGEST_FOLDER = 4096
-_MAX_NESTED_SHELLS = 4  # a shell in a shell in a shell
+_LONGEST_PATH = 512
+_MAX_NESTED_SHELLS = 4  # `bash -c "bash -c …"`
+# "1" of "2>&1" and "-" of ">&-"; not "log", which is a file
 _DESCRIPTOR = re.compile(r"\d+-?|-")
 _FOLDER_CHANGERS = ("pushd", "popd", "cd")
 
 
 def command_key(text: str, folder: str | None) -> Key:
-    """The key of a command that is run in `folder`; None where that is not known."""
+    """Return the key of a command that runs in `folder` (None: unknown)."""
     return _script_text_key(text, _location_of(folder), 0)
 
 
 def argv_key(words: list[ShellWord], folder: str | None) -> Key:
-    """The key of a program that is started with these very words, without a shell."""
+    """Return the key of a program that is started with exactly these words, without a shell."""
     return _ShellWalk(_location_of(folder), 0).script(_script_of(Simple((), tuple(words), ())))
 
 
 def folder_after(script: Script, folder: str | None) -> str | None:
-    """Where a shell stands after a script that began in `folder`; None where that cannot be said."""
+    """Return the working folder after a script that began in `folder`, or None if it cannot be determined."""
     walk = _ShellWalk(_location_of(folder), 0)
     walk.script(script)
     location = walk.location
@@ -85,7 +90,7 @@ def _script_text_key(text: str, location: _Location, depth: int) -> Key:
 
 @dataclass
 class _ShellWalk:
-    """Goes through a tree in the order it runs, and knows where the shell stands."""
+    """Builds keys for a tree in the order in which it runs, and tracks the working folder on the way."""
 
     location: _Location
     depth: int
@@ -95,7 +100,7 @@ class _ShellWalk:
         return [self._chain(chain) for chain in script if not self._does_nothing(script, chain)]
 
     def _does_nothing(self, script: Script, chain: CommandChain) -> bool:
-        """`cd` to where the shell is already, with something after it."""
+        """Return whether a chain is `cd` to the current folder, with something after it."""
         is_noop = len(chain.pipelines) == 1 and not chain.is_background and self._is_cd_to_here(chain.pipelines[0])
         return is_noop and chain is not script[-1]
 
@@ -105,6 +110,7 @@ class _ShellWalk:
 
     def _chain(self, chain: CommandChain) -> Key:
         start, first = self.location, 0
+        # A leading `cd .` changes nothing: `cd /repo && ls` in /repo is `ls`.
         while (
             first < len(chain.operators)
             and chain.operators[first] == "&&"
@@ -122,7 +128,7 @@ class _ShellWalk:
             self.location = start
             key.append("&")
         elif moves and ("||" in chain.operators or moves[-1] > 0):
-            self._lose_location()  # which of the moves were made depends on what ran
+            self._lose_location()  # which of the `cd`s ran depends on which commands failed
         return key
 
     def _pipeline(self, pipeline: Pipeline) -> Key:
@@ -133,7 +139,7 @@ class _ShellWalk:
         return ["!", *key] if pipeline.is_negated else key
 
     def _pipeline_stage(self, command: ParsedCommand) -> Key:
-        """A part of a pipeline runs in a shell of its own: where it goes, the others do not follow."""
+        """Return the key of one command of a pipeline. It runs in its own shell, so its `cd` affects no other."""
         before = self.location
         key = self._command(command)
         self.location = before
@@ -156,6 +162,7 @@ class _ShellWalk:
                 words, self.location, lambda text, location: _script_text_key(text, location, self.depth + 1)
             )
         target = words[1].literal if len(words) == 2 else None
+        # pushd, popd, `cd -` and `cd "$X"` lead to a folder that the text does not tell.
         if name != "cd" or target is None or target in ("", "-") or target.startswith("-") or self.location.number:
             key: Key = [name, *(_path_key(word, self.location) for word in words[1:])]
             is_absolute = name == "cd" and target is not None and target.startswith("/")
@@ -166,14 +173,15 @@ class _ShellWalk:
         self.location = _Location(self.location.path(target))
         key = ["cd", self.location.folder]
         if len(self.location.folder) > _LONGEST_FOLDER:
-            self._lose_location()  # deeper with every line, so that each path would be as long as all lines before it
+            # A script with a `cd a` on every line would otherwise take quadratic time and space.
+            self._lose_location()
         return key
 
     def _block(self, block: Block) -> Key:
         before = self.location
         parts = [self.script(part) for part in block.parts]
         names = [word.key for word in block.names]
-        if block.kind == "(":
+        if block.kind == "(":  # a subshell: its `cd` ends with it
             self.location = before
         elif block.kind != "{" and self.location != before:
             self._lose_location()
@@ -185,7 +193,7 @@ class _ShellWalk:
 
 
 def _cd_target(pipeline: Pipeline) -> str | None:
-    """The folder of a plain `cd folder`."""
+    """Return the folder of a plain `cd folder`, or None for any other pipeline."""
     command = pipeline.commands[0]
     if len(pipeline.commands) > 1 or pipeline.is_negated or not isinstance(command, Simple):
         return None
@@ -195,7 +203,7 @@ def _cd_target(pipeline: Pipeline) -> str | None:
 
 
 def _assignment_keys(assignments: list[tuple[str, ShellWord]]) -> Key:
-    """Assignments; of plain ones to different names the order does not matter."""
+    """Return the keys of assignments. Plain ones to different names are sorted, since their order has no effect."""
     keys: Key = [[name, value.key] for name, value in assignments]
     is_order_free = len({name for name, _ in assignments}) == len(assignments) and all(
         value.literal is not None for _, value in assignments
@@ -204,17 +212,18 @@ def _assignment_keys(assignments: list[tuple[str, ShellWord]]) -> Key:
 
 
 def _redirect_keys(redirects: tuple[Redirect, ...], location: _Location) -> Key:
-    """Redirections by descriptor; in order, unless none of them refers to another."""
+    """Return the keys of redirections: sorted unless one refers to another, as `2>&1` does."""
     keys = [key for redirect in redirects for key in _redirect_key(redirect, location)]
     is_order_free = len({key[0] for key in keys}) == len(keys) and not any(str(key[1]).endswith("&") for key in keys)
     return sorted(keys, key=json.dumps) if is_order_free else list(keys)
 
 
 def _redirect_key(redirect: Redirect, location: _Location) -> list[Key]:
+    """Return the key of a redirection. `&> log` has two: `> log` and `2>&1`."""
     op, target = redirect.op, redirect.target
     text = target.literal
     descriptor = redirect.descriptor or ("0" if op.startswith("<") else "1")
-    if op == "<<<" and text is not None:
+    if op == "<<<" and text is not None:  # the shell adds the newline
         return [[descriptor, "<<", f"{text}\n"]]
     if op in ("<<", "<<expanded", "<<<"):
         return [[descriptor, op, target.key]]
@@ -226,15 +235,13 @@ def _redirect_key(redirect: Redirect, location: _Location) -> list[Key]:
     return [[descriptor, op, file]]
 
 
-# One program with its words in one spelling: options sorted, operands as the program reads them, paths normalised.
-
-Key = list[object]
-_LONGEST_PATH = 512
-
-
 @dataclass(frozen=True, slots=True)
 class _Location:
-    """Where a command runs: a folder, `.` where the start is not known; `number` is of a place nobody can name."""
+    """Where a command runs.
+
+    `folder` is relative to the unknown start if that is all that is known. After a `cd` to a folder that cannot be
+    determined, `number` tells the unknown folders of one script apart.
+    """
 
     folder: str = "."
     number: int = 0
@@ -246,7 +253,7 @@ class _Location:
 
 
 def _words_key(words: Sequence[ShellWord], location: _Location) -> Key:
-    """The key of a program and its words."""
+    """Return the key of a program that is described by a table, or of its words as they are."""
     name = words[0].literal
     if name is None:
         return _plain_key(words)
@@ -258,7 +265,7 @@ def _words_key(words: Sequence[ShellWord], location: _Location) -> Key:
 
 
 def _plain_key(words: Sequence[ShellWord], location: _Location | None = None) -> Key:
-    """Words in order; only a program that is named by a path is brought into one spelling."""
+    """Return the words in order. Only the program is normalized, if it is a path."""
     first: object = words[0].key
     if location is not None and isinstance(first, str) and "/" in first:
         first = location.path(first)
@@ -266,7 +273,7 @@ def _plain_key(words: Sequence[ShellWord], location: _Location | None = None) ->
 
 
 def _line_key(words: Sequence[ShellWord], program: Program, location: _Location) -> Key | None:
-    """The words behind a program's name; None where they are not surely understood."""
+    """Return the key of the words after a program's name, or None if its table does not cover them."""
     line = read_line(words, program)
     if line is None or _is_misread(line, program):
         return None
@@ -296,11 +303,11 @@ def _line_key(words: Sequence[ShellWord], program: Program, location: _Location)
 
 
 def _path_key(word: ShellWord, location: _Location, *, keeps_slash: bool = False) -> object:
-    """A path in one spelling; of one with a glob, the folders before the glob."""
+    """Return the key of a path. In a path with a glob, only the folders before the glob are normalized."""
     text = word.literal
     if text is not None:
         if text in ("", "-") or text.startswith(":"):
-            return text  # standard input, or one of git's magic words
+            return text  # "-" is standard input; ":/" and ":(exclude)…" are magic pathspecs of git
         slash = "/" if keeps_slash and text.endswith("/") else ""
         return location.path(text) + slash
     first = word.pieces[0]
@@ -334,7 +341,7 @@ def _operand_keys(operands: Sequence[ShellWord], program: Program, location: _Lo
 
 
 def _test_key(word: ShellWord, location: _Location) -> object:
-    """`tests/test_a.py::test_b`: a path, and names inside it."""
+    """Return the key of a pytest node id such as `tests/test_a.py::test_b`: only its path is normalized."""
     text = word.literal
     if text is None:
         return word.key
@@ -343,7 +350,7 @@ def _test_key(word: ShellWord, location: _Location) -> object:
 
 
 def _is_misread(line: CommandLine, program: Program) -> bool:
-    """What would be read wrongly: `tail +5` counts lines, and `tar -C` moves what is named after it."""
+    """Return whether the table would be misleading: `tail +5` counts lines, `tar -C` applies to what follows it."""
     if program.number == "n":
         return any((word.literal or "").startswith("+") for word in line.operands)
     moves = program is PROGRAMS["tar"] and any(option.name == "C" for option in line.options)
@@ -351,7 +358,7 @@ def _is_misread(line: CommandLine, program: Program) -> bool:
 
 
 def _are_independent(keys: Key) -> bool:
-    """Whether no operand lies inside another, as in `mkdir a a/b`, where the order decides."""
+    """Return whether no operand lies inside another. In `mkdir a a/b` the order matters."""
     paths = {key for key in keys if isinstance(key, str)}
     if any(len(path) > _LONGEST_PATH for path in paths):
         return False
@@ -373,7 +380,11 @@ def _subcommand_key(name: str, words: Sequence[ShellWord], location: _Location) 
 
 
 def _git_settings(words: Sequence[ShellWord], location: _Location) -> tuple[Key, int, _Location]:
-    """`git -C folder -c key=value --no-pager …`: what stands before the command, and where it then runs."""
+    """Read `git -C folder -c key=value --no-pager …`.
+
+    Returns:
+        The settings, the index of the subcommand, and the folder in which it runs.
+    """
     settings, at, start = list[object](), 1, location
     while at + 1 < len(words):
         text, value = words[at].literal, words[at + 1].literal
@@ -393,25 +404,29 @@ def _git_settings(words: Sequence[ShellWord], location: _Location) -> tuple[Key,
     return settings, at, location
 
 
-# Programs that no table of options describes: those that run another, `find`, `echo`, `python`, `go`.
+# The programs below have a syntax that no table describes: launchers of other programs, `find`, `echo`, `python`, `go`.
 
 ShellKey = Callable[[str, _Location], Key]
-"""The key of a whole script, for a shell that is told one with -c."""
-_MAX_LAUNCHERS = 4
+"""A function that returns the key of a whole script, for `bash -c script`."""
+_MAX_LAUNCHERS = 4  # `sudo nohup timeout 5 time …`
 _LAUNCHERS = word_set("sudo nohup time command uv poetry pipenv npx")
 _LAUNCHERS_WITH_RUN = word_set("uv poetry pipenv")
 _BUILTINS = word_set(
     "cd export source . eval exec set unset alias read type ulimit umask trap shift return exit test [ : builtin"
 )
+# "CI=" of "CI=1"; not "--name=1"
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=", re.ASCII)
+# "5", "2.5s" and "10m", the first operand of timeout; not "5min"
 _DURATION = re.compile(r"\d+(?:\.\d+)?[smhd]?")
+# "python", "python3" and "python3.11"; not "python-config"
 _PYTHON = re.compile(r"python(?:\d(?:\.\d+)?)?")
+# "s|a/b|c|g" -> mark "|", old "a/b", new "c", flags "g"; not "s/a\/b/c/", whose delimiter is escaped
 _SUBSTITUTION = re.compile(
     r"s(?P<mark>[^\w\s\\\x01])(?P<old>(?:(?!(?P=mark))[^\\\n\x01])+)(?P=mark)(?P<new>(?:(?!(?P=mark))[^\\\n\x01])*)(?P=mark)"
     r"(?P<flags>[gpIi0-9]*)"
 )
 _PYTHON_OPTIONS = Program(flags="uBEIsSqvO", valued="WX", permutes=False, operands="path then words")
-# Tests of find that only look, with the number of words they take; of those the order does not matter.
+# Tests of `find` without side effects, with the number of their values. Their order has no effect.
 _FIND_TESTS = {"-empty": 0} | dict.fromkeys(
     word_set(
         "-name -iname -type -path -ipath -wholename -regex -iregex -size -mtime -mmin -newer -perm -user -group"
@@ -424,7 +439,7 @@ _GO_VALUE_OPTIONS = word_set("run count timeout bench tags p coverprofile o ldfl
 
 
 def _program_key(words: Sequence[ShellWord], location: _Location, shell: ShellKey, depth: int = 0) -> Key:
-    """The key of one program with its words, whatever it is; `depth` counts programs that run another."""
+    """Return the key of any program. `depth` counts launchers, the programs that run another one."""
     name = words[0].literal
     if name is None or depth > _MAX_LAUNCHERS:
         return _plain_key(words)
@@ -432,7 +447,10 @@ def _program_key(words: Sequence[ShellWord], location: _Location, shell: ShellKe
 
 
 def _env_prefix(words: Sequence[ShellWord]) -> int:
-    """How many assignments follow `env` where it does nothing but set them for a program; else 0."""
+    """Return how many assignments follow `env` if it only sets them for a program, otherwise 0.
+
+    `env A=1 make` is `A=1 make`. A builtin such as `cd` is not a program that `env` could run.
+    """
     number = 1
     while number < len(words) and _ASSIGNMENT.match(words[number].raw):
         number += 1
@@ -463,17 +481,18 @@ def _special_key(name: str, words: Sequence[ShellWord], location: _Location, she
 
 
 def _with_one_delimiter(word: ShellWord) -> ShellWord:
-    """`s|a|b|` and `s/a/b/` are the same where neither part needs the delimiter or a backslash."""
+    """Return a substitution of sed with one delimiter: `s|a|b|` and `s/a/b/` do the same if nothing is escaped."""
     match = _SUBSTITUTION.fullmatch(word.literal or "")
     if match is None:
         return word
+    # \x01 occurs in neither part: the pattern excludes it.
     return literal_word("\x01".join(("s", match["old"], match["new"], match["flags"])))
 
 
 def _launcher_key(
     name: str, words: Sequence[ShellWord], location: _Location, shell: ShellKey, depth: int
 ) -> Key | None:
-    """`sudo rm -rf x`: the runner's own words, then the program it runs."""
+    """Return the key of `sudo rm -rf x`: the launcher's words, then the key of the program that it runs."""
     num_launcher_words = 1
     if name == "timeout" or name in _LAUNCHERS_WITH_RUN:
         second = words[1].literal if len(words) > 1 else None
@@ -494,7 +513,7 @@ def _launcher_key(
 
 
 def _echo_key(words: Sequence[ShellWord]) -> Key | None:
-    """What is printed: words are joined by one blank."""
+    """Return the key of what echo prints: its words joined by blanks. None if an expansion decides."""
     texts = [word.literal for word in words[1:]]
     num_flags = 0
     while num_flags < len(texts) and texts[num_flags] in ("-n", "-e", "-E", "-ne", "-en"):
@@ -504,6 +523,7 @@ def _echo_key(words: Sequence[ShellWord]) -> Key | None:
 
 
 def _find_key(words: Sequence[ShellWord], location: _Location) -> Key | None:
+    """Return the key of `find`: its folders, its tests in one order, and the actions as they are."""
     at, paths = 1, list[object]()
     while at < len(words) and not _opens_expression(words[at]):
         if words[at].splits:
@@ -525,7 +545,7 @@ def _find_key(words: Sequence[ShellWord], location: _Location) -> Key | None:
 
 
 def _sorted_tests(tests: list[Key]) -> list[Key]:
-    """By name and then by value, but for depths, of which the last counts."""
+    """Return tests sorted by name and value. Depths keep their order: the last one counts."""
     return sorted(tests, key=lambda test: [str(test[0]), "" if "depth" in str(test[0]) else repr(test)])
 
 
@@ -534,7 +554,7 @@ def _opens_expression(word: ShellWord) -> bool:
 
 
 def _python_key(name: str, words: Sequence[ShellWord], location: _Location, shell: ShellKey, depth: int) -> Key | None:
-    """`python -m module …` is the module's command line; `-c` is code; else a script with words of its own."""
+    """Return the key of python: with `-m` of the module's command line, with `-c` of code, otherwise of a script."""
     texts = [word.literal for word in words]
     at = next((number for number, text in enumerate(texts[1:], start=1) if not _is_python_flag(text)), len(words))
     flags = sorted(str(text) for text in texts[1:at])
@@ -551,7 +571,7 @@ def _is_python_flag(text: str | None) -> bool:
 
 
 def _with_joined_jobs(words: Sequence[ShellWord]) -> list[ShellWord]:
-    """`make -j 4` is `make -j4`."""
+    """Return the words of make with `-j 4` written as `-j4`."""
     joined: list[ShellWord] = []
     for word in words:
         if joined and joined[-1].literal == "-j" and (word.literal or "").isdigit():
@@ -562,14 +582,18 @@ def _with_joined_jobs(words: Sequence[ShellWord]) -> list[ShellWord]:
 
 
 def _with_dashed_letters(words: Sequence[ShellWord]) -> Sequence[ShellWord]:
-    """`tar xzf a` is `tar -xzf a`: letters without a dash, where the only one with a value comes last."""
+    """Return `tar xzf a` as `tar -xzf a`. Only if the option with a value comes last, so that the value stays next."""
     letters = words[1].literal if len(words) > 1 else None
+    # "xzf" and "xv"; not "xfz", whose value would have to move
     is_old = letters is not None and re.fullmatch(r"[xctzjJvpk]+f?", letters) is not None
     return [words[0], literal_word(f"-{letters}"), *words[2:]] if is_old else words
 
 
 def _go_key(words: Sequence[ShellWord]) -> Key | None:
-    """go writes options with one dash, `-run X` or `-run=X`; only `go test` takes them behind the packages too."""
+    """Return the key of `go test`, `go build` or `go vet`, or None for other commands.
+
+    Options have one dash, `-run X` or `-run=X`. Only `go test` accepts them after the packages.
+    """
     command, options, packages, at = words[1].literal, list[tuple[str, object]](), list[object](), 2
     if command not in ("test", "build", "vet"):
         return None

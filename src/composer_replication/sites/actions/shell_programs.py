@@ -1,6 +1,9 @@
-"""Programs whose options are certain, as tables for `options`; what is not listed keeps its words in order.
+"""Read the options of well-known programs by tables: what stands alone, what takes a value, what may change places.
 
-Listed is what decides a labelled pair of actions, or two commands of real sessions.
+`ls -la src` and `ls src -a -l` do the same; `find` and `echo` need code of their own (`shell_keys`). The words of a
+program that is not listed, or of a line with an option that is not in its table, keep their order.
+
+A program is listed if it decides a labelled pair of actions in the tests, or two commands of real sessions.
 """
 
 from __future__ import annotations
@@ -19,45 +22,42 @@ _GREP_LONG = (
     " no-messages=s with-filename=H no-filename=h line-regexp=x null=Z text=a"
 )
 
-
-# A program's options, read by a table: which letters stand alone, which take a value, what may change places.
-#
-# Where a word is not in the table nothing is known of the words around it either, and the whole line keeps its order.
-
 Operands = Literal["words", "paths", "word then paths", "pattern then paths", "path then words", "tests"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """What is certain about a program's command line.
+    """The command-line syntax of one program.
 
-    `long` lists long options: `all=a` is the letter a, `include:` takes a value, `regexp:=e` is the letter e and takes
-    one, `color?` takes one only after `=`. Of options in one group of `decides` (names joined by commas) the order
-    decides, so two of a group keep the whole line as it is.
+    `long` lists the long options: `all=a` equals the letter a, `include:` takes a value, `regexp:=e` equals the letter
+    e and takes a value, `color?` takes a value only after `=`.
+
+    The last of two contradicting options wins, so their order must be kept. `order_matters` groups such options (names
+    joined by commas): a line with two options of a group keeps its order.
     """
 
-    flags: str = ""
-    valued: str = ""
+    flags: str = ""  # letters without a value
+    valued: str = ""  # letters with a value, in the same word or the next one
     attached: str = ""  # letters with a value only in the same word
     long: str = ""
     alias: str = ""  # "Rr": -R is -r
     order_matters: str = ""
-    number: str = ""  # the option that `-5` stands for
+    number: str = ""  # the option that `-5` means
     operands: Operands = "words"
-    any_order: bool = False  # of operands
-    ordered_with: str = ""  # options with which the order of operands matters after all
+    any_order: bool = False  # of the operands
+    ordered_with: str = ""  # options with which the order of the operands matters after all
     permutes: bool = True  # options may follow operands
-    keeps_slash: bool = False
-    keeps_dashes: bool = False  # `--` says something
+    keeps_slash: bool = False  # a final "/" of a path has a meaning, as in `cp a b/`
+    keeps_dashes: bool = False  # `--` has a meaning
     paths_after_dashes: bool = False
-    default: str = ""  # the operand where there is none
-    assumed: str = ""  # "n=10": an option's value where no option of its group is given
-    pattern: str = ""  # the option that the first operand stands for
-    no_pattern: str = ""  # options with which there is no pattern
+    default: str = ""  # the operand if there is none
+    assumed: str = ""  # "n=10": the option and value if none of its kind is present
+    pattern: str = ""  # the option that the first operand replaces
+    no_pattern: str = ""  # options that take the place of the pattern, so that all operands are paths
 
     @cached_property
     def long_options(self) -> dict[str, tuple[str, str]]:
-        """Name -> (name it counts as, "" or ":" or "?")."""
+        """Name -> (the name it counts as, its mark: "", ":" or "?")."""
         options: dict[str, tuple[str, str]] = {}
         for entry in self.long.split():
             name, _, letter = entry.partition("=")
@@ -79,7 +79,7 @@ _GREP = Program(
     flags="rRinlLvcwxohHsqEFGPIaUzZbTy",
     valued="ABCefmd",
     long=_GREP_LONG,
-    # Of --include and --exclude the last that matches wins.
+    # Of --include and --exclude, the last one that matches wins.
     order_matters="E,F,G,P h,H l,L include,exclude",
     number="C",
     operands="pattern then paths",
@@ -135,7 +135,7 @@ PROGRAMS: dict[str, Program] = {
         order_matters="a,A t,S,U,X,v,f c,u C,x,m,1 l,C,x,m g,C,x,m n,C,x,m o,C,x,m b,q,Q,N H,L h,k",
         operands="paths",
         default=".",
-        any_order=True,  # it sorts them itself
+        any_order=True,  # ls sorts its operands itself
         ordered_with="U,f",
     ),
     "cat": Program(flags="AbeEnstTuv", long="number=n show-all=A squeeze-blank=s", operands="paths"),
@@ -198,7 +198,7 @@ PROGRAMS: dict[str, Program] = {
         long="keep-going=k always-make=B dry-run=n silent=s directory:=C",
     ),
     "apt-get": Program(flags="yqfd", long="yes=y assume-yes=y quiet=q no-install-recommends"),
-    # Here a final slash says what is copied, and the words stand for either side.
+    # The operands stay as typed: a final slash decides what is copied, and an operand may name another machine.
     "rsync": Program(
         flags="avzrlptunhPqHAXcogDxWiI",
         valued="e",
@@ -217,7 +217,7 @@ PROGRAMS: dict[str, Program] = {
         flags="xctzjJvpkhaOm",
         valued="fCTX",
         long="extract=x create=c list=t gzip=z verbose=v file:=f directory:=C strip-components:",
-        permutes=False,  # what is named before an --exclude is not excluded
+        permutes=False,  # --exclude has no effect on the operands before it
     ),
 }
 _DIFF_LONG = (
@@ -285,7 +285,7 @@ GIT: dict[str, Program] = {
     ),
     "clean": Program(flags="dfnqxX", long="force=f dry-run=n quiet=q", operands="paths", any_order=True),
 }
-# What follows the image or the container is for the program inside.
+# Everything after the image or the container belongs to the program inside, so options cannot follow operands.
 _DOCKER_RUN = Program(
     flags="itdPq",
     valued="evpwuhlm",
@@ -328,7 +328,7 @@ _PIP = Program(
     " force-reinstall index-url: extra-index-url: no-build-isolation break-system-packages",
     any_order=True,
 )
-# What to do comes first and stays there; the title, the text and the rest come in any order.
+# The action (`create`, `view`) is the first operand and stays first; the options may come in any order.
 _GH = Program(
     flags="dfwc",
     valued="tbBHlarRFLs",
@@ -350,18 +350,23 @@ SUBCOMMANDS: dict[str, dict[str, Program]] = {
     "kubectl": {"get": _KUBECTL},
     "docker": {"run": _DOCKER_RUN, "exec": _DOCKER_EXEC, "build": _DOCKER_BUILD},
 }
-# Other names of the same command, as the program's own help gives them.
+# Other names of the same subcommand, from the program's own help.
 SAME_SUBCOMMAND: dict[str, dict[str, tuple[str, ...]]] = {"npm": {"i": ("install",), "test": ("run", "test")}}
 
 
 class Option(NamedTuple):
+    """An option by its canonical name, with its value if it has one."""
+
     name: str
     value: ShellWord | None
 
 
 @dataclass
 class CommandLine:
-    """Options and operands apart. `rest` begins with a word that may expand into options: it keeps its order."""
+    """A command line with its options and operands separated.
+
+    `rest` begins with a word that may expand into options, so everything from there on keeps its order.
+    """
 
     options: list[Option] = field(default_factory=list[Option])
     operands: list[ShellWord] = field(default_factory=list[ShellWord])
@@ -370,7 +375,7 @@ class CommandLine:
 
 
 def read_line(words: Sequence[ShellWord], program: Program) -> CommandLine | None:
-    """The words behind the program's name; None where they are not surely understood."""
+    """Return the words after the program's name, or None if one of them is not in the program's table."""
     line, at = CommandLine(), 0
     while at < len(words):
         word = words[at]
@@ -400,12 +405,13 @@ def read_line(words: Sequence[ShellWord], program: Program) -> CommandLine | Non
 
 
 def _opens_option(word: ShellWord) -> bool:
+    # A lone "-" is an operand: standard input.
     first = word.pieces[0] if word.pieces else None
     return first is not None and first.kind == "text" and first.text.startswith("-") and word.literal != "-"
 
 
 def _add_option(word: ShellWord, following: ShellWord | None, program: Program, options: list[Option]) -> int | None:
-    """Adds what a word says; how many words after it were its value, or None if it is not known."""
+    """Add the options of a word. Return how many words after it are its value, or None for an unknown option."""
     text = word.literal
     if text is None:
         return _add_expanding_option(word, program, options)
@@ -414,6 +420,8 @@ def _add_option(word: ShellWord, following: ShellWord | None, program: Program, 
     if text[1:].isdigit() and program.number:
         options.append(Option(program.number, literal_word(text[1:])))
         return 0
+    # Letters may be joined, `-la`, and the last of them may be followed by its value, `-n5`.
+    # Letters may be joined, `-la`, and the last of them may be followed by its value, `-n5`.
     for index, letter in enumerate(text[1:], start=1):
         name, value = program.aliases.get(letter, letter), text[index + 1 :]
         if letter in program.flags:
@@ -435,7 +443,7 @@ def _add_long_option(text: str, following: ShellWord | None, program: Program, o
     name, equals, value = text.partition("=")
     canonical_name, mark = program.long_options.get(name, (None, ""))
     if equals:
-        # A long option with its value in the same word says all there is to say, known or not.
+        # With `=`, name and value are clear even if the option is not in the table.
         options.append(Option(canonical_name or f"--{name}", literal_word(value)))
         return 0
     if canonical_name is None:
@@ -447,7 +455,7 @@ def _add_long_option(text: str, following: ShellWord | None, program: Program, o
 
 
 def _add_expanding_option(word: ShellWord, program: Program, options: list[Option]) -> int | None:
-    """`--name="$X"`: one word whatever X is."""
+    """Add `--name="$X"`, which is one word whatever X is."""
     name, equals, value = word.pieces[0].text.partition("=")
     if not equals or not name.startswith("--"):
         return None

@@ -1,6 +1,7 @@
-"""Shell tokens as a tree: lists, pipelines, simple commands, subshells, loops and conditions.
+"""Parse shell tokens into a tree of lists, pipelines, simple commands, subshells, loops and conditions.
 
-`case`, functions, `[[ … ]]` and arithmetic are not read: such a command is `NotUnderstood`.
+The parser is a recursive descent over the tokens of `shell_words`. `case`, functions, `[[ … ]]` and arithmetic are not
+read: they raise `NotUnderstood`.
 """
 
 from __future__ import annotations
@@ -23,16 +24,18 @@ from composer_replication.sites.actions.shell_words import (
 from composer_replication.sites.actions.tools import word_set
 
 _MAX_DEPTH = 30
+# "CI=" of "CI=1"; not "--name=1" or "1A="
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=", re.ASCII)
 _SHELLS = word_set("bash sh zsh /bin/bash /bin/sh /bin/zsh /usr/bin/bash dash")
 _LOOPS = {"while": "do", "until": "do"}
+# "in" is only read after `for`; anywhere else it belongs to `case` or `select`.
 _UNSUPPORTED = frozenset({"case", "esac", "select", "function", "[[", "coproc", "in"})
 _CLOSING_WORDS = frozenset({"then", "do", "done", "fi", "elif", "else", "}"})
 
 
 @dataclass(frozen=True, slots=True)
 class Simple:
-    """One program with its words; `sets` are the assignments in front of it."""
+    """One program with its words. `assignments` are the variables set in front of it: `CI=1 make`."""
 
     assignments: tuple[tuple[str, ShellWord], ...]
     words: tuple[ShellWord, ...]
@@ -41,7 +44,7 @@ class Simple:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Anything with lists inside: `(`, `{`, `if`, `while`, `until`, `for`; `names` are the words of a `for`."""
+    """A compound command (`(`, `{`, `if`, `while`, `until`, `for`) with its lists. `names` are the words of a `for`."""
 
     kind: str
     parts: tuple[Script, ...]
@@ -54,13 +57,15 @@ ParsedCommand = Simple | Block
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
+    """Commands joined by `|`. `is_negated`: it begins with `!`."""
+
     is_negated: bool
     commands: tuple[ParsedCommand, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class CommandChain:
-    """Pipelines with the `&&` and `||` between them; `is_background` where it ends in `&`."""
+    """Pipelines and the `&&` and `||` between them. `is_background`: it ends with `&`."""
 
     pipelines: tuple[Pipeline, ...]
     operators: tuple[str, ...]
@@ -72,7 +77,7 @@ Script = tuple[CommandChain, ...]
 
 @lru_cache(maxsize=64)
 def parse_script(text: str) -> Script:
-    """The tree of a command; NotUnderstood for what is outside the language read here."""
+    """Return the tree of a command. Raises NotUnderstood for syntax that is not read here."""
     parser = _ScriptParser(tokens_of(text))
     script = parser.script(0)
     if parser.at < len(parser.tokens):
@@ -81,7 +86,7 @@ def parse_script(text: str) -> Script:
 
 
 def commands_in(script: Script) -> Iterator[tuple[CommandChain, ParsedCommand]]:
-    """Every command that a script may run, with the chain it is part of; a block comes before its parts."""
+    """Yield every command that a script may run, with its chain. A block comes before its parts."""
     for chain in script:
         for command in (stage for pipeline in chain.pipelines for stage in pipeline.commands):
             yield chain, command
@@ -90,7 +95,7 @@ def commands_in(script: Script) -> Iterator[tuple[CommandChain, ParsedCommand]]:
 
 
 def lone_command(text: str) -> Simple | None:
-    """The one program that a command runs, with no assignment before it; None where there is more to it."""
+    """Return the only program that a command runs, or None if it runs more than that or sets a variable."""
     try:
         commands = [command for _, command in commands_in(parse_script(text))]
     except NotUnderstood:
@@ -100,7 +105,7 @@ def lone_command(text: str) -> Simple | None:
 
 
 def shell_script(words: Sequence[str | None]) -> str | None:
-    """What a shell is told to run in `bash -c script`; None for other words."""
+    """Return the script of `bash -c script`, or None for other words."""
     return words[2] if len(words) == 3 and words[0] in _SHELLS and words[1] in ("-c", "-lc", "-ic") else None
 
 
@@ -135,7 +140,7 @@ class _ScriptParser:
         self.at += is_negated
         commands = [self._command(depth)]
         while self._is_op("|", "|&"):
-            if self._operator() == "|&":
+            if self._operator() == "|&":  # `a |& b` is `a 2>&1 | b`
                 commands[-1] = _with_stderr(commands[-1])
             self._skip_lines()
             commands.append(self._command(depth))
@@ -220,7 +225,7 @@ class _ScriptParser:
         return Simple(tuple(parts.assignments), tuple(parts.words), tuple(parts.redirects))
 
     def _keyword(self) -> str:
-        """The next token if it is a word without quotes, else nothing."""
+        """Return the next token if it is a word without quotes, otherwise "". A quoted "if" is no keyword."""
         token = self.tokens[self.at] if self.at < len(self.tokens) else None
         return token.raw if isinstance(token, ShellWord) and token.raw == token.literal else ""
 
@@ -274,7 +279,7 @@ class _SimpleBuilder:
 
 
 def assignment_in(word: ShellWord) -> tuple[str, ShellWord] | None:
-    """Name and value of `NAME=value`; None for any other word."""
+    """Return the name and the value of `NAME=value`, or None for any other word."""
     assignment = _ASSIGNMENT.match(word.raw)
     if assignment is None:
         return None
@@ -286,7 +291,6 @@ def assignment_in(word: ShellWord) -> tuple[str, ShellWord] | None:
 
 
 def _with_stderr(command: ParsedCommand) -> ParsedCommand:
-    """`a |& b` is `a 2>&1 | b`."""
     redirects = (*command.redirects, Redirect("2", ">&", literal_word("1")))
     if isinstance(command, Simple):
         return Simple(command.assignments, command.words, redirects)

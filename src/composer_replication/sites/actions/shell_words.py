@@ -1,6 +1,8 @@
-"""Shell text as words, operators and redirections, with quoting taken off and what a shell would expand marked as such.
+"""Split shell text into words, operators and redirections: the lexer under `shell_tree`.
 
-Only what is surely understood comes out; everything else is `NotUnderstood`, and the command is compared as it stands.
+Quotes are removed, and everything that a shell would expand is marked as a piece of its kind. Text outside the part of
+the language that is read here raises `NotUnderstood`; such a command is then compared as plain text. That is safer than
+a guess: commands that differ must never be taken for the same.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ Kind = Literal["text", "split", "kept", "glob", "home", "raw"]
 
 
 class Piece(NamedTuple):
-    """Part of a word: text, an expansion (`split` into words or `kept` whole by quotes), a glob, `~`, or raw shell."""
+    """Part of a word: text, an expansion (`split` into words, or `kept` whole by quotes), a glob, `~`, or raw shell."""
 
     kind: Kind
     text: str
@@ -21,39 +23,48 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ShellWord:
+    """One word of a command: its pieces, and `raw` as it was typed."""
+
     pieces: tuple[Piece, ...]
     raw: str
 
     @property
     def literal(self) -> str | None:
-        """The word the program gets, where no expansion has a say in it."""
+        """The word that the program receives, or None if that depends on an expansion."""
         if not self.pieces:
             return ""
         return self.pieces[0].text if len(self.pieces) == 1 and self.pieces[0].kind == "text" else None
 
     @property
     def splits(self) -> bool:
-        """Whether it may become any number of words, options among them."""
+        """Whether the word may become any number of words, some of them options: `$X` without quotes."""
         return any(piece.kind == "split" for piece in self.pieces)
 
     @property
     def key(self) -> str | list[list[str]]:
+        """The word as JSON: equal for words that the shell treats alike, however they were quoted."""
         literal = self.literal
         return literal if literal is not None else [list(piece) for piece in self.pieces]
 
 
 def literal_word(text: str) -> ShellWord:
+    """Return a word of plain text."""
     return ShellWord((Piece("text", text),), text)
 
 
 @dataclass(frozen=True, slots=True)
 class Operator:
+    """What separates or groups commands: `&&`, `|`, `;`, a newline, a parenthesis."""
+
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Redirect:
-    """`op` is the operator without its descriptor; a here-document's target is its body, `<<` if it is plain text."""
+    """A redirection. `op` is the operator without its descriptor.
+
+    The target of a here-document is its body; `op` is `<<` if the body is plain text, otherwise `<<expanded`.
+    """
 
     descriptor: str
     op: str
@@ -61,20 +72,32 @@ class Redirect:
 
 
 Token = ShellWord | Operator | Redirect
-_MAX_TOKENS = 20_000  # beyond it the meaning of a command is not worth the time
+# Longer commands are data rather than something to compare, and would take too long.
+_MAX_TOKENS = 20_000
 _MAX_PIECES = 50_000
+# "abc-1.py" of "abc-1.py;ls"; stops before quotes, expansions, globs, brackets, operators and comments
 _PLAIN_TEXT = re.compile(r"[^ \t\n'\"\\$`|&;<>(){}*?\[~#]+")
+# 'a b' of 'a b$X"': inside double quotes only `"`, `\`, `$` and a backtick are special
 _DOUBLE_QUOTED_TEXT = re.compile(r"[^\"\\$`]+")
+# "  " and a backslash at the end of a line; a newline by itself is an operator
 _BLANKS = re.compile(r"(?:[ \t]|\\\n)+")
+# "# all of it" up to the end of the line; only looked for where a word may begin, so "a#b" has none
 _COMMENT = re.compile(r"#[^\n]*")
+# "2>" -> ("2", ">"), "<<-" -> ("", "<<-"), "&>" -> "&>"; not "<(ls)", a process substitution
 _REDIRECT = re.compile(r"(\d*)(<<<|<<-|<<|<&|<>|<(?!\()|>>|>&|>\||>(?!\())|()(&>>|&>)")
+# "&&", "||", "|&", ";" and a newline; the longest first, so "&&" is not read as two "&"
 _OPERATOR = re.compile(r"&&|\|\||\|&|[|&;()\n]")
+# "{}" of `find -exec` and "{name}"; not "{a,b}" or "{1..3}", which a shell expands
 _HARMLESS_BRACES = re.compile(r"\{[^\s,.{}'\"\\$`;|&<>()]*\}")
+# "`date`", and "`echo \`date\``" with the inner ones escaped
 _BACKTICKS = re.compile(r"`(?:[^`\\]|\\.)*`", re.DOTALL)
 
 
 def tokens_of(text: str) -> list[Token]:
-    """The tokens of a command; newlines are operators, comments are gone."""
+    """Return the tokens of a command. Newlines are operators; comments are dropped.
+
+    Raises NotUnderstood for text that is not surely understood.
+    """
     return _Lexer(text).run()
 
 
@@ -83,6 +106,8 @@ class _Lexer:
     text: str
     at: int = 0
     tokens: list[Token] = field(default_factory=list[Token])
+    # Here-documents of the current line, whose bodies begin after it: index of the token, end mark, whether the mark is
+    # quoted (then nothing in the body expands), whether leading tabs are stripped.
     pending_heredocs: list[tuple[int, str, bool, bool]] = field(default_factory=list[tuple[int, str, bool, bool]])
 
     def run(self) -> list[Token]:
@@ -127,9 +152,10 @@ class _Lexer:
         self.tokens.append(Redirect(descriptor, op, target))
 
     def _read_heredocs(self) -> None:
-        """The here-documents of the line that just ended."""
+        """Read the bodies of the here-documents of the line that just ended."""
         for number, end_mark, is_quoted, strips_tabs in self.pending_heredocs:
             body, self.at = _heredoc_body(self.text, self.at, end_mark, strips_tabs=strips_tabs)
+            # Without "$", a backtick or a backslash nothing expands, whether or not the end mark is quoted.
             is_plain = is_quoted or not re.search(r"[$`\\]", body)
             redirect = self.tokens[number]
             assert isinstance(redirect, Redirect)
@@ -216,7 +242,7 @@ class _Lexer:
             ticks = _BACKTICKS.match(self.text, self.at)
             if ticks is None:
                 raise NotUnderstood("a backtick that does not end")
-            # Without a backslash it is the old spelling of the same thing.
+            # Without a backslash inside, backticks are only the old spelling of $(…).
             inner = ticks.group()[1:-1]
             plain = "\\" not in inner and _expansion_at(f"$({inner})", 0).end == len(inner) + 3
             pieces.add(kind, f"$({inner})" if plain else ticks.group())
@@ -238,7 +264,7 @@ class _Lexer:
 
 @dataclass
 class _WordPieces:
-    """Pieces in the making; neighbours of text become one at the end, so that quoting leaves no trace."""
+    """Collects the pieces of a word. Adjacent texts are joined at the end, so that quoting leaves no trace."""
 
     pieces: list[Piece] = field(default_factory=list[Piece])
 
@@ -263,35 +289,40 @@ class _WordPieces:
         return tuple(joined)
 
 
-# What begins with a dollar sign in shell text, and the here-documents in it: where each ends, and what it is.
-
-
 class NotUnderstood(ValueError):
-    """Shell text outside the part of the language that is surely understood."""
+    """Raised for shell text outside the part of the language that is read here."""
 
 
 class _Expansion(NamedTuple):
-    """An expansion in one spelling, or text (`is_text`) where it always gives the same; `end` is behind it."""
+    """An expansion in one spelling, or the text that it always gives (`is_text`). `end` is the position after it."""
 
     name: str
     end: int
     is_text: bool = False
 
 
+# "$X" and "${X}" -> "X", "$?" -> "?"; not "${X:-1}", which _BRACED reads
 _VARIABLE = re.compile(r"\$(?:([A-Za-z_]\w*|[0-9@*#?$!-])|\{([A-Za-z_]\w*)\})", re.ASCII)
+# "${X:-1}" and "${#X}"; not "${X:-$Y}", an expansion inside an expansion
 _BRACED = re.compile(r"\$\{[^{}'\"\\`$]*\}")
-# A message written as a here-document that is then put into an argument: the usual way to commit.
+# "$(cat <<'EOF'\n" opens a text that is passed as an argument: how agents write commit messages
 _CAT_HEREDOC = re.compile(r"\$\([ \t]*cat[ \t]*<<(-?)[ \t]*(?:'(\w+)'|\"(\w+)\"|(\w+))[ \t]*\n")
+# ")" after any blanks and newlines
 _CLOSING_PARENTHESIS = re.compile(r"\s*\)")
+# What decides where "$(…)" ends: the quotes and parentheses of "$(a 'b)' (c))". It also matches what is too hard to
+# follow: here-documents, comments ("a #b", not "a#b") and `case`, whose patterns have parentheses without a partner.
 _SUBSTITUTION_MARK = re.compile(r"['\"\\()`]|<<|(?<=\s)#|\bcase\b")
+# The same inside double quotes, where a lone parenthesis means nothing: the quote and the "$(" in '$(ls) (x)"'
 _QUOTED_MARK = re.compile(r"[\"\\`]|\$\(")
+# "$'a\n'" -> "a\n" with the escape still to be read, and "$'it\'s'"
 _ANSI_STRING = re.compile(r"\$'((?:[^'\\]|\\.)*)'", re.DOTALL)
+# "\n" (a backslash and a letter) -> "n"
 _ANSI_ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 _ANSI_CHARACTERS = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"', "a": "\a", "b": "\b", "e": "\x1b"}
 
 
 def _expansion_at(text: str, at: int) -> _Expansion:
-    """The expansion that begins at `at` (a process substitution too); a dollar sign that begins none is text."""
+    """Return the expansion or process substitution that begins at `at`. A dollar sign that begins none is text."""
     name = _VARIABLE.match(text, at)
     if name:
         return _Expansion(f"${name[1] or name[2]}", name.end())
@@ -306,7 +337,7 @@ def _expansion_at(text: str, at: int) -> _Expansion:
 
 
 def _heredoc_body(text: str, at: int, end_mark: str, *, strips_tabs: bool) -> tuple[str, int]:
-    """The lines from `at` up to the one that is the end mark, and the place behind it."""
+    """Return the lines from `at` up to the end mark, and the position after the mark."""
     body: list[str] = []
     while at <= len(text):
         end = text.find("\n", at)
@@ -323,7 +354,7 @@ def _heredoc_body(text: str, at: int, end_mark: str, *, strips_tabs: bool) -> tu
 
 
 def _ansi_text(text: str, at: int) -> tuple[str, int]:
-    """What `$'…'` at `at` stands for, and the place behind it; only the plain escapes."""
+    """Return the text of the `$'…'` at `at`, and the position after it. Octal and Unicode escapes are not read."""
     match = _ANSI_STRING.match(text, at)
     if match is None or any(escape not in _ANSI_CHARACTERS for escape in _ANSI_ESCAPE.findall(match[1])):
         raise NotUnderstood("a quote with escapes that are not read")
@@ -331,6 +362,7 @@ def _ansi_text(text: str, at: int) -> tuple[str, int]:
 
 
 def _cat_heredoc(text: str, at: int) -> _Expansion | None:
+    """Return the text of `$(cat <<'EOF' …)`, or None for another substitution."""
     cat = _CAT_HEREDOC.match(text, at)
     if cat is None:
         return None
@@ -343,8 +375,8 @@ def _cat_heredoc(text: str, at: int) -> _Expansion | None:
 
 
 def _substitution(text: str, at: int) -> _Expansion:
-    """`$(…)` and `<(…)` as they stand: found by counting parentheses outside quotes."""
-    stack, cursor = [")"], at + 2
+    """Return `$(…)` or `<(…)` as typed. The end is found by counting parentheses outside quotes."""
+    stack, cursor = [")"], at + 2  # what closes each open quote or parenthesis, the innermost last
     while stack:
         pattern = _QUOTED_MARK if stack[-1] == '"' else _SUBSTITUTION_MARK
         match = pattern.search(text, cursor)

@@ -1,10 +1,14 @@
-"""Which paths a session has shown to be there or not: by tools that took or refused them, by listings, by searches."""
+"""Track which paths exist, as far as a session has shown it.
+
+`KnownPaths` learns from tools that accepted or refused a path, from listings and from searches. `ShellFolder` follows
+the working folder of the shell. The functions at the end extract the part of a file that a tool has shown.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import orjson
 
@@ -25,47 +29,57 @@ from composer_replication.sites.actions.tools import (
 )
 from composer_replication.types import ToolCall
 
-if TYPE_CHECKING:
-    pass
-
-
+# "/home/ann" of "/home/ann/src/app"; not "/srv/app"
 _HOME = re.compile(r"/(?:Users|home)/[^/]+")
+# "ls: cannot access 'a.py': No such file or directory" -> "a.py", in zsh "no such file or directory: a.py" -> "a.py"
 _NO_SUCH_FILE = re.compile(
     r"'?([^\s:']+)'?: (?:open: |stat: )?No such file or directory|no such file or directory: (\S+)"
 )
+# "File does not exist." and "Path not found"; not "no such file or directory, posix_spawn '/bin/zsh'", where the shell
+# itself could not start
 _REPORTS_MISSING = re.compile(
     r"\b(?:file|path|directory)\b[^\n]{0,300}(?:does not exist|not found)|no such file or directory(?!, posix_spawn)",
     re.IGNORECASE,
 )
+# A refusal that proves that the file exists: "File has not been read yet", "String to replace not found in file"
 _REPORTS_EXISTING = re.compile(
     r"exceeds maximum|has not been read|not found in file|matches of the string|modified since"
 )
+# "src/a.py:12:import os" and "src/a.py" -> "src/a.py"; not "12:import os"
 _SEARCH_HIT = re.compile(r"^([^\s:][^:\n]{0,300}\.\w+)(?::\d+.*)?$", re.MULTILINE)
+# A whole line that is one path, as find and `git ls-files` print it: "./src/a.py"; not "find: x: Permission denied"
 _LISTED_PATH = re.compile(r"^(\.{0,2}/?[^\s:]{1,300})$", re.MULTILINE)
 _HIDDEN_NAMES = frozenset({".git", ".github", ".gitignore", ".claude", ".vscode"})
+# ".git/config" and "src/.env": a glob does not find them; not "src/a.py"
 _HIDDEN_PART = re.compile(r"(?:^|/)\.")
+# "*.py", "$DIR/a" and "{a,b}": the shell replaces such a word, so it names no path
 _SHELL_SPECIAL = re.compile(r"[*?$`{\[]")
+# ".py" of "src/a.py"; not "Makefile" or "src/"
 _FILE_NAME = re.compile(r"\.\w{1,8}$")
 _MAX_GLOBS = 50
-_MAX_RESULTS = 100  # where searches of several agents stop
+_MAX_RESULTS = 100  # several agents stop a search there, so a result as long as that may be incomplete
 _LISTERS = word_set("glob find_file")
 _SEARCHERS = word_set("grep search_file_content grep_search")
 _FOLDER_LISTERS = word_set("ls list list_directory list_dir list_files directory_tree")
 
 
 class PathStatus(NamedTuple):
-    """Whether a path is there (None: nobody can say), and how that is known."""
+    """Whether a path exists (None: unknown), and how that is known, such as `file` or `not_listed`."""
 
     exists: bool | None
     why: str
 
     @property
     def is_folder(self) -> bool:
+        """Whether the path is known to be a folder."""
         return self.why == "folder"
 
 
 class KnownPaths:
-    """Grows with the session, and takes its shell along. Paths are absolute where the session's folder is."""
+    """What a session has shown about paths so far, and the working folder of its shell.
+
+    Calls and messages are added in the order of the session. Paths are absolute if the session's folder is known.
+    """
 
     def __init__(self, cwd: str | None, shell: ShellFolder) -> None:
         self.root = None if cwd is None else normal_path(cwd, None)
@@ -74,9 +88,10 @@ class KnownPaths:
         self.shell = shell
         self.files: set[str] = set()
         self.folders: set[str] = set()
-        self.missing: dict[str, str] = {}  # and how that is known
-        self.too_large: set[str] = set()  # to be shown at once
-        self._listed: dict[str, set[str]] = {}  # folders all of whose names are known
+        self.missing: dict[str, str] = {}  # path -> how that is known
+        self.too_large: set[str] = set()  # files that the reading tool refused to show in one call
+        self._listed: dict[str, set[str]] = {}  # folder -> all its names, if a listing has shown them
+        # (base folder, regular expression of the glob, paths that it found)
         self._globs: list[tuple[str, re.Pattern[str], frozenset[str]]] = []
         self._mentions = _MentionedPaths(self.root)
         self._missing_by_name: dict[str, list[str]] = {}
@@ -84,25 +99,25 @@ class KnownPaths:
             self._add_folder(self.root)
 
     def absolute(self, path: str, folder: str | None = None) -> str:
-        """The path in one spelling, against where the shell stands or a given folder."""
+        """Return the absolute path in one spelling, relative to `folder` or else to the shell's folder."""
         expanded = self._home + path[1:] if self._home and (path == "~" or path.startswith("~/")) else path
         return normal_path(expanded, folder or self.shell.path or self.root)
 
     def relative(self, path: str) -> str | None:
-        """A path as it is called from the root; None where it lies elsewhere."""
+        """Return a path relative to the session's folder, or None if it is outside."""
         return path[len(self.root) + 1 :] if self.root and path.startswith(f"{self.root}/") else None
 
     def relative_files(self) -> Iterator[str]:
-        """Files of the session's folder, as they are called there."""
+        """Yield the known files in the session's folder, relative to it."""
         return (relative for path in self.files if (relative := self.relative(path)))
 
     @property
     def mentioned_endings(self) -> Iterator[str]:
-        """The last two parts of every path that any text has named."""
+        """The last two parts of every path that any text has mentioned."""
         return self._mentions.last_two_parts()
 
     def status(self, path: str) -> PathStatus:
-        """What is known of an absolute path."""
+        """Return what is known about an absolute path."""
         if path in self.files or path in self.folders:
             return PathStatus(True, "file" if path in self.files else "folder")
         for name in with_parents(path):
@@ -120,13 +135,13 @@ class KnownPaths:
         return PathStatus(None, self._mentions.how_mentioned(path, self.relative(path) or path))
 
     def add_message(self, text: str) -> None:
-        """Words of somebody but the model, who may have made what they speak of."""
+        """Add a message that is not the model's. Its author may have created the paths that it mentions."""
         self._mentions.add_text(text)
         self._drop_missing_if_mentioned(text)
 
     def add_call(self, call: ToolCall, text: str, *, failed: bool) -> None:
-        """A call and what came back for it."""
-        if call.raw_arguments is not None:
+        """Add a call and its result."""
+        if call.raw_arguments is not None:  # not valid JSON: nothing ran
             return
         shown_text, channel = without_reminders(text), channel_of(call.name)
         if channel == "shell":
@@ -151,6 +166,7 @@ class KnownPaths:
             self.add_file(path)
 
     def add_file(self, path: str) -> None:
+        """Record that a file exists, and with it all folders above."""
         folder, _, name = path.rpartition("/")
         self.files.add(path)
         self.missing.pop(path, None)
@@ -183,7 +199,7 @@ class KnownPaths:
         self.folders.discard(path)
 
     def _drop_missing_if_mentioned(self, text: str) -> None:
-        """Whatever a text names is not known to be missing any more."""
+        """Forget that a path is missing if the text mentions its name: it may have been created."""
         for word in PATH_WORD.findall(text[:MAX_TEXT]) if self._missing_by_name else ():
             for path in self._missing_by_name.pop(word.rpartition("/")[2].rstrip("."), ()):
                 self.missing.pop(path, None)
@@ -193,6 +209,7 @@ class KnownPaths:
         paths = frozenset(self.absolute(line) for line in lines)
         for path in paths:
             self.add_file(path)
+        # A complete result also says that every other path that fits the pattern is missing.
         compiled = _glob_regex(pattern) if isinstance(pattern, str) else None
         if compiled is not None and base and len(paths) < _MAX_RESULTS and "truncated" not in text:
             self._globs = [*self._globs[-_MAX_GLOBS:], (base, compiled, paths)]
@@ -246,11 +263,13 @@ class KnownPaths:
             return
         folder = self.absolute(targets[0], cwd) if targets else cwd
         rows = [row for row in output.split("\n") if row.strip() and not row.startswith("total ")]
-        if targets and len(rows) == 1 and rows[0].endswith(targets[0]):
+        if targets and len(rows) == 1 and rows[0].endswith(targets[0]):  # `ls file` prints the file itself
             self.add_file(folder)
             return
+        # Without -a or -A, ls does not show hidden names, so the usual ones count as listed.
         names = set(_HIDDEN_NAMES) if not re.search("[aA]", flags) else set[str]()
         for row in rows[:5000]:
+            # "drwxr-xr-x 2 ann ann 4096 Jan 1 10:00 src -> lib": the name is the ninth column
             name = (row.split(None, 8)[-1].split(" -> ")[0] if "l" in flags else row).rstrip("/@*")
             names.add(name)
             if "l" in flags and row.startswith("d") and name not in (".", ".."):
@@ -262,7 +281,7 @@ class KnownPaths:
             self._listed[folder] = names
 
     def _drop_cached(self) -> None:
-        """The tree may be another one now."""
+        """Drop what may no longer be true after a change of the whole tree, such as git checkout."""
         self.missing.clear()
         self._missing_by_name.clear()
         self._listed.clear()
@@ -270,15 +289,18 @@ class KnownPaths:
 
 
 def with_parents(path: str) -> Iterator[str]:
-    """A path and the folders above it."""
+    """Yield a path and the folders above it, up to but without the root."""
     while path and path != "/":
         yield path
         path = path.rpartition("/")[0]
 
 
 def _glob_regex(pattern: str) -> re.Pattern[str] | None:
-    """The paths, from where the search began, that a glob takes; None for one that is not surely understood."""
-    # More stars could be tried in too many ways.
+    """Return the regular expression of a glob, for paths relative to where the search began. None if unsupported.
+
+    `src/**/*.py` -> `src/(?:[^/]+/)*[^/]*\\.py`.
+    """
+    # More asterisks could make matching take exponential time.
     is_wild = pattern.count("**") > 1 or any(part.replace("**", "").count("*") > 2 for part in pattern.split("/"))
     if re.search(r"^/|[{\[!]", pattern) or len(pattern) > MAX_PATH or is_wild:
         return None
@@ -287,40 +309,42 @@ def _glob_regex(pattern: str) -> re.Pattern[str] | None:
     return re.compile("".join(means.get(part, re.escape(part)) for part in parts))
 
 
-# Which paths any text has named, whoever wrote it: that says that somebody spoke of them, not that they are there.
-
 MAX_TEXT = 300_000
 MAX_PATH = 300
-_MAX_ENDS = 100_000  # of paths that a session names; deep ones have many
+_MAX_ENDS = 100_000  # endings of the mentioned paths; deep ones have many
+# "see src/a.py, please" -> "see", "src/a.py", "please"
 PATH_WORD = re.compile(r"/?[\w.@+\-]+(?:/[\w.@+\-]+)*")
 
 
 class _MentionedPaths:
-    """Grows with the texts of a session, which are read when somebody asks. `root` is the session's folder."""
+    """The paths that any text of a session has mentioned, whoever wrote it. They need not exist.
+
+    Texts are only searched when a question comes: most sessions never ask. `root` is the session's folder.
+    """
 
     def __init__(self, root: str | None) -> None:
         self._inside = f"{root}/" if root else "/"
-        self._unread: list[str] = []  # texts whose words nobody has asked for
-        self._words: set[str] = set()  # all that looks like a path, as it was named
+        self._unread: list[str] = []  # texts that have not been searched yet
+        self._words: set[str] = set()  # all that looks like a path, as mentioned
         self._names: set[str] = set()  # their last parts
-        self._path_endings: set[str] = set()  # and what paths from elsewhere end in
+        self._endings: set[str] = set()  # endings of paths outside the session's folder
 
     def add_text(self, text: str) -> None:
         self._unread.append(text)
 
     def last_two_parts(self) -> Iterator[str]:
-        """Of every path that was named."""
+        """Yield the last two parts of every mentioned path."""
         self._read_words()
         return ("/".join(word.rsplit("/", 2)[-2:]) for word in self._words if "/" in word)
 
-    def how_mentioned(self, path: str, expanded: str) -> str:
-        """Whether an absolute path, which is `spelled` so from the root, was named in whole or in part, in a word."""
+    def how_mentioned(self, path: str, relative: str) -> str:
+        """Return in one word how far an absolute path was mentioned. `relative` is the path relative to the root."""
         self._read_words()
-        if path in self._words or expanded in self._words or expanded in self._path_endings:
+        if path in self._words or relative in self._words or relative in self._endings:
             return "named"
-        if any(end in self._words for end in _path_endings(expanded)):
+        if any(end in self._words for end in _path_endings(relative)):
             return "its_end_named"
-        return "only_its_name" if expanded.rpartition("/")[2] in self._names else "unseen"
+        return "only_its_name" if relative.rpartition("/")[2] in self._names else "unseen"
 
     def _read_words(self) -> None:
         for text in self._unread:
@@ -331,41 +355,40 @@ class _MentionedPaths:
                 self._words.update((word, plain))
                 self._names.add(plain.rpartition("/")[2])
                 is_elsewhere = plain.startswith("/") or "." in plain.partition("/")[0]
-                if is_elsewhere and len(self._path_endings) < _MAX_ENDS:
-                    self._path_endings.update(
-                        _path_endings(plain)
-                    )  # of another place, or of what the project is called elsewhere
+                if is_elsewhere and len(self._endings) < _MAX_ENDS:
+                    # A copy of the project may be in another folder, so only the endings of such paths are compared.
+                    self._endings.update(_path_endings(plain))
         self._unread.clear()
 
 
 def _path_endings(path: str) -> Iterator[str]:
-    """What a path ends in, of two parts and more."""
+    """Yield the endings of a path with two parts or more: `a/b/c` has `a/b/c` and `b/c`."""
     parts = path.strip("/").split("/")
     return ("/".join(parts[start:]) for start in range(len(parts) - 1))
 
 
-# Where the shell stands: some tools keep it between calls, and say so when they put it back.
-
+# "Shell cwd was reset to /repo" -> "/repo": Claude Code writes it after a command that left the session's folder
 _FOLDER_RESET = re.compile(r"Shell cwd was reset to (\S.{0,400})")
+# "cd src && ls"; not "abcd"
 _CHANGES_FOLDER = re.compile(r"\b(?:cd|pushd|popd)\b")
 
 
 class ShellFolder:
-    """`path` is None where it cannot be said."""
+    """The working folder of a shell that keeps it between calls. `path` is None if it cannot be determined."""
 
     def __init__(self, cwd: str | None) -> None:
         self.path = None if cwd is None else normal_path(cwd, None)
 
     @staticmethod
     def may_change_folder(command: str, output: str) -> bool:
-        """Whether a command may leave the shell elsewhere, or says where it stands."""
+        """Return whether a command may change the working folder, or its output names the folder."""
         return (
             _CHANGES_FOLDER.search(command) is not None
             or _FOLDER_RESET.search(output, max(0, len(output) - 600)) is not None
         )
 
     def follow(self, command: str, output: str, *, failed: bool) -> None:
-        """After a command; one that failed leaves the shell where it was."""
+        """Update the folder after a command. A failed command does not change it, unless the output says so."""
         reset = _FOLDER_RESET.search(output, max(0, len(output) - 600))
         if reset is not None:
             self.path = normal_path(reset[1].strip(), None)
@@ -377,36 +400,41 @@ class ShellFolder:
             self.path = None if folder is None else normal_path(folder, None)
 
 
-# What a tool shows of a file: whole or a part, out of line numbers, envelopes and notes.
-#
-# A view that is cut is no whole one. It does not say whether the last line ends in a newline; text files do, so one is
-# added where none is shown.
-
+# "Note: /repo/a.py was modified, either by the user or by a linter." -> "/repo/a.py": a note of Claude Code
 CHANGED_NOTE = re.compile(r"Note: (\S+) was modified")
 _READ_ONLY_AGENTS = frozenset({"Explore", "Plan"})
 _READERS = word_set("read read_file view view_file cat open_file str_replace_editor str_replace_based_edit_tool")
 _PATH_KEYS = frozenset({*PATH, "command"})
-_MAX_LINES = 2000  # where the readers of several agents stop
-_MAX_LINE = 2000
-_MAX_DIGITS = 6  # no session reads a file of a million lines
+_MAX_LINES = 2000  # several agents' readers stop there, so a view of that length may be incomplete
+_MAX_LINE = 2000  # and they cut longer lines
+_MAX_DIGITS = 6  # a longer number is no line number: no session reads a file of a million lines
 _REMINDER, _REMINDER_END = "<system-reminder>", "</system-reminder>"
+# "Here's the result of running `cat -n` on /repo/a.py:\n" and "<file>\n"
 _VIEW_HEADER = re.compile(r"\AHere's the (?:result|content)[^\n]{0,400}:\n|\A<file>\n")
+# "\n\n(End of file - total 3 lines)\n</file>" and "\n</file>"
 _VIEW_FOOTER = re.compile(r"(?:\n+\(End of file[^\n]{0,80}\))?\n</file>\s*\Z")
+# "[output truncated]", "... 120 more lines", "<response clipped>", "(File has more lines. Use offset)"
 _TRUNCATED = re.compile(
     r"\[[^\]\n]{0,80}truncated[^\]\n]{0,80}\]|<response clipped>|\.\.\. ?[\[(]?\d+ (?:more )?(?:lines|characters)"
     r"|\(File has more lines|content (?:has been|was) truncated|\(Showing lines",
     re.IGNORECASE,
 )
+# "Exit code: 0\nWall time: 0.1 seconds\nOutput:\n" of Codex, before what the command printed
 _ENVELOPE = re.compile(r"\A(?:Exit code: \d+\n)?(?:[A-Z][\w ]{0,30}: [^\n]{0,80}\n){0,6}Output:\n")
 
 
 class ShownFile(NamedTuple):
+    """A file that a tool has shown in full."""
+
     path: str
     text: str
 
 
 class _ShownPart(NamedTuple):
-    """Lines from the one with the number `first`; one that is cut is None. `has_end`: the file ends with the last."""
+    """Consecutive lines of a file from line number `first`. A line that was cut is None.
+
+    `has_end`: the last of them is the last line of the file.
+    """
 
     first: int
     lines: list[str | None]
@@ -414,7 +442,7 @@ class _ShownPart(NamedTuple):
 
 
 def part_in_view(call: ToolCall, text: str) -> _ShownPart | None:
-    """The numbered lines that a tool showed, the first run of them; None where there are none."""
+    """Return the first run of numbered lines that a tool showed, or None if there is none."""
     lines, first = list[str | None](), 0
     for line in without_reminders(text).split("\n"):
         match = LINE_NUMBER.match(line)
@@ -434,7 +462,7 @@ def part_in_view(call: ToolCall, text: str) -> _ShownPart | None:
 
 
 def without_reminders(text: str) -> str:
-    """What a tool showed, without what the agent put behind it."""
+    """Return what a tool showed, without the reminders that Claude Code appends to results."""
     end = len(text)
     while (text_end := _end_before(text, end, " \t\r\n\f\v")) and text.endswith(_REMINDER_END, 0, text_end):
         start = text.rfind(_REMINDER, 0, text_end)
@@ -445,14 +473,14 @@ def without_reminders(text: str) -> str:
 
 
 def _end_before(text: str, end: int, blanks: str) -> int:
-    """Where the text up to `end` ends if blanks there are left out; no text is copied, however often it is asked."""
+    """Return the end of the text without trailing blanks. Nothing is copied: a result may have many reminders."""
     while end and text[end - 1] in blanks:
         end -= 1
     return end
 
 
 def file_in_view(call: ToolCall, text: str) -> ShownFile | None:
-    """The file a reading tool showed in full; None where it was asked for a part, or shows one."""
+    """Return the file that a reading tool showed in full, or None if the call asked for a part or the view is cut."""
     path = path_argument(call.arguments)
     names = [name for name, value in call.arguments.items() if value is not None and not is_label(call.name, name)]
     if path is None or plain_name(call.name) not in _READERS or not _PATH_KEYS.issuperset(names):
@@ -462,7 +490,7 @@ def file_in_view(call: ToolCall, text: str) -> ShownFile | None:
 
 
 def file_in_output(command: str, output: str) -> ShownFile | None:
-    """The file that a plain `cat file` printed."""
+    """Return the file that a plain `cat file` printed, or None for any other command."""
     if not command.lstrip().startswith("cat"):
         return None
     simple = lone_command(command)
@@ -477,7 +505,7 @@ def file_in_output(command: str, output: str) -> ShownFile | None:
 
 
 def _output_of(text: str) -> str:
-    """What was printed, out of the envelopes some tools put around it."""
+    """Return what a command printed, without the envelope that some tools put around it."""
     if text.startswith('{"output"'):
         try:
             value: object = orjson.loads(text)
@@ -489,6 +517,10 @@ def _output_of(text: str) -> str:
 
 
 def _whole_text(text: str) -> str | None:
+    """Return the text of a file from a view of it, without line numbers, or None if the view is cut.
+
+    A view does not say whether the last line ends in a newline. Text files do, so one is added.
+    """
     text = _VIEW_FOOTER.sub("", _VIEW_HEADER.sub("", without_reminders(text), count=1))
     lines = text.split("\n")
     if _TRUNCATED.search(text) or len(lines) > _MAX_LINES or any(len(line) > _MAX_LINE for line in lines):
@@ -508,5 +540,5 @@ def _whole_text(text: str) -> str | None:
 
 
 def may_change_anything(call: ToolCall) -> bool:
-    """Whether a call hands over to another agent that may write."""
+    """Return whether a call starts another agent that may write files."""
     return plain_name(call.name) in ("task", "agent") and call.arguments.get("subagent_type") not in _READ_ONLY_AGENTS

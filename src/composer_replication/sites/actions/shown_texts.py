@@ -1,4 +1,9 @@
-"""All files of a session as far as they were shown: which the agent counts as read, their lines, who came by since."""
+"""Track the content of files, as far as a session has shown it.
+
+`FileTexts` knows every file of a session: its text so far, whether the agent counts it as read, and whether it may have
+changed since. `FileText` is one file: its known lines, with gaps, and the edits since. `_CommandChanges` knows which
+files shell commands have written.
+"""
 
 from __future__ import annotations
 
@@ -39,25 +44,32 @@ if TYPE_CHECKING:
 _SEARCH_TOOLS = word_set(
     "grep glob ls list list_directory list_dir list_files search_file_content find_file grep_search"
 )
+# "src/a.py:12:x = 1" -> ("src/a.py", "12", "x = 1"), "12:x = 1" -> ("", "12", "x = 1"); not "x = 1"
 _SEARCH_HIT = re.compile(r"^(?:([^\s:][^:\n]{0,300}?)[:-])?(\d{1,6})[:-](.*)$", re.MULTILINE)
 _MAX_TEXT = 400_000
 _MAX_HEAD = 4000
+# "look at @src/a.py" -> "src/a.py"; not "ann@host.org"
 _AT_MENTION = re.compile(r"(?:^|[\s\"'(])@([\w./~-]{2,300})")
-# What was read before such words may still count as read, and is in no log.
+# These messages begin a session that continues another one. Files read in the earlier part may still count as read.
 _CONTINUED_SESSION = re.compile(r"\AThis session is being continued from a previous")
 _PLAN_REQUEST = re.compile(r"\AImplement the following plan")
 AGENT_EXIT = "<command-name>/exit<"
-"""In the user's words where the agent was left; started again, it knows only what was read or written in full."""
+"""In the user's message when the agent was left. After a restart it knows only files read or written in full."""
+# "I've just renamed the module" and "we fixed it"; not "you changed it"
 _USER_CHANGED_FILES = re.compile(
     r"\b(?:i|we)(?:'ve| have)?(?: just| now| already| also)? (?:changed|edited|reworked|fixed|updated|formatted|renamed"
     r"|moved|removed|deleted|added|reverted|merged|rebased|pulled|committed|undid|rewrote)\b",
     re.IGNORECASE,
 )
+# "File has not been read yet. Read it first before writing to it."
 _REFUSED_UNREAD = re.compile(r"has not been read")
 
 
 class FileTexts:
-    """Files by normal path. `read` are those that a file tool showed or wrote: an agent lets only them be changed."""
+    """The files of a session by normal path, as far as they were shown.
+
+    `read` are the files that a file tool has shown or written. Claude Code refuses to edit any others.
+    """
 
     def __init__(self, cwd: str | None, shell: ShellFolder) -> None:
         self.cwd = cwd
@@ -69,17 +81,17 @@ class FileTexts:
         self._files: dict[str, FileText] = {}
         self._edits: dict[str, list[Replace]] = {}
         self._by_name: dict[str, list[str]] = {}  # without the folder
+        # Times are counts of events that may have changed files.
         self._now = 0
-        self._maybe_changed_at = self._tree_changed_at = (
-            0  # when somebody may have changed any file, and when all may have changed
-        )
-        self._reworked_at = 0  # when a formatter ran, or somebody said to have changed something
-        self._checked_at: dict[str, int] = {}
-        self._touched_at: dict[str, int] = {}
+        self._maybe_changed_at = 0  # a person or a command may have changed any file
+        self._tree_changed_at = 0  # all files may be others: git checkout, another agent
+        self._reworked_at = 0  # a formatter ran, or the user said that files were changed
+        self._checked_at: dict[str, int] = {}  # when the doubt of a file was last updated
+        self._touched_at: dict[str, int] = {}  # when a file tool last showed or wrote a file
         self._commands = _CommandChanges(shell)
 
     def get(self, path: str) -> FileText | None:
-        """What is known of a file, with the doubt that there is by now."""
+        """Return what is known about a file, with its doubt up to date, or None."""
         name = normal_path(path, self.cwd)
         text = self._files.get(name)
         if text is not None:
@@ -92,11 +104,11 @@ class FileTexts:
         return text
 
     def edits(self, path: str) -> list[Replace]:
-        """What was replaced in a file, in order."""
+        """Return the replacements in a file, in order."""
         return self._edits.get(normal_path(path, self.cwd), [])
 
     def add_message(self, text: str) -> None:
-        """Somebody but the model spoke, and may have worked, too."""
+        """Add a message that is not the model's. Its author may have changed files in the meantime."""
         if text.strip():
             self._now += 1
             self._maybe_changed_at = self._now
@@ -114,7 +126,10 @@ class FileTexts:
             self._mark_changed(path)
 
     def was_read(self, path: str) -> bool | None:
-        """Whether the agent counts a file as read; None where it may have been before the log, or by being named."""
+        """Return whether the agent counts a file as read.
+
+        None if that is unknown: it may have been read before the log begins, or because the user mentioned it.
+        """
         name = normal_path(path, self.cwd)
         if name in self.read:
             return True
@@ -123,21 +138,21 @@ class FileTexts:
         return None if self.is_continued or name in self._mentioned else False
 
     def was_read_in_full(self, path: str) -> bool:
-        """Whether a file tool has shown or written all of a file at once."""
+        """Return whether a file tool has shown or written a whole file in one call."""
         return normal_path(path, self.cwd) in self._in_full
 
     def change_by_command(self, path: str) -> Change:
-        """Whether a command has written a file since a file tool touched it, or may have."""
+        """Return whether a command has written a file, or may have, since a file tool last touched it."""
         name = normal_path(path, self.cwd)
         touched_at = self._touched_at.get(name)
         return "" if touched_at is None else self._commands.change_since(touched_at, name)
 
     def was_mentioned(self, path: str) -> bool:
-        """Whether a person named a file with `@`, which shows it to the agent."""
+        """Return whether a person mentioned a file with `@`, which shows it to the agent."""
         return normal_path(path, self.cwd) in self._mentioned
 
     def add_failed_call(self, call: ToolCall, text: str) -> None:
-        """A call that failed."""
+        """Add a call that failed."""
         path = path_argument(call.arguments)
         if channel_of(call.name) == "shell":
             self._commands.failed(text)
@@ -146,7 +161,7 @@ class FileTexts:
             self.read.pop(normal_path(path, self.cwd), None)
 
     def add_call(self, call: ToolCall, text: str) -> None:
-        """A call that worked, and what it showed."""
+        """Add a call that succeeded, and its result."""
         if call.raw_arguments is not None:
             return
         path = path_argument(call.arguments)
@@ -241,11 +256,9 @@ class FileTexts:
         return file
 
 
-# Which files commands have written, by where the shell stood; looked at only when somebody asks.
-
 Change = Literal["", "maybe", "surely"]
 _MAX_OUTPUT = 400_000
-# A formatter that names what it changed: `gofmt -l` and `go fmt`, black, isort, prettier.
+# What formatters print for each file: "reformatted a.py" (black), "Fixing a.py" (isort), "a.ts 12ms" (prettier), "a.go"
 _FORMATTED = re.compile(r"^(?:reformatted |Fixing )?(\S+)(?: \d+ ?ms)?$", re.MULTILINE)
 
 
@@ -257,7 +270,10 @@ class _CommandRun(NamedTuple):
 
 
 class _CommandChanges:
-    """`when` is any number that grows with the session; `shell` is told of the commands here, and of no others."""
+    """Which files shell commands have written. Commands are only analyzed when a question comes.
+
+    Times (`when`) are numbers that grow with the session. `shell` must not follow commands elsewhere.
+    """
 
     def __init__(self, shell: ShellFolder) -> None:
         self._shell = shell
@@ -266,17 +282,17 @@ class _CommandChanges:
         self._formatted_at = 0
 
     def ran(self, when: int, command: str, output: str, *, may_change: bool) -> None:
-        """A command that worked."""
+        """Add a command that succeeded."""
         if may_change or self._shell.may_change_folder(command, output):
             self._pending.append(_CommandRun(when, command, output, failed=False))
 
     def failed(self, output: str) -> None:
-        """A command that did not: all it can have done that counts is to tell where the shell stands."""
+        """Add a command that failed. It only matters if its output names the shell's folder."""
         if self._shell.may_change_folder("", output):
             self._pending.append(_CommandRun(0, "", output, failed=True))
 
     def change_since(self, when: int, path: str) -> Change:
-        """What became of a normal path after that time: a formatter may have left it as it was."""
+        """Return what happened to a file after that time: `maybe` if a formatter ran, which may have skipped it."""
         for run in self._pending:
             if not run.failed:
                 self._apply_run(run)
@@ -295,31 +311,30 @@ class _CommandChanges:
                 self._written_at[normal_path(name, self._shell.path)] = run.when
 
 
-# One file as far as a session has shown it: its lines, those that nobody saw, and the edits since.
-#
-# Lines are counted from one. A line that was not shown is None. What an edit wrote where its place is not known is kept
-# as a piece of its own, and the numbers of lines then hold no longer.
-
 Doubt = Literal[0, 1, 2]
-"""0: as it was shown. 1: somebody came by who may have changed it. 2: it was changed, and nobody showed how."""
-_GAP = "\0"  # stands for lines that were not shown, and is in no text
+"""0: as shown. 1: a person or a command may have changed it. 2: it was changed in an unknown way."""
+_GAP = "\0"  # replaces a line that was not shown; occurs in no text
 
 
 class FileText:
-    """Grows with what is shown; a view that contradicts what was known replaces it."""
+    """One file, as far as a session has shown it. A view that contradicts earlier ones replaces them.
+
+    Line numbers start at 1; a line that was not shown is None. If an edit changes a part that was not shown, its new
+    text is stored as a separate piece, and the line numbers are no longer valid.
+    """
 
     def __init__(self) -> None:
         self.doubt: Doubt = 0
-        self.may_be_reworked = False  # something said so, or a formatter ran: more than that somebody came by
+        self.may_be_reworked = False  # a formatter ran, or the user said so: stronger than doubt 1
         self._lines: list[str | None] = []
-        self._has_end = False  # the last line of the file is the last one here
+        self._has_end = False  # the last of these lines is the last line of the file
         self._are_numbered = True
         self._pieces: list[str] = []
-        self._text: str | None = ""
+        self._text: str | None = ""  # cache of `text`; None after a change
 
     @property
     def is_whole(self) -> bool:
-        """Whether every line is known."""
+        """Whether every line of the file is known."""
         return self._has_end and self._are_numbered and None not in self._lines
 
     @property
@@ -327,7 +342,7 @@ class FileText:
         return len(self._lines)
 
     def show(self, first: int, lines: Sequence[str | None], *, has_end: bool = False) -> None:
-        """Lines as a view shows them, from the one with the number `first`; a line that is cut is None."""
+        """Add consecutive lines from line number `first`, as a view shows them. A line that was cut is None."""
         start = max(first, 1) - 1
         before = self._lines[start : start + len(lines)]
         agrees = all(old is None or new is None or old == new for old, new in zip(before, lines, strict=False))
@@ -347,17 +362,17 @@ class FileText:
         self._text = None
 
     def show_line(self, number: int, line: str) -> None:
-        """A line as a search shows it, where nothing is known yet."""
+        """Add a line from a search result, unless something is already known about that line."""
         is_new = number > len(self._lines) or (number > 0 and self._lines[number - 1] is None)
         if number > 0 and is_new and self._are_numbered and not self.doubt and not self._has_end:
             self.show(number, [line])
 
     def write(self, text: str) -> None:
-        """The whole file as it was written."""
+        """Set the whole file."""
         self.show(1, text.split("\n"), has_end=True)
 
     def replace(self, old: str, new: str, *, everywhere: bool = False) -> None:
-        """An edit that worked."""
+        """Apply an edit that succeeded."""
         shown_text = self.text
         if old and old in shown_text:
             self._are_numbered = self._are_numbered and (self.is_whole or not everywhere)
@@ -369,12 +384,12 @@ class FileText:
         self._are_numbered = False
 
     def count(self, fragment: str) -> int:
-        """How often a text stands in what is known; a piece whose place is not known counts once."""
-        number = self.text.count(fragment)
-        return number or int(any(fragment in piece for piece in self._pieces))
+        """Return how often a text occurs in what is known. All pieces without a position count as one occurrence."""
+        count = self.text.count(fragment)
+        return count or int(any(fragment in piece for piece in self._pieces))
 
     def contradicts(self, fragment: str, *, min_length: int = 24) -> bool:
-        """Whether, wherever the first line of a text was shown, what was shown behind it is something else."""
+        """Return whether something else follows wherever the first line of a text was shown."""
         first, *rest = fragment.split("\n")
         if not rest or len(first.strip()) < min_length or not self._are_numbered:
             return False
@@ -392,13 +407,13 @@ class FileText:
 
     @property
     def text(self) -> str:
-        """All that is known, a mark between what does not belong together."""
+        """The known lines, with a mark in place of each unknown one."""
         if self._text is None:
             self._text = "\n".join(_GAP if line is None else line for line in self._lines)
         return self._text
 
     def is_part_of(self, whole: str) -> bool:
-        """Whether every known line stands in the whole text, at its own number where numbers hold."""
+        """Return whether every known line is in the whole text at its own number. False if numbers are not valid."""
         lines = whole.split("\n")
         if self._are_numbered:
             return len(self._lines) <= len(lines) and all(

@@ -1,6 +1,8 @@
-"""Tools that coding agents share: which kind each is, what they call the same thing, what their parameters mean.
+"""Classify the tools of coding agents: the kind of each tool, and what its parameters mean.
 
-Every stage that reads a call reads it by these tables, so that what one stage knows is known to all.
+Agents have different names for the same tool (`Bash`, `execute_bash`, `run_terminal_cmd`) and the same parameter
+(`file_path`, `filePath`, `target_file`). Every stage reads calls through these tables, so all stages agree. The end of
+the module brings paths into one spelling.
 """
 
 from __future__ import annotations
@@ -13,10 +15,12 @@ from typing import Any, Literal
 
 
 def word_set(words: str) -> frozenset[str]:
-    """The words of a long line, for tables that are easier to read without quotes."""
+    """Return the words of a string as a set. Long tables are easier to read without quotes and commas."""
     return frozenset(words.split())
 
 
+# The names of one parameter across agents, the most common first.
+# The names of one parameter across agents, the most common first.
 PATH = (
     "file_path",
     "path",
@@ -31,8 +35,9 @@ PATH = (
 OLD_TEXT = ("old_string", "old_str", "oldString", "oldText", "old_text", "search", "old")
 NEW_TEXT = ("new_string", "new_str", "newString", "newText", "new_text", "replace", "new")
 EVERYWHERE = ("replace_all", "replaceAll")
+# "    12→x = 1" (Claude Code), "    12\tx = 1" (cat -n) and "12: x = 1" -> "12"; not "12 apples"
 LINE_NUMBER = re.compile(r"^[^\S\n]*(\d+)(?:→|\t|\| ?| ?: )", re.MULTILINE)
-"""As `cat -n`, Claude Code and others number the lines of a file."""
+"""The line number that a tool prints before a line of a file."""
 Channel = Literal["shell", "file", "other"]
 _SHELL_TOOLS = word_set(
     "bash bashoutput shell sh zsh powershell pwsh cmd terminal run_terminal_cmd run_terminal_command execute_command"
@@ -51,13 +56,16 @@ _FILE_TOOLS = word_set(
 _CODE_TOOLS = word_set(
     "python ipython run_ipython execute_python code_interpreter run_python jupyter execute_ipython_cell"
 )
-# Servers name their tools as they like; most say what they do.
+# MCP servers choose their own tool names, but most of them say what the tool does.
 _FILE_VERBS = "(?:read|write|edit|replace|create|delete|list|search|open|view|insert|move|find)"
+# "read_text_file", "list_allowed_directories", "str_replace_all", "file_edit"; not "read_email"
 _FILE_TOOL_NAME = re.compile(
     rf"^{_FILE_VERBS}_(?:\w+_)?(?:files?|director(?:y|ies)|folders?|text)(?:_|$)|^(?:str|string)_replace|^file_(?:edit"
     rf"|read|write)"
     r"|^(?:replace|edit)_string"
 )
+# "edit_block", "write_text_file", "multi_edit"; not "read_file"
+# "edit_block", "write_text_file", "multi_edit"; not "read_file"
 _EDIT_TOOL_NAME = re.compile(
     r"^(?:edit|replace|write|create|insert|str_replace|string_replace|apply|file_edit|multi_?edit)"
 )
@@ -67,9 +75,10 @@ _EDIT_TOOLS = word_set(
     " apply_patch applypatch create insert str_replace create_file write_to_file apply_diff edit_block"
 )
 LISTS = word_set("glob ls list list_directory list_dir list_files find_file directory_tree file_search")
+"""Tools that find files by name. They do not read them."""
 SEARCHES = word_set("grep search_file_content search_files grep_search codebase_search search_dir")
-"""Tools that find files, and those that find text in them; neither reads a file."""
-# Words for the reader of the log: the call does the same without them.
+"""Tools that find text in files. They show lines, not whole files."""
+# Parameters that only explain the call to whoever reads the log: the call does the same without them.
 _LABELS: dict[str, frozenset[str]] = {
     **dict.fromkeys(("bash", "task", "agent", "run_shell_command"), word_set("description")),
     **dict.fromkeys(word_set("shell exec_command local_shell shell_command container.exec"), word_set("justification")),
@@ -87,7 +96,7 @@ _CLAUDE_CODE = word_set(
     "Bash Read Edit MultiEdit Write Glob Grep LS NotebookEdit NotebookRead WebFetch WebSearch Task TodoWrite BashOutput"
     " KillShell"
 )
-# As the tools' own descriptions state them.
+# The defaults that the tools' own descriptions state. Without them, a call that spells out a default looks different.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "Bash": {"timeout": 120_000, "run_in_background": False},
     "Read": {"offset": 1, "limit": 2000},
@@ -113,7 +122,10 @@ _SCRIPT_KEYS = ("command", "cmd", "script", "commands")
 
 @lru_cache(maxsize=1024)
 def channel_of(tool: str) -> Channel:
-    """Names are compared without a server's prefix (`mcp__files__read_file`) and without case."""
+    """Return whether a tool runs commands, works on files, or neither.
+
+    An MCP server's prefix (`mcp__files__read_file`) and case are ignored.
+    """
     name = plain_name(tool)
     if name in _SHELL_TOOLS or name in _CODE_TOOLS:
         return "shell"
@@ -121,23 +133,24 @@ def channel_of(tool: str) -> Channel:
 
 
 def is_shell(tool: str) -> bool:
-    """Whether it runs commands, rather than code of one language."""
+    """Return whether the tool runs shell commands, as opposed to code in one language."""
     return channel_of(tool) == "shell" and plain_name(tool) not in _CODE_TOOLS
 
 
 @lru_cache(maxsize=1024)
 def plain_name(tool: str) -> str:
+    """Return the tool's name in lower case, without the server: `mcp__files__Read_File` -> `read_file`."""
     return re.split(r"__|::|/", tool)[-1].lower()
 
 
 def is_edit(tool: str) -> bool:
-    """Whether the tool changes files."""
+    """Return whether the tool changes files."""
     name = plain_name(tool)
     return name in _EDIT_TOOLS or (channel_of(tool) == "file" and _EDIT_TOOL_NAME.match(name) is not None)
 
 
 def command_text(tool: str, arguments: Mapping[str, Any]) -> str:
-    """What a shell tool was told to run; lists are joined as they would be typed."""
+    """Return the command of a shell tool, or "" for other tools. A list of words is joined with blanks."""
     if channel_of(tool) != "shell":
         return ""
     for key in _COMMAND_KEYS:
@@ -150,47 +163,49 @@ def command_text(tool: str, arguments: Mapping[str, Any]) -> str:
 
 
 def path_argument(arguments: Mapping[str, Any]) -> str | None:
-    """The file that a file tool was pointed at."""
+    """Return the path that a file tool works on."""
     return first_text(arguments, PATH)
 
 
 def first_text(arguments: Mapping[str, Any], keys: Iterable[str]) -> str | None:
-    """The value of the first of the keys that holds text."""
+    """Return the first argument among `keys` that is a string."""
     return next((arguments[key] for key in keys if isinstance(arguments.get(key), str)), None)
 
 
 def is_label(tool: str, parameter: str) -> bool:
+    """Return whether a parameter only describes the call, such as `description` of Claude Code's `Bash`."""
     return parameter in _LABELS.get(plain_name(tool), ())
 
 
 def null_is_absent(tool: str) -> bool:
-    """Whether a parameter that is null means what a missing one means."""
+    """Return whether the tool treats a null parameter like a missing one."""
     return tool in _CLAUDE_CODE
 
 
 def known_defaults(tool: str) -> Mapping[str, Any]:
-    """What a parameter is where the call does not say; paths are against the session's folder."""
+    """Return the defaults of a tool's parameters. Paths are relative to the session's folder."""
     return {**_FOLDER_DEFAULTS.get(plain_name(tool), {}), **_DEFAULTS.get(tool, {})}
 
 
 def only_looks(tool: str, arguments: Mapping[str, Any]) -> bool:
-    """Whether a call of a tool that is no shell changes nothing."""
+    """Return whether a call of a non-shell tool changes nothing."""
     return plain_name(tool) in _READ_ONLY_TOOLS or arguments.get("command") == "view"
 
 
 def command_parameter(tool: str, arguments: Mapping[str, Any]) -> str | None:
-    """The parameter that holds what a POSIX shell is told to run."""
+    """Return the name of the parameter with the POSIX shell script, or None if the call has none."""
     name = plain_name(tool)
     if not is_shell(tool) or name in _NON_POSIX_SHELLS or name in _WITHOUT_SCRIPT:
         return None
     return next((key for key in _SCRIPT_KEYS if isinstance(arguments.get(key), str | list)), None)
 
 
-# Paths in one spelling: against the folder the session works in, by the text alone, case kept.
-
+# "C:\src" and "c:/src"; not "C:src", which is relative on Windows
 _DRIVE = re.compile(r"[A-Za-z]:[\\/]")
+# "https://host/a" and "file:///a": URLs are not paths and stay as they are
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-# These say file or folder in any tool; the others also name routes, keys or branches, and mean a file in a file tool.
+# These names mean a path in any tool. Those in _FILE_TOOL_PARAMETERS may also be routes, keys or branches, so they mean
+# a path only in file tools, or if the schema says so.
 _PATH_PARAMETERS = word_set(
     "file_path filepath filePath file_paths filePaths notebook_path absolute_path absolutePath dir_path dirPath"
     " directory_path target_file targetFile relative_workspace_path target_directory workdir cwd working_directory"
@@ -199,27 +214,28 @@ _PATH_PARAMETERS = word_set(
 _FILE_TOOL_PARAMETERS = word_set(
     "path paths file files filename file_name directory dir folder source destination src dst old_path new_path"
 )
+# "The file to open" and "A directory"; not "The profile name"
 _MENTIONS_FILES = re.compile(r"\b(?:file|files|directory|directories|folder)\b", re.IGNORECASE)
 _PATH_FORMATS = ("path", "file-path", "directory-path")
 
 
 def normal_path(path: str, base: str | None) -> str:
-    """One spelling of a path: no `.`, `//` or final `/`, `..` taken back; absolute where `base` is.
+    """Return a path in one spelling: without `.`, `..`, `//` or a final `/`, and absolute if `base` is.
 
-    `a/../b` is `b` by the text; where `a` is a link this may be another file, as for everyone who reads the text.
+    Only the text counts: `a/../b` becomes `b`, even though it may be another file if `a` is a symbolic link.
     """
     if not path or _SCHEME.match(path):
         return path
     if _DRIVE.match(path) or (base is not None and _DRIVE.match(base)):
         return _windows_path(path, base)
     if path.startswith("~"):
-        return posixpath.normpath(path)  # whose home it is, the session does not say
+        return posixpath.normpath(path)  # the session does not say whose home it is
     joined = path if base is None or path.startswith("/") else f"{base}/{path}"
     return _collapse(joined)
 
 
 def is_path_parameter(tool: str, name: str, parameter_schema: Mapping[str, Any]) -> bool:
-    """Whether a parameter holds a path (or paths): by its name, its tool, or what the schema says of it."""
+    """Return whether a parameter holds one path or several, judging by its name, its tool and its JSON schema."""
     if name in _PATH_PARAMETERS or parameter_schema.get("format") in _PATH_FORMATS:
         return True
     if name not in _FILE_TOOL_PARAMETERS:
@@ -239,4 +255,5 @@ def _windows_path(path: str, base: str | None) -> str:
 
 def _collapse(path: str) -> str:
     plain = posixpath.normpath(path)
-    return plain[1:] if plain.startswith("//") else plain  # POSIX lets two slashes mean something; no one uses it
+    # normpath keeps a leading "//", to which POSIX allows a special meaning that no one uses.
+    return plain[1:] if plain.startswith("//") else plain

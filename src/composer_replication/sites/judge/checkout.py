@@ -1,7 +1,10 @@
-"""A project's files at a date, out of the objects of a git repository. Nothing is checked out, and nothing of it runs.
+"""Find out which files a project had at a date: from a git repository, and from earlier sessions.
 
-Git is asked for objects only, by commands that know no hook, filter or pager; what a repository's settings could make
-them start (a file system monitor, a fetch of missing objects, a signature check) is switched off.
+`Repository` and `Checkout` read git objects; nothing is checked out, and no code of the repository runs. Only plumbing
+commands are used, which know no hook, filter or pager. Settings of the repository that could start a program (a file
+system monitor, a fetch of missing objects, a signature check) are overridden.
+
+`EarlierSessions` and `PathKnowledge` collect what other sessions of the same project have shown.
 """
 
 from __future__ import annotations
@@ -44,23 +47,23 @@ _ENVIRONMENT = {
     "LC_ALL": "C",
 }
 _TIMEOUT_S = 120
-_MAX_TEXT = 4_000_000
-_MAX_TEXTS = 64_000_000  # all versions of one file
+_MAX_TEXT = 4_000_000  # bytes of one file
+_MAX_TEXTS = 64_000_000  # bytes of all versions of one file
 _MAX_VERSIONS = 300  # of one file
-_GRACE_S = 7 * 24 * 3600  # a work tree may be some days behind the commit that removed a file
+_GRACE_S = 7 * 24 * 3600  # a work tree may be some days older than the commit that removed a file
 
 
 class Repository:
-    """Asks git; answers are kept."""
+    """A git repository that is only read. Answers are cached."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         if self._git("rev-parse", "--git-dir") is None:
-            fix = "Name a clone of the project, or leave --repo out"
+            fix = "Name a clone of the project, or omit --repo"
             raise InputError(explain("--repo", got=str(path), expected="a git repository", fix=fix))
 
     def at(self, when: str, branch: str | None = None) -> Checkout | None:
-        """The files at a time: of the branch, also of one that was merged and is gone, else of the default branch."""
+        """Return the files at a time: on the branch, even if it was merged and deleted, or on the default branch."""
         seconds = _seconds_of(when)
         return None if seconds is None else self._at_seconds(seconds, branch)
 
@@ -69,20 +72,21 @@ class Repository:
         return None if commit is None else Checkout(self, commit, seconds=seconds, is_branch=is_branch)
 
     def before(self, conversation: Conversation) -> Checkout | None:
-        """The files when a conversation began, on the branch that its log names; None for a log without times."""
+        """Return the files when a conversation began, on the branch in its log. None for a log without times."""
         when = next((turn.timestamp for turn in conversation.turns if turn.timestamp), None)
         branch = conversation.extra.get("git_branch")
         return None if when is None else self.at(when, branch if isinstance(branch, str) else None)
 
+    # The caches keep a repository alive, which is as it should be: it lives as long as the program (B019).
     @lru_cache(maxsize=16)  # noqa: B019
     def _commit(self, seconds: int, branch: str | None) -> tuple[str | None, bool]:
-        """The commit, and whether it is one of the branch that was asked for."""
+        """Return the commit, and whether it is on the requested branch."""
         names = [f"refs/heads/{branch}", f"refs/remotes/origin/{branch}"] if branch else []
-        # A name may be used again: what was merged before is another branch, and of the others the next one is meant.
+        # Branch names are reused. A branch merged before this time is another one; the next merge after it counts.
         merged = (tip for when, tip in (self._merged_branches.get(branch, []) if branch else ()) if when > seconds)
         names += islice(merged, 1)
         for index, name in enumerate((*names, "HEAD", "refs/heads/main", "refs/heads/master")):
-            # By the first parent: what others had committed by then may have been merged only later.
+            # Only first parents: the commits of another branch may be older than this time, but merged later.
             commit = self._git(
                 "rev-list", "-1", "--first-parent", f"--before={seconds}", "--end-of-options", name, "--"
             )
@@ -94,21 +98,22 @@ class Repository:
     def _merged_branches(self) -> dict[str, list[tuple[int, str]]]:
         return merged_branches(self._git("rev-list", "--all", "--merges", "--format=%P%x09%ct%x09%s") or b"")
 
-    @lru_cache(maxsize=16)  # noqa: B019  # lives as long as the program
+    @lru_cache(maxsize=16)  # noqa: B019
     def listing(self, commit: str) -> frozenset[str]:
-        """All paths of a commit."""
+        """Return all paths of a commit."""
         out = self._git("ls-tree", "-r", "-z", "--name-only", "--full-tree", commit) or b""
         return frozenset(name.decode("utf-8", "replace") for name in out.split(b"\0") if name)
 
     @lru_cache(maxsize=32)  # noqa: B019
     def text(self, commit: str, path: str) -> str | None:
+        """Return a file of a commit with Unix line ends, or None if it is missing or too large."""
         size = self._git("cat-file", "-s", f"{commit}:{path}")
         out = self._git("cat-file", "blob", f"{commit}:{path}") if size and int(size) <= _MAX_TEXT else None
         return None if out is None else out.decode("utf-8", "replace").replace("\r\n", "\n")
 
     @cached_property
     def history(self) -> FileHistory | None:
-        """What every commit of every branch has done; None: git cannot say."""
+        """What every commit of every branch has changed, or None if git fails."""
         times = self._git("rev-list", "--all", "--timestamp")
         commits = b"\n".join(line.split(b" ")[-1] for line in (times or b"").split(b"\n"))
         changes = times and self._git(
@@ -117,14 +122,14 @@ class Repository:
         )  # fmt: skip
         return FileHistory(times, changes) if times and changes else None
 
-    @lru_cache(maxsize=2)  # noqa: B019  # a session needs one of them, and each is as long as the history
+    @lru_cache(maxsize=2)  # noqa: B019  # a session needs only one, and each is as long as the history
     def ancestors(self, commit: str) -> frozenset[str]:
-        """A commit and all that it rests on."""
+        """Return a commit and all its ancestors."""
         return frozenset((self._git("rev-list", commit, "--") or b"").decode("ascii", "replace").split())
 
     @lru_cache(maxsize=2)  # noqa: B019
     def versions(self, path: str) -> tuple[str, ...]:
-        """Every text that a file has had in any commit; none where not all of them can be had."""
+        """Return every version of a file in any commit, or nothing if one cannot be read or they are too many."""
         blobs = self.history.versions.get(path, []) if self.history else []
         blob_lines = "\n".join(blobs).encode()
         if not 0 < len(blobs) <= _MAX_VERSIONS or not self._are_readable(blob_lines, len(blobs)):
@@ -133,17 +138,19 @@ class Repository:
         return texts if len(texts) == len(blobs) else ()
 
     def _are_readable(self, names: bytes, number: int) -> bool:
-        """Whether all of these objects are there, and small enough; a missing one has no size."""
+        """Return whether all objects exist and are small enough."""
+        # A missing object has no size: its line is "<name> missing".
         lines = [line.split() for line in (self._git("cat-file", "--batch-check", stdin=names) or b"").splitlines()]
         sizes = [int(line[2]) for line in lines if len(line) == 3 and line[1] == b"blob"]
         return len(sizes) == number and max(sizes) <= _MAX_TEXT and sum(sizes) <= _MAX_TEXTS
 
     @lru_cache(maxsize=2)  # noqa: B019
     def versions_without_blanks(self, path: str) -> str:
-        """Every text that a file has had, without blanks and line breaks; a mark that is in no text between them."""
+        """Return every version of a file without blanks and line breaks, joined by a character that is in none."""
         return "\0".join(without_blanks(text) for text in self.versions(path))
 
     def _git(self, *words: str, stdin: bytes | None = None) -> bytes | None:
+        """Return the output of a git command, or None if it fails or takes too long."""
         settings = [word for setting in _SETTINGS for word in ("-c", setting)]
         command = ["git", "--no-pager", "--no-replace-objects", *settings, *words]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")} | _ENVIRONMENT
@@ -161,26 +168,34 @@ class Checkout:
     """A project's files at one time, by path relative to its root."""
 
     def __init__(self, repository: Repository, commit: str, *, seconds: int = 0, is_branch: bool = True) -> None:
-        """`seconds` is the time that is asked about, `is_branch` whether the commit is of the branch that is.
+        """Make the checkout of a commit.
 
-        Without either nothing is known to be removed.
+        Args:
+            repository: Where the commit is.
+            commit: The commit id.
+            seconds: The requested time, in seconds since the epoch. 0: unknown, so no path counts as removed.
+            is_branch: Whether the commit is on the requested branch. If not, no path counts as removed.
         """
         self._repository, self.commit, self._seconds, self._is_branch = repository, commit, seconds, is_branch
 
     @property
     def files(self) -> frozenset[str]:
+        """All files, relative to the root."""
         return self._repository.listing(self.commit)
 
     @cached_property
     def folders(self) -> frozenset[str]:
+        """All folders, relative to the root, without the root itself."""
         return frozenset(folder for path in self.files for folder in islice(with_parents(path), 1, None))
 
     def exists(self, relative: str) -> bool | None:
-        """Whether it is there; None where a commit that does not lie behind this one has it, or git could not say.
+        """Return whether a path existed in the session's work tree, or None if that is uncertain.
 
-        What a later commit adds may have been in the work tree before, or on a branch that the clone never had. What
-        was removed is gone, if not just now: a work tree may be behind. Nor if the session's branch is not known: it
-        may have left this one before the removal.
+        A path that this commit does not have may still have existed if
+
+        - a commit that is no ancestor adds it: it may have been in the work tree before, or on another branch;
+        - it was removed in the last days: the work tree may be older;
+        - it was removed and the session's branch is unknown: the branch may have started before the removal.
         """
         if relative in self.files or relative in self.folders:
             return True
@@ -197,30 +212,31 @@ class Checkout:
         return None if removed_at and removed_at > self._seconds - _GRACE_S else False
 
     def text(self, relative: str) -> str | None:
+        """Return the text of a file, or None if it is missing or too large."""
         return self._repository.text(self.commit, relative) if relative in self.files else None
 
     def is_trunks(self, relative: str, text: str) -> bool:
-        """Whether a text stands in a file as the default branch has it at this time: nobody's own work yet."""
+        """Return whether the default branch has this text in the file at this time, so that it is no one's new work."""
         trunk = self._repository._at_seconds(self._seconds)
         return text in ((trunk and trunk.text(relative)) or "")
 
     def has_ever_held(self, relative: str, text: str, *, but_for_blanks: bool = False) -> bool | None:
-        """Whether any version of a file, also a later one, holds a text; None where no commit has the file."""
+        """Return whether any version of a file, also a later one, has this text. None if no commit has the file."""
         if but_for_blanks:
             versions_without_blanks = self._repository.versions_without_blanks(relative)
             return without_blanks(text) in versions_without_blanks if versions_without_blanks else None
         versions, plain = self._repository.versions(relative), text.replace("\r\n", "\n")
-        needle = plain.rstrip("\n") or plain  # an edit is tried without its last line's end, too
+        needle = plain.rstrip("\n") or plain  # an edit is also tried without its last newline
         return any(needle in version for version in versions) if versions else None
 
 
 def without_blanks(text: str) -> str:
-    """A text by what formatters leave alone."""
+    """Return the text without blanks and line breaks: what formatters do not change."""
     return "".join(text.split())
 
 
 def _texts(out: bytes) -> Iterator[str]:
-    """The texts that `cat-file --batch` prints, each behind its name and size."""
+    """Yield the texts in the output of `cat-file --batch`, where each follows its name and size."""
     position = 0
     while (end := out.find(b"\n", position)) >= 0:
         words = out[position:end].split()
@@ -232,28 +248,29 @@ def _texts(out: bytes) -> Iterator[str]:
 
 
 def _seconds_of(when: str) -> int | None:
+    """Return an ISO time in seconds since the epoch, or None if it is malformed."""
     try:
         return int(datetime.fromisoformat(when.replace("Z", "+00:00")).timestamp())
     except (ValueError, OverflowError):
         return None
 
 
-# What all commits of a repository have done to its files, and where branches that are gone ended.
-#
-# Read once from git's plumbing, as bytes. A path that no commit has added was never there; one that only commits
-# behind a checkout have added, and that the checkout does not have, was removed, or dropped by a merge.
-
-# As git itself and hosts of pull requests write it; a squashed branch is named nowhere.
+# "Merge pull request #7 from ann/fix-cart" -> "fix-cart", "Merge branch 'fix-cart' into main" -> "fix-cart"; not
+# "Fix the cart (#7)" of a squashed pull request, which does not name its branch
 _MERGE_SUBJECT = re.compile(
     r"Merge pull request #\d+ from [^\s/]+/(\S+)|Merge (?:remote-tracking )?branch '(?:origin/)?([^']+)'"
 )
 
 
 class FileHistory:
-    """`versions` are the objects of each path, the newest first; who asks knows what lies behind a checkout."""
+    """What all commits of a repository have done to its files. `versions` are the objects of each path, newest first.
+
+    A path that no commit has added never existed. A path that a checkout does not have, although only its ancestors
+    have added it, was removed or was dropped by a merge.
+    """
 
     def __init__(self, times: bytes, changes: bytes) -> None:
-        """`times` as `rev-list --timestamp` prints them, `changes` as `diff-tree --stdin -z -c --raw` does."""
+        """Read the output of `rev-list --timestamp` and of `diff-tree --stdin -z -c --raw`."""
         self.versions: dict[str, list[str]] = {}
         self._added: dict[str, list[str]] = defaultdict(list)
         self._added_at: dict[str, int] = {}
@@ -274,22 +291,23 @@ class FileHistory:
         self._paths = sorted(self._added)
 
     def added_on_other_branch(self, path: str, ancestors: Collection[str]) -> bool:
-        """Whether a commit that does not lie behind the checkout has added the path, or something below it."""
+        """Return whether a commit that is no ancestor of the checkout has added the path or something in it."""
         return any(
             commit not in ancestors for added_path in self._at_or_below(path) for commit in self._added[added_path]
         )
 
     def removed_at(self, path: str) -> int | None:
-        """When the last of it was removed; 0 where it never was there, None where it was and nobody removed it."""
+        """Return when the path, or the last file in it, was removed. 0: it never existed. None: it was not removed."""
         last = 0
         for added_path in self._at_or_below(path):
             when = self._removed.get(added_path, 0)
             if when <= self._added_at[added_path]:
-                return None  # a merge that took the other side's files does not say so
+                return None  # a merge that drops a file is not listed as its removal
             last = max(last, when)
         return last
 
     def _at_or_below(self, path: str) -> Iterator[str]:
+        """Yield the path if it was ever a file, and every file that was ever in it."""
         if path in self._added:
             yield path
         start = f"{path}/"
@@ -300,9 +318,9 @@ class FileHistory:
 
 
 def merged_branches(merges: bytes) -> dict[str, list[tuple[int, str]]]:
-    """When branches were merged and their last commits, by the name that the merge gives them; the earliest first.
+    """Return for each branch when it was merged and its last commit, the earliest merge first.
 
-    `merges` as `rev-list --merges --format=%P%x09%ct%x09%s` prints them.
+    `merges` is the output of `rev-list --merges --format=%P%x09%ct%x09%s`.
     """
     branches: dict[str, list[tuple[int, str]]] = defaultdict(list)
     for line in _decoded(merges).split("\n"):
@@ -315,7 +333,7 @@ def merged_branches(merges: bytes) -> dict[str, list[tuple[int, str]]]:
 
 
 def _changed_paths(changes: bytes) -> Iterator[tuple[str, str, str, str]]:
-    """Commit, letters of what happened, the object afterwards, path. A merge has a column for each parent."""
+    """Yield commit, status letters, resulting object and path of each change. A merge has a letter for each parent."""
     commit, entry = "", None
     for field in changes.split(b"\0"):
         word = _decoded(field)
@@ -333,22 +351,23 @@ def _decoded(content: bytes) -> str:
     return content.decode("utf-8", "replace")
 
 
-# What earlier sessions of the same project have shown of its paths, as it was known when a session began.
-#
-# Sessions are of one project where they worked in the same folder, or where the folders hold the same files: clones and
-# worktrees of it. Paths are relative to the folder a session works in.
-
-_MIN_SHARED = 3  # files that two folders must have in common to be the same project's
+# Two folders belong to the same project if they share so many files, and this fraction of the smaller one's files.
+_MIN_SHARED = 3
 _MIN_SHARE = 0.3
-_MIN_SIBLINGS = 4  # files of a folder that must be known before one that nobody saw counts as missing
+_MIN_SIBLINGS = 4  # known files of a folder, before a file that no session has seen counts as missing there
 _MAX_COMPARED = 500
 Event = tuple[int, str, bool]
-"""When (seconds), from which folder, and whether it was there."""
+"""Time in seconds, the session's folder, and whether the path existed."""
 _Entry = TypeVar("_Entry", bound=tuple[Any, ...])
 
 
 class EarlierSessions:
-    """Sessions are added in any order; what one knows is asked for as of the time that another began."""
+    """What sessions have shown about the paths of their projects.
+
+    Add sessions in any order, call `sort`, then ask what was known before a session began. Sessions belong to the same
+    project if they worked in the same folder, or in folders with the same files, such as clones and worktrees. Paths
+    are relative to the session's folder.
+    """
 
     def __init__(self) -> None:
         self._events: dict[str, list[Event]] = defaultdict(list)
@@ -357,11 +376,11 @@ class EarlierSessions:
         self._too_large: dict[str, list[tuple[int, str]]] = defaultdict(list)
         self._texts: dict[str, list[tuple[int, str, str]]] = defaultdict(list)
         self._agents_and_skills: dict[tuple[str, str], list[Event]] = defaultdict(list)  # of agents and skills
-        self._read: dict[str, frozenset[str]] = {}  # a conversation -> files that it has read or written
-        self._first_mentioned: dict[str, int] = {}  # the ends of paths that were ever named -> when first
+        self._read: dict[str, frozenset[str]] = {}  # conversation -> the files that it has read or written
+        self._first_mentioned: dict[str, int] = {}  # the last two parts of a path -> when it was first mentioned
 
     def add(self, conversation: Conversation, state: SessionState) -> None:
-        """What a whole conversation has shown by its end; one without times is not used."""
+        """Add what a conversation has shown by its end. A conversation without times is ignored."""
         paths, when = state.paths, _last_time(conversation)
         root = paths.root
         self._read[conversation.id] = frozenset(state.texts.read)
@@ -390,7 +409,7 @@ class EarlierSessions:
                 self._texts[relative].append((when, root, text))
 
     def before(self, conversation: Conversation) -> PathKnowledge | None:
-        """What was known when this conversation began."""
+        """Return what was known when this conversation began, or None if that time or its folder is unknown."""
         first = next((turn.timestamp for turn in conversation.turns if turn.timestamp), None)
         when = None if first is None else _seconds_of(first)
         if when is None or conversation.cwd is None:
@@ -399,7 +418,7 @@ class EarlierSessions:
         return PathKnowledge(self, conversation.cwd, when, read_before=read_before)
 
     def sort(self) -> None:
-        """Once all are added."""
+        """Sort the events by time. Call it after the last `add`."""
         for table in (self._events, self._agents_and_skills, self._roots, self._too_large, self._texts):
             for entries in table.values():
                 entries.sort(key=lambda entry: entry[0])
@@ -409,17 +428,17 @@ class EarlierSessions:
 
 
 class PathKnowledge:
-    """What the earlier sessions of one project know at one time."""
+    """What the earlier sessions of one project knew at one time."""
 
     def __init__(
         self, sessions: EarlierSessions, root: str, when: int, *, read_before: frozenset[str] | None = None
     ) -> None:
         self._sessions, self._root, self._when = sessions, root, when
-        self.read_before = read_before  # files of the part of this session before its summary; None: it is in no log
-        self._project_roots: frozenset[str] | None = None  # folders of the same project
+        self.read_before = read_before  # files read in the part before this session's summary; None: it has no log
+        self._project_roots: frozenset[str] | None = None  # folders of the same project, once they are known
 
     def standing(self, relative: str, shown: Iterable[str]) -> PathStatus | None:
-        """Whether a path is there; `shown` are files of this session, by which its project is recognised."""
+        """Return whether a path exists, or None if unknown. `shown` are files of this session, to find its project."""
         roots = self._roots_of_project(shown)
         if not roots:
             return None
@@ -435,9 +454,10 @@ class PathKnowledge:
         return self._status_by_folder(relative, roots)
 
     def _status_by_folder(self, relative: str, roots: frozenset[str]) -> PathStatus | None:
-        """A path that nobody ever named, in a folder that is well known; one that is new may hold anything.
+        """Return that a path is missing if no session ever mentioned it and its folder is well known, otherwise None.
 
-        At the root, where anybody puts what they like, only one beside which another ending of it is known.
+        People put all kinds of files at the root. There, a path is only missing if the same name with another ending
+        exists.
         """
         folder = relative.rpartition("/")[0]
         if self._was_mentioned(relative):
@@ -448,7 +468,7 @@ class PathKnowledge:
         return PathStatus(False, "in_no_earlier_session") if is_known else None
 
     def _has_namesake(self, name: str, roots: frozenset[str]) -> bool:
-        """Whether a file of the root differs from this one in its ending alone."""
+        """Return whether a file at the root has the same name with another ending."""
         stem = name.rpartition(".")[0]
         namesakes = [
             root_name
@@ -464,7 +484,7 @@ class PathKnowledge:
         return self._sessions._first_mentioned.get(_last_two_parts(relative), self._when) < self._when
 
     def text(self, relative: str, shown: Iterable[str]) -> str | None:
-        """The file as an earlier session last knew it whole."""
+        """Return the file as the last session that knew all of it did, or None."""
         roots = self._roots_of_project(shown)
         texts = [
             version for version in self._before_start(self._sessions._texts.get(relative, [])) if version[1] in roots
@@ -472,12 +492,12 @@ class PathKnowledge:
         return texts[-1][2] if texts else None
 
     def is_too_large(self, relative: str, shown: Iterable[str]) -> bool:
-        """Whether it was too large to be shown at once."""
+        """Return whether a session found the file too large to be shown at once."""
         roots = self._roots_of_project(shown)
         return any(root in roots for _, root in self._before_start(self._sessions._too_large.get(relative, [])))
 
     def has_name(self, name: tuple[str, str], shown: Iterable[str]) -> bool | None:
-        """Whether an agent or skill was there when it was last asked for; None where it never was."""
+        """Return whether an agent or skill existed the last time it was called, or None if it never was."""
         roots = self._roots_of_project(shown) or {self._root}
         events = [
             event for event in self._before_start(self._sessions._agents_and_skills.get(name, [])) if event[1] in roots
@@ -494,7 +514,7 @@ class PathKnowledge:
                 path for path in (*session_files[-_MAX_COMPARED:], *islice(shown_files, _MAX_COMPARED)) if "/" in path
             }
             if not session_files and len(files) < _MIN_SHARED:
-                return frozenset()  # nothing to recognise the project by yet
+                return frozenset()  # too few files to recognize the project; more may be shown later
             events = (self._before_start(self._sessions._events.get(path, [])) for path in files)
             shared = Counter(
                 root for path_events in events for root in {root for _, root, exists in path_events if exists}
@@ -513,7 +533,7 @@ class PathKnowledge:
 
 
 def _previous_part_id(conversation_id: str) -> str:
-    """The id of a session's part before this one; those that go on after a summary are numbered from 0."""
+    """Return the id of the part of a session before this one. Parts are separated by summaries and numbered from 0."""
     session, _, number = conversation_id.rpartition("#")
     return f"{session}#{int(number) - 1}" if number.isdecimal() else ""
 
@@ -523,6 +543,6 @@ def _last_two_parts(path: str) -> str:
 
 
 def _last_time(conversation: Conversation) -> int | None:
-    """In seconds: texts of times are ordered only where all name the same zone in the same form."""
+    """Return the last time of a conversation in seconds, or None. Time strings in different zones do not sort."""
     times = (_seconds_of(turn.timestamp) for turn in conversation.turns if turn.timestamp)
     return max((time for time in times if time is not None), default=None)

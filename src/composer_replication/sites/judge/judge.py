@@ -1,4 +1,9 @@
-"""One call against what is known when it is made."""
+"""Predict whether one call fails, from what is known when it is made.
+
+`Judge.verdict` checks a call against the agent's schemas, earlier attempts, and the rules for file tools, shell
+commands, agents and skills. Each verdict names its rule. `Knowledge` combines the sources: the session so far, earlier
+sessions of the project, and a checkout.
+"""
 
 from __future__ import annotations
 
@@ -27,16 +32,16 @@ from composer_replication.sites.judge.checkout import Checkout, PathKnowledge, w
 from composer_replication.sites.rule import USUAL_BLAME
 from composer_replication.types import ToolCall
 
-# What the judge says of one call: that it works, fails, may well fail, or that it cannot say; and by which rule.
-
 Says = Literal["ok", "fails", "risky", "unknown"]
+"""The call works, fails, may well fail, or the judge does not know."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """`kind` is the kind of failure (`sites.KINDS`) that is expected, or that would be one; `why` is for people.
+    """The verdict on one call, and the rule that decided it. Almost every shell command is `unknown`.
 
-    Almost every shell command is `unknown`.
+    `kind` is the kind of the predicted failure (`sites.KINDS`), or of the failure that the rule is about. `why` is an
+    explanation for people.
     """
 
     says: Says
@@ -49,7 +54,7 @@ UNKNOWN = Judgement("unknown", "no_rule")
 
 
 class Judge:
-    """Says of calls what would become of them in this state, which may grow between questions."""
+    """Predicts the outcome of calls in one session. Its state may grow between two predictions."""
 
     def __init__(
         self, state: SessionState, *, project: PathKnowledge | None = None, checkout: Checkout | None = None
@@ -58,15 +63,15 @@ class Judge:
         self._knowledge = Knowledge(state, project, checkout)
 
     def verdict(self, call: ToolCall) -> Judgement:
-        """What would become of this call if it were made now."""
+        """Return the predicted outcome of this call if it were made now."""
         if call.raw_arguments is not None:
-            return Judgement("fails", "arguments_no_json", "input_validation", "its arguments are no JSON object")
+            return Judgement("fails", "arguments_no_json", "input_validation", "the arguments are not a JSON object")
         wrong = _schema_violation(call.name, frozenset(call.arguments))
         if wrong is not None:
             return Judgement("fails", "schema", "input_validation", wrong)
         before = self.state.attempts.last(call)
         if before is not None and before.is_unchanged and _is_repeatable(before.kind) and not is_edit(call.name):
-            return Judgement("fails", "same_again", before.kind, "it failed before, and nothing has changed since")
+            return Judgement("fails", "same_again", before.kind, "the same call failed before, and nothing has changed")
         channel = channel_of(call.name)
         if channel == "file":
             return _judge_file_call(call, self._knowledge)
@@ -78,37 +83,38 @@ class Judge:
         kind = "other" if "skill" in name[0].lower() else "input_validation"
         exists = self._knowledge.has_name(name)
         if exists is False:
-            return Judgement("fails", "unknown_name", kind, "no agent or skill of this name was there")
+            return Judgement("fails", "unknown_name", kind, "no agent or skill has this name")
         if exists is None and name[0] == "Skill" and self._knowledge.is_built_in_command(name[1]):
             says = "fails" if name[1] in NO_SKILLS else "risky"
-            return Judgement(says, "unknown_name", kind, "the agent does this itself, when a person types it")
+            return Judgement(says, "unknown_name", kind, "a built-in command of the agent, not a skill")
         return Judgement("ok" if exists else "unknown", "name", kind)
 
 
 def _is_repeatable(kind: str) -> bool:
-    """Whether a failure of this kind comes again: not work that failed, a network, or what somebody refused."""
+    """Return whether the same call fails again. Not so for failing tests, the network or a user's refusal."""
     return USUAL_BLAME.get(kind) in ("model", "unknown")
 
 
-# Rules for shell commands: a folder, file or program that is not there. What a command does otherwise is unknown.
-
-UNKNOWN_COMMAND = Judgement("unknown", "shell", why="what a command does cannot be said beforehand")
-# Programs that fail where a file they are given is not there; of the second kind the first operand is no path, of the
-# third only it is.
+UNKNOWN_COMMAND = Judgement("unknown", "shell", why="the effect of a command cannot be predicted")
+# Programs that fail if a file among their operands is missing.
 _READERS = word_set("cat head tail wc less nl stat file diff chmod open du tac xxd shellcheck gofmt")
-_READERS_AFTER_PATTERN = word_set("sed grep egrep awk rg jq")
-_INTERPRETERS = word_set("source . bash sh zsh python python3 node ruby perl")
+_READERS_AFTER_PATTERN = word_set("sed grep egrep awk rg jq")  # the first operand is a pattern
+_INTERPRETERS = word_set("source . bash sh zsh python python3 node ruby perl")  # only the first operand is a file
+# "src/a.py", "./a" and "~/a"; not "*.py", "$DIR" or "s/a b/c/"
 _PATH = re.compile(r"[\w@+~][\w.@+/~-]*|\.{1,2}/[\w.@+/~-]+|/[\w.@+/~-]+")
 _MAX_COMMAND = 20_000
 
 
 def _judge_command(command: str, knowledge: Knowledge) -> Judgement:
-    """The first part of a command that surely runs, surely fails, and takes the whole command with it."""
+    """Judge a command by its steps that certainly run: it fails if one certainly fails, otherwise it is unknown.
+
+    Only a missing folder, file or program is predicted.
+    """
     cwd, tested = knowledge.paths.shell.path, set[str]()
     for step in _unconditional_steps(command):
         name, operands = step.name, step.operands
         if name in knowledge.state.attempts.missing_programs:
-            return Judgement("fails", "no_such_program", "cmd_not_found", "the shell did not know it before")
+            return Judgement("fails", "no_such_program", "cmd_not_found", "the shell did not find it before")
         if cwd is None:
             return UNKNOWN_COMMAND
         if name == "cd":
@@ -117,25 +123,27 @@ def _judge_command(command: str, knowledge: Knowledge) -> Judgement:
                 return UNKNOWN_COMMAND
             folder = knowledge.paths.absolute(target, cwd)
             if _is_missing(target, cwd, knowledge):
-                return Judgement("fails", "cd_missing", "shell_path_missing", "the folder is not there")
+                return Judgement("fails", "cd_missing", "shell_path_missing", "the folder does not exist")
             cwd = folder
         elif step.is_shown and any(knowledge.is_from_root(word, cwd) for word in operands):
-            return Judgement("fails", "from_another_folder", "shell_path_missing", "the shell stands in another folder")
+            return Judgement("fails", "from_another_folder", "shell_path_missing", "the shell is in another folder")
         elif step.is_shown and any(_is_missing(word, cwd, knowledge) for word in step.files if word not in tested):
-            return Judgement("fails", "file_missing", "shell_path_missing", "the file is not there")
-        tested.update(operands)
+            return Judgement("fails", "file_missing", "shell_path_missing", "the file does not exist")
+        tested.update(operands)  # `test -f a && cat a`: a file that an earlier step checks is no surprise
     return UNKNOWN_COMMAND
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
+    """One program of a command, without its folder, and its literal operands."""
+
     name: str
     operands: tuple[str, ...]
-    is_shown: bool  # whether what it complains of is seen, and its failure is that of the command
+    is_shown: bool  # its error message is visible, and its failure is that of the whole command
 
     @property
     def files(self) -> tuple[str, ...]:
-        """The operands that are files to be read."""
+        """The operands that are files and are read."""
         paths = tuple(word for word in self.operands if re.search(r"[/.]", word) and _PATH.fullmatch(word))
         if self.name in _READERS:
             return paths
@@ -145,7 +153,7 @@ class _Step:
 
 
 def _unconditional_steps(command: str) -> Iterator[_Step]:
-    """The commands at the start of a script that all run, each only if those before it worked."""
+    """Yield the steps at the start of a script that certainly run as long as the steps before them succeed."""
     if len(command) > _MAX_COMMAND:
         return
     try:
@@ -176,14 +184,12 @@ def _is_missing(word: str, cwd: str, knowledge: Knowledge) -> bool:
     return knowledge.status(knowledge.paths.absolute(word, cwd)).exists is False or knowledge.is_from_root(word, cwd)
 
 
-# Rules for tools that read, search and change files.
-
-_MIN_LENGTH = 24  # of a text that is recognised without its blanks
+_MIN_LENGTH = 24  # characters; shorter texts may be the same without blanks by chance
 _TAKE_FOLDERS = word_set("grep glob ls list list_directory list_dir list_files search_file_content find_file")
 
 
 def _judge_file_call(call: ToolCall, knowledge: Knowledge) -> Judgement:
-    """A call of a file tool: first its path, then, for an edit, whether the file was read and holds the text."""
+    """Judge a call of a file tool by its path and, for an edit, by whether the file was read and contains the text."""
     argument = path_argument(call.arguments)
     if not argument:
         return Judgement("unknown", "no_path")
@@ -191,93 +197,89 @@ def _judge_file_call(call: ToolCall, knowledge: Knowledge) -> Judgement:
     status = knowledge.status(path)
     takes_folders = plain_name(call.name) in _TAKE_FOLDERS
     if status.is_folder and not takes_folders:
-        return Judgement("fails", "a_folder", "is_directory", "the session has shown it to be a folder")
+        return Judgement("fails", "a_folder", "is_directory", "the path is a folder")
     if is_edit(call.name):
         return _judge_edit(call, path, knowledge)
     if knowledge.is_from_root(argument, knowledge.paths.shell.path):
-        return Judgement("fails", "from_another_folder", "file_not_found", "the shell stands in another folder")
+        return Judgement("fails", "from_another_folder", "file_not_found", "the shell is in another folder")
     if status.exists is False and knowledge.texts.was_read(path) is not True:
         knowledge.note_missing(path, status)
-        return Judgement("fails", status.why, "file_not_found", "the path is not there")
+        return Judgement("fails", status.why, "file_not_found", "the path does not exist")
     if plain_name(call.name) == "read" and not call.arguments.get("limit") and knowledge.is_too_large(path):
-        return Judgement("fails", "too_large", "output_too_large", "it was too large to be shown at once before")
+        return Judgement("fails", "too_large", "output_too_large", "the file is too large to be shown at once")
     if status.exists:
         return Judgement("ok", status.why, "file_not_found")
-    return Judgement("unknown", status.why, "file_not_found", "nobody has shown the path")
+    return Judgement("unknown", status.why, "file_not_found", "the path was never shown")
 
 
 def _judge_edit(call: ToolCall, path: str, knowledge: Knowledge) -> Judgement:
     operations = edit_operations(call, knowledge.paths.root) or []
     replaces = [operation for operation in operations if isinstance(operation, Replace)]
     if replaces and all(edit.old == edit.new for edit in replaces):
-        return Judgement("fails", "edit_noop", "edit_noop", "what is to be replaced equals what replaces it")
+        return Judgement("fails", "edit_noop", "edit_noop", "the old text equals the new text")
     status, was_read = knowledge.status(path), knowledge.texts.was_read(path)
     writes = bool(operations) and all(isinstance(operation, Put) for operation in operations)
     if was_read is True:
         return _judge_edit_of_read_file(call, replaces, path, knowledge)
     if writes and knowledge.texts.has_plan and PLANS in path:
-        return Judgement("fails", "plan_is_there", "edit_not_read", "the plan that the session carries out lies there")
+        return Judgement("fails", "plan_is_there", "edit_not_read", "the session's plan is in this file")
     if writes or (replaces and not replaces[0].old):
         if not status.exists:
             return Judgement("unknown", "new_file", "edit_not_read", "it may be a new file")
     elif status.exists is False:
-        return Judgement("fails", status.why, "file_not_found", "the path is not there")
+        return Judgement("fails", status.why, "file_not_found", "the path does not exist")
     if call.name not in READ_FIRST:
-        return Judgement("unknown", "text_not_shown", "edit_no_match", "nobody has shown the file")
+        return Judgement("unknown", "text_not_shown", "edit_no_match", "the file was never shown")
     if was_read is None and replaces and knowledge.is_untouched(path, replaces[0].old):
-        return Judgement("fails", "not_read_since", "edit_not_read", "nothing says that it was read before the summary")
+        return Judgement("fails", "not_read_since", "edit_not_read", "it was probably not read before the summary")
     if was_read is None:
-        return Judgement("unknown", "read_before", "edit_not_read", "it may have been read before this log")
+        return Judgement("unknown", "read_before", "edit_not_read", "it may have been read before the log begins")
     return Judgement("fails", "not_read", "edit_not_read", "the agent has not read it")
 
 
 def _judge_edit_of_read_file(call: ToolCall, replaces: list[Replace], path: str, knowledge: Knowledge) -> Judgement:
-    """An edit of a file that was read: a command may have made that void since."""
+    """Judge an edit of a file that was read. A command may have changed the file since, so that it counts as unread."""
+    rule, kind = "changed_and_too_large", "edit_not_read"
     change = knowledge.change_without_reread(path) if call.name in READ_FIRST else ""
-    verdict_if_changed = Judgement(
-        "fails", "changed_and_too_large", "edit_not_read", "a command changed it, and it is too large"
-    )
     if change == "surely":
-        return verdict_if_changed
+        return Judgement("fails", rule, kind, "a command changed the file, which is too large to be read again")
     judgement = _judge_text(replaces[0], path, knowledge) if replaces else Judgement("ok", "was_read", "edit_not_read")
-    is_doubtful = change == "maybe" and judgement.says != "fails"
-    return (
-        Judgement("risky", verdict_if_changed.rule, verdict_if_changed.kind, "a formatter ran, and it is too large")
-        if is_doubtful
-        else judgement
-    )
+    if change == "maybe" and judgement.says != "fails":
+        return Judgement("risky", rule, kind, "a formatter ran, and the file is too large to be read again")
+    return judgement
 
 
 def _judge_text(edit: Replace, path: str, knowledge: Knowledge) -> Judgement:
     text, source = knowledge.text(path)
     if text is None:
         return Judgement("unknown", "text_not_shown", "edit_no_match")
-    number = _num_matches(text, edit.old)
-    if number > 1 and not edit.everywhere:
+    count = _num_matches(text, edit.old)
+    if count > 1 and not edit.everywhere:
         says = "fails" if text.doubt < 2 else "risky"
-        return Judgement(says, f"ambiguous{source}", "edit_ambiguous", f"it is there {number} times")
-    if number:
+        return Judgement(says, f"ambiguous{source}", "edit_ambiguous", f"the text occurs {count} times")
+    if count:
         rule = "found_in_whole_file" if text.is_whole and not text.doubt else "found_in_part"
         return Judgement("ok", f"{rule}{source}", "edit_no_match")
     return _judge_missing_text(edit, path, text, source, knowledge)
 
 
 def _judge_missing_text(edit: Replace, path: str, text: FileText, source: str, knowledge: Knowledge) -> Judgement:
-    """A text that is not in what is known of the file."""
-    why, old = "it is not in the file", edit.old.replace("\r\n", "\n")
+    """Judge an edit whose old text is not in what is known about the file."""
+    why, old = "the text is not in the file", edit.old.replace("\r\n", "\n")
     if text.is_whole and not text.doubt:
         return Judgement("fails", f"no_match{source}", "edit_no_match", why)
     if text.is_whole and text.doubt < 2:
-        # Somebody came by: what they may have written is in some commit, or they did not say that they wrote.
+        # A person may have changed the file. What people write is mostly committed, so a text that is in no commit is
+        # not in the file, unless they said that they changed something.
         is_sure = not text.may_be_reworked and knowledge.was_never_committed(path, old)
         rule = "no_match_in_any_commit" if is_sure else f"no_match_long_ago{source}"
         return Judgement("fails" if is_sure else "risky", rule, "edit_no_match", why)
     if not text.doubt and _differs_in_blanks(text, old):
         says = "fails" if knowledge.was_never_committed(path, old, but_for_blanks=False) else "risky"
-        return Judgement(says, "other_blanks", "edit_no_match", "it was shown with other blanks")
+        return Judgement(says, "other_blanks", "edit_no_match", "the file has this text with other blanks")
     if not text.doubt and text.contradicts(old):
         says = "fails" if knowledge.was_never_committed(path, old) else "risky"
-        return Judgement(says, "contradicts", "edit_no_match", "what was shown of the file goes on differently")
+        return Judgement(says, "contradicts", "edit_no_match", "the file continues differently after the first line")
     return Judgement("unknown", "text_not_shown", "edit_no_match")
 
 
@@ -288,32 +290,35 @@ def _differs_in_blanks(text: FileText, old: str) -> bool:
 
 def _num_matches(text: FileText, old: str) -> int:
     plain = old.replace("\r\n", "\n")
+    # An edit is also tried without its last newline.
     return text.count(plain) or (text.count(plain.rstrip("\n")) if plain.rstrip("\n") else 0)
 
 
-# All that a verdict may rest on: the session so far, earlier sessions of the project, a checkout.
-
-_MIN_SHOWN, _MIN_SHARE = 3, 0.5  # files of the session that a checkout must have to be its project's
+# A checkout is of the session's project if it has this fraction of the files shown, given at least so many.
+_MIN_SHOWN, _MIN_SHARE = 3, 0.5
 _MAX_SHOWN = 50
-# A reader refuses more than 25,000 tokens of a whole file, however many lines it would show of it. Words, digits and
-# runs of signs are about 0.78 of the tokens where lines are those of programs; for shorter ones nobody has measured it.
+# Claude Code's reader refuses a file of more than 25,000 tokens. Words, digits and runs of signs, the pieces below, are
+# about 0.78 of the tokens of program text. Files with very short lines were not measured, so they are not judged.
 _MAX_PIECES = 19_500
 _MIN_PIECES_PER_LINE = 5
+# "x1 = foo()\n" -> "x", "1", "=", "foo", "()", "\n"
 _PIECE = re.compile(r"[A-Za-z]+|\d|[^\sA-Za-z\d]+|\n+")
-# What the session knows of a path -> whose word that it is not there is taken.
+# How far the session has mentioned a path -> which sources are trusted if they say that it does not exist. The more of
+# the path was mentioned, the more likely it was created since.
 _TRUSTED_SOURCES = {
     "only_its_name": ("not_in_checkout", "missing_in_earlier_session"),
     "unseen": ("not_in_checkout", "missing_in_earlier_session", "in_no_earlier_session"),
 }
+# "src/a.py" and "src/lib/"; not "a.py" or "/src/a.py"
 _RELATIVE_PATH = re.compile(r"[\w@+][\w.@+-]*(?:/[\w.@+-]+)+/?")
 
 
 class Knowledge:
-    """One session's state with what is known beside it."""
+    """All that a verdict may use: the session so far, earlier sessions of the project, a checkout."""
 
     def __init__(self, state: SessionState, project: PathKnowledge | None, checkout: Checkout | None) -> None:
         self.state, self._project, self._checkout = state, project, checkout
-        self._reported_missing: dict[str, set[str]] = {}  # how it was known -> what others said is not there
+        self._reported_missing: dict[str, set[str]] = {}  # source -> paths that it called missing in a verdict
 
     @property
     def paths(self) -> KnownPaths:
@@ -324,7 +329,7 @@ class Knowledge:
         return self.state.texts
 
     def status(self, path: str) -> PathStatus:
-        """Whether a path is there: by the session, then by those who know more."""
+        """Return whether a path exists: from the session if it knows, otherwise from the other sources."""
         status, relative = self.paths.status(path), self.paths.relative(path)
         if status.exists is not None or relative is None:
             return status
@@ -340,11 +345,11 @@ class Knowledge:
         return opinions[0]
 
     def note_missing(self, path: str, status: PathStatus) -> None:
-        """That a verdict rested on somebody else's word: where the path turns up, that word counts no more."""
+        """Record that a verdict used another source. If the path turns up later, that source is no longer trusted."""
         self._reported_missing.setdefault(status.why, set()).add(path)
 
     def _is_outdated(self, opinion: PathStatus) -> bool:
-        """Whether the session has since shown what this source said is not there."""
+        """Return whether the session has shown a path since that this source called missing."""
         missing_paths = self._reported_missing.get(opinion.why, ())
         return any(path in self.paths.files or path in self.paths.folders for path in missing_paths)
 
@@ -359,7 +364,7 @@ class Knowledge:
         return PathStatus(exists, "in_checkout" if exists else "not_in_checkout")
 
     def _is_its_project(self, relative: str, checkout: Checkout) -> bool:
-        """Whether the session works in what was checked out: by its files, or by the folder that it asks for."""
+        """Return whether the checkout is of the session's project, judging by its files or the folder of the path."""
         shown_paths = list(islice((path for path in self.paths.relative_files() if "/" in path), _MAX_SHOWN))
         if len(shown_paths) >= _MIN_SHOWN:
             return sum(path in checkout.files for path in shown_paths) >= _MIN_SHARE * len(shown_paths)
@@ -367,7 +372,7 @@ class Knowledge:
         return len(parts) > 2 and "/".join(parts[:2]) in checkout.folders
 
     def has_name(self, name: tuple[str, str]) -> bool | None:
-        """Whether there is such an agent or skill: by the session, by the agent's own list, by earlier sessions."""
+        """Return whether an agent or skill exists: from the session, the agent's own list, or earlier sessions."""
         attempts = self.state.attempts
         if name in attempts.names:
             return attempts.names[name]
@@ -376,23 +381,30 @@ class Knowledge:
         return self._project.has_name(name, self.paths.relative_files()) if self._project else None
 
     def is_built_in_command(self, name: str) -> bool:
-        """Whether the agent itself does what is asked for, and the project has no skill or command of that name."""
+        """Return whether the agent has a built-in command of this name, and the project no skill or command."""
         definitions = (f".claude/skills/{name}/SKILL.md", f".claude/commands/{name}.md")
         return name in BUILT_IN_COMMANDS and not (self._checkout and self._checkout.files.intersection(definitions))
 
     def is_from_root(self, word: str, cwd: str | None) -> bool:
-        """Whether a path is there from the project's root, while the shell stands in another of its folders."""
+        """Return whether a path is relative to the project's root although the shell is in a subfolder.
+
+        `cat src/a.py` in /repo/src fails if only /repo/src/a.py exists.
+        """
         root = self.paths.root
         if root is None or cwd is None or not cwd.startswith(f"{root}/") or not _RELATIVE_PATH.fullmatch(word):
             return False
         from_root, from_here = self.paths.absolute(word, root), self.paths.absolute(word, cwd)
         if not self.paths.status(from_root).exists or self.paths.status(from_here).exists:
             return False
-        above = from_here.rpartition("/")[0]
-        return above == cwd or not self.paths.status(above).exists
+        parent = from_here.rpartition("/")[0]
+        return parent == cwd or not self.paths.status(parent).exists
 
     def text(self, path: str) -> tuple[FileText | None, str]:
-        """A file as it is known, and who knows it: the session where it was shown whole, else others that agree."""
+        """Return what is known about a file, and its source as the suffix of a rule ("" for the session).
+
+        A file that the session knows in part is completed from a checkout or an earlier session, if that agrees with
+        the known lines.
+        """
         file_text = self.texts.get(path)
         if file_text is None or file_text.is_whole or file_text.doubt == 2:
             return file_text, ""
@@ -406,17 +418,17 @@ class Knowledge:
         return file_text, ""
 
     def was_never_committed(self, path: str, text: str, *, but_for_blanks: bool = True) -> bool:
-        """Whether no commit of any time has this text in the file, which is committed otherwise."""
+        """Return whether the file is committed, but no commit of any time has this text in it."""
         relative = self.paths.relative(path)
         if relative is None or self._checkout is None or not self._is_its_project(relative, self._checkout):
             return False
         return self._checkout.has_ever_held(relative, text, but_for_blanks=but_for_blanks) is False
 
     def is_untouched(self, path: str, text: str) -> bool:
-        """Whether a session that goes on after a summary has yet to begin with a file.
+        """Return whether a session that continues after a summary has probably not read this file before it.
 
-        Its part before the summary has not read it; or the text is still the commit's: files that were read before are
-        those it worked on, and what it changes there has changed already.
+        That is so if its earlier part is known and did not read the file, or if the text is the same on the default
+        branch: the files that a session has read are mostly those that it has changed.
         """
         relative = self.paths.relative(path)
         if not self.texts.is_continued or self.texts.was_mentioned(path):
@@ -438,7 +450,7 @@ class Knowledge:
         return [(who, text) for who, text in (("_in_checkout", checkout), ("_in_earlier_session", project)) if text]
 
     def is_too_large(self, path: str) -> bool:
-        """Whether a file was too large to be shown at once, in this session or an earlier one, or would be now."""
+        """Return whether a file is too large to be shown at once, from this session, an earlier one or the checkout."""
         if path in self.paths.too_large:
             return True
         relative = self.paths.relative(path)
@@ -448,9 +460,9 @@ class Knowledge:
         return was_refused or self._is_large_in_checkout(relative)
 
     def change_without_reread(self, path: str) -> Change:
-        """Whether a command has changed a file since it was read, or may have, and it is too large to be read again.
+        """Return whether a command has changed a file since it was read, if the file is too large to be read again.
 
-        Where a file changed, the agent takes a new look by itself, and goes on; where it cannot, it counts as unread.
+        Claude Code rereads a changed file by itself. If it cannot, the file counts as unread.
         """
         relative = self.paths.relative(path)
         change = "" if relative is None else self.texts.change_by_command(path)
@@ -467,7 +479,7 @@ class Knowledge:
 
 
 def _is_committed(relative: str, files: Collection[str]) -> bool:
-    """Whether a file of this path would be in a commit: not in a hidden folder, nor anybody's own notes at the root."""
+    """Return whether a file of this path would be committed: not in a hidden folder, no private notes at the root."""
     folder, _, name = relative.rpartition("/")
     if folder:
         return not any(part.startswith(".") for part in folder.split("/"))
@@ -476,7 +488,7 @@ def _is_committed(relative: str, files: Collection[str]) -> bool:
 
 
 def _is_another_file(relative: str, why: str, files: Collection[str]) -> bool:
-    """Whether what was named is another file of the checkout, which ends alike: people leave out where paths begin."""
+    """Return whether a mention may mean another file with the same ending: people leave out the beginning of paths."""
     if why not in ("its_end_named", "named") or "/" not in relative:
         return False
     end = "/" + (relative if why == "named" else "/".join(relative.split("/")[-2:]))
@@ -484,24 +496,24 @@ def _is_another_file(relative: str, why: str, files: Collection[str]) -> bool:
 
 
 def _with_edits(text: str, edits: Sequence[Replace]) -> str | None:
-    """The text after edits that all worked; None where one cannot have."""
+    """Return the text after successful edits, or None if one of them does not fit, so that the text is another one."""
     for edit in edits:
-        number = text.count(edit.old) if edit.old else 0
-        if not number or (number > 1 and not edit.everywhere):
+        count = text.count(edit.old) if edit.old else 0
+        if not count or (count > 1 and not edit.everywhere):
             return None
         text = text.replace(edit.old, edit.new)
     return text
 
 
-# What the tools of an agent take, as the agent documents them; schemas of other tools are in no log.
-
-
 class Parameters(NamedTuple):
+    """The parameters of a tool."""
+
     required: frozenset[str]
     optional: frozenset[str] = frozenset()
 
 
-# Claude Code's. A parameter that a later version takes is no reason to fail, so only tools that refuse others are here.
+# The parameters of Claude Code's tools, as it documents them: logs have no schemas. Only tools that refuse unknown
+# parameters are listed.
 PARAMETERS = {
     "Read": Parameters(word_set("file_path"), word_set("offset limit pages")),
     "Edit": Parameters(word_set("file_path old_string new_string"), word_set("replace_all")),
@@ -517,26 +529,24 @@ PARAMETERS = {
     ),
 }
 READ_FIRST = word_set("Edit MultiEdit Write NotebookEdit")
-"""Tools that refuse a file which was not read before: other agents' editors take any."""
+"""The tools that refuse a file that was not read before. Other agents' editors accept any file."""
 PLANS = "/.claude/plans/"
-"""Where Claude Code keeps the plan of a session: one file, also for the session that carries the plan out."""
+"""The folder where Claude Code stores plans. A session that carries out a plan has the same file."""
 AGENTS = word_set("general-purpose Explore Plan Bash statusline-setup claude-code-guide output-style-setup")
-# What Claude Code does itself when a person types it: the tool for skills refuses these, unless somebody has made one.
+# The built-in commands of Claude Code. Its Skill tool refuses these names, unless a skill of that name exists.
 BUILT_IN_COMMANDS = word_set(
     "add-dir agents clear compact config context cost doctor exit export help hooks ide login logout mcp memory model"
     " output-style permissions plugin resume rewind status statusline terminal-setup usage vim"
 )
 NO_SKILLS = word_set("add-dir clear compact exit logout rewind terminal-setup")
-"""Those of them that nobody calls a skill; the others may lie in somebody's home, or in a plug-in."""
+"""The built-in commands that are never skills. A skill with one of the other names may be in a home or a plug-in."""
 
 
 def _schema_violation(tool: str, arguments: frozenset[str]) -> str | None:
-    """What is missing or too much in a call; None where nothing is, or the tool is not known."""
+    """Return which parameters are missing or unknown, or None if there are none or the tool is not listed."""
     parameters = PARAMETERS.get(tool)
     if parameters is None:
         return None
     missing, unexpected = parameters.required - arguments, arguments - parameters.required - parameters.optional
-    words = [f"{name} is missing" for name in sorted(missing)] + [
-        f"{name} is none of its own" for name in sorted(unexpected)
-    ]
+    words = [f"{name} is missing" for name in sorted(missing)] + [f"{name} is unknown" for name in sorted(unexpected)]
     return "; ".join(words)[:200] or None

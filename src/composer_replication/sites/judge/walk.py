@@ -1,4 +1,8 @@
-"""A conversation's calls in order: what the judge said of each before it ran, and what really happened."""
+"""Judge every call of a conversation in order, and score the verdicts against what really happened.
+
+score = Score(judged_calls(conversation))
+score.precision, score.share_predicted
+"""
 
 from __future__ import annotations
 
@@ -19,15 +23,15 @@ from composer_replication.types import (
     Turn,
 )
 
-_RESUMED_REPLY = "No response requested."  # what Claude Code writes where a session goes on after it was left
+_RESUMED_REPLY = "No response requested."  # what Claude Code writes when a session is resumed
 
 
 @dataclass(frozen=True, slots=True)
 class JudgedCall:
-    """A call, the verdict before it ran, and what came back; `site` is None where it worked, `result` where none came.
+    """A call, the verdict before it ran, and its result. `site` is None if it succeeded, `result` if it has none.
 
-    `judge` (and its `state`) is that of this moment until the next call is asked for: at a turn's first call it knows
-    exactly what the model had been shown when it decided.
+    `judge` and its `state` belong to this moment only until the iterator is advanced. At the first call of a turn they
+    know exactly what the model had been shown when it decided.
     """
 
     turn: Turn
@@ -45,20 +49,24 @@ def judged_calls(
     project: PathKnowledge | None = None,
     checkout: Checkout | None = None,
 ) -> Iterator[JudgedCall]:
-    """Every call, judged by what was there before it. Calls of one turn run one after the other, as agents run them.
+    """Yield every call with its verdict, based only on what came before it.
 
-    `sites` are its failures by the id of the call, where somebody else has classed them.
+    Args:
+        conversation: Whose calls to judge. The calls of one turn count as run one after the other, as agents do.
+        sites: The failed calls by call id, if they are already classified.
+        project: What earlier sessions of the project have shown.
+        checkout: The project's files when the conversation began.
     """
     failures = sites if sites is not None else {site.call_id: site for site in find_error_sites(conversation)}
     judge = Judge(SessionState(conversation.cwd), project=project, checkout=checkout)
-    if conversation.extra.get("begins_inside"):  # what was read before is in no log
+    if conversation.extra.get("begins_inside"):  # files may have been read before the log begins
         judge.state.texts.is_continued = True
     for turn, call, result, site in _calls(conversation, failures, judge.state):
         yield JudgedCall(turn, call, judge.verdict(call), result, site, judge)
 
 
 def state_at_end(conversation: Conversation) -> SessionState:
-    """What a whole conversation has shown, with failures as the log flags them."""
+    """Return what a whole conversation has shown. Calls count as failed if the log says so."""
     state = SessionState(conversation.cwd)
     for _ in _calls(conversation, {}, state):
         pass
@@ -66,7 +74,7 @@ def state_at_end(conversation: Conversation) -> SessionState:
 
 
 def earlier_sessions(conversations: Iterable[Conversation]) -> EarlierSessions:
-    """What each of them has shown by its end, for those that began later."""
+    """Return what conversations have shown by their ends, for judging later ones."""
     sessions = EarlierSessions()
     for conversation in conversations:
         sessions.add(conversation, state_at_end(conversation))
@@ -77,7 +85,7 @@ def earlier_sessions(conversations: Iterable[Conversation]) -> EarlierSessions:
 def _calls(
     conversation: Conversation, failures: Mapping[str, ErrorSite], state: SessionState
 ) -> Iterator[tuple[Turn, ToolCall, ToolResult | None, ErrorSite | None]]:
-    """Every call with what came back; the state is told of it only when the next one is asked for."""
+    """Yield every call with its result and error site. The state learns of it only when the iterator is advanced."""
     results = {result.call_id: result for turn in conversation.turns for result in turn.results}
     for turn in conversation.turns:
         for call in turn.calls:
@@ -92,18 +100,14 @@ def _calls(
             state.add_message(AGENT_EXIT)
 
 
-# The judge against what really happened: by rule, by kind of failure, and in all.
-#
-# A failure that was the user's, the harness's or the work's own is no question to the judge, and counts neither way.
-# Only `fails` is a prediction. It is right where the call failed, in whatever way.
-
+# The judge cannot foresee what the user or the harness refuses, or whether a test passes. Such failures are not scored.
 _BLAMES_LEFT_OUT = frozenset({"user", "harness", "task"})
 _ORDER: tuple[Says, ...] = ("fails", "risky", "ok", "unknown")
 
 
 @dataclass(frozen=True, slots=True)
 class RuleScore:
-    """How often one rule spoke, how often the call then failed, and how often in the way that was said."""
+    """How often one rule decided (`said`), how often the call then failed, and how often with the predicted kind."""
 
     says: Says
     rule: str
@@ -114,12 +118,13 @@ class RuleScore:
 
     @property
     def share_failed(self) -> float:
+        """The fraction of these calls that failed."""
         return self.failed / self.said
 
 
 @dataclass(frozen=True, slots=True)
 class KindScore:
-    """How many failures of one kind there were, and how many were predicted."""
+    """The number of failures of one kind, and how many of them were predicted."""
 
     kind: str
     failures: int
@@ -127,7 +132,10 @@ class KindScore:
 
 
 class Score:
-    """Grows call by call."""
+    """How often the judge was right: by rule, by kind of failure, and in total.
+
+    Only the verdict `fails` is a prediction. It is right if the call failed, whatever the kind.
+    """
 
     def __init__(self, calls: Iterable[JudgedCall] = ()) -> None:
         self.num_calls = self.num_good = self.num_left_out = 0
@@ -140,7 +148,7 @@ class Score:
             self.add(call)
 
     def add(self, judged: JudgedCall) -> None:
-        """A call with its verdict; one without a result says nothing."""
+        """Add a call with its verdict. A call without a result is ignored."""
         if judged.result is None:
             return
         self.num_calls += 1
@@ -160,35 +168,38 @@ class Score:
 
     @property
     def num_failures(self) -> int:
+        """The number of scored calls that failed."""
         return self._kinds.total()
 
     @property
     def num_predicted(self) -> int:
+        """The number of failures that were predicted."""
         return self._predicted.total()
 
     @property
     def num_false(self) -> int:
-        """Good calls of which it was said that they fail."""
+        """The number of good calls that were predicted to fail."""
         return sum(row.said - row.failed for row in self.rules if row.says == "fails")
 
     @property
     def precision(self) -> float | None:
-        """None where nothing was predicted."""
+        """The fraction of predictions that were right, or None without predictions."""
         num_predictions = self.num_predicted + self.num_false
         return self.num_predicted / num_predictions if num_predictions else None
 
     @property
     def share_predicted(self) -> float | None:
+        """The fraction of failures that were predicted (recall), or None without failures."""
         return self.num_predicted / self.num_failures if self.num_failures else None
 
     @property
     def false_per_thousand(self) -> float | None:
-        """False alarms per 1,000 good calls."""
+        """The number of false predictions per 1,000 good calls, or None without good calls."""
         return 1000 * self.num_false / self.num_good if self.num_good else None
 
     @property
     def rules(self) -> list[RuleScore]:
-        """Predictions first, then what may well fail, what works, and what nobody can say."""
+        """The scores by rule: `fails` first, then `risky`, `ok` and `unknown`, each with the most frequent first."""
         rows = [
             RuleScore(*key, count, self._num_failed_by_verdict[key], self._num_of_kind_by_verdict[key])
             for key, count in self._num_calls_by_verdict.items()
@@ -197,4 +208,5 @@ class Score:
 
     @property
     def kinds(self) -> list[KindScore]:
+        """The scores by kind of failure, the most frequent first."""
         return [KindScore(kind, number, self._predicted[kind]) for kind, number in self._kinds.most_common()]
