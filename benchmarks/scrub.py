@@ -118,7 +118,7 @@ def layers(texts: list[str]) -> dict[str, Callable[[], object]]:
         "key names": lambda: [
             list(assignments.keyword_spans(text, line.lower(), words)) for text, line, words in prepared
         ],
-        "places": lambda: [list(places.place_spans(text, words)) for text, _, words in prepared],
+        "places": lambda: [list(places.slot_spans(text, words)) for text, _, words in prepared],
         "tables": lambda: [list(tables.table_spans(text, line.lower(), words)) for text, line, words in prepared],
         "entropy": lambda: [entropy.run_spans(run) for run in odd],
         "encodings": lambda: [list(encoded.decoded_in_run(run)) for run in odd],

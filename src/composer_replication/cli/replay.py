@@ -243,7 +243,7 @@ def plan_replay(
     teachers = teachers or teachers_of(read_specs(section.teachers, "replay.teachers"), None, options)
     if options.gate is not None:
         check_threshold(len(teachers), options.agreement_threshold)
-    gate = gate_of(run, environment_of(options), no_scrub=no_scrub, allowed=allowed, given=options.last_gate)
+    gate = gate_of(run, environment_of(options), no_scrub=no_scrub, allowed=allowed, gate=options.last_gate)
     states = RunStates(section, run)
     sources = [run.source(name) for name in (*states.sources, *(["tools"] if section.send_tools else []))]
     with TeacherStore(options.cache) as store:

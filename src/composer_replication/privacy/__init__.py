@@ -1,29 +1,31 @@
-"""Secrets and people out of text, before it reaches disk, a teacher or a data set. On by default wherever it is used.
+"""Redact secrets and people from text before it reaches disk, a teacher or a data set. On by default.
 
-scrubber = Scrubber(env_values=secret_looking_environment(environ), home_dirs=[home], user_names=[user])
-scope = scrubber.scope()          # one per conversation and the sub-agents linked to it
-record = scope.value(record)      # or scope.text(text)
-scope.report                      # counts by kind, never a value
-scope.reserve(earlier_rows)       # before that, where rows scrubbed earlier are taken over: their numbers stay theirs
+    scrubber = Scrubber(env_values=secret_looking_environment(environ), home_dirs=[home], user_names=[user])
+    scope = scrubber.scope()          # one per session with its subagents
+    scope.reserve(earlier_rows)       # first, where rows scrubbed earlier are kept: reserves their numbers
+    record = scope.value(record)      # or scope.text(text)
+    scope.report                      # counts by kind, never a value
 
 In reading order:
 
-scrubber    placeholders in a conversation
-gather      the strings of a record, to be scanned together
-fields      what the shape of a JSON object says
-seen        which strings are known to be clean
-scan        all layers over a text
-merging     spans that overlap, values that stand there twice
-keywords    which trigger words occur
-rules       what a rule is; keys with a frame
-named       values that something names
-spoken      secrets that people tell
-shapes      secrets known by what they look like
-encodings   secrets that are written differently
-identity    home folders and user names
-people      other people, when asked for
-numbering   which placeholder stands for which value
-kingfisher  its rules as one more, where it is installed
+    scrubber       placeholders and their numbers in a session; caches of clean strings
+    fields         what the shape of a JSON object says
+    scan           all layers over one text; overlaps, repeated values, known values of the environment
+    rules          what a rule is; secrets with a structure; which trigger words occur
+    names          which names announce a secret; which words are ordinary
+    assignments    values after a name
+    values         where such a value begins and ends
+    plausible      whether a value could be a secret
+    command_lines  options and arguments of programs
+    tables         values under a heading or in a known slot
+    speech         secrets stated in sentences, lists and headings
+    answers        secrets that one message asks for and the next one gives
+    entropy        keys by their prefix, and random strings
+    surroundings   whether the text around a random string makes it public
+    encodings      text inside base64, hex, URLs, streams and escapes
+    wraps          values that a line end interrupts
+    identity       home directories, user names and other people
+    outgoing       the last check before text leaves the machine
 """
 
 from __future__ import annotations

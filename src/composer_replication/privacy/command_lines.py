@@ -1,4 +1,8 @@
-"""Secrets known by the command or the file they stand in, without a name: curl -u, mysql -p, .netrc, .pgpass."""
+"""Find secrets on command lines and in login files, where the program and not a name says what the value is.
+
+Examples are `curl -u`, `mysql -p`, .netrc and .pgpass. The first half knows forms of single commands; the second half
+reads the options and positional arguments of the programs in a table.
+"""
 
 from __future__ import annotations
 
@@ -7,25 +11,27 @@ from collections.abc import Iterator, Sequence, Set
 from typing import NamedTuple
 
 from composer_replication.privacy.names import Strength
-from composer_replication.privacy.plausible import is_given, is_plausible, is_unknown
+from composer_replication.privacy.plausible import is_literal_secret, is_plausible, is_unknown
 from composer_replication.privacy.rules import Span, is_strong
 
-_WORD = r"(?P<q>\\*[\"'])?(?P<value>(?(q)(?:(?!(?P=q))[^\0\n]){3,200}|[^\0\s\"'`\\;|&<>]{3,200}))"
-_SAID = r"(?P<value>[^\0\s\"'`\\<>]{3,200})"
+_VALUE = r"(?P<q>\\*[\"'])?(?P<value>(?(q)(?:(?!(?P=q))[^\0\n]){3,200}|[^\0\s\"'`\\;|&<>]{3,200}))"
+_BARE_VALUE = r"(?P<value>[^\0\s\"'`\\<>]{3,200})"
+# A blank, or the line end and indent of a continued line.
 _S = r"\s{1,20}"  # a blank, and what a continued line has
 _ARG = r"[^\0\s]{1,200}"
 _QUOTE = r"\\*[\"']?"
-# Behind echo: options, a format, what is written, and the rest of a bracket up to the pipe.
-_ECHOED = (
-    rf"{_S}(?:-\w{{1,4}}{_S})?(?:{_QUOTE}%s(?:\\{{1,2}}n)?{_QUOTE}{_S})?{_WORD}{_QUOTE}"
+# After echo: options, a format, the text, and the rest of a bracket up to the pipe.
+_PIPED_TEXT = (
+    rf"{_S}(?:-\w{{1,4}}{_S})?(?:{_QUOTE}%s(?:\\{{1,2}}n)?{_QUOTE}{_S})?{_VALUE}{_QUOTE}"
     rf"(?:\s?;\s?echo{_S}[^\0\n|;()]{{1,100}}\)?)?\s{{0,10}}\|\s{{0,10}}(?P<reader>[^\0\n|]{{1,200}})"
 )
 
 
 class _Command(NamedTuple):
-    """`trigger`: a word that must occur; `also`: what else must, where the word is common.
+    """A form of one command that holds a secret.
 
-    `strong`: only a value that no word could be, because the same words stand in prose and in code.
+    `trigger` is a word that must occur; `also` is a string that must occur as well, where that word is common. `strong`
+    accepts only values that no word could be, because the same words occur in prose and in code.
     """
 
     trigger: bytes
@@ -39,7 +45,8 @@ def _row(trigger: str, kind: str, *parts: str, also: str = "", strong: bool = Fa
     return _Command(trigger.encode(), kind, re.compile("".join(parts)), also, strong)
 
 
-# What reads a password or a token from its input.
+# What reads a password or a token from its input: `sudo -S`, `docker login --password-stdin`, `vercel env add`,
+# `tee db_password.txt`; not `grep login`.
 _READER = re.compile(
     r"(?:^|[\s/|;&(\"'!])(?:(?:ch|smb|vnc|sla?p|mk)?passwd|sudo\s[^\0\n|;]{0,40}?-\w{0,3}S|su\s|kinit|"
     r"cryptsetup|secret-tool"
@@ -48,7 +55,7 @@ _READER = re.compile(
     r"|--passphrase-fd|\b(?:secrets?|env|vars?|pass)[ :](?:set|put|create|add|insert|store|import|versions)\b"
     r"|tee\s[^\0\n|;]{0,60}(?:pass|secret|token)"
 )
-_READ_WORDS = frozenset(
+_READER_WORDS = frozenset(
     word.encode()
     for word in (
         "passwd",
@@ -65,52 +72,82 @@ _READ_WORDS = frozenset(
         "openconnect",
     )
 )
-# What is written into a file that has the name of a secret.
-_STORED = (
-    rf"{_S}(?:-\w{{1,4}}{_S})?(?:{_QUOTE}%s(?:\\{{1,2}}n)?{_QUOTE}{_S})?{_WORD}{_QUOTE}\s?>{{1,2}}\s?"
+# Text written into a file that is called like a secret: `echo hunter2 > db_password.txt`.
+_REDIRECTED_TEXT = (
+    rf"{_S}(?:-\w{{1,4}}{_S})?(?:{_QUOTE}%s(?:\\{{1,2}}n)?{_QUOTE}{_S})?{_VALUE}{_QUOTE}\s?>{{1,2}}\s?"
     r"[^\0\s;|&]{0,80}(?:pass|secret|token|passwd|\.key)"
 )
-_PIPED = tuple((program.encode(), re.compile(program + _ECHOED)) for program in ("echo", "printf", "yes"))
-_INTO_FILE = tuple((program.encode(), re.compile(program + _STORED)) for program in ("echo", "printf"))
+# `echo 'hunter2' | sudo -S true` -> `hunter2`, with `sudo -S true` as its reader.
+_PIPED = tuple((program.encode(), re.compile(program + _PIPED_TEXT)) for program in ("echo", "printf", "yes"))
+# `echo hunter2 > db_password.txt` -> `hunter2`; not `echo done > build.log`.
+_INTO_FILE = tuple((program.encode(), re.compile(program + _REDIRECTED_TEXT)) for program in ("echo", "printf"))
 COMMAND_WHOLE_WORDS = frozenset(program for program, _ in _PIPED)
-_HERE = re.compile(rf"<<<\s?{_WORD}")
+# `kinit ada <<< 'hunter2'` -> `hunter2`.
+_HERE_STRING = re.compile(rf"<<<\s?{_VALUE}")
+# The user in the input of chpasswd: `ada:hunter2` -> `ada:`.
 _LOGIN_OF = re.compile(r"[\w.-]{1,40}:")
-_LONGEST_LINE = 300
-_KEPT = (
-    _row("pass", "PASSWORD", "-(?:passin|passout|pass|k)", _S, "pass:", _WORD, also=" pass:"),
-    _row("literal", "SECRET", "--from-literal[= ]", _QUOTE, r"[\w.-]{1,80}=", _WORD, also="from-literal", strong=True),
-    _row("secret", "SECRET", r"secret set\b[^\0\n|;]{0,200}?\s(?:-b|--body)[ =]?", _WORD, also="secret set",
+_MAX_LINE_CHARS = 300
+# One form per row, with an example above it.
+_COMMANDS = (
+    # `openssl rsa -passin pass:hunter2` -> `hunter2`.
+    _row("pass", "PASSWORD", "-(?:passin|passout|pass|k)", _S, "pass:", _VALUE, also=" pass:"),
+    # `kubectl create secret generic db --from-literal=password=hunter2` -> `hunter2`.
+    _row("literal", "SECRET", "--from-literal[= ]", _QUOTE, r"[\w.-]{1,80}=", _VALUE, also="from-literal", strong=True),
+    # `gh secret set API_KEY --body zk39Qx81` -> `zk39Qx81`.
+    _row("secret", "SECRET", r"secret set\b[^\0\n|;]{0,200}?\s(?:-b|--body)[ =]?", _VALUE, also="secret set",
          strong=True),
-    _row("secret", "SECRET", r"secrets set", _S, r"[\w.-]{1,80}=", _WORD, also="secrets set", strong=True),
+    # `supabase secrets set API_KEY=zk39Qx81` -> `zk39Qx81`.
+    _row("secret", "SECRET", r"secrets set", _S, r"[\w.-]{1,80}=", _VALUE, also="secrets set", strong=True),
+    # A line of .netrc: `machine example.org login ada password hunter2` -> `hunter2`.
     _row("machine", "PASSWORD", "machine", _S, _ARG, _S, rf"(?:login{_S}{_ARG}{_S})?(?:account{_S}{_ARG}{_S})?password",
-         _S, _WORD, also="password"),
-    _row("login", "PASSWORD", "login", _S, _ARG, _S, "password", _S, _WORD),
-    _row("pgpass", "PASSWORD", r"(?<![\w.*-])[\w.*-]{1,80}:(?:\d{2,5}|\*):[\w.*-]{1,60}:[\w.*-]{1,60}:", _WORD),
-    _row("auth", "USER_PASSWORD", r"uth(?:=|\w{0,10})\(\s{0,4}\\*[\"'][^\0\"'\\\n]{1,80}\\*[\"'],\s{0,4}", _WORD,
+         _S, _VALUE, also="password"),
+    # The same without its first pair: `login ada password hunter2` -> `hunter2`.
+    _row("login", "PASSWORD", "login", _S, _ARG, _S, "password", _S, _VALUE),
+    # `echo db:5432:crm:ada:hunter2 >> ~/.pgpass` -> `hunter2`.
+    _row("pgpass", "PASSWORD", r"(?<![\w.*-])[\w.*-]{1,80}:(?:\d{2,5}|\*):[\w.*-]{1,60}:[\w.*-]{1,60}:", _VALUE),
+    # `requests.get(url, auth=("ada", "hunter2"))` -> `hunter2`.
+    _row("auth", "USER_PASSWORD", r"uth(?:=|\w{0,10})\(\s{0,4}\\*[\"'][^\0\"'\\\n]{1,80}\\*[\"'],\s{0,4}", _VALUE,
          also="(", strong=True),
-    _row("login", "USER_PASSWORD", r"login\(\s{0,4}\\*[\"'][^\0\"'\\\n]{1,80}\\*[\"'],\s{0,4}", _WORD, strong=True),
-    _row("auth", "PASSWORD", r"AUTH (?:(?<![^\0\n]AUTH )|(?<=[> \"']AUTH ))(?:[\w-]{1,40} )?", _WORD, also="AUTH ",
+    # `smtp.login("ada", "hunter2")` -> `hunter2`.
+    _row("login", "USER_PASSWORD", r"login\(\s{0,4}\\*[\"'][^\0\"'\\\n]{1,80}\\*[\"'],\s{0,4}", _VALUE, strong=True),
+    # Redis: `AUTH ada hunter2` -> `hunter2`.
+    _row("auth", "PASSWORD", r"AUTH (?:(?<![^\0\n]AUTH )|(?<=[> \"']AUTH ))(?:[\w-]{1,40} )?", _VALUE, also="AUTH ",
          strong=True),
-    _row("ftp", "PASSWORD", r"(?m)^\s{0,8}user\s{1,3}[\w.@-]{1,60}\s{1,3}", _WORD, also="user ", strong=True),
-    _row("securestring", "PASSWORD", "ConvertTo-SecureString", _S, rf"(?:-[A-Za-z]{{2,20}}{_S}){{0,3}}", _WORD),
+    # A script for ftp: `ftp -n host <<END\nuser ada hunter2` -> `hunter2`.
+    _row("ftp", "PASSWORD", r"(?m)^\s{0,8}user\s{1,3}[\w.@-]{1,60}\s{1,3}", _VALUE, also="user ", strong=True),
+    # PowerShell: `ConvertTo-SecureString -String "hunter2" -AsPlainText` -> `hunter2`.
+    _row("securestring", "PASSWORD", "ConvertTo-SecureString", _S, rf"(?:-[A-Za-z]{{2,20}}{_S}){{0,3}}", _VALUE),
+    # Perl, PHP and Java. TODO: the second literal has no r prefix, so an asterisk must precede the user. Until that is
+    # fixed, only the `connect(` of assignments.py finds these.
     *(_row(trigger, "USER_PASSWORD", r"(?:onnect|PDO|onnection)\(\s{0,9}\\*[\"'][^\0\"'\n]{1,160}\\*[\"'],\s{0,"
                     "9}\\*[\"']"
-           r"[^\0\"'\n]{1,60}\\*[\"'],\s{0,9}", _WORD, strong=True) for trigger in ("dbi", "pdo", "jdbc")),
-    *(_row(trigger, "PASSWORD", r"(?:crypt|CRYPT)\([^\0\n,()]{1,80},\s{0,4}(?=\\*[\"'])", _WORD)
+           r"[^\0\"'\n]{1,60}\\*[\"'],\s{0,9}", _VALUE, strong=True) for trigger in ("dbi", "pdo", "jdbc")),
+    # SQL: `pgp_sym_decrypt(card, 'hunter2')` -> `hunter2`.
+    *(_row(trigger, "PASSWORD", r"(?:crypt|CRYPT)\([^\0\n,()]{1,80},\s{0,4}(?=\\*[\"'])", _VALUE)
       for trigger in ("decrypt", "encrypt")),
+    # PgBouncer's `userlist.txt\n"ada" "hunter2"` -> `hunter2`.
     *(_row(trigger, "PASSWORD", r"(?m)^\\*\"[\w.-]{1,40}\\*\" \\*\"(?P<value>[^\0\n\"\\]{4,100})", strong=True)
       for trigger in ("pgbouncer", "userlist")),
-    _row("auth", "PASSWORD", r"auth-user-pass>\s{1,9}[^\0\n<]{1,60}\n\s{0,9}", _SAID, also="auth-user-pass>"),
+    # OpenVPN: `<auth-user-pass>\nada\nhunter2` -> `hunter2`.
+    _row("auth", "PASSWORD", r"auth-user-pass>\s{1,9}[^\0\n<]{1,60}\n\s{0,9}", _BARE_VALUE, also="auth-user-pass>"),
+    # `chpasswd <<END\nada:hunter2` -> `hunter2`, and cloud-init's `chpasswd:\n  list: |\n    ada:hunter2` -> `hunter2`.
     _row("chpasswd", "PASSWORD", r"chpasswd[^\0\n]{0,40}\n(?:[ \t]{0,20}(?:expire|list|users)[^\0\n]{0,40}\n)"
          r"{0,2}\s{0,20}"
-         r"[\w-]{1,40}:", _SAID, strong=True),
-    _row("bind", "PASSWORD", r"bind(?:_s)?\(\s{0,4}\\*[\"'][^\0\"'\n]{1,120}\\*[\"'],\s{0,4}", _WORD, strong=True),
-    _row("login", "PASSWORD", r"LOGIN [^\0\s]{1,80} ", _WORD, also="LOGIN ", strong=True),
-    _row("identify", "PASSWORD", r"IDENTIFY (?:[\w-]{1,30} )?", _SAID, strong=True),
+         r"[\w-]{1,40}:", _BARE_VALUE, strong=True),
+    # LDAP: `conn.simple_bind_s("cn=ada,dc=example", "hunter2")` -> `hunter2`.
+    _row("bind", "PASSWORD", r"bind(?:_s)?\(\s{0,4}\\*[\"'][^\0\"'\n]{1,120}\\*[\"'],\s{0,4}", _VALUE, strong=True),
+    # IMAP: `a1 LOGIN ada hunter2` -> `hunter2`.
+    _row("login", "PASSWORD", r"LOGIN [^\0\s]{1,80} ", _VALUE, also="LOGIN ", strong=True),
+    # IRC: `/msg NickServ IDENTIFY ada hunter2` -> `hunter2`.
+    _row("identify", "PASSWORD", r"IDENTIFY (?:[\w-]{1,30} )?", _BARE_VALUE, strong=True),
+    # FTP and POP3: `PASS hunter2` -> `hunter2`.
     _row("pass", "PASSWORD", r"(?m)(?:^|(?<=: )|(?<=> ))PASS (?P<value>[^\0\s\"'`\\<>/.]{6,100})$", also="P"
          "ASS ", strong=True),
-    _row("superuser", "PASSWORD", r"superuser\((?:[^\0()\n]{0,120},\s{0,4})", _WORD, strong=True),
+    # Django: `create_superuser("ada", "ada@example.org", "hunter2")` -> `hunter2`.
+    _row("superuser", "PASSWORD", r"superuser\((?:[^\0()\n]{0,120},\s{0,4})", _VALUE, strong=True),
+    # SMTP asks for "Password:" in base64: `334 UGFzc3dvcmQ6\nC: aHVudGVyMg==` -> `aHVudGVyMg==`.
     _row("ugfzc", "PASSWORD", r"UGFzc3dvcmQ6\s{1,4}(?:C: )?(?P<value>[A-Za-z0-9+/=]{6,200})"),
+    # The line below a command that prints a secret: `$ pass show mail/ada\nhunter2` -> `hunter2`.
     *(_row(trigger, "PASSWORD", rf"(?:{command})[^\0\n]{{0,160}}\n(?P<value>[^\0\s\"'`<>{{}}]{{6,200}})(?="
                     "\n|$)", also=also,
            strong=True)
@@ -118,51 +155,58 @@ _KEPT = (
           ("initial", "initial-password", "initial-password"), ("pass", "pass show", "pass show"),
           ("secret", "get secrets?[ /]", "get secret"), ("secret", "secrets versions access", "versions access"),
           ("secret", "get-secret-value", "get-secret-value"), ("password", "find-generic-password", "find-generic"))),
-    _row("user", "USER_PASSWORD", r"ser(?:name)?:[Pp]ass(?:word)?[^\w\0@]{1,6}[\w.@+-]{1,60}:", _WORD, also=":pass",
+    # `Log in (user:pass): ada:hunter2` -> `hunter2`.
+    _row("user", "USER_PASSWORD", r"ser(?:name)?:[Pp]ass(?:word)?[^\w\0@]{1,6}[\w.@+-]{1,60}:", _VALUE, also=":pass",
          strong=True),
 )  # fmt: skip
 _BY_TRIGGER: dict[bytes, list[_Command]] = {}
-for _command in _KEPT:
+for _command in _COMMANDS:
     _BY_TRIGGER.setdefault(_command.trigger, []).append(_command)
 _ORACLE_WORDS = frozenset((b"oracle", b"sqlplus"))
-TRIGGERS: tuple[bytes, ...] = (*_BY_TRIGGER, *_READ_WORDS.difference(_BY_TRIGGER), *_ORACLE_WORDS)
-_ALL_TRIGGERS = frozenset(_BY_TRIGGER)
-_HARMLESS = re.compile(r"\$\{?\w+\}?$|\$\(|\{|<|%s|\*{3}|your|pass(?:word)?$|PASSWORD$|redacted|-")
-# A line of .pgpass alone, without the name of its file: host, the usual port, database, user, password.
+TRIGGERS: tuple[bytes, ...] = (*_BY_TRIGGER, *_READER_WORDS.difference(_BY_TRIGGER), *_ORACLE_WORDS)
+_COMMAND_TRIGGERS = frozenset(_BY_TRIGGER)
+# Values that only refer to a secret: `$PASSWORD`, `{{ token }}`, `your-token`, `***`; not `hunter2`.
+_NO_SECRET = re.compile(r"\$\{?\w+\}?$|\$\(|\{|<|%s|\*{3}|your|pass(?:word)?$|PASSWORD$|redacted|-")
+# A line of .pgpass without the name of its file, known by the usual port: `db:5432:crm:ada:hunter2` -> `hunter2`.
 _PGPASS = re.compile(
     r"(?m)^(?:[ \t]{0,8}\d{1,4}[→:\t])?[\w.*-]{1,80}:(?:5432|\*):[\w.*-]{1,60}:[\w.*-]{1,60}:(?P<value"
     r">[^\0\s:]{6,200})$"
 )
 
-# `ada@example.org:...` alone, as lists of logins have it, and `root:...@10.0.0.1`.
-_ACCOUNT = re.compile(r"@[\w-]{1,60}(?:\.[\w-]{1,40}){0,3}\.[a-z]{2,6}:(?P<value>[^\0\s:/@\"'`<>\\]{6,60})(?=\s|$)")
-_BESIDE_MAIL = re.compile(
+# A list of logins: `ada@example.org:hunter2` -> `hunter2`. A host without a dot or a path after the colon does not
+# match: not `git@github.com:ada/repo`.
+_AFTER_ACCOUNT = re.compile(
+    r"@[\w-]{1,60}(?:\.[\w-]{1,40}){0,3}\.[a-z]{2,6}:(?P<value>[^\0\s:/@\"'`<>\\]{6,60})(?=\s|$)"
+)
+# `ada@example.org / hunter2` -> `hunter2`.
+_AFTER_MAIL_ADDRESS = re.compile(
     r"@[\w-]{1,60}(?:\.[\w-]{1,40}){1,3}[\"'`*]{0,3}[ \t]/[ \t][\"'`*]{0,3}(?P<value>[^\0\s\"'`*,;()/]{4,60})"
 )
-_ORACLE = re.compile(
+# `sqlplus scott/tiger99@//db:1521/crm` -> `tiger99`.
+_ORACLE_LOGIN = re.compile(
     r"(?<![\w/])[\w$#]{1,40}/\\*[\"']?(?P<value>[^\0\s@\"'\\/]{3,100})\\*[\"']?@(?://|\(|[\w.-]{1,80}[:/])"
 )
 
 
 def command_spans(text: str, active: Set[bytes]) -> Iterator[Span]:
-    """Every secret that a command line or a login file shows. `active`: the triggers that occur."""
-    for trigger in sorted(active & _ALL_TRIGGERS):  # in one order everywhere: of two kinds the first stays
+    """Yield every secret that a command line or a login file shows. `active`: the triggers that occur."""
+    for trigger in sorted(active & _COMMAND_TRIGGERS):  # sorted, so that the kind of overlapping spans never varies
         for _, kind, pattern, also, strong in _BY_TRIGGER[trigger]:
             if also in text:
                 yield from _matches(pattern, text, kind, strong)
-    if active & _READ_WORDS or active & COMMAND_WHOLE_WORDS:
-        yield from _read_spans(text, active)
+    if active & _READER_WORDS or active & COMMAND_WHOLE_WORDS:
+        yield from _stdin_spans(text, active)
     if ":5432:" in text:
         yield from _matches(_PGPASS, text, "PASSWORD", True)
     if "@" in text:
-        yield from _matches(_ACCOUNT, text, "USER_PASSWORD", True)
-        yield from _matches(_BESIDE_MAIL, text, "USER_PASSWORD", True)
+        yield from _matches(_AFTER_ACCOUNT, text, "USER_PASSWORD", True)
+        yield from _matches(_AFTER_MAIL_ADDRESS, text, "USER_PASSWORD", True)
     if not active.isdisjoint(_ORACLE_WORDS):
-        yield from _matches(_ORACLE, text, "PASSWORD", False)
+        yield from _matches(_ORACLE_LOGIN, text, "PASSWORD", False)
 
 
-def _read_spans(text: str, active: Set[bytes]) -> Iterator[Span]:
-    """What is piped into a program that reads a password, or stands behind its `<<<`."""
+def _stdin_spans(text: str, active: Set[bytes]) -> Iterator[Span]:
+    """Yield what is piped into a program that reads a password, redirected into a secret's file, or given by `<<<`."""
     for pattern in [pattern for name, pattern in _PIPED if name in active] if "|" in text else ():
         for match in pattern.finditer(text):
             if _READER.search(match["reader"]):
@@ -172,8 +216,8 @@ def _read_spans(text: str, active: Set[bytes]) -> Iterator[Span]:
     for pattern in [pattern for name, pattern in _INTO_FILE if name in active] if ">" in text else ():
         for match in pattern.finditer(text):
             yield from _checked(text, *match.span("value"))
-    for match in _HERE.finditer(text) if "<<<" in text else ():
-        line = max(text.rfind("\n", 0, match.start()) + 1, match.start() - _LONGEST_LINE)
+    for match in _HERE_STRING.finditer(text) if "<<<" in text else ():
+        line = max(text.rfind("\n", 0, match.start()) + 1, match.start() - _MAX_LINE_CHARS)
         if _READER.search(text[line : match.start()]) or _READER.search(
             text[match.end() : match.end() + 80].split("\n")[0]
         ):
@@ -182,7 +226,7 @@ def _read_spans(text: str, active: Set[bytes]) -> Iterator[Span]:
 
 def _checked(text: str, begin: int, end: int) -> Iterator[Span]:
     value = text[begin:end]
-    if is_plausible(value, Strength.PASSWORD, True) and not _HARMLESS.match(value):
+    if is_plausible(value, Strength.PASSWORD, True) and not _NO_SECRET.match(value):
         yield Span(begin, end, "PASSWORD")
 
 
@@ -191,16 +235,20 @@ def _matches(pattern: re.Pattern[str], text: str, kind: str, strong: bool) -> It
         value = match["value"]
         if (
             is_plausible(value, Strength.PASSWORD, True)
-            and not _HARMLESS.match(value)
+            and not _NO_SECRET.match(value)
             and (not strong or is_strong(value) or is_unknown(value))
         ):
             yield Span(*match.span("value"), kind)
 
 
-# Secrets on command lines: the options and words of known programs that hold one, however they are written.
+# The second half: options and arguments of known programs, however they are written.
 
-# Programs: which of their options and words hold a secret, and how options are written.
-_TABLE = r"""
+# Programs, then the options and arguments of theirs that hold a secret. `vault+login` is a subcommand. `-p` an option
+# with its value as the next word or attached; `-p=` only attached; `-p+` attached without any check of the value; `-u:`
+# the value after the colon (`%` and `,` are other signs between user and secret); `!` only values that no word could
+# be; `#2` the second argument; `-b:3` htpasswd's batch mode, where the third one is; `/` Oracle's user/password; `=!`
+# NAME=VALUE arguments; `@` user:password@host; `/p:` an option of Windows.
+_PROGRAM_TABLE = r"""
 curl                -u: -U: --user: --proxy-user: --pass --oauth2-bearer --proxy-pass --tlspassword
 http https xh       -a: --auth:
 wget aria2c         --password --http-passwd --http-password --ftp-password --proxy-password
@@ -273,15 +321,15 @@ smbclient           #2!
 
 
 class _ProgramRow(NamedTuple):
-    """One program, as its row says."""
+    """A program and which of its options and arguments hold secrets: one row of the table."""
 
-    words: tuple[str, ...]  # `vault login` is known by both
-    short: dict[str, str]  # letter: the sign between user and secret, and marks
+    words: tuple[str, ...]  # the program and its subcommands: ("vault", "login")
+    short: dict[str, str]  # option letter -> its marks in the table
     long: dict[str, str]
-    places: dict[str, str]
+    positionals: dict[str, str]
     shapes: frozenset[str]
-    called: re.Pattern[bytes]  # its name and a blank, in small letters
-    worth: re.Pattern[str]  # one of its options, as a line has them
+    name_pattern: re.Pattern[bytes]  # the program and a blank, lower-cased
+    option_hint: re.Pattern[str]  # any of its options
 
 
 def _program(name: str, entries: Sequence[str]) -> _ProgramRow:
@@ -304,15 +352,15 @@ def _program(name: str, entries: Sequence[str]) -> _ProgramRow:
             long[body] = marks
     letters = "".join(map(re.escape, short))
     options = [rf"[\s\"']-[A-Za-z]{{0,8}}[{letters}]"] if letters else []
-    worth = re.compile("|".join([*options, *map(re.escape, long)]) or "(?!)")
+    option_hint = re.compile("|".join([*options, *map(re.escape, long)]) or "(?!)")
     first = re.escape(name.split("+")[0].rstrip("*").lower()).encode()
-    called = re.compile(first + (rb"[^\0\s]{0,100}" if name.endswith("*") else rb"(?=[ \t\r\n]|\\+[\nn])"))
-    return _ProgramRow(tuple(name.split("+")), short, long, positionals, frozenset(shapes), called, worth)
+    name_pattern = re.compile(first + (rb"[^\0\s]{0,100}" if name.endswith("*") else rb"(?=[ \t\r\n]|\\+[\nn])"))
+    return _ProgramRow(tuple(name.split("+")), short, long, positionals, frozenset(shapes), name_pattern, option_hint)
 
 
 def _programs() -> dict[bytes, list[_ProgramRow]]:
     programs: dict[bytes, list[_ProgramRow]] = {}
-    for row in _TABLE.strip().splitlines():
+    for row in _PROGRAM_TABLE.strip().splitlines():
         parts = row.split()
         first = next(i for i, part in enumerate(parts) if not re.match(r"[A-Za-z0-9]", part))
         for name in parts[:first]:
@@ -324,9 +372,10 @@ def _programs() -> dict[bytes, list[_ProgramRow]]:
 
 PROGRAMS = _programs()
 
-_LONGEST = 2000
-_MOST_WORDS = 80
-_LONGEST_CUT = 120
+_MAX_COMMAND_CHARS = 2000
+_MAX_COMMAND_WORDS = 80
+_MAX_CUT_LINE_CHARS = 120
+# Between two words of a command: blanks and continued lines: `  `, ` \\ `.
 _GAP = re.compile(r"(?:[ \t]|\\{1,4}+\r?\n|\\\\n)*+")
 # A piece of a word: quoted, quoted in JSON, or bare. No group is captured in it: it is repeated without a way back.
 _PIECE = (
@@ -334,31 +383,37 @@ _PIECE = (
     r"|[^\0\s\"'\\;|&<>()`]|\\(?![nrt\"'\s\\])|\\{2,4}+(?=\w)|\$\([^\0\n()]{0,80}+\)|&(?=[^\0\s&])"
     r"|[;<>|](?<=[A-Za-z0-9!#$%^*][;<>|])(?=[^\0\s\"';|&<>]{1,60}+(?:[\"']|\s|$)))"
 )
-_OPTION_WORD = re.compile(rf"{_PIECE}{{1,300}}+")
+# `--user='ada:hunter2' next` -> `--user='ada:hunter2'`.
+_SHELL_WORD = re.compile(rf"{_PIECE}{{1,300}}+")
 _BEFORE = frozenset("+-\0 \t\n\r\"'`(){}[]=|;&$!@/\\:>→»│")
+# `'hunter2'` -> `hunter2`, `\\"hunter2\\"` -> `hunter2`.
 _QUOTED = re.compile(r"(?P<q>\\*[\"'])(?P<value>[^\0]*)(?P=q)\Z")
+# Several options in one word: `-nb`; not `--batch`.
 _CLUSTER = re.compile(r"-[A-Za-z]{1,8}\Z")
-_REFERENCE = re.compile(
+# As above, and files, variables and ids of programs: `@secret.txt`, `env:TOKEN`, `/proc`; not `hunter2`.
+_NO_OPTION_VALUE = re.compile(
     r"\$\{?\w+\}?$|\$\(|\{|<|%s|\*{3}|your|pass(?:word)?$|PASSWORD$|redacted|-|\.{3}|@|env:|file:|/\w*$|\*$"
 )
-_OPTIONS_ORACLE = re.compile(r"[\w$#.]{1,60}/\\*[\"']?(?P<value>[^\0\s@\"'\\/]{3,100})\\*[\"']?(?:@|\Z)")
+# `scott/tiger99@db` -> `tiger99`, `scott/tiger99` -> `tiger99`.
+_ORACLE_ARGUMENT = re.compile(r"[\w$#.]{1,60}/\\*[\"']?(?P<value>[^\0\s@\"'\\/]{3,100})\\*[\"']?(?:@|\Z)")
+# The target of impacket's tools: `CORP/ada:hunter2@10.0.0.1` -> `hunter2`.
 _AT_HOST = re.compile(r"(?:[\w.-]{1,60}/)?[\w.$-]{1,60}:[\"']?(?P<value>[^\0\s\"'\\]{3,100})[\"']?@[\w.-]+\Z")
 _SIGNS = ":%,"
 
-OPTION_WHOLE_WORDS: frozenset[bytes] = frozenset(PROGRAMS)  # a text is looked at when one of them is a word of it
+OPTION_WHOLE_WORDS: frozenset[bytes] = frozenset(PROGRAMS)  # a text is read when one of them occurs
 
-# Letters that stand everywhere: in addresses, and at the end of a time. Such a command is looked for in short texts.
-_EVERYWHERE = {b"http": " -a", b"https": " -a", b"z": "7z "}
-_LONGEST_TEXT = 1500
+# Program names that occur in addresses (http) or times (z). They count only in short texts with this option.
+_COMMON_NAMES = {b"http": " -a", b"https": " -a", b"z": "7z "}
+_MAX_TEXT_CHARS = 1500
 
 
 def option_spans(text: str, lower: bytes, active: Set[bytes], unfinished: list[int] | None = None) -> Iterator[Span]:
-    """Every secret that an option or a word of a known program holds. `active`: the whole words that occur.
+    """Yield every secret in an option or argument of a known program. `active`: the whole words that occur.
 
-    Where programs end whose line ends before or within such an option goes to `unfinished`.
+    Appends to `unfinished` the ends of programs whose line breaks before or within such an option.
     """
     for letters in sorted(active & OPTION_WHOLE_WORDS):
-        if letters in _EVERYWHERE and (len(text) > _LONGEST_TEXT or _EVERYWHERE[letters] not in text):
+        if letters in _COMMON_NAMES and (len(text) > _MAX_TEXT_CHARS or _COMMON_NAMES[letters] not in text):
             continue
         for program in PROGRAMS[letters]:
             if not program.words[1:] or program.words[1] in text:
@@ -367,47 +422,50 @@ def option_spans(text: str, lower: bytes, active: Set[bytes], unfinished: list[i
 
 def _calls(text: str, lower: bytes, program: _ProgramRow, unfinished: list[int] | None) -> Iterator[Span]:
     done = 0
-    for match in program.called.finditer(lower):
+    for match in program.name_pattern.finditer(lower):
         at, end = match.span()
-        if at < done:  # a word of the command before it
+        if at < done:  # an argument of the previous command
             continue
         if at and text[at - 1] not in _BEFORE and text[at - 2 : at] not in ("\\n", "\\t"):
             continue
         if unfinished is not None and _is_cut(text, end, program):
             unfinished.append(end)
-        if _is_worth(text, end, program):
+        if _may_hold_secret(text, end, program):
             words = list(_words(text, end))
             done = words[-1][1] if words else end
             yield from _call(text, words, program)
 
 
-def _is_worth(text: str, end: int, program: _ProgramRow) -> bool:
-    """Whether the line has what the program needs: most places that have its name are no command."""
-    newline = text.find("\n", end, end + _LONGEST)
-    line = text[end : newline if newline >= 0 else end + _LONGEST]
+def _may_hold_secret(text: str, end: int, program: _ProgramRow) -> bool:
+    """Whether the line has what the program needs: most mentions of its name are no command."""
+    newline = text.find("\n", end, end + _MAX_COMMAND_CHARS)
+    line = text[end : newline if newline >= 0 else end + _MAX_COMMAND_CHARS]
     if program.words[1:] and program.words[1] not in line:
         return False
-    if program.places or program.shapes:
+    if program.positionals or program.shapes:
         return True
-    return line.endswith("\\") or program.worth.search(line) is not None
+    return line.endswith("\\") or program.option_hint.search(line) is not None
 
 
 def _is_cut(text: str, end: int, program: _ProgramRow) -> bool:
-    """Whether the line ends soon and it or the next one has an option with a secret."""
-    newline = text.find("\n", end, end + _LONGEST_CUT)
+    """Whether the line ends soon, and it or the next one has an option with a secret."""
+    newline = text.find("\n", end, end + _MAX_CUT_LINE_CHARS)
     if newline < 0:
-        newline = text.find("\\n", end, end + _LONGEST_CUT)
+        newline = text.find("\\n", end, end + _MAX_CUT_LINE_CHARS)
     if newline < 0:
         return False
-    return text[end:newline].endswith(" -") or program.worth.search(text, end, newline + _LONGEST_CUT) is not None
+    return (
+        text[end:newline].endswith(" -")
+        or program.option_hint.search(text, end, newline + _MAX_CUT_LINE_CHARS) is not None
+    )
 
 
 def _words(text: str, begin: int) -> Iterator[tuple[int, int]]:
-    limit = min(len(text), begin + _LONGEST)
-    for _ in range(_MOST_WORDS):
+    limit = min(len(text), begin + _MAX_COMMAND_CHARS)
+    for _ in range(_MAX_COMMAND_WORDS):
         gap = _GAP.match(text, begin, limit)
         begin = gap.end() if gap else begin
-        word = _OPTION_WORD.match(text, begin, limit)
+        word = _SHELL_WORD.match(text, begin, limit)
         if word is None:
             return
         yield word.span()
@@ -437,14 +495,14 @@ def _call(text: str, words: Sequence[tuple[int, int]], program: _ProgramRow) -> 
                 yield span
             continue
         if word[0] == "-" and "3" in program.short.get("b", "") and _CLUSTER.match(word) and "b" in word:
-            position = 100 + ("n" in word)  # with `n` no file is named
+            position = 100 + ("n" in word)  # with `-n` there is no file argument
             continue
         if word[0] == "-":
             if (
                 after
                 and "=" not in word
                 and not text.startswith("-", after[0])
-                and program.places
+                and program.positionals
                 and _takes_value(word)
             ):
                 index += 1
@@ -454,7 +512,7 @@ def _call(text: str, words: Sequence[tuple[int, int]], program: _ProgramRow) -> 
 
 
 def _takes_value(word: str) -> bool:
-    """Whether the word behind an option is likely its value: then it is no word of the command."""
+    """Whether the next word is likely the value of this option, and so no positional argument."""
     return word.startswith("--") and word not in (
         "--secret",
         "--plaintext",
@@ -466,10 +524,10 @@ def _takes_value(word: str) -> bool:
 
 
 def _positional(text: str, start: int, stop: int, position: int, program: _ProgramRow) -> Iterator[Span]:
-    marks = program.places.get(str(position))
+    marks = program.positionals.get(str(position))
     if position == 103 or marks is not None:
         yield from _secret(text, start, stop, marks or "")
-    if "/" in program.shapes and (match := _OPTIONS_ORACLE.match(text, *_inner(text, start, stop))):
+    if "/" in program.shapes and (match := _ORACLE_ARGUMENT.match(text, *_inner(text, start, stop))):
         yield from _secret(text, *match.span("value"), "")
     if "@" in program.shapes and (match := _AT_HOST.match(text, *_inner(text, start, stop))):
         yield from _secret(text, *match.span("value"), "")
@@ -481,7 +539,7 @@ def _positional(text: str, start: int, stop: int, position: int, program: _Progr
 def _option(
     text: str, start: int, stop: int, after: tuple[int, int] | None, program: _ProgramRow
 ) -> tuple[Span | None, int] | None:
-    """The secret of an option, and whether it took the next word; None when the option holds none."""
+    """Return the secret of an option and whether it used up the next word; None when the option holds none."""
     word = text[start:stop]
     name, sign, _ = word.partition("=")
     for long, marks in program.long.items():
@@ -512,7 +570,7 @@ def _option(
 
 
 def _inner(text: str, start: int, stop: int) -> tuple[int, int]:
-    """Without the quotes around it."""
+    """Return the bounds without the quotes around them."""
     match = _QUOTED.match(text, start, stop)
     return match.span("value") if match else (start, stop)
 
@@ -530,10 +588,10 @@ def _secret(text: str, start: int, stop: int, marks: str) -> Iterator[Span]:
         start += 5
         start, stop = _inner(text, start, stop)
     value = text[start:stop]
-    if len(value) < 3 or not is_plausible(value, Strength.PASSWORD, True) or _REFERENCE.match(value):
+    if len(value) < 3 or not is_plausible(value, Strength.PASSWORD, True) or _NO_OPTION_VALUE.match(value):
         return
     if "!" in marks and not (
-        is_given(value)
+        is_literal_secret(value)
         or is_unknown(value)
         or (is_strong(value) and "://" not in value and len(value) >= 10 and not value.isdigit())
     ):

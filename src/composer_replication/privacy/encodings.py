@@ -1,6 +1,7 @@
-"""Secrets behind an encoding: base64 (both alphabets, wrapped lines, UTF-16, gzip), hex, percent signs.
+"""Find text inside encodings: base64 (both alphabets, wrapped, UTF-16, gzip), hex, percent signs, streams, escapes.
 
-A run is decoded and the plain text goes through the same scan; when something is found there, the whole run goes.
+A run is decoded and its plain text is scanned like any other; if that finds a secret, the whole run is redacted. The
+two views below, `Stream` and `RewrittenText`, map the spans of the decoded text back to the original.
 """
 
 from __future__ import annotations
@@ -19,38 +20,46 @@ from urllib.parse import unquote, unquote_plus
 from composer_replication.privacy.rules import Span
 
 _PRINTABLE = bytes(range(32, 127)) + b"\t\r\n"
+# `cGFzc3dvcmQ9aHVudGVyMg==`; not `hunter2`.
 _BASE64 = re.compile(r"[A-Za-z0-9+/_-]{12,}={0,2}")
+# `70617373776f72643d68756e74657232`; not `x70617373776f7264`.
 _HEX = re.compile(r"(?<![0-9A-Za-z])(?:[0-9a-fA-F]{2}){12,}(?![0-9A-Za-z])")
 # base64(1) wraps at 76, PEM at 64; the break may be a literal backslash-n, and a reader may have numbered the lines.
 _BREAK = r"(?:\r?\n|\\r\\n|\\n)[ \t]*+(?:\d{1,6}+[→:|\t][ \t]*+)?+"
+# Two lines of base64, here with a line number:
+# `QUJDREVGR0hJSktMTU5PUFFSU1RVVldYWVphYmNkZWZnaGlqa2xtbm9wcXJzdHV2\n  2→d3h5eg==`.
 _WRAPPED = re.compile(
     rf"(?<![A-Za-z0-9+/])[A-Za-z0-9+/]{{60,80}}+(?:{_BREAK}[A-Za-z0-9+/]{{60,80}}+)*"
     rf"{_BREAK}[A-Za-z0-9+/]{{4,80}}={{0,2}}"
 )
+# What to drop from wrapped base64: `QUJD\n  2→d3h5` -> `\n  2→`.
 _NUMBERING = re.compile(r"(?:\\r)?\\n|\s+(?:\d{1,6}[→:|\t])?|\d{1,6}[→|]")
+# `x%2Dy?z` -> `x%2Dy`.
 _ADDRESS = re.compile(r"[^\0\s\"'`<>\\&?#;,]*")
+# `%2F`; not `%zz`.
 _PERCENT = re.compile(r"%[0-9A-Fa-f]{2}")
-_LONGEST_LEAD = 2000  # this far before a percent sign the address it stands in is looked for
+_MAX_LEAD_CHARS = 2000  # maximum distance from the start of an address to a percent sign
+# `a%2Fb/c` -> `a%2Fb`.
 _COMPONENT = re.compile(r"[A-Za-z0-9_.~+*!%-]+")
 _MAX_ENCODED = 200_000
-_GZIP = "H4sI"  # the first bytes of gzip, in base64
-_MOST_UNPACKED = 1 << 16
+_GZIP = "H4sI"  # the magic number of gzip, in base64
+_MAX_UNPACKED = 1 << 16
 
 
 class Decoded(NamedTuple):
-    """A run and what it says."""
+    """A run of a text and what it decodes to."""
 
     start: int
     end: int
     text: str
 
     def is_plain(self) -> bool:
-        """Whether every character of it is one that people write. Random bytes never decode to that."""
+        """Whether all characters are ones that people write. Random bytes never decode to such text."""
         return len(self.text) >= 12 and "".join(self.text.split()).isprintable() and "\ufffd" not in self.text
 
 
 def _readable(data: bytes) -> str | None:
-    """The text in decoded bytes, or None for binary data."""
+    """Return the text in decoded bytes, or None for binary data."""
     odd = data.translate(None, _PRINTABLE)
     if data[1:16:2].count(0) >= 6:
         return data.decode("utf-16-le", "replace").lstrip("\ufeff")
@@ -62,14 +71,14 @@ def _readable(data: bytes) -> str | None:
 
 
 def _decode_base64(run: str) -> str | None:
-    """The text behind a base64 run, or None when it is not base64 of text."""
+    """Return the text that a base64 run encodes, or None when it is not base64 of text."""
     body = run.rstrip("=")
     if len(body) % 4 == 1:
         body = body[:-1]
     try:
         if body.startswith(_GZIP):
-            return _readable(zlib.decompressobj(wbits=31).decompress(_b64(body), _MOST_UNPACKED))
-        if len(body) > 32 and _readable(_b64(body[:32])) is None:  # most runs are words: find out on the first bytes
+            return _readable(zlib.decompressobj(wbits=31).decompress(_b64(body), _MAX_UNPACKED))
+        if len(body) > 32 and _readable(_b64(body[:32])) is None:  # most runs are words, as their first bytes show
             return None
         return _readable(_b64(body))
     except (binascii.Error, ValueError, zlib.error):
@@ -81,7 +90,7 @@ def _b64(body: str) -> bytes:
 
 
 def decoded_in_run(run: str) -> tuple[Decoded, ...]:
-    """Every piece of a run of key characters that decodes to text."""
+    """Return every piece of a run of key characters that decodes to text."""
     return tuple(_decoded(run))
 
 
@@ -107,7 +116,7 @@ def _decoded(run: str) -> Iterator[Decoded]:
 
 
 def wrapped_base64(text: str, starts: list[int]) -> Iterator[Decoded]:
-    """Base64 over several lines, decoded as one. `starts` are where a line of it may begin."""
+    """Yield base64 over several lines, decoded as one. `starts` are where a line of it may begin."""
     done = 0
     for start in starts:
         match = _WRAPPED.match(text, start) if start >= done else None
@@ -120,7 +129,10 @@ def wrapped_base64(text: str, starts: list[int]) -> Iterator[Decoded]:
 
 
 def percent_encoded(text: str) -> Iterator[Decoded]:
-    """Percent-encoded pieces of an address, then the whole of it: a separator inside a secret may stand unencoded."""
+    """Yield the percent-encoded parts of addresses, and each address as a whole.
+
+    The whole matters where a separator inside a secret is not encoded.
+    """
     for begin, end in _addresses(text):
         address = text[begin:end]
         for piece in _COMPONENT.finditer(address):
@@ -131,48 +143,50 @@ def percent_encoded(text: str) -> Iterator[Decoded]:
 
 
 def _addresses(text: str) -> Iterator[tuple[int, int]]:
-    """The words around percent signs, found from the signs: most words have none."""
+    """Yield the words around percent signs, found from the signs, since most words have none."""
     done = 0
     for percent in _PERCENT.finditer(text):
         if percent.start() < done:
             continue
-        lead = _ADDRESS.match(text[max(done, percent.start() - _LONGEST_LEAD) : percent.start()][::-1])
+        lead = _ADDRESS.match(text[max(done, percent.start() - _MAX_LEAD_CHARS) : percent.start()][::-1])
         rest = _ADDRESS.match(text, percent.start())
         begin, done = percent.start() - (lead.end() if lead else 0), rest.end() if rest else percent.end()
         if done - begin <= _MAX_ENCODED:
             yield begin, done
 
 
-# Secrets that a stream tells piece by piece: lines of one form, each with a few characters of a message.
-#
-#     data: {"type": "text_delta", "text": "kest"}
-#     data: {"type": "text_delta", "text": "rel-48"}
-#
-# The pieces are joined and scanned as one text. What is found counts where it lies across pieces; each piece of it
-# goes.
+# Streams: the pieces of a message are joined and scanned as one text. Only secrets that cross pieces count.
 
-_FEWEST_LINES = 5
-_FEWEST_EVENTS = 3  # lines of server-sent events, which have a form of their own
-_HEAD = 3  # characters that all lines of a stream begin with: `dat`, `{"t`, `0:"`
-_LONGEST_LINE = 600
-_MOST_BETWEEN = 3  # lines of another form between two of a stream: `event: delta` and an empty one
-_LONGEST_PIECE = 60
-_COMMON_HEAD = 4
-_APART = "\n\0\n"
+_MIN_LINES = 5
+_MIN_EVENTS = 3  # lines of server-sent events, which are easy to tell from others
+_HEAD_CHARS = 3  # common prefix of the lines of a stream: `dat`, `{"t`, `0:"`
+_MAX_LINE_CHARS = 600
+_MAX_LINES_BETWEEN = 3  # lines of another form between two of a stream: `event: delta` and an empty one
+_MAX_PIECE_CHARS = 60
+_ID_PREFIX_CHARS = 4
+_BORDER = "\n\0\n"
+# The content of `{"text": "kest"}` -> `kest`.
 _STRING = re.compile(rb'"((?:[^"\\\n]|\\.)*+)"')
+# Numbers (digits are zeros by then) and blanks, which may differ from line to line: `000.00`, `  `.
 _NUMBER = re.compile(rb"0+(?:\.0+)?| +")
-_DIGITS_ALIKE = bytes(48 if 48 <= code <= 57 else code for code in range(256))
+_DIGITS_AS_ZERO = bytes(48 if 48 <= code <= 57 else code for code in range(256))
 
 
 class Stream(NamedTuple):
-    """The pieces of one message: where they are in the text, where in the joined text, and that text."""
+    """A message that lines of a text hold in pieces, a few characters each, as server-sent events do.
+
+        data: {"type": "text_delta", "text": "kest"}
+        data: {"type": "text_delta", "text": "rel-48"}
+
+    `pieces` are their bounds in the text, `offsets` their positions in the joined `text`.
+    """
 
     pieces: list[tuple[int, int]]
     offsets: list[int]
     text: str
 
-    def led_back(self, spans: Iterable[Span]) -> Iterator[Span]:
-        """Yield, for each span that lies across pieces of the joined text, its part of every piece."""
+    def to_source_spans(self, spans: Iterable[Span]) -> Iterator[Span]:
+        """Yield, for each span that crosses pieces of the joined text, its part of every piece."""
         for span in spans:
             first = bisect_right(self.offsets, span.start) - 1
             last = bisect_right(self.offsets, span.end - 1) - 1
@@ -183,39 +197,39 @@ class Stream(NamedTuple):
 
 
 def streams(text: str, flat: bytes) -> Iterator[Stream]:
-    """Yield the messages that lines of a text hold in pieces. `flat` is the text, one byte a character."""
+    """Yield the messages that lines of a text hold in pieces. `flat` is the text, one byte per character."""
     num_breaks = flat.count(b"\n")
-    if num_breaks < _FEWEST_EVENTS - 1 or flat.count(b'"') < num_breaks:  # code has fewer quotes than lines
+    if num_breaks < _MIN_EVENTS - 1 or flat.count(b'"') < num_breaks:  # code has fewer quotes than lines
         return
-    lines = flat.translate(_DIGITS_ALIKE).split(b"\n")
-    heads = Counter([line[:_HEAD] for line in lines])
-    likely = {head for head, count in heads.items() if count >= _fewest(head) and head.strip()}
+    lines = flat.translate(_DIGITS_AS_ZERO).split(b"\n")
+    heads = Counter([line[:_HEAD_CHARS] for line in lines])
+    likely = {head for head, count in heads.items() if count >= _min_lines(head) and head.strip()}
     if not likely:
         return
     groups: dict[bytes, list[tuple[int, int]]] = {}  # by head: number and start of each line
     start = 0
     for number, line in enumerate(lines):
-        if line[:_HEAD] in likely and len(line) <= _LONGEST_LINE and b'"' in line:
-            groups.setdefault(line[:_HEAD], []).append((number, start))
+        if line[:_HEAD_CHARS] in likely and len(line) <= _MAX_LINE_CHARS and b'"' in line:
+            groups.setdefault(line[:_HEAD_CHARS], []).append((number, start))
         start += len(line) + 1
     for head, group in groups.items():
-        for run in _runs(lines, group, _fewest(head)):
+        for run in _runs(lines, group, _min_lines(head)):
             if (pieces := _pieces(flat, run)) is not None:
                 yield _joined(text, pieces)
 
 
-def _fewest(head: bytes) -> int:
-    return _FEWEST_EVENTS if head == b"dat" else _FEWEST_LINES
+def _min_lines(head: bytes) -> int:
+    return _MIN_EVENTS if head == b"dat" else _MIN_LINES
 
 
 def _runs(lines: list[bytes], group: list[tuple[int, int]], fewest: int) -> Iterator[list[tuple[int, int]]]:
-    """Yield the bounds of successive lines of one form, where only numbers and the contents of strings differ."""
+    """Yield the bounds of successive lines of one form, which differ only in numbers and contents of strings."""
     run: list[tuple[int, int]] = []
     form, last = b"", -1
     for number, start in group:
         line = lines[number]
         line_form = _NUMBER.sub(b"0", _STRING.sub(b'""', line))
-        is_apart = number - last > _MOST_BETWEEN or any(b"\0" in between for between in lines[last + 1 : number])
+        is_apart = number - last > _MAX_LINES_BETWEEN or any(b"\0" in between for between in lines[last + 1 : number])
         if run and (line_form != form or is_apart):
             if len(run) >= fewest:
                 yield run
@@ -227,63 +241,67 @@ def _runs(lines: list[bytes], group: list[tuple[int, int]], fewest: int) -> Iter
 
 
 def _pieces(flat: bytes, run: list[tuple[int, int]]) -> list[tuple[int, int]] | None:
-    """Return the bounds of the string that differs most from line to line; None where no string is short and varied."""
+    """Return the bounds of the string that varies most from line to line; None if no string is short and varied."""
     rows = [[match.span(1) for match in _STRING.finditer(flat, *bounds)] for bounds in run]
     best: list[tuple[int, int]] | None = None
-    most = _FEWEST_EVENTS - 1
+    most = _MIN_EVENTS - 1
     for column in zip(*rows, strict=False):
-        values = [flat[begin:end].translate(_DIGITS_ALIKE) for begin, end in column]
+        values = [flat[begin:end].translate(_DIGITS_AS_ZERO) for begin, end in column]
         is_prose = any(b" " in value for value in values)  # names and ids have no blanks
-        if not is_prose or len({value[:_COMMON_HEAD] for value in values}) == 1:  # ids of one kind begin alike
+        if not is_prose or len({value[:_ID_PREFIX_CHARS] for value in values}) == 1:  # ids of one kind begin alike
             continue
-        is_in_pieces = statistics.median(map(len, values)) <= _LONGEST_PIECE
+        is_in_pieces = statistics.median(map(len, values)) <= _MAX_PIECE_CHARS
         if is_in_pieces and len(set(values)) > most:
             best, most = list(column), len(set(values))
     return best
 
 
 def _joined(text: str, pieces: list[tuple[int, int]]) -> Stream:
-    parts, offsets, length = [_APART], list[int](), len(_APART)
+    parts, offsets, length = [_BORDER], list[int](), len(_BORDER)
     for begin, end in pieces:
         offsets.append(length)
         parts.append(text[begin:end])
         length += end - begin
-    return Stream(pieces, offsets, "".join([*parts, _APART]))
+    return Stream(pieces, offsets, "".join([*parts, _BORDER]))
 
 
-# A text as the program that reads it sees it: lines joined behind a backslash, `\u0026` and `\/` as characters.
-#
-# The colours of a terminal, which stand between a name and its value, are left out around names. What is found in
-# such a view is led back to where it stands in the text.
+# Views of a text as the program that reads it sees it: with continued lines joined and `\u0026` and `\/` as characters,
+# or without the terminal colors between a name and its value.
 
 _Edit = tuple[int, int, str]  # from, to, and what is written instead
-# It starts with the backslash that all of them have: that is what makes the search fast.
+# It starts with the backslash that all of them have: a literal prefix makes the search fast. `a\\u0026b` -> `26`,
+# `a\\/b` -> `/`, and the continued line of `zk39\\\n  Qx81` -> `\\\n  `.
 _ESCAPE = re.compile(
     r"\\(?:(?<=[^\0\s\\]\\)z?(?:\r?\n|\\\\n)(?:[ \t]*\d{1,6}[→:|\t]|\+|-(?=[ \t]))?[ \t]*(?=[^\0\s\\])"
     r"|\\{0,2}u00([2-7][0-9a-fA-F])|\\{0,2}(/))"
 )
+# `&#x26;` -> `26`, `&#38;` -> `38`; not `&amp;`.
 _ENTITY = re.compile(r"&#(?:[xX]([2-7][0-9a-fA-F])|(3[2-9]|[4-9]\d|1[01]\d|12[0-6]));")
+# `ENC[AES256_GCM,data:zk39,type:str]`, `$ANSIBLE_VAULT;1.1;AES256\n3039`; not `ENC[x]`.
 _ENCRYPTED = re.compile(
     r"ENC\[[A-Z0-9_]{3,20},[^\0\]\n]{0,4000}\]|ANSIBLE_VAULT;[^\0\n]{0,40}(?:(?:\n|\\n)[ \t]*+[0-9a-f]++)++"
 )
-_COLOUR = re.compile(r"(?:\x1b|\\{1,4}(?:u001[bB]|x1[bB]|033|e))\[[0-9;:?]{0,20}[A-Za-z]")
-_WRITTEN_COLOUR = re.compile(r"\\(?:u001[bB]|x1[bB]|033|e)\[")  # in a text that was printed as JSON, or in a script
+# `\x1b[31m`, `\\u001b[0m`; not `[31m`.
+_COLOR = re.compile(r"(?:\x1b|\\{1,4}(?:u001[bB]|x1[bB]|033|e))\[[0-9;:?]{0,20}[A-Za-z]")
+# In a text that was printed as JSON, or in a script: `\\u001b[0m`, `\\033[31m`; not `\x1b[31m`.
+_ESCAPED_COLOR = re.compile(r"\\(?:u001[bB]|x1[bB]|033|e)\[")  # in a text that was printed as JSON, or in a script
+# `hunter2 next` -> `hunter2`.
 _WORD_REST = re.compile(r"[^\0\s]*")
-_LEAD, _REACH, _NEAR = 100, 400, 60  # around the name with colours near it
+_COLOR_LEAD, _COLOR_REACH, _MAX_COLOR_DISTANCE = 100, 400, 60  # characters around a name with colors nearby
 
 
 class RewrittenText:
-    """A rewritten text that remembers where its parts came from."""
+    """A text with edits applied that maps spans back to the original."""
 
     def __init__(self, text: str, edits: Iterable[_Edit]) -> None:
         pieces: list[str] = []
-        self._places, self._origins = [0], [0]
-        self._ends: dict[int, int] = {}  # of a character that stands for an escape: where the escape ends
+        self._positions, self._origins = [0], [0]
+        self._ends: dict[int, int] = {}  # position of a replaced character -> end of its escape
         cursor = length = 0
         for start, end, written in edits:
             pieces += [text[cursor:start], written]
             length += start - cursor
-            if written:  # the sign itself comes from the whole of its escape
+            if written:  # the character comes from the whole escape
                 self._mark(length, start)
                 self._ends[length] = end
                 length += len(written)
@@ -292,67 +310,67 @@ class RewrittenText:
         self.text = "".join([*pieces, text[cursor:]])
 
     def _mark(self, position: int, origin: int) -> None:
-        self._places.append(position)
+        self._positions.append(position)
         self._origins.append(origin)
 
-    def led_back(self, spans: Iterable[Span]) -> Iterator[Span]:
-        """The same spans in the text that the view was made from."""
+    def to_source_spans(self, spans: Iterable[Span]) -> Iterator[Span]:
+        """Yield the same spans in the original text."""
         for start, end, kind in spans:
-            # The last character may be an escape: then all of it belongs to the secret.
+            # If the last character was an escape, all of the escape belongs to the secret.
             yield Span(self._origin(start), self._ends.get(end - 1) or self._origin(end - 1) + 1, kind)
 
     def _origin(self, position: int) -> int:
-        index = bisect_right(self._places, position) - 1
-        return self._origins[index] + position - self._places[index]
+        index = bisect_right(self._positions, position) - 1
+        return self._origins[index] + position - self._positions[index]
 
 
 def unescaped(text: str) -> RewrittenText | None:
-    """The text without line continuations and JSON escapes, or None when it has none."""
+    """Return the text without line continuations and JSON escapes, or None when it has none."""
     edits: list[_Edit] = []
     if "\\" in text:
         matches = _ESCAPE.finditer(text)
         edits += [(*match.span(), chr(int(match[1], 16)) if match[1] else match[2] or "") for match in matches]
     if "&#" in text:
-        edits += [(*match.span(), _character(match)) for match in _ENTITY.finditer(text)]
+        edits += [(*match.span(), _entity_character(match)) for match in _ENTITY.finditer(text)]
     return RewrittenText(text, sorted(edits)) if edits else None
 
 
-def _character(entity: re.Match[str]) -> str:
+def _entity_character(entity: re.Match[str]) -> str:
     return chr(int(entity[1], 16) if entity[1] else int(entity[2]))
 
 
 def encrypted_blocks(text: str) -> list[tuple[int, int]]:
-    """What sops and ansible-vault have encrypted: it is as random as a key, and nobody's secret without one."""
+    """Return the bounds of what sops and ansible-vault encrypted: random as a key, but useless without one."""
     if "ENC[" not in text and "_VAULT;" not in text:
         return []
     return [match.span() for match in _ENCRYPTED.finditer(text)]
 
 
-def has_colours(text: str) -> bool:
-    """Whether a text came from a terminal in colour, or was printed from one."""
-    return "\x1b" in text or ("\\" in text and _WRITTEN_COLOUR.search(text) is not None)
+def has_colors(text: str) -> bool:
+    """Whether a text came from a terminal in color, or was printed from one."""
+    return "\x1b" in text or ("\\" in text and _ESCAPED_COLOR.search(text) is not None)
 
 
-def uncoloured(text: str, lower: bytes, words: Iterable[bytes]) -> RewrittenText | None:
-    """What stands around the words that have a colour near them, without colours and without the rest of the text."""
-    positions = sorted({at for word in words for at in _hits(text, lower, word)})
+def without_colors(text: str, lower: bytes, words: Iterable[bytes]) -> RewrittenText | None:
+    """Return the text around words with a color nearby, without colors and without all other text; None if none is."""
+    positions = sorted({at for word in words for at in _words_near_colors(text, lower, word)})
     edits: list[_Edit] = []
     done = 0
     for at in positions:
         if at < done:
             continue
-        begin, reach = max(done, at - _LEAD), min(len(text), at + _REACH)
+        begin, reach = max(done, at - _COLOR_LEAD), min(len(text), at + _COLOR_REACH)
         rest = _WORD_REST.match(text, reach)
         end = rest.end() if rest else reach
         edits.append((done, begin, "\n"))
-        edits += [(*match.span(), "") for match in _COLOUR.finditer(text, begin, end)]
+        edits += [(*match.span(), "") for match in _COLOR.finditer(text, begin, end)]
         done = end
     return RewrittenText(text, [*edits, (done, len(text), "\n")]) if edits else None
 
 
-def _hits(text: str, lower: bytes, word: bytes) -> Iterator[int]:
+def _words_near_colors(text: str, lower: bytes, word: bytes) -> Iterator[int]:
     at = lower.find(word)
     while at >= 0:
-        if _COLOUR.search(text, at, at + _NEAR):
+        if _COLOR.search(text, at, at + _MAX_COLOR_DISTANCE):
             yield at
         at = lower.find(word, at + len(word))

@@ -1,8 +1,8 @@
-"""Strings that look random: what is left when a secret has no prefix and no name.
+"""Find strings that look random, and keys by their vendor's prefix.
 
-Shannon entropy alone flags paths and identifiers, so the test is rarity: how many of the letter pairs are pairs that
-words have, and how often the character class changes. Hashes, uuids and message ids are random too but public; they are
-known by their shape or by the words beside them.
+Shannon entropy alone flags paths and identifiers, so the test is rarity: how many of the letter pairs are pairs of real
+words, and how often the character class changes. Hashes, uuids and message ids are random too, but public; they are
+recognized by their shape or by the words next to them (`surroundings.py`).
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ from composer_replication.privacy.rules import (
 
 KIND = "HIGH_ENTROPY"
 HEX_KIND = "HEX_SECRET"
-# Longer runs are data (images, archives), not keys; keys of that size have a frame of their own (PEM, JWT).
+# Longer runs are data such as images and archives. Keys of that size have a frame (PEM, JWT) and rules of their own.
 MAX_LENGTH = 512
-_JUDGED = 256  # that much of a long string tells what it is
-_STEPS = frozenset((0, 1))  # from one character to the next: a repetition or a sequence
-# The pairs of letters that make up most of English and of identifiers; random letters hit one in four of them.
-_PAIRS = word_set(
+_MAX_COMPARED_CHARS = 256  # the beginning of a long string is enough
+# Differences between neighboring characters of a repetition or a sequence.
+_STEPS = frozenset((0, 1))
+# Most letter pairs of English and of identifiers are among these; of random letters one pair in four is.
+_COMMON_PAIRS = word_set(
     "th he in er an re on at en nd ti es or te of ed is it al ar st to nt ng se ha as ou io le ve co me de hi ri ro"
     " ic ne ea ra ce li ch ll be ma si om ur ca el ta la ns di fo ho pe ec pr no ct us ac ot il tr ly nc et ut ss so"
     " rs un lo wa ge ie wh ee wi em ad ol rt po we na ul ni ts mo ow pa im mi ai sh ir su id os iv ia am fi ci vi pl"
@@ -35,28 +36,38 @@ _PAIRS = word_set(
     " fa bu qu if cr mm sc oo tt pp ff nn rr cc nk ks ys ob og ok do go my by pu pi ba va ga ru av ep ey ew ws aw dd"
     " gs ls ms ps"
 )
-_CLASSES = {
+_CLASS_OF = {
     code: "0" if chr(code).isdigit() else "l" if chr(code).islower() else "U" if chr(code).isupper() else "-"
     for code in range(128)
 }
-_SHORTEST = re.compile(r"[A-Za-z0-9+/_-]{18}")  # what every rule below needs at the least
+# The least that every rule below needs: `zk39Qx81LmPq04Tn55`; not `zk39Qx81.LmPq04Tn5`.
+_CANDIDATE = re.compile(r"[A-Za-z0-9+/_-]{18}")
+# `acme_live_zk39Qx81LmPq04Tn55`; not `acme_live`.
 _FAMILY_TAIL = re.compile(r"[_-][A-Za-z0-9]{18}")
+# `zk39Qx81/LmPq04Tn55+Aa` and no dots or equals signs.
 _PIECE = re.compile(r"[A-Za-z0-9+/_-]{20,}")
-_CUT = re.compile(r"[./_=~$+-]+")
-# Possessive: `ab-ab-ab-...-Q9x` could otherwise be cut into words in 2^n ways before it fails.
+# `src/auth-store` -> `/`, `a.b` -> `.`.
+_SEPARATORS = re.compile(r"[./_=~$+-]+")
+# `tokenStore`, `AUTH`, `2024`, `token-store-2`; not `zk39Qx81`. Possessive: "ab-ab-ab-Q9x" could otherwise be cut into
+# words in 2^n ways before it fails.
 _WORDLIKE = re.compile(
     r"[A-Z]?[a-z]{2,20}+(?:[A-Z][a-z]{2,20}+)*+|[A-Z]++|[0-9]++"
     r"|[A-Z]?[a-z]++(?:[_-](?:[A-Z]?[a-z]++|[0-9]{1,4}+))++"
 )
-# A digit beside letters, or capitals where no word has them. Tried on the parts of a run, which are short.
+# A digit next to letters, or capitals where no word has them: `zk39Qx8`, `abcDEfg`; not `tokenStore`. Tried on the
+# parts of a run, which are short.
 _MIXED = re.compile(
     r"(?=[A-Za-z0-9]{7})(?:[A-Za-z]++[0-9]|[0-9]++[A-Za-z]"
     r"|[A-Za-z0-9]{0,15}?(?:[a-z][A-Z][A-Z0-9]|[A-Z]{2}[a-z]))"
 )
-_LONE_HEX = re.compile(r"(?<![A-Za-z0-9])(?:0x)?[0-9a-fA-F]{32,}(?![A-Za-z0-9])")
+# `0123456789abcdef0123456789abcdef`; not `x0123456789abcdef0123456789abcdefx`.
+_STANDALONE_HEX = re.compile(r"(?<![A-Za-z0-9])(?:0x)?[0-9a-fA-F]{32,}(?![A-Za-z0-9])")
+# `3fb2`; not `3092`.
 _LETTER = re.compile(r"[a-fA-F]")
 _UUID = r"[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}"
-# Public names that agents and servers give to messages, calls and files; SSH public keys; subresource integrity.
+# Public ids of agents, servers and files, SSH public keys and subresource integrity:
+# `123e4567-e89b-12d3-a456-426614174000`, `toolu_01AbCdEfGhIjKlMnOp`,
+# `sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU=`; not `zk39Qx81LmPq04Tn55`.
 _PUBLIC = re.compile(
     _UUID
     + r"|(?<![A-Za-z0-9])(?:(?:srv)?toolu(?:_bdrk|_vrtx)?|call|msg|req|resp|chatcmpl|cmpl|rs|fc|run|thread|asst|item"
@@ -74,48 +85,51 @@ _PUBLIC = re.compile(
     # A version of Go made from a commit, and what `git describe` says.
     r"|(?<![0-9])[0-9]{14}-[0-9a-f]{12}(?![0-9A-Za-z])|(?<=-)[0-9]{1,5}-g[0-9a-f]{7,40}(?![0-9A-Za-z])"
 )
-# A trace of AWS, and a name of code as a compiler writes it.
+# A trace of AWS, and a mangled C++ name: `1-5759e988-bd862e3fe1be46a994272793`, `_ZN4auth5tokenE`.
 _PUBLIC_WHOLE = re.compile(r"(?:Root=)?1-[0-9a-f]{8}-[0-9a-f]{24}|_Z[NLK][0-9A-Za-z_$.]++")
 
 
-def _rarity(value: str) -> tuple[float, float]:
-    """Share of letter pairs that words have, and share of neighbours of different character class."""
+def _pair_and_change_shares(value: str) -> tuple[float, float]:
+    """Return the share of letter pairs that words have, and the share of neighbors of different character class."""
     lower = value.lower()
     letters = [pair for pair in map(str.__add__, lower, lower[1:]) if pair.isalpha()]
-    common = len([pair for pair in letters if pair in _PAIRS]) / len(letters) if len(letters) >= 4 else 0.0
-    # A capital before small letters starts a word, in camelCase too: that is no change.
-    classes = value.translate(_CLASSES).replace("Ul", "l")
+    common = len([pair for pair in letters if pair in _COMMON_PAIRS]) / len(letters) if len(letters) >= 4 else 0.0
+    # A capital before small letters starts a word, as in camelCase, and is no change.
+    classes = value.translate(_CLASS_OF).replace("Ul", "l")
     changes = sum(map(classes.count, ("l0", "0l", "lU", "0U", "U0")))
     return common, changes / max(1, len(value) - 1)
 
 
 def share_of_changes(value: str) -> float:
-    """Share of neighbours of different class: letters of each case, digits, signs. A capital belongs to its word."""
-    classes = value.translate(_CLASSES).replace("Ul", "l")
+    """Return the share of neighbors of different class: small letters, capitals, digits, signs.
+
+    A capital before a small letter belongs to its word and is no change.
+    """
+    classes = value.translate(_CLASS_OF).replace("Ul", "l")
     return sum(map(str.__ne__, classes, classes[1:])) / max(1, len(value) - 1)
 
 
 @lru_cache(maxsize=1 << 12)
 def looks_random(value: str) -> bool:
-    """Whether a string of key characters is a rare one: not words, not a sequence, not one character repeated."""
+    """Whether a string of key characters is rare: no words, no sequence, no single repeated character."""
     if "USER_" in value:
         value = PSEUDONYM.sub("USER", value)
-    value = value[:_JUDGED]
+    value = value[:_MAX_COMPARED_CHARS]
     if len(set(value)) < 8:
         return False
-    classes = value.translate(_CLASSES)
+    classes = value.translate(_CLASS_OF)
     digits, upper, lower = classes.count("0"), "U" in classes, "l" in classes
     codes = value.encode("latin-1", "replace")
     steps = sum(map(_STEPS.__contains__, map(int.__sub__, codes[1:], codes)))
     if steps > len(value) * 0.3:
         return False
-    common, changes = _rarity(value)
+    common, changes = _pair_and_change_shares(value)
     if digits > len(value) * 0.75 and not (upper and lower):
         return False
     if digits == 0:
         mixed = upper and lower and changes >= 0.15 and common < 0.45
         return len(value) >= 32 and (mixed or common < 0.36)
-    # Digits all over a string weigh more than pairs of letters, of which a short one has few.
+    # A short string has few letter pairs, so there many changes outweigh common pairs.
     return common < (0.72 if changes >= 0.28 else 0.5) and changes >= 0.16
 
 
@@ -130,18 +144,21 @@ def is_public_id(run: str) -> bool:
     return _PUBLIC.fullmatch(run) is not None or _PUBLIC_WHOLE.fullmatch(run) is not None
 
 
-def _masked(run: str) -> str:
-    """The run with public ids blanked out."""
-    return _blank(_PUBLIC, run)
+def _without_public_ids(run: str) -> str:
+    """Return the run with public ids blanked out."""
+    return _blanked(_PUBLIC, run)
 
 
-def _blank(pattern: re.Pattern[str], text: str) -> str:
-    """Spaces where the pattern matches: every position stays."""
+def _blanked(pattern: re.Pattern[str], text: str) -> str:
+    """Return the text with spaces where the pattern matches, so that positions do not change."""
     return pattern.sub(lambda match: " " * len(match[0]), text)
 
 
 def _piece_spans(run: str, start: int, end: int) -> Iterator[Span]:
-    """Random parts of a piece. Folders that are words part a path; what is between them may itself hold slashes."""
+    """Yield the random parts of a piece.
+
+    Folders that are words separate the parts of a path; what is between them may contain slashes itself.
+    """
     cursor, group = start, -1
     for part in [*run[start:end].split("/"), "word"]:
         word = not part or (len(part) >= 4 and bool(_WORDLIKE.fullmatch(part)))
@@ -160,7 +177,7 @@ def _padding(run: str, end: int) -> int:
 
 
 def _is_wordy_path(piece: str) -> bool:
-    """Base64 has a slash about every 64 characters, and what stands between is no word."""
+    """Whether words make up half of a path. Base64 has a slash about every 64 characters and no words between."""
     parts = [part for part in re.split(r"[/_-]", piece) if part]
     if len(parts) < 3 or len(piece) > 40 * len(parts):
         return False
@@ -169,8 +186,8 @@ def _is_wordy_path(piece: str) -> bool:
 
 
 def is_wordy(run: str) -> bool:
-    """Short components, half of them words: a path or an identifier. Random characters do not fall into words."""
-    parts = _CUT.split(run)
+    """Whether a run has short parts, half of them words, as paths and identifiers do. Random characters have none."""
+    parts = _SEPARATORS.split(run)
     if len(max(parts, key=len)) >= 16:
         return False
     words = sum(part.isalpha() and (part.islower() or part.istitle()) and len(part) > 2 for part in parts)
@@ -178,37 +195,34 @@ def is_wordy(run: str) -> bool:
 
 
 def run_spans(run: str) -> Sequence[Span]:
-    """Random pieces of one run of key characters. Pure hex has its own kind: the caller looks at its context."""
-    if _SHORTEST.search(run) is None:
+    """Return the random pieces of one run. Pure hex has a kind of its own, since the caller checks its context."""
+    if _CANDIDATE.search(run) is None:
         return ()
-    masked = _masked(run)
+    masked = _without_public_ids(run)
     spans: list[Span] = []
     if _FAMILY_TAIL.search(masked):
-        spans += [span for span in FAMILY_RULE.spans(masked) if _is_family(run[span.start : span.end])]
-    # Hex that stands for itself, not as part of a longer word.
-    for match in _LONE_HEX.finditer(masked):
-        if len(set(match[0])) >= 8 and _LETTER.search(match[0]):  # the digits of a number are no hex
+        spans += [span for span in FAMILY_RULE.spans(masked) if _has_random_tail(run[span.start : span.end])]
+    # Hex by itself, not as part of a longer word.
+    for match in _STANDALONE_HEX.finditer(masked):
+        if len(set(match[0])) >= 8 and _LETTER.search(match[0]):  # digits alone are a number
             spans.append(Span(match.start(), match.end(), HEX_KIND))
-    rest = _blank(_LONE_HEX, masked)
+    rest = _blanked(_STANDALONE_HEX, masked)
     for match in _PIECE.finditer(rest):
         spans += _piece_spans(run, match.start(), match.end())
     return spans
 
 
-def _is_family(value: str) -> bool:
+def _has_random_tail(value: str) -> bool:
     tail = max(re.split(r"[_-]", value), key=len)
     return looks_random(tail) or bool(re.fullmatch(r"[0-9a-f]{24,}", tail) and len(set(tail)) >= 8)
 
 
-# Vendor key formats: one row a format, read at import.
-#
-# A row is: kind, triggers separated by `|`, pattern. The prefixes are public knowledge, written by hand from the
-# vendors' own format descriptions. Prefixes that no word ends with take no left boundary, so a key is found inside a
-# path or an identifier too. A `*` before the triggers marks a pattern that is tried on single runs of key characters,
-# because its prefix is too common for a search of the whole text. A trigger with `^` stands at the beginning of a
-# run. A kind with `?` wants a digit in the match.
-
-_TABLE = r"""
+# Vendor key formats, one per row: kind, triggers separated by `|`, pattern. The pattern is the description of what it
+# matches. The prefixes are public knowledge, written by hand from the vendors' own documentation. A prefix that no word
+# ends with needs no left boundary, so the key is found inside a path or an identifier, too. Marks: `*` before the
+# triggers: tried on runs of key characters only, because the prefix is too common to search the whole text for; `^`
+# before a trigger: at the start of a run; `?` after a kind: the match must have a digit.
+_VENDOR_TABLE = r"""
 ANTHROPIC_KEY sk-ant- sk-ant-[A-Za-z0-9_-]{16,}
 OPENROUTER_KEY sk-or- sk-or-[A-Za-z0-9_-]{16,}
 OPENAI_KEY sk-proj-|sk-svcacct-|sk-admin-|sk-None- sk-(?:proj|svcacct|admin|None)-[A-Za-z0-9_-]{16,}
@@ -324,7 +338,7 @@ TAILSCALE_KEY tskey- tskey-[A-Za-z0-9-]{16,}
 POSTHOG_KEY phc_|phx_|phs_ (?<![A-Za-z0-9])ph[cxs]_[A-Za-z0-9]{24,}
 API_KEY? *k- (?<![A-Za-z0-9])[sprt]k-[A-Za-z0-9_-]{18,}
 """
-# Families of one shape, for vendors without a row: a short prefix that says what it is, then a long random tail.
+# Vendors without a row: a short prefix that says what it is, then a long random tail.
 _FAMILY = (
     r"(?<![A-Za-z0-9])(?:[A-Za-z0-9]{1,12}[_-]){0,3}(?:live|test|prod|sk|rk|pk|pat|tok|token|secret|key|apikey|api|at|rt|oat|"
     r"svc|sess|access|refresh|bot|usr|sec|auth|pw|pwd|priv|fc|csk|jina|voyage|pa|fw|e2b|rnd|vc[pka]|cf[aut]*t|cio|ico|"
@@ -333,38 +347,41 @@ _FAMILY = (
 )
 
 
-def _is_real(value: str) -> bool:
-    """Not the one that documentation shows: one character over and over, or the word itself."""
+def _is_no_example(value: str) -> bool:
+    """Whether a key is not the one in documentation: one character over and over, or the word itself."""
     return len(set(value[-12:])) > 1 and not value.endswith("EXAMPLE")
 
 
 def _has_digit_and_more(value: str) -> bool:
-    return has_digit(value) and _is_real(value)
+    return has_digit(value) and _is_no_example(value)
 
 
 def _rule(row: str) -> tuple[bool, Rule]:
     kind, triggers, pattern = row.split(" ", 2)
-    accept = _has_digit_and_more if kind.endswith("?") else _is_real
-    # Runs are searched one to a line, so the beginning of a run is a newline.
+    accept = _has_digit_and_more if kind.endswith("?") else _is_no_example
+    # Runs are joined by newlines before the search, so a newline precedes each.
     searched = tuple(triggers.lstrip("*").replace("^", "\n").split("|"))
     rule = Rule(kind.rstrip("?"), re.compile(pattern), searched, 0, accept)
     return triggers.startswith("*"), rule
 
 
-_ROWS = [_rule(row) for row in _TABLE.strip().splitlines()]
+_ROWS = [_rule(row) for row in _VENDOR_TABLE.strip().splitlines()]
 _BARE_KEY_TRIGGERS = (
     *("IBADANBgkqhkiG9w0BAQEFAAS", "IBAAKB", "IBAAKC", "BOBgkqhkiG9w0BBQ0"),
     *("AgEAMB", "AgEAMH", "AgEBBD", "MHcCAQEEI", "MC4CAQAwBQYDK2Vw"),
 )
+# A private key without its frame begins with fixed bytes, such as "MIIEvgIBADANBgkqhkiG9w0BAQEFAAS" (PKCS#8):
+# `BARE_KEY` in rules.py.
 VENDOR_RULES: tuple[Rule, ...] = (
     *(rule for in_runs, rule in _ROWS if not in_runs),
     Rule("PRIVATE_KEY", re.compile(BARE_KEY), _BARE_KEY_TRIGGERS),
 )
 RUN_RULES: tuple[Rule, ...] = tuple(rule for in_runs, rule in _ROWS if in_runs)
 _PREFIXES = tuple(trigger for rule in VENDOR_RULES for trigger in rule.triggers if trigger[0] not in "\n.+")
+# `acme_live_zk39Qx81LmPq04Tn55`, `fc-0123456789abcdef0123`; not `token_bucket_size`.
 FAMILY_RULE = Rule("API_KEY", re.compile(_FAMILY))
 
 
 def starts_like_a_key(text: str) -> bool:
-    """Whether a text begins with what a vendor's keys begin with."""
+    """Whether a text begins like the keys of a vendor."""
     return text.startswith(_PREFIXES) and any(rule.pattern.match(text) for rule in VENDOR_RULES)

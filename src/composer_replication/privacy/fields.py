@@ -1,4 +1,4 @@
-"""What the shape of a JSON object says about its fields: names, name/value pairs, blobs that are nobody's secret."""
+"""Read what the shape of a JSON object says about its fields: names, name/value pairs, random but public blobs."""
 
 from __future__ import annotations
 
@@ -17,30 +17,33 @@ from composer_replication.privacy.plausible import (
 )
 from composer_replication.privacy.rules import PLACEHOLDER, is_strong, word_set
 
-SCALARS = frozenset((int, float, bool, type(None)))  # they hold no text
+SCALARS = frozenset((int, float, bool, type(None)))  # types without text
 PAIR_VALUES = frozenset(
     ("value", "Value", "default", "plaintext", "data", "stringData", "secretValue", "ParameterValue")
 )
-# Fields whose meaning hangs on their neighbours: each is looked at in its object.
-_PAIR_NAMES = ("name", "key", "Name", "Key", "ParameterKey")
+# Fields whose meaning depends on their siblings, so each is read within its object.
+_PAIR_NAME_FIELDS = ("name", "key", "Name", "Key", "ParameterKey")
 OPAQUE = frozenset(("data", "signature", "encrypted_content", "thoughtSignature"))
-# What a browser or a form is told to write into: it names what stands in the field beside it.
+# What a browser or a form names the element that it types into.
 TARGETS = ("element", "selector", "locator", "prompt", "label", "question", "placeholder", "field")
 _TARGETS = frozenset(TARGETS)
-_LONGEST_TARGET = 200
-_WRITTEN = ("text", "value", "input", "keys", "stdin", "answer", "response", "chars")
-_SECRET_TARGET = re.compile(
+_MAX_LABEL_CHARS = 200
+_TYPED_FIELDS = ("text", "value", "input", "keys", "stdin", "answer", "response", "chars")
+# `Password field`, `#pwd`, `API key`; not `passage`.
+_SECRET_LABEL = re.compile(
     r"(?i)pass(?:word|wort|phrase|code|wd)|(?<![a-z])(?:pwd|secret|token|otp|pin|api[ _-]?key)(?![a-z])"
 )
 NEVER_PLAIN = PAIR_VALUES | OPAQUE | {*TARGETS}
-# The run of base64 that an image or a signature is. Shorter ones are looked at: a key may stand there.
-_SHORTEST_BLOB = 100
+# Shorter ones are scanned, since they may hold a key.
+_MIN_BLOB_CHARS = 100
+# `QUJDREVGR0hJSktMTU5PUFFSU1RVVldYWVo=`, also over several lines; not `ada@example.org`.
 _BLOB = re.compile(r"[A-Za-z0-9_-]++={0,2}+|(?:[A-Za-z0-9+/]{16,}+={0,2}+\s{0,2}+)++")
 _TYPE_NAMES = word_set(
     "string str text password required null none true false bearer basic number integer boolean object"
 )
-_NUMERIC = re.compile(r"(?i)pass|pin$|otp|secret|cvv")
-_MOST_ARGUMENTS = 200
+# `door_pin`, `otp`; not `pinned`.
+_NUMERIC_SECRET = re.compile(r"(?i)pass|pin$|otp|secret|cvv")
+_MAX_ARGUMENTS = 200
 _LOGIN_COMMANDS = word_set(
     "curl wget sshpass mysql mysqldump mysqladmin redis-cli docker podman helm mongo mongosh ldapsearch htpasswd"
     " openssl gh"
@@ -49,20 +52,20 @@ _MEDIA = ("image/", "audio/", "video/", "font/", "application/pdf")
 
 
 def pair_strength(value: Mapping[Any, Any]) -> Strength:
-    """`{"name": "DB_PASSWORD", "value": ...}` and a Kubernetes Secret name their values in a sibling."""
-    if value.get("kind") == "Secret" or value.get("sensitive") is True:  # the second is an output of Terraform
+    """Return how strongly a sibling field names the value, as in `{"name": "DB_PASSWORD", "value": ...}`."""
+    if value.get("kind") == "Secret" or value.get("sensitive") is True:  # Kubernetes; an output of Terraform
         return Strength.TOKEN
     if value.get("type") == "password" or value.get("inputType") == "password":
         return Strength.PASSWORD
     if "value" in value or "Value" in value or "ParameterValue" in value:
-        name = next((sibling for key in _PAIR_NAMES if (sibling := value.get(key))), None)
+        name = next((sibling for key in _PAIR_NAME_FIELDS if (sibling := value.get(key))), None)
         if isinstance(name, str):
             return name_strength(name)
     return Strength.NONE
 
 
 def opaque_field(value: Mapping[Any, Any]) -> str | None:
-    """The field of a block that holds an image or a provider's signature: random by nature."""
+    """Return the field of a block that holds an image or a provider's signature, random by nature; None without one."""
     kind = value.get("type")
     if kind == "base64":
         return "data" if str(value.get("media_type", "")).startswith(_MEDIA) else None
@@ -74,34 +77,34 @@ def opaque_field(value: Mapping[Any, Any]) -> str | None:
 
 
 def is_blob(text: object) -> bool:
-    """Whether a field that holds a signature or an image does hold one: a single run of base64, and no vendor's key."""
-    if not isinstance(text, str) or len(text) < _SHORTEST_BLOB:
+    """Whether a field for a signature or an image holds one: a single run of base64, and no key of a vendor."""
+    if not isinstance(text, str) or len(text) < _MIN_BLOB_CHARS:
         return False
     return _BLOB.fullmatch(text) is not None and not starts_like_a_key(text)
 
 
-def written_secret(value: Mapping[Any, Any]) -> str | None:
-    """The field with what is typed into a password field: `{"element": "Password field", "text": ...}`."""
+def typed_secret_field(value: Mapping[Any, Any]) -> str | None:
+    """Return the field that is typed into a password field: `text` of `{"element": "Password field", "text": ...}`."""
     for target in () if _TARGETS.isdisjoint(value) else TARGETS:
         label = value.get(target)
         if (
             isinstance(label, str)
-            and len(label) <= _LONGEST_TARGET
-            and _SECRET_TARGET.search(PLACEHOLDER.sub("", label))
+            and len(label) <= _MAX_LABEL_CHARS
+            and _SECRET_LABEL.search(PLACEHOLDER.sub("", label))
         ):
-            key = next((key for key in _WRITTEN if isinstance(value.get(key), str)), None)
+            key = next((key for key in _TYPED_FIELDS if isinstance(value.get(key), str)), None)
             return key if key and _is_typed(value[key]) else None
     return None
 
 
 def _is_typed(text: str) -> bool:
-    """A password, where hints stand too: one word."""
+    """Whether the text is a password: one word. Hints are typed into such fields, too."""
     return len(text) >= 4 and len(text.split()) == 1 and is_whole_secret(text, Strength.PASSWORD, "")
 
 
 def is_command_line(items: Sequence[Any]) -> bool:
-    """Whether a list is an argument vector that may hold a password: by a flag that names one, or by the command."""
-    if not 2 <= len(items) <= _MOST_ARGUMENTS or not isinstance(items[0], str):
+    """Whether a list is an argument vector that may hold a password, judged by its flags or its command."""
+    if not 2 <= len(items) <= _MAX_ARGUMENTS or not isinstance(items[0], str):
         return False
     texts = [item for item in items if isinstance(item, str)]
     if len(texts) != len(items):
@@ -111,14 +114,14 @@ def is_command_line(items: Sequence[Any]) -> bool:
 
 
 def is_named_pair(items: Sequence[Any]) -> bool:
-    """`["X-Api-Key", "..."]`, as headers are kept: a name and a value that no name could be."""
+    """Whether a list is a header such as `["X-Api-Key", "..."]`: a name and a value that could not be a name."""
     if len(items) != 2 or not isinstance(items[0], str) or not isinstance(items[1], str):
         return False
     return name_strength(items[0]) >= Strength.TOKEN and " " not in items[0] and is_strong(items[1])
 
 
 def field_strength(name: str, inherited: Strength, pair: Strength) -> Strength:
-    """What the name of a field, the object above it and its sibling say together."""
+    """Return what the name of a field, the object above it and its sibling say together."""
     own_strength = name_strength(name)
     if name in PAIR_VALUES:
         return max(own_strength, pair, inherited if inherited >= Strength.TOKEN else Strength.NONE)
@@ -126,7 +129,7 @@ def field_strength(name: str, inherited: Strength, pair: Strength) -> Strength:
 
 
 def is_whole_secret(text: str, strength: Strength, name: str) -> bool:
-    """Whether a string under a name of this strength goes as a whole."""
+    """Whether a string under a name of this strength is redacted as a whole."""
     if strength == Strength.WEAK:
         return not PLACEHOLDER.search(text) and (
             is_random_value(text) or is_credential(name, text.strip()) or is_login(name, text.strip())
@@ -144,12 +147,12 @@ def is_whole_secret(text: str, strength: Strength, name: str) -> bool:
 
 
 def is_secret_number(value: object, key: str, strength: Strength) -> bool:
-    """A PIN or an all-digit password that JSON holds as a number."""
-    return strength >= Strength.TOKEN and type(value) is int and value > 999 and _NUMERIC.search(key) is not None
+    """Whether a JSON number is a PIN or an all-digit password."""
+    return strength >= Strength.TOKEN and type(value) is int and value > 999 and _NUMERIC_SECRET.search(key) is not None
 
 
 def holds_secret(item: Any, name: str, strength: Strength) -> bool:
-    """Whether what stands under a name of this strength has to be looked at field by field."""
+    """Whether a value under a name of this strength has to be walked field by field."""
     if isinstance(item, str):
         return is_whole_secret(item, strength, name)
     # Lists under a secret name are walked; their strings are secrets too.

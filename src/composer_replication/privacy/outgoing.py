@@ -1,9 +1,8 @@
-"""The last look before text leaves the machine: at requests to teachers and at exports, as they are about to go out.
+"""Check text for secrets right before it leaves the machine, in requests to teachers and in exports.
 
-`crf ingest` takes secrets out. What is sent may still hold one: the run was made by older rules, or elsewhere, a
-variable was set since, a state was made by hand, a teacher wrote it. So what goes out is read back from its own bytes
-and looked at again, with the rules of `privacy`. A find names the place, the kind and an id of the text, never the
-value.
+`crf ingest` redacts secrets, but outgoing text may still hold one: the run was made by older rules or elsewhere, a
+variable was set since, a state was written by hand, or a teacher wrote it. So outgoing bytes are parsed and scanned
+again with the rules of `privacy`. A find reports the location, the kind and an id of the text, never the value.
 """
 
 from __future__ import annotations
@@ -23,47 +22,51 @@ from composer_replication.errors import InputError, RunError, explain
 from composer_replication.privacy import Scrubber, secret_looking_environment
 from composer_replication.runs import RunDir
 
-_MAX_KNOWN = 1 << 17
-_MAX_TOLD = 10
+_MAX_CACHED = 1 << 17
+_MAX_LISTED = 10
 _ID_BYTES = 6
 
 
 @dataclass(frozen=True)
 class Find:
-    """A text that looks as if it held a secret: where, and how many of which kind."""
+    """A text that may hold a secret: its location, and the number of secrets by kind."""
 
-    place: str
+    location: str
     kinds: Mapping[str, int]
     digest: bytes = field(repr=False)
 
     @property
     def id(self) -> str:
-        """What `--allow` takes: of the whole text, and slow to make, for a text may be little more than a password."""
+        """The id that `--allow` takes.
+
+        It covers the whole text, and it is slow to compute because a text may be little more than a password.
+        """
         return _slow_hash(self.digest)
 
     def __str__(self) -> str:
-        return f"{self.place}: {_listed(self.kinds)} (id {self.id})"
+        return f"{self.location}: {_listed(self.kinds)} (id {self.id})"
 
 
 class LastGate:
-    """Looks at what goes out. Texts are known by their digest: one that stands in every state is looked at once.
+    """Scans outgoing text. Texts are cached by digest, so that one in every state is scanned once.
 
-    `environment` is where known values come from, as at ingest; `allowed` are ids of texts that somebody has looked at.
+    `environment` supplies known values, as at ingest; `allowed` are ids of texts that somebody has reviewed.
     """
 
     is_open = False
 
     def __init__(self, environment: Mapping[str, str], *, allowed: Iterable[str] = ()) -> None:
         values = secret_looking_environment(environment)
+        # Ids are random by nature, so the entropy layer must not judge them.
         self._texts, self._ids = Scrubber(env_values=values), Scrubber(env_values=values, entropy=False)
         self._allowed = frozenset(allowed)
-        self._known: dict[bytes, Mapping[str, int]] = {}
+        self._kinds_by_digest: dict[bytes, Mapping[str, int]] = {}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
 
-    def in_request(self, body: bytes, place: str) -> list[Find]:
-        """What is found in the bytes of a request to a chat-completions endpoint."""
+    def in_request(self, body: bytes, location: str) -> list[Find]:
+        """Return the finds in the bytes of a request to a chat-completions endpoint."""
         if self.is_open:
             return []
         data: Any = orjson.loads(body)
@@ -74,32 +77,32 @@ class LastGate:
         return [
             find
             for name, part, is_text in parts
-            if part and (find := self.look(part, f"{place}, {name}", is_text=is_text)) is not None
+            if part and (find := self.look(part, f"{location}, {name}", is_text=is_text)) is not None
         ]
 
-    def look(self, part: Any, place: str, *, is_text: bool = True) -> Find | None:
-        """What is found in one part of something that goes out: plain JSON data.
+    def look(self, part: Any, location: str, *, is_text: bool = True) -> Find | None:
+        """Return the find in one part of an outgoing document, given as plain JSON data; None if it is clean.
 
-        `is_text=False` is for what a person typed into a setting, where a random word is a name.
+        `is_text=False` is for values that a person typed into a setting, where a random word is a name.
         """
         if self.is_open:
             return None
         digest = hashlib.sha256(bytes_of(part)).digest()
-        kinds = self._known.get(digest)
+        kinds = self._kinds_by_digest.get(digest)
         if kinds is None:
-            if len(self._known) >= _MAX_KNOWN:
-                self._known.clear()
-            kinds = self._known[digest] = self._kinds(part, is_text)
+            if len(self._kinds_by_digest) >= _MAX_CACHED:
+                self._kinds_by_digest.clear()
+            kinds = self._kinds_by_digest[digest] = self._kinds(part, is_text)
         if not kinds:
             return None
-        find = Find(place, kinds, digest)
+        find = Find(location, kinds, digest)
         return None if self._allowed and find.id in self._allowed else find
 
     def _kinds(self, part: Any, is_text: bool) -> Mapping[str, int]:
         try:
             view = _view_of(part)
-            kinds = self._found_in(view, is_text)
-            if not kinds and view.joined:  # a secret may lie across the pieces; glued words are random, and no find
+            kinds = self._kinds_in(view, is_text)
+            if not kinds and view.joined:  # a secret may cross the pieces; joined words look random, but are no find
                 names = self._ids.scope()
                 for text in view.joined:
                     names.text(text)
@@ -110,10 +113,10 @@ class LastGate:
             texts.text(_flat_text(part))
             return texts.report.counts
 
-    def _found_in(self, view: _OutgoingView, is_text: bool) -> Mapping[str, int]:
+    def _kinds_in(self, view: _OutgoingView, is_text: bool) -> Mapping[str, int]:
         texts, names = self._texts.scope(), self._ids.scope()
         (texts if is_text else names).value(view.value)
-        names.value(view.shown)
+        names.value(view.examples)
         for identity in view.ids:
             names.text(identity)
         return Counter(texts.report.counts) + Counter(names.report.counts)
@@ -121,6 +124,7 @@ class LastGate:
 
 @lru_cache(maxsize=4096)
 def _slow_hash(digest: bytes) -> str:
+    # scrypt makes it costly to guess a short text from its id, which is printed and may end up in a log.
     return hashlib.scrypt(digest, salt=b"composer_replication find", n=2**14, r=8, p=1, dklen=_ID_BYTES).hex()
 
 
@@ -128,41 +132,44 @@ def _listed(kinds: Mapping[str, int]) -> str:
     return ", ".join(f"{kind} x{number}" for kind, number in sorted(kinds.items()))
 
 
-# What the last gate looks at in a part of something that goes out: plain JSON data, with what its shape would hide.
-#
-# Names say what fields hold, so a part is looked at as data, not as text. But data hides some things: ids are random by
-# nature; arguments are text that means data, in which a name may stand twice; the texts of a message may be one text in
-# pieces; a schema names a field in one place and shows its values in another; and what is nested very deeply cannot be
-# walked at all.
+# Parts are scanned as data, not as text, because names say what fields hold. But data hides some things, which the view
+# below undoes: ids are random by nature; arguments are text that is itself data, where a name may occur twice; the
+# texts of a message may be one text in pieces; a schema names a field here and shows its values there; and very deep
+# nesting cannot be walked at all.
 
-# Ids are random and most of them mean nothing: only rules that know a kind of key look at them, as at ingest.
-_IDS = {"id", "parent_id", "state_id", "tool_call_id", "source_call_id", "call_id", "turn_id", "session_id"}
+# Ids are random, and most are harmless: only rules for a kind of key scan them, as at ingest.
+_IDS = frozenset(
+    (
+        *("id", "parent_id", "state_id", "tool_call_id", "source_call_id", "call_id", "turn_id", "session_id"),
+        *("trajectory_id", "conversation_id", "timestamp"),
+    )
+)
 
 
-_AS_GIVEN = frozenset(("arguments", "parameters"))  # a tool's own fields, whatever they are called
-_SHOWN_VALUES = frozenset(("enum", "const", "examples", "example", "default"))
+_FIELDS_OF_TOOLS = frozenset(("arguments", "parameters"))  # their fields are the tool's own, whatever they are called
+_EXAMPLE_KEYWORDS = frozenset(("enum", "const", "examples", "example", "default"))
 _NUMBERS = (int, float)
 
 
 @dataclass
 class _OutgoingView:
-    """A part without ids and numbers; its ids; texts that stand there in pieces; values that a schema shows."""
+    """A part without ids and numbers, its ids, texts that it holds in pieces, and values that a schema shows."""
 
     value: Any = None
     ids: list[str] = field(default_factory=list[str])
     joined: list[str] = field(default_factory=list[str])
-    shown: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    examples: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
 
 
 def _view_of(part: Any) -> _OutgoingView:
-    """RecursionError where a part is nested too deeply; `flat_text` is for that one."""
+    """Return the view of a part. Raises RecursionError if it is nested too deeply; `_flat_text` handles those."""
     view = _OutgoingView()
-    view.value = _seen(part, view)
+    view.value = _without_ids(part, view)
     return view
 
 
 def bytes_of(part: Any) -> bytes:
-    """What tells a part from another one."""
+    """Return bytes that identify a part."""
     try:
         return orjson.dumps(part)
     except orjson.JSONEncodeError:  # nested too deeply
@@ -170,7 +177,7 @@ def bytes_of(part: Any) -> bytes:
 
 
 def _flat_text(part: Any) -> str:
-    """All names and values of a part, a line each, however deeply they are nested."""
+    """Return all names and values of a part, one per line, however deeply they are nested."""
     lines, pending = list[str](), [("", part)]
     while pending:
         name, value = pending.pop()
@@ -183,13 +190,14 @@ def _flat_text(part: Any) -> str:
     return "\n".join(lines)
 
 
-def _seen(value: Any, view: _OutgoingView) -> Any:
+def _without_ids(value: Any, view: _OutgoingView) -> Any:
     if isinstance(value, list):
         items = cast("list[Any]", value)
         texts = [text for block in items if isinstance(block, dict) and isinstance(text := block.get("text"), str)]
+        # A secret may be cut between the text blocks of one message.
         if len(texts) > 1:
             view.joined.append("".join(texts))
-        return [_seen(child, view) for child in items]
+        return [_without_ids(child, view) for child in items]
     if not isinstance(value, dict):
         return value
     return dict(_fields(cast("dict[str, Any]", value), view))
@@ -199,12 +207,12 @@ def _fields(record: dict[str, Any], view: _OutgoingView) -> Iterator[tuple[str, 
     for key, value in record.items():
         if key in _IDS and isinstance(value, str):
             view.ids.append(value)
-        elif key in _AS_GIVEN:
+        elif key in _FIELDS_OF_TOOLS:
             arguments = arguments_as_data(value)
-            view.shown += _shown_values(arguments)
+            view.examples += _example_values(arguments)
             yield key, arguments
         elif not ((key == "logprobs" or key.endswith("_token_ids")) and _is_numbers(value)):
-            yield key, _seen(value, view)
+            yield key, _without_ids(value, view)
 
 
 def _is_numbers(value: Any) -> bool:
@@ -212,11 +220,14 @@ def _is_numbers(value: Any) -> bool:
 
 
 def arguments_as_data(arguments: Any) -> Any:
-    """Return arguments that are written as JSON text as what they mean, where a name that is written twice has both
-    values; anything else unchanged."""
+    """Return arguments written as JSON text as data, and anything else unchanged.
+
+    A name that occurs twice has both values.
+    """
     if not isinstance(arguments, str):
         return arguments
     try:
+        # orjson is the strict parser (json would take NaN), and json has the hook that sees repeated names.
         orjson.loads(arguments)
         return json.loads(arguments, object_pairs_hook=_with_all_values)
     except (orjson.JSONDecodeError, ValueError, RecursionError):
@@ -233,11 +244,11 @@ def _with_all_values(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return {name: several[0] if len(several) == 1 else several for name, several in values.items()}
 
 
-def _shown_values(schema: Any) -> Iterator[dict[str, Any]]:
-    """Of every property of a JSON schema that shows values: its name, with them."""
+def _example_values(schema: Any) -> Iterator[dict[str, Any]]:
+    """Yield, for each property of a JSON schema that shows values, its name with them."""
     if isinstance(schema, list):
         for inner_schema in cast("list[Any]", schema):
-            yield from _shown_values(inner_schema)
+            yield from _example_values(inner_schema)
     elif isinstance(schema, dict):
         record = cast("dict[str, Any]", schema)
         properties: Any = record.get("properties")
@@ -246,24 +257,24 @@ def _shown_values(schema: Any) -> Iterator[dict[str, Any]]:
             if values:
                 yield {name: values}
         for inner_schema in record.values():
-            yield from _shown_values(inner_schema)
+            yield from _example_values(inner_schema)
 
 
 def _values_in(schema: Any) -> Iterator[Any]:
-    """The values that a property's schema shows, also in its alternatives and items; those of inner properties not."""
+    """Yield the values that a property's schema shows, in alternatives and items too, but not in inner properties."""
     if isinstance(schema, list):
         for inner_schema in cast("list[Any]", schema):
             yield from _values_in(inner_schema)
     elif isinstance(schema, dict):
         for key, value in cast("dict[str, Any]", schema).items():
-            if key in _SHOWN_VALUES:
+            if key in _EXAMPLE_KEYWORDS:
                 yield from cast("list[Any]", value) if isinstance(value, list) else (value,)
             elif key != "properties":
                 yield from _values_in(value)
 
 
 class OpenGate(LastGate):
-    """Lets everything through: somebody has said `--no-scrub` here."""
+    """A gate that lets everything through, for `--no-scrub`."""
 
     is_open = True
 
@@ -277,49 +288,43 @@ def gate_of(
     *,
     no_scrub: bool,
     allowed: Iterable[str] = (),
-    given: LastGate | None = None,
+    gate: LastGate | None = None,
 ) -> LastGate:
-    """The gate for what is made from a run; one that was ingested with `--no-scrub` needs the flag once more.
+    """Return the gate for what is made from a run. One ingested with `--no-scrub` needs the flag again.
 
-    A gate that is `given` is the one, but lets nothing of such a run through unless it is the open one.
+    A `gate` is used as it is, but lets nothing of such a run through unless it is an open one.
     """
-    if no_scrub or (given is not None and given.is_open):
-        return given or OpenGate()
+    if no_scrub or (gate is not None and gate.is_open):
+        return gate or OpenGate()
     if run.meta("conversations").settings.get("scrubbed") is not True:
         fix = (
-            "`crf ingest PATH... -o NEW_RUN` without --no-scrub takes the secrets out; or "
-            "type --no-scrub here as well (in Python: the gate OpenGate()): "
-            "everything goes out as the logs hold it"
+            "Ingest again without --no-scrub (`crf ingest PATH... -o NEW_RUN`) to redact secrets, or pass --no-scrub "
+            "here as well (in Python: gate=OpenGate()) to send everything as it is in the logs"
         )
-        raise RunError(explain(str(run.root), got="a run made with --no-scrub", expected="a scrubbed one", fix=fix))
-    return given or LastGate(environment, allowed=allowed)
+        raise RunError(explain(str(run.root), got="a run made with --no-scrub", expected="a scrubbed run", fix=fix))
+    return gate or LastGate(environment, allowed=allowed)
 
 
 def refusal(what: str, finds: Sequence[Find]) -> InputError:
-    """The error for something that does not go out: every kind, the first places, and what to do about them."""
+    """Return the error for refused text: every kind, the first locations, and what to do about them."""
     kinds: Counter[str] = Counter()
     for find in finds:
         kinds.update(find.kinds)
-    more = len(finds) - _MAX_TOLD
-    locations = [f"  {find}" for find in finds[:_MAX_TOLD]] + ([f"  and {more:,} more"] if more > 0 else [])
+    more = len(finds) - _MAX_LISTED
+    locations = [f"  {find}" for find in finds[:_MAX_LISTED]] + ([f"  and {more:,} more"] if more > 0 else [])
     steps = (
-        "`crf ingest PATH... -o RUN --reread` takes out what the rules and this environment know by now",
-        "`crf forget SESSION --run RUN` leaves a session out",
-        "`--allow ID` lets a text through that holds no secret (may be repeated)",
-        "`--no-scrub`, typed here, lets everything through",
+        "`crf ingest PATH... -o RUN --reread` redacts what the current rules and environment know",
+        "`crf forget SESSION --run RUN` removes a session",
+        "`--allow ID` lets a text through that holds no secret (repeatable)",
+        "`--no-scrub` on this command lets everything through",
     )
-    number = (
-        f"{len(finds):,} text{'s that look as if they' if len(finds) > 1 else ' that looks as if it'} held a secret"
-    )
-    got = f"{number} ({_listed(kinds)})"
-    fix = "\n".join(["The places:", *locations, "What to do:", *(f"  {step}" for step in steps)])
-    return InputError(explain(what, got=got, expected="none; nothing of it went out", fix=fix))
+    got = f"{len(finds):,} text{'s' if len(finds) > 1 else ''} that may hold a secret ({_listed(kinds)})"
+    fix = "\n".join(["Locations:", *locations, "What to do:", *(f"  {step}" for step in steps)])
+    return InputError(explain(what, got=got, expected="none; nothing was sent", fix=fix))
 
 
-_IDS |= {"trajectory_id", "conversation_id", "timestamp"}
-
-
-_JSON_SCALAR = re.compile(r'"(?:[^"\\]|\\.)*+"|(?<![\w.-])-?\d++(?![\w.])')  # `"a \"b\""`, `4821`
+# `"a \"b\""`, `4821`; not `a4821`.
+_JSON_SCALAR = re.compile(r'"(?:[^"\\]|\\.)*+"|(?<![\w.-])-?\d++(?![\w.])')
 
 
 def rewritten(text: str, data: Any, clean: Any) -> str:

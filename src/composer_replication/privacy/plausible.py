@@ -1,4 +1,8 @@
-"""Whether the value behind a secret name could be a secret: not a placeholder, a variable, code, a path or prose."""
+"""Decide whether a value could be a secret, and not a placeholder, a variable, code, a path or prose.
+
+The tests differ in what they may assume: `is_plausible` judges a value after a secret's name, `is_bare_password` and
+`is_unknown` judge words in running text, `is_shaped` and `is_unfamiliar` judge words that no name introduces.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +26,8 @@ from composer_replication.privacy.rules import (
     is_strong,
 )
 
+# Parts that only placeholders, templates and references to a vault have: `${DB_PASSWORD}`, `<your password>`,
+# `op://vault/db/password`, `secrets.DB_PASSWORD`; not `hunter2`.
 _PLACEHOLDER_PART = re.compile(
     r"(?i)[$%]\(|[$%#]\{"
     r"|\{\{|\*{3,}|x{4,}|\.{3}|…|your[_ -]|<[^\0>]*>|example|redacted|change[-_ ]?(?:me|this)"
@@ -30,6 +36,8 @@ _PLACEHOLDER_PART = re.compile(
     r"|\A(?:vault:|arn:|@Microsoft\.KeyVault)|\bkv/data/|\A!(?:secret|vault|env|include)"
     r"|\A\(\?|\\[sSwWdD][+*{]"  # a regular expression: `(?i)password\s*=`
 )
+# Whole values that stand in for a secret or name its type: `[token]`, `$PASSWORD`, `Optional`, `none`,
+# `wrong-password`, `varchar(64)`; not `hunter2`.
 _PLACEHOLDER_WHOLE = re.compile(
     r"(?i)\[[a-z _-]+\]|0x[0-9a-f]{1,16}|\$\{?(?-i:[A-Z_]{2,}+)\}?(?:/[^\0]*)?"
     r"|#[0-9a-f]{3,8}|[0-9a-f]{7,64}\.{2,3}[0-9a-f]{7,64}|\{[^\0{}]*\}"
@@ -47,55 +55,72 @@ _PLACEHOLDER_WHOLE = re.compile(
     r"|[A-Za-z]+:|[a-z_]{2,12}:(?:password|passwd|secret|token|key)"  # `kw:password`, a name among others
     r"|missing|invalid|valid|expired|access|refresh|session|header|cookie"
 )
-_LOOKED_AT = 400  # the rest of a long value cannot make code or prose of it
-_JUDGED = 200  # characters of a value that are compared with placeholders
+#
+_MAX_PLAUSIBLE_CHARS = 400  # the rest of a long value does not change the verdict
+_MAX_COMPARED_CHARS = 200  # of a value, when it is compared with placeholders
+# `${TOKEN}`, `$TOKEN`, `%TOKEN%`, `****`, `<token>`; not `hunter2`.
 _REFERENCE = re.compile(
     r"\$\{|\{\{|\$\(|^\$[A-Za-z_]\w*$|^%[A-Z_]+%$|\*{3,}|^<[^\0>]*>$|process\.env|os\.environ|getenv\("
 )
+# Words that sentences have and passphrases rarely do: `Enter the password`; not `volcano galaxy tuna`.
 _PROSE = re.compile(
     r"(?i)\b(?:is|are|the|a|an|must|should|required|your|for|to|of|and|or|not|with|please|enter|cannot|can|be|in)\b"
 )
-# A name, perhaps with members (`a.b`, `a?.b`, `a!.b`, `A::b`), or a number with a unit.
-_CODE = re.compile(
+# A name, perhaps with members, or a number with a unit: `config.apiKey`, `self?.token`, `Auth::user`, `30s`; not
+# `k9!x`.
+_EXPRESSION = re.compile(
     r"[@:$]{0,2}+[A-Za-z_$][\w$]*+(?:(?:[?!]?\.|:{1,2}|\?)[A-Za-z_$][\w$]*+)*+[!?]?|[A-Za-z]++-[a-z]++|[A-Z][a-z]++-[A-Z][A-Za-z]++"
     r"|\d++(?:\.\d++)?[a-zA-Z%]{0,2}"
 )
-# What stands before a bracket of code: `get`, `rows[0]`, `a =`, another bracket, or nothing.
-_OPENED = re.compile(r"(?:\A|[A-Za-z_]\w*|[\])}(\[{=,:+|&!<>*/ -])\Z")
+# What precedes a bracket in code: a name, a sign or another bracket: `get`, `rows[`, `a =`; not `k#`.
+_BEFORE_CODE_BRACKET = re.compile(r"(?:\A|[A-Za-z_]\w*|[\])}(\[{=,:+|&!<>*/ -])\Z")
 # A generated password: `k[9}Q(w-T,2`, 16 characters and more from most generators.
-_LONGEST_GENERATED = 128
+_MAX_GENERATED_CHARS = 128
+# A generated password; most generators make 16 characters or more: `k[9}Q(w-T,2xB`; not `hunter2`.
 _GENERATED = re.compile(r"(?=[^\0a-z]*[a-z])(?=[^\0A-Z]*[A-Z])[!-~]{12,128}")
-# Of 2,000 passwords of each generator 99% have more; tests/unit/scrub/test_scrub_data_lines.py draws them.
-_FEWEST_CHANGES = 0.33
+# 99% of 2,000 passwords of each generator have more; tests/unit/scrub/test_scrub_data_lines.py samples them.
+_MIN_CHANGES = 0.33
+# `k9word-Q` -> `word`.
 _FOUR_LETTERS = re.compile(r"[A-Za-z]{4,}")
-_CHARACTER_CLASS = re.compile(
-    r"\[\^?[^\0\s\[\]]{0,40}(?:0-9|a-[a-z]|A-[A-Z])"
-)  # of a regular expression: `[^\w0-9A-F]`
+# Of a regular expression: `[^\\w0-9A-F]`, `[a-z]+`; not `[x]`.
+_CHARACTER_CLASS = re.compile(r"\[\^?[^\0\s\[\]]{0,40}(?:0-9|a-[a-z]|A-[A-Z])")
+# The words of `readFile` -> `read`, `readFile` -> `File`.
 _CAMEL = re.compile(r"[A-Z][a-z]{3,}|[a-z]{4,}|[A-Z]{4,}")
-_TEMPLATE = re.compile(r"\A(?:\{\{|[$%#]\{|[$%]\()|[A-Z]{3,}_[A-Z]{3,}")  # `{{.Env.POSTHOG_API_KEY}}`
-_CLOSERS = {")": "(", "]": "[", "}": "{"}
+# A template or the name of a variable in one: `{{.Env.POSTHOG_API_KEY}}`, `${X}`.
+_TEMPLATE = re.compile(r"\A(?:\{\{|[$%#]\{|[$%]\()|[A-Z]{3,}_[A-Z]{3,}")
+_OPENER_OF = {")": "(", "]": "[", "}": "{"}
 _BRACKET_SIGNS = frozenset("([{")
-# What a lock file has behind a name: `npm:^2.14.0`, `workspace:*`, `>=1.2`.
-_VERSION = re.compile(
+# What a lock file has after a name: `npm:^2.14.0`, `workspace:*`, `>=1.2`; not `hunter2`.
+_DEPENDENCY = re.compile(
     r"(?:[a-z]{2,12}:)?[\^~<>=v ]*\d++(?:\.\d++)++[\w.+-]*+|(?:workspace|file|link|portal|patch):[^\0\s]*+"
 )
+# `src/auth/token.py`; not `hunter2.x`.
 _FILE = re.compile(r"(?:[\w.-]++/)++[\w-]++\.[a-z]{1,5}")
-_AT_PATH = re.compile(r"(?:[\w.-]++:(?=/))?+(?:/[\w.-]++){2,}+")  # a name and where it is kept
-_SPELLED = re.compile(r"[A-Za-z]+'[a-z]{1,10}")
-_LATIN = re.compile(r"[A-Za-zÀ-ɏͰ-ϿЀ-ӿ]")
-_BRACKET = re.compile(r"[(\[]")
-# Names of code: members, and words in camel case of which one may be numbered (`config.apiKey2`, `Type1Handler`).
+# A path, perhaps with a name before it: `/var/run/secrets`, `db:/etc/db/pass`; not `/x9`.
+_AT_PATH = re.compile(r"(?:[\w.-]++:(?=/))?+(?:/[\w.-]++){2,}+")
+# `don't`, `qu'utilise`; not `it's4me`.
+_ELISION = re.compile(r"[A-Za-z]+'[a-z]{1,10}")
+# Latin, Greek or Cyrillic: `a`, `ß`, `я`; not `密`.
+_EUROPEAN_LETTER = re.compile(r"[A-Za-zÀ-ɏͰ-ϿЀ-ӿ]")
+# `get(`, `rows[`.
+_CALL_OR_INDEX = re.compile(r"[(\[]")
+# A name with members, or camel case in which words may have a number: `config.apiKey2`, `Type1Handler`; not `Xk39fQ2z`.
 _IDENTIFIER = re.compile(
     r"[A-Za-z_$][\w$]*+(?:[?!]?\.[A-Za-z_$][\w$]*+)++|[A-Za-z][a-z]++\d{0,2}+(?:[A-Z][a-z]{2,20}+\d{0,2}+)++"
 )
-_MODULE = re.compile(r"(?:[A-Za-z_]++\.){2,}+[A-Za-z_]++")  # `package.module.Name`
+# `package.module.Name`; not `a.b`.
+_DOTTED_NAME = re.compile(r"(?:[A-Za-z_]++\.){2,}+[A-Za-z_]++")
+# `auth/tokens/v2`, `token[:id]`; not `hunter2`.
 _FOLDERS = re.compile(r"(?:[\w.-]++/)+[\w.-]*+|[a-z]++\[:[a-z]++\]")
+# `AB12-CD34-EF56-GH78`; not `ABCD-EFGH`.
 _LICENCE = re.compile(r"(?=[A-Z-]*\d)(?:[A-Z0-9]{4,8}-){3,7}[A-Z0-9]{4,8}")
-_HASHED_NAME = re.compile(
-    r"(?:[A-Za-z][A-Za-z0-9_.]{0,20}+-)++[0-9a-f]{32,64}"
-)  # of a cache, by the hash of what is in it
-_PAIRS_OF_HEX = re.compile(r"(?:[0-9A-Fa-f]{2}:){7,}[0-9A-Fa-f]{2}")  # a fingerprint
-# What stands beside a secret's name and is none: an algorithm, an address, a date, a version, a path, a pattern.
+# The name of a cache entry by the hash of its content: `cache-key-0123456789abcdef0123456789abcdef`.
+_HASHED_NAME = re.compile(r"(?:[A-Za-z][A-Za-z0-9_.]{0,20}+-)++[0-9a-f]{32,64}")
+# A fingerprint: `1f:8b:08:00:3c:7d:e2:51`.
+_PAIRS_OF_HEX = re.compile(r"(?:[0-9A-Fa-f]{2}:){7,}[0-9A-Fa-f]{2}")
+# What occurs next to a secret's name but is none: an algorithm, an address, a date, a version, a path, a pattern.
+# `sha256`, `hmac-512`, `ada@example.org`, `2024-05-01`, `v1.2.3`, `src/auth`, `us-east-1`, `CVE-2024-1234`; not
+# `hunter2`.
 _NO_SECRET = re.compile(
     r"(?i)pbkdf2[a-z0-9_-]*+|(?:rsa|hmac|ecdsa|scram|pbkdf2|hkdf|aes|sha|oauth|utf|base|curve|tls|http|ipv|bcrypt|argon|gpt|claude|qwen"
     r"|llama)[_-]?v?\d{1,4}(?:[_./-]?[a-z0-9]{1,24}+){0,5}+"
@@ -111,7 +136,8 @@ _NO_SECRET = re.compile(
     r"|\d{1,2}:\d[\w.+~-]*+|(?-i:[A-Z]{2,5}\d?(?:[-+/][A-Z]{2,5}\d?)++)|(?:sha-?\d{1,3}|md5):[^\0]*+|issue-?\d++|line-?\d++|#\d++|[A-Za-z_]{1,20}#[A-Za-z_]{1,20}|&\w++;?|\d{1,4}[a-z]{1,3}|[a-z]"
     r"{1,3}\d{1,4}|\d++(?:st|nd|rd|th|px|ms|kb|mb|gb)"
 )
-# Names of code and words with a number, which a call gets too.
+# Names in code and numbered words, which calls take as arguments, too: `access_token`, `userName2`, `db-1`; not
+# `hunter-2x`.
 _CODE_WORD = re.compile(
     r"(?:[a-z]++[_.-])*+[a-z]++\d{0,2}|(?:[A-Z]++_)*+[A-Z]++\d?|(?:[a-z]++[_-])++\d{1,2}|[a-z]++(?:[A-Z][a-z]++)*+\d?"
     r"|(?:[a-z][\w-]*+\.)++[a-z]{2,6}|#[^\0]*+"
@@ -119,8 +145,8 @@ _CODE_WORD = re.compile(
 
 
 def is_generated(value: str) -> bool:
-    """Return whether a generator of passwords made a value: letters, digits and signs in turn, and no word or code."""
-    return len(value) <= _LONGEST_GENERATED and _is_generated(value)
+    """Whether a password generator made a value: letters, digits and signs alternate, without words or code."""
+    return len(value) <= _MAX_GENERATED_CHARS and _is_generated(value)
 
 
 @lru_cache(maxsize=1 << 12)
@@ -129,13 +155,13 @@ def _is_generated(value: str) -> bool:
         return False
     if _TEMPLATE.search(value):
         return False
-    if share_of_changes(value) < _FEWEST_CHANGES:
+    if share_of_changes(value) < _MIN_CHANGES:
         return False
     return not any(is_word(part) for letters in _FOUR_LETTERS.findall(value) for part in _CAMEL.findall(letters))
 
 
 def is_random_value(value: str) -> bool:
-    """Whether a value under a name that says little (`key`, `auth`) is a key by its looks."""
+    """Whether a value under a weak name (`key`, `auth`) looks like a key."""
     core = value.strip("\"'")
     if _LICENCE.fullmatch(core):
         return True
@@ -145,54 +171,61 @@ def is_random_value(value: str) -> bool:
 
 
 def is_identifier(value: str) -> bool:
-    """Whether a bare word is a name of code, which a number does not make a secret."""
-    return _IDENTIFIER.fullmatch(value, 0, _JUDGED) is not None
+    """Whether a bare word is a name in code, which digits do not turn into a secret."""
+    return _IDENTIFIER.fullmatch(value, 0, _MAX_COMPARED_CHARS) is not None
 
 
 def is_no_secret(value: str) -> bool:
     """Whether a word is an algorithm, an address, a date, a version, a path or a pattern."""
-    return _NO_SECRET.fullmatch(value, 0, _JUDGED) is not None
+    return _NO_SECRET.fullmatch(value, 0, _MAX_COMPARED_CHARS) is not None
 
 
-def is_said(value: str) -> bool:
-    """Whether a word that stands beside a secret's name in speech is the secret: no word, address or date."""
+def is_bare_password(value: str) -> bool:
+    """Whether a word next to a secret's name in running text is the secret, and no word, address or date."""
     return is_generated(value) or (
         is_strong(value)
         and not value.startswith(("-", ".", ":", "_"))
         and not _is_setting(value)
-        and not _NO_SECRET.fullmatch(value, 0, _JUDGED)
+        and not _NO_SECRET.fullmatch(value, 0, _MAX_COMPARED_CHARS)
         and (value.endswith("$") or not is_identifier(value))
         and is_plausible(value, Strength.PASSWORD, True)
         and name_strength(value) == Strength.NONE
     )
 
 
+# `SummerRain2024!`, `Harbor.papaya.42`, `myDog77`; not `summer2024`.
 _WORDS_AND_NUMBER = re.compile(
     r"(?:[A-Z][a-z]{2,12}){1,3}\d{2,4}[!*#$%&@?]?|[A-Z][a-z]{2,12}(?:[._-][A-Za-z]{3,12}){1,3}[._-]\d{2,4}"
     r"|[a-z]{2,12}[A-Z][a-z]{2,12}\d{2,4}[!*#$%&@?]?"
 )
+# `volcano-galaxy-tuna`; not `volcano-galaxy`.
 _LOWER_PHRASE = re.compile(r"[a-z]{3,12}(?:[-._][a-z]{3,12}){2,6}")
+# `-`, `.`, `_` or a blank.
 _PHRASE_CUT = re.compile(r"[-._ ]")
+# `volcano galaxy tuna`; not `volcano galaxy`.
 _LOWER_WORDS = re.compile(r"[a-z]{3,12}(?: [a-z]{3,12}){2,7}")
-SENTENCE_END = "!*#$%&@?"  # a sign behind a digit belongs to a password, not to the sentence
+SENTENCE_END = "!*#$%&@?"  # after a digit it belongs to the password
 
 
-def is_told(value: str) -> bool:
-    """As `is_said`, where a sign or a word for `is` stands between name and value: words with a number, too."""
-    return is_said(value) or (
+def is_stated_password(value: str) -> bool:
+    """Whether a word is the secret where a sign or a word for "is" introduces it.
+
+    Then words followed by a number count, too: `SummerRain2024`.
+    """
+    return is_bare_password(value) or (
         _WORDS_AND_NUMBER.fullmatch(value) is not None and is_plausible(value, Strength.PASSWORD, True)
     )
 
 
-def speaks(value: str) -> bool:
-    """Whether several words are said about a secret, not one themselves: a label or a message has such words."""
+def talks_about_secrets(value: str) -> bool:
+    """Whether several words are a label or a message about a secret and not a passphrase."""
     return _PROSE.search(value) is not None or any(
         name_strength(word) > Strength.NONE or word.lower() in PASSWORD_WORDS for word in value.split()
     )
 
 
 def is_passphrase(value: str) -> bool:
-    """Small words with the same signs or blanks between them: three at the least."""
+    """Whether a value is three or more small words with the same sign or a blank between them."""
     if len(value) < 14 or not (_LOWER_PHRASE.fullmatch(value) or _LOWER_WORDS.fullmatch(value)):
         return False
     if any(name_strength(word) for word in _PHRASE_CUT.split(value)):  # members of code, and words about passwords
@@ -200,22 +233,23 @@ def is_passphrase(value: str) -> bool:
     return "." not in value or is_uncommon(value)
 
 
-# `status=200`, `PasswordAgeDays=30`: a setting, whatever its name begins with; `ETHERSCAN_KEY`: a variable.
+# A setting with its value, whatever its name begins with, or the name of a variable: `status=200`,
+# `PasswordAgeDays=30`, `ETHERSCAN_KEY`; not `hunter2`.
 _SETTING = re.compile(
     r"[A-Za-z_]{3,40}=[\w.]{1,12}|[A-Z][A-Z0-9]*+(?:_[A-Z0-9]++)*_(?:KEY|TOKEN|SECRET|PASS|PASSWORD|PWD|ID)"
 )
 
 
 def _is_setting(value: str) -> bool:
-    """Return whether a word is a setting with its value, or the name of a variable."""
+    """Whether a word is a setting with its value, or the name of a variable."""
     return _SETTING.fullmatch(value) is not None
 
 
 def is_unknown(value: str) -> bool:
-    """Whether a value is none of the words, names of code, files and addresses that stand where passwords do."""
+    """Whether a value has an unknown word and is no name in code, file or address."""
     return (
         is_uncommon(value)
-        and not value.startswith(_NO_START)
+        and not value.startswith(_NO_PASSWORD_STARTS)
         and not _BRACKETS.search(value)
         and not is_no_secret(value)
         and not _is_setting(value)
@@ -225,106 +259,115 @@ def is_unknown(value: str) -> bool:
 
 
 def is_answer(value: str) -> bool:
-    """Whether a word that answers a question for a password is it: whatever nobody knows, and small words in a row."""
-    return is_told(value) or is_unknown(value) or is_passphrase(value)
+    """Whether one word is the reply to a request for a password: an unknown word or a passphrase."""
+    return is_stated_password(value) or is_unknown(value) or is_passphrase(value)
 
 
 def is_odd(value: str) -> bool:
-    """Whether no sentence has such a word: a sign or a capital inside of it, or a number at its end."""
-    return _ODD.search(value) is not None
+    """Whether no sentence has such a word: a sign or a capital in it, or a number at its end."""
+    return _ODD_SPELLING.search(value) is not None
 
 
-_ODD = re.compile(r"[^\W\d_][_#$!%&*+~^.=][^\W_]|[a-z][A-Z]|[^\W\d_]\d\d")
-_NO_START = ("-", ".", ":", "_", "/", "@", "\\", "#")
+# `kestrel_7`, `myDog`, `hunter22`; not `hunter2`.
+_ODD_SPELLING = re.compile(r"[^\W\d_][_#$!%&*+~^.=][^\W_]|[a-z][A-Z]|[^\W\d_]\d\d")
+_NO_PASSWORD_STARTS = ("-", ".", ":", "_", "/", "@", "\\", "#")
+# `get(x)`, `a=b`, `redis://host`, `C:\\x`; not `hunter2!`.
 _BRACKETS = re.compile(r"[()\[\]{}<>=\"]|://|\\")
 
 
-def trimmed(value: str, trailing: str) -> str:
-    """Without the end of the sentence; a sign directly behind a digit stays."""
+def strip_sentence_end(value: str, trailing: str) -> str:
+    """Return the value without the end of its sentence. A sign directly after a digit stays: `hunter2!`."""
     bare = value.rstrip(trailing)
     rest = value[len(bare) :]
     return bare + rest[0] if rest[:1] and rest[0] in SENTENCE_END and any(map(str.isdigit, bare)) else bare
 
 
-def is_given(value: str) -> bool:
-    """Whether a literal that code hands over beside a secret's name is the secret: no word, address or pattern."""
-    if " " in value or _NO_SECRET.fullmatch(value, 0, _JUDGED):
+def is_literal_secret(value: str) -> bool:
+    """Whether a literal that code passes next to a secret's name is the secret: no word, address or pattern."""
+    if " " in value or _NO_SECRET.fullmatch(value, 0, _MAX_COMPARED_CHARS):
         return False
     if not is_strong(value):
         return False
-    if _CODE_WORD.fullmatch(value, 0, _JUDGED) and not looks_random(value):
+    if _CODE_WORD.fullmatch(value, 0, _MAX_COMPARED_CHARS) and not looks_random(value):
         return False
     return name_strength(value) == Strength.NONE or looks_random(value)
 
 
 def is_path(value: str) -> bool:
-    """Whether a value is made of folders: a module, an address without its scheme, a pattern in brackets."""
-    return _FOLDERS.fullmatch(value, 0, _JUDGED) is not None
+    """Whether a value consists of folders: a path, an address without its scheme, or a pattern in brackets."""
+    return _FOLDERS.fullmatch(value, 0, _MAX_COMPARED_CHARS) is not None
 
 
 @lru_cache(maxsize=1 << 12)
 def is_plausible(value: str, strength: Strength, literal: bool) -> bool:
-    """Whether a value could be a secret; `literal` when it is known to be text, not code."""
-    if is_generated(value):  # `<`, `${` and `...` stand in such a value by chance
+    """Whether a value could be a secret. `literal`: it is known to be text and not code."""
+    if is_generated(value):  # such a value may contain `<`, `${` or `...` by chance
         return PLACEHOLDER.search(value) is None
     if (
         len(value) < (4 if strength == Strength.PASSWORD else 6)
         or PLACEHOLDER.search(value)
         or PSEUDONYM.fullmatch(value)
-        or _PLACEHOLDER_WHOLE.fullmatch(value, 0, _JUDGED)
-        or _PLACEHOLDER_PART.search(value, 0, _JUDGED)
+        or _PLACEHOLDER_WHOLE.fullmatch(value, 0, _MAX_COMPARED_CHARS)
+        or _PLACEHOLDER_PART.search(value, 0, _MAX_COMPARED_CHARS)
         or value.lower() in PASSWORD_WORDS
         or value.startswith(":?")
     ):
         return False
-    length, value = len(value), value[:_LOOKED_AT]
+    length, value = len(value), value[:_MAX_PLAUSIBLE_CHARS]
     if len(set(value)) < 3 or not any(map(str.isalnum, value)) or value.startswith(("//", "/*", "./", "../", "~/")):
         return False
     if not has_digit(value) and (
-        _VERSION.fullmatch(value) or _SPELLED.fullmatch(value) or _FILE.fullmatch(value) or _AT_PATH.fullmatch(value)
+        _DEPENDENCY.fullmatch(value) or _ELISION.fullmatch(value) or _FILE.fullmatch(value) or _AT_PATH.fullmatch(value)
     ):
         return False
-    if not has_digit(value) and not value.isascii() and not (literal and is_uncommon(value)):  # of another language
+    # A word of another language.
+    if not has_digit(value) and not value.isascii() and not (literal and is_uncommon(value)):
         return False
-    if not value.isascii() and not _LATIN.search(value):
+    if not value.isascii() and not _EUROPEAN_LETTER.search(value):
         return False
-    if strength < Strength.PASSWORD and _VERSION.fullmatch(value):
+    if strength < Strength.PASSWORD and _DEPENDENCY.fullmatch(value):
         return False
     if " " in value:
         return strength >= Strength.TOKEN and literal and length < 200 and _is_phrase(value)
     if literal:
-        if strength < Strength.PASSWORD and _MODULE.fullmatch(value):
+        if strength < Strength.PASSWORD and _DOTTED_NAME.fullmatch(value):
             return False
         return (
             strength == Strength.PASSWORD
             or has_digit(value)
-            or (is_uncommon(value) and not value.istitle())  # and no label
+            or (is_uncommon(value) and not value.istitle())  # a title is a label
             or is_passphrase(value)
         )
-    if _CODE.fullmatch(value) or _has_brackets_of_code(value):
+    if _EXPRESSION.fullmatch(value) or _has_brackets_of_code(value):
         is_name = strength < Strength.PASSWORD and is_identifier(value)
-        return has_digit(value) and not is_name and not _BRACKET.search(value) and len(value) >= 8 and _mixed(value)
+        return (
+            has_digit(value)
+            and not is_name
+            and not _CALL_OR_INDEX.search(value)
+            and len(value) >= 8
+            and _has_scattered_digits(value)
+        )
     return True
 
 
 def _has_brackets_of_code(value: str) -> bool:
-    """Whether a value has brackets, and all of them are code's: `get(x1)`, `rows[0`, but not `k[9}Q(` or `x)2`.
+    """Whether a value has brackets, and all of them belong to code: `get(x1)`, `rows[0`, but not `k[9}Q(` or `x)2`.
 
-    A bracket that is still open at the end is code's, too: a bare value ends before the brackets that close it.
+    A bracket that is still open at the end counts as code, since a bare value ends before the bracket that closes it.
     """
     opened: list[str] = []
     for index, sign in enumerate(value):
         if sign in "([{":
-            if not opened and not _OPENED.search(value, max(0, index - 60), index):
+            if not opened and not _BEFORE_CODE_BRACKET.search(value, max(0, index - 60), index):
                 return False
             opened.append(sign)
-        elif sign in _CLOSERS and (not opened or opened.pop() != _CLOSERS[sign]):
+        elif sign in _OPENER_OF and (not opened or opened.pop() != _OPENER_OF[sign]):
             return False
     return not _BRACKET_SIGNS.isdisjoint(value)
 
 
 def _is_phrase(value: str) -> bool:
-    """Whether several words are a secret, not a label or a message: digits or signs in them, or small words alone."""
+    """Whether several words are a secret and not a label: with digits or signs, or small words only."""
     if _PROSE.search(value) or value[-1] in ".:?":
         return False
     return (
@@ -335,96 +378,116 @@ def _is_phrase(value: str) -> bool:
     )
 
 
-def _mixed(value: str) -> bool:
-    """A bare identifier with digits is a password when it is no name: Xk39fQ2z, not step2 or sha256."""
+def _has_scattered_digits(value: str) -> bool:
+    """Whether a bare identifier with digits is a password and no name: Xk39fQ2z, but not step2 or sha256."""
     plain = "." not in value and "_" not in value
     return (plain and looks_random(value)) or bool(re.search(r"\d[A-Za-z]+\d|[a-z]\d+[A-Z]", value))
 
 
 def is_reference(value: str) -> bool:
-    """Whether a value only points to a secret: a variable, a template, a mask."""
+    """Whether a value only refers to a secret: a variable, a template or a mask."""
     return _REFERENCE.search(value) is not None
 
 
-# What only a name and its value say together: a session in hex, a login, a phrase, and the folder that `pwd` holds.
-# What signs a request or holds a login is as good as a password, and often plain hex.
+# The name of what identifies a session or signs a request. It is as good as a password, and often plain hex:
+# `session_id`, `X-Signature`, `sid`; not `session`.
 _HANDLE = re.compile(r"(?i)(?:sess(?:ion)?[_-]?id|signature|\bsig|_sig|sid)$")
+# `0123456789abcdef0123`; not `0123abcd`.
 _HEX_HANDLE = re.compile(r"[0-9a-fA-F]{20,}")
-# Whatever stands in this header is what logs in, also without a scheme and without looking random.
+# The content of this header logs in even without a scheme and without looking random: `Proxy-Authorization`; not
+# `authorize`.
 _CREDENTIAL_HEADER = re.compile(r"(?i)(?:^|[_-])authorization$")
+# `Bearer a1b2c3` -> `Bearer `.
 _SCHEME = re.compile(r"(?i)(?:bearer|basic|token|digest|apikey|negotiate)[ \t]+")
+# `REDISCLI_AUTH` -> `AUTH`, `ldap.login` -> `login`; not `author`.
 _LOGIN_NAME = re.compile(r"(?i)(?:^|[_.-]|(?<=[a-z]))(auth|creds?|credentials?|login)$")
-_LOGIN_ENDS = ("auth", "cred", "creds", "credential", "credentials", "login")
+_LOGIN_SUFFIXES = ("auth", "cred", "creds", "credential", "credentials", "login")
+# `ada:hunter2` -> `hunter2`.
 _USER_AND_PASSWORD = re.compile(r"[\w.@+-]{1,60}[:/]([^\0\s:/@]{6,100})")
+# `~/src/app`, `/home/ada`, `C:\\Users`, `..`; not `hunter2`.
 _DIRECTORY = re.compile(r"(?:~|\.{1,2})?(?:/[^\0/\s]*+)++|[A-Za-z]:[\\/][^\n\0]*|\.{1,2}|~")
-_MOST_WORDS = 8
+_MAX_PHRASE_WORDS = 8
 
 
-def names_handle(name: str) -> bool:
-    """Whether a name is that of a session or of a signature."""
+def names_a_handle(name: str) -> bool:
+    """Whether a name is that of a session or a signature."""
     return _HANDLE.search(name) is not None
 
 
 def is_handle(name: str, value: str) -> bool:
-    """Plain hex under the name of a session or a signature, which looks less random than it is."""
-    return names_handle(name) and _HEX_HANDLE.fullmatch(value) is not None and len(set(value)) >= 8
+    """Whether a value is plain hex under the name of a session or signature. Hex looks less random than it is."""
+    return names_a_handle(name) and _HEX_HANDLE.fullmatch(value) is not None and len(set(value)) >= 8
 
 
 def is_credential(name: str, value: str) -> bool:
-    """What an `Authorization` header holds."""
+    """Whether a value is the content of an `Authorization` header."""
     bare = value[scheme.end() :] if (scheme := _SCHEME.match(value)) else value
     return _CREDENTIAL_HEADER.search(name) is not None and len(bare) >= 8 and " " not in bare and is_strong(bare)
 
 
 def is_login(name: str, value: str) -> bool:
-    """A password under a variable for logins (`REDISCLI_AUTH`, `LDAP_BIND_CRED`), or a user with one (`ada:...`)."""
-    words = _LOGIN_NAME.search(name) if name.lower().endswith(_LOGIN_ENDS) else None
+    """Whether a value is a password under a variable for logins, such as `REDISCLI_AUTH` or `LDAP_BIND_CRED`.
+
+    A user and a password (`ada:hunter2`) count under any name for a login.
+    """
+    words = _LOGIN_NAME.search(name) if name.lower().endswith(_LOGIN_SUFFIXES) else None
     if words is None:
         return False
     pair = _USER_AND_PASSWORD.fullmatch(value)
     if pair is not None:
-        return is_said(pair[1])
+        return is_bare_password(pair[1])
     return name.upper() == name and words[1].upper() != "LOGIN" and is_answer(value)
 
 
 def is_directory(name: str, value: str) -> bool:
-    """`pwd` is a password in a form and a working directory in a shell: the value tells."""
+    """Whether `pwd` is a working directory here, as in a shell, and not a password, as in a form."""
     return name.lower() == "pwd" and _DIRECTORY.fullmatch(value.strip()) is not None
 
 
 def is_phrase_of(name: str, value: str) -> bool:
-    """Several words that a variable in capitals or a passphrase holds: no label stands there."""
-    if not 1 < len(value.split()) <= _MOST_WORDS or not value.replace(" ", "").isalpha() or value != value.strip():
+    """Whether several words are a passphrase: under a variable in capitals, or a name that ends in "phrase"."""
+    if (
+        not 1 < len(value.split()) <= _MAX_PHRASE_WORDS
+        or not value.replace(" ", "").isalpha()
+        or value != value.strip()
+    ):
         return False
-    return (name.isupper() and not speaks(value)) or (name.lower().endswith("phrase") and value.islower())
+    return (name.isupper() and not talks_about_secrets(value)) or (name.lower().endswith("phrase") and value.islower())
 
 
-# The shapes of passwords that people and generators make, told from names of code, versions, dates and files.
+# Shapes of passwords that people and generators make, as opposed to names in code, versions, dates and files.
 
+# `!`, `?`; not `.`.
 _SIGNS = re.compile(r"[!#$%^&*?~+]")
+# `Q`; not `q`.
 _UPPER = re.compile(r"[^\W\d_a-z]")
+# `q`; not `Q`.
 _LOWER = re.compile(r"[a-z]|[^\W\d_A-Z]")
+# `7`; not `q`.
 _DIGIT = re.compile(r"\d")
-# `D41sy_Nebel426`: digits inside of words, of which one begins with a capital.
-_INSIDE = re.compile(r"(?<=[A-Za-z])\d{1,2}(?=[a-z])")
-# `Luna_9962_winter`, `Zamek.Sasha.232`, `Lumi1154Tiger`, `HarborPapaya303`: words, at least one with a capital.
-_NUMBERED = re.compile(
+# Digits inside a word: `D41sy_Nebel426` -> `41`; not `Nebel426`.
+_DIGITS_INSIDE = re.compile(r"(?<=[A-Za-z])\d{1,2}(?=[a-z])")
+# Words with a number, at least one capitalized: `Luna_9962_winter`, `Zamek.Sasha.232`, `Lumi1154Tiger`; not `luna9962`.
+_WORDS_WITH_NUMBER = re.compile(
     r"(?=[^\0A-Z]{0,24}[A-Z])[A-Za-z]?[a-z]{2,11}(?:[_.-]?(?:[A-Z][a-z]{2,11}|(?<=[_.-])[a-z]{3,11}))?[_.-]?\d{3,5}(?:[_.-]?[A-Za-z][a-z]{1,11})?"
 )
+# `4821-Kestrel-otter`; not `4821`.
 _NUMBER_FIRST = re.compile(r"\d{3,4}[_.~-]?[A-Z][a-z]{2,11}[_.~-][A-Z]?[a-z]{2,11}")
-_WORDS = re.compile(r"(?:[A-Z]?[a-z0-9]{2,14}[_.-]?){1,3}")
-_HARMLESS = re.compile(
+# `D41sy_Nebel426`, `Otter`; not `OTTER`.
+_CAPITALIZED_WORDS = re.compile(r"(?:[A-Z]?[a-z0-9]{2,14}[_.-]?){1,3}")
+# URL escapes, variables, file names and words of code: `%2Fhome`, `$HOME`, `notes2.md`, `windows10`; not `Zamek.232`.
+_NO_SHAPED_PASSWORD = re.compile(
     r"(?i)%[0-9a-f]{2}|^\d+\*|^[$%]\w*\d{0,2}$|^[*&][A-Za-z_]+\d{0,2}$|\.(?:py|js|ts|tsx|jsx|json|ya?ml|toml|txt|md|log|sh|go|rs|rb|java|sql|html|css|png|svg|jpe?g|gif|ico|pdf|csv|xml|docx?|xlsx?|zip|gz|cs|php|mp[34]|whl|deb|rpm|exe|dll|so)$"
     r"|test|spec|user|login|passw|secret|token|auth|admin|error|line|page|http|sha\d|version|release|step|issue|port|node|windows"
 )
-_SHORTEST_RANDOM = 12
+_MIN_RANDOM_CHARS = 12
 
 
 def is_shaped(value: str) -> bool:
-    """Whether a word is a password by its looks alone, where a word for one is near."""
+    """Whether a word next to a word for passwords is one by its looks alone."""
     if not _LOWER.search(value) or not _DIGIT.search(value) or is_public_id(value) or is_identifier(value.rstrip("$")):
         return False
-    if _HARMLESS.search(value) or _is_setting(value) or is_no_secret(value):
+    if _NO_SHAPED_PASSWORD.search(value) or _is_setting(value) or is_no_secret(value):
         return False
     if not is_plausible(value, Strength.PASSWORD, True):
         return False
@@ -432,60 +495,65 @@ def is_shaped(value: str) -> bool:
     upper = _UPPER.search(value) is not None
     if _SIGNS.search(value) and digits >= 2 and (upper or _SIGNS.search(value, len(value) - 1)):
         return True
-    if _NUMBERED.fullmatch(value) or _NUMBER_FIRST.fullmatch(value):
+    if _WORDS_WITH_NUMBER.fullmatch(value) or _NUMBER_FIRST.fullmatch(value):
         return True
-    inside = len(_INSIDE.findall(value))
-    if _WORDS.fullmatch(value) and upper and ((inside and digits >= 4) or (inside > 1 and digits >= 3)):
+    inside = len(_DIGITS_INSIDE.findall(value))
+    if _CAPITALIZED_WORDS.fullmatch(value) and upper and ((inside and digits >= 4) or (inside > 1 and digits >= 3)):
         return True
-    return upper and len(value) >= _SHORTEST_RANDOM and value.isalnum() and looks_random(value)
+    return upper and len(value) >= _MIN_RANDOM_CHARS and value.isalnum() and looks_random(value)
 
 
 def is_unfamiliar(value: str) -> bool:
     """Whether a word has a part that neither code nor messages have, a capital, and a number or a sign."""
-    if not is_uncommon(value) or not _UPPER.search(value) or not _LOWER.search(value) or _NAME.search(value):
+    if not is_uncommon(value) or not _UPPER.search(value) or not _LOWER.search(value) or _CODE_OR_VERSION.search(value):
         return False
-    if _HARMLESS.search(value) or is_no_secret(value) or is_public_id(value):
+    if _NO_SHAPED_PASSWORD.search(value) or is_no_secret(value) or is_public_id(value):
         return False
     digits = len(_DIGIT.findall(value))
-    if (not digits and not _TITLED.match(value)) or (digits == 1 and value.isalnum()):
+    if (not digits and not _TITLED_WORD.match(value)) or (digits == 1 and value.isalnum()):
         return False
     return is_plausible(value, Strength.PASSWORD, True)
 
 
-def human_spans(text: str, flat: bytes) -> Iterator[Span]:
-    """Words that nobody knows with a number and signs between them: no name is needed to tell that it is a password.
+def unknown_word_spans(text: str, flat: bytes) -> Iterator[Span]:
+    """Yield unknown words with a number and signs between them: passwords that need no name.
 
-    `flat` is the text, one byte a character. It is searched as classes of characters: letters, digits, signs.
+    `flat` is the text, one byte per character. It is searched as classes of characters: letters, digits, signs.
     """
-    for match in _CLASSED.finditer(b" " + flat.translate(_CLASS_TABLE)):
+    for match in _UNKNOWN_WORD.finditer(b" " + flat.translate(_CLASS_TABLE)):
         start, end = match.start(), match.end() - 1
-        value = trimmed(text[start:end], _TRAILING)
+        value = strip_sentence_end(text[start:end], _TRAILING)
         if (
-            _SHORTEST <= len(value) <= _LONGEST
-            and text[start - 1 : start] not in _BEFORE
-            and text[end : end + 1] not in _BEHIND
-            and not _VERSIONED.fullmatch(value)
+            _MIN_WORD_CHARS <= len(value) <= _MAX_WORD_CHARS
+            and text[start - 1 : start] not in _NOT_BEFORE
+            and text[end : end + 1] not in _NOT_AFTER
+            and not _CODE_OR_RELEASE.fullmatch(value)
             and not value.isalnum()
             and is_unfamiliar(value)
         ):
             yield Span(start, start + len(value), "PASSWORD")
 
 
-_TITLED = re.compile(r"[A-Z][a-z]+_(?!$)|[A-Z][a-z]+[#%!&+*~^](?!$)")
-# An address, a private name, a version behind a name, a name of code with members, an id with a prefix.
-_NAME = re.compile(
+# `Zamek_x`, `Zamek#x`; not `Zamek_`.
+_TITLED_WORD = re.compile(r"[A-Z][a-z]+_(?!$)|[A-Z][a-z]+[#%!&+*~^](?!$)")
+# An address, a private name, a version, a name with members or an id with a prefix: `ada@host`, `_x`, `lib2.0`,
+# `a.b.c`, `req_8f2a`; not `Zamek#232`.
+_CODE_OR_VERSION = re.compile(
     r"@|\.\.|^[._-]|^\d+\.\d|[A-Za-z]\d+[._]\d|^0x|^[a-z_]\w*+(?:\.[A-Za-z_]\w*+)++$|^(?:[A-Z]\w*+\.){2,}+[A-Z]\w*+$|^[a-z]+_(?![A-Za-z]+\d*$)[A-Za-z0-9]+$|\?[a-z]+$"
 )
-_VERSIONED = re.compile(r"[A-Z]\w*+(?:\.[A-Z]\w*+)++|[A-Za-z]+[-.]\d{1,2}[A-Za-z]{0,2}|[A-Z]+-\d[\w.-]*")
-_SHORTEST, _LONGEST = 8, 40
-_BEFORE, _BEHIND = frozenset("/\\@%"), frozenset("/\\([@=")
+# `Foo.Bar`, `Debian-12`, `UTF-8`, `ABC-123`; not `Zamek-x`.
+_CODE_OR_RELEASE = re.compile(r"[A-Z]\w*+(?:\.[A-Z]\w*+)++|[A-Za-z]+[-.]\d{1,2}[A-Za-z]{0,2}|[A-Z]+-\d[\w.-]*")
+_MIN_WORD_CHARS, _MAX_WORD_CHARS = 8, 40
+_NOT_BEFORE, _NOT_AFTER = frozenset("/\\@%"), frozenset("/\\([@=")
 _TRAILING = ".,;:!?)*_\"'`"
 _SIGN_CHARACTERS = "_.!#$%^&*?~+-"
+# One byte per class: `-` a sign, `0` a digit, `l` a small letter, `U` a capital, a blank anything else.
 _CLASS_TABLE = bytes(
     ord("-") if chr(code) in _SIGN_CHARACTERS else ord("0") if 48 <= code <= 57 else ord("l") if chr(code).islower()
     else ord("U") if chr(code).isupper() else 32
     for code in range(256)
 )  # fmt: skip
-# A word with a capital, then words and numbers with signs between them: at least one number and one sign. Nothing
-# gives characters back: shorter pieces of a word end nowhere, either.
-_CLASSED = re.compile(rb" Ul++(?=[U0-])(?=[Ul0]*+-)(?=[Ul-]*+0)(?:-?(?:0{1,4}(?!0)l{0,2}|U{0,3}l*))++(?![Ul0-])")
+# A word with a capital, then words and numbers with signs between them; at least one number and one sign. The class
+# string of "Zamek#Sasha.232" is ` Ullll-Ullll-000 `. A plain word has none: not ` Ullll `. Possessive: a shorter piece
+# of a word ends nowhere, either.
+_UNKNOWN_WORD = re.compile(rb" Ul++(?=[U0-])(?=[Ul0]*+-)(?=[Ul-]*+0)(?:-?(?:0{1,4}(?!0)l{0,2}|U{0,3}l*))++(?![Ul0-])")

@@ -1,6 +1,7 @@
-"""What a rule is, and the rules for things with a structure: PEM, JWT, authorisation headers, credentials in URLs.
+"""Define what a rule is, and the rules for secrets with a structure: PEM, JWT, authorization headers, URL credentials.
 
-A rule runs only where one of its trigger substrings occurs, which is what keeps clean text fast.
+A rule runs only where one of its trigger substrings occurs, which keeps clean text fast. `WordFilter` finds the
+triggers of a text in one pass.
 """
 
 from __future__ import annotations
@@ -17,16 +18,19 @@ from composer_replication.optional import require
 
 
 class Span(NamedTuple):
-    """One secret in a text, by position; the text itself decides its placeholder."""
+    """A secret in a text, by position and kind."""
 
     start: int
     end: int
     kind: str
 
 
+# `a7`; not `seven`.
 _DIGIT = re.compile(r"[0-9]")
 _BRACKETS, _SYMBOLS = frozenset("()[]{}<>"), frozenset("!@#$%^&*?+=~|:;")
+# `<PASSWORD_3>`; not `<password>`.
 PLACEHOLDER = re.compile(r"<[A-Z][A-Z0-9_]*_\d+>")
+# `USER_12`; not `USER_NAME`.
 PSEUDONYM = re.compile(r"USER_\d+")
 
 
@@ -35,7 +39,7 @@ class Rule:
     """A pattern for one kind of secret.
 
     `triggers` are substrings of which one must occur before the pattern is tried (none: always tried); `group` is what
-    gets redacted; `accept` may turn a match down. A subclass may find its spans in another way.
+    is redacted; `accept` may reject a match. A subclass may find its spans in another way.
     """
 
     kind: str
@@ -45,11 +49,11 @@ class Rule:
     accept: Callable[[str], bool] | None = None
 
     def triggered(self, text: str) -> bool:
-        """Whether the text is worth trying."""
+        """Whether a trigger occurs in the text."""
         return not self.triggers or any(trigger in text for trigger in self.triggers)
 
     def spans(self, text: str) -> Iterator[Span]:
-        """Every secret of this kind in the text."""
+        """Yield every secret of this kind in the text."""
         for match in self.pattern.finditer(text):
             start, end = match.span(self.group)
             if end > start and (self.accept is None or self.accept(text[start:end])):
@@ -57,14 +61,14 @@ class Rule:
 
 
 def word_set(words: str) -> frozenset[str]:
-    """Words from a line of text: long lists stay readable."""
+    """Return the words of a line of text, which keeps long lists readable."""
     return frozenset(words.split())
 
 
 def has_digit(value: str) -> bool:
-    """Random keys of twenty characters and more hold a digit; compound words mostly do not.
+    """Whether a value has a digit, as random keys of twenty characters and more do and compound words mostly do not.
 
-    The number of a pseudonym is ours: it must not make a secret of what was none before.
+    The number of a pseudonym does not count: a replacement must not turn clean text into a secret.
     """
     if "USER_" in value:
         value = PSEUDONYM.sub("USER", value)
@@ -72,7 +76,7 @@ def has_digit(value: str) -> bool:
 
 
 def is_strong(value: str) -> bool:
-    """Whether a bare word could be a password: letters with digits or symbols among them, and no code or path."""
+    """Whether a bare word could be a password: letters with digits or symbols, and no code or path."""
     if len(value) < 6 or not _BRACKETS.isdisjoint(value) or value.startswith(("/", "./", "~/", "http")):
         return False
     if value.isdigit():
@@ -80,7 +84,7 @@ def is_strong(value: str) -> bool:
     return any(map(str.isalpha, value)) and (has_digit(value) or not _SYMBOLS.isdisjoint(value))
 
 
-def _is_basic(value: str) -> bool:
+def _is_basic_login(value: str) -> bool:
     try:
         decoded = base64.b64decode(value + "=" * (-len(value) % 4), validate=True)
     except (binascii.Error, ValueError):
@@ -88,13 +92,14 @@ def _is_basic(value: str) -> bool:
     return b":" in decoded
 
 
-def _is_bearer(value: str) -> bool:
-    # A pseudonym has another length than the name it stands for: a path counts by its digits alone.
+def _is_bearer_token(value: str) -> bool:
+    # A pseudonym and the name it replaces differ in length, so the length of a path must not matter.
     long = len(value) >= 24 and "home" not in value and "Users" not in value
     return len(value) >= 8 and (has_digit(value) or long) and not value.startswith(("$", "{"))
 
 
-# `user:password@host` in documentation: the word itself, a name in capitals that says password, or a mask.
+# A placeholder for the password in the user:password@host of documentation: `your-password`, `xxxx`, `DB_PASS`; not
+# `hunter2`.
 _URL_PLACEHOLDER = re.compile(
     r"(?i:(?:(?:your|my|the|db|user|new|some)[_-]?)*(?:password|passwd|passw|pass|pwd|pw|secret|token)"
     r"|[x*.•_-]+)|[A-Z_]*(?:PASS|PWD|SECRET|TOKEN)[A-Z_]*"
@@ -114,7 +119,7 @@ def _is_url_token(value: str) -> bool:
     return len(value) >= 16 and has_digit(value) and not value.startswith("$")
 
 
-# What a server says about a cookie, and what every page sets: no login.
+# Attributes that a server sets, and what every page stores: no login.
 _COOKIE_ATTRIBUTES = word_set(
     "path domain expires max-age samesite version secure httponly priority lang theme locale consent"
 )
@@ -123,17 +128,17 @@ _COOKIE_ATTRIBUTES = word_set(
 def _is_cookie(value: str) -> bool:
     pairs = [pair.strip().partition("=") for pair in value.split(";")]
     return any(
-        len(held) >= 6
-        and has_digit(held)
+        len(content) >= 6
+        and has_digit(content)
         and name.lower() not in _COOKIE_ATTRIBUTES
-        and not held.startswith(("$", "{"))
-        for name, _, held in pairs
+        and not content.startswith(("$", "{"))
+        for name, _, content in pairs
     )
 
 
 _UUID = r"[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}"
-# Ids of sessions may be uuids, as public ids are. One counts under the name of a cookie that servers of one kind set
-# (`JSESSIONID=`), or under any name with a session in it directly after the word cookie (`cookies.set("auth.sid", `).
+# Ids of sessions may be uuids, as public ids are. One counts under the name that certain servers give their cookie
+# (`JSESSIONID=`), or directly after the word cookie under any name with a session in it (`cookies.set("auth.sid", `).
 _VALUE_OF_COOKIE = (
     r"\\*[\"']?(?:\s{0,3}[=:,]\s{0,40}|\s{1,2})\\*[\"']?(?:value\\*[\"']?\s{0,3}[:=]\s{0,3}\\*[\"']?)?(" + _UUID + ")"
 )
@@ -143,30 +148,32 @@ _COOKIE_NAMES = {
     "PHPSESSID": "phpsessid",
     "NET_SessionId": "sessionid",
 }
-_NEAR_COOKIE = (
+_NEAR_WORD_COOKIE = (
     r"[^\0\n}]{0,60}?(?<![\w-])[\w.-]{0,30}(?:[sS]ess|sid|SID|[aA]uth|[lL]ogin|[tT]oken)[\w.-]{0,20}" + _VALUE_OF_COOKIE
 )
 
 _PEM_KEY = r"-----BEGIN (?:[A-Z0-9]+ ){0,4}PRIVATE KEY(?: BLOCK)?-----"
-# Without an end (a truncated file) the key goes on as long as lines of base64 follow, numbered or escaped.
+# Without an end (a truncated file) the key extends over all following lines of base64, numbered or escaped ones, too.
 _PEM_LINES = (
     r"(?:[^\S\n]|\\[nrt]|\n|[0-9]{1,6}[→:|\t]|[A-Za-z0-9+/=]{16,}"
     r"|[A-Z][A-Za-z-]{2,20}: [^\0\n\\]{1,80}|[A-Za-z0-9+/]{1,15}=*(?=\s|\\|$))*+"
 )
 _PEM = _PEM_KEY + r"(?:(?:[^\0-]|-(?!----)){0,40000}+-----END [A-Z0-9 ]{3,40}-----|" + _PEM_LINES + ")"
-# The first bytes of a private key without its `-----BEGIN`: PKCS#8 of RSA, PKCS#1, EC, Ed25519 and encrypted keys.
+# The first bytes of a private key without its header: PKCS#8 of RSA, PKCS#1, EC, Ed25519 and encrypted keys.
 BARE_KEY = (
     r"(?<![A-Za-z0-9+/])(?:MI[A-Za-z0-9+/]{3,5}(?:IBADANBgkqhkiG9w0BAQEFAAS|IBAAK[BC]|BOBgkqhkiG9w0BBQ0"
     r"|AgEAM[BH][A-Z]GByqGSM49|AgEBBD)"
     r"|MHcCAQEEI|MC4CAQAwBQYDK2Vw)[A-Za-z0-9+/=]{20,}" + _PEM_LINES
 )
+# `-----END RSA PRIVATE KEY-----`; not `-----END PUBLIC KEY-----`.
 _KEY_END = re.compile(r"-----END (?:[A-Z0-9]+ ){0,4}PRIVATE KEY(?: BLOCK)?-----")
-# A line of base64 at the end of a text, as a log, a listing or JSON writes it: `    12→MIIEpA...`.
+# A line of base64 at the end of a text, as logs, listings and JSON write it: `\n    12→MIIEpAIBAAKCAQEA\n` ->
+# `MIIEpAIBAAKCAQEA`.
 _BASE64_LINE = re.compile(
     r"(?:\A|\n|\\n)[ \t>|]{0,20}(?:\d{1,6}[→:|\t])?[ \t]{0,20}(?P<line>[A-Za-z0-9+/]{4,100}={0,2})"
     r"(?:\r?\n|\\n)[ \t>|]{0,20}(?:\d{1,6}[→:|\t])?[ \t]{0,20}\Z"
 )
-_MOST_KEY_LINES = 200
+_MAX_KEY_LINES = 200
 # Private numbers as `openssl -text` prints them: `privateExponent:` and lines of `7c:1f:ae:`.
 _PRIVATE_NUMBER = (
     r"(?:rivateExponent|rime[12]|xponent[12]|oefficient|priv):[ \t]*(?:\r?\n|\\n)"
@@ -183,7 +190,7 @@ _COOKIE = (
     r"2?\\*[\"']?\s?[:=]\s?\\*[\"']?"
     r"([A-Za-z0-9_.$-]{1,60}=[^\0\s\"'\\;<>]{1,4000}(?:;\s?[A-Za-z0-9_.$-]{1,60}=[^\0\s\"'\\;<>]{0,4000}){0,40})"
 )
-# Every pattern starts with a literal, in the spellings that occur: that is what makes a search fast.
+# Every pattern starts with a literal, in the spellings that occur, which makes the search fast.
 _PHRASE_WORDS = (
     ("mnemonic", "nemonic"),
     ("mnemonic", "NEMONIC"),
@@ -191,7 +198,7 @@ _PHRASE_WORDS = (
     ("phrase", "HRASE"),
     ("seed", "eed(?: words?)?"),
     ("seed", "EED(?:_WORDS)?"),
-    ("words", "words(?= ?[:=])"),  # many lines have the word and go on in plain ones
+    ("words", "words(?= ?[:=])"),  # many lines have this word before ordinary ones
     ("bip", "BIP-?39(?: (?:seed|words?|phrase))?"),
 )
 # A phrase may be wrapped, inside a word too.
@@ -200,50 +207,67 @@ _PHRASE = (
     r"[^\0a-z\n]{1,12}(?:is|are)?[^\0a-z\n]{0,6}"
     rf"((?:[a-z]{{3,8}} {{1,4}}+|{_PHRASE_BREAK}){{11,24}}[a-z]{{1,8}})"
 )
-# Their triggers are looked for among the lower-cased words of a text, so they are letters only.
+# Triggers are looked up among the lower-cased words of a text, so they consist of letters. The comment above a rule
+# shows what it finds, as in `Bearer zk39Qx81`.
 STRUCTURE_RULES: tuple[Rule, ...] = (
+    # `-----BEGIN RSA PRIVATE KEY-----` to its end, or as far as lines of base64 follow.
     Rule("PRIVATE_KEY", re.compile(_PEM), ("private",)),
+    # `PuTTY-User-Key-File-2: ssh-rsa` to `Private-MAC: 0123abcd`.
     Rule("PRIVATE_KEY", re.compile(_PUTTY), ("putty",)),
+    # The block of `privateExponent:` and lines such as `7c:1f:ae:`, as openssl prints a key.
     Rule(
         "PRIVATE_KEY",
         re.compile(_PRIVATE_NUMBER),
         ("privateexponent ", "prime ", "exponent ", "coefficient ", "priv "),
         1,
     ),
+    # `eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2ln`.
     Rule(
         "JWT", re.compile(r"(?:(?<![A-Za-z0-9])|(?<=\\[nrt]))eyJ[A-Za-z0-9_-]{8,}(?:\.[A-Za-z0-9_-]*){2,4}"), ("eyj",)
     ),
-    *(Rule("BEARER_TOKEN", re.compile(word + _BEARER), ("bearer",), 1, _is_bearer) for word in ("earer", "EARER")),
-    *(Rule("BASIC_AUTH", re.compile(word + _BASIC), ("basic",), 1, _is_basic) for word in ("asic", "ASIC")),
+    # `Authorization: Bearer zk39Qx81` -> `zk39Qx81`; not `Bearer $TOKEN`.
+    *(
+        Rule("BEARER_TOKEN", re.compile(word + _BEARER), ("bearer",), 1, _is_bearer_token)
+        for word in ("earer", "EARER")
+    ),
+    # `Authorization: Basic YWRhOmh1bnRlcjI=` -> `YWRhOmh1bnRlcjI=`, since it decodes to a pair with a colon.
+    *(Rule("BASIC_AUTH", re.compile(word + _BASIC), ("basic",), 1, _is_basic_login) for word in ("asic", "ASIC")),
+    # `Cookie: auth=zk39Qx81; theme=dark`; not `Set-Cookie: theme=dark`.
     *(Rule("COOKIE", re.compile(word + _COOKIE), ("cookie",), 1, _is_cookie) for word in ("ookie", "OOKIE")),
+    # `JSESSIONID=123e4567-e89b-12d3-a456-426614174000`.
     *(Rule("COOKIE", re.compile(name + _VALUE_OF_COOKIE), (trigger,), 1) for name, trigger in _COOKIE_NAMES.items()),
-    *(Rule("COOKIE", re.compile(word + _NEAR_COOKIE), ("cookie",), 1) for word in ("ookie", "OOKIE")),
+    # `cookies.set("auth.sid", "123e4567-e89b-12d3-a456-426614174000")`.
+    *(Rule("COOKIE", re.compile(word + _NEAR_WORD_COOKIE), ("cookie",), 1) for word in ("ookie", "OOKIE")),
+    # `1. volcano 2. galaxy ...`, twelve to twenty-four words, each with its number.
     Rule(
         "SEED_PHRASE",
         re.compile(r"1[.)] ?([a-z]{3,8}\s{1,4}(?:\d{1,2}[.)] ?[a-z]{3,8}\s{1,4}){10,22}\d{1,2}[.)] ?[a-z]{3,8})"),
         ("recovery", "mnemonic", "seed", "wallet"),
         1,
     ),
+    # A key of Solana: `[12, 244, ...]` with 64 bytes.
     Rule("PRIVATE_KEY", re.compile(r"\[(?:\d{1,3},\s?){63}\d{1,3}\]"), ("solana", "keypair")),
+    # `seed phrase: volcano galaxy tuna ...` with twelve words or more.
     *(Rule("SEED_PHRASE", re.compile(word + _PHRASE), (trigger,), 1) for trigger, word in _PHRASE_WORDS),
 )
-_ADDRESSES = ("://", ":\\/\\/", "%3A%2F%2F")
-# One pattern for each spelling of the sign, so that every search starts with a literal.
+_SCHEME_SIGNS = ("://", ":\\/\\/", "%3A%2F%2F")
+# One pattern per spelling of the sign, so that every search starts with a literal: `postgres://ada:hunter2@db` has
+# "hunter2" as its password, `https://zk39Qx81LmPq04Tn@host` a token.
 URL_RULES: tuple[Rule, ...] = tuple(
     Rule(kind, re.compile(re.escape(sign) + pattern), (sign,), 1, accept)
-    for sign in _ADDRESSES[:2]
+    for sign in _SCHEME_SIGNS[:2]
     for kind, pattern, accept in (("URL_PASSWORD", _LOGIN, _is_url_password), ("URL_TOKEN", _LONE_USER, _is_url_token))
 )
 _BY_TRIGGER = tuple((trigger.encode(), rule) for rule in STRUCTURE_RULES for trigger in rule.triggers)
 TRIGGERS: tuple[bytes, ...] = tuple(dict.fromkeys(trigger for trigger, _ in _BY_TRIGGER))
-_ALL_TRIGGERS = frozenset(TRIGGERS)
+_STRUCTURE_TRIGGERS = frozenset(TRIGGERS)
 
 
 def _headless_keys(text: str) -> Iterator[Span]:
-    """Yield the lines of base64 directly before the end of a private key whose beginning is not in the text."""
+    """Yield the base64 lines directly before the end of a private key whose beginning is not in the text."""
     for end in _KEY_END.finditer(text):
         begin = end.start()
-        for _ in range(_MOST_KEY_LINES):
+        for _ in range(_MAX_KEY_LINES):
             line = _BASE64_LINE.search(text, max(0, begin - 160), begin)
             if line is None:
                 break
@@ -253,8 +277,8 @@ def _headless_keys(text: str) -> Iterator[Span]:
 
 
 def structure_spans(text: str, active: Set[bytes]) -> Iterator[Span]:
-    """Everything with a structure of its own. `active`: the triggers that occur."""
-    if here := active & _ALL_TRIGGERS:
+    """Yield everything with a structure of its own. `active`: the triggers that occur."""
+    if here := active & _STRUCTURE_TRIGGERS:
         for rule in dict.fromkeys([rule for trigger, rule in _BY_TRIGGER if trigger in here]):
             yield from rule.spans(text)
     if b"private" in active and "-----END " in text:
@@ -265,79 +289,84 @@ def structure_spans(text: str, active: Set[bytes]) -> Iterator[Span]:
                 yield from rule.spans(text)
 
 
-# Which trigger words stand in a text, without searching it once for each of them.
-#
-# A text is cut into words; a session repeats its words, so almost all are known already. Only new words are searched,
-# and only the triggers that occur are handed on. One pass instead of sixty.
-
 _CACHE_SIZE = 1 << 17
-# Lower-case letters stay, everything else parts words; triggers are letters only, or letters and the end of a word.
-_TABLE = bytes(code if 97 <= code <= 122 else code + 32 if 65 <= code <= 90 else 32 for code in range(256))
-_ESCAPED = frozenset((b"n", b"r", b"t"))  # the end of a line that JSON has written before a word
-_LONGEST = 64  # longer ones are no words; they would only fill the cache
+# Small letters stay, capitals become small, and everything else separates words. Triggers are letters only, or letters
+# and the end of a word.
+_LETTERS_ONLY = bytes(code if 97 <= code <= 122 else code + 32 if 65 <= code <= 90 else 32 for code in range(256))
+_ESCAPE_LETTERS = frozenset((b"n", b"r", b"t"))  # an escape of JSON may be glued to the word after it: `\nPASSWORD`
+_MAX_WORD_CHARS = 64  # longer ones are no words and would only fill the cache
 
 
 def any_of(words: Iterable[str]) -> str:
-    """A pattern for any of many words that looks at each character once: an alternation would try them one by one."""
+    """Return a pattern for any of many words that reads each character once, unlike an alternation of all words."""
     by_first: dict[str, list[str]] = {}
     for word in words:
         by_first.setdefault(word[:1], []).append(word[1:])
-    if not by_first or "" in by_first:  # a word ends here: what longer ones go on with does not matter
+    if not by_first or "" in by_first:  # a word ends here, so longer ones need not be matched
         return ""
     branches = [re.escape(first) + any_of(rest) for first, rest in sorted(by_first.items())]
     return branches[0] if len(branches) == 1 else f"(?:{'|'.join(branches)})"
 
 
 class WordFilter:
-    """Finds triggers by way of words. Remembers words, which are letters only: never a whole secret with digits."""
+    """Finds the trigger words of a text in one pass.
+
+    A text is cut into words. Sessions repeat their words, so almost all are cached; only new ones are searched. The
+    cache holds words of letters only, never a whole secret with digits.
+    """
 
     def __init__(self, triggers: Iterable[bytes], whole: Iterable[bytes] = ()) -> None:
-        """`triggers` may stand anywhere in a word; `whole` are words of their own, of which there may be many."""
+        """`triggers` may occur anywhere in a word; `whole` are whole words, of which there may be many."""
         self._triggers = tuple(dict.fromkeys(triggers))
         self._any = re.compile(any_of(trigger.decode() for trigger in self._triggers).encode() or b"(?!)")
         self._whole = frozenset(whole)
-        self._plain: set[bytes] = set()
-        self._loaded: dict[bytes, tuple[bytes, ...]] = {}
+        self._words_without_trigger: set[bytes] = set()
+        self._triggers_by_word: dict[bytes, tuple[bytes, ...]] = {}
 
     def active(self, flat: bytes) -> set[bytes]:
-        """The triggers that occur in a text given as one byte a character."""
-        loaded = self._loaded
-        words = set(flat.translate(_TABLE).split()) - self._plain
-        cached_words = loaded.keys() & words  # set operations instead of a loop: texts have millions of such words
-        triggers: set[bytes] = set().union(*map(loaded.__getitem__, cached_words))
+        """Return the triggers that occur in a text, given as one byte per character."""
+        triggers_by_word = self._triggers_by_word
+        words = set(flat.translate(_LETTERS_ONLY).split()) - self._words_without_trigger
+        cached_words = triggers_by_word.keys() & words  # set operations, since texts have millions of such words
+        triggers: set[bytes] = set().union(*map(triggers_by_word.__getitem__, cached_words))
         return triggers | self._learn(list(words - cached_words)) if len(cached_words) < len(words) else triggers
 
     def _learn(self, words: list[bytes]) -> set[bytes]:
-        """Search new words all at once, and one by one only the words with a trigger in them."""
+        """Search all new words at once, and one by one only those with a trigger."""
         joined = b" " + b" ".join(words) + b" "
-        loaded: dict[bytes, tuple[bytes, ...]] = {}
+        triggers_by_word: dict[bytes, tuple[bytes, ...]] = {}
         end = 0
         while match := self._any.search(joined, end):
             start, end = joined.rfind(b" ", 0, match.start() + 1) + 1, joined.find(b" ", match.start() + 1)
             word = joined[start:end]
-            loaded[word] = tuple([trigger for trigger in self._triggers if trigger in word + b" "])
-        escaped = {word: word[1:] for word in words if word[:1] in _ESCAPED and word[1:] in self._whole}
+            triggers_by_word[word] = tuple([trigger for trigger in self._triggers if trigger in word + b" "])
+        escaped = {word: word[1:] for word in words if word[:1] in _ESCAPE_LETTERS and word[1:] in self._whole}
         for word, whole in (escaped | {word: word for word in self._whole.intersection(words)}).items():
-            loaded[word] = (*loaded.get(word, ()), whole)
-        if len(self._plain) + len(self._loaded) >= _CACHE_SIZE:
-            self._plain.clear()
-            self._loaded.clear()
-        self._loaded.update((word, hits) for word, hits in loaded.items() if len(word) <= _LONGEST)
-        self._plain.update([word for word in words if len(word) <= _LONGEST and word not in loaded])
-        return set(chain.from_iterable(loaded.values()))
+            triggers_by_word[word] = (*triggers_by_word.get(word, ()), whole)
+        if len(self._words_without_trigger) + len(self._triggers_by_word) >= _CACHE_SIZE:
+            self._words_without_trigger.clear()
+            self._triggers_by_word.clear()
+        self._triggers_by_word.update(
+            (word, hits) for word, hits in triggers_by_word.items() if len(word) <= _MAX_WORD_CHARS
+        )
+        self._words_without_trigger.update(
+            [word for word in words if len(word) <= _MAX_WORD_CHARS and word not in triggers_by_word]
+        )
+        return set(chain.from_iterable(triggers_by_word.values()))
 
 
-# The rules of kingfisher as one more rule, when the package is installed. It runs offline and in process.
-
+# Matches nothing, since the scanner of kingfisher finds the spans: not `password`.
 _NEVER = re.compile(r"(?!)")
 
 
 @dataclass(frozen=True)
 class _KingfisherRule(Rule):
+    """All rules of kingfisher as one. It runs offline and in process."""
+
     scanner: Any = field(default=None, repr=False)
 
     def spans(self, text: str) -> Iterator[Span]:
-        # Its offsets count bytes of its own reading of the input, so the finding is looked up by value.
+        # Its offsets count bytes of its own decoding of the input, so the value is searched for.
         for finding in self.scanner.scan(text):
             value = finding.secret
             if len(value) < 6 or PLACEHOLDER.search(value):
@@ -349,7 +378,7 @@ class _KingfisherRule(Rule):
 
 
 def kingfisher_rule(*, confidence: str = "medium") -> Rule:
-    """A rule for `Scrubber(extra_rules=[...])` that adds kingfisher's catalogue to ours. Needs `kingfisher_sdk`."""
+    """Return a rule for `Scrubber(extra_rules=[...])` with kingfisher's catalog of rules. Needs `kingfisher_sdk`."""
     sdk = require("kingfisher_sdk", extra="privacy")
     scanner = sdk.Scanner(sdk.Rules(confidence=confidence))
     return _KingfisherRule("KINGFISHER", _NEVER, scanner=scanner)

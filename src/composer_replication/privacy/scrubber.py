@@ -1,7 +1,7 @@
-"""Secrets out of text, before anything is written or sent.
+"""Replace secrets in text and records by placeholders, before anything is written or sent.
 
-`Scrubber` holds the rules; `Scope` holds the numbering of one conversation family (a session and its sub-agents), so
-that parallel and serial runs agree. Neither shows a value in its repr, and a placeholder tells nothing but the kind.
+`Scrubber` holds the rules. `Scope` numbers the placeholders of one session with its subagents, so that parallel and
+serial runs give the same output. Neither shows a value in its repr, and a placeholder reveals nothing but the kind.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from composer_replication.privacy.fields import (
     is_whole_secret,
     opaque_field,
     pair_strength,
-    written_secret,
+    typed_secret_field,
 )
 from composer_replication.privacy.identity import Identity
 from composer_replication.privacy.names import Strength, is_searchable, name_strength
@@ -36,13 +36,13 @@ from composer_replication.privacy.rules import Rule, Span, is_strong
 from composer_replication.privacy.scan import Scanner
 from composer_replication.privacy.surroundings import names_a_hash
 
-_SHORTEST = 6
-_SHORTEST_ANSWER = 8  # a shorter one may be part of other words
-_MOST_ANSWERS = 64  # of one scope: a dump of secrets is not an answer
-# A replacement can bring two pieces together that match as one; more than a few rounds would be a bug.
+_MIN_SECRET_CHARS = 6
+_MIN_ANSWER_CHARS = 8  # a shorter one may be part of a word
+_MAX_ANSWERS = 64  # per scope: a dump of secrets is not an answer
+# A replacement can join two pieces that match together; more than a few rounds would be a bug.
 _MAX_ROUNDS = 4
-# Strings scanned together stay apart: no pattern crosses a NUL, and none takes it for a blank.
-_APART = "\n\0\n"
+# Separates strings that are scanned together: no pattern crosses a NUL or takes one for a blank.
+_BORDER = "\n\0\n"
 
 
 class Scrubber:
@@ -58,34 +58,38 @@ class Scrubber:
         entropy: bool = True,
         people: bool = False,
     ) -> None:
-        # Callers may hand over a whole environment: what stands in every text is not looked for.
+        # Callers may pass a whole environment: values that occur in every text are not searched for.
         values = {name: value for name, value in (env_values or {}).items() if is_searchable(name, value)}
         self._scanner = Scanner(values, extra_rules, use_entropy=entropy)
-        self._unblurred = Scanner(values, extra_rules, use_entropy=False) if entropy else self._scanner
-        self._identity = Identity(home_dirs, user_names, others=people)
+        self._scanner_without_entropy = Scanner(values, extra_rules, use_entropy=False) if entropy else self._scanner
+        self._identity = Identity(home_dirs, user_names, people=people)
         known_texts = [*values.values(), *home_dirs, *user_names]
-        self._seen = CleanStrings(min([_SHORTEST, *(len(word) for word in known_texts if len(word) > 1)]))
+        self._clean_strings = CleanStrings(
+            min([_MIN_SECRET_CHARS, *(len(word) for word in known_texts if len(word) > 1)])
+        )
 
     def scope(self) -> Scope:
-        """A numbering of its own, for one conversation and the sub-agents linked to it."""
-        return Scope(self._scanner, self._unblurred, self._identity, self._seen)
+        """Return a new numbering, for one session and its subagents."""
+        return Scope(self._scanner, self._scanner_without_entropy, self._identity, self._clean_strings)
 
     def __repr__(self) -> str:
         return "Scrubber()"
 
 
 class Scope:
-    """The placeholders of one conversation family, in order of first appearance."""
+    """The placeholders of one session with its subagents, numbered in order of first appearance."""
 
-    def __init__(self, scanner: Scanner, unblurred: Scanner, identity: Identity, seen: CleanStrings) -> None:
+    def __init__(
+        self, scanner: Scanner, without_entropy: Scanner, identity: Identity, clean_strings: CleanStrings
+    ) -> None:
         self._scanner = scanner
-        self._unblurred = unblurred  # all layers but randomness, for fields that are random by nature
+        self._scanner_without_entropy = without_entropy  # for fields that are random by nature
         self._identity = identity
-        self._seen = seen
+        self._clean_strings = clean_strings
         self._paragraphs = Paragraphs()
         self._numbering = _Numbering()
-        self._renamed: dict[Mark, tuple[str, int]] = {}
-        self._answers: dict[str, str] = {}  # secrets that were asked for, with their kinds
+        self._texts_with_people: dict[CacheKey, tuple[str, int]] = {}
+        self._answers: dict[str, str] = {}  # secret -> kind
         self._any_answer: re.Pattern[str] | None = None
 
     def __repr__(self) -> str:
@@ -93,26 +97,26 @@ class Scope:
 
     @property
     def report(self) -> ScrubReport:
-        """What was replaced so far."""
+        """The replacements so far, by kind."""
         return ScrubReport(self._numbering.counts)
 
     def reserve(self, value: Any) -> None:
-        """Give no number away that stands in this text or JSON-like value already, as `<KIND_3>` or `USER_1`.
+        """Reserve the numbers of all placeholders in a text or JSON-like value, such as `<KIND_3>` or `USER_1`.
 
-        A text reserves what stands in it when it is scrubbed; that is too late for what came before it. So a caller who
-        takes over rows that were scrubbed earlier, or logs that may hold placeholders, shows all of them here first.
+        A text reserves its own when it is scrubbed, which is too late for the texts before it. So a caller that keeps
+        rows scrubbed earlier, or reads logs that may hold placeholders, passes all of them here first.
         """
         self._numbering.reserve_all(value)
 
     def text(self, text: str) -> str:
-        """The text with every secret as a placeholder; the same object when there was none."""
+        """Return the text with every secret as a placeholder; the same object if it has none."""
         return self._text(text, "")
 
     def answer(self, text: str, spans: Callable[[str], Iterable[Span]]) -> str:
         """Return the scrubbed text of a message or a result, in which `spans` finds what an earlier message asked for.
 
-        Such a value is replaced in all later messages, results and values of this scope, because nothing there says
-        what it is.
+        Such a value is replaced in all later messages, results and values of this scope, too, because nothing there
+        says what it is.
         """
         text = self.text(self._without_answers(text))
         answers = sorted(spans(text))
@@ -121,27 +125,29 @@ class Scope:
         return self.text(self._replaced(text, answers)) if answers else text
 
     def value(self, value: Any) -> Any:
-        """A JSON-like value with every string scrubbed; the same object when nothing was found.
+        """Return a JSON-like value with every string scrubbed; the same object if nothing was found.
 
-        Most strings of a record are short and clean, so those not seen before are scanned together, as one text. Only
-        when that finds something are they looked at one by one.
+        Most strings of a record are short and clean, so the new ones are scanned together, as one text. Only when that
+        finds something are they scanned one by one.
         """
         value = self._without_answers(value)
-        gathered = Gatherer(self._seen, self._scanner.knows)
+        gathered = Gatherer(self._clean_strings, self._scanner.knows)
         gathered.add(value)
         clean = not gathered.unseen or self._all_clean(gathered.unseen)
         return value if clean and not gathered.special else self._walk(value, "", Strength.NONE)
 
     def _remember(self, answer: str, kind: str) -> None:
-        """Look for an answer from now on, unless it may stand in other texts by chance, as dates and codes do."""
-        is_rare = len(answer) >= _SHORTEST_ANSWER and is_strong(answer) and not answer.replace("-", "").isdigit()
-        if is_rare and answer not in self._answers and len(self._answers) < _MOST_ANSWERS:
+        """Replace this answer in all later texts, unless it may occur elsewhere by chance, as dates and codes do."""
+        is_rare = len(answer) >= _MIN_ANSWER_CHARS and is_strong(answer) and not answer.replace("-", "").isdigit()
+        if is_rare and answer not in self._answers and len(self._answers) < _MAX_ANSWERS:
             self._answers[answer] = kind
+            # The regex takes the first alternative that matches, so a longer answer must precede its own prefix.
             longest_first = sorted(map(re.escape, self._answers), key=len, reverse=True)
             self._any_answer = re.compile(rf"(?<![A-Za-z0-9])(?:{'|'.join(longest_first)})(?![-_.+]?[A-Za-z0-9])")
 
     def _without_answers(self, value: Any) -> Any:
         """Replace the answers of earlier messages in every string of a JSON-like value; the same object without any."""
+        # Most sessions never ask for a secret.
         if self._any_answer is None:
             return value
         if isinstance(value, str):
@@ -156,7 +162,7 @@ class Scope:
             names = {key: name for key in value if (name := self._without_answers(key)) is not key}
             if not names and all(items[key] is item for key, item in value.items()):
                 return value
-            names = _one_name_each(names, value)
+            names = _unique_names(names, value)
             return {names.get(key, key): item for key, item in items.items()}
         if isinstance(value, list | tuple):
             new = [self._without_answers(item) for item in value]
@@ -166,20 +172,21 @@ class Scope:
         return value
 
     def _all_clean(self, unseen: Collection[str]) -> bool:
-        """Scan strings together and remember the clean ones; False when the record has to be walked."""
+        """Scan strings together and remember the clean ones. Returns False when the record has to be walked."""
+        # Rules of the caller may match across the border between two strings.
         if self._scanner.reads_alone:
             return False
         words: set[bytes] = set()
-        rest = self._paragraphs.unrepeated(unseen, _APART, words)
-        spans = self._scanner.spans(_APART.join(rest), words=words)
-        joined = _APART.join(unseen)
+        rest = self._paragraphs.unrepeated(unseen, _BORDER, words)
+        spans = self._scanner.spans(_BORDER.join(rest), words=words)
+        joined = _BORDER.join(unseen)
         people, numbered = self._identity.touches(joined, words), _holds_number(joined)
         if spans:
             self._paragraphs.forget()
         else:
             self._paragraphs.remember(words)
         if not people and not spans and not numbered:
-            self._seen.add_all(unseen, people=False)
+            self._clean_strings.add_all(unseen, people=False)
             return True
         offset, index = 0, 0
         for text, read in zip(unseen, rest, strict=True):
@@ -188,27 +195,34 @@ class Scope:
                 index += 1
             clean = not spans or (read is text and (index == len(spans) or spans[index].start >= end))
             if clean and not (numbered and _holds_number(text)):
-                self._seen.add(text, people=people and self._identity.touches(text))
-            offset = end + len(_APART)
+                self._clean_strings.add(text, people=people and self._identity.touches(text))
+            offset = end + len(_BORDER)
         return False
 
     def _text(self, text: str, key: str) -> str:
-        if len(text) < self._seen.shortest or (mark := mark_of(text)) in self._seen.clean or _is_trivial(text):
+        if (
+            len(text) < self._clean_strings.shortest
+            or (text_key := cache_key(text)) in self._clean_strings.clean
+            or _is_trivial(text)
+        ):
             return text
-        if mark in self._seen.people:
-            return self._rename(text, mark)
+        if text_key in self._clean_strings.people:
+            return self._with_pseudonyms(text, text_key)
         numbered = self._numbering.reserve(text)
         result = self._secrets(text, key)
         if result is not text:
             return self._identity.replace(result, self._numbering.pseudonym)
         result = self._identity.replace(text, self._numbering.pseudonym)
-        if not key and not numbered:  # in another scope its numbers have to be reserved again
-            self._seen.add(text, people=result is not text)
+        if not key and not numbered:  # another scope has to reserve the numbers again
+            self._clean_strings.add(text, people=result is not text)
         return result
 
-    def _rename(self, text: str, mark: Mark) -> str:
-        """People only. The working directory stands on every record, so short results are kept, with their count."""
-        if (cached := self._renamed.get(mark)) is not None:
+    def _with_pseudonyms(self, text: str, text_key: CacheKey) -> str:
+        """Replace people in a text that has no secrets.
+
+        Every record has the working directory, so results of short texts are cached with their count.
+        """
+        if (cached := self._texts_with_people.get(text_key)) is not None:
             if cached[1]:
                 self._numbering.count("USER", cached[1])
             return cached[0]
@@ -216,7 +230,7 @@ class Scope:
         before = counts.get("USER", 0)
         result = self._identity.replace(text, self._numbering.pseudonym)
         if len(text) <= CACHED_LENGTH:
-            self._renamed[mark] = (result, counts.get("USER", 0) - before)
+            self._texts_with_people[text_key] = (result, counts.get("USER", 0) - before)
         return result
 
     def _secrets(self, text: str, key: str, scanner: Scanner | None = None) -> str:
@@ -227,10 +241,10 @@ class Scope:
             if not spans:
                 break
             paragraphs = Paragraphs()
-            paragraphs.unrepeated((text,), _APART, words)
+            paragraphs.unrepeated((text,), _BORDER, words)
             text = self._replaced(text, spans)
-            (rest,) = paragraphs.unrepeated((text,), _APART, words)
-            if not scanner.spans(rest, key, words=words):  # nothing new around what was replaced
+            (rest,) = paragraphs.unrepeated((text,), _BORDER, words)
+            if not scanner.spans(rest, key, words=words):  # no new match at the replacements
                 break
         return text
 
@@ -264,7 +278,7 @@ class Scope:
         return items if isinstance(value, list) else tuple(items)
 
     def _command_line(self, items: list[str]) -> list[str]:
-        """Arguments read as one line: what is secret in it is secret in the list, and nothing crosses a border."""
+        """Scan arguments as one line, and redact each without crossing the border to the next."""
         self.reserve(items)
         spans, result, offset = self._scanner.spans(" ".join(items)), [], 0
         for item in items:
@@ -279,20 +293,20 @@ class Scope:
         return result
 
     def _walk_dict(self, value: dict[Any, Any], strength: Strength) -> dict[Any, Any]:
-        # With a home directory known, almost every record is walked: what is known to be clean is passed over here.
-        clean, plain_keys = self._seen.clean, self._seen.plain_keys
+        # With a home directory, almost every record is walked, so clean strings are skipped here.
+        clean, plain_keys = self._clean_strings.clean, self._clean_strings.plain_keys
         items: dict[Any, Any] = {}
         names: dict[Any, str] = {}
-        typed = written_secret(value)
+        typed = typed_secret_field(value)
         for key, item in value.items():
             kind = item.__class__
             if key == typed and typed:
                 new = self._numbering.placeholder("PASSWORD", item)
             elif key not in plain_keys:
-                # Keys are names and stay; one that is a path or a secret itself (files by path) is text like any other.
+                # Keys are names and stay, unless one is a path or a secret itself (as in a map of files by path).
                 if isinstance(key, str) and (name := self._text(key, "")) != key:
                     names[key] = name
-                new = self._named(value, key, item, strength)
+                new = self._named_field(value, key, item, strength)
             elif kind in SCALARS or (kind is str and (item in clean or _is_trivial(item))):
                 continue
             else:
@@ -301,25 +315,25 @@ class Scope:
                 items[key] = new
         if not items and not names:
             return value
-        names = _one_name_each(names, value)
+        names = _unique_names(names, value)
         return {names.get(key, key): items.get(key, item) for key, item in value.items()}
 
-    def _named(self, value: dict[Any, Any], key: Any, item: Any, strength: Strength) -> Any:
-        """A field whose name may say something about what it holds."""
+    def _named_field(self, value: dict[Any, Any], key: Any, item: Any, strength: Strength) -> Any:
+        """Walk a field whose name may say something about its content."""
         if key in OPAQUE and key == opaque_field(value) and isinstance(item, str):
             return item if is_blob(item) and not self._scanner.knows(item) else self._opaque(item)
         name = key if isinstance(key, str) else str(key)
         return self._walk(item, name, field_strength(name, strength, pair_strength(value)))
 
     def _opaque(self, text: str) -> str:
-        """A field for something random that holds something else."""
+        """Scrub a field for random data that holds something else."""
         self._numbering.reserve(text)
-        return self._identity.replace(self._secrets(text, "", self._unblurred), self._numbering.pseudonym)
+        return self._identity.replace(self._secrets(text, "", self._scanner_without_entropy), self._numbering.pseudonym)
 
     def _field(self, text: str, key: str, strength: Strength) -> str:
         if not strength or not is_whole_secret(text, strength, key):
             return self._text(text, key if names_a_hash(key) else "")
-        # A rule that covers all of it names the kind better than the field does.
+        # A rule that covers the whole text knows the kind better than the field name does.
         spans = self._scanner.spans(text)
         if len(spans) == 1 and (spans[0].start, spans[0].end) == (0, len(text)):
             return self._numbering.placeholder(spans[0].kind, text)
@@ -327,24 +341,28 @@ class Scope:
         return self._numbering.placeholder(kind, text)
 
 
-# The strings of a record that have not been looked at yet, so that they can be scanned together.
-_NONE = Strength.NONE  # looked up once, as what follows runs on every field of every record
+# Looked up once, since `Gatherer` runs on every field of every record.
+_NO_STRENGTH = Strength.NONE
 _LISTS = (list, tuple)
 
 
 class Gatherer:
-    """One pass over a record: `unseen` texts to scan, and whether some field needs more than a scan of its text."""
+    """A pass over a record that collects what to scan.
 
-    def __init__(self, seen: CleanStrings, known: Callable[[str], bool]) -> None:
-        self._seen, self._known = seen, known  # known: whether a value from the environment stands in a text
+    `unseen` are the strings not known to be clean; `special` tells whether some field needs more than a scan of its
+    text.
+    """
+
+    def __init__(self, clean_strings: CleanStrings, holds_env_value: Callable[[str], bool]) -> None:
+        self._clean_strings, self._holds_env_value = clean_strings, holds_env_value
         self._nodes: list[tuple[Any, Strength]] = []
-        self.unseen: dict[str, None] = {}  # in order, and each once: a result stands in a record twice
+        self.unseen: dict[str, None] = {}  # an ordered set: records hold a result twice
         self.special = False
 
     def add(self, value: Any) -> None:
-        """Everything below a value."""
+        """Collect the strings of a value and all values below it."""
         nodes = self._nodes
-        nodes.append((value, _NONE))
+        nodes.append((value, _NO_STRENGTH))
         for node, strength in nodes:  # grows while it is walked
             if isinstance(node, dict):
                 self._dict(node, strength)
@@ -355,9 +373,9 @@ class Gatherer:
                 nodes += [(item, strength) for item in node if item.__class__ not in SCALARS]
 
     def _dict(self, node: dict[Any, Any], strength: Strength) -> None:
-        # The innermost loop of a scrub: most fields are known names with known strings.
-        seen_texts = self._seen
-        clean, plain_keys, shortest = seen_texts.clean, seen_texts.plain_keys, seen_texts.shortest
+        # The innermost loop of a scrub: no method is called for the plain names and clean strings of most fields.
+        clean_strings = self._clean_strings
+        clean, plain_keys, shortest = clean_strings.clean, clean_strings.plain_keys, clean_strings.shortest
         for key, item in node.items():
             if key in plain_keys:
                 kind = item.__class__
@@ -369,63 +387,66 @@ class Gatherer:
                     ):
                         self._unknown(item)
                 elif kind not in SCALARS:
-                    self._nodes.append((item, _NONE))
+                    self._nodes.append((item, _NO_STRENGTH))
             elif key.__class__ is str and not (key in OPAQUE and key == opaque_field(node) and self._is_blob(item)):
-                pair = pair_strength(node) if key in PAIR_VALUES else _NONE
-                self.special = self.special or (key in TARGETS and written_secret(node) is not None)
-                self._named(key, item, field_strength(key, strength, pair))
+                pair = pair_strength(node) if key in PAIR_VALUES else _NO_STRENGTH
+                self.special = self.special or (key in TARGETS and typed_secret_field(node) is not None)
+                self._named_field(key, item, field_strength(key, strength, pair))
 
     def _is_blob(self, item: Any) -> bool:
-        return is_blob(item) and not self._known(item)
+        return is_blob(item) and not self._holds_env_value(item)
 
-    def _named(self, key: str, item: Any, strength: Strength) -> None:
-        """A field whose name may say something, or has not been seen yet."""
+    def _named_field(self, key: str, item: Any, strength: Strength) -> None:
+        """Collect a field whose name may say something, or is new."""
         self._text(key)
-        seen_texts = self._seen
+        clean_strings = self._clean_strings
         if (
             not name_strength(key)
             and key not in NEVER_PLAIN
-            and (len(key) < seen_texts.shortest or key in seen_texts.clean)
+            and (len(key) < clean_strings.shortest or key in clean_strings.clean)
         ):
-            seen_texts.plain_keys.add(key)
+            clean_strings.plain_keys.add(key)
         if strength and holds_secret(item, key, strength):
             self.special = True
         elif item.__class__ not in SCALARS:
             self._nodes.append((item, strength))
 
     def _text(self, text: str) -> None:
-        if len(text) >= self._seen.shortest and not _is_trivial(text):
+        if len(text) >= self._clean_strings.shortest and not _is_trivial(text):
             self._unknown(text)
 
     def _unknown(self, text: str) -> None:
-        seen_texts = self._seen
-        mark = mark_of(text)
-        if mark in seen_texts.people:
+        clean_strings = self._clean_strings
+        text_key = cache_key(text)
+        if text_key in clean_strings.people:
             self.special = True
-        elif mark not in seen_texts.clean:
+        elif text_key not in clean_strings.clean:
             self.unseen[text] = None
 
 
-# Which strings have been looked at and held no secret: a session repeats its texts. Bounded, and no secret in it.
+# Caches of strings without secrets. They are bounded and never hold a secret.
 
-Mark = str | tuple[int, int]
+CacheKey = str | tuple[int, int]
 _CACHE_SIZE = 1 << 16
 CACHED_LENGTH = 256
-_IN_A_ROW = 3  # paragraphs, the one in question in the middle
-_SHORTEST_PAGE = 600
-_NUMBER = re.compile(r"\n *\d+→")  # before a line of a file, as agents show it
+_PARAGRAPHS_IN_A_ROW = 3  # the paragraph and its two neighbors
+_MIN_PAGE_CHARS = 600
+# The number before a line of a file, as agents show it: `\n  12→def` -> `\n  12→`.
+_LINE_NUMBER = re.compile(r"\n *\d+→")  # before a line of a file, as agents show it
+# Neighboring repeated paragraphs, a byte 1 for each: `\x01\x01`.
 _REPEATED = re.compile(b"\x01+")
 _NO_WORDS: frozenset[bytes] = frozenset()
-# Ids and times: new on every record, so a cache does not help, and public.
+# Public ids and times: they are new in every record, so caching them would be useless.
+# `123e4567-e89b-12d3-a456-426614174000`, `toolu_01AbCdEfGhIjKlMnOpQrStUv`, `2026-11-19T21:09:08.123Z`; not `hunter2`.
 _TRIVIAL = re.compile(
     r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}|(?:toolu|msg|req|call)_[A-Za-z0-9]{20,30}"
     r"|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?Z?"
 )
-is_id = _TRIVIAL.fullmatch  # looked up once: it runs on every id of every record
+is_id = _TRIVIAL.fullmatch  # looked up once, since it runs on every id of every record
 
 
-def mark_of(text: str) -> Mark:
-    """What stands for a text in a cache. Long ones by hash: a log repeats whole files, and the cache stays small."""
+def cache_key(text: str) -> CacheKey:
+    """Return the key of a text in a cache. Long texts go by hash: logs repeat whole files, and caches stay small."""
     return text if len(text) <= CACHED_LENGTH else (hash(text), len(text))
 
 
@@ -435,12 +456,12 @@ def _is_trivial(text: str) -> bool:
 
 
 class CleanStrings:
-    """Strings without secrets. Bounded, and it never holds a secret."""
+    """The strings known to hold no secret. Bounded."""
 
     def __init__(self, shortest: int) -> None:
-        self.shortest = shortest  # nothing below this length can hold anything
-        self.clean: set[Mark] = set()  # nothing in it
-        self.people: set[Mark] = set()  # no secret, but a home directory or a user name
+        self.shortest = shortest  # shorter strings cannot hold a secret or a name
+        self.clean: set[CacheKey] = set()  # neither a secret nor a name
+        self.people: set[CacheKey] = set()  # no secret, but a home directory or a user name
         self.plain_keys: set[str] = set()  # clean field names that say nothing about their value
 
     def add(self, text: str, *, people: bool) -> None:
@@ -453,44 +474,46 @@ class CleanStrings:
         if len(chosen) >= _CACHE_SIZE:
             chosen.clear()
             self.plain_keys.clear()
-        chosen.update(map(mark_of, texts))
+        chosen.update(map(cache_key, texts))
 
 
 class Paragraphs:
-    """What a session repeats: a file is read, shown again behind an edit, and read once more with a line changed.
+    """The paragraphs that a session repeats: a file is read, shown after an edit, and read again with a line changed.
 
-    A paragraph is repeated when it and its two neighbours stood so in a text without secrets. That text goes
-    out as it is, so to look at the paragraph again could keep nothing back. Kept as hashes, bounded, for one session.
+    A paragraph counts as repeated when it and its two neighbors were together in a text without secrets. That text is
+    written unchanged, so scanning the paragraph again could not protect anything. Stored as hashes, bounded, per
+    session.
     """
 
     def __init__(self) -> None:
-        self._known: dict[int, frozenset[bytes]] = {}  # a paragraph among its neighbours: the trigger words of its text
+        self._words_by_paragraph: dict[int, frozenset[bytes]] = {}  # by hash, with its neighbors
         self._latest: list[int] = []
 
     def unrepeated(self, texts: Iterable[str], border: str, words: set[bytes]) -> list[str]:
-        """The texts without the numbers of lines, and with `border` where repeated paragraphs stood.
+        """Return the texts without line numbers, and with `border` in place of repeated paragraphs.
 
-        The trigger words of what is left out go to `words`. What stands twice in the texts stays once.
+        The trigger words of what is left out are added to `words`. The first copy of a repetition within the texts
+        stays.
         """
-        if len(self._known) >= _CACHE_SIZE:
-            self._known.clear()
+        if len(self._words_by_paragraph) >= _CACHE_SIZE:
+            self._words_by_paragraph.clear()
         self._latest = []
-        return [self._rest(text, border, words) if len(text) >= _SHORTEST_PAGE else text for text in texts]
+        return [self._unrepeated_rest(text, border, words) if len(text) >= _MIN_PAGE_CHARS else text for text in texts]
 
     def remember(self, words: Set[bytes]) -> None:
-        """The last texts were clean; these trigger words stood in them."""
-        self._known.update(dict.fromkeys(self._latest, frozenset(words)))
+        """Record that the last texts were clean and had these trigger words."""
+        self._words_by_paragraph.update(dict.fromkeys(self._latest, frozenset(words)))
 
     def forget(self) -> None:
-        """The last texts were not clean."""
+        """Record that the last texts were not clean."""
         for row in self._latest:
-            del self._known[row]
+            del self._words_by_paragraph[row]
 
-    def _rest(self, text: str, border: str, words: set[bytes]) -> str:
-        if _NUMBER.match(f"\n{text[:20]}"):
-            text = _NUMBER.sub("\n", f"\n{text}")[1:]
-        known_rows, paragraphs = self._known, text.split("\n\n")
-        rows = list(map(hash, zip(*[paragraphs[first:] for first in range(_IN_A_ROW)], strict=False)))
+    def _unrepeated_rest(self, text: str, border: str, words: set[bytes]) -> str:
+        if _LINE_NUMBER.match(f"\n{text[:20]}"):
+            text = _LINE_NUMBER.sub("\n", f"\n{text}")[1:]
+        known_rows, paragraphs = self._words_by_paragraph, text.split("\n\n")
+        rows = list(map(hash, zip(*[paragraphs[first:] for first in range(_PARAGRAPHS_IN_A_ROW)], strict=False)))
         repeated = bytes(map(known_rows.__contains__, rows))
         if 1 in repeated:
             words.update(*{known_rows[row] for row in compress(rows, repeated)})
@@ -501,21 +524,20 @@ class Paragraphs:
             return text
         begin, parts = 0, []
         for match in _REPEATED.finditer(repeated):
-            parts.append("\n\n".join(paragraphs[begin : match.start() + _IN_A_ROW // 2]))
-            begin = match.end() + _IN_A_ROW // 2
+            parts.append("\n\n".join(paragraphs[begin : match.start() + _PARAGRAPHS_IN_A_ROW // 2]))
+            begin = match.end() + _PARAGRAPHS_IN_A_ROW // 2
         return border.join([*parts, "\n\n".join(paragraphs[begin:])])
 
 
-# The numbers of one conversation family: which placeholder stands for which value, and which numbers are taken.
-
-# A number of more digits is never reached, so nothing can collide with it.
-_TAKEN = re.compile(r"<([A-Z][A-Z0-9_]*)_(\d{1,6})>")
-_TAKEN_USER = re.compile(r"USER_(\d{1,6})(?!\d)")
-NAME_KIND = "USER"  # of a home directory or a user name: a pseudonym, where all other kinds are secrets
+# A longer number is never reached, so it cannot collide: `<PASSWORD_3>` -> `3`; not `<PASSWORD_1234567>`.
+_PLACEHOLDER_IN_TEXT = re.compile(r"<([A-Z][A-Z0-9_]*)_(\d{1,6})>")
+# `/home/USER_12/src` -> `12`; not `USER_1234567`.
+_PSEUDONYM_IN_TEXT = re.compile(r"USER_(\d{1,6})(?!\d)")
+NAME_KIND = "USER"  # the kind of pseudonyms; all other kinds are secrets
 
 
 class _Numbering:
-    """Placeholders in order of first appearance, behind every number that a text has already."""
+    """Placeholders in order of first appearance, numbered above those that the texts already have."""
 
     def __init__(self) -> None:
         self.counts: dict[str, int] = {}  # replacements by kind
@@ -524,7 +546,7 @@ class _Numbering:
         self._highest: dict[str, int] = {}
 
     def placeholder(self, kind: str, value: str) -> str:
-        """The placeholder of a secret; counts as one replacement."""
+        """Return the placeholder of a secret, and count one replacement."""
         self.count(kind)
         placeholder = self._placeholders.get(value)
         if placeholder is None:
@@ -532,14 +554,14 @@ class _Numbering:
         return placeholder
 
     def pseudonym(self, name: str) -> str:
-        """What stands for a person; counts as one replacement."""
+        """Return the pseudonym of a person, and count one replacement."""
         self.count(NAME_KIND)
         if name not in self._users:
             self._users[name] = f"{NAME_KIND}_{self._next(NAME_KIND)}"
         return self._users[name]
 
     def count(self, kind: str, times: int = 1) -> None:
-        """Note replacements."""
+        """Count replacements."""
         self.counts[kind] = self.counts.get(kind, 0) + times
 
     def _next(self, kind: str) -> int:
@@ -547,15 +569,15 @@ class _Numbering:
         return number
 
     def reserve(self, text: str) -> bool:
-        """Give no number away that a text has already, as `<KIND_3>` or `USER_1`; False when it has none."""
-        pseudonyms = list(_taken(text))
+        """Reserve the numbers of placeholders in a text, such as `<KIND_3>`; return False if it has none."""
+        pseudonyms = list(_numbers_in_use(text))
         for kind, number in pseudonyms:
             if number > self._highest.get(kind, 0):
                 self._highest[kind] = number
         return bool(pseudonyms)
 
     def reserve_all(self, value: Any) -> None:
-        """The same for every string of a JSON-like value, keys too."""
+        """Reserve those of every string of a JSON-like value, keys included."""
         nodes = [value]
         for node in nodes:  # grows while it is walked
             if isinstance(node, str):
@@ -566,35 +588,34 @@ class _Numbering:
                 nodes += node
 
 
-def _taken(text: str) -> Iterable[tuple[str, int]]:
+def _numbers_in_use(text: str) -> Iterable[tuple[str, int]]:
     if "<" in text:
-        yield from ((match[1], int(match[2])) for match in _TAKEN.finditer(text))
+        yield from ((match[1], int(match[2])) for match in _PLACEHOLDER_IN_TEXT.finditer(text))
     if "USER_" in text:
-        yield from ((NAME_KIND, int(match[1])) for match in _TAKEN_USER.finditer(text))
+        yield from ((NAME_KIND, int(match[1])) for match in _PSEUDONYM_IN_TEXT.finditer(text))
 
 
 def _holds_number(text: str) -> bool:
-    """Whether a text has placeholders or pseudonyms already."""
-    return next(iter(_taken(text)), None) is not None
+    """Whether a text already has placeholders or pseudonyms."""
+    return next(iter(_numbers_in_use(text)), None) is not None
 
 
-def _one_name_each(names: dict[Any, str], keys: Iterable[Any]) -> dict[Any, str]:
-    """New names of keys, made different from each other and from the keys that stay: no value may be lost."""
-    taken_names = {key for key in keys if key not in names}
+def _unique_names(names: dict[Any, str], keys: Iterable[Any]) -> dict[Any, str]:
+    """Return new names of keys that differ from each other and from the unchanged keys, so that no value is lost."""
+    used_names = {key for key in keys if key not in names}
     result: dict[Any, str] = {}
     for key, name in names.items():
         chosen, number = name, 2
-        while chosen in taken_names:
+        while chosen in used_names:
             chosen, number = f"{name}#{number}", number + 1
-        taken_names.add(chosen)
+        used_names.add(chosen)
         result[key] = chosen
     return result
 
 
-# What a scrub did: counts by kind, never a value.
 @dataclass(frozen=True)
 class ScrubReport:
-    """How many replacements of each kind were made. Kinds are sorted, so equal work gives equal reports."""
+    """Replacements by kind, without any value. Kinds are sorted, so that equal work gives equal reports."""
 
     counts: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
 
@@ -602,9 +623,9 @@ class ScrubReport:
         object.__setattr__(self, "counts", MappingProxyType(dict(sorted(self.counts.items()))))
 
     def to_dict(self) -> dict[str, int]:
-        """A plain dict for JSON."""
+        """Return a plain dict for JSON."""
         return dict(self.counts)
 
     def __reduce__(self) -> tuple[type[ScrubReport], tuple[dict[str, int]]]:
-        # A mapping proxy cannot be pickled, and reports come back from worker processes.
+        # A mapping proxy cannot be pickled, but reports are returned from worker processes.
         return (ScrubReport, (dict(self.counts),))

@@ -1,6 +1,10 @@
-"""Secrets under a heading: CSV, tab-separated and Markdown tables, and the columns of an SQL INSERT.
+"""Find secrets under a heading and in known slots.
 
-Every line is read once: as a heading when a key word stands in it, or as a row of the table above it.
+The first half reads tables: CSV, tab-separated, Markdown and aligned ones, and the columns of an SQL INSERT or COPY.
+Every line is read once, either as a heading because it has a key word, or as a row of the table above it.
+
+The second half reads `places.txt`: slots that hold nothing but a secret, such as lines of known files and arguments of
+known calls.
 """
 
 from __future__ import annotations
@@ -29,39 +33,50 @@ from composer_replication.privacy.rules import (
 
 INSERT, COPY = b"insert", b"copy"
 _WORDS = (b"pass", b"pwd", b"secret", b"token", b"key", b"senha", b"contrase")
-_COMMON = frozenset((b"token", b"key"))  # they stand in other lines, too: only where a rule or more cells say so
-_LONGEST_HEADING = 400
-_LONGEST_ROW = 4000
-_MOST_COLUMNS = 40
+# Common in other lines, too: they count only with a ruler below or more cells.
+_COMMON_WORDS = frozenset((b"token", b"key"))
+_MAX_HEADING_CHARS = 400
+_MAX_ROW_CHARS = 4000
+_MAX_COLUMNS = 40
+# A cell of a heading: ` **DB password** ` -> `DB password`; not `x = 1`.
 _HEADING = re.compile(r"[ \t]*\\*[\"'`*]{0,3}([A-Za-z][\w .-]{0,40})\\*[\"'`*]{0,3}[ \t\r]*")
-_NO_HEADING = re.compile(r"[(){}\[\]=<>:/$@#%+?!&^~]")  # what no cell of one has
-_RULE = re.compile(r"[\s|:+\u2500-\u257f-]+")
-_RULE_STARTS = frozenset("|-+ \u251c\u2502\u2560")
-_ALIGNED = re.compile(r"[^\0\s](?:[^\0\s]| (?! ))*+")  # cells with two blanks or more between them
-_FOR_WHOM = re.compile(r"(?i)user(?:name)?|login|e-?mail|account|host|server|service|name|benutzer|usuario|system")
+# Signs that no heading has: `f(x)`, `a=b`; not `User, Password`.
+_NO_HEADING = re.compile(r"[(){}\[\]=<>:/$@#%+?!&^~]")
+# `|---|:---:|`, `+----+`; not `| a |`.
+_RULER = re.compile(r"[\s|:+\u2500-\u257f-]+")
+_RULER_STARTS = frozenset("|-+ \u251c\u2502\u2560")
+# Cells separated by two blanks or more: `user name   password` -> `user name`.
+_ALIGNED = re.compile(r"[^\0\s](?:[^\0\s]| (?! ))*+")
+# `Username`, `e-mail`; not `password`.
+_OWNER_HEADING = re.compile(r"(?i)user(?:name)?|login|e-?mail|account|host|server|service|name|benutzer|usuario|system")
 _NO_CELL = word_set("yes no true false none null required optional string text hidden varchar never always")
-_HEX = re.compile(r"(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{12,64}")
-_AROUND = " \t\r\"'`*"  # a cell
+# `0123456789ab`; not `012345678901`.
+_HEX_KEY = re.compile(r"(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{12,64}")
+_CELL_PADDING = " \t\r\"'`*"  # a cell
 _BARS = ("|", "\u2502")
-# `ada,"a ""quoted"" cell, with a sign",`: a cell and what parts it from the next.
+# A cell up to the next separator: of `ada,"a ""quoted"" cell, with a comma",x` the second one is in quotes.
 _CELLS = {
     sign: re.compile(
         rf'(?:\A|(?<={sign}))([ ]?"(?:[^\0"]|"")*+"(?=[ \r]*(?:{sign}|\Z))|[^\0{sign}]*+)(?={sign}|[ \r]*\Z)'
     )
     for sign in "\t,;"
 }
+# `INSERT INTO users (name, password) VALUES ` -> `name, password`.
 _INSERT = re.compile(
     r"(?i:insert\s{1,9}(?:ignore\s{1,9})?into\s{1,9})[^\0\s(]{1,120}\s{0,9}\(([^\0()]{1,800})\)\s{0,9}(?i:values)\s{0,9}"
 )
+# `COPY users (name, password) FROM stdin;\n` -> `name, password`.
 _COPY = re.compile(r"(?i)copy\s{1,4}[^\0\s(]{1,120}\s?\(([^\0()]{1,800})\)\s{1,4}from\s{1,4}stdin[^\0\n]{0,80}\n")
-_VALUE = r"(?:\\*'((?:[^\0'\\\n]|''|\\[^\0'\n]){0,400}+)\\*'|[^\0'(),]{0,200}(?:\([^\0'()]{0,80}\))?)\s{0,9}"
-_ARGUMENT = re.compile(_VALUE)
+_SQL_VALUE = r"(?:\\*'((?:[^\0'\\\n]|''|\\[^\0'\n]){0,400}+)\\*'|[^\0'(),]{0,200}(?:\([^\0'()]{0,80}\))?)\s{0,9}"
+# `'it''s', 2` -> `it''s`, `now(), 2` -> `now()`.
+_ARGUMENT = re.compile(_SQL_VALUE)
+# `, ('bob', 'x')` -> `, `.
 _NEXT_ROW = re.compile(r"\s{0,9},\s{0,9}(?=\()")
-_Columns = Sequence[tuple[int, Strength, bool]]  # which, what its name says, whether another one says for whom
+_Columns = Sequence[tuple[int, Strength, bool]]  # index, strength of the name, whether another column names the owner
 
 
 def table_spans(text: str, lower: bytes, active: Set[bytes]) -> Iterator[Span]:
-    """Every secret that stands under a name. `lower` is the text, one byte a character, lower-cased."""
+    """Yield every secret under a heading. `lower` is the text, one byte per character, lower-cased."""
     for word in _WORDS:
         if word in active:
             yield from _tables(text, lower, word)
@@ -77,14 +92,14 @@ def table_spans(text: str, lower: bytes, active: Set[bytes]) -> Iterator[Span]:
 def _tables(text: str, lower: bytes, word: bytes) -> Iterator[Span]:
     at = lower.find(word)
     while at >= 0:
-        begin = text.rfind("\n", max(0, at - _LONGEST_HEADING), at) + 1
+        begin = text.rfind("\n", max(0, at - _MAX_HEADING_CHARS), at) + 1
         end = text.find("\n", at)
         if end < 0:
             return  # no row below
         done = end
-        ruled = word not in _COMMON or text[end + 1 : end + 2] in _RULE_STARTS or text.find(",", begin, end) >= 0
-        sign = _separator(text[begin:end]) if ruled and end - begin <= _LONGEST_HEADING else None
-        if word in _COMMON and not (sign and (sign == "," or _RULE.match(text, end + 1))):
+        ruled = word not in _COMMON_WORDS or text[end + 1 : end + 2] in _RULER_STARTS or text.find(",", begin, end) >= 0
+        sign = _separator(text[begin:end]) if ruled and end - begin <= _MAX_HEADING_CHARS else None
+        if word in _COMMON_WORDS and not (sign and (sign == "," or _RULER.match(text, end + 1))):
             sign = None
         columns = _secret_columns(text[begin:end], sign) if sign is not None else ()
         if columns:
@@ -98,7 +113,10 @@ def _separator(heading: str) -> str:
 
 
 def _cut(row: str, sign: str, heading: str) -> list[str]:
-    """The cells of a row: between bars or signs, where a value may have one itself, or under aligned words."""
+    """Return the cells of a row, cut at bars or separators or under aligned headings.
+
+    A value may hold a bar itself, so bars count only where the heading has them.
+    """
     if sign in _BARS:
         bars = [index for index, character in enumerate(heading) if character == sign]
         if all(row[index : index + 1] == sign for index in bars):
@@ -111,34 +129,34 @@ def _cut(row: str, sign: str, heading: str) -> list[str]:
 
 
 def _secret_columns(heading: str, sign: str) -> _Columns:
-    """Which columns hold secrets; none when the line is no heading: code and prose have other signs in them."""
-    if _NO_HEADING.search(heading):  # most lines with such a word are code, and need not be cut
+    """Return the columns that hold secrets; none when the line is no heading but code or prose."""
+    if _NO_HEADING.search(heading):  # most lines with a key word are code
         return ()
     cells = _cut(heading, sign, heading)
-    if not 2 <= len(cells) <= _MOST_COLUMNS:
+    if not 2 <= len(cells) <= _MAX_COLUMNS:
         return ()
     names = [_HEADING.fullmatch(cell) for cell in cells]
-    outer = (0, len(cells) - 1) if sign in _BARS else ()  # what stands outside the outer bars
+    outer = (0, len(cells) - 1) if sign in _BARS else ()  # before the first bar and after the last
     if any(name is None and (index not in outer or cells[index].strip()) for index, name in enumerate(names)):
         return ()
     labels = [name[1].strip() if name else "" for name in names]
-    whom = any(map(_FOR_WHOM.fullmatch, labels))
-    if not sign and not whom:
+    has_owner = any(map(_OWNER_HEADING.fullmatch, labels))
+    if not sign and not has_owner:
         return ()
     strengths = [(index, name_strength(name)) for index, name in enumerate(labels)]
-    whom = whom and (sign != "" or heading.isupper())
-    return [(index, strength, whom) for index, strength in strengths if strength >= Strength.TOKEN]
+    has_owner = has_owner and (sign != "" or heading.isupper())
+    return [(index, strength, has_owner) for index, strength in strengths if strength >= Strength.TOKEN]
 
 
 def _rows(text: str, begin: int, heading: str, sign: str, columns: _Columns) -> tuple[list[Span], int]:
-    """Secrets of the rows that have as many cells as the heading, and where the table ends."""
+    """Return the secrets of the rows that have as many cells as the heading, and where the table ends."""
     width = len(_cut(heading, sign, heading))
     spans: list[Span] = []
     while begin < len(text):
-        newline = text.find("\n", begin, begin + _LONGEST_ROW)
-        end = newline if newline >= 0 else min(len(text), begin + _LONGEST_ROW)
+        newline = text.find("\n", begin, begin + _MAX_ROW_CHARS)
+        end = newline if newline >= 0 else min(len(text), begin + _MAX_ROW_CHARS)
         row = text[begin:end]
-        rule = sign in _BARS and _RULE.fullmatch(row) is not None  # with `+` where the columns meet
+        rule = sign in _BARS and _RULER.fullmatch(row) is not None  # with `+` at the corners
         cells = _cut(row, sign, heading)
         if (len(cells) != width and not rule) or not row.strip() or "\0" in row:
             break
@@ -149,23 +167,25 @@ def _rows(text: str, begin: int, heading: str, sign: str, columns: _Columns) -> 
 
 
 def _cells(row: str, begin: int, cells: Sequence[str], columns: _Columns) -> Iterator[Span]:
-    for index, strength, whom in columns:
+    for index, strength, has_owner in columns:
         cell = cells[index].strip(" \t\r")
-        value = cell[1:-1] if cell[:1] == cell[-1:] == '"' else cell.strip(_AROUND).partition("  ")[0]
+        value = cell[1:-1] if cell[:1] == cell[-1:] == '"' else cell.strip(_CELL_PADDING).partition("  ")[0]
         start = begin + row.find(value, sum(map(len, cells[:index])))
-        if value and _is_secret(value, strength, whom):
+        if value and _is_secret_cell(value, strength, has_owner):
             yield Span(start, start + len(value), _kind(strength))
 
 
-def _is_secret(value: str, strength: Strength, whom: bool) -> bool:
-    """`whom`: another column says whose it is; then a plain word is a password, too."""
+def _is_secret_cell(value: str, strength: Strength, has_owner: bool) -> bool:
+    """Whether a cell holds a secret. `has_owner`: another column says whose it is, so a plain word counts as well."""
     if is_generated(value) or (strength == Strength.PASSWORD and is_passphrase(value)):
         return PLACEHOLDER.search(value) is None
     if " " in value or not is_plausible(value, strength, True):
         return False
     if strength == Strength.PASSWORD:
-        return is_strong(value) or is_unknown(value) or (whom and value.isalpha() and value.lower() not in _NO_CELL)
-    return is_random_value(value) or _HEX.fullmatch(value) is not None
+        return (
+            is_strong(value) or is_unknown(value) or (has_owner and value.isalpha() and value.lower() not in _NO_CELL)
+        )
+    return is_random_value(value) or _HEX_KEY.fullmatch(value) is not None
 
 
 def _inserts(text: str, lower: bytes) -> Iterator[Span]:
@@ -189,9 +209,9 @@ def _inserts(text: str, lower: bytes) -> Iterator[Span]:
 
 
 def _arguments(text: str, position: int, columns: dict[int, Strength]) -> tuple[list[Span], int]:
-    """Secrets of one row in brackets, and where it ends."""
+    """Return the secrets of one row in brackets, and where it ends."""
     spans: list[Span] = []
-    for index in range(_MOST_COLUMNS):
+    for index in range(_MAX_COLUMNS):
         position += len(text[position : position + 9]) - len(text[position : position + 9].lstrip())
         argument = _ARGUMENT.match(text, position)
         if argument is None:
@@ -210,30 +230,37 @@ def _kind(strength: Strength) -> str:
     return "PASSWORD" if strength == Strength.PASSWORD else "SECRET"
 
 
-# Places that hold nothing but a secret, whatever it looks like: lines of known files, arguments of known calls.
+# A row of `places.txt` is: words, flag, pattern.
 #
-# `places.txt` has one row a place: whole words of which one must occur, or `*` for the words that the pattern itself
-# begins with, in `<...|...>`, and behind `&` more groups of words, or of signs with `_` for a blank; a flag, or `-`;
-# the pattern, in which `@V` is the value, in quotes or bare. The flag `s` wants a value that no known word could be,
-# because other things stand there, too; `r` and `d` take anything with a digit in it, signs and all; `p` several
-# words. A row that begins with a number names calls: which of their arguments, counted from 0, is the secret.
+# Words: whole words of which one must occur, or `*` for the words that the pattern begins with, in `<...|...>`. After
+# `&` follow more groups of words, or of signs with `_` for a blank, of which one each must occur.
+# Flag: `-` none; `s` only a value that no known word could be; `r` and `d` anything with a digit; `p` several words.
+# Pattern: `@V` is the value, in quotes or bare.
+# A row that begins with a number lists calls; the number is the index of the argument that is the secret.
 
-_PLACES_VALUE = r"(?P<q>\\*[\"'])?(?P<value>(?(q)(?:(?!(?P=q))[^\0\n]){3,200}|[^\0\s\"'`\\;|&<>]{3,200}))"
-_LITERAL = r"(?:Some\(|SecretStr\()?[bBrRuUNL@]{0,2}#?(?P<q>\\*[\"'`])(?P<value>(?:(?!(?P=q))[^\0\n]){3,200})(?P=q)"
-_TEXT = r"\\*\"[^\0\"\n]{0,200}\"|\\*'[^\0'\n]{0,200}'"
-_PLACES_ARGUMENT = (
-    rf"(?:{_TEXT}|[^\0,()\"'\n]{{1,80}}(?:\([^\0()\n]{{0,60}}\))?)\s{{0,20}},\s{{0,40}}(?:\d{{1,6}}[→\t]\s{{0,40}})?"
+_SLOT_VALUE = r"(?P<q>\\*[\"'])?(?P<value>(?(q)(?:(?!(?P=q))[^\0\n]){3,200}|[^\0\s\"'`\\;|&<>]{3,200}))"
+_LITERAL_ARGUMENT = (
+    r"(?:Some\(|SecretStr\()?[bBrRuUNL@]{0,2}#?(?P<q>\\*[\"'`])(?P<value>(?:(?!(?P=q))[^\0\n]){3,200})(?P=q)"
 )
-_REFERENCE = re.compile(r"\$\{?\w+\}?$|\$\(|\{|<|%s|\*{3}|your|pass(?:word)?$|PASSWORD$|redacted|-\w|\.{3}|env:|file:")
-_FEWEST_WORDS = 2
-_BEGINNING = re.compile(r"[\w =:-]+(?![?*+{])")  # of a pattern: what it begins with, up to what may be repeated
-# Of these a call gets other texts, too.
+_STRING_ARGUMENT = r"\\*\"[^\0\"\n]{0,200}\"|\\*'[^\0'\n]{0,200}'"
+_EARLIER_ARGUMENT = (
+    rf"(?:{_STRING_ARGUMENT}|[^\0,()\"'\n]{{1,80}}(?:\([^\0()\n]{{0,60}}\))?)\s{{0,20}},\s{{0,40}}"
+    r"(?:\d{1,6}[→\t]\s{0,40})?"
+)
+# `$TOKEN`, `{{ token }}`, `your-token`, `env:TOKEN`, `-p`; not `hunter2`.
+_NO_SLOT_VALUE = re.compile(
+    r"\$\{?\w+\}?$|\$\(|\{|<|%s|\*{3}|your|pass(?:word)?$|PASSWORD$|redacted|-\w|\.{3}|env:|file:"
+)
+_MIN_PHRASE_SPACES = 2
+# What a pattern begins with, up to what may be repeated: `Key Content[ \t]` -> `Key Content`.
+_LITERAL_START = re.compile(r"[\w =:-]+(?![?*+{])")
+# Calls that take other strings, too: there only strong values count.
 _COMMON_CALLS = frozenset(("connect", "Basic", "create_user", "AUTHENTICATE", "login_user", "FTP"))
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Gate:
-    """What a text must have besides for any place of a row: of each group of words one, and one of the signs."""
+    """What a text must have for any slot of a row: one word of each group, and one of the signs."""
 
     also: tuple[frozenset[bytes], ...]
     signs: tuple[str, ...]
@@ -246,21 +273,23 @@ class _Gate:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class _SecretPlace:
+class _Slot:
+    """A slot for a secret: one row of `places.txt`, or one of its alternative beginnings."""
+
     flags: str
     needs: frozenset[bytes]  # words that must all occur
     gate: _Gate
-    head: str  # what the pattern begins with, or nothing: most texts with the words of a place do not have it
+    head: str  # literal start of the pattern, or "": a cheap test that most texts fail
     pattern: re.Pattern[str]
 
 
 _NO_GATE = _Gate((), ())
 
 
-def _places() -> dict[bytes, list[_SecretPlace]]:
-    slots_by_word: dict[bytes, list[_SecretPlace]] = {}
+def _read_slots() -> dict[bytes, list[_Slot]]:
+    slots_by_word: dict[bytes, list[_Slot]] = {}
 
-    def add(words: Sequence[bytes], slot: _SecretPlace) -> None:
+    def add(words: Sequence[bytes], slot: _Slot) -> None:
         for word in words:
             slots_by_word.setdefault(word, []).append(slot)
 
@@ -275,13 +304,13 @@ def _places() -> dict[bytes, list[_SecretPlace]]:
         gate = _Gate(also, signs) if also or signs else _NO_GATE
         heads, _, rest = pattern[1:].partition(">") if pattern[0] == "<" else ("", "", pattern)
         for head in heads.split("|"):
-            # A literal, and no part of a longer word.
+            # The lookbehind keeps the literal from matching inside a longer word.
             whole = f"{head}(?<![A-Za-z0-9]{head})" if head[:1].isalnum() else head
-            compiled = re.compile((whole + rest).replace("@V", _PLACES_VALUE))
+            compiled = re.compile((whole + rest).replace("@V", _SLOT_VALUE))
             here = _words_of(head) if first == ["*"] else list(map(str.encode, first))
             needs = frozenset(here) if first == ["*"] else frozenset()
-            literal = _BEGINNING.match(head or pattern)
-            add(here[:1] if needs else here, _SecretPlace(flags, needs, gate, literal[0] if literal else "", compiled))
+            literal = _LITERAL_START.match(head or pattern)
+            add(here[:1] if needs else here, _Slot(flags, needs, gate, literal[0] if literal else "", compiled))
     for row in rows:
         if not row[0].isdigit():
             continue
@@ -289,40 +318,42 @@ def _places() -> dict[bytes, list[_SecretPlace]]:
         for name in names:
             last = re.split(r"\W+", name)[-1]
             call = r"\(\s{0,40}(?:\d{1,6}[→\t]\s{0,40})?"
-            compiled = re.compile(re.escape(name) + call + _PLACES_ARGUMENT * int(index) + _LITERAL)
+            compiled = re.compile(re.escape(name) + call + _EARLIER_ARGUMENT * int(index) + _LITERAL_ARGUMENT)
             here = _words_of(name)
-            add(
-                here[:1], _SecretPlace("s" if last in _COMMON_CALLS else "c", frozenset(here), _NO_GATE, name, compiled)
-            )
+            add(here[:1], _Slot("s" if last in _COMMON_CALLS else "c", frozenset(here), _NO_GATE, name, compiled))
     return slots_by_word
 
 
 def _words_of(head: str) -> list[bytes]:
-    """The words that a text has where a literal stands in it, the longest first: all of them have to be there."""
+    """Return the words of a literal, longest first. A text that has the literal has all of them."""
     words = sorted(set(re.findall("[a-z]+", head.lower())), key=lambda word: (-len(word), word))
     return [word.encode() for word in words]
 
 
-_PLACES = _places()
-WHOLE_WORDS: frozenset[bytes] = frozenset(_PLACES)
-ALSO: frozenset[bytes] = frozenset(
-    word for slots in _PLACES.values() for slot in slots for group in (slot.needs, *slot.gate.also) for word in group
+_SLOTS_BY_WORD = _read_slots()
+WHOLE_WORDS: frozenset[bytes] = frozenset(_SLOTS_BY_WORD)
+GATE_WORDS: frozenset[bytes] = frozenset(
+    word
+    for slots in _SLOTS_BY_WORD.values()
+    for slot in slots
+    for group in (slot.needs, *slot.gate.also)
+    for word in group
 )
 
 
-def place_spans(text: str, active: Set[bytes]) -> Iterator[Span]:
-    """Every secret in a place for one. `active`: the whole words that occur."""
+def slot_spans(text: str, active: Set[bytes]) -> Iterator[Span]:
+    """Yield every secret in a slot. `active`: the whole words that occur."""
     here = sorted(active & WHOLE_WORDS)
     likely = [
         slot
         for word in here
-        for slot in _PLACES[word]
+        for slot in _SLOTS_BY_WORD[word]
         if slot.needs <= active and not (slot.gate.also and slot.gate.lacks(active))
     ]
     heads = {head for head in {slot.head for slot in likely} if head in text}
     if not heads:
         return
-    passed = {_NO_GATE: True}  # the places of a row have one gate, and a sign is looked for in all of the text
+    passed = {_NO_GATE: True}  # slots of a row share one gate, whose signs are searched for once
     for slot in dict.fromkeys(likely):
         if slot.head not in heads:
             continue
@@ -332,18 +363,18 @@ def place_spans(text: str, active: Set[bytes]) -> Iterator[Span]:
         if not passed[gate]:
             continue
         for match in slot.pattern.finditer(text):
-            if _is_secret_argument(match["value"], slot.flags):
+            if _is_slot_secret(match["value"], slot.flags):
                 yield Span(*match.span("value"), "PASSWORD")
 
 
-def _is_secret_argument(value: str, flags: str) -> bool:
+def _is_slot_secret(value: str, flags: str) -> bool:
     if PLACEHOLDER.search(value):
         return False
     if flags in "rd":
         return has_digit(value)
     if flags == "p":
-        return len(value.split()) > _FEWEST_WORDS and value.replace(" ", "").isalpha()
-    if _REFERENCE.match(value) or is_no_secret(value) or not is_plausible(value, Strength.PASSWORD, True):
+        return len(value.split()) > _MIN_PHRASE_SPACES and value.replace(" ", "").isalpha()
+    if _NO_SLOT_VALUE.match(value) or is_no_secret(value) or not is_plausible(value, Strength.PASSWORD, True):
         return False
     if flags == "c":
         return " " not in value

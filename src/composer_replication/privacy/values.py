@@ -1,4 +1,7 @@
-"""The value behind a name: in quotes, bare, in a cell or a tag, behind a type, in a call, or in a sentence."""
+"""Find the value that belongs to a secret's name.
+
+It may be quoted or bare, in a table cell or a tag, after a type annotation, in a call, or in a sentence.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,13 @@ from collections.abc import Iterator
 from composer_replication.privacy.entropy import is_public_id
 from composer_replication.privacy.names import PASSWORD_WORDS, Strength, name_strength
 from composer_replication.privacy.plausible import (
+    is_bare_password,
     is_credential,
     is_directory,
     is_generated,
-    is_given,
     is_handle,
     is_identifier,
+    is_literal_secret,
     is_login,
     is_odd,
     is_passphrase,
@@ -21,11 +25,10 @@ from composer_replication.privacy.plausible import (
     is_phrase_of,
     is_plausible,
     is_random_value,
-    is_said,
-    is_told,
+    is_stated_password,
     is_unknown,
-    names_handle,
-    trimmed,
+    names_a_handle,
+    strip_sentence_end,
 )
 from composer_replication.privacy.rules import (
     Span,
@@ -35,7 +38,8 @@ from composer_replication.privacy.rules import (
 )
 
 WIDE_SIGNS = "\uff1a\uff1d"  # a colon and an equals sign as wide as a Chinese character
-# Between name and value: a closing quote or bracket, then a sign; in code also a comma, a call or a tag.
+# Between name and value: a closing quote or bracket, then a sign. `"password": "hunter2"` -> `": `, `PASS := x1` ->
+# ` := `, and the YAML block of `password: |\n  hunter2` -> `: |\n  `.
 _SIGN = re.compile(
     r"(?P<close>\\*[\"'`]?[\])]?\*{0,2})(?:\.{2,60})?\s{0,3}(?P<sign>=>|:=|\+=|\?=|==|!=|<-|::|[:=\uff1a"
     r"\uff1d])(?!=)\*{0,2}[ \t]*"
@@ -44,34 +48,46 @@ _SIGN = re.compile(
     r"(?:!(?:!?[a-z]+)?[ \t]+|&\w{1,20}[ \t]+)?(?:[|>][+-]?[ \t]*(?:\\n|\n)[ \t]*(?:\d{1,6}[→\t][ \t]*)?)?"
     r"(?:\[-|\{\+)?(?:(?:str|bytes|f|b|r|u|Some|String::from|new String)(?=\\*[\"'(])\(?)?"
 )
-# What is taken when the environment has nothing.
+# The default for an empty variable: `os.getenv("TOKEN") or "hunter2"` -> `") or `, `token || 'hunter2'` -> ` || `.
 _FALLBACK = re.compile(
     r"(?P<close>(?:[:?] ?)?\\*[\"'`]?[\])]{0,2})\s{0,3}(?P<sign>\|\||\?\?|\?:|or\b)\s{0,3}(?=\\*[\"'`])"
 )
+# The end of an opening tag: `<password>hunter2</password>` -> `>`.
 _TAG = re.compile(r"(?P<close>)(?P<sign>>)(?=[^\0<>\s@:\"'`])")
+# The sibling field of `{"name": "DB_PASSWORD", "value": "hunter2"}` -> `", "value": `.
 _VALUE_FIELD = re.compile(
     r"(?P<close>\\*[\"'`]?)(?P<sign>(?::\s?\{)?[\s,;]{0,6}(?:\\n|\n)?(?:\s{0,8}\d{1,6}[→\t])?[\s-]*\\*[\"']?(?:value|Value|default)\\*[\"']?\s?[:=]\s*)"
 )
+# A cell of a Markdown table: `| password | hunter2 |` -> ` | `.
 _CELL = re.compile(r"(?P<close>\*{0,2}`?)[ \t]{0,40}(?P<sign>\|)[ \t]{0,40}(?=[^\0\s|])")
+# Nothing but a blank: `requirepass hunter2` -> ` `; not ` -v`, which is another option.
 _SPACE = re.compile(r"(?P<close>\\*[\"'`]?\]?)(?P<sign>[ \t]+(?:\d{1,2}[ \t]+)?|\\t)(?=[^\0\s=:\-&|>(){}\[\],;])")
+# A name of words joined by signs: `X-Api-Key`, `access_token`; not `hunter-42`.
 _NAME = re.compile(r"(?:[A-Za-z]{1,16}+[_-])++[A-Za-z]{1,16}+")
+# `settings.token`; not `hunter2`.
 _WORD_OF_CODE = re.compile(r"[A-Za-z_.]+")
+# What a test runner prints after "PASS:": `TestLogin/empty`, `auth::rejects-bad-login`; not `hunter2`.
 _TEST_NAME = re.compile(r"[Tt]est\w*+(?:[/.:]+[\w-]++)*+|\w++(?:(?:/|::)[\w.-]++)++")
+# Where a value in a URL ends: `a1b2c3&page=2` -> `&`.
 _ADDRESS_PART = re.compile(r"[?&;#]")
-_PSQL_VARIABLE = re.compile(r"\s+:'\w+'")  # `PASSWORD :'reporting_pw'`
+# A variable of psql: `PASSWORD :'reporting_pw'` -> ` :'reporting_pw'`.
+_PSQL_VARIABLE = re.compile(r"\s+:'\w+'")
 _TEMPLATE_LEAD = 80
+# What precedes a name that is itself a value: `type="`.
 _IS_VALUE = re.compile(r"=\\*[\"']?\Z")
+# A literal passed on after a name: `("password", "hunter2")` -> `", `, `getByLabel('Password').fill('hunter2')` ->
+# `').fill(`, PHP's own notation `s:8:"password";s:7:"hunter2";` -> `";s:7:`, and the answer to a prompt in expect,
+# `"assword:"; send("hunter2")` -> `:"; send(`.
 _CALL = re.compile(
     r"(?P<close>\]?\\*[\"'`]?)(?:\)\.(?:type|fill|sendKeys|send_keys))?\s?"
-    # In PHP's own notation, behind a prompt that is answered, and for whom a password is set.
     r"(?P<sign>[,(]|\s|;s:\d{1,5}:|(?::\s?\\*[\"'`])\)?;?\s{0,4}(?:send|sendline|write|type)\w{0,10}\("
     r"?|\sFOR\s[^\0\n=;]{1,80}=|\s<<<)\s{0,12}(?=\\*[\"'`])"
 )
 
 
 def value_after(text: str, start: int, end: int, strength: Strength) -> Span | None:
-    """The value behind a name, if it is one."""
-    if text[start - 1 : start] not in ("<", ":") and (match := typed(text, end)):
+    """Return the span of the value that follows a name, or None."""
+    if text[start - 1 : start] not in ("<", ":") and (match := match_typed(text, end)):
         return _literal(text, start, match, strength)
     if (literal := _generated_value(text, end)) is not None:
         return Span(*literal, kind_of(strength))
@@ -79,7 +95,7 @@ def value_after(text: str, start: int, end: int, strength: Strength) -> Span | N
         return (
             _value_at(text, start, match, strength)
             or _in_code(text, start, end, strength)
-            or spoken(text, start, end, strength)
+            or value_in_sentence(text, start, end, strength)
         )
     if match := _VALUE_FIELD.match(text, end):
         return _value_at(text, start, match, strength)
@@ -88,8 +104,8 @@ def value_after(text: str, start: int, end: int, strength: Strength) -> Span | N
         if span and text[start - 1] == ":" and match["sign"].isspace():  # a map of Clojure
             return span
         return span if span and _is_argument(text[span.start : span.end], strength, text[start - 1 : start]) else None
-    if (match := handed(text, end)) and (span := _value_at(text, start, match, strength)):
-        return span if is_handed(text[span.start : span.end]) else None
+    if (match := match_handed(text, end)) and (span := _value_at(text, start, match, strength)):
+        return span if is_passed_secret(text[span.start : span.end]) else None
     if text[end] == ">" and (match := _TAG.match(text, end)):
         return _value_at(text, start, match, strength)
     if match := _CELL.match(text, end):
@@ -98,32 +114,39 @@ def value_after(text: str, start: int, end: int, strength: Strength) -> Span | N
         flag = text[max(0, start - 2) : start].endswith("-")
         if (span := _value_at(text, start, match, strength, spaced=not flag)) is not None:
             return span
-    return spoken(text, start, end, strength)
+    return value_in_sentence(text, start, end, strength)
 
 
 def _literal(text: str, start: int, match: re.Match[str], strength: Strength) -> Span | None:
-    """A literal behind a type or inside a call. A call gets other texts, too: there only what no word could be."""
+    """Return the literal after a type or in a call.
+
+    A call gets other strings, too, so there it must look like a secret by itself.
+    """
     span = _value_at(text, start, match, strength)
     around = text[match.end("sign") : match.end()]
-    if span and "[" in around and is_identifier(text[span.start : span.end]):  # a list of names of code
+    if span and "[" in around and is_identifier(text[span.start : span.end]):  # a list of names in code
         return None
     called = "(" in around
-    return span if span and (not called or is_handed(text[span.start : span.end])) else None
+    return span if span and (not called or is_passed_secret(text[span.start : span.end])) else None
 
 
-def is_handed(value: str) -> bool:
-    return is_given(value) or is_unknown(value)
+def is_passed_secret(value: str) -> bool:
+    """Whether a literal that code passes on is a secret by its own looks."""
+    return is_literal_secret(value) or is_unknown(value)
 
 
 def _in_code(text: str, start: int, end: int, strength: Strength) -> Span | None:
-    """Behind a sign: a cast or a call around the literal."""
-    if match := wrapped(text, end):
+    """Return the literal in a cast or a call after the sign."""
+    if match := match_wrapped(text, end):
         return _literal(text, start, match, strength)
     return None
 
 
 def _is_argument(value: str, strength: Strength, before: str) -> bool:
-    """In a call only a value without spaces: messages and labels stand there too. Behind an option: small words."""
+    """Whether an argument is a secret: without spaces, since messages and labels are arguments, too.
+
+    After an option, a passphrase counts as well.
+    """
     if before == "-" and strength == Strength.PASSWORD and is_passphrase(value):
         return True
     if is_path(value) or (is_identifier(value) and not has_digit(value)):
@@ -134,7 +157,7 @@ def _is_argument(value: str, strength: Strength, before: str) -> bool:
 
 
 def _value_at(text: str, start: int, match: re.Match[str], strength: Strength, *, spaced: bool = False) -> Span | None:
-    """The value where a sign ends, if it is one: not a name, a folder, a test or a word of code."""
+    """Return the value where the sign ends, unless it is a name, a folder, a test or a word of code."""
     name = text[start : match.start()]
     if _PSQL_VARIABLE.match(text, match.start()):
         return None
@@ -149,7 +172,8 @@ def _value_at(text: str, start: int, match: re.Match[str], strength: Strength, *
     begin, end, literal = extent
     begin = _skip_scheme(text, begin, end)
     value = text[begin:end]
-    if value.startswith("?") and text[start - 2 : start] == "${":  # what a shell says when there is none
+    # The message for an unset variable: `${TOKEN:?not set}`.
+    if value.startswith("?") and text[start - 2 : start] == "${":
         return None
     if bounds and strength == Strength.PASSWORD and is_phrase_of(name, value):
         return Span(begin, end, "PASSWORD")
@@ -157,7 +181,7 @@ def _value_at(text: str, start: int, match: re.Match[str], strength: Strength, *
         not value
         or (
             spaced
-            and not is_said(bare := value.rstrip("!?*:;,._"))
+            and not is_bare_password(bare := value.rstrip("!?*:;,._"))
             and not (match.re is _CELL and strength == Strength.PASSWORD and is_unknown(bare))
         )
         or is_directory(name, value)
@@ -177,14 +201,14 @@ def _value_at(text: str, start: int, match: re.Match[str], strength: Strength, *
 
 
 def _bare(text: str, start: int, match: re.Match[str], spaced: bool) -> tuple[int, int, bool] | None:
-    """An unquoted value, and whether it is known to be text, not code."""
-    # Compared with a variable, or an expression.
+    """Return the bounds of an unquoted value, and whether it is known to be text and not code."""
+    # A comparison, or an expression in braces: no literal follows.
     if match["sign"] in ("==", "!=") or (match.re is _VALUE_FIELD and text.startswith("{", match.end())):
         return None
     name, begin = text[start : match.start()], match.end()
     env = _is_env(text, start, match)
     end = _bare_end(text, start, begin, env)
-    if names_handle(name):  # of an address, which goes on
+    if names_a_handle(name):  # in a URL, which continues after it
         end = begin + len(_ADDRESS_PART.split(text[begin:end], maxsplit=1)[0])
     literal = env or spaced or text[start - 1 : start] in ("-", "?", "&") or match.re in (_TAG, _VALUE_FIELD)
     here = match.re is _SIGN and match["here"] is not None
@@ -198,7 +222,10 @@ def _bare(text: str, start: int, match: re.Match[str], spaced: bool) -> tuple[in
 
 
 def _suits(name: str, value: str, strength: Strength) -> bool:
-    """Whether a value is one for this name: random behind a weak one, and neither a header nor the id of a session."""
+    """Whether a value fits this name.
+
+    After a weak name only random values count; names of headers and ids of sessions do not.
+    """
     if strength == Strength.WEAK and not (
         is_random_value(value) or is_handle(name, value) or is_credential(name, value) or is_login(name, value)
     ):
@@ -207,11 +234,11 @@ def _suits(name: str, value: str, strength: Strength) -> bool:
         return _NAME.fullmatch(value) is None  # the name of a field or a header
     if strength == Strength.WEAK and name.lower().endswith("id") and is_public_id(value):  # `--key-id`
         return False
-    return not (names_handle(name) and is_public_id(value))  # the sessions of agents have uuids for names
+    return not (names_a_handle(name) and is_public_id(value))  # ids of agent sessions are public
 
 
 def _is_setting(text: str, start: int, match: re.Match[str]) -> bool:
-    """`Password:...` without a blank among other such pairs, as Go prints them, and `NAME := ...` of a makefile."""
+    """Whether a pair is a setting, as Go, PHP and makefiles write them: `{Password:hunter2}`, `PASS := hunter2`."""
     name = text[start : match.start()]
     if match["sign"] == "=" and text[match.start() : match.start() + 2].isspace():  # in columns
         return True
@@ -221,31 +248,29 @@ def _is_setting(text: str, start: int, match: re.Match[str]) -> bool:
     return printed or (match["sign"] in (":=", "?=") and name.upper() == name)
 
 
-def stands_as_name(text: str, end: int) -> bool:
-    """Whether a sign, a default or a type follows what ends at `end`."""
-    return (_SIGN.match(text, end) or _FALLBACK.match(text, end) or typed(text, end)) is not None
+def is_assigned_name(text: str, end: int) -> bool:
+    """Whether a sign, a default or a type follows the name that ends at `end`."""
+    return (_SIGN.match(text, end) or _FALLBACK.match(text, end) or match_typed(text, end)) is not None
 
 
-def is_called(text: str, end: int) -> bool:
-    """Whether a literal is handed over behind what ends at `end`."""
+def is_passed_along(text: str, end: int) -> bool:
+    """Whether a literal is passed along after the name that ends at `end`."""
     return _CALL.match(text, end) is not None
 
 
-# What stands between a name and its value in code: a type, a cast, a call around the literal, a default behind it.
-#
-# `password: Optional[str] = "..."`, `var token string = "..."`, `char token[] = "..."`, `secret = SecretStr("...")`.
-# One small grammar for all languages, read only behind a name that means a secret, and never further than one line.
+# One small grammar of declarations for all languages. It is tried only after a name that means a secret, and never
+# beyond one line.
 
-_LONGEST = 200  # between a name and the literal
+_MAX_DECLARATION_CHARS = 200  # between a name and its literal
 _QUOTE = r"\\*[\"'`]"
 # The parts of a type: a name with members and generics, an array, a pointer, a lifetime, a bar between two types.
-_DECLARATIONS_NAME = r"[A-Za-z_][\w.]*+(?:::[\w.]++)*+"
+_TYPE_NAME = r"[A-Za-z_][\w.]*+(?:::[\w.]++)*+"
 _BRACKETS = r"\[[^\0\n=\]]{0,60}(?:\[[^\0\n=\]]{0,40}\][^\0\n=\]]{0,40})?\](?:(?:const|mut)\s)?"
 _GENERIC = r"<[^\0\n=>]{0,60}(?:<[^\0\n=>]{0,40}>[^\0\n=>]{0,20})?>"
-_ROUND = r"\([^\0\n()]{0,40}\)"
+_PARENTHESES = r"\([^\0\n()]{0,40}\)"
 _ATOM = (
-    rf"(?:[&*?]{{0,2}}+(?:'[a-z]{{1,12}}\s)?(?:(?:mut|const|dyn|final|unsafe)\s)?(?:{_DECLARATIONS_NAME}|{_BRACKETS}"
-    rf"(?:{_DECLARATIONS_NAME}(?:\s{_DECLARATIONS_NAME})?)?)(?:{_BRACKETS}|{_GENERIC}|{_ROUND}|[*?!&]|\s?\*)*+)"
+    rf"(?:[&*?]{{0,2}}+(?:'[a-z]{{1,12}}\s)?(?:(?:mut|const|dyn|final|unsafe)\s)?(?:{_TYPE_NAME}|{_BRACKETS}"
+    rf"(?:{_TYPE_NAME}(?:\s{_TYPE_NAME})?)?)(?:{_BRACKETS}|{_GENERIC}|{_PARENTHESES}|[*?!&]|\s?\*)*+)"
 )
 # `Annotated[str, Field(min_length=3)]`: its arguments may hold signs of their own.
 _ANNOTATED = r"(?:\w+\.)?Annotated\[[^\0\n\"'`]{0,120}\]"
@@ -257,36 +282,43 @@ _CALLEE = (
 )
 _KEYWORD = r"(?:[A-Za-z_]\w{0,30}\s?[=:]\s?)?(?:lambda:\s?|\(\)\s?=>\s?)?"
 _PREFIX = r"(?:\([A-Za-z_][\w\s]{0,30}[*&]{0,2}\)\s?|\bstring\(\d{1,6}\)\s)?(?:\[\]\w{1,12}\{|\[|\(\s{0,8})?"
-_LETTERS = r"(?:@|[bBrRfFuUNLQ]{1,2}|u8)?"
-_WRAPPED = rf"\s{{0,8}}(?:\\\s{{0,8}})?{_PREFIX}(?:{_CALLEE}{_KEYWORD}){{0,3}}{_KEYWORD}{_LETTERS}(?={_QUOTE})"
-TYPED = re.compile(
+_STRING_PREFIX = r"(?:@|[bBrRfFuUNLQ]{1,2}|u8)?"
+_CALLS_AND_QUOTE = (
+    rf"\s{{0,8}}(?:\\\s{{0,8}})?{_PREFIX}(?:{_CALLEE}{_KEYWORD}){{0,3}}{_KEYWORD}{_STRING_PREFIX}(?={_QUOTE})"
+)
+# `password: Optional[str] = "hunter2"` -> `: Optional[str] = `, `char token[] = "hunter2"` -> `[] = `; not ` = 5`.
+_TYPED = re.compile(
     rf"(?P<close>)(?:[?!]?[ \t]?:{{1,2}}[ \t]{{0,2}}{_TYPE}|[ \t]{{1,3}}(?:[Aa][Ss] )?{_TYPE}|\[[^\0\n\]]{{0,20}}\]"
-    rf"|\s?\{{\s?(?:get|set|init)[^\0\n{{}}\"']{{0,40}}\}}){_ASSIGNED}{_WRAPPED}"
+    rf"|\s?\{{\s?(?:get|set|init)[^\0\n{{}}\"']{{0,40}}\}}){_ASSIGNED}{_CALLS_AND_QUOTE}"
 )
-WRAPPED = re.compile(
-    rf"(?P<close>\\*[\"'`]?[\])]{{0,2}})\s{{0,3}}(?P<sign>=>|:=|\+=|\?=|\?\?=|\|\|=|[:=])(?!=){_WRAPPED}"
+# `secret = SecretStr("hunter2")` -> ` = SecretStr(`, `token := []byte("hunter2")` -> ` := []byte(`.
+_IN_CALL = re.compile(
+    rf"(?P<close>\\*[\"'`]?[\])]{{0,2}})\s{{0,3}}(?P<sign>=>|:=|\+=|\?=|\?\?=|\|\|=|[:=])(?!=){_CALLS_AND_QUOTE}"
 )
-# `password{"..."}`, `.equals("...")`, `").send_keys("...")`, `password).toBe('...')`: code that hands the literal over.
-HANDED = re.compile(
+# Code that passes the literal on: `password{"hunter2"}` -> `{`, `password.equals("hunter2")` -> `.equals(`,
+# `expect(password).toBe('hunter2')` -> `).toBe(`.
+_BY_METHOD = re.compile(
     rf"(?P<close>\\*[\"'`]?\]?)(?P<sign>"
     rf"\{{|\)?(?:\s{{0,9}}\.\w{{2,30}}\(\){{0,1}}){{0,2}}\s{{0,9}}\.\w{{2,30}}\(\s?)(?={_QUOTE})"
 )
 
-# The arguments of a call that logs in or signs: `basic_auth("ada", Some("..."))`, `jwt.encode(payload, "...")`.
+# The arguments of a call that logs in or signs. The first of `"ada", Some("hunter2"))` -> `ada`, the second
+# `Some("hunter2"))` -> `hunter2`.
 _ARGUMENT = re.compile(
-    rf"\s{{0,40}}(?:\d{{1,6}}[→:|\t]\s{{0,40}})?(?:{_CALLEE})?{_KEYWORD}{_LETTERS}(?:(?P<quote>{_QUOTE})(?P<value>(?:(?!(?P=quote))[^\0"
+    rf"\s{{0,40}}(?:\d{{1,6}}[→:|\t]\s{{0,40}})?(?:{_CALLEE})?{_KEYWORD}{_STRING_PREFIX}(?:(?P<quote>{_QUOTE})(?P<value>(?:(?!(?P=quote))[^\0"
     rf"\n]){{0,200}})(?P=quote)"
     r"|[^\0\n\"'`(),]{0,80}(?:\([^\0\n\"'`()]{0,60}\))?)\){0,2}\s{0,3}(?P<more>,)?"
 )
-_MOST_ARGUMENTS = 5
-_A_QUOTE = re.compile("[\"'`]")
-_BEFORE_TYPE = frozenset(": \t?!{[")
+_MAX_ARGUMENTS = 5
+# `"`, `'` or the backquote of Go and JavaScript.
+_ANY_QUOTE = re.compile("[\"'`]")
+_TYPE_STARTS = frozenset(": \t?!{[")
 
 
 def arguments(text: str, begin: int) -> Iterator[tuple[int, tuple[int, int]]]:
-    """The literals among the arguments that begin at `begin`: which argument it is, and where it stands."""
-    for index in range(_MOST_ARGUMENTS):
-        match = _ARGUMENT.match(text, begin, begin + 2 * _LONGEST)
+    """Yield the literals among the arguments that begin at `begin`: index of the argument and its bounds."""
+    for index in range(_MAX_ARGUMENTS):
+        match = _ARGUMENT.match(text, begin, begin + 2 * _MAX_DECLARATION_CHARS)
         if match is None:
             return
         if match["value"]:
@@ -296,73 +328,84 @@ def arguments(text: str, begin: int) -> Iterator[tuple[int, tuple[int, int]]]:
         begin = match.end()
 
 
-def typed(text: str, end: int) -> re.Match[str] | None:
-    """A type and a sign behind a name that ends at `end`, up to the quote of its literal."""
-    if text[end] not in _BEFORE_TYPE:
+def match_typed(text: str, end: int) -> re.Match[str] | None:
+    """Match a type and a sign after a name that ends at `end`, up to the quote of the literal."""
+    if text[end] not in _TYPE_STARTS:
         return None
-    newline = text.find("\n", end, end + _LONGEST)
-    sign = text.find("=", end, newline if newline >= 0 else end + _LONGEST)
-    if sign < 0 or not _A_QUOTE.search(text, sign, sign + _LONGEST):
+    newline = text.find("\n", end, end + _MAX_DECLARATION_CHARS)
+    sign = text.find("=", end, newline if newline >= 0 else end + _MAX_DECLARATION_CHARS)
+    if sign < 0 or not _ANY_QUOTE.search(text, sign, sign + _MAX_DECLARATION_CHARS):
         return None
-    return TYPED.match(text, end, end + _LONGEST)
+    return _TYPED.match(text, end, end + _MAX_DECLARATION_CHARS)
 
 
-def wrapped(text: str, end: int) -> re.Match[str] | None:
-    """A sign, then a cast, a call or a list around the literal."""
-    return WRAPPED.match(text, end, end + _LONGEST)
+def match_wrapped(text: str, end: int) -> re.Match[str] | None:
+    """Match a sign, then a cast, a call or a list around the literal."""
+    return _IN_CALL.match(text, end, end + _MAX_DECLARATION_CHARS)
 
 
-def handed(text: str, end: int) -> re.Match[str] | None:
-    """A method of the name, or braces, with the literal in them."""
-    return HANDED.match(text, end, end + _LONGEST) if text[end] not in " :=" else None
+def match_handed(text: str, end: int) -> re.Match[str] | None:
+    """Match a method call on the name, or braces, up to the literal in them."""
+    return _BY_METHOD.match(text, end, end + _MAX_DECLARATION_CHARS) if text[end] not in " :=" else None
 
 
-# Where the value behind a name begins and ends: quoted, bare, to the end of its line, or up to the next name.
+# Where a value begins and ends.
 
-_EXTENTS_QUOTE = re.compile(r"\\*[\"'`]")
+# A quote, with the backslashes that it has in nested JSON: `\\"` -> `\\"`, `'`.
+_OPENING_QUOTE = re.compile(r"\\*[\"'`]")
+# An unquoted value: `hunter2 # old` -> `hunter2`, `it's4me` -> `it's4me`; a backslash before n, r, t or u ends it.
 _BARE = re.compile(r"(?:[^\0\s\"'`\\<>]++|\\(?![nrtu\"'\\/`])|(?<=[A-Za-z0-9!@#$%^&*])['](?=[A-Za-z0-9!@#$%^&*]))+")
+# `Bearer a1b2c3` -> `Bearer `, `GenieKey a1b2c3`; not `bearer-token`.
 _SCHEMES = re.compile(
     r"(?i:(?:bearer|basic|token|apikey|api-key|digest|key|negotiate|splunk|geniekey|sso-key|aws4-hmac-sha256)(?:"
     r"[ \t]+|\s*=\s*))"
 )
+# Two pairs of a URL: `hunter2&user=ada`; not `hunter&2`.
 _NEXT_PAIR = re.compile(r"[^\0&\s]+&[\w.-]+=")
+# Where the next setting begins: `hunter2;Database=crm` -> `;`, `hunter2,user=ada` -> `,`, `hunter2&&make` -> `&&`; not
+# `a;b`.
 _NEXT_NAME = re.compile(r";(?=\s*[A-Za-z][\w .-]{0,40}=)|,(?=[A-Za-z_][\w.-]{0,40}[=:])|&&|\|\|")
 _OPENERS = {")": "(", "]": "[", "}": "{"}
+# `export DB_HOST=localhost`, `PORT=8080`; not `host: localhost`.
 _ENV_LINE = re.compile(r"(?:export |declare -x |set )?[A-Za-z_]\w*=")
-# `password: `, `PASSWORD=`, `"password" => `, `<password><![CDATA[`, `requirepass `, up to the value.
-_DATA_SIGN = re.compile(
+# Up to the value of a generated password: `password: k[9` -> `: `, `PASSWORD=k[9` -> `=`, `"password" => "k[9` ->
+# `" => `, `<password><![CDATA[k[9` -> `><![CDATA[`, `requirepass k[9` -> ` `.
+_GENERATED_SIGN = re.compile(
     r"\\*[\"'`]?\]?(?:[ \t]{0,20}(?:=>|:=|[:=])[ \t]{0,20}|[ \t]{0,40}\|[ \t]{1,20}|>(?:<!\[CDATA\[)?|[ \t]{1,40})"
 )
-_DATA_WORD = re.compile(r"[!-~]+")
-# The next pair (`;port=`, `&user=`, `\\nDB_HOST=`), or the end of a tag or of a string with escapes.
-_DATA_ENDS = re.compile(
+# Printable ASCII without blanks: `k[9}Q(w-T,2xB rest` -> `k[9}Q(w-T,2xB`.
+_GENERATED_WORD = re.compile(r"[!-~]+")
+# The next pair, or the end of a tag or an escaped string: `k[9}Q;port=5432` -> `;`, `k[9}Q&user=ada` -> `&`,
+# `k[9}Q\\nHOST=db` -> `\\n`, `k[9}Q</password>` -> `</`.
+_GENERATED_ENDS = re.compile(
     r"(?:[;,&]|\\+[nrt])(?=(?:[a-z]{3}|[A-Z]{3}|[A-Z][a-z]{2})[\w.-]{0,40}[=:])|\]\]>|</|\\+n\Z|\\+[\"'](?=[,:}\])]|\Z)"
 )
-_QUOTES_END = re.compile(r"\\*[\"'`](?:[\s,;:)}\]>/]|\Z|\\)")  # a quote that closes: `"...",`
-_BEHIND_DATA = "\"'`,;)]}>"
-_LONGEST_GENERATED = 200
-# No secret without a frame of its own is longer, and every search below stops there.
-_EXTENTS_LONGEST = 4000
-_LONGEST_BARE = 2000
-_LONGEST_LEAD = 80
+# A quote that closes: `",`, `"`; not `"x`, a quote inside a value.
+_QUOTES_END = re.compile(r"\\*[\"'`](?:[\s,;:)}\]>/]|\Z|\\)")
+_AFTER_GENERATED = "\"'`,;)]}>"
+_MAX_GENERATED_CHARS = 200
+# Longer secrets have a frame (PEM, JWT) and rules of their own. The limit keeps every search below linear.
+_MAX_VALUE_CHARS = 4000
+_MAX_BARE_CHARS = 2000
+_MAX_LEAD_CHARS = 80
 
 
 def _bare_word(text: str, begin: int) -> str:
-    """The unquoted word at `begin`; a quote between letters belongs to it."""
-    match = _BARE.match(text, begin, begin + _LONGEST_BARE)
+    """Return the unquoted word at `begin`. A quote between letters belongs to it."""
+    match = _BARE.match(text, begin, begin + _MAX_BARE_CHARS)
     return _generated_word(text, begin) or (match[0] if match else "")
 
 
 def quoted(text: str, begin: int) -> tuple[int, int] | None:
-    """Begin and end of what stands in quotes at `begin`; an escaped quote inside does not end it."""
-    quote = _EXTENTS_QUOTE.match(text, begin)
+    """Return the bounds of the quoted text at `begin`, or None. An escaped quote does not end it."""
+    quote = _OPENING_QUOTE.match(text, begin)
     if quote is None:
         return None
     mark, begin = quote[0], quote.end()
-    if text.startswith(mark * 2, begin) and len(mark) == 1:  # three of them
+    if text.startswith(mark * 2, begin) and len(mark) == 1:  # triple quotes
         mark, begin = mark * 3, begin + 2
-    nul = text.find("\0", begin, begin + _EXTENTS_LONGEST)  # the border between two strings scanned together
-    limit = nul if nul >= 0 else min(len(text), begin + _EXTENTS_LONGEST)
+    nul = text.find("\0", begin, begin + _MAX_VALUE_CHARS)  # the border between strings that are scanned together
+    limit = nul if nul >= 0 else min(len(text), begin + _MAX_VALUE_CHARS)
     end = text.find(mark, begin, limit)
     while len(mark) == 1 and end > begin and text[end - 1] == "\\" and text[end - 2] != "\\":
         end = text.find(mark, end + 1, limit)
@@ -373,49 +416,49 @@ def quoted(text: str, begin: int) -> tuple[int, int] | None:
 
 
 def _generated_value(text: str, end: int) -> tuple[int, int] | None:
-    """Begin and end of the password of a generator behind a sign or a blank at `end`, in quotes or bare.
+    """Return the bounds of a generated password after a sign or a blank at `end`, or None.
 
-    Brackets, quotes and commas are its own: a bare one goes on to the next blank or to the next name with a value.
+    It may hold brackets, quotes and commas: a bare one ends at the next blank or the next name with a value.
     """
-    sign = _DATA_SIGN.match(text, end)
+    sign = _GENERATED_SIGN.match(text, end)
     if sign is None:
         return None
     begin = sign.end()
     if (bounds := quoted(text, begin)) and _QUOTES_END.match(text, bounds[1]):
         return bounds if is_generated(text[slice(*bounds)]) else None
-    value = _generated_word(text, begin).rstrip(_BEHIND_DATA)
+    value = _generated_word(text, begin).rstrip(_AFTER_GENERATED)
     return (begin, begin + len(value)) if value else None
 
 
 def _generated_word(text: str, begin: int) -> str:
-    """The word at `begin` if a generator of passwords made it, otherwise nothing."""
-    word = _DATA_WORD.match(text, begin, begin + _LONGEST_GENERATED)
-    value = _DATA_ENDS.split(word[0], maxsplit=1)[0] if word else ""
-    return value if is_generated(value.rstrip(_BEHIND_DATA)) else ""
+    """Return the word at `begin` if a password generator made it, otherwise an empty string."""
+    word = _GENERATED_WORD.match(text, begin, begin + _MAX_GENERATED_CHARS)
+    value = _GENERATED_ENDS.split(word[0], maxsplit=1)[0] if word else ""
+    return value if is_generated(value.rstrip(_AFTER_GENERATED)) else ""
 
 
 def _is_env(text: str, start: int, match: re.Match[str]) -> bool:
-    """`NAME=value` with no space: a shell or a dotenv line, where an unquoted word is a literal."""
+    """Whether this is `NAME=value` without spaces: in a shell or a dotenv file an unquoted word is a literal."""
     name = text[start : match.start()]
     return match["sign"] == "=" and match.end() - match.start() == 1 and name.upper() == name
 
 
 def _bare_end(text: str, start: int, begin: int, env: bool) -> int:
-    """Where an unquoted value ends that begins at `begin` and whose name begins at `start`."""
+    """Return where an unquoted value ends that begins at `begin` and whose name begins at `start`."""
     value = _bare_word(text, begin)
     end = begin + len(value)
     if env and text[end : end + 1] == " " and _in_dump(text, start):
-        newline = text.find("\n", begin, begin + _EXTENTS_LONGEST)
-        return newline if newline >= 0 else min(len(text), begin + _EXTENTS_LONGEST)
+        newline = text.find("\n", begin, begin + _MAX_VALUE_CHARS)
+        return newline if newline >= 0 else min(len(text), begin + _MAX_VALUE_CHARS)
     before = text[start - 1 : start]
     if before in ("?", "&") or _NEXT_PAIR.match(value):
         value = value.split("&", 1)[0]
     value = _NEXT_NAME.split(value, maxsplit=1)[0]
-    value = _up_to_closing(value, text[max(text.rfind("\n", 0, start) + 1, start - _LONGEST_LEAD) : start])
+    value = _up_to_closing_bracket(value, text[max(text.rfind("\n", 0, start) + 1, start - _MAX_LEAD_CHARS) : start])
     return begin + len(value.rstrip(",;)}]:." if not env else ";"))
 
 
-def _up_to_closing(value: str, lead: str) -> str:
+def _up_to_closing_bracket(value: str, lead: str) -> str:
     """Return a bare value up to the bracket that closes one of `lead`, the line before it: `call(token=token)["a"]`."""
     if ")" not in value and "]" not in value and "}" not in value:
         return value
@@ -435,91 +478,109 @@ def _up_to_closing(value: str, lead: str) -> str:
 
 
 def _in_dump(text: str, start: int) -> bool:
-    """Whether the lines around are `NAME=value` too: then a value goes on to the end of its line."""
-    line_start = text.rfind("\n", max(0, start - _LONGEST_LEAD), start) + 1
-    if start - line_start > _LONGEST_LEAD or text[line_start:start].strip() not in ("", "export", "declare -x"):
+    """Whether a neighboring line is `NAME=value`, too. In such a dump a value extends to the end of its line."""
+    line_start = text.rfind("\n", max(0, start - _MAX_LEAD_CHARS), start) + 1
+    if start - line_start > _MAX_LEAD_CHARS or text[line_start:start].strip() not in ("", "export", "declare -x"):
         return False
-    previous = text[text.rfind("\n", max(0, line_start - _EXTENTS_LONGEST), max(0, line_start - 1)) + 1 : line_start]
-    newline = text.find("\n", start, start + _EXTENTS_LONGEST)
+    previous = text[text.rfind("\n", max(0, line_start - _MAX_VALUE_CHARS), max(0, line_start - 1)) + 1 : line_start]
+    newline = text.find("\n", start, start + _MAX_VALUE_CHARS)
     following = text[newline + 1 : newline + 80] if newline >= 0 else ""
     return bool(_ENV_LINE.match(previous) or _ENV_LINE.match(following))
 
 
 def _skip_scheme(text: str, begin: int, end: int) -> int:
-    """Past `Bearer` and its like."""
+    """Return the position after `Bearer` or another scheme."""
     scheme = _SCHEMES.match(text, begin, end)
     return scheme.end() if scheme else begin
 
 
-# Values that a sentence or a list of bytes holds after a name: without a plain sign between them.
+# Values in sentences, with words between name and value, and keys written as bytes or groups.
 
 _FILLERS = (
     r"(?:['\u2019]?s)?(?:\s?\([^\0\n()]{1,30}\))?"
     r"(?:\s{1,4}(?:[^\W_][\w.'@-]{0,24}|\[\w{1,20}\]|[\"'][^\0\s\"']{1,120}[\"'])){0,6}?"
 )
-_QUOTES = r"[\"'`(*«„“]{0,4} ?"
+_SPEECH_QUOTES = r"[\"'`(*«„“]{0,4} ?"
+# `the password for the box is hunter2` -> ` for the box is `, `the token, it's hunter2` -> `, it's `; not
+# `s expire weekly`.
 _SPEECH = re.compile(
     rf"(?i:{_FILLERS}"
     r"(?:\s{1,2}(?:is|was|are|be|to|as|with|from|equals|type|enter|lautet|ist|est|es|e|è|é|är|er|on|je|ay|ni|dir|este"
     r"|jest|adalah|ialah|là|=|[?\u203a»]|->|→|—|-):?|,?\s(?:it|this)(?:['\u2019]s|\sis)|\s?:|[?\u203a»]"
     r"|\s\((?=currently|now))\s{0,12}(?:set to\s|now\s|just\s|currently\s|it['\u2019]s\s)*)"
-    rf"(?<=[\s(]){_QUOTES}"
+    rf"(?<=[\s(]){_SPEECH_QUOTES}"
 )
-_SAID_AT_LAST = re.compile(rf"(?i:{_FILLERS}\s?:\s{{1,12}}){_QUOTES}")  # `a password is generated for ada: ...`
-_NEW_FIELD = re.compile(r"\n[ \t]*[\w.-]+(?: [\w.-]+){0,2}\s?[:=]")  # the next line has a name of its own
-_OF_ID = re.compile(r"[Ii][Dd]\s?:?\s*\Z")  # `the token has expired. RequestId: `
-_FOR = re.compile(r"\s(?:for|of|to|on|für|von|pour|de|para|per|voor|til|för)\s")
+# A colon after more words: `a password is generated for ada: hunter2` -> ` is generated for ada: `.
+_SPEECH_WITH_COLON = re.compile(rf"(?i:{_FILLERS}\s?:\s{{1,12}}){_SPEECH_QUOTES}")
+# The next line has a name of its own: `\nuser: ada`, `\n  db host = x`; not `\nhunter2`.
+_NEW_FIELD = re.compile(r"\n[ \t]*[\w.-]+(?: [\w.-]+){0,2}\s?[:=]")
+# `the token has expired. RequestId: `; not `the token is `.
+_OF_ID = re.compile(r"[Ii][Dd]\s?:?\s*\Z")
+# ` for this box: `, ` für den Server: `; not ` is `.
+_FOR_WHAT = re.compile(r"\s(?:for|of|to|on|für|von|pour|de|para|per|voor|til|för)\s")
+# A PIN: `4821`; not `12`, too short.
 DIGITS = re.compile(r"\d{3,8}")
 NUMBER_NAMES = frozenset(("pin", "cvv", "cvc", "otp", "pincode", "cvv2"))
+# A key as a list of bytes: `key = [0x1f, 0x8b, 0x08, 0x00, 0x3c, 0x7d, 0xe2, 0x51]` ->
+# `0x1f, 0x8b, 0x08, 0x00, 0x3c, 0x7d, 0xe2, 0x51`.
 _BYTES = re.compile(
     r"[^\0\n=]{0,30}[=:]\s{0,3}[\w .:\[\]\"',(]{0,40}[\[{(]\s{0,9}"
     r"((?:(?:0x[0-9a-fA-F]{1,2}+|\d{1,3}+),\s{0,9}+){7,}(?:0x[0-9a-fA-F]{1,2}|\d{1,3}))"
 )
+# `0x1f`, `31`.
 _NUMBERS = re.compile(r"\w+")
+# The setup key of an authenticator app: `key: abcd efgh ijkl mnop` -> `abcd efgh ijkl mnop`; not `: abcd efgh`.
 _GROUPS = re.compile(r"\s?[:=]\s{0,3}((?:[a-zA-Z2-7]{4} ){3,15}[a-zA-Z2-7]{4})(?![A-Za-z])")
 
-# What stands between a name and its value in a sentence: words for `is`, or a sign.
+# Links between a name and its value in a sentence: words for "is", or a sign.
 _LINKS = word_set(
     "is was are be to as equals becomes now it's that's is: -> lautet ist war wird est était c'est es era son è é"
     " ora são foi eh är var er blir on oli je byl jest był to este sunt adalah ialah yaitu là ni yra buvo olan oldu"
     " bude będzie nu это есть є είναι és van lett ir ay ser será sono devient هي هو היא הוא है হলো คือ wurde"
 )
 _CHANGED_TO = word_set("na auf à til naar till în en su")  # before a value in quotes
-_ENGLISH = frozenset(("is", "was", "it's", "that's"))  # of no other language all words are known
+_ENGLISH = frozenset(("is", "was", "it's", "that's"))  # only English words are known well enough
 _SIGNS = (":", "=", "->", "→", "\uff1a")
+# `hunter2, and` -> `hunter2,`.
 _WORD = re.compile(r"[^\0\s]{1,120}")
 _OPENING = "\"'`«„“「(*:=<\uff1a>_"
 _QUOTING = frozenset("\"'`«„“「")
 _CLOSING = frozenset("\"'`»”“」")
 _TRAILING = ".,;:!?)*_\"'`»”」"
+# A value alone on the line below: `The password is:\n    **hunter2**` -> `hunter2`; not `\nhunter2 is old`.
 _NEXT_LINE = re.compile(r"(?:\r?\n[ \t>|]*){1,2}[\"'`*]{0,3}(?P<value>[^\0\s]{5,60}?)[\"'`*]{0,3}[ \t\r]*(?![^\0\n])")
+# `482159`; not `4821`, which may be a port or a year.
 DIGITS_ALONE = re.compile(r"\d{6,12}")
-_REACH, _MOST_FILLERS, _NEAREST = 200, 14, 4
-# Behind a value: the end of the line, a bracket or a remark.
+_MAX_SENTENCE_CHARS, _MAX_FILLER_WORDS, _MAX_WORDS_TO_ODD_VALUE = 200, 14, 4
+# What may follow a value that ends its statement: the end of the line, a bracket, a remark, or text in another script.
+# `",`, ` # old one`, `, rotate it`; not ` is old`.
 _REST = re.compile(
     r"[\"'`»”」*.,;!)\]}]{0,4}(?:[ \t\r]*|[ \t]+(?:#|//|\(|--|<!--)[^\0\n]*|[,;][ \t][^\0\n]*"
-    r"|[ \t]?[\u060c\u3002\uff0c\u0964][^\0\n]*|[ \t]*[\u0370-\uffff][^\0\n]*)"  # or another script goes on
+    r"|[ \t]?[\u060c\u3002\uff0c\u0964][^\0\n]*|[ \t]*[\u0370-\uffff][^\0\n]*)"
 )
 
 
-def spoken(text: str, start: int, end: int, strength: Strength) -> Span | None:
-    """`the password for the database is ...`: only a value that no word could be."""
+def value_in_sentence(text: str, start: int, end: int, strength: Strength) -> Span | None:
+    """Return the value of a sentence such as `the password for the database is ...`, or None.
+
+    Only a value that no ordinary word looks like counts.
+    """
     if text[end] not in ":,'\u2019" and not text[end].isspace():
         return None
-    for pattern in (_SPEECH, _SAID_AT_LAST) if strength == Strength.PASSWORD else (_SPEECH,):
+    for pattern in (_SPEECH, _SPEECH_WITH_COLON) if strength == Strength.PASSWORD else (_SPEECH,):
         match = pattern.match(text, end)
         if match is not None and (_NEW_FIELD.search(match[0]) or _OF_ID.search(match[0]) or "ingerprint" in match[0]):
             return None
-        if match is not None and (value := _said_value(text, start, end, match, strength)):
+        if match is not None and (value := _value_in_sentence_at(text, start, end, match, strength)):
             return Span(match.end(), match.end() + len(value), kind_of(strength))
     return None
 
 
-def _said_value(text: str, start: int, end: int, match: re.Match[str], strength: Strength) -> str:
+def _value_in_sentence_at(text: str, start: int, end: int, match: re.Match[str], strength: Strength) -> str:
     begin = match.end()
-    value = trimmed(_bare_word(text, begin), ".,;:!?)*_»”")
+    value = strip_sentence_end(_bare_word(text, begin), ".,;:!?)*_»”")
     counted = strength == Strength.PASSWORD or text[start:end].lower() in NUMBER_NAMES
-    if counted and DIGITS.fullmatch(value) and len(value) >= 4:  # one that is used once
+    if counted and DIGITS.fullmatch(value) and len(value) >= 4:  # a one-time code
         return value
     if strength == Strength.PASSWORD:
         if text[begin - 1] in "\"'" and (bounds := quoted(text, begin - 1)) and is_passphrase(text[slice(*bounds)]):
@@ -527,31 +588,36 @@ def _said_value(text: str, start: int, end: int, match: re.Match[str], strength:
         if (
             is_passphrase(value)
             or (is_unknown(value) and is_odd(value) and "=" not in match[0])
-            or (_is_plain_said(text, begin, value, match) and value.lower() not in PASSWORD_WORDS)
+            or (_is_last_word_of_label(text, begin, value, match) and value.lower() not in PASSWORD_WORDS)
         ):
             return value
-    if not is_told(value) or is_public_id(value) or (strength == Strength.WEAK and not is_random_value(value)):
+    if (
+        not is_stated_password(value)
+        or is_public_id(value)
+        or (strength == Strength.WEAK and not is_random_value(value))
+    ):
         return ""
     if strength < Strength.PASSWORD and is_identifier(value):
         return ""
     return value if is_plausible(value, strength, True) else ""
 
 
-def _is_plain_said(text: str, begin: int, value: str, match: re.Match[str]) -> bool:
-    """`the password for this box: ...`, where a line ends with a long word that is no other word one says there."""
+def _is_last_word_of_label(text: str, begin: int, value: str, match: re.Match[str]) -> bool:
+    """Whether a long unknown word ends its line after `the password for this box: `."""
     last = begin + len(value)
     ends = text[last : last + 1] in ("", "\n", "\0")
-    return ends and _FOR.match(match[0]) is not None and match[0].rstrip().endswith(":") and is_unknown(value)
+    return ends and _FOR_WHAT.match(match[0]) is not None and match[0].rstrip().endswith(":") and is_unknown(value)
 
 
-def told_behind(text: str, end: int, *, direct: bool) -> Span | None:
-    """The first word behind a name that a sign, a word for `is` or a quote leads to and that nobody knows.
+def find_spoken_value(text: str, end: int, *, direct: bool) -> Span | None:
+    """Return the span of the first unknown word after a secret's name, or None.
 
-    `direct`: also one that nothing leads to, directly behind the name and at the end of what is said.
+    A sign, a word for "is" or a quote must introduce it: `the password is hunter2`. With `direct`, a word that nothing
+    introduces counts as well if it directly follows the name and ends the statement.
     """
     stop = min(
-        at if at >= 0 else end + _REACH
-        for at in (text.find("\n", end, end + _REACH), text.find("\\n", end, end + _REACH))
+        at if at >= 0 else end + _MAX_SENTENCE_CHARS
+        for at in (text.find("\n", end, end + _MAX_SENTENCE_CHARS), text.find("\\n", end, end + _MAX_SENTENCE_CHARS))
     )
     sign, linked, opened, changed = False, "", False, False
     for number, match in enumerate(_WORD.finditer(text, end, stop)):
@@ -561,45 +627,45 @@ def told_behind(text: str, end: int, *, direct: bool) -> Span | None:
         quoted_here = opened or (lead and lead[-1] in _QUOTING)
         led = sign or linked or quoted_here
         if led or (direct and not number):
-            core = trimmed(word[len(lead) :].rstrip("\"'`»”」"), _TRAILING)
+            core = strip_sentence_end(word[len(lead) :].rstrip("\"'`»”」"), _TRAILING)
             begin = match.start() + len(lead)
-            if led and '"' not in core and (is_told(core) or (linked and is_passphrase(core))):
+            if led and '"' not in core and (is_stated_password(core) or (linked and is_passphrase(core))):
                 return Span(begin, begin + len(core), "PASSWORD")
             closed = quoted_here and text[begin + len(core) : begin + len(core) + 2].strip()[:1] in _CLOSING
             if is_unknown(core) and (
                 linked in _ENGLISH
                 or (linked and is_odd(core))
                 or (closed and (linked or changed))
-                or _ends(text, begin + len(core), stop)
+                or _ends_statement(text, begin + len(core), stop)
             ):
                 return Span(begin, begin + len(core), "PASSWORD")
-            if sign and DIGITS_ALONE.fullmatch(core) and _ends(text, begin + len(core), stop):
+            if sign and DIGITS_ALONE.fullmatch(core) and _ends_statement(text, begin + len(core), stop):
                 return Span(begin, begin + len(core), "PASSWORD")
             if sign and core:
                 return None
-        elif not direct and number < _NEAREST and is_other(_core_of(word)):
-            begin = match.start() + word.find(_core_of(word))
-            return Span(begin, begin + len(_core_of(word)), "PASSWORD")
-        opened = not _core_of(word) and word[-1] in _QUOTING
+        elif not direct and number < _MAX_WORDS_TO_ODD_VALUE and is_no_language(_without_quotes(word)):
+            begin = match.start() + word.find(_without_quotes(word))
+            return Span(begin, begin + len(_without_quotes(word)), "PASSWORD")
+        opened = not _without_quotes(word) and word[-1] in _QUOTING
         bare = word.strip("*_\"'`()[],").lower()
         sign, linked, changed = bare.endswith(_SIGNS), bare if bare in _LINKS else "", bare in _CHANGED_TO
-        if number > _MOST_FILLERS:
+        if number > _MAX_FILLER_WORDS:
             return None
     return _on_next_line(text, stop) if sign or linked else None
 
 
-def is_other(core: str) -> bool:
-    """Whether no language has such a word: nobody knows it and it has a number, or small words stand in a row."""
+def is_no_language(core: str) -> bool:
+    """Whether no language has such a word: unknown with a digit or odd spelling, or small words joined by hyphens."""
     return (is_unknown(core) and (has_digit(core) or is_odd(core))) or (is_passphrase(core) and "-" in core)
 
 
-def _core_of(word: str) -> str:
-    """A word without the quotes and signs around it."""
+def _without_quotes(word: str) -> str:
+    """Return a word without the quotes and signs around it."""
     return word.strip(_OPENING + _TRAILING)
 
 
-def _ends(text: str, at: int, stop: int) -> bool:
-    """Whether nothing is said behind a value: a label or a message goes on."""
+def _ends_statement(text: str, at: int, stop: int) -> bool:
+    """Whether nothing more is said after a value: a label or a message would continue."""
     return _REST.fullmatch(text, at, stop) is not None
 
 
@@ -607,16 +673,16 @@ def _on_next_line(text: str, newline: int) -> Span | None:
     alone = _NEXT_LINE.match(text, newline)
     if alone is None or _NEW_FIELD.match(text, newline):
         return None
-    core = trimmed(alone["value"], _TRAILING)
+    core = strip_sentence_end(alone["value"], _TRAILING)
     return (
         Span(alone.start("value"), alone.start("value") + len(core), "PASSWORD")
-        if is_told(core) or is_unknown(core)
+        if is_stated_password(core) or is_unknown(core)
         else None
     )
 
 
-def counted(text: str, end: int, strength: Strength) -> Span | None:
-    """A key as a list of bytes, or in groups of four as apps show it."""
+def bytes_or_groups(text: str, end: int, strength: Strength) -> Span | None:
+    """Return a key that is written as a list of bytes, or in groups of four as authenticator apps show it."""
     match = _GROUPS.match(text, end) if text[end] in " :=" else None
     if match is None and (strength >= Strength.TOKEN or text.find("0x", end, end + 60) >= 0):
         match = _BYTES.match(text, end)
@@ -626,5 +692,5 @@ def counted(text: str, end: int, strength: Strength) -> Span | None:
 
 
 def kind_of(strength: Strength) -> str:
-    """What a value behind a name of this strength is called."""
+    """Return the kind of a value whose name has this strength."""
     return {Strength.PASSWORD: "PASSWORD", Strength.TOKEN: "SECRET"}.get(strength, "KEY_VALUE")

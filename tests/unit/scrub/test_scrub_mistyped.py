@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from composer_replication.privacy import Scrubber
-from composer_replication.privacy.names import MEANT, Strength, name_strength
+from composer_replication.privacy.names import CORRECTIONS, Strength, name_strength
 
 VALUE = "zonne" + "bloem42"
 UUID = "7c9e6679-7425-40de-" + "944b-e07fc1f90ae7"
@@ -27,14 +27,14 @@ def test_a_mistyped_password_is_one(name: str, form: str) -> None:
 
 def test_a_slip_means_the_word_it_is_nearest_to_and_no_other_word() -> None:
     strengths = {"password": Strength.PASSWORD, "passwort": Strength.PASSWORD, "secret": Strength.TOKEN}
-    for slip, word in MEANT.items():
+    for slip, word in CORRECTIONS.items():
         assert name_strength(slip) == name_strength(word) >= strengths.get(word, Strength.TOKEN), slip
         assert name_strength(f"db_{slip}") == name_strength(f"db_{word}"), slip
 
 
 @pytest.mark.parametrize("name", ["passport", "secretary", "section", "taken", "toe", "passion", "paste", "secure"])
 def test_other_words_stay_what_they_are(name: str) -> None:
-    assert name not in MEANT
+    assert name not in CORRECTIONS
     assert name_strength(name) == Strength.NONE
     assert scrubbed(f"{name}: {VALUE}") == f"{name}: {VALUE}"
 

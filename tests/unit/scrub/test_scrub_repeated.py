@@ -142,8 +142,8 @@ def test_what_is_kept_of_pages_is_bounded_and_no_text() -> None:
     paragraphs = Paragraphs()
     for number in range(40):
         paragraphs.unrepeated([page([f"{number} {line} " + "x" * 30 for line in range(2_000)])], LEFT, set())
-        assert len(paragraphs._known) < (1 << 16) + 2_000
-    assert all(isinstance(known, int) for known in paragraphs._known)
+        assert len(paragraphs._words_by_paragraph) < (1 << 16) + 2_000
+    assert all(isinstance(row, int) for row in paragraphs._words_by_paragraph)
 
 
 def test_what_a_scanner_read_before_changes_nothing():

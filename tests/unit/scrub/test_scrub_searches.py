@@ -24,14 +24,14 @@ def test_a_shape_is_found_without_characters_given_back() -> None:
     rng, matches = random.Random(0), 0
     for _ in range(_TEXTS):
         text = b" " + "".join(rng.choices("  UUlllll00--", k=30)).encode()
-        spans = [(match.start() + 1, match.end()) for match in human._CLASSED.finditer(text)]
+        spans = [(match.start() + 1, match.end()) for match in human._UNKNOWN_WORD.finditer(text)]
         assert spans == [match.span() for match in giving.finditer(text)], text
         matches += len(spans)
     assert matches > _TEXTS / 100
 
 
 def test_a_place_begins_with_the_head_that_is_looked_for_first() -> None:
-    every = {place for row in places._PLACES.values() for place in row}
+    every = {slot for row in places._SLOTS_BY_WORD.values() for slot in row}
     for place in every:
         leading = itertools.takewhile(lambda node: node[0] is _constants.LITERAL, _parser.parse(place.pattern.pattern))
         assert "".join(chr(code) for _, code in leading).startswith(place.head)
@@ -78,9 +78,9 @@ def test_whether_a_text_shows_people_is_what_replacing_them_says() -> None:
 
 
 def test_a_hit_without_a_value_is_looked_at_once_and_one_with_a_value_always(monkeypatch: pytest.MonkeyPatch) -> None:
-    at_hit, hits = assignments._at_hit, []
+    at_hit, hits = assignments._span_at, []
     monkeypatch.setattr(assignments, "_NOTHING", set())
-    monkeypatch.setattr(assignments, "_at_hit", lambda *hit: hits.append(hit[1]) or at_hit(*hit))
+    monkeypatch.setattr(assignments, "_span_at", lambda *hit: hits.append(hit[1]) or at_hit(*hit))
     line = "the secret of a good test is that it fails\n"
     found = f'secret = "{"zonne" + "bloem42"}"\n'
     text = "x " * 200 + line + "x " * 200

@@ -86,8 +86,8 @@ def test_an_allowed_text_goes_through_and_another_one_does_not():
     asked = [{"role": "user", "content": f"{TOKEN} is an example"}, {"role": "user", "content": f"{TOKEN} is not"}]
     first, second = LastGate({}).in_request(body_of(asked), "state s")
     for find, number in ((first, 2), (second, 3)):
-        assert find.place.startswith("state s")
-        assert f"message {number} (user)" in find.place
+        assert find.location.startswith("state s")
+        assert f"message {number} (user)" in find.location
     (left,) = LastGate({}, allowed=[first.id]).in_request(body_of(asked), "state s")
     assert left == second
     # A text may be a password and no more: its id must not be a plain hash, and one guess must cost something.
