@@ -42,6 +42,7 @@ class _Command(NamedTuple):
 
 
 def _row(trigger: str, kind: str, *parts: str, also: str = "", strong: bool = False) -> _Command:
+    # `_COMMANDS` has an example for each row.
     return _Command(trigger.encode(), kind, re.compile("".join(parts)), also, strong)
 
 
@@ -352,8 +353,10 @@ def _program(name: str, entries: Sequence[str]) -> _ProgramRow:
             long[body] = marks
     letters = "".join(map(re.escape, short))
     options = [rf"[\s\"']-[A-Za-z]{{0,8}}[{letters}]"] if letters else []
+    # For curl: ` -u` or `--user` anywhere on the line.
     option_hint = re.compile("|".join([*options, *map(re.escape, long)]) or "(?!)")
     first = re.escape(name.split("+")[0].rstrip("*").lower()).encode()
+    # `curl ` or a continued line; `http-basic.example.org` for the row "http-basic.*".
     name_pattern = re.compile(first + (rb"[^\0\s]{0,100}" if name.endswith("*") else rb"(?=[ \t\r\n]|\\+[\nn])"))
     return _ProgramRow(tuple(name.split("+")), short, long, positionals, frozenset(shapes), name_pattern, option_hint)
 

@@ -361,6 +361,7 @@ def _rule(row: str) -> tuple[bool, Rule]:
     accept = _has_digit_and_more if kind.endswith("?") else _is_no_example
     # Runs are joined by newlines before the search, so a newline precedes each.
     searched = tuple(triggers.lstrip("*").replace("^", "\n").split("|"))
+    # The row of `GITHUB_TOKEN ghp_|gho_ gh[po]_[A-Za-z0-9]{20,}` is searched where `ghp_` or `gho_` occurs.
     rule = Rule(kind.rstrip("?"), re.compile(pattern), searched, 0, accept)
     return triggers.startswith("*"), rule
 

@@ -59,7 +59,7 @@ class Identity:
         dashed_homes = {re.sub(r"[^A-Za-z0-9]", "-", home): home for home in self._homes}
         self._dashed_homes = sorted(dashed_homes, key=len, reverse=True)
         spelled = sorted(map(re.escape, names), key=len, reverse=True)
-        # In a dump, underscores and digits may touch a name; a letter would make it part of another word.
+        # In a dump, underscores and digits may touch a name; a letter makes another word: `backup_ada2`, not `adam`.
         self._names = re.compile(rf"(?<![A-Za-z0-9])(?:{'|'.join(spelled)})(?![A-Za-z0-9])") if spelled else None
         self._known_strings = tuple(names)
 

@@ -318,6 +318,7 @@ class WordFilter:
     def __init__(self, triggers: Iterable[bytes], whole: Iterable[bytes] = ()) -> None:
         """`triggers` may occur anywhere in a word; `whole` are whole words, of which there may be many."""
         self._triggers = tuple(dict.fromkeys(triggers))
+        # `pa(?:ss|t)` for the words pass and pat; `(?!)` matches nothing.
         self._any = re.compile(any_of(trigger.decode() for trigger in self._triggers).encode() or b"(?!)")
         self._whole = frozenset(whole)
         self._words_without_trigger: set[bytes] = set()

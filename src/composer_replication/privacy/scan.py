@@ -384,6 +384,7 @@ class _ExactValues:
             trigger = max(_LETTERS.findall(value), key=len, default="").lower().encode()
             self._forms[trigger] = (*self._forms.get(trigger, ()), *_spellings(value))
         longest_first = sorted({form for forms in self._forms.values() for form in forms}, key=len, reverse=True)
+        # Longest first: of `a&b` the form `a&amp;b` must win over a shorter one that is its beginning.
         self._pattern = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
         self._line_end_patterns = tuple(
             (_halves(value), _across_line_ends(value)) for value in dict.fromkeys(map(str.strip, plain))
@@ -427,6 +428,7 @@ def _halves(value: str) -> tuple[bytes, ...]:
 
 
 def _across_line_ends(value: str) -> re.Pattern[str]:
+    # `hunter2` matches `hun\n  ter2`, too.
     return re.compile(_LINE_END.join(map(re.escape, value)))
 
 

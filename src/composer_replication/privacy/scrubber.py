@@ -79,13 +79,11 @@ class Scrubber:
 class Scope:
     """The placeholders of one session with its subagents, numbered in order of first appearance."""
 
-    def __init__(
-        self, scanner: Scanner, without_entropy: Scanner, identity: Identity, clean_strings: CleanStrings
-    ) -> None:
+    def __init__(self, scanner: Scanner, unblurred: Scanner, identity: Identity, seen: CleanStrings) -> None:
         self._scanner = scanner
-        self._scanner_without_entropy = without_entropy  # for fields that are random by nature
+        self._scanner_without_entropy = unblurred  # for fields that are random by nature
         self._identity = identity
-        self._clean_strings = clean_strings
+        self._clean_strings = seen
         self._paragraphs = Paragraphs()
         self._numbering = _Numbering()
         self._texts_with_people: dict[CacheKey, tuple[str, int]] = {}
@@ -141,8 +139,9 @@ class Scope:
         is_rare = len(answer) >= _MIN_ANSWER_CHARS and is_strong(answer) and not answer.replace("-", "").isdigit()
         if is_rare and answer not in self._answers and len(self._answers) < _MAX_ANSWERS:
             self._answers[answer] = kind
-            # The regex takes the first alternative that matches, so a longer answer must precede its own prefix.
+            # The first alternative that matches wins, so longer answers come first.
             longest_first = sorted(map(re.escape, self._answers), key=len, reverse=True)
+            # With "otter-4821" stored it matches in `is otter-4821.` but not in `otter-4821x`.
             self._any_answer = re.compile(rf"(?<![A-Za-z0-9])(?:{'|'.join(longest_first)})(?![-_.+]?[A-Za-z0-9])")
 
     def _without_answers(self, value: Any) -> Any:
@@ -432,7 +431,7 @@ CACHED_LENGTH = 256
 _PARAGRAPHS_IN_A_ROW = 3  # the paragraph and its two neighbors
 _MIN_PAGE_CHARS = 600
 # The number before a line of a file, as agents show it: `\n  12→def` -> `\n  12→`.
-_LINE_NUMBER = re.compile(r"\n *\d+→")  # before a line of a file, as agents show it
+_LINE_NUMBER = re.compile(r"\n *\d+→")
 # Neighboring repeated paragraphs, a byte 1 for each: `\x01\x01`.
 _REPEATED = re.compile(b"\x01+")
 _NO_WORDS: frozenset[bytes] = frozenset()

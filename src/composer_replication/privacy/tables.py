@@ -304,8 +304,9 @@ def _read_slots() -> dict[bytes, list[_Slot]]:
         gate = _Gate(also, signs) if also or signs else _NO_GATE
         heads, _, rest = pattern[1:].partition(">") if pattern[0] == "<" else ("", "", pattern)
         for head in heads.split("|"):
-            # The lookbehind keeps the literal from matching inside a longer word.
+            # The lookbehind keeps `password` from matching inside a longer word, such as `dbpassword`.
             whole = f"{head}(?<![A-Za-z0-9]{head})" if head[:1].isalnum() else head
+            # The row of `<rocommunity|...>` finds the value of `rocommunity hunter2`.
             compiled = re.compile((whole + rest).replace("@V", _SLOT_VALUE))
             here = _words_of(head) if first == ["*"] else list(map(str.encode, first))
             needs = frozenset(here) if first == ["*"] else frozenset()
@@ -318,6 +319,7 @@ def _read_slots() -> dict[bytes, list[_Slot]]:
         for name in names:
             last = re.split(r"\W+", name)[-1]
             call = r"\(\s{0,40}(?:\d{1,6}[→\t]\s{0,40})?"
+            # The second argument of `login_user("ada", "hunter2")` for a row "1 login_user".
             compiled = re.compile(re.escape(name) + call + _EARLIER_ARGUMENT * int(index) + _LITERAL_ARGUMENT)
             here = _words_of(name)
             add(here[:1], _Slot("s" if last in _COMMON_CALLS else "c", frozenset(here), _NO_GATE, name, compiled))

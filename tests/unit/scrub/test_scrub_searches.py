@@ -79,7 +79,7 @@ def test_whether_a_text_shows_people_is_what_replacing_them_says() -> None:
 
 def test_a_hit_without_a_value_is_looked_at_once_and_one_with_a_value_always(monkeypatch: pytest.MonkeyPatch) -> None:
     at_hit, hits = assignments._span_at, []
-    monkeypatch.setattr(assignments, "_NOTHING", set())
+    monkeypatch.setattr(assignments, "_HITS_WITHOUT_VALUE", set())
     monkeypatch.setattr(assignments, "_span_at", lambda *hit: hits.append(hit[1]) or at_hit(*hit))
     line = "the secret of a good test is that it fails\n"
     found = f'secret = "{"zonne" + "bloem42"}"\n'
