@@ -18,8 +18,8 @@ from composer_replication.cli.console import (
     config_of,
 )
 from composer_replication.config import SitesConfig
-from composer_replication.hint_generator.context import StateAlong, call_of
-from composer_replication.hint_generator.write import said_hint, user_words, write_hint
+from composer_replication.hint_generator.context import StateCursor, find_call
+from composer_replication.hint_generator.write import hint_from_user_words, user_words, write_hint
 from composer_replication.hint_generator.writer import WrittenHints, write_hints
 from composer_replication.privacy import Scrubber
 from composer_replication.privacy.outgoing import gate_of
@@ -378,9 +378,9 @@ class _UserRules:
         """The site of a refusal without words and its hint, where a kept rule is about such calls; else as it is."""
         if site.kind != REFUSED or not self._kept or _is_copied(site, conversation):
             return site, None
-        call = call_of(site, conversation)
+        call = find_call(site, conversation)
         words = None if call is None else self._kept.get((project_of(conversation), call_kind(call)))
-        hint = None if words is None else said_hint(words, template="convention", scrubber=self._scrubber)
+        hint = None if words is None else hint_from_user_words(words, template="convention", scrubber=self._scrubber)
         if hint is None:
             return site, None
         reason = "refused, and a rule that the user keeps is about such calls"
@@ -391,7 +391,7 @@ class _UserRules:
         """The rule that a correction names, if it names one."""
         if site.kind != CORRECTED or not site.is_kept or conversation.id in self.held_out:
             return
-        rule, call = convention_in(user_words(site, conversation)), call_of(site, conversation)
+        rule, call = convention_in(user_words(site, conversation)), find_call(site, conversation)
         if rule and call is not None:
             rule = rule if self._scrubber is None else self._scrubber.scope().text(rule)
             origin = (site.id, site.conversation_id)
@@ -419,7 +419,7 @@ def _with_hints(
         # Given schemas alone say what a tool needs; those that were inferred say which tools there are.
         tool_options = {"tool_schemas": tools.given, "inferred_tools": tools.schemas(conversation.format)}
         hint_of = partial(
-            write_hint, conversation=conversation, along=StateAlong(conversation), **tool_options, **options
+            write_hint, conversation=conversation, along=StateCursor(conversation), **tool_options, **options
         )
         second = {refusal.site.id: refusal.site for refusal in mine if refusal.site.is_kept}
         for failure in failures:
@@ -429,7 +429,7 @@ def _with_hints(
             hints_if_second |= {site.id: hint_of(second[site.id])} if site.id in second else {}
         rows += [(site, None) for site in passed_over]
         refusals += mine
-    later = gates.conventions(refusals, held_out=rules.held_out)
+    later = gates.repeated_refusals(refusals, held_out=rules.held_out)
     return [(later[site.id], hints_if_second.get(site.id)) if site.id in later else (site, hint) for site, hint in rows]
 
 

@@ -1,19 +1,11 @@
-"""What to say about a failure: short, rule-like hints, filled with facts that the session itself shows.
+"""Write short, rule-like hints about the model's errors, with facts that the session itself shows.
 
-context          what a hint may be made of, and how text of a session is put into one
-error_words      what an error itself says is right
-files            which file was meant
-along            a conversation read up to one turn after the other, and the failing call there
-advice           what to do instead, by the words of shells, programs, services and git
-parameters       what is wrong with a call's arguments
-edit_texts       where a text differs from a file
-shell_facts      where the shell stood, and what a path is called from there
-facts            what the session had shown by the time of the erring turn
-file_templates   the hints' words about files
-shell_templates  the hints' words about commands
-templates        the table of templates, and the words about calls themselves
-contract         what a hint may not say: anything of the failing call that is not right
-write            the hint of a site, from the first source that has one
+context      the record of facts, and how they are read from a failing call, its error and the session before it
+shell_facts  the folder a shell was in, and advice by the words of the message
+facts        the facts about one error site, by kind of failure
+templates    the text of the hints, one template per kind of failure
+write        the hint of a site, and the check that it does not quote the failing call
+writer       hints that a model writes
 """
 
 from composer_replication.hint_generator.context import HintContext, count_sentences

@@ -1,4 +1,8 @@
-"""What a hint may be made of, and how text from a session is put into one: short, on one line, and quoted."""
+"""Define what a hint may be made of, and extract it from a failing call, its error and the session before it.
+
+The file follows the way of the facts: the record of facts (`HintContext`) and how text is quoted in a hint; which path
+was meant; the session up to a turn (`StateCursor`); what an error itself says is right; what is wrong with arguments.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ import posixpath
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict
+from typing import Any, Literal, NamedTuple, TypedDict
 
 from composer_replication.sites.actions.session_state import SessionState
 from composer_replication.sites.actions.tools import (
@@ -28,12 +32,10 @@ from composer_replication.types import (
     ToolResult,
 )
 
-if TYPE_CHECKING:
-    from composer_replication.sites.actions.session_state import SessionState
-
-
 MAX_SENTENCES = 2
+# The end of a sentence: "Done."; "Read it first. `grep` finds it"; not "main.py has it"
 _SENTENCE_END = re.compile(r"[.!?](?=\s+[A-Z`\"']|\s*$)")
+# Characters of a quotation, and names in a list: a hint has to stay short.
 _MAX_QUOTED = 120
 _MAX_LISTED = 24
 EditProblem = Literal[
@@ -50,16 +52,21 @@ EditProblem = Literal[
     "other_file",
     "unread",
 ]
-"""Why a text is not in a file: it has a view's line numbers, or breaks written as escapes; only its whitespace differs,
-a line does, or is longer than the file's, nobody had shown that part, an edit of this session has changed it, something
-points to a change since it was shown, it is not what was shown, it is not in the file at all, it is in another one, or
-was never shown."""
+"""Why the text to replace is not in the file:
+
+- `line_numbers`, `escapes`: it contains the line numbers of a view, or line breaks written as `\\n`;
+- `whitespace`, `line`, `longer`: it differs in whitespace, in one line, or in a line that is longer than the file's;
+- `unshown`, `unread`: that part of the file, or the whole file, was never shown;
+- `own_edit`, `changed`: an edit of this session replaced it, or something else may have changed it since;
+- `differs`, `elsewhere`, `other_file`: it differs from what was shown, is not in the file, or is in another file.
+"""
 
 
 class HintContext(TypedDict, total=False):
-    """Facts about one failure; a template uses those it finds and says less without the others.
+    """Facts about one failure. A template uses the facts that exist; without any it gives the general rule.
 
-    Some say what failed (`path`, `error_message`), and are never quoted. Those in `RIGHT` say what is right.
+    Facts about what failed (`path`, `error_message`) are never quoted in a hint. Those in `RIGHT` may be. The keys are
+    stored with every hint, so they are a file format.
     """
 
     error_kind: str
@@ -114,24 +121,24 @@ RIGHT = (
     *("wrong_types", "meant_parameter", "choices", "advice", "seen_parameters", "reader_tool", "finder_tool"),
     *("search_tool", "shell_folder", "project_folder", "path_from_shell"),
 )
-"""Facts that name what is right: a hint may quote them, whatever the failing call said."""
+"""The facts that name what is right. A hint may quote them even if the failing call contains the same words."""
 
 
 def right_texts(facts: Mapping[str, Any]) -> Iterator[str]:
-    """All that the facts name as right, as text."""
-    waiting: list[Any] = [facts.get(key) for key in RIGHT]
-    while waiting:
-        value = waiting.pop()
+    """Yield every string, key and value, in the facts that name what is right."""
+    pending: list[Any] = [facts.get(key) for key in RIGHT]
+    while pending:
+        value = pending.pop()
         if isinstance(value, str):
             yield value
         elif isinstance(value, Mapping):
-            waiting += [*value.keys(), *value.values()]
+            pending += [*value.keys(), *value.values()]
         elif isinstance(value, list | tuple):
-            waiting += value
+            pending += value
 
 
 def quoted(text: object) -> str:
-    """Text of a session as it stands in a hint: one line, bounded, in backticks that it cannot leave."""
+    """Return text of a session as a hint quotes it: on one line, shortened, in backticks that it cannot close."""
     line = " ".join(str(text).split())
     printable = "".join(char for char in line if char.isprintable()).replace("`", "'")
     if len(printable) > _MAX_QUOTED:
@@ -140,26 +147,27 @@ def quoted(text: object) -> str:
 
 
 def listed(names: Iterable[object]) -> str:
-    """Names one after the other, each quoted; a long list is cut and says so."""
+    """Return the names, quoted and separated by commas; of a long list the beginning and how many more there are."""
     quoted_names = [name for raw_name in names if (name := quoted(raw_name))]
     more = f" and {len(quoted_names) - _MAX_LISTED} more" if len(quoted_names) > _MAX_LISTED else ""
     return ", ".join(quoted_names[:_MAX_LISTED]) + more
 
 
-def given(context: HintContext | None, key: str) -> Any:
-    """A fact, or None where it is missing or empty."""
+def get_fact(context: HintContext | None, key: str) -> Any:
+    """Return a fact, or None if it is missing or empty."""
     value: Any = (context or {}).get(key)
     return value or None
 
 
 def text_fact(context: HintContext | None, key: str) -> str:
-    """A fact as quoted text; empty where it is missing."""
-    value = given(context, key)
+    """Return a fact as quoted text, or "" if it is missing."""
+    value = get_fact(context, key)
     return "" if value is None else quoted(value)
 
 
 def first_sentences(text: str, number: int = MAX_SENTENCES) -> str:
-    """The text up to the end of its `number`-th sentence: whoever writes a hint, it stays short."""
+    """Return the first `number` sentences of a text. Punctuation inside backticks ends no sentence."""
+    # Quoted text is replaced by as many letters, so that positions stay the same.
     ends = [
         match.end() for match in _SENTENCE_END.finditer(re.sub(r"`[^`]*`", lambda quote: "X" * len(quote[0]), text))
     ]
@@ -167,40 +175,44 @@ def first_sentences(text: str, number: int = MAX_SENTENCES) -> str:
 
 
 def count_sentences(text: str) -> int:
-    """Sentences of a hint; what stands in backticks is one word."""
+    """Return the number of sentences of a hint. Text in backticks counts as one word."""
     return len(_SENTENCE_END.findall(re.sub(r"`[^`]*`", "X", text)))
 
 
-# What the session tells about a path that is not there: which one was meant, and what its folder holds.
+# ---- Missing paths: which file was meant, and what its folder contains -----------------------------------------------
 
-# Names that files of many folders have: the same name elsewhere says nothing.
+# File names that many folders have, so that a file of the same name elsewhere was hardly meant.
 _COMMON = word_set(
     "index main mod lib init __init__ types type util utils common helper helpers test tests config constants errors"
     " readme makefile setup package agent client server model models app base core doc"
 )
-_THING = re.compile(
+# The path or program that a message is about.
+# "cat: src/a.py: No such file" -> "src/a.py"; "cannot access 'src/a.py'" -> "src/a.py"; "bash: foo" -> "foo"
+_MESSAGE_SUBJECT = re.compile(
     r"['\"`\u2018\u2019]([^'\"`\u2018\u2019]{1,200})['\"`\u2018\u2019]"
     r"|(\S+?)(?=: (?:open: |stat: |directory )?(?:No such|Is a|command not|not found))|: (\S+)\s*$"
 )
+# Entries with other characters may be patterns or fragments of output: "main.py"
 _PLAIN_NAME = re.compile(r"[\w.@+-]{1,100}")
 _MAX_NAMES = 8
-_ALIKE = 0.88
-# Names that are guessed with one ending often have the other.
+# From this similarity on (`SequenceMatcher.ratio`), one name is a misspelling of the other.
+_MIN_SPELLING_RATIO = 0.88
+# Files that are guessed with one ending often have the other.
 _OTHER_ENDING = {".yml": ".yaml", ".yaml": ".yml", ".js": ".ts", ".jsx": ".tsx", ".htm": ".html", ".jpeg": ".jpg"}
 
 
-def missing_path_facts(path: str, said: str, seen: SessionState) -> HintContext:
-    """Which file was meant, where the error or the session says so; else what its folder is known to hold."""
-    paths = seen.paths
+def missing_path_facts(path: str, error_text: str, state: SessionState) -> HintContext:
+    """Return which file was meant, if the error or the session says so; otherwise what its folder contains."""
+    paths = state.paths
     full_path = paths.absolute(path, paths.root)
     folder, _, name = full_path.rpartition("/")
-    names = [choice.rpartition("/")[2] for choice in choices_in(said)]
-    meant = meant_name(said) or nearest(name, names)
+    names = [choice.rpartition("/")[2] for choice in choices_in(error_text)]
+    meant = meant_name(error_text) or nearest(name, names)
     if meant is not None:
         return {"meant": meant, "is_from_error": True}
     if names:
         return {"names_there": names[:_MAX_NAMES], "is_from_error": True}
-    there = names_in(folder, seen)
+    there = names_in(folder, state)
     close = [entry for entry in there if _is_spelled_alike(name, entry)]
     if len(close) == 1:
         return {"meant": short_path(f"{folder}/{close[0]}", paths.root)}
@@ -217,17 +229,17 @@ def missing_path_facts(path: str, said: str, seen: SessionState) -> HintContext:
 
 
 def _is_spelled_alike(name: str, other_name: str) -> bool:
-    """Another ending, or a slip of the pen; a word more or less, such as `test`, makes another file."""
+    """Whether two names differ by ending or by a typo. A word more or less, such as `test`, makes another file."""
     (stem, ending), (other_stem, other_ending) = posixpath.splitext(name), posixpath.splitext(other_name)
     if stem == other_stem:
         return True
     num_words, num_other = (len(re.split(r"[_.-]", base)) for base in (stem, other_stem))
-    is_near = SequenceMatcher(None, stem, other_stem).ratio() >= _ALIKE
+    is_near = SequenceMatcher(None, stem, other_stem).ratio() >= _MIN_SPELLING_RATIO
     return ending == other_ending and num_words == num_other and is_near
 
 
 def _same_name(requested_path: str, files: set[str]) -> str | None:
-    """The one file of that name; of several the one whose folders agree best, if one alone does."""
+    """Return the only file of that name; of several, the one whose folders agree best, if it is alone in that."""
     *folders, name = requested_path.split("/")
     namesakes = sorted(path for path in files if path.rpartition("/")[2] == name and path != requested_path)
     related = [path for path in namesakes if _are_related(folders, path.split("/")[:-1])]
@@ -240,68 +252,71 @@ def _same_name(requested_path: str, files: set[str]) -> str | None:
     return namesakes[0] if len(namesakes) == 1 and not is_common else None
 
 
-def _are_related(one: Sequence[str], other_folders: Sequence[str]) -> bool:
-    """Whether the folders of one path are among those of the other, in order."""
-    short, long = sorted((one, other_folders), key=len)
+def _are_related(folders_a: Sequence[str], folders_b: Sequence[str]) -> bool:
+    """Whether the folders of one path occur among those of the other, in the same order."""
+    short, long = sorted((folders_a, folders_b), key=len)
     rest = iter(long)
     return all(part in rest for part in short)
 
 
-def _num_same_end(one: Sequence[str], other_folders: Sequence[str]) -> int:
-    pairs = zip(reversed(one), reversed(other_folders), strict=False)
-    return next((number for number, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other_folders)))
+def _num_same_end(folders_a: Sequence[str], folders_b: Sequence[str]) -> int:
+    """Return how many folders at the end of two paths are the same."""
+    pairs = zip(reversed(folders_a), reversed(folders_b), strict=False)
+    return next((number for number, (a, b) in enumerate(pairs) if a != b), min(len(folders_a), len(folders_b)))
 
 
 def short_path(path: str, root: str | None) -> str:
-    """A path as it is called from the project's folder, which itself is `.`."""
+    """Return a path relative to the project's folder, which itself is `.`."""
     if path == root:
         return "."
     return path[len(root) + 1 :] if root and path.startswith(f"{root}/") else path
 
 
-def names_in(folder: str, seen: SessionState) -> list[str]:
-    """Names that the session has shown in a folder."""
-    start = seen.paths.absolute(folder, seen.paths.root).rstrip("/") + "/"
-    inside = {path[len(start) :].partition("/")[0] for path in seen.paths.files if path.startswith(start)}
+def names_in(folder: str, state: SessionState) -> list[str]:
+    """Return the names that the session has shown in a folder."""
+    start = state.paths.absolute(folder, state.paths.root).rstrip("/") + "/"
+    inside = {path[len(start) :].partition("/")[0] for path in state.paths.files if path.startswith(start)}
     return sorted(name for name in inside if _PLAIN_NAME.fullmatch(name))
 
 
 def typed_path(message: str, command: str) -> str | None:
-    """The path that a shell's message is about, if the command names it."""
-    for match in _THING.finditer(message):
-        thing = next(group for group in match.groups() if group)
-        if thing in command:
-            return thing
-        ends = [word for word in re.findall(r"[\w./@+~-]+", command) if "/" in word or "." in word]
-        typed = next((word for word in ends if thing.endswith(f"/{word.removeprefix('./')}")), None)
+    """Return the path that a shell's message is about, if it is in the command."""
+    for match in _MESSAGE_SUBJECT.finditer(message):
+        subject = next(group for group in match.groups() if group)
+        if subject in command:
+            return subject
+        # Programs print absolute paths, of which only the end was typed.
+        paths = [word for word in re.findall(r"[\w./@+~-]+", command) if "/" in word or "." in word]
+        typed = next((path for path in paths if subject.endswith(f"/{path.removeprefix('./')}")), None)
         if typed is not None:
             return typed
     return None
 
 
-# A conversation read up to one turn after the other: the failing call there, and what had been shown by then.
+# ---- The failing call, and the session before it ---------------------------------------------------------------------
 
 
-def call_of(site: ErrorSite, conversation: Conversation) -> ToolCall | None:
-    """The call that failed."""
+def find_call(site: ErrorSite, conversation: Conversation) -> ToolCall | None:
+    """Return the call of an error site, or None if the turn does not contain it."""
     calls = (call for turn in conversation.turns if turn.id == site.turn_id for call in turn.calls)
     return next((call for call in calls if call.id == site.call_id), None)
 
 
-def said_of(site: ErrorSite, conversation: Conversation) -> str:
-    """What came back for the call that failed, whole."""
+def result_text_of(site: ErrorSite, conversation: Conversation) -> str:
+    """Return the whole result of the failing call."""
     results = (result for turn in conversation.turns if turn.id == site.result_turn_id for result in turn.results)
     return next((result.text for result in results if result.call_id == site.call_id), site.evidence_text)
 
 
 class Case(NamedTuple):
-    """A failing call, what came back, and what the session had shown before it."""
+    """A failing call with its result and what the session had shown before it."""
 
     site: ErrorSite
     call: ToolCall
-    said: str
-    seen: SessionState
+    error_text: str
+    state: SessionState
     edits: Callable[[str], list[tuple[str, str]]]
+    """The (old, new) texts of the edits of a file before: `StateCursor.edits_of`."""
 
     @property
     def command(self) -> str:
@@ -309,18 +324,19 @@ class Case(NamedTuple):
 
     @property
     def path(self) -> str | None:
+        """The path that the call failed on; for a shell command the one in the message."""
         if channel_of(self.call.name) != "shell":
             return path_argument(self.call.arguments)
         return typed_path(self.site.evidence_text, self.command)
 
 
 def _has_failed(result: ToolResult) -> bool:
-    """Rollouts have no flag, but the harness's words: an edit that was refused has changed nothing."""
+    """Whether a call failed. Rollouts have no error flag, but the harness marks what it refused."""
     return CleanedText.of(result.text).is_tagged if result.is_error is None else result.is_error
 
 
-class StateAlong:
-    """What a conversation had shown before one turn after the other; a turn further back is read from the start."""
+class StateCursor:
+    """The session state before a turn. Going forward costs only the turns in between; going back restarts."""
 
     def __init__(self, conversation: Conversation) -> None:
         self._conversation = conversation
@@ -328,6 +344,7 @@ class StateAlong:
         self._restart()
 
     def before(self, turn_id: str) -> SessionState:
+        """Return what the conversation had shown before a turn. The next call changes the returned object."""
         end = self._index.get(turn_id, 0)
         if end < self._next:
             self._restart()
@@ -343,7 +360,7 @@ class StateAlong:
         return self._state
 
     def edits_of(self, path: str) -> list[tuple[str, str]]:
-        """Old and new text of the edits that have worked on a file so far, in order."""
+        """Return the (old, new) texts of the edits of a file that have worked so far, in order."""
         return self._edits.get(path, [])
 
     def _take(self, call: ToolCall, text: str, *, failed: bool) -> None:
@@ -358,14 +375,18 @@ class StateAlong:
         self._edits: dict[str, list[tuple[str, str]]] = {}
 
 
-# What an error itself says is right: the name that was meant, the names there are, options, what to run first.
+# ---- What an error itself says is right: the name that was meant, the possible names, the command to run -------------
 
-_MAX_SAID = 6000
+# Characters of a message that are searched, and names that are read from a list in it.
+_MAX_ERROR = 6000
 _MAX_CHOICES = 40
-_MEANT = re.compile(r"[Dd]id you mean:?\s+(?!one of)['\"`]?([^\s'\"`?,<]{1,200})['\"`]?[^\n?]{0,40}\?")
-_NEAR = re.compile(
+# "Did you mean 'main.py'?" -> "main.py"; not "Did you mean one of these?"
+_SUGGESTED = re.compile(r"[Dd]id you mean:?\s+(?!one of)['\"`]?([^\s'\"`?,<]{1,200})['\"`]?[^\n?]{0,40}\?")
+# git and npm: "The most similar command is\n    status" -> "status"
+_MOST_SIMILAR = re.compile(
     r"[Tt]he most similar (?:command|choice)s? (?:is|are)\s+(\S{1,80})|[Dd]id you mean:\s+command '(\S{1,80}?)'"
 )
+# "Available tools: grep, read" -> "grep, read"; "expected one of 'a', 'b'" -> "'a', 'b'"
 _CHOICES = re.compile(
     r"\b(?:available|valid|allowed|supported|possible|known|existing|accepted) "
     r"(?:\w+ ){0,2}?(?:agents?|skills?|tools?|types?|values?|options?|fields?|commands?|subcommands?|choices?|names?"
@@ -377,36 +398,44 @@ _CHOICES = re.compile(
     r"|available:\s*\[(?P<brackets>[^\]\n]{3,2000})\]|did you mean one of these\?\n(?P<lines>(?:\S{1,300}\n?){1,10})",
     re.IGNORECASE,
 )
+# "read_file"; "src/a.py"; not "42"
 _CHOICE = re.compile(r"[A-Za-z@./][\w.:@/+-]{0,200}")
+# Ends a list of names: "a, b but got c"; "a, b. See the manual"; not "a, b.c"
 _END_OF_LIST = re.compile(r"</|\bat line\b|\bbut\b|\bgot\b|\. ")
+# Words between names that are none themselves.
 _NO_CHOICE = frozenset(["or", "and", "the", "of", "but", "got", "received", "was", "found", "instead", "see", "for"])
+# "Usage: tool [options]"; not "see usage: below"
 _USAGE = re.compile(r"^\s*usage:", re.IGNORECASE | re.MULTILINE)
+# A line of an option list: "  -v, --verbose   print more" -> "--verbose"; "  --depth=N\n" -> "--depth"
 _FLAGS = re.compile(r"^[ \t]+(?:-\w, )?(--?[A-Za-z][\w-]{1,40})(?=[ =,\[\n])", re.MULTILINE)
+# "unknown option '--colour'" -> "--colour"; "flag provided but not defined: -x" -> "-x"
 _UNKNOWN_OPTION = re.compile(
     r"(?:unknown|unrecogni[sz]ed|invalid|illegal|unexpected|no such|unsupported|bad)"
     r"(?: \w+)? (?:flag|option|argument|switch|parameter)s?(?: provided)?:?\s*(?:-- )?['\"`]?"
     r"(?P<named>-{0,2}[A-Za-z][\w-]{0,60})|flag provided but not defined:? (?P<go>-[\w-]{1,60})",
     re.IGNORECASE,
 )
+# "Please run `make fmt` first" -> "make fmt"; "run npm install" -> "npm install"
 _RUN = re.compile(
     r"(?:\b[Rr]un|\b[Uu]se|\b[Tt]ry|\b[Ee]xecute)(?: the following| this)?:?\s+"
     r"(?:['\"`](?P<quoted>[^'\"`\n]{3,80})['\"`]|(?P<bare>(?:mise|make|npm|pnpm|yarn|npx|cargo|go|gofmt|just|task|uv|ruff|black"
     r"|pre-commit|git|bundle|mvn|gradle)\b(?: [\w./:@=-]+){1,5}))"
     r"|\buse\s*\n\s+(?P<shown>git [^\n]{4,120})"
 )
-_CLOSE = 0.72
-_SLIP = 0.8
+# Smallest similarity (`SequenceMatcher.ratio`) of a name, and of an option, to the one that was meant.
+_MIN_NAME_RATIO = 0.72
+_MIN_OPTION_RATIO = 0.8
 
 
-def meant_name(said: str) -> str | None:
-    """What the error asks about: "did you mean …?"."""
-    match = _MEANT.search(said[:_MAX_SAID]) or _NEAR.search(said[:_MAX_SAID])
+def meant_name(error_text: str) -> str | None:
+    """Return the name that the error suggests, as in "did you mean …?"; None if it does not."""
+    match = _SUGGESTED.search(error_text[:_MAX_ERROR]) or _MOST_SIMILAR.search(error_text[:_MAX_ERROR])
     return next(group for group in match.groups() if group).rstrip(".") if match else None
 
 
-def choices_in(said: str) -> list[str]:
-    """The names that an error lists as those there are."""
-    match = _CHOICES.search(said[:_MAX_SAID])
+def choices_in(error_text: str) -> list[str]:
+    """Return the possible names that an error lists. A single one is more likely misread, so it does not count."""
+    match = _CHOICES.search(error_text[:_MAX_ERROR])
     if match is None:
         return []
     text = next(group for group in match.groups() if group)
@@ -416,46 +445,50 @@ def choices_in(said: str) -> list[str]:
     return choices if len(choices) > 1 else []
 
 
-def unknown_option(said: str) -> str | None:
-    """The option that a program says it does not know; other errors of use are not about one."""
-    match = _UNKNOWN_OPTION.search(said[:_MAX_SAID])
+def unknown_option(error_text: str) -> str | None:
+    """Return the option that a program says it does not know, or None if the error is about something else."""
+    match = _UNKNOWN_OPTION.search(error_text[:_MAX_ERROR])
     return None if match is None else match["named"] or match["go"]
 
 
 def near_option(wrong: str, options: Sequence[str]) -> str | None:
-    """The one option that differs from this one by a slip of the pen; another option is no better than none."""
-    near = [
-        name for ratio, name in _ranked(wrong.strip("-"), [option.strip("-") for option in options]) if ratio >= _SLIP
-    ]
+    """Return the only option that differs from the wrong one by a typo, or None: another option is no better."""
+    names = [option.strip("-") for option in options]
+    near = [name for ratio, name in _ranked(wrong.strip("-"), names) if ratio >= _MIN_OPTION_RATIO]
     return next(option for option in options if option.strip("-") == near[0]) if len(near) == 1 else None
 
 
-def options_in(said: str) -> list[str]:
-    """The options that a program printed with its usage."""
-    if _USAGE.search(said[:_MAX_SAID]) is None:
+def options_in(error_text: str) -> list[str]:
+    """Return the options in the usage text that a program printed."""
+    if _USAGE.search(error_text[:_MAX_ERROR]) is None:
         return []
-    return list(dict.fromkeys(_FLAGS.findall(said[:_MAX_SAID])))[:_MAX_CHOICES]
+    return list(dict.fromkeys(_FLAGS.findall(error_text[:_MAX_ERROR])))[:_MAX_CHOICES]
 
 
-def command_to_run(said: str) -> str | None:
-    """The command that a check or a hook asks for."""
-    match = _RUN.search(said[:_MAX_SAID])
+def command_to_run(error_text: str) -> str | None:
+    """Return the command that a check or a hook asks to run, or None."""
+    match = _RUN.search(error_text[:_MAX_ERROR])
     return None if match is None else next(group for group in match.groups() if group).strip()
 
 
 def nearest(wrong: str, names: Sequence[str]) -> str | None:
-    """The one name that was surely meant: the same but for case or a prefix, or much nearer than all others."""
+    """Return the name that was meant, or None if that is unclear.
+
+    It is equal but for case, punctuation or a prefix, or it is much more similar than all others.
+    """
     for is_same in (_is_same, _is_inside):
         matches = [name for name in names if is_same(wrong.casefold(), name.casefold())]
         if len(matches) == 1:
             return matches[0]
+    # The best name needs a clear lead: of two similar names either may be meant.
     ranked = sorted(_ranked(wrong, names), reverse=True)
-    if not ranked or ranked[0][0] < _CLOSE or (len(ranked) > 1 and ranked[1][0] > ranked[0][0] - 0.1):
+    if not ranked or ranked[0][0] < _MIN_NAME_RATIO or (len(ranked) > 1 and ranked[1][0] > ranked[0][0] - 0.1):
         return None
     return ranked[0][1]
 
 
 def _ranked(wrong: str, names: Sequence[str]) -> Iterator[tuple[float, str]]:
+    """Yield the names with their similarity to the wrong one; only the first 200, since each takes a while."""
     for name in names[: _MAX_CHOICES * 5]:
         yield difflib.SequenceMatcher(None, wrong.casefold(), name.casefold()).ratio(), name
 
@@ -468,28 +501,36 @@ def _is_inside(wrong: str, name: str) -> bool:
     return len(wrong) > 3 and wrong in re.split(r"[:/.]", name)
 
 
-# What is wrong with arguments: told by the schema where there is one, and by the words of the error.
+# ---- What is wrong with arguments, from the words of the error and from the tool's schema ---------------------------
 
+# Parts of the patterns: a quoted name, a name without quotes, and the words for a parameter.
 _NAME = r"[`'\"]([A-Za-z_]\w{0,60})[`'\"]"
 _BARE = r"([A-Za-z_]\w{0,60})(?=[.,;)]|\s*$)"
 _KIND = r"(?:parameter|property|argument|field|positional argument)s?"
+# "missing required parameter 'path'" -> "path"; "parameter 'path' is required" -> "path"
 _MISSING = re.compile(
     rf"(?:required|missing) (?:required )?{_KIND}:? {_NAME}|must have required property {_NAME}|missing field {_NAME}"
     rf"|{_KIND} {_NAME} is (?:required|missing)|missing (?:value for )?(?:a )?required {_KIND}: {_BARE}"
     rf"|missing \d+ required \w+ arguments?: {_NAME}|(?<=and ){_NAME}\s*$",
     re.IGNORECASE | re.MULTILINE,
 )
+# "unexpected keyword argument 'file'" -> "file"; "unknown parameter `file`" -> "file"
 _UNEXPECTED = re.compile(
     rf"unexpected (?:keyword )?{_KIND}:? {_NAME}|unknown {_KIND}:? {_NAME}|additional {_KIND}:? {_NAME}", re.IGNORECASE
 )
+# Claude Code's words: "The parameter `limit` type is expected as `number` but provided as `string`" -> "limit"
 _TYPE = re.compile(rf"parameter {_NAME} type is expected as {_NAME}", re.IGNORECASE)
+# An issue of zod: `{"code": "invalid_type", "expected": "string", "received": "number", "path": ["query"]}` -> "query"
 _EXPECTED = re.compile(r"\"expected\":\s*\"(\w{1,20})\"[^\[]{0,120}\"path\":\s*\[\s*\"(\w{1,60})\"")
+# An error of pydantic: "limit\n  Input should be a valid integer" -> "limit"
 _SHOULD_BE = re.compile(r"^(\w{1,60})\n\s+Input should be an? (?:valid )?(\w{1,20})", re.MULTILINE)
+# "failed to parse function arguments: EOF"; "Unexpected token } in JSON"; not "missing field `path`"
 _JSON = re.compile(
     r"parse function arguments|not valid JSON|JSONDecodeError|Unexpected (?:token|end of JSON)"
     r"|Expecting (?:value|property|',')|(?:invalid|malformed) JSON|parse JSON",
     re.IGNORECASE,
 )
+# Python types of the types of a JSON schema. `bool` is an `int` in Python, hence the check in `_wrong_kind`.
 _KINDS: dict[str, tuple[type, ...]] = {
     "string": (str,),
     "integer": (int,),
@@ -501,22 +542,24 @@ _KINDS: dict[str, tuple[type, ...]] = {
 
 
 def is_json_error(call: ToolCall | None, message: str) -> bool:
-    """Whether the arguments were no JSON object at all, rather than one that does not fit."""
+    """Return whether the arguments were no JSON object, as opposed to an object that does not fit the schema."""
     if call is not None and call.raw_arguments is not None:
         return True
-    return _JSON.search(message) is not None and not _named(_MISSING, message) and not _named(_UNEXPECTED, message)
+    names = _captured_names(_MISSING, message) or _captured_names(_UNEXPECTED, message)
+    return _JSON.search(message) is not None and not names
 
 
 def parameter_facts(call: ToolCall | None, message: str, schema: Mapping[str, Any] | None) -> HintContext:
-    """Missing, unexpected and wrongly typed parameters. What the message names goes before what the schema shows."""
+    """Return missing, unexpected and wrongly typed parameters, from the message or else from the schema."""
     facts: HintContext = {}
-    missing, unexpected, wrong = _named(_MISSING, message), _named(_UNEXPECTED, message), _types(message)
+    missing, unexpected = _captured_names(_MISSING, message), _captured_names(_UNEXPECTED, message)
+    wrong = _expected_types(message)
     properties = schema.get("properties") if schema is not None else None
     if call is not None and call.raw_arguments is None and isinstance(properties, Mapping):
         required = schema.get("required") if schema is not None else None
         missing = missing or [name for name in required or () if name not in call.arguments]
-        closed = schema is not None and schema.get("additionalProperties") is False
-        unexpected = unexpected or [name for name in call.arguments if closed and name not in properties]
+        is_closed = schema is not None and schema.get("additionalProperties") is False
+        unexpected = unexpected or [name for name in call.arguments if is_closed and name not in properties]
         wrong = wrong or [
             f"{name}: {kind}"
             for name, value in call.arguments.items()
@@ -531,12 +574,14 @@ def parameter_facts(call: ToolCall | None, message: str, schema: Mapping[str, An
     return facts
 
 
-def _named(pattern: re.Pattern[str], message: str) -> list[str]:
+def _captured_names(pattern: re.Pattern[str], message: str) -> list[str]:
+    """Return the distinct names that a pattern captures in a message."""
     names = (next(group for group in match.groups() if group) for match in pattern.finditer(message[:4000]))
     return list(dict.fromkeys(names))
 
 
-def _types(message: str) -> list[str]:
+def _expected_types(message: str) -> list[str]:
+    """Return "name: type" of each parameter whose type a message complains about."""
     text = message[:4000]
     typed_names = [
         *_TYPE.findall(text),
@@ -547,7 +592,7 @@ def _types(message: str) -> list[str]:
 
 
 def _wrong_kind(value: Any, schema: Any) -> str | None:
-    """The type that a value should have, if it has another."""
+    """Return the type that a value should have, or None if it fits the schema or that is unknown."""
     kind = schema.get("type") if isinstance(schema, Mapping) else None
     allowed = _KINDS.get(kind) if isinstance(kind, str) else None
     if allowed is None or value is None:

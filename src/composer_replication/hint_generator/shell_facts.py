@@ -1,4 +1,8 @@
-"""Where the shell stood for the path that an error is about, and what the path is called from there."""
+"""Collect the facts about failed shell commands: the folder the shell was in, and advice for the message.
+
+A path often fails because an earlier `cd` has moved the shell. `shell_folder_facts` then says what the path is called
+from the current folder. `advice_for` looks up what to do instead, by the words of the message.
+"""
 
 from __future__ import annotations
 
@@ -14,57 +18,62 @@ if TYPE_CHECKING:
     from composer_replication.hint_generator.context import Case
 
 
-_OWN_CD = re.compile(r"\s*cd\s+(['\"]?)([^\s'\";&|]+)\1\s*(?:&&|;|\n)")
+# "cd src && make" -> "src"; "cd 'src'; make" -> "src"; not "make && cd src"
+_LEADING_CD = re.compile(r"\s*cd\s+(['\"]?)([^\s'\";&|]+)\1\s*(?:&&|;|\n)")
 
 
-def known(**facts: Any) -> HintContext:
-    """Those of the facts that there are."""
+def nonempty_facts(**facts: Any) -> HintContext:
+    """Return the facts that are not empty."""
     return cast("HintContext", {name: value for name, value in facts.items() if value})
 
 
-def advised_facts(case: Case) -> HintContext:
-    return known(advice=advice_for(case.site.kind, case.said, case.command))
+def advice_facts(case: Case) -> HintContext:
+    """Return the advice for the message of a failing call, if there is any."""
+    return nonempty_facts(advice=advice_for(case.site.kind, case.error_text, case.command))
 
 
-def missing_in_shell(case: Case) -> HintContext:
-    facts = place_of_shell(case)
+def missing_shell_path_facts(case: Case) -> HintContext:
+    """Return what a missing path of a command is called from the shell's folder, or which path was meant."""
+    facts = shell_folder_facts(case)
     if re.search(r"\bgit\b", case.command):
-        facts |= known(advice=advice_for("git_state", case.said, case.command))
+        facts |= nonempty_facts(advice=advice_for("git_state", case.error_text, case.command))
     if "path_from_shell" not in facts and "meant" not in facts and case.path:
-        folder = _standing(case)
+        folder = _lookup_folder(case)
         path = case.path if folder is None else posixpath.join(folder, case.path)
-        facts |= missing_path_facts(path, case.said, case.seen)
+        facts |= missing_path_facts(path, case.error_text, case.state)
     return facts
 
 
-def place_of_shell(case: Case) -> HintContext:
-    """Where the shell stands, if not where the session began, and what a typed path is called from there."""
-    paths, facts, typed = case.seen.paths, advised_facts(case), case.path or ""
-    here, root, own_cd = _standing(case), paths.root, _own_cd(case)
-    facts |= known(own_cd=own_cd and ("to" if own_cd == typed else "before"), is_absolute=typed.startswith("/"))
+def shell_folder_facts(case: Case) -> HintContext:
+    """Return the shell's folder, if it is not the project's, and what the typed path is called from there."""
+    paths, facts, typed = case.state.paths, advice_facts(case), case.path or ""
+    here, root, own_cd = _lookup_folder(case), paths.root, _leading_cd(case)
+    cd_role = own_cd and ("to" if own_cd == typed else "before")
+    facts |= nonempty_facts(own_cd=cd_role, is_absolute=typed.startswith("/"))
     if here is None or root is None:
         return facts
     if here != root:
         facts |= {"shell_folder": short_path(here, root), "project_folder": root}
+    # A relative path may have been meant from a folder above the current one.
     for base in _with_parents(here, root) if typed and not typed.startswith(("/", "~")) else ():
         meant = posixpath.normpath(posixpath.join(base, typed))
         if meant == here or (base != here and (meant in paths.files or meant in paths.folders)):
             facts["path_from_shell"] = posixpath.relpath(meant, here)
             return facts
     if typed and (here == root or typed.startswith("/")):
-        facts |= missing_path_facts(posixpath.join(root, typed), case.said, case.seen)
+        facts |= missing_path_facts(posixpath.join(root, typed), case.error_text, case.state)
     return facts
 
 
-def _own_cd(case: Case) -> str | None:
-    """The folder that the command itself goes to before anything else."""
-    match = _OWN_CD.match(case.command) if channel_of(case.call.name) == "shell" else None
+def _leading_cd(case: Case) -> str | None:
+    """Return the folder of a `cd` at the start of the command, or None."""
+    match = _LEADING_CD.match(case.command) if channel_of(case.call.name) == "shell" else None
     return match[2] if match else None
 
 
-def _standing(case: Case) -> str | None:
-    """Where the shell stands for the path that the error is about; None where that cannot be said."""
-    here, own_cd = case.seen.paths.shell.path, _own_cd(case)
+def _lookup_folder(case: Case) -> str | None:
+    """Return the folder from which the failing path was looked up; None if that is unknown."""
+    here, own_cd = case.state.paths.shell.path, _leading_cd(case)
     if own_cd is None or own_cd == case.path:
         return here
     if own_cd.startswith(("~", "$", "-")) or (here is None and not own_cd.startswith("/")):
@@ -73,7 +82,7 @@ def _standing(case: Case) -> str | None:
 
 
 def _with_parents(folder: str, root: str) -> Iterator[str]:
-    """The folder and those above it, up to the project's."""
+    """Yield the folder and its parents, up to the project's folder."""
     while folder.startswith(root):
         yield folder
         if folder == root:
@@ -81,22 +90,25 @@ def _with_parents(folder: str, root: str) -> Iterator[str]:
         folder = posixpath.dirname(folder)
 
 
-# What to do instead, by the words of the message: shells, programs, services and git. All of it is our own words.
-#
-# The first row of a kind that fits speaks; a row fits where its pattern is in the message and, if it has one for it, in
-# the command.
+# ---- What to do instead, by the words of the message -----------------------------------------------------------------
 
 
 class _Row(NamedTuple):
+    """Advice for messages of one kind of failure. The first row that fits is used."""
+
     kind: str
-    said: str
+    message: str
+    """A pattern that has to be in the message."""
     advice: str
-    typed: str | None = None
+    command: str | None = None
+    """A pattern that has to be in the command as well."""
 
 
-_MAX_SAID = 6000
+_MAX_ERROR = 6000
 _BSD = "On macOS and BSD `{}` has its own options: {}."
-_TABLE = (
+# Each group has an example of a message and the beginning of its advice. The advice is part of hints, so it is data.
+_ADVICE = (
+    # jq: "jq: error: syntax error, unexpected INVALID_CHARACTER" -> "Put a jq filter into single quotes"
     _Row("shell_syntax", r"top-level program not given|^jq - commandline JSON processor",
          "Give jq its program: its text came out empty, as happens with a variable that is not set or quotes that close"
          " too early. Put it in single quotes right behind the options."),
@@ -106,6 +118,7 @@ _TABLE = (
          " has an alternative with `//`. Try a filter on one record before the whole list."),
     _Row("shell_syntax", r"^jq: .*(?:syntax error|compile error)", "Put a jq filter into single quotes, or into a file"
          " for `-f`, where the shell changes no sign of it. Try it on one record before the whole list."),
+    # Quoting in shells: "zsh: event not found: /usr" -> "Put text with an exclamation mark in single quotes"
     _Row("shell_syntax", r"no matches found|bad pattern",
          "Put single quotes around every word with `?`, `*`, `[`, `^` or `#` that is not meant to match file names:"
          " zsh refuses to run a command whose pattern matches no file."),
@@ -116,26 +129,29 @@ _TABLE = (
     _Row("shell_syntax", r"unexpected EOF|unmatched|unterminated|unexpected end of file|looking for matching",
          "Text with quotes or several lines belongs into a here-document whose end word is quoted (`<<'EOF'`), or into"
          " a file: then the shell reads nothing in it."),
+    # Programs on the command line: "IndentationError: unexpected indent" -> "Write an inline program"
     _Row("shell_syntax", r"File \"<string>\"[\s\S]*File \"<string>\"[\s\S]*SyntaxError",
          "Look at what a program prints before an inline script reads it, and read it with the parser of its format,"
-         " such as `json.load`.", typed=r"\beval\("),
+         " such as `json.load`.", command=r"\beval\("),
     _Row("shell_syntax", r"SyntaxError|IndentationError|NameError",
          "Write an inline program of more than one statement as a here-document with a quoted end word (`<<'EOF'`) or"
          " a file: on one line in quotes blocks, quotes and backslashes go wrong."),
     _Row("shell_syntax", r"near unexpected token|parse error near|syntax error near",
          "Put single quotes around parentheses, brackets, semicolons and ampersands that are text, and close every"
          " `if`, `for` and `while` on the same command line."),
+    # GitHub and other services: "gh: Not Found (HTTP 404)" -> "List what there is first"
     _Row("api_misuse", r"parent comment not found", "A reply needs the id of the first review comment of a thread:"
          " take it from the list of the pull request's review comments, where `in_reply_to_id` is empty."),
     _Row("api_misuse", r"HTTP 404", "A single review comment is read at `repos/OWNER/REPO/pulls/comments/ID`, without"
          " the number of the pull request; the list of a pull request has that number.",
-         typed=r"pulls/\d+/comments/\d+(?!/replies)"),
+         command=r"pulls/\d+/comments/\d+(?!/replies)"),
     _Row("api_misuse", r"HTTP 404|not found", "List what there is first, and take path and identifier from that list:"
          " the service knows nothing at an address that was put together from memory."),
     _Row("api_misuse", r"HTTP 422|validation failed|unprocessable", "Send only fields and values that the service's"
          " documentation names for this endpoint; its message says which one it refused."),
     _Row("api_misuse", r"doesn't exist on type|undefined field|parse error on|expected type",
          "Ask for fields that the schema has: query it first (`__type(name: …) {fields {name}}`)."),
+    # Arguments of tools: "Path must be absolute" -> "Give this tool absolute paths"
     _Row("input_validation", r"unknown skill|skill .{0,80}not found", "This tool knows the names alone that the"
          " session lists for it: take one of those, whole. Where none is for the work, do it with the other tools."),
     _Row("input_validation", r"not a prompt-based skill|cannot be used with Skill|disable-model-invocation",
@@ -152,12 +168,14 @@ _TABLE = (
          " it shows."),
     _Row("output_too_large", r"^(?!.*\bfile (?:content|size)).*(?:response|output|results?|matches)",
          "Ask for less at a time: filter, count or page, or write the output to a file and search that."),
+    # Wrong folder, wrong shell, broken tool: "go: cannot find main module" -> "Go commands run inside a module"
     _Row("wrong_folder", r"cannot find main module|go\.mod file not found", "Go commands run inside a module, below the"
          " folder that has go.mod: change there first."),
     _Row("cmd_not_found", r"cmdlet", "This shell is PowerShell: use its own commands, such as `Select-String` and"
          " `Get-ChildItem`."),
     _Row("other", r"posix_spawn|\bspawn\b.{0,200}ENOENT", "The tool itself cannot start in this session: do the same"
          " with a shell command, such as `grep` or `find`, or with another tool."),
+    # Programs that were called wrongly: "make: *** No rule to make target" -> "Read the Makefile"
     _Row("usage_error", r"could not open a new TTY|not a (?:tty|terminal)|inappropriate ioctl", "There is no terminal"
          " here: run the program in a mode that only prints, such as JSON or plain text."),
     _Row("usage_error", r"must be provided .{0,40}stdin", "An option that takes several values swallows what follows"
@@ -165,34 +183,37 @@ _TABLE = (
     _Row("usage_error", r"build constraints exclude all Go files", "Give the tag that the files ask for in their"
          " `//go:build` line with `-tags`: without it none of them belongs to the package."),
     _Row("usage_error", r"undefined: |\[build failed\]", "`go vet` with the tag that the files ask for sees all of"
-         " them, also those that are for testing alone.", typed=r"\bgo"),
+         " them, also those that are for testing alone.", command=r"\bgo"),
     _Row("usage_error", r"cannot write multiple packages", "One output file takes one package: name the folder of the"
          " main package alone."),
     _Row("usage_error", r"no task \S+ found|no tasks? .{0,80}found", "`mise tasks` lists the tasks that this project"
-         " has: pick one of those.", typed=r"\bmise\b"),
+         " has: pick one of those.", command=r"\bmise\b"),
     _Row("usage_error", r"no rule to make target", "Read the Makefile for the targets there are before calling one."),
     _Row("usage_error", r"missing script", "`npm run` without a name lists the scripts of package.json: call one of"
          " those."),
     _Row("usage_error", r"\.\.\.: no such file|lstat .*\.\.\.", "Give a formatter the folder alone, which it walks by"
-         " itself: three dots behind a folder are for commands that take packages.", typed=r"\bgofmt\b"),
+         " itself: three dots behind a folder are for commands that take packages.", command=r"\bgofmt\b"),
+    # Go packages: "named files must be .go files: ./cmd" -> "Name packages by their folders"
     _Row("usage_error", r"named files must be", "Name packages by their folders, and nothing else beside them: a"
          " package is checked as a whole."),
     _Row("usage_error", r"named files must all be in one directory|directory prefix|outside main module",
          "Give go commands packages by folder (`./some/folder/...`) from inside the module, not single files of"
          " several folders."),
+    # Options of GNU that BSD tools lack: "usage: stat [-FLnq]" -> "This system's tools are BSD's"
     _Row("usage_error", r"usage: grep|grep: invalid option|grep: illegal option",
-         _BSD.format("grep", "use `-E` for extended patterns, or `perl -ne`"), typed=r"\bgrep\b"),
+         _BSD.format("grep", "use `-E` for extended patterns, or `perl -ne`"), command=r"\bgrep\b"),
     _Row("usage_error", r"usage: sed|sed: .*(?:invalid command code|illegal option|extra characters|expected)",
          _BSD.format("sed", "`-i` needs an argument of its own (`-i ''`), and inserted text a new line"),
-         typed=r"\bsed\b"),
+         command=r"\bsed\b"),
     _Row("usage_error", r"usage: (?:stat|date|xargs|find|head|tail|sort|ls|cp|readlink|du|ps|base64|mktemp)\b"
          r"|illegal (?:option|line count|time format)", "This system's tools are BSD's, not GNU's: use options that"
          " both have, or look at `man` first."),
     _Row("usage_error", r"unknown json field", "Ask only for fields that the program lists: `--json` without a name"
-         " prints them.", typed=r"\bgh\b"),
+         " prints them.", command=r"\bgh\b"),
     _Row("usage_error", r"accepts? (?:at most |between )?\d+ arg|too many arguments|requires? (?:at least )?\d+ arg"
          r"|missing (?:required )?(?:argument|operand)|not enough arguments",
          "Look at the usage line for how many arguments the command takes, and put quotes around one that has spaces."),
+    # Git: "fatal: not a git repository" -> "Git commands work only inside a repository"
     _Row("git_state", r"is not a git command", "Use only commands that git has: `git help -a` lists them."),
     _Row("git_state", r"no upstream", "The first push of a branch names where it goes:"
          " `git push --set-upstream origin` and the branch."),
@@ -212,9 +233,11 @@ _TABLE = (
          " progress first: `git status` says which command does it."),
     _Row("git_state", r"not possible to fast-forward|diverg|non-fast-forward|fetch first|rejected", "Fetch, and rebase"
          " or merge onto the remote branch before pushing."),
+    # Paths and revisions. Commands that take files come first, since the message is the same for revisions.
+    # "error: pathspec 'mian' did not match any file(s) known to git" -> "Check that a branch, revision or file"
     _Row("git_state", r"pathspec|known to git", "Git takes the paths of files from the folder that the shell stands in:"
          " `git status` and `git ls-files` show them as they are called from there.",
-         typed=r"\bgit (?:-\S+ (?:\S+ )?)?(?:add|rm|mv|commit|diff|restore|stash|log|show|reset|ls-files)\b"),
+         command=r"\bgit (?:-\S+ (?:\S+ )?)?(?:add|rm|mv|commit|diff|restore|stash|log|show|reset|ls-files)\b"),
     _Row("git_state", r"ambiguous argument|unknown revision|bad revision|invalid (?:reference|object|upstream)"
          r"|not a valid (?:object|ref)|is not a commit|not something we can merge|couldn't find remote ref|pathspec",
          "Check that a branch, revision or file is known to git before naming it: `git branch -a`, `git log --oneline`"
@@ -229,6 +252,7 @@ _TABLE = (
          " repository's root, and check with `git ls-tree -r --name-only` that the revision has it."),
     _Row("git_state", r"not fully merged|cannot delete branch", "Leave a branch before deleting it, and merge it first"
          " if its commits are still needed."),
+    # Programs that not every system has: "bash: rg: command not found" -> "`grep -rn` searches files"
     _Row("cmd_not_found", r"\btimeout\b", "Give the time limit to the tool that runs the command: this system has no"
          " program for it."),
     _Row("cmd_not_found", r"\btree\b", "`find . -maxdepth 2` and `ls -R` show a folder with what is in it, on every"
@@ -238,10 +262,10 @@ _TABLE = (
 )  # fmt: skip
 
 
-def advice_for(kind: str, said: str, command: str) -> str | None:
-    """What to do instead, in words that hold for every call of this kind; None where no row knows the message."""
-    rows = (row for row in _TABLE if row.kind == kind and _has(row.said, said[:_MAX_SAID]))
-    return next((row.advice for row in rows if row.typed is None or _has(row.typed, command)), None)
+def advice_for(kind: str, error_text: str, command: str) -> str | None:
+    """Return what to do instead, in general words; None if the table does not know the message."""
+    rows = (row for row in _ADVICE if row.kind == kind and _has(row.message, error_text[:_MAX_ERROR]))
+    return next((row.advice for row in rows if row.command is None or _has(row.command, command)), None)
 
 
 def _has(pattern: str, text: str) -> bool:

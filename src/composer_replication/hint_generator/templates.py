@@ -1,6 +1,9 @@
-"""The table of templates: one for every kind that the model can be blamed for. `register` adds or replaces one.
+"""Write the text of a hint: one template for every kind of failure that the model can be blamed for.
 
-Here are the words about calls themselves; those about files and about commands have a module each.
+A template is a function of the facts (`HintContext`) that returns one or two sentences. It quotes facts that are right,
+never the failing call. `register` adds or replaces a template.
+
+Hints are training data, and the demo student was trained with these texts: a change of any word needs a new `VERSION`.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from composer_replication.errors import InputError, explain
 from composer_replication.hint_generator.context import (
     HintContext,
     first_sentences,
-    given,
+    get_fact,
     listed,
     quoted,
     text_fact,
@@ -21,13 +24,13 @@ from composer_replication.hint_generator.context import (
 from composer_replication.sites.actions.tools import plain_name
 
 Template = Callable[[HintContext], str]
-# Of all built-in templates together: a hint says by which version it was written.
+# The version of all built-in templates together. It is stored with every hint.
 VERSION = 6
 
 
 def hint_tool_not_found(ctx: HintContext | None = None) -> str:
-    """The published example: a reminder of the tools there are."""
-    tools, meant = given(ctx, "available_tools"), text_fact(ctx, "meant")
+    """Return the hint for a tool that does not exist: the list of tools, as in the published example."""
+    tools, meant = get_fact(ctx, "available_tools"), text_fact(ctx, "meant")
     if meant:
         return f"The tool for this is {meant}: call tools by their exact names."
     if not tools:
@@ -36,23 +39,23 @@ def hint_tool_not_found(ctx: HintContext | None = None) -> str:
 
 
 def hint_json_decode(ctx: HintContext | None = None) -> str:
-    """Say what JSON arguments have to be; where the tool's schema is known, also what the tool takes."""
+    """Return the hint for arguments that are not JSON; with a known schema, also the parameters of the tool."""
     name, takes = text_fact(ctx, "tool_name"), _takes(ctx)
     form = "one complete JSON object, with quotes, backslashes and newlines in strings escaped."
-    if name and takes:  # the words that the embedded student was trained with
+    if name and takes:  # the demo student was trained with this text
         return f"Tool arguments must be {form} {name} takes {takes}."
     return f"Reminder: tool arguments must be valid JSON: {form}"
 
 
 def hint_type_error(ctx: HintContext | None = None) -> str:
-    """Arguments that do not fit the schema: the value or the name that is right, what is needed, what there is."""
+    """Return the hint for arguments that do not fit the schema: the right value or name, or what the tool takes."""
     name = text_fact(ctx, "tool_name") or "the tool"
-    meant, choices, renamed = text_fact(ctx, "meant"), given(ctx, "choices"), text_fact(ctx, "meant_parameter")
+    meant, choices, renamed = text_fact(ctx, "meant"), get_fact(ctx, "choices"), text_fact(ctx, "meant_parameter")
     if meant:
         return f"The exact name here is {meant}: take names from the list that the tool gives, whole."
     if choices:
         return f"Take one of the names that {name} knows: {listed(choices)}."
-    if advice := given(ctx, "advice"):
+    if advice := get_fact(ctx, "advice"):
         return str(advice)
     if renamed:
         return f"In {name} this parameter is called {renamed}: tools name the same thing differently."
@@ -60,44 +63,46 @@ def hint_type_error(ctx: HintContext | None = None) -> str:
 
 
 def _what_is_needed(ctx: HintContext | None, name: str) -> str:
-    missing, types = given(ctx, "missing_parameters"), given(ctx, "wrong_types")
+    """Return the sentence about missing, wrongly typed or unexpected parameters."""
+    missing, types = get_fact(ctx, "missing_parameters"), get_fact(ctx, "wrong_types")
     if missing:
         return f"Give {name} all that it asks for: it needs {listed(missing)}."
     if types:
         return f"Give the parameters of {name} the types that it asks for: {listed(types)}."
-    if given(ctx, "unexpected_parameters"):
+    if get_fact(ctx, "unexpected_parameters"):
         return f"Pass only parameters that {name} has."
     return f"Give each parameter of {name} a value of the kind that its description asks for."
 
 
 def _what_there_is(ctx: HintContext | None) -> str:
-    takes, seen_parameters = _takes(ctx), given(ctx, "seen_parameters")
+    """Return the sentence about the parameters of the tool, or "" if none are known."""
+    takes, seen_parameters = _takes(ctx), get_fact(ctx, "seen_parameters")
     if takes:
         return f" It takes {takes}."
     return f" Calls that worked had {listed(seen_parameters)}." if seen_parameters else ""
 
 
 def hint_repeated_failure(ctx: HintContext | None = None) -> str:
-    """The same call again: that it was, and what its kind says of it."""
-    kind = str(given(ctx, "error_kind"))
+    """Return the hint for a call that had failed before: that it had, and the first sentence for its kind."""
+    kind = str(get_fact(ctx, "error_kind"))
     kind = "type_error" if kind == "input_validation" and kind not in HINT_TEMPLATES else kind
     template = HINT_TEMPLATES.get(kind) if kind != "repeated_failure" else None
-    fallback = str(given(ctx, "advice") or "Read what came back for the cause first.")
+    fallback = str(get_fact(ctx, "advice") or "Read what came back for the cause first.")
     hint = fallback if template is None else template(ctx or {})
     return f"The same call has failed before, and would fail again unchanged. {first_sentences(hint, 1)}"
 
 
 def hint_runtime_error(ctx: HintContext | None = None) -> str:
-    """The fallback for a failure that is the model's and has no template of its own."""
+    """Return the hint for a failure whose kind has no template."""
     name = text_fact(ctx, "tool_name") or "this tool"
-    if advice := given(ctx, "advice"):
+    if advice := get_fact(ctx, "advice"):
         return str(advice)
     return f"Check what a call of {name} takes for granted before making it, and look at what is there."
 
 
 def _takes(ctx: HintContext | None) -> str:
-    """The parameters of a schema in words: `a`, `b` (required), `c`."""
-    schema = given(ctx, "tool_schema")
+    """Return the parameters of a schema in words, the required ones first: `a` (required), `b`, `c`."""
+    schema = get_fact(ctx, "tool_schema")
     properties = schema.get("properties") if isinstance(schema, Mapping) else None
     if not isinstance(properties, Mapping) or not properties:
         return ""
@@ -108,34 +113,34 @@ def _takes(ctx: HintContext | None) -> str:
     return ", ".join(labels)
 
 
-# The hints' words about files: reading before changing, exact text, paths that exist.
+# ---- Files: read before editing, copy text exactly, open paths that exist --------------------------------------------
 
 
 def hint_edit_not_read(ctx: HintContext | None = None) -> str:
-    """A change without a look."""
+    """Return the hint for an edit of a file that had not been read."""
     reader, tool = text_fact(ctx, "reader_tool"), text_fact(ctx, "tool_name")
     rule = f"Open a file{f' with {reader}' if reader else ''} before changing it{f' with {tool}' if tool else ''}"
-    if given(ctx, "counts_no_more"):
+    if get_fact(ctx, "counts_no_more"):
         return (
             f"Open a file again{f' with {reader}' if reader else ''}, under its present name, before changing it: what"
             " was read before a summary of the session, a restart or a rename does not count any more."
         )
-    if given(ctx, "was_read"):
+    if get_fact(ctx, "was_read"):
         return f"{rule}. Seeing it through a shell command or a search does not count as reading it."
-    if plain_name(str(given(ctx, "tool_name"))) in _WRITERS:
+    if plain_name(str(get_fact(ctx, "tool_name"))) in _WRITERS:
         return f"{rule}: a file that exists already can be replaced only after it was read in this session."
     return f"{rule}, also where its text is known from elsewhere: only what was read in this session can be changed."
 
 
 def hint_edit_stale(ctx: HintContext | None = None) -> str:
-    """A change on the ground of an old look."""
+    """Return the hint for an edit of a file that has changed since it was read."""
     reader = text_fact(ctx, "reader_tool")
     again = f"again with {reader}" if reader else "again"
     return f"Read a file {again} right before changing it where a formatter, a command or the user may have been at it."
 
 
 def hint_edit_no_match(ctx: HintContext | None = None) -> str:
-    """Text that is not in the file: where it differs, or what to look at."""
+    """Return the hint for an edit whose old text is not in the file: where it differs, or what to read."""
     reader, right = text_fact(ctx, "reader_tool"), text_fact(ctx, "closest_line")
     read = f"Read the part to change{f' with {reader}' if reader else ''}"
     now = f", which now has {right} there" if right else ""
@@ -161,17 +166,18 @@ def hint_edit_no_match(ctx: HintContext | None = None) -> str:
         "longer": "Copy the text to change from what was shown instead of writing it from memory. One of its lines is"
         " shorter in the file.",
     }
-    fallback = str(given(ctx, "advice") or f"{rule} {read} again and copy from what it shows.")
-    return words.get(str(given(ctx, "edit_problem")), fallback)
+    fallback = str(get_fact(ctx, "advice") or f"{rule} {read} again and copy from what it shows.")
+    return words.get(str(get_fact(ctx, "edit_problem")), fallback)
 
 
 def hint_edit_ambiguous(ctx: HintContext | None = None) -> str:
-    """Text that is in the file more than once."""
-    number, locations, everywhere = given(ctx, "num_matches"), given(ctx, "places"), text_fact(ctx, "meant_parameter")
+    """Return the hint for an edit whose old text is in the file more than once."""
+    number, locations = get_fact(ctx, "num_matches"), get_fact(ctx, "places")
+    everywhere = text_fact(ctx, "meant_parameter")
     times = {2: "twice"}.get(number, f"{number} times") if isinstance(number, int) and number > 1 else "more than once"
     where = f", at {listed(locations)}" if locations else ""
     how = f"set {everywhere}" if everywhere else "have all of them changed at once"
-    can_all = everywhere or given(ctx, "can_replace_all")
+    can_all = everywhere or get_fact(ctx, "can_replace_all")
     all_of_them = f", or {how} where every place is to change" if can_all else ""
     return (
         f"The text to change stands {times} in the file{where}. Add a neighbouring line that only the meant place has,"
@@ -180,7 +186,7 @@ def hint_edit_ambiguous(ctx: HintContext | None = None) -> str:
 
 
 def hint_edit_noop(ctx: HintContext | None = None) -> str:
-    """A replacement by the same text."""
+    """Return the hint for an edit that changes nothing."""
     name = text_fact(ctx, "tool_name") or "an edit"
     return (
         f"Put the change into the new text of {name}, which has to differ from the old one. Where the file is already"
@@ -189,11 +195,11 @@ def hint_edit_noop(ctx: HintContext | None = None) -> str:
 
 
 def hint_file_not_found(ctx: HintContext | None = None) -> str:
-    """A path that was guessed."""
-    meant, names, ending = text_fact(ctx, "meant"), given(ctx, "names_there"), text_fact(ctx, "other_ending")
-    finder, is_search = text_fact(ctx, "finder_tool"), plain_name(str(given(ctx, "tool_name"))) in SEARCHERS
+    """Return the hint for a file that does not exist: the right path, or how to find it."""
+    meant, names, ending = text_fact(ctx, "meant"), get_fact(ctx, "names_there"), text_fact(ctx, "other_ending")
+    finder, is_search = text_fact(ctx, "finder_tool"), plain_name(str(get_fact(ctx, "tool_name"))) in SEARCHERS
     how = f"by name with {finder}" if finder else "by listing its folder"
-    if meant and given(ctx, "is_from_error"):
+    if meant and get_fact(ctx, "is_from_error"):
         return f"The file is called {meant} here. Find a file {how} instead of guessing its name or ending."
     if meant and not (is_search and _is_file_for_folder(ctx)):
         return f"The file is {meant}, as this session has shown. Take paths from listings and results, not from memory."
@@ -212,8 +218,8 @@ def hint_file_not_found(ctx: HintContext | None = None) -> str:
 
 
 def hint_is_directory(ctx: HintContext | None = None) -> str:
-    """A folder where a file is needed."""
-    names, finder = given(ctx, "names_there"), text_fact(ctx, "finder_tool")
+    """Return the hint for a folder that was opened as a file."""
+    names, finder = get_fact(ctx, "names_there"), text_fact(ctx, "finder_tool")
     sample = f", such as {listed(names)}" if names else ""
     return (
         f"This path is a folder, and the tool opens single files. List it with {finder or '`ls`'} and open one{sample}."
@@ -221,18 +227,18 @@ def hint_is_directory(ctx: HintContext | None = None) -> str:
 
 
 def hint_output_too_large(ctx: HintContext | None = None) -> str:
-    """More than a result can hold."""
+    """Return the hint for a result that was too large."""
     search = text_fact(ctx, "search_tool") or "a search"
     rule = f"A file of this size is read in parts, with an offset and a limit: find the part with {search} first."
-    return str(given(ctx, "advice") or rule)
+    return str(get_fact(ctx, "advice") or rule)
 
 
-# The hints' words about commands: programs, folders, options, git, services and checks of the project.
+# ---- Commands: programs, folders, options, git, services, checks of the project --------------------------------------
 
 
 def hint_cmd_not_found(ctx: HintContext | None = None) -> str:
-    """A command that is not there."""
-    meant, advice = text_fact(ctx, "meant"), given(ctx, "advice")
+    """Return the hint for a program that does not exist."""
+    meant, advice = text_fact(ctx, "meant"), get_fact(ctx, "advice")
     if meant:
         return f"The command here is {meant}. Use commands that have worked in this session."
     fallback = "Use commands that this session has shown to work, or check with `command -v` before relying on another."
@@ -240,9 +246,9 @@ def hint_cmd_not_found(ctx: HintContext | None = None) -> str:
 
 
 def hint_shell_path_missing(ctx: HintContext | None = None) -> str:
-    """A path in a command that does not exist from where the shell stands."""
-    meant, names, advice = text_fact(ctx, "meant"), given(ctx, "names_there"), given(ctx, "advice")
-    if given(ctx, "path_from_shell"):
+    """Return the hint for a path in a command that does not exist from the shell's folder."""
+    meant, names, advice = text_fact(ctx, "meant"), get_fact(ctx, "names_there"), get_fact(ctx, "advice")
+    if get_fact(ctx, "path_from_shell"):
         return _hint_wrong_folder(ctx)
     if meant:
         return f"The path is {meant}, as this session has shown. Take paths from listings, not from memory."
@@ -250,39 +256,39 @@ def hint_shell_path_missing(ctx: HintContext | None = None) -> str:
         return str(advice)
     if names:
         return f"{_LIST_FIRST} {_names_shown(ctx)}"
-    if given(ctx, "is_absolute"):
+    if get_fact(ctx, "is_absolute"):
         return _LIST_FIRST
     return "List a folder before naming a file in it, and mind which folder the shell stands in."
 
 
 def _hint_wrong_folder(ctx: HintContext | None = None) -> str:
-    """A path that is there, from another folder."""
+    """Return the hint for a path that exists, but not from the shell's folder."""
     here, root, path = (text_fact(ctx, key) for key in ("shell_folder", "project_folder", "path_from_shell"))
-    is_behind_cd = given(ctx, "own_cd") == "before"
-    if is_behind_cd and here and path:
+    is_after_cd = get_fact(ctx, "own_cd") == "before"
+    if is_after_cd and here and path:
         return f"Behind its own `cd` the command stands in {here}: from there the path is {path}."
-    if given(ctx, "path_from_shell") == "." and here:
-        what = "Leave the `cd` out" if given(ctx, "own_cd") else "Call it `.`"
+    if get_fact(ctx, "path_from_shell") == "." and here:
+        what = "Leave the `cd` out" if get_fact(ctx, "own_cd") else "Call it `.`"
         return f"{what}: since an earlier command the shell already stands in the folder meant."
     if here and path:
         return f"The shell stands in {here} since an earlier command: from there the path is {path}."
-    if here and root and not is_behind_cd and not given(ctx, "is_absolute"):
+    if here and root and not is_after_cd and not get_fact(ctx, "is_absolute"):
         back = f"`cd {root.strip('`')}`"
         return f"The shell stands in {here} since an earlier command. Name paths from there, or go back with {back}."
     if meant := text_fact(ctx, "meant"):
         return f"From the project's folder the path is {meant}: mind which folder the shell stands in."
-    fallback = _LIST_FIRST if given(ctx, "is_absolute") else _BEHIND_CD if is_behind_cd else _FOLDER
-    return str(given(ctx, "advice") or fallback)
+    fallback = _LIST_FIRST if get_fact(ctx, "is_absolute") else _AFTER_CD if is_after_cd else _FOLDER
+    return str(get_fact(ctx, "advice") or fallback)
 
 
 def hint_usage_error(ctx: HintContext | None = None) -> str:
-    """An option, an argument or a name that a program does not have."""
-    meant, choices, advice = text_fact(ctx, "meant"), given(ctx, "choices"), given(ctx, "advice")
+    """Return the hint for an option, an argument or a name that a program does not have."""
+    meant, choices, advice = text_fact(ctx, "meant"), get_fact(ctx, "choices"), get_fact(ctx, "advice")
     if meant:
         return f"The name here is {meant}. Look at a program's `--help` before using an option that it has not shown."
     if choices:
         return f"This command takes {listed(choices)}: use one of these."
-    if given(ctx, "is_unknown_option"):
+    if get_fact(ctx, "is_unknown_option"):
         fallback = (
             "Leave out an option that the program has not shown, or look it up in its `--help` first: options differ"
             " between programs and between systems."
@@ -296,9 +302,9 @@ def hint_usage_error(ctx: HintContext | None = None) -> str:
 
 
 def hint_git_state(ctx: HintContext | None = None) -> str:
-    """A git command that the state of the repository does not allow."""
-    advice, command = given(ctx, "advice"), text_fact(ctx, "meant")
-    if given(ctx, "shell_folder"):
+    """Return the hint for a git command that the state of the repository does not allow."""
+    advice, command = get_fact(ctx, "advice"), text_fact(ctx, "meant")
+    if get_fact(ctx, "shell_folder"):
         return _hint_wrong_folder(ctx)
     rule = "Look at `git status` before a command that depends on the branch, the remote or a clean tree."
     rule = str(advice or rule)
@@ -306,32 +312,33 @@ def hint_git_state(ctx: HintContext | None = None) -> str:
 
 
 def _hint_hook_blocked(ctx: HintContext | None = None) -> str:
-    """What a check of the project refuses for the second time."""
+    """Return the hint for a call that a check of the project refused again."""
     command = text_fact(ctx, "meant")
     if command:
         return f"This project checks such calls: run {command} before them, as it has asked for before."
     return "This project checks such calls and has refused one before. Do first what the check asks for, then call."
 
 
-def advised(text: str) -> Callable[[HintContext | None], str]:
-    """A template that says the advice for the message, or what holds for all of the kind."""
+def advice_or(text: str) -> Callable[[HintContext | None], str]:
+    """Return a template that gives the advice for the message if there is any, and otherwise this text."""
 
     def hint(ctx: HintContext | None = None) -> str:
-        return str(given(ctx, "advice") or text)
+        return str(get_fact(ctx, "advice") or text)
 
     return hint
 
 
-hint_shell_syntax = advised(
+hint_shell_syntax = advice_or(
     "Close every quote and bracket, and put single quotes around text that the shell must not read, such as patterns,"
     " addresses and inline programs. Longer text is safer in a file or a here-document."
 )
-hint_api_misuse = advised(
+hint_api_misuse = advice_or(
     "Take the endpoint, the identifiers and the fields from what the service has returned or from its documentation,"
     " instead of composing them from memory."
 )
 
 
+# The kinds of `sites.rule`, and names of the published templates (`json_decode`, `type_error`, `runtime_error`).
 HINT_TEMPLATES: dict[str, Template] = {
     "tool_not_found": hint_tool_not_found,
     "json_decode": hint_json_decode,
@@ -358,13 +365,13 @@ HINT_TEMPLATES: dict[str, Template] = {
 
 
 def dispatch(error_kind: str, ctx: HintContext | None = None) -> str | None:
-    """The hint of a kind, or None where no template knows it."""
+    """Return the hint for a kind of failure, or None if it has no template."""
     template = HINT_TEMPLATES.get(error_kind)
     return None if template is None else template({"error_kind": error_kind, **(ctx or {})})
 
 
 def register(error_kind: str, fn: Template) -> None:
-    """Use `fn` for this kind from now on."""
+    """Use `fn` as the template of this kind from now on. Raises InputError if one of them cannot be used."""
     if not error_kind or not callable(fn):
         expected = "a kind and a function of its context that returns the hint"
         raise InputError(explain("template", got=f"{error_kind!r}, {type(fn).__name__}", expected=expected))
@@ -373,13 +380,14 @@ def register(error_kind: str, fn: Template) -> None:
 
 _WRITERS = ("write", "write_file", "create_file", "write_to_file")
 SEARCHERS = ("grep", "search_file_content", "grep_search")
-_WORDS = re.compile(r"(?:\s*(?:\w+|[^\w\s])){1,3}")
+# Up to three words or signs: "return self.x" -> "return self."
+_FIRST_WORDS = re.compile(r"(?:\s*(?:\w+|[^\w\s])){1,3}")
 _INDENT = {"\t": "tab", " ": "space"}
 
 
 def _indent(ctx: HintContext | None) -> str:
-    """How a line of the file is indented, in words: whitespace itself does not survive on one line."""
-    right = str(given(ctx, "closest_line") or "")
+    """Return in words how a line of the file is indented: whitespace itself would not survive in a hint."""
+    right = str(get_fact(ctx, "closest_line") or "")
     indent = right[: len(right) - len(right.lstrip())]
     kind = _INDENT.get(indent[:1])
     if kind is None or len(set(indent)) != 1 or not right.strip():
@@ -388,24 +396,25 @@ def _indent(ctx: HintContext | None) -> str:
 
 
 def _beginning(line: str) -> str:
-    """What tells a line from others; the rest of it stands in the failing call too."""
-    start = _WORDS.match(line)
+    """Return the first words of a line. The rest is also in the failing call, and must not be quoted."""
+    start = _FIRST_WORDS.match(line)
     return line if start is None or start.end() == len(line) else f"{start[0]}…"
 
 
 def _is_file_for_folder(ctx: HintContext | None) -> bool:
-    """A folder was guessed to search in, and only a file has its name: what is searched for may lie in another one."""
-    guessed, meant = (str(given(ctx, name) or "").rpartition("/")[2] for name in ("path", "meant"))
+    """Whether the guessed folder of a search only shares its name with a file, so that the file was not meant."""
+    guessed, meant = (str(get_fact(ctx, name) or "").rpartition("/")[2] for name in ("path", "meant"))
     return "." not in guessed and "." in meant
 
 
 def _names_shown(ctx: HintContext | None) -> str:
-    """Which names there are, if the error lists them; those that are merely near are the failing one in other words.
+    """Return a sentence with the possible names, if the error lists them.
 
-    The folder is not named: it stands in the failing call, and what is quoted is copied.
+    Names that are merely similar are not quoted, nor is the folder: both are nearly the failing call, and a model
+    copies what a hint quotes.
     """
-    if given(ctx, "is_from_error"):
-        return f"The names to choose from are {listed(given(ctx, 'names_there') or ())}."
+    if get_fact(ctx, "is_from_error"):
+        return f"The names to choose from are {listed(get_fact(ctx, 'names_there') or ())}."
     return "In the folder meant, this session has shown other names: see whether one of those is meant."
 
 
@@ -413,5 +422,5 @@ _FOLDER = (
     "Mind the folder that the shell stands in: earlier commands may have changed it. Name paths from that folder,"
     " or give the absolute path."
 )
-_BEHIND_CD = "A command's paths hold from the folder that its own `cd` goes to: name them from there."
+_AFTER_CD = "A command's paths hold from the folder that its own `cd` goes to: name them from there."
 _LIST_FIRST = "List a folder before naming it, or a file in it, in a command."

@@ -1,4 +1,10 @@
-"""A hint for a site, from the first source that has one: a template, the error's own words, or a writer you bring."""
+"""Write the hint of an error site, and check that a hint does not quote the failing call.
+
+A hint comes from the first source that has one: a template, the words of the error, or a writer of your own. If a user
+corrected the call, the user's words are the hint.
+
+A small model copies what it reads, so a hint that quotes an error makes the error more likely (`quotes_call`).
+"""
 
 from __future__ import annotations
 
@@ -10,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from composer_replication.errors import InputError, explain
 from composer_replication.hint_generator.context import (
     HintContext,
-    StateAlong,
-    call_of,
+    StateCursor,
+    find_call,
     first_sentences,
     is_json_error,
     quoted,
@@ -32,9 +38,10 @@ if TYPE_CHECKING:
     from composer_replication.privacy import Scrubber
 
 HintSource = Literal["template", "raw_error", "writer"]
-_MAX_SAID = 400
-# Words that say nothing where the call they are about is not before one's eyes.
-_EMPTY = word_set(
+# Characters of a user's words in a hint.
+_MAX_USER_TEXT = 400
+# Words that mean nothing without the call they refer to. A hint of such words only is no hint: "no, not this".
+_CONTEXT_WORDS = word_set(
     "a an the this that these those it its them him here there now then yet again so and or but also just please no"
     " nope not yes yeah ok okay oh hm well sorry wait stop hold on hang do don't dont doesn't didn't did does done is"
     " isn't was are be i you we they me my your our to of for in at with by from what why how when where who which fix"
@@ -53,30 +60,39 @@ def write_hint(
     tool_schemas: Mapping[str, Mapping[str, Any]] | None = None,
     inferred_tools: Mapping[str, Mapping[str, Any]] | None = None,
     scrubber: Scrubber | None = None,
-    along: StateAlong | None = None,
+    along: StateCursor | None = None,
 ) -> Hint | None:
-    """The hint of the first source that has one, with the facts it was made of; None for a site nobody may teach.
+    """Return the hint for an error site, with the facts it was made from; None if no source has one.
 
-    `scrubber` goes over the facts first, for conversations that were not scrubbed. `tool_schemas` are those that
-    somebody wrote down, `inferred_tools` those that sessions of the same agent called; `along` saves work where a
-    conversation has many sites.
+    Args:
+        site: The error site. If the model is not to blame, there is no hint.
+        conversation: The conversation it is in.
+        sources: Where a hint may come from, in order of preference.
+        writer: A function that writes hints; required for the source "writer".
+        tool_schemas: Schemas of tools that someone wrote, by tool.
+        inferred_tools: Tools that sessions of the same agent called, by tool.
+        scrubber: Redacts the facts first. Pass it if the conversation was not scrubbed.
+        along: A `StateCursor` of the conversation, which saves work if it has many sites.
+
+    Raises:
+        InputError: A source is unknown, or is "writer" without a writer.
     """
     unknown = [source for source in sources if source not in _SOURCES]
     if unknown or ("writer" in sources and writer is None):
         got = f"{list(sources)}, writer={'None' if writer is None else 'given'}"
-        expected = f"sources among {list(_SOURCES)}, and a writer where one is named"
+        expected = f"sources among {list(_SOURCES)}, and a writer if one of them is 'writer'"
         raise InputError(explain("hint sources", got=got, expected=expected))
     if site.blame != "model":
         return None
     if site.kind == CORRECTED:
-        return said_hint(user_words(site, conversation), scrubber=scrubber)
+        return hint_from_user_words(user_words(site, conversation), scrubber=scrubber)
     facts = collect_facts(site, conversation, tool_schemas=tool_schemas, inferred_tools=inferred_tools, along=along)
-    if scrubber is not None:  # before anything is cut short: half a secret is no longer known for one
+    if scrubber is not None:  # before any text is shortened: half a secret is not recognized
         scope = scrubber.scope()
         site = replace(site, evidence_text=scope.text(site.evidence_text), tool=scope.text(site.tool))
         facts = scope.value(dict(facts))
     for source in sources:
-        template, text = _from(source, site, conversation, facts, writer)
+        template, text = _hint_from(source, site, conversation, facts, writer)
         if text and text.strip():
             clean = first_sentences(" ".join(text.split()))
             clean = clean if scrubber is None else scrubber.scope().text(clean)
@@ -84,21 +100,25 @@ def write_hint(
     return None
 
 
-def said_hint(words: str, *, template: str = CORRECTED, scrubber: Scrubber | None = None) -> Hint | None:
-    """What a user said as a hint, in the user's words; None where nothing is left of them that can be shown."""
+def hint_from_user_words(words: str, *, template: str = CORRECTED, scrubber: Scrubber | None = None) -> Hint | None:
+    """Return a user's words as a hint, or None if they mean nothing without the call."""
     words = words if scrubber is None else scrubber.scope().text(words)
     shown_words = " ".join("".join(char if char.isprintable() else " " for char in words).split()).replace('"', "'")
     shown_words = (
-        shown_words if len(shown_words) <= _MAX_SAID else shown_words[: _MAX_SAID - 1].rpartition(" ")[0] + "…"
+        shown_words
+        if len(shown_words) <= _MAX_USER_TEXT
+        else shown_words[: _MAX_USER_TEXT - 1].rpartition(" ")[0] + "…"
     )
     text = f'The user says: "{shown_words}"'
-    if not any(word not in _EMPTY for word in re.findall(r"\w[\w']*", shown_words.lower().replace("\u2019", "'"))):
-        return None  # a fragment: what it points to is not in it
+    if not any(
+        word not in _CONTEXT_WORDS for word in re.findall(r"\w[\w']*", shown_words.lower().replace("\u2019", "'"))
+    ):
+        return None
     return Hint(text=text, source="user", template=template, version=VERSION, facts={"words": shown_words})
 
 
 def user_words(site: ErrorSite, conversation: Conversation) -> str:
-    """The words that a site's evidence is: of a refusal, or of the message after a stop."""
+    """Return the user's words that are a site's evidence: of a refusal, or of the message after a stop."""
     turn = next((turn for turn in conversation.turns if turn.id == site.result_turn_id), None)
     results = () if turn is None else (result.text for result in turn.results if result.call_id == site.call_id)
     text = next(iter(results), "" if turn is None else turn.text)
@@ -106,7 +126,7 @@ def user_words(site: ErrorSite, conversation: Conversation) -> str:
 
 
 def template_of(site: ErrorSite, facts: HintContext | None = None, *, is_json: bool = False) -> str:
-    """The template that speaks about a site: a call that failed before is about that, whatever the failure."""
+    """Return the name of the template for a site. A repeated failure has its own, whatever its kind."""
     if site.repeats:
         return "repeated_failure"
     if site.kind == "input_validation" and site.kind not in HINT_TEMPLATES:
@@ -115,13 +135,15 @@ def template_of(site: ErrorSite, facts: HintContext | None = None, *, is_json: b
     return site.kind if site.kind in HINT_TEMPLATES else "runtime_error"
 
 
-def _from(
+def _hint_from(
     source: HintSource, site: ErrorSite, conversation: Conversation, facts: HintContext, writer: HintWriter | None
 ) -> tuple[str, str | None]:
-    call = call_of(site, conversation)
+    """Return the name of the template or writer, and the hint from one source; None if it has none."""
+    call = find_call(site, conversation)
     if source == "template":
         name = template_of(site, facts, is_json=is_json_error(call, facts.get("error_message", "")))
         text = dispatch(name, facts)
+        # If a fact quotes the failing call, the template without any facts is used.
         is_quoting = text and quotes_call(text, call, right_texts(facts), only_quoted=True)
         return name, dispatch(name, {"error_kind": site.kind}) if is_quoting else text
     if source == "raw_error":
@@ -131,41 +153,44 @@ def _from(
     return getattr(writer, "__name__", type(writer).__name__), writer(site, conversation, facts)
 
 
-# What a hint may not say: anything of the call that failed, unless it is also what is right.
-#
-# A small model copies what stands before it, so a hint that quotes a mistake makes it likelier.
+# ---- The contract of a hint: it does not quote the failing call, unless that part is right ---------------------------
 
+# "cat 'src/a.py'" -> "cat"; not "()"
 _WORD = re.compile(r"[^\s'\"`(){}\[\],;<>|&=]+")
-# A word with one of these is a name; without, it is language, of which any rule is made.
+# A word with one of these is a name. Words without are plain language, which any rule consists of.
+# "src/a.py"; "maxTokens"; "v2"; not "parameter"
 _NAME = re.compile(r"[\d_./\\:$*@#~^-]|[a-z][A-Z]")
+# "echo 'two words'" -> "two words"; not "it's"
 _IN_QUOTES = re.compile(r"'([^'\n]{3,200})'|\"([^\"\n]{3,200})\"")
 _EDGES = ".,:;!?…"
+# In characters. Shorter parts occur in any text by chance; longer values are not quoted as a whole.
 _MIN_WORD, _MIN_STEM, _MIN_LINE, _MAX_VALUE = 4, 5, 12, 200
 _MAX_TEXT = 20_000
-_SESSION_TEXT = re.compile(r"`([^`]*)`")
+# "Use `read_file` here." -> "read_file"
+_QUOTED_TEXT = re.compile(r"`([^`]*)`")
 
 
 def quotes_call(text: str, call: ToolCall | None, right: Iterable[str], *, only_quoted: bool = False) -> list[str]:
-    """Parts of the failing call that stand in a hint without being right, the longest first.
+    """Return the parts of the failing call that a hint quotes although they are not right, the longest first.
 
-    With `only_quoted`, what stands in backticks alone is looked at: the rest of a template is its own words.
+    With `only_quoted`, only text in backticks is checked: the rest of a template does not come from the session.
     """
     if call is None:
         return []
     allowed = list(right)
-    looked_at = " \n ".join(_SESSION_TEXT.findall(text)) if only_quoted else text
+    checked_text = " \n ".join(_QUOTED_TEXT.findall(text)) if only_quoted else text
     parts = sorted({*_call_parts(call)}, key=lambda part: (-len(part), part))
     return [
         part
         for part in parts
-        if _stands_in(part, looked_at) and not any(part in allowed_text for allowed_text in allowed)
+        if _occurs_in(part, checked_text) and not any(part in allowed_text for allowed_text in allowed)
     ]
 
 
 def _call_parts(call: ToolCall) -> Iterator[str]:
-    """What a hint could quote of a call: its parameters, their values, lines, names, parts of paths, quotes."""
+    """Yield what a hint could quote from a call: parameters, values, lines, names, parts of paths, quotations."""
     yield from (name for name in call.arguments if len(name) >= _MIN_WORD and _NAME.search(name))
-    for text in _texts(call.arguments if call.raw_arguments is None else call.raw_arguments):
+    for text in _strings(call.arguments if call.raw_arguments is None else call.raw_arguments):
         whole = " ".join(text.split())
         if _MIN_WORD <= len(whole) <= _MAX_VALUE:
             yield whole
@@ -176,7 +201,7 @@ def _call_parts(call: ToolCall) -> Iterator[str]:
 
 
 def _names(word: str) -> Iterator[str]:
-    """A word that is a name; of a path its parts that are names, its last part, and that without its ending."""
+    """Yield a word that is a name; for a path also its parts, its last part, and that without the ending."""
     if not _NAME.search(word):
         return
     *folders, last = re.split(r"[/\\]", word)
@@ -187,20 +212,21 @@ def _names(word: str) -> Iterator[str]:
         yield stem
 
 
-def _texts(value: Any) -> Iterator[str]:
-    """All texts of a value, however deep, in their order."""
-    waiting = [value]
-    while waiting:
-        node = waiting.pop()
+def _strings(value: Any) -> Iterator[str]:
+    """Yield all strings in a nested value, each cut to a maximum length."""
+    pending = [value]
+    while pending:
+        node = pending.pop()
         if isinstance(node, str):
             yield node[:_MAX_TEXT]
         elif isinstance(node, Mapping):
-            waiting += cast("Mapping[str, Any]", node).values()
+            pending += cast("Mapping[str, Any]", node).values()
         elif isinstance(node, list | tuple):
-            waiting += cast("list[Any]", node)
+            pending += cast("list[Any]", node)
 
 
-def _stands_in(part: str, text: str) -> bool:
+def _occurs_in(part: str, text: str) -> bool:
+    """Whether the part occurs in the text as whole words: `main` does not occur in `domain`."""
     position = text.find(part)
     while position >= 0:
         before, after = text[position - 1 : position], text[position + len(part) : position + len(part) + 1]

@@ -1,8 +1,9 @@
-"""Hints that a model writes: one short general rule for each mistake, checked before it may teach anything.
+"""Let a model write the hints: one short, general rule for each error, checked before it is used.
 
-A hint must not know what the session shows only later, or the student learns to expect an oracle. So the model is shown
-the failing call and what came back, nothing after it; and what it writes is refused if it holds a word that appears in
-the session only afterwards, if it is long, or if it holds a secret. A refused hint leaves the site to its template.
+A hint must not contain what the session shows only later, or the student learns to expect knowledge that it will not
+have. So the model sees the failing call and its result, and nothing after them. A hint is refused if it contains a name
+that occurs only later in the session, if it is too long, if it quotes the failing call, or if it contains a secret. A
+site whose hint was refused gets its template hint.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from composer_replication.errors import InputError, explain
 from composer_replication.hint_generator.context import (
     MAX_SENTENCES,
     HintContext,
-    call_of,
     count_sentences,
+    find_call,
+    result_text_of,
     right_texts,
-    said_of,
 )
 from composer_replication.hint_generator.facts import collect_facts
 from composer_replication.hint_generator.write import HintWriter, quotes_call
@@ -56,27 +57,32 @@ _SYSTEM = (
 )
 QUOTES = "quotes the failing call"
 _MAX_WORDS = 60
+# Characters of the arguments, the result and the facts that the model is shown, each.
 _MAX_SHOWN = 2000
-# A part of a name or a path that the session shows only later is knowledge of what comes, not a rule. Plain words of
-# later prose are none: any rule is made of them.
+# A part of a name or path that occurs only later is knowledge of the future. Plain words of later text are not: any
+# rule consists of them.
+# "any word" -> "any"
 _WORDS = re.compile(r"\S+")
+# "src/a.py"; "maxTokens"; "v2.1"; not "the parameter"
 _NAMES = re.compile(r"\S*[\d_./\\][^\s.,;:!?]\S*|\S*[a-z][A-Z]\S*")
+# "src/main_test.py" -> "src"
 _PART = re.compile(r"[^\W_]+")
 
 
 class WrittenHints(NamedTuple):
-    """Hints by site, how many were refused, by reason, and sites whose request was not sent, each with the find.
-
-    `paid` is what the answers cost, in US dollars; one from the store costs what was paid for it then.
-    """
+    """The hints that a model wrote, and what became of the other requests."""
 
     texts: Mapping[str, str]
+    """The accepted hints, by site id."""
     counts: Mapping[str, int]
+    """How many hints were written, and how many were refused, by reason."""
     held_back: Mapping[str, str] = MappingProxyType({})
+    """Sites whose request was not sent because it may contain a secret, each with the finding."""
     paid: float = 0.0
+    """What the answers cost in US dollars. An answer from the cache counts with what was paid for it."""
 
     def writer(self) -> HintWriter:
-        """For `write_hint(sources=("writer", "template", "raw_error"), writer=…)`."""
+        """Return the function for `write_hint(sources=("writer", "template", "raw_error"), writer=...)`."""
 
         def look_up(site: ErrorSite, _conversation: Conversation, _facts: HintContext) -> str | None:
             return self.texts.get(site.id)
@@ -93,29 +99,29 @@ async def write_hints(
     options: ReplayOptions,
     environment: Mapping[str, str],
 ) -> WrittenHints:
-    """Ask one model for the hint of every site that may be taught; same client, cap and store as a replay.
+    """Ask one model for the hint of every kept site, with the client, spending cap and cache of a replay.
 
-    A request that looks as if it held a secret is not sent. Raises InputError where the cap has no room for any call.
+    A request that may contain a secret is not sent. Raises InputError if the spending cap allows no request at all.
     """
     (writer,) = teachers_of([teacher], api_key, replace(options, environment=environment))
     texts, held_back, counts = dict[str, str](), dict[str, str](), Counter[str]()
-    nano: list[int] = []
-    kept_back: list[str] = []  # why the cap had no room
+    costs_nano: list[int] = []
+    cap_errors: list[str] = []
     gate = options.last_gate or LastGate(environment)
-    builder = RequestBuilder(writer, options.settings._replace(fence=False))  # the prompt has its own marks
+    builder = RequestBuilder(writer, options.settings._replace(fence=False))  # the prompt marks its data itself
     client = TeacherClient(max_concurrency=options.max_concurrency, timeout_s=options.timeout_s)
     with TeacherStore(options.cache) as store:
         asker = Asker(client, store, cap_nano=check_cap(max_total_usd), gate=gate, patience=options.patience)
 
         async def one(item: tuple[ErrorSite, Conversation]) -> None:
             site, conversation = item
-            answer = await _asked(asker, builder, gate, site, conversation)
+            answer = await _ask(asker, builder, gate, site, conversation)
             text = _text_of(answer)
-            nano.append((answer.reply or {}).get("cost_nano") or 0)
+            costs_nano.append((answer.reply or {}).get("cost_nano") or 0)
             if answer.error and answer.error.startswith(NOT_SENT):
                 held_back[site.id] = answer.error
             if answer.error and answer.error.startswith("budget: "):
-                kept_back.append(answer.error)
+                cap_errors.append(answer.error)
                 counts[KEPT_BACK] += 1
                 return
             reason = (answer.error and "no answer") or why_refused(text, site, conversation)
@@ -125,17 +131,17 @@ async def write_hints(
 
         async with client:
             await work_off((item for item in sites if item[0].is_kept), one, num_workers=options.max_concurrency)
-    if kept_back and len(kept_back) == len(nano):
+    if cap_errors and len(cap_errors) == len(costs_nano):
         fix = "Raise it (--max-usd, sites.max_usd), or leave the writer out."
-        got = f"${max_total_usd:g}; {kept_back[0].removeprefix('budget: ')}"
+        got = f"${max_total_usd:g}; {cap_errors[0].removeprefix('budget: ')}"
         raise InputError(explain("cap of hints by a model", got=got, expected="room for one call", fix=fix))
-    return WrittenHints(texts, counts, held_back, to_dollars(sum(nano)))
+    return WrittenHints(texts, counts, held_back, to_dollars(sum(costs_nano)))
 
 
-async def _asked(
+async def _ask(
     asker: Asker, builder: RequestBuilder, gate: LastGate, site: ErrorSite, conversation: Conversation
 ) -> TeacherAnswer:
-    """The model's answer, or why it was not asked."""
+    """Return the model's answer, or an error if the request may contain a secret."""
     label = f"site {site.id}"
     if (find := _find_in_uncut(site, conversation, gate, label)) is not None:
         return TeacherAnswer(None, f"{NOT_SENT}: {find}", False, True, 0.0, 0)
@@ -143,23 +149,23 @@ async def _asked(
 
 
 def _text_of(answer: TeacherAnswer) -> str:
-    """What the model wrote, as one line."""
+    """Return the text of the answer on one line."""
     message = (answer.reply or {}).get("message") or {}
     return " ".join(str(message.get("content") or "").split())
 
 
-def _find_in_uncut(site: ErrorSite, conversation: Conversation, gate: LastGate, place: str) -> Find | None:
-    """What the gate finds in a prompt before it is cut: the first half of a secret does not look like one."""
+def _find_in_uncut(site: ErrorSite, conversation: Conversation, gate: LastGate, label: str) -> Find | None:
+    """Return what the outgoing check finds in the uncut prompt: the first half of a secret does not look like one."""
     *_, message = prompt_of(site, conversation, max_shown=None)
-    return gate.look(message, f"{place}, message 2 (user)")
+    return gate.look(message, f"{label}, message 2 (user)")
 
 
 def prompt_of(site: ErrorSite, conversation: Conversation, *, max_shown: int | None = _MAX_SHOWN) -> list[Message]:
-    """The failing call, its result and what is known to be right, the first `max_shown` characters of each.
+    """Return the prompt for a site: the failing call, its result and the facts, each cut to `max_shown` characters.
 
-    There is nothing in it of what came after.
+    It contains nothing from after the result.
     """
-    call, error_text = call_of(site, conversation), said_of(site, conversation)
+    call, error_text = find_call(site, conversation), result_text_of(site, conversation)
     arguments = arguments_text(call)[:max_shown] if call else ""
     right = ", ".join(dict.fromkeys(right_texts(collect_facts(site, conversation))))[:max_shown]
     facts_text = f"\n\nKnown to be right: {right}" if right else ""
@@ -171,14 +177,14 @@ def prompt_of(site: ErrorSite, conversation: Conversation, *, max_shown: int | N
 
 
 def why_refused(text: str, site: ErrorSite, conversation: Conversation) -> str | None:
-    """Why a written hint may not teach; None if it may."""
+    """Return why a written hint is refused, or None if it may be used."""
     if not text:
         return "empty"
     if len(text.split()) > _MAX_WORDS or count_sentences(text) > MAX_SENTENCES:
         return "too long"
     if Scrubber().scope().text(text) != text:
         return "holds a secret"
-    if quotes_call(text, call_of(site, conversation), right_texts(collect_facts(site, conversation))):
+    if quotes_call(text, find_call(site, conversation), right_texts(collect_facts(site, conversation))):
         return QUOTES
     before, after = _texts_around(site, conversation)
     known_parts, later = _parts(before, _WORDS), _parts(after, _NAMES)
@@ -188,13 +194,13 @@ def why_refused(text: str, site: ErrorSite, conversation: Conversation) -> str |
 
 
 def _parts(text: str, words: re.Pattern[str]) -> set[str]:
-    """Parts of names and paths, in lower case: of four letters and more, or three digits."""
+    """Return the parts of names and paths in lower case: those with at least four letters or three digits."""
     parts = (part for word in words.findall(text) for part in _PART.findall(word))
     return {part.casefold() for part in parts if len(part) >= 4 or (part.isdigit() and len(part) >= 3)}
 
 
 def _texts_around(site: ErrorSite, conversation: Conversation) -> tuple[str, str]:
-    """All text up to the failing result, and all behind it."""
+    """Return all text up to the failing result, and all text after it."""
     last = site.result_turn_id or site.turn_id
     at = next((number for number, turn in enumerate(conversation.turns) if turn.id == last), None)
     if at is None:
@@ -205,5 +211,6 @@ def _texts_around(site: ErrorSite, conversation: Conversation) -> tuple[str, str
 
 
 def _all_text(turn: Turn) -> str:
+    """Return text, thinking, calls and results of a turn."""
     calls = [arguments_text(call) for call in turn.calls]
     return "\n".join([turn.text, turn.thinking, *calls, *(result.text for result in turn.results)])

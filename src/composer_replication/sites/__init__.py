@@ -1,20 +1,15 @@
-"""Which turn erred, how, and whose doing it was. Only what the model did wrong may be taught.
+"""Find the failed calls of a conversation, their kind, and who is to blame. Only the model's errors are trained on.
 
-taxonomy      what can go wrong, whose doing it usually is, and a verdict on one result
-view          a result's text as rules read it, every place traceable back
-rule          how one kind of failure looks; rules of your own
-rules         how each kind looks, group by group
-unflagged     what says that a call failed where the log has no flag
-surroundings  what stands around a message in the same result
-excuses       what the session had shown before, where that speaks for the model
-classify      one result: did it fail, how, and whose doing was it
-user_words    what a user said when refusing a call: does it correct the call, does it name a rule
-gates         hooks that refuse the same again: conventions of a project
-calls         the calls of a session: which were made when, which worked, who spoke in between
-again         failures that were known, with nothing done about them
-course        what the calls before a failure, and a file written after it, say about it
-retyped       commands that were typed anew and then worked
-find          a conversation's failing calls as sites
+rule        a failure rule, the kinds of failures with their usual blame, and the verdict on a result
+rules       the built-in rules, by groups
+view        the text of a result as the rules see it, mapped back to the original
+classify    the verdict on one result
+user_words  words of users that correct a call or state a rule
+course      verdicts revised by the rest of the session; checks that refuse the same again
+retyped     failed commands that worked when they were typed differently
+find        the error sites of a conversation
+actions     what calls do: their commands, paths, edits and effects
+judge       expected failures of calls, before they are run
 """
 
 from composer_replication.sites.classify import classify

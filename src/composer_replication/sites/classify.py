@@ -1,8 +1,11 @@
-"""One result: did it fail, how, and whose doing was it.
+"""Decide about one tool result: did it fail, how, and who is to blame.
 
-Rules are tried in groups, and a group is tried only where its words can be meant: the harness's own messages where a
-result starts; then, for a shell, the work (tests, linters, compilers) before the machine, programs after it, and the
-model's slips last. Where rules of different blame agree, the model is the last to be blamed.
+Rules are tried in groups. First come the harness's own messages, at the start of the result. For a shell then come
+wrong use of a program, the work itself (tests, linters, compilers), the machine, programs that crashed, and the model's
+slips. If rules within a group disagree on the blame, the model is blamed last.
+
+Whatever the rules say, the model is not blamed if the session shows an excuse: for example, an earlier result had shown
+the path that is missing now (`_find_excuses`).
 """
 
 from __future__ import annotations
@@ -31,35 +34,42 @@ from composer_replication.sites.rules.files import (
     BUILDS,
     CHECKS,
     EDITS,
-    ELSEWHERE,
-    FAULTS,
-    MISSING,
+    NOT_INSTALLED,
+    OTHER_TOOLS,
     PATCHES,
     PROGRAMS,
     READS,
     TESTS,
+    TOOL_FAULTS,
 )
 from composer_replication.sites.rules.harness import (
     FILE_ARGUMENTS,
+    HARNESS_SENTENCES,
     MISUSES,
-    OWN_WORDS,
     REFUSALS,
     SERVER_ARGUMENTS,
     TOOL_NAME,
 )
 from composer_replication.sites.rules.machine import MACHINE, SLIPS, WITHHELD
-from composer_replication.sites.rules.own_words import own_words
+from composer_replication.sites.rules.own_words import program_rules
 from composer_replication.sites.rules.typed import SERVICES, SYNTAX
 from composer_replication.sites.rules.usage import USAGE
 from composer_replication.sites.view import CleanedText
 
-_TYPED = (*USAGE, *SERVICES, *SYNTAX)
+_WRONG_USE = (*USAGE, *SERVICES, *SYNTAX)
+# Factor on the confidence of a failure in a shell result that the log does not mark as an error.
 _SOFT_CONFIDENCE = 0.5
+# Lower bound of the confidence if the exit status is that of another command, such as `grep` at the end of a pipe.
 _HIDDEN_CONFIDENCE = 0.65
-_ONE_MESSAGE = 600
-_NEAR_AN_END = 12
-_ENVELOPE_LINES = 4
-_MAY_BE_TYPED = re.compile(
+# A longer text is output, not a message.
+_MAX_MESSAGE = 600
+# A program complains about its arguments in its first or its last lines.
+_NUM_END_LINES = 12
+# Lines that a tool may print before or after the exit code, around the output of the command.
+_MAX_ENVELOPE_LINES = 4
+# Words of which one is in every message about a wrong command. A quick test, so that long output is not searched.
+# "error: unknown option"; "Usage: tool FILE"; not "all done"
+_MAY_BE_WRONG_USE = re.compile(
     r"unknown|unrecogni|illegal|invalid|unsupported|usage:|no |not |missing|requires?|needs|syntax|unexpected|must"
     r"|cannot|error|expected|unmatched|bad |ambiguous|denied|outside|could",
     re.IGNORECASE,
@@ -75,11 +85,20 @@ def classify(
     before: SessionState | None = None,
     extra_rules: Iterable[FailureRule] = (),
 ) -> Verdict:
-    """`is_error` is None where the format has no flag: then the text alone decides, and only clear cases count."""
+    """Return the verdict on one result of a call.
+
+    Args:
+        tool: Name of the tool.
+        arguments: Arguments of the call.
+        text: The result.
+        is_error: The log's error flag; None if its format has none. Then only clear messages count as failures.
+        before: What the session had shown before the call. It may excuse the model.
+        extra_rules: Rules that are tried before the built-in ones.
+    """
     view, channel = CleanedText.of(text), channel_of(tool)
-    # What the call itself says: a message about anything else is not about the call.
+    # Many rules require that the message is about something in the call, so a call without a command becomes text too.
     call_text = command_text(tool, arguments) or f"{tool} {plain_name(tool)} {' '.join(map(str, arguments))}"
-    result = _Result(
+    result = _ToolResult(
         view,
         channel,
         Command.of(call_text),
@@ -89,11 +108,13 @@ def classify(
         is_edit=is_edit(tool),
     )
     verdict = result.verdict()
-    return verdict if before is None else _reconsidered(verdict, tool, arguments, text, before)
+    return verdict if before is None else _revise_blame(verdict, tool, arguments, text, before)
 
 
 @dataclass(frozen=True)
-class _Result:
+class _ToolResult:
+    """One result with what the rules need to know about its call."""
+
     view: CleanedText
     channel: Channel
     command: Command
@@ -105,126 +126,134 @@ class _Result:
     def verdict(self) -> Verdict:
         if self.is_error is False and self.channel != "shell":
             return _no_failure("the log says that it worked")
-        verdict = self._first(self.extra_rules) or self._from_harness()
+        verdict = self._first_match(self.extra_rules) or self._harness_verdict()
         if verdict is None and not (self.view.is_tagged and self.channel == "shell"):
-            verdict = self._from_shell() if self.channel == "shell" else self._from_tool()
+            verdict = self._shell_verdict() if self.channel == "shell" else self._tool_verdict()
         if verdict is not None:
             return verdict
-        if self.is_error is True or self._begins_with_error():
+        if self.is_error is True or self._starts_with_error():
             return Verdict("other", "unknown", 0.3, (0, 0), False, "it failed, and no rule knows why")
         return _no_failure("nothing in it says that it failed")
 
-    def _begins_with_error(self) -> bool:
+    def _starts_with_error(self) -> bool:
         return self.channel == "other" and self.is_error is None and self.view.is_labelled
 
-    def _from_harness(self) -> Verdict | None:
+    def _harness_verdict(self) -> Verdict | None:
         if self.is_error is False and not self.view.is_tagged:
             return None
-        verdict = self._first(REFUSALS) or self._about_the_call()
-        # Nothing was run, so it is no soft failure.
+        verdict = self._first_match(REFUSALS) or self._call_verdict()
+        # The harness did not run anything, so no output can be mistaken for its message: never soft.
         return None if verdict is None else replace(verdict, is_soft=False)
 
-    def _about_the_call(self) -> Verdict | None:
-        """No such tool, arguments that do not fit; by rules for whoever may say so here."""
+    def _call_verdict(self) -> Verdict | None:
+        """Return a verdict that the call itself was wrong: no such tool, or arguments that do not fit."""
         if self.channel == "shell" and not self.view.is_tagged:
-            was_run = self._exit is not None or (self.command.only_shows and len(self.view.text) > _ONE_MESSAGE)
-            return None if was_run else self._first(TOOL_NAME) or self._first(OWN_WORDS)
+            # A command that was run prints whatever it likes, also words of a harness.
+            was_run = self._exit_span is not None or (self.command.only_shows and len(self.view.text) > _MAX_MESSAGE)
+            return None if was_run else self._first_match(TOOL_NAME) or self._first_match(HARNESS_SENTENCES)
         if self.channel == "other" and self.is_error is None and not self.view.is_labelled:
-            is_message = len(self.view.text) < _ONE_MESSAGE
-            return self._first((*TOOL_NAME, *OWN_WORDS)) if is_message else None
-        if self.channel == "file" and not self._may_speak:
+            is_message = len(self.view.text) < _MAX_MESSAGE
+            return self._first_match((*TOOL_NAME, *HARNESS_SENTENCES)) if is_message else None
+        if self.channel == "file" and not self._may_be_message:
             return None
-        rules = (*TOOL_NAME, *OWN_WORDS, *FILE_ARGUMENTS, *(() if self.view.is_tagged else SERVER_ARGUMENTS))
-        return self._first(rules)
+        rules = (*TOOL_NAME, *HARNESS_SENTENCES, *FILE_ARGUMENTS, *(() if self.view.is_tagged else SERVER_ARGUMENTS))
+        return self._first_match(rules)
 
     @property
-    def _may_speak(self) -> bool:
-        """Whether a file tool's text can be a message: what was read or found may begin with any words, too."""
+    def _may_be_message(self) -> bool:
+        """Whether a file tool's text can be a message. A file that was read may begin with any words."""
         if self.is_error is True or self.view.is_tagged or self.view.is_labelled:
             return True
-        return len(self.view.text) < 1000 and (self.is_edit or FULL_MESSAGE.match(self.view.text) is not None)
+        return len(self.view.text) < 1000 and (self.is_edit or _TOOL_MESSAGE.match(self.view.text) is not None)
 
-    def _from_tool(self) -> Verdict | None:
+    def _tool_verdict(self) -> Verdict | None:
         if self.channel == "other":
-            may_speak = self.is_error is True or self.view.is_labelled
-            return (self._first(ELSEWHERE) or self._first(READS) or self._first(MISUSES)) if may_speak else None
-        if not self._may_speak:
+            is_message = self.is_error is True or self.view.is_labelled
+            if not is_message:
+                return None
+            return self._first_match(OTHER_TOOLS) or self._first_match(READS) or self._first_match(MISUSES)
+        if not self._may_be_message:
             return None
         is_message = self.is_error is True or self.view.is_tagged or self.view.is_labelled
-        verdict = self._first(FAULTS) if is_message else None
-        verdict = verdict or (self._first(EDITS) if self.is_edit else None)
-        may_read = is_message or FULL_MESSAGE.match(self.view.text) is not None
-        return verdict or (self._first((*READS, *MISUSES)) if may_read else None)
+        verdict = self._first_match(TOOL_FAULTS) if is_message else None
+        verdict = verdict or (self._first_match(EDITS) if self.is_edit else None)
+        may_read = is_message or _TOOL_MESSAGE.match(self.view.text) is not None
+        return verdict or (self._first_match((*READS, *MISUSES)) if may_read else None)
 
-    def _from_shell(self) -> Verdict | None:
-        if self.is_error is not True and self.view.text.isascii() and not self.view.has_any(TROUBLE):
+    def _shell_verdict(self) -> Verdict | None:
+        """Return a verdict on the output of a shell command, trying the groups in the order of the module docstring."""
+        # Most successful results end here, before any pattern is tried.
+        if self.is_error is not True and self.view.text.isascii() and not self.view.has_any(_FAILURE_WORDS):
             return None
-        verdict = self._first(WITHHELD)
-        verdict = verdict or (self._as_typed() if self._may_be_typed_wrongly else None)
+        verdict = self._first_match(WITHHELD)
+        verdict = verdict or (self._wrong_use_verdict() if self._may_be_wrong_use else None)
         if verdict is not None:
             return verdict
         if self.command.only_shows:
-            return self._from_reader()
+            return self._reader_verdict()
+        # `grep x || true` expects to fail, so neither the machine nor a slip explains it.
         is_expected = not self._failed and self.command.expects_failure
-        verdict = self._work() or (None if is_expected else self._from_machine()) or self._outcome(PROGRAMS)
-        verdict = verdict or self._first(PATCHES) or (None if is_expected else self._slip())
-        return verdict or (self._fallback() if self._failed else None)
+        verdict = self._work_verdict() or (None if is_expected else self._machine_verdict()) or self._outcome(PROGRAMS)
+        verdict = verdict or self._first_match(PATCHES) or (None if is_expected else self._slip_verdict())
+        return verdict or (self._fallback_verdict() if self._failed else None)
 
-    def _as_typed(self) -> Verdict | None:
-        """A command that could not work as it was typed says so at once, or as the last thing it does."""
-        ends = replace(self, view=self.view.ends(_NEAR_AN_END))
-        verdict = ends._first(_TYPED) or ends._first(own_words(self.command))
+    def _wrong_use_verdict(self) -> Verdict | None:
+        """Return a verdict that the command could not work as typed, from its first and last lines."""
+        ends = replace(self, view=self.view.head_and_tail(_NUM_END_LINES))
+        verdict = ends._first_match(_WRONG_USE) or ends._first_match(program_rules(self.command))
         if verdict is None or (
             verdict.kind == "shell_syntax" and "\\!" in self.view.text and "\\!" not in self.command.text
         ):
-            return None  # some tools put a backslash before each exclamation mark, whatever the quotes
-        begin = self.view.here(verdict.span[0])
+            return None  # some tools escape every exclamation mark, whatever the quotes: not the model's error
+        begin = self.view.from_original(verdict.span[0])
         first, rest = self.view.text[:begin], self.view.text[begin:]
-        if _names_a_place(rest):
+        if _starts_with_file_position(rest):
             return None
         if verdict.kind != "shell_syntax" and _follows_trouble(first, self.command):
             return None
         if not self._failed and self.may_be_soft:
-            return self._behind_a_pipe(verdict, first)
+            return self._verdict_with_other_status(verdict, first)
         return verdict
 
-    def _behind_a_pipe(self, verdict: Verdict, first: str) -> Verdict | None:
-        """The same where the status is that of another command: only if it is the first thing that was printed."""
+    def _verdict_with_other_status(self, verdict: Verdict, first: str) -> Verdict | None:
+        """Return the verdict if the message came first in the output; the exit status is that of another command."""
         if first.strip():
             return None
         return replace(verdict, confidence=max(verdict.confidence, _HIDDEN_CONFIDENCE))
 
     @property
-    def _may_be_typed_wrongly(self) -> bool:
-        """Whether it is worth asking: it failed, has no status, or one that is another's."""
+    def _may_be_wrong_use(self) -> bool:
+        """Whether wrong use is possible: the call failed, has no status, or has the status of another command."""
         if self._failed or not self.may_be_soft:
             return True
-        begins = self.view.text.lstrip()[:200].partition("\n")[0]
+        first_line = self.view.text.lstrip()[:200].partition("\n")[0]
         is_hidden = self.command.hides_status if self.is_error is False else not self.command.only_shows
-        return is_hidden and _MAY_BE_TYPED.search(begins) is not None
+        return is_hidden and _MAY_BE_WRONG_USE.search(first_line) is not None
 
-    def _slip(self, is_own: Callable[[str], bool] | None = None) -> Verdict | None:
-        """The model's own, unless something else in the same result speaks against it."""
-        verdict = self._first(SLIPS, is_own)
-        return None if verdict is None else weighed(verdict, self.view, self.command)
+    def _slip_verdict(self, is_own: Callable[[str], bool] | None = None) -> Verdict | None:
+        """Return a verdict on a slip of the model, without the blame if the same result speaks against it."""
+        verdict = self._first_match(SLIPS, is_own)
+        return None if verdict is None else _weigh_slip(verdict, self.view, self.command)
 
-    def _from_machine(self) -> Verdict | None:
+    def _machine_verdict(self) -> Verdict | None:
         verdict = self._outcome(MACHINE)
         if verdict is not None and verdict.kind == "os_permission" and not self._failed:
-            return self._outcome(MACHINE, self.command.is_own)  # a test may well be called "permission denied"
+            # Test output may contain "permission denied", so the message has to come from a program of the command.
+            return self._outcome(MACHINE, self.command.is_own)
         return verdict
 
-    def _from_reader(self) -> Verdict | None:
-        """What it shows is somebody else's text; only a message in its own name is its own."""
+    def _reader_verdict(self) -> Verdict | None:
+        """Return a verdict on a command that shows text, such as `cat`: only messages in its own name count."""
         is_own = self.command.is_own
-        ended_well = not self._failed and not is_own(self.view.last_line)  # with trouble on the way, perhaps
-        verdict = (None if ended_well else self._first(MACHINE, is_own)) or self._slip(is_own)
+        ended_well = not self._failed and not is_own(self.view.last_line)  # and other files may have failed
+        verdict = (None if ended_well else self._first_match(MACHINE, is_own)) or self._slip_verdict(is_own)
         searches = any(name in ("grep", "rg") for name, _ in self.command.programs)
-        found_nothing = self.is_error is not True and searches  # an answer, though its status is 1
-        return verdict or (self._fallback() if self._failed and not found_nothing else None)
+        found_nothing = self.is_error is not True and searches  # status 1 of grep is an answer
+        return verdict or (self._fallback_verdict() if self._failed and not found_nothing else None)
 
-    def _work(self) -> Verdict | None:
-        missing = self._outcome(MISSING)
+    def _work_verdict(self) -> Verdict | None:
+        """Return a verdict on failed tests, checks or builds, or on one that could not run for lack of a package."""
+        missing = self._outcome(NOT_INSTALLED)
         verdict = self._outcome(TESTS) or self._outcome(CHECKS) or self._outcome(BUILDS)
         if missing is not None:
             # Tests that cannot even be collected fail like tests, but not because of the work.
@@ -232,58 +261,69 @@ class _Result:
         return verdict
 
     def _outcome(self, rules: Iterable[FailureRule], is_own: Callable[[str], bool] | None = None) -> Verdict | None:
-        """`_first` among the rules that, without a flag, can be how this command ended and not something it printed."""
-        return self._first(rules if self._failed else self._endings(rules), is_own)
+        """Return `_first_match`; without an error flag only of rules that fit how this command can end."""
+        return self._first_match(rules if self._failed else self._possible_outcomes(rules), is_own)
 
-    def _endings(self, rules: Iterable[FailureRule]) -> list[FailureRule]:
+    def _possible_outcomes(self, rules: Iterable[FailureRule]) -> list[FailureRule]:
         runs_commands = self.may_be_soft
-        return [rule for rule in rules if _may_end_in(rule, self.command, self.view, runs_commands=runs_commands)]
+        return [rule for rule in rules if _may_be_outcome(rule, self.command, self.view, runs_commands=runs_commands)]
 
     @cached_property
-    def _exit(self) -> tuple[int, int] | None:
-        return next(EXIT.matches(self.view, self.command), None)
+    def _exit_span(self) -> tuple[int, int] | None:
+        return next(_EXIT_RULE.matches(self.view, self.command), None)
 
     @cached_property
     def _states_exit(self) -> bool:
-        """Whether the tool itself says that the command failed: in its first or its last lines, around the output."""
-        if self._exit is None:
+        """Whether the tool reports a nonzero exit code, which it does in its first or last lines, around the output."""
+        if self._exit_span is None:
             return False
-        begin, end = self._exit
+        begin, end = self._exit_span
         text = self.view.text
-        return text.count("\n", 0, begin) <= _ENVELOPE_LINES or text.rstrip().count("\n", end) <= _ENVELOPE_LINES
+        return (
+            text.count("\n", 0, begin) <= _MAX_ENVELOPE_LINES or text.rstrip().count("\n", end) <= _MAX_ENVELOPE_LINES
+        )
 
     @property
     def _failed(self) -> bool:
-        return self.is_error is True or self._exit is not None
+        return self.is_error is True or self._exit_span is not None
 
-    def _is_whole(self, span: tuple[int, int]) -> bool:
-        """Where the format has no flag: a message that is all that came back is no text that was shown."""
-        return self.is_error is None and is_all(span, self.view)
+    def _is_entire_output(self, span: tuple[int, int]) -> bool:
+        """Whether the log has no error flag and the message is the whole result, so it was not text that was shown."""
+        return self.is_error is None and _is_entire_output(span, self.view)
 
-    def _fallback(self) -> Verdict:
+    def _fallback_verdict(self) -> Verdict:
         reason = "a command failed without a reason that a rule knows"
-        return Verdict("nonzero_exit", "task", 0.5, self.view.place(*(self._exit or (0, 0))), self._is_soft, reason)
+        return Verdict(
+            "nonzero_exit", "task", 0.5, self.view.to_original(*(self._exit_span or (0, 0))), self._is_soft, reason
+        )
 
     @property
     def _is_soft(self) -> bool:
+        """Whether the log does not mark the result of a shell as an error: then the text may be something it showed."""
         return self.may_be_soft and self.is_error is not True
 
-    def _first(self, rules: Iterable[FailureRule], is_own: Callable[[str], bool] | None = None) -> Verdict | None:
-        """The first rule that matches; of several blames within a group, one that is not the model's."""
+    def _first_match(self, rules: Iterable[FailureRule], is_own: Callable[[str], bool] | None = None) -> Verdict | None:
+        """Return the verdict of the first rule that matches, preferring one that does not blame the model."""
         model_verdict: Verdict | None = None
-        for candidate in rules:
-            if self.channel not in candidate.channels:
+        for failure_rule in rules:
+            if self.channel not in failure_rule.channels:
                 continue
-            span = next(candidate.matches(self.view, self.command, is_own), None)
+            span = next(failure_rule.matches(self.view, self.command, is_own), None)
             if span is None:
                 continue
-            is_soft = self._is_soft and candidate.whose not in ("user", "harness")
-            is_sure = not is_soft or self._states_exit or self._is_whole(span)
-            confidence = candidate.confidence * (1.0 if is_sure else _SOFT_CONFIDENCE)
+            # A refusal by user or harness is the whole result, so it is never soft.
+            is_soft = self._is_soft and failure_rule.whose not in ("user", "harness")
+            is_sure = not is_soft or self._states_exit or self._is_entire_output(span)
+            confidence = failure_rule.confidence * (1.0 if is_sure else _SOFT_CONFIDENCE)
             verdict = Verdict(
-                candidate.kind, candidate.whose, confidence, self.view.place(*span), is_soft, f"rule {candidate.kind}"
+                failure_rule.kind,
+                failure_rule.whose,
+                confidence,
+                self.view.to_original(*span),
+                is_soft,
+                f"rule {failure_rule.kind}",
             )
-            if candidate.whose != "model":
+            if failure_rule.whose != "model":
                 return verdict
             model_verdict = model_verdict or verdict
         return model_verdict
@@ -293,19 +333,27 @@ def _no_failure(reason: str) -> Verdict:
     return Verdict("", "unknown", 0.0, (0, 0), False, reason)
 
 
-# What stands around a message in the same result, and what that says about it.
+# ---- The rest of the same result: does it excuse the model? ----------------------------------------------------------
 
-# Of a file, which a compiler or a linter speaks of.
-_PLACE = re.compile(r"\s*[\w./+-]{1,200}\.\w{1,8}:\d+|.{0,200}\.\w{1,8}:\d+:\d+:")
-_LISTS_COMMANDS = re.compile(r"[;\n]|\|\|")
+# A position in a file, as compilers and linters print it.
+# "src/a.py:12"; "in file a b.c:3:1: expected"; not "grep: a.py: No such file"
+_FILE_POSITION = re.compile(r"\s*[\w./+-]{1,200}\.\w{1,8}:\d+|.{0,200}\.\w{1,8}:\d+:\d+:")
+# "make; ls"; "make || true"; not "make && ls"
+_INDEPENDENT_COMMANDS = re.compile(r"[;\n]|\|\|")
 # What an agent's shell prints after every command.
+# What SWE-agent's shell prints after every command: "(Open file: n/a)"; "bash-$ "
 _PROMPT = re.compile(r"^\(Open file: .{0,400}\)$|^\(Current directory: .{0,400}\)$|^bash-\$\s*$", re.MULTILINE)
-_STREAMS = re.compile(r"^(?:Error|Stderr|Output|Stdout): (?:\(none\)|\(empty\))?\s*$", re.MULTILINE)  # of an envelope
-# Looks whether something is there: that it is not is the answer.
-_PROBES = re.compile(r"\s*(?:/\S{1,40}/)?(?:ls|find|stat|test|\[|file|du|lsd|exa|gls): ")
-_REPEATS_COMMAND = re.compile(r"^Command: .*", re.MULTILINE)  # an envelope that says what was run
+# An empty stream of an envelope: "Stdout: (empty)"; not "Error: no such file"
+_EMPTY_STREAM = re.compile(r"^(?:Error|Stderr|Output|Stdout): (?:\(none\)|\(empty\))?\s*$", re.MULTILINE)
+# Commands that check whether a path exists: a missing path is their answer.
+# "ls: a.py: No such file or directory"; not "cat: a.py: No such file or directory"
+_PROBE_MESSAGE = re.compile(r"\s*(?:/\S{1,40}/)?(?:ls|find|stat|test|\[|file|du|lsd|exa|gls): ")
+# Some envelopes repeat the command: "Command: make test"
+_ECHOED_COMMAND = re.compile(r"^Command: .*", re.MULTILINE)
+# "husky - pre-commit script failed"; not "hooked"
 _HOOK = re.compile(r"husky|pre-commit|lint-staged|commit-msg|\bhook\b", re.IGNORECASE)
-# An installation, a download or a build that failed makes what comes after it fail too.
+# A failed installation, download or build makes what comes after it fail too.
+# "E: Unable to locate package"; "fatal: not a git repository"; not "1 error in the log"
 _TROUBLE_BEFORE = re.compile(
     r"^(?:E: |W: |Err:|Error|ERROR|error:|curl: \(|wget: |fatal:|npm ERR|Traceback|╷|│ Error|Warning: No )"
     r"|unable to locate"
@@ -315,43 +363,42 @@ _TROUBLE_BEFORE = re.compile(
 )
 
 
-def weighed(found: Verdict, view: CleanedText, command: Command) -> Verdict:
-    """A slip, with the blame taken back where something else had gone wrong before, or where it was a question."""
-    if found.kind == "git_state":
+def _weigh_slip(verdict: Verdict, view: CleanedText, command: Command) -> Verdict:
+    """Return the verdict on a slip, without the blame if something else failed before or it was a check for a path."""
+    if verdict.kind == "git_state":
         by_hook = _HOOK.search(view.text) is not None
-        return replace(found, blame="unknown", reason="a hook may have said this") if by_hook else found
-    begin = view.here(found.span[0])
-    before = _STREAMS.sub("", _REPEATS_COMMAND.sub("", view.text[:begin]))
+        return replace(verdict, blame="unknown", reason="a hook may have said this") if by_hook else verdict
+    begin = view.from_original(verdict.span[0])
+    before = _EMPTY_STREAM.sub("", _ECHOED_COMMAND.sub("", view.text[:begin]))
     message = view.text[begin : begin + 300].partition("\n")[0]
     if _TROUBLE_BEFORE.search(before) is not None:
-        return replace(found, blame="unknown", reason="something else in the command had failed before")
-    if found.kind == "shell_path_missing" and _PROBES.match(message) is not None:
-        return replace(found, blame="task", reason="a look whether the path is there")
-    listed = any(is_path(word) and word in before and word in message for word in command.words)
-    return replace(found, blame="unknown", reason="the same result shows this path") if listed else found
+        return replace(verdict, blame="unknown", reason="something else in the command had failed before")
+    if verdict.kind == "shell_path_missing" and _PROBE_MESSAGE.match(message) is not None:
+        return replace(verdict, blame="task", reason="a look whether the path is there")
+    is_listed = any(is_path(word) and word in before and word in message for word in command.words)
+    return replace(verdict, blame="unknown", reason="the same result shows this path") if is_listed else verdict
 
 
 def _follows_trouble(before: str, command: Command) -> bool:
-    """Whether another command, which runs before this one however it ends, had failed."""
-    return _LISTS_COMMANDS.search(command.text) is not None and _TROUBLE_BEFORE.search(before) is not None
+    """Whether an earlier command of the same line had failed, and this one ran regardless."""
+    return _INDEPENDENT_COMMANDS.search(command.text) is not None and _TROUBLE_BEFORE.search(before) is not None
 
 
-def _names_a_place(line: str) -> bool:
-    """Whether a line begins with the place in a file that it is about."""
-    return _PLACE.match(line) is not None
+def _starts_with_file_position(line: str) -> bool:
+    """Whether a line begins with a position in a file: then it is a compiler's message, not one about arguments."""
+    return _FILE_POSITION.match(line) is not None
 
 
-def is_all(span: tuple[int, int], view: CleanedText) -> bool:
-    """Whether nothing but this, and what a shell prints after every command, came back."""
+def _is_entire_output(span: tuple[int, int], view: CleanedText) -> bool:
+    """Whether the result is this message and at most a shell's prompt."""
     rest = view.text[: span[0]] + view.text[span[1] :]
     return not _PROMPT.sub("", rest).strip()
 
 
-# Where a log has no flag: what says that a call failed, and which failures can be how a command ended.
-#
-# Without a flag a failure has to be the outcome of what was run, not something that was printed on the way.
+# ---- Logs without an error flag: was this the outcome of the command, or something it printed on the way? ------------
 
-EXIT = rule(
+# "Exit code: 1"; "Process exited with code 127"; "<returncode>2</returncode>"; not "Exit code: 0"
+_EXIT_RULE = rule(
     "nonzero_exit",
     r"^(?:Error: )?(?:exit (?:code|status)|(?:command |process )?(?:exited|finished|failed) with (?:exit )?(?:code"
     r"|status))"
@@ -360,33 +407,47 @@ EXIT = rule(
     channels="shell",
     confidence=0.7,
 )
-_RUNS = {
+# Which commands can end in a failure of a kind. Other kinds are not believed without an error flag.
+_CAUSES = {
+    # "python -m pytest -q"; "npm test"; not "ls latest"
     "test_failure": re.compile(
         r"\b(?:py\.?test|unittest|tox|nox|jest|vitest|mocha|rspec|phpunit|ctest|tests?|spec|check)\b"
     ),
+    # "ruff check ."; not "ls"
     "lint_or_typecheck": re.compile(
         r"\b(?:tsc|eslint|ruff|mypy|flake8|pylint|pyright|credo|dialyzer|clippy|lint|rubocop|edit)\b"
     ),
+    # "cargo build"; not "ls"
     "compile_error": re.compile(
         r"\b(?:build|compile|make|cmake|gcc|g\+\+|clang|cargo|go|javac|tsc|webpack|vite|mvn|gradle)\b"
     ),
+    # "python3.11 app.py"; "./run"; not "ls"
     "python_exception": re.compile(r"\b(?:python[\d.]*|node|ruby|php|java|deno|bun|uv|poetry)\b|\./"),
+    # "git clone https://example.invalid/a.git"; not "ls"
     "network": re.compile(
         r"\b(?:curl|wget|git|pip|npm|yarn|pnpm|cargo|docker|apt|apt-get|ssh|gh|go|clone|pull|push|install)\b"
     ),
+    # Any command may take too long: "ls"
     "timeout": re.compile(r""),
+    # Any command may lack permissions: "ls"
     "os_permission": re.compile(r""),
+    # "git commit -m x"; not "ls .gitignore.d"
     "git_state": re.compile(r"\bgit\b"),
 }
-# One of these is in every English message of a failure that carries no flag; most output has none of them.
-TROUBLE = (
+# Every English message of a failure without a flag contains one of these; most output contains none. Output with
+# non-ASCII characters may be in another language and is searched in any case.
+_FAILURE_WORDS = (
     *("error", "fail", "no such", "not found", "denied", "fatal", "exit", "returncode", "exception", "traceback"),
     *("cannot", "can't", "unable", "timed out", "too long", "could not", "not ", "nothing", "reject", "problem"),
     *("is a directory", "refused", "reformat", "conflict", "ignored", "killed", "unknown", "timeout", "usage: "),
 )
-_WORKED = re.compile(r"^(?:Exit code:? 0\b|<returncode>0<|Process exited with code 0\b)", re.IGNORECASE | re.MULTILINE)
-# Sentences with which tools that read and find begin a failure, where the format has no flag.
-FULL_MESSAGE = re.compile(
+# "Exit code: 0"; "<returncode>0</returncode>"; not "Exit code: 1"
+_EXITED_WITH_0 = re.compile(
+    r"^(?:Exit code:? 0\b|<returncode>0<|Process exited with code 0\b)", re.IGNORECASE | re.MULTILINE
+)
+# How a failure of a tool that reads or searches begins.
+# "File not found: a.py"; "ENOENT: no such file or directory"; not "def f(): ..."
+_TOOL_MESSAGE = re.compile(
     r"\s*(?:File \S{1,300} (?:not found|does not exist)|File (?:does not exist|not found)|ENOENT|EISDIR"
     r"|No such (?:file|tool)"
     r"|(?:The )?path \S{1,300} (?:does not exist|is a directory)|Invalid `|Directory \S{1,300} (?:not found"
@@ -399,58 +460,66 @@ FULL_MESSAGE = re.compile(
 )
 
 
-def _may_end_in(each: FailureRule, command: Command, view: CleanedText, *, runs_commands: bool) -> bool:
-    """Whether this failure can be how the command ended."""
-    runs = _RUNS.get(each.kind)
-    least = 0.85 if each.kind in ("test_failure", "python_exception") and each.whose == "task" else 0.7
-    if runs is None or each.confidence < least:
+def _may_be_outcome(failure_rule: FailureRule, command: Command, view: CleanedText, *, runs_commands: bool) -> bool:
+    """Whether the command can have ended in this failure."""
+    cause, kind, blame = _CAUSES.get(failure_rule.kind), failure_rule.kind, failure_rule.whose
+    # Program output often contains words of failed tests and exceptions, so only the surer rules count for them.
+    min_confidence = 0.85 if kind in ("test_failure", "python_exception") and blame == "task" else 0.7
+    if cause is None or failure_rule.confidence < min_confidence:
         return False
-    if each.whose == "env" and each.kind != "timeout" and _WORKED.search(view.text):
+    if blame == "env" and kind != "timeout" and _EXITED_WITH_0.search(view.text):
         return False
-    return not runs_commands or runs.search(command.text) is not None
+    return not runs_commands or cause.search(command.text) is not None
 
 
-# What a session had shown until a failure, and what that says about one that looks like the model's.
-#
-# A path that the session showed and that is missing now was not made up; a tool or a command that worked before does
-# exist; text copied from the file as it was last read was copied rightly. Such failures are somebody else's, and nobody
-# can tell whose.
+# ---- Earlier results of the session: do they excuse the model? -------------------------------------------------------
 
+# Reasons are stored in sites.jsonl and compared, so they are data.
 _NOT_BUILT = "the step that makes this path had failed"
-_PRODUCT = re.compile(r"(?:^|/)(?:build|dist|target|out|bin|obj|\.next|node_modules|coverage|_build)/")
-_CHANGES_FOLDER = re.compile(
-    r"(?:^|[\s:)])cd(?::\d+)?: |can't cd to|Set-Location", re.IGNORECASE
-)  # bash, zsh, sh, fish
+# "dist/app.js"; not "distance/app.js"
+_BUILD_OUTPUT = re.compile(r"(?:^|/)(?:build|dist|target|out|bin|obj|\.next|node_modules|coverage|_build)/")
+# "bash: line 1: cd: src: No such file or directory"; "can't cd to src"; not "abcd: src"
+_CHANGES_FOLDER = re.compile(r"(?:^|[\s:)])cd(?::\d+)?: |can't cd to|Set-Location", re.IGNORECASE)
+# "cat $FILE" -> "FILE"; "cat ${FILE}" -> "FILE"
 _VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w{0,60})\}?")
-_ABOUT_WORDS = frozenset(
+_ABOUT_ARGUMENTS = frozenset(
     ["shell_path_missing", "wrong_folder", "usage_error", "git_state", "api_misuse", "is_directory"]
 )
-_LOOKED_FOR = re.compile(r"(?:stat|lstat|open|chdir) (/\S{1,400}): ")
-_SHELL_SAYS = re.compile(r"\s*(?:/\S*/)?(?:bash|sh|zsh|dash)\b")
+# Go programs print whole paths: "open /repo/a.go: no such file or directory" -> "/repo/a.go"
+_PATH_IN_MESSAGE = re.compile(r"(?:stat|lstat|open|chdir) (/\S{1,400}): ")
+# "bash: line 1: ./run: No such file or directory"; "/bin/sh: 1: run: not found"
+_FROM_SHELL = re.compile(r"\s*(?:/\S*/)?(?:bash|sh|zsh|dash)\b")
 
 
-def _reconsidered(
+def _revise_blame(
     verdict: Verdict, tool: str, arguments: Mapping[str, Any], text: str, before: SessionState
 ) -> Verdict:
-    """The verdict, with the model's blame taken back where the session says otherwise."""
+    """Return the verdict, without the model's blame if the session shows that it was not its error."""
     if verdict.blame != "model":
         return verdict
-    if verdict.kind in _ABOUT_WORDS and _has_lost_variable(verdict, tool, arguments, text, before):
+    if verdict.kind in _ABOUT_ARGUMENTS and _has_lost_variable(verdict, tool, arguments, text, before):
         return replace(verdict, blame="unknown", reason="a variable that had been set was empty")
-    if verdict.kind == "shell_path_missing" and _is_elsewhere(tool, arguments, text[slice(*verdict.span)], before):
+    if verdict.kind == "shell_path_missing" and _is_in_another_folder(
+        tool, arguments, text[slice(*verdict.span)], before
+    ):
         return replace(verdict, kind="wrong_folder", reason="the session had shown this path from another folder")
     path = path_argument(arguments)
     if verdict.kind == "file_not_found" and path and not path.startswith(("/", "~")) and before.is_from_elsewhere(path):
         return replace(verdict, kind="wrong_folder", reason="the session had shown this path from another folder")
-    reason = next(_excuses(verdict, tool, arguments, text, before), None)
+    reason = next(_find_excuses(verdict, tool, arguments, text, before), None)
     if reason is None:
         return verdict
     return replace(verdict, blame="task" if reason == _NOT_BUILT else "unknown", reason=reason)
 
 
-def _excuses(
+def _find_excuses(
     verdict: Verdict, tool: str, arguments: Mapping[str, Any], text: str, before: SessionState
 ) -> Iterator[str]:
+    """Yield why a failure that looks like the model's is not: the session had shown that the call should work.
+
+    A path that was shown and is missing now was not made up. A tool or command that worked before does exist. Text
+    copied from the file as it was last read was copied correctly. Who is to blame instead cannot be determined.
+    """
     message = text[slice(*verdict.span)]
     kind, path = verdict.kind, path_argument(arguments)
     command = Command.of(command_text(tool, arguments))
@@ -465,7 +534,7 @@ def _excuses(
         if any(before.has_shown(typed_path) for typed_path in paths):
             yield "the session had shown this path"
         if before.build_failed and any(
-            _PRODUCT.search(typed_path) or _SHELL_SAYS.match(message) for typed_path in paths
+            _BUILD_OUTPUT.search(typed_path) or _FROM_SHELL.match(message) for typed_path in paths
         ):
             yield _NOT_BUILT
     if kind == "edit_not_read" and path and before.has_touched(path):
@@ -474,32 +543,32 @@ def _excuses(
         yield "nothing had shown how large this file is"
     if kind == "api_misuse" and any(before.has_shown(url) for url in _urls(arguments)):
         yield "the session had shown this address"
-    if kind == "usage_error" and any(before.has_shown(name) for name in _names(message, command)):
+    if kind == "usage_error" and any(before.has_shown(name) for name in _typed_names(message, command)):
         yield "the session had shown this name"
-    if kind == "edit_no_match" and path and any(_had(before, path, arguments.get(key)) for key in OLD_TEXT):
+    if kind == "edit_no_match" and path and any(_was_shown_text(before, path, arguments.get(key)) for key in OLD_TEXT):
         yield "the text was copied from the file as it was last read"
 
 
 def _ends_in(message: str, path: str) -> bool:
-    """Whether the message speaks of this path, and not of something inside it."""
+    """Whether the message is about this path, and not about one below it."""
     return re.search(rf"{re.escape(path)}(?![\w/-])", message) is not None
 
 
-def _is_elsewhere(tool: str, arguments: Mapping[str, Any], message: str, before: SessionState) -> bool:
-    """Whether a relative path was typed that the session had shown, and the shell stands in another folder."""
+def _is_in_another_folder(tool: str, arguments: Mapping[str, Any], message: str, before: SessionState) -> bool:
+    """Whether a relative path was typed that exists, but not below the shell's current folder."""
     command = Command.of(command_text(tool, arguments))
-    looked_for = _LOOKED_FOR.search(message)
+    missing_path = _PATH_IN_MESSAGE.search(message)
     words = (word.strip("'\"").removeprefix("./").rstrip("/.") for word in command.text.split())
     typed = {
-        word for word in words if word in message and (is_path(word) or looked_for or _CHANGES_FOLDER.search(message))
+        word for word in words if word in message and (is_path(word) or missing_path or _CHANGES_FOLDER.search(message))
     }
     for path in typed:
         if path.startswith(("/", "~")) or not path:
             continue
         if (
-            looked_for is not None
-            and looked_for[1].endswith(f"/{path}")
-            and _is_doubled(looked_for[1].removesuffix(f"/{path}"), path)
+            missing_path is not None
+            and missing_path[1].endswith(f"/{path}")
+            and _is_doubled(missing_path[1].removesuffix(f"/{path}"), path)
         ):
             return True
         if before.is_from_elsewhere(path) or (_CHANGES_FOLDER.search(message) and before.has_shown(path)):
@@ -510,13 +579,16 @@ def _is_elsewhere(tool: str, arguments: Mapping[str, Any], message: str, before:
 def _has_lost_variable(
     verdict: Verdict, tool: str, arguments: Mapping[str, Any], text: str, before: SessionState
 ) -> bool:
-    """Whether the message fits a command whose variables were empty, though it or an earlier one had set them.
+    """Whether a variable of the command was empty, though this command or an earlier one had set it.
 
-    Of a path the message shows what was left of the word; of other things it does not say what came in.
+    A message about a path shows what remained of the word: `cat $DIR/a.py` fails on `/a.py`. Messages about options and
+    names do not show it, so there a variable is enough.
     """
     command = command_text(tool, arguments)
     variables = {
-        name for name in _VARIABLE.findall(command) if _is_set(name, command) or before.was_in_a_command(f"{name}=")
+        name
+        for name in _VARIABLE.findall(command)
+        if _sets_variable(name, command) or before.was_in_a_command(f"{name}=")
     }
     if not variables:
         return False
@@ -528,12 +600,12 @@ def _has_lost_variable(
     return any(word in message for word in remainders if word) or "" in remainders
 
 
-def _is_set(name: str, command: str) -> bool:
+def _sets_variable(name: str, command: str) -> bool:
     return re.search(rf"(?:^|[\s;&(]){name}=|\bfor {name} in\b|\bread (?:-\w+ )*{name}\b", command) is not None
 
 
 def _is_doubled(folder: str, path: str) -> bool:
-    """Whether the shell stands inside the very folders that the path begins with."""
+    """Whether the shell is inside the folders that the path begins with: `cd src` and then `cat src/a.py`."""
     names = path.split("/")
     return any(folder.endswith("/" + "/".join(names[:number])) for number in range(1, len(names) + 1))
 
@@ -544,16 +616,16 @@ def _urls(arguments: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _names(message: str, command: Command) -> list[str]:
-    """Names of tasks and scripts that the command gives and the message does not know; options are no names."""
+def _typed_names(message: str, command: Command) -> list[str]:
+    """Return the names of tasks, such as `test:unit`, that the message quotes from the command."""
     words = (word.strip("'\"`.,:;") for word in message.split())
     return [
         word for word in words if len(word) > 2 and not word.startswith("-") and word in command.words and ":" in word
     ]
 
 
-def _had(before: SessionState, path: str, old_text: Any) -> bool:
-    # Line numbers in what was wanted are the model's slip; those in front of what was shown are the tool's.
+def _was_shown_text(before: SessionState, path: str, old_text: Any) -> bool:
+    """Whether the text to replace is in the file as it was last read, without the line numbers of the view."""
     return (
         isinstance(old_text, str)
         and bool(old_text.strip())

@@ -1,4 +1,8 @@
-"""A conversation's failing calls, each with kind, blame and evidence, at the assistant turn that made the call."""
+"""Find the error sites of a conversation: its failed calls, each with kind, blame and evidence.
+
+`classify` decides about every result on its own. `VerdictReviser` then changes verdicts by what happened before, and
+`retyped` by what happened after. A site belongs to the assistant turn that made the call.
+"""
 
 from __future__ import annotations
 
@@ -14,18 +18,18 @@ from composer_replication.sites.actions.shell_command import Command
 from composer_replication.sites.actions.tools import channel_of, command_text
 from composer_replication.sites.classify import classify
 from composer_replication.sites.course import (
-    Course,
     Refusal,
+    VerdictReviser,
+    first_refusal,
     gate_of,
-    refusal,
 )
 from composer_replication.sites.retyped import as_retyped
 from composer_replication.sites.rule import FailureRule, Verdict, registered_rules
 from composer_replication.sites.user_words import (
+    apply_correction,
     correction_verdict,
     corrects,
-    own_words,
-    with_words,
+    find_user_words,
 )
 from composer_replication.sites.view import CleanedText
 from composer_replication.types import (
@@ -36,15 +40,19 @@ from composer_replication.types import (
     Turn,
 )
 
-# Below this a failure is shown but not taught: soft failures, and kinds that are often somebody else's doing.
+# Failures with less confidence are shown but not trained on: most soft failures, and kinds that are often not the
+# model's fault.
 MIN_CONFIDENCE = 0.5
 _MAX_EVIDENCE = 200
 NO_FAILURE = "no_failure"
 INTERRUPTED = "[Request interrupted by user"
 _BAD_WORDS = ("error", "fail", "exception", "traceback", "not found", "no such", "denied", "fatal", "cannot")
-_LOOKED_AT = 4000
-# mini-swe-agent has no calls: the command stands in the text, and the next message is what it printed.
-_GOES_FIRST = re.compile(r"\s*(cd [\w./~-]{1,300})\s*(?:&&|;|\n)")
+# Of a long result, only so many characters at each end are searched for bad words.
+_MAX_SEARCHED = 4000
+# "cd src && make" -> "cd src"; not "make && cd src"
+_FIRST_CD = re.compile(r"\s*(cd [\w./~-]{1,300})\s*(?:&&|;|\n)")
+# mini-swe-agent has no calls: the command is in the text, and the next message is its output.
+# "```bash\nls src\n```" -> "ls src\n"; not "```python\nx = 1\n```"
 _COMMAND_BLOCK = re.compile(r"```(?:bash|sh|mswea_bash_command)\n(.*?)```", re.DOTALL)
 
 
@@ -56,10 +64,18 @@ def find_error_sites(
     passed_over: list[ErrorSite] | None = None,
     refusals: list[Refusal] | None = None,
 ) -> list[ErrorSite]:
-    """Every failure of the conversation, in order; `is_kept` marks those that may be taught.
+    """Return every failed call of the conversation, in order; `is_kept` marks those that are trained on.
 
-    `passed_over` takes what looked like a failure and is none: of kind `no_failure`, each with its reason. `refusals`
-    takes the first refusal of every gate: which of them were not the first of their project, `gates.conventions` says.
+    Args:
+        conversation: One conversation of a session.
+        min_confidence: Sites with less are not kept.
+        extra_rules: Rules that are tried before the registered and the built-in ones.
+        passed_over: A list that receives the false alarms: sites of kind `no_failure`, each with its reason.
+        refusals: A list that receives the first refusal of every check. `course.repeated_refusals` later finds those
+            that were not the first of their project.
+
+    Raises:
+        InputError: `min_confidence` is not between 0 and 1.
     """
     if not 0 <= min_confidence <= 1:
         raise InputError(f"min_confidence: got {min_confidence}, expected a number from 0 to 1")
@@ -72,8 +88,8 @@ def find_error_sites(
 
 
 @dataclass(frozen=True, slots=True)
-class _Answered:
-    """A call with what came back."""
+class _AnsweredCall:
+    """A call with its result."""
 
     turn: Turn
     call: ToolCall
@@ -82,6 +98,8 @@ class _Answered:
 
 
 class _Finder:
+    """Walks through one conversation once, and keeps what its earlier turns showed."""
+
     def __init__(
         self,
         conversation: Conversation,
@@ -90,30 +108,31 @@ class _Finder:
         passed_over: list[ErrorSite],
     ) -> None:
         self._conversation, self._min_confidence, self._rules = conversation, min_confidence, rules
-        self._passed_over = passed_over
+        self._false_alarms = passed_over
         self._state = SessionState(conversation.cwd)
-        self._course = Course(conversation)
+        self._reviser = VerdictReviser(conversation)
         self.refusals: list[Refusal] = []
-        self._seen_gates: set[str] = set()
-        self._stopped: Turn | None = None  # the turn that the user stopped, until somebody speaks
-        self._answers: Counter[str] = Counter()
+        self._gates: set[str] = set()
+        self._stopped_turn: Turn | None = None  # the turn that the user stopped, until the next message
+        self._num_results: Counter[str] = Counter()  # per call: damaged logs may have several
 
     def sites(self) -> Iterator[ErrorSite]:
-        for answered in self._answered():
-            if isinstance(answered, _Answered):
+        """Yield the error sites, and collect false alarms and refusals on the way."""
+        for answered in self._answered_calls():
+            if isinstance(answered, _AnsweredCall):
                 site = self._judge(answered)
                 if site is not None:
                     yield site
             else:
                 yield answered
 
-    def _answered(self) -> Iterator[_Answered | ErrorSite]:
-        """Calls in the order of their results, and interruptions between them."""
+    def _answered_calls(self) -> Iterator[_AnsweredCall | ErrorSite]:
+        """Yield the answered calls in the order of their results, and the sites of interruptions between them."""
         calls_by_id: dict[str, tuple[Turn, ToolCall]] = {}
         open_calls: dict[str, tuple[Turn, ToolCall]] = {}
         last: Turn | None = None
         for number, turn in enumerate(self._conversation.turns):
-            self._course.at(number, turn.text, turn.calls)
+            self._reviser.begin_turn(number, turn.text, turn.calls)
             if turn.role == "assistant":
                 last = turn
                 calls_by_id |= {call.id: (turn, call) for call in turn.calls}
@@ -121,77 +140,79 @@ class _Finder:
             for result in turn.results:
                 if result.call_id not in calls_by_id:
                     orphan = ToolCall(id=result.call_id, name="", arguments={})
-                    self._pass_over(_Answered(turn, orphan, turn, result), "a result without its call")
+                    self._add_false_alarm(_AnsweredCall(turn, orphan, turn, result), "a result without its call")
                     continue
                 open_calls.pop(result.call_id, None)
-                yield _Answered(*calls_by_id[result.call_id], turn, result)
+                yield _AnsweredCall(*calls_by_id[result.call_id], turn, result)
             if turn.role == "user" and last is not None:
                 yield from self._from_user(turn, last, next(iter(open_calls), ""))
             if turn.role != "assistant" and not _is_observation(self._conversation, turn):
                 self._state.add_message(turn.text)
-                self._course.heard(turn.text)
+                self._reviser.note_message(turn.text)
         for turn, call in open_calls.values():
             nothing = ToolResult(call_id=call.id, text="", is_error=None)
-            self._pass_over(_Answered(turn, call, turn, nothing), "a call without a result")
+            self._add_false_alarm(_AnsweredCall(turn, call, turn, nothing), "a call without a result")
 
-    def _from_user(self, turn: Turn, last: Turn, call_id: str) -> Iterator[_Answered | ErrorSite]:
+    def _from_user(self, turn: Turn, last: Turn, call_id: str) -> Iterator[_AnsweredCall | ErrorSite]:
+        """Yield what a user message says about the assistant turn `last`; `call_id` is its first open call, or ""."""
         if turn.text.startswith(INTERRUPTED):
             verdict = Verdict("user_interrupt", "user", 0.98, (0, len(INTERRUPTED)), False, "the user's own words")
             call = ToolCall(id=call_id, name="", arguments={})
-            self._stopped = last
+            self._stopped_turn = last
             yield self._site(
-                _Answered(last, call, turn, ToolResult(call_id=call_id, text=turn.text, is_error=None)), verdict
+                _AnsweredCall(last, call, turn, ToolResult(call_id=call_id, text=turn.text, is_error=None)), verdict
             )
-        elif self._stopped is last and turn.origin == "human":
-            self._stopped = None
-            yield from self._said_after_stop(turn, last)
+        elif self._stopped_turn is last and turn.origin == "human":
+            self._stopped_turn = None
+            yield from self._correction_after_stop(turn, last)
         elif _is_observation(self._conversation, turn):
             command = _COMMAND_BLOCK.search(last.text)
             call = ToolCall(id=last.id, name="bash", arguments={"command": command[1] if command else ""})
-            yield _Answered(last, call, turn, ToolResult(call_id=last.id, text=turn.text, is_error=None))
+            yield _AnsweredCall(last, call, turn, ToolResult(call_id=last.id, text=turn.text, is_error=None))
 
-    def _said_after_stop(self, turn: Turn, last: Turn) -> Iterator[ErrorSite]:
-        """The site of a stopped turn's last call, where the words that follow plainly turn it down."""
-        words = own_words(turn.text)
+    def _correction_after_stop(self, turn: Turn, last: Turn) -> Iterator[ErrorSite]:
+        """Yield the site of a stopped turn's last call if the message that follows clearly turns it down."""
+        words = find_user_words(turn.text)
         if words is not None and last.calls and corrects(turn.text[slice(*words)], plainly=True):
             call = last.calls[-1]
             result = ToolResult(call_id=call.id, text=turn.text, is_error=None)
-            yield self._site(_Answered(last, call, turn, result), correction_verdict(words))
+            yield self._site(_AnsweredCall(last, call, turn, result), correction_verdict(words))
 
-    def _judge(self, answered: _Answered) -> ErrorSite | None:
+    def _judge(self, answered: _AnsweredCall) -> ErrorSite | None:
         call, result = answered.call, answered.result
         verdict = classify(
             call.name, call.arguments, result.text, result.is_error, before=self._state, extra_rules=self._rules
         )
-        verdict = with_words(verdict, result.text)
+        verdict = apply_correction(verdict, result.text)
         self._state.add(call, result.text, failed=verdict.is_failure)
-        if verdict.is_soft and result.is_error is False and (went := _GOES_FIRST.match(_command(call))) is not None:
-            there = ToolCall(id=call.id, name=call.name, arguments={"command": went[1]})
-            self._state.add(there, "", failed=False)  # its status was good, so the shell stays where it went
-        judged = self._course.judge(call, result, verdict)
-        if not judged.is_failure:
+        first_cd = _FIRST_CD.match(_command(call))
+        if verdict.is_soft and result.is_error is False and first_cd is not None:
+            # The log does not mark an error, so the `cd` worked and the shell stays in that folder.
+            cd_call = ToolCall(id=call.id, name=call.name, arguments={"command": first_cd[1]})
+            self._state.add(cd_call, "", failed=False)
+        revised = self._reviser.revise(call, result, verdict)
+        if not revised.is_failure:
             if _looks_bad(result.text) and (result.is_error is None or channel_of(call.name) == "shell"):
-                self._pass_over(answered, judged.reason)
+                self._add_false_alarm(answered, revised.reason)
             return None
-        site = self._course.counted(self._site(answered, judged), call, result)
+        site = self._reviser.count_repeats(self._site(answered, revised), call, result)
         gate = gate_of(verdict, Command.of(_command(call)), result.text)
-        if gate and gate not in self._seen_gates and judged.blame != "model":
-            kept_from = self._min_confidence
-            self.refusals.append(refusal(self._conversation, gate, site, min_confidence=kept_from))
-        self._seen_gates.add(gate)
+        if gate and gate not in self._gates and revised.blame != "model":
+            self.refusals.append(first_refusal(self._conversation, gate, site, min_confidence=self._min_confidence))
+        self._gates.add(gate)
         return site
 
-    def _pass_over(self, answered: _Answered, reason: str) -> None:
-        self._passed_over.append(self._site(answered, Verdict(NO_FAILURE, "unknown", 0.0, (0, 0), False, reason)))
+    def _add_false_alarm(self, answered: _AnsweredCall, reason: str) -> None:
+        self._false_alarms.append(self._site(answered, Verdict(NO_FAILURE, "unknown", 0.0, (0, 0), False, reason)))
 
-    def _site(self, answered: _Answered, verdict: Verdict) -> ErrorSite:
+    def _site(self, answered: _AnsweredCall, verdict: Verdict) -> ErrorSite:
         turn, call, text = answered.turn, answered.call, answered.result.text
         link = self._conversation.parent
-        reason = self._reason_to_drop(turn, verdict)
+        reason = self._exclusion_reason(turn, verdict)
         start, end = verdict.span
         evidence = CleanedText.of(text[start:end] if end > start else text.lstrip().partition("\n")[0]).text
-        self._answers[call.id] += 1
-        parts = (self._conversation.id, turn.id, call.id, answered.result_turn.id, str(self._answers[call.id]))
+        self._num_results[call.id] += 1
+        parts = (self._conversation.id, turn.id, call.id, answered.result_turn.id, str(self._num_results[call.id]))
         return ErrorSite(
             id=_site_id(*parts),
             conversation_id=self._conversation.id,
@@ -213,7 +234,8 @@ class _Finder:
             reason=reason or verdict.reason,
         )
 
-    def _reason_to_drop(self, turn: Turn, verdict: Verdict) -> str | None:
+    def _exclusion_reason(self, turn: Turn, verdict: Verdict) -> str | None:
+        """Return why a site is not trained on, or None if it is. The reasons are stored in sites.jsonl."""
         if verdict.kind == NO_FAILURE:
             return verdict.reason
         if verdict.blame != "model":
@@ -226,7 +248,7 @@ class _Finder:
 
 
 def _site_id(*parts: str) -> str:
-    """Short enough to type, and the same in every run."""
+    """Return an id that is short enough to type and the same in every run."""
     return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:12]
 
 
@@ -235,10 +257,11 @@ def _command(call: ToolCall) -> str:
 
 
 def _is_observation(conversation: Conversation, turn: Turn) -> bool:
-    """Whether a message of the user is what a command printed."""
+    """Whether a user message is the output of a command, as mini-swe-agent logs it."""
     return conversation.format == "mini_sweagent" and turn.text.lstrip().startswith("<returncode>")
 
 
 def _looks_bad(text: str) -> bool:
-    excerpt = (text if len(text) <= 2 * _LOOKED_AT else text[:_LOOKED_AT] + text[-_LOOKED_AT:]).lower()
+    """Whether a result without a failure looks like one: such results are listed as false alarms."""
+    excerpt = (text if len(text) <= 2 * _MAX_SEARCHED else text[:_MAX_SEARCHED] + text[-_MAX_SEARCHED:]).lower()
     return any(word in excerpt for word in _BAD_WORDS)

@@ -1,7 +1,8 @@
-"""Commands that were typed anew and then worked, with nothing done in between: it was not the work that failed.
+"""Find failed commands that worked when they were typed differently: the command was wrong, not the work.
 
-What a failed command prints often does not say that it was typed wrongly: a build without its tag, tests of another
-folder, a build of files that only tests use. That the same then works, typed otherwise and with no file changed, does.
+The output of a failed command often does not show that it was typed wrong: a build without its tag, tests in the wrong
+folder, a build of files that only tests use. But if the corrected command then works and no file has changed in
+between, or the model itself says that the command was wrong, the model is to blame.
 """
 
 from __future__ import annotations
@@ -27,18 +28,24 @@ from composer_replication.types import (
     Turn,
 )
 
-CONFIDENCE = 0.7
-_LOOKS_AHEAD = 4  # calls
-_MAY_BE_MISTAKEN = frozenset(["compile_error", "nonzero_exit", "other", "lint_or_typecheck", "test_failure"])
-_IS_THE_WORK = frozenset(["compile_error", "lint_or_typecheck", "test_failure"])
-# What belongs to the build: without it other files are looked at. Other options may hide what a check found, or do
-# without what the machine does not have.
-_CHOOSES_FILES = re.compile(r"--?(?:tags|build-tags|features|all-features|all-targets|workspace)\b")
-_NAMES_A_PLACE = re.compile(r"-C\b|--(?:cwd|prefix|dir|directory|manifest-path|project|rootdir|chdir)\b")
+_CONFIDENCE = 0.7
+# A corrected command must follow within so many calls.
+_MAX_CALLS_BETWEEN = 4
+_MAY_BE_MISTYPED = frozenset(["compile_error", "nonzero_exit", "other", "lint_or_typecheck", "test_failure"])
+# These kinds usually are the work, so they need more than a different path in the command.
+_WORK_KINDS = frozenset(["compile_error", "lint_or_typecheck", "test_failure"])
+# Options that choose the files of a build. Other options may hide what a check finds, or avoid what the machine lacks.
+# "--tags=e2e"; "-tags"; not "--verbose"
+_CHOOSES_BUILD_FILES = re.compile(r"--?(?:tags|build-tags|features|all-features|all-targets|workspace)\b")
+# Options that choose the folder: "-C"; "--prefix=web"; not "--parallel"
+_CHOOSES_FOLDER = re.compile(r"-C\b|--(?:cwd|prefix|dir|directory|manifest-path|project|rootdir|chdir)\b")
+# Programs that only prepare a command or filter its output.
 _FILTERS = word_set("head tail grep cat wc sort tee sed awk cut uniq cd echo true pwd export set")
+# Subcommands that compile the same files. `go vet` sees test files that `go build` leaves out.
 _CHECKS = {"go": word_set("build vet test"), "cargo": word_set("build check test")}
 _WRAPPERS = word_set("time timeout env nice sudo")
-# What one says who sees that the command was wrong, not what it ran.
+# What a model writes when it sees that its command was wrong.
+# "I ran this in the wrong directory"; "I forgot the build tag"; not "the test is wrong"
 _ADMITS = re.compile(
     r"\b(?:in|from) the (?:wrong|right|correct|root) (?:directory|folder|worktree)|\bpath is wrong\b"
     r"|\bwrong (?:(?:build|test|shell) )?(?:directory|folder|worktree|command|flag|option|syntax|package|path)\b"
@@ -50,16 +57,20 @@ _ADMITS = re.compile(
     r"|\b(?P<quotes>quoting|escaping) (?:issue|problem|error)",
     re.IGNORECASE,
 )
-_PLACE = re.compile(r"director|folder|worktree|path|\bcd\b|from", re.IGNORECASE)
-_FIRST_WORDS = 300
+# An admission about the folder: "wrong folder"; "need to cd into web"; not "wrong flag"
+_ABOUT_FOLDER = re.compile(r"director|folder|worktree|path|\bcd\b|from", re.IGNORECASE)
+# An admission comes at the beginning of a message.
+_MAX_ADMISSION = 300
 
 
 @dataclass(frozen=True)
-class _Typed:
-    """The one program that a command is about; `folder` is where its own `cd` goes."""
+class _TypedCommand:
+    """A command with a single program besides filters and the like."""
 
     words: tuple[str, ...]
+    """The program and its arguments."""
     folder: str
+    """Where the command's own `cd` goes; empty without one."""
 
     @cached_property
     def options(self) -> frozenset[str]:
@@ -71,100 +82,110 @@ class _Typed:
 
     @property
     def rest(self) -> tuple[str, ...]:
-        """Operands behind the subcommand, without what an option for the output takes."""
-        behind = {word for option, word in zip(self.words, self.words[1:], strict=False) if option == "-o"}
-        return tuple(word for word in self.operands[1:] if word not in behind)
+        """The operands after the subcommand, without the output file of `-o`."""
+        output_files = {word for option, word in zip(self.words, self.words[1:], strict=False) if option == "-o"}
+        return tuple(word for word in self.operands[1:] if word not in output_files)
 
 
 def as_retyped(conversation: Conversation, sites: Sequence[ErrorSite], *, min_confidence: float) -> list[ErrorSite]:
-    """The sites, with failures that were due to how the command was typed as the model's."""
+    """Return the sites; those whose command was typed wrong are blamed on the model."""
     candidates = {
         site.call_id: site
         for site in sites
-        if is_shell(site.tool) and site.kind in _MAY_BE_MISTAKEN and site.blame in ("task", "unknown") and site.call_id
+        if is_shell(site.tool) and site.kind in _MAY_BE_MISTYPED and site.blame in ("task", "unknown") and site.call_id
     }
     if not candidates:
         return list(sites)
     failed = {site.call_id for site in sites}
     kinds = dict(_retyped(conversation.turns, candidates, failed))
-    return [_as_models(site, kinds, conversation, min_confidence) if site.call_id in kinds else site for site in sites]
+    return [
+        _blame_model(site, kinds[site.call_id], conversation, min_confidence) if site.call_id in kinds else site
+        for site in sites
+    ]
 
 
-def _as_models(
-    site: ErrorSite, kinds: Mapping[str, str], conversation: Conversation, min_confidence: float
-) -> ErrorSite:
+def _blame_model(site: ErrorSite, kind: str, conversation: Conversation, min_confidence: float) -> ErrorSite:
     is_copied = any(turn.id == site.turn_id and turn.origin == "copied" for turn in conversation.turns)
     reason = "what came next shows that the command was wrong, not what it ran"
     return replace(
         site,
-        kind=kinds[site.call_id],
+        kind=kind,
         blame="model",
-        confidence=CONFIDENCE,
-        is_kept=min_confidence <= CONFIDENCE and not is_copied,
+        confidence=_CONFIDENCE,
+        is_kept=min_confidence <= _CONFIDENCE and not is_copied,
         reason=reason,
     )
 
 
 @dataclass
-class _Waiting:
-    """A failed command, for as long as what is called next may be the same, typed otherwise."""
+class _PendingFailure:
+    """A failed command that one of the next calls may correct."""
 
     site: ErrorSite
     command: str
-    typed: _Typed | None
-    calls_left: int = _LOOKS_AHEAD
-    is_fresh: bool = True  # nothing was said since
+    typed: _TypedCommand | None
+    num_calls_left: int = _MAX_CALLS_BETWEEN
+    is_fresh: bool = True  # the model has not written anything since
 
 
 def _retyped(turns: Sequence[Turn], sites: Mapping[str, ErrorSite], failed: set[str]) -> Iterator[tuple[str, str]]:
-    """Ids of calls, and what was wrong with each."""
-    waiting: list[_Waiting] = []
-    words: tuple[str, ...] = ()  # of the model, since something came back
+    """Yield (call id, kind) of the calls whose command was typed wrong."""
+    pending: list[_PendingFailure] = []
+    words: tuple[str, ...] = ()  # what the model wrote since the last result
     for turn in turns:
         if turn.role == "user" and turn.text.strip():
-            waiting.clear()
+            # A message of the user may have changed the task, and with it what works.
+            pending.clear()
         if turn.role != "assistant":
             words = ()
             continue
-        words = (*words, turn.thinking[:_FIRST_WORDS], turn.text[:_FIRST_WORDS])
-        if turn.calls and waiting:
-            yield from _admitted(words, turn.calls[0], waiting)
+        words = (*words, turn.thinking[:_MAX_ADMISSION], turn.text[:_MAX_ADMISSION])
+        if turn.calls and pending:
+            yield from _find_admitted(words, turn.calls[0], pending)
         call_commands = [(call, command_text(call.name, call.arguments)) for call in turn.calls]
-        for call, command in call_commands if waiting else ():
+        for call, command in call_commands if pending else ():
             if command and call.id not in failed:
-                yield from _worked(command, waiting)
+                yield from _find_corrected(command, pending)
             if not _changes_nothing(call):
-                waiting.clear()
-            for failure in waiting:
-                failure.calls_left -= 1
-        waiting = [failure for failure in waiting if failure.calls_left > 0]
-        waiting += [_Waiting(sites[call.id], text, _typed(text)) for call, text in call_commands if call.id in sites]
+                pending.clear()
+            for failure in pending:
+                failure.num_calls_left -= 1
+        pending = [failure for failure in pending if failure.num_calls_left > 0]
+        pending += [
+            _PendingFailure(sites[call.id], text, _parse_typed(text))
+            for call, text in call_commands
+            if call.id in sites
+        ]
 
 
-def _worked(command: str, waiting: Sequence[_Waiting]) -> Iterator[tuple[str, str]]:
-    typed = _typed(command) if waiting else None
-    for failure in waiting:
+def _find_corrected(command: str, pending: Sequence[_PendingFailure]) -> Iterator[tuple[str, str]]:
+    """Yield the failures that this command, which worked, corrects."""
+    typed = _parse_typed(command) if pending else None
+    for failure in pending:
         kind = None if typed is None or failure.typed is None else _mistake(failure.typed, typed, failure.site.kind)
         if kind is not None:
             yield failure.site.call_id, kind
 
 
-def _admitted(words: Sequence[str], call: ToolCall, waiting: Sequence[_Waiting]) -> Iterator[tuple[str, str]]:
-    """What the model itself calls a wrong command, in the words right after it, and types anew."""
-    fresh = [failure for failure in waiting if failure.is_fresh]
+def _find_admitted(
+    words: Sequence[str], call: ToolCall, pending: Sequence[_PendingFailure]
+) -> Iterator[tuple[str, str]]:
+    """Yield the failure that the model, right after it, calls a wrong command and then types differently."""
+    fresh = [failure for failure in pending if failure.is_fresh]
     for failure in fresh:
         failure.is_fresh = False
     admission = next(filter(None, map(_ADMITS.search, words)), None)
     if admission is None or len(fresh) != 1 or not is_shell(call.name):
         return
     site, typed = fresh[0].site, fresh[0].typed
-    again = _typed(command_text(call.name, call.arguments))
+    again = _parse_typed(command_text(call.name, call.arguments))
     is_same = typed is not None and again is not None and typed.words[0] == again.words[0]
-    is_place = _PLACE.search(admission[0]) is not None
-    if admission["quotes"] and "!" in fresh[0].command:  # which some tools escape, whatever the quotes
+    is_about_folder = _ABOUT_FOLDER.search(admission[0]) is not None
+    # Some tools escape exclamation marks, whatever the quotes: not the model's error.
+    if admission["quotes"] and "!" in fresh[0].command:
         return
-    if is_same or (is_place and site.kind not in _IS_THE_WORK):
-        yield site.call_id, "wrong_folder" if is_place else "usage_error"
+    if is_same or (is_about_folder and site.kind not in _WORK_KINDS):
+        yield site.call_id, "wrong_folder" if is_about_folder else "usage_error"
 
 
 def _changes_nothing(call: ToolCall) -> bool:
@@ -172,48 +193,49 @@ def _changes_nothing(call: ToolCall) -> bool:
     return keeps_sources(command) if command else only_looks(call.name, call.arguments)
 
 
-def _mistake(first: _Typed, second: _Typed, kind: str) -> str | None:
+def _mistake(first: _TypedCommand, second: _TypedCommand, kind: str) -> str | None:
+    """Return what was wrong with the first command, to judge by the second, which worked; None if that is unclear."""
     if first.words[0] != second.words[0] or first == second:
         return None
     if first.words == second.words:
         return "wrong_folder" if second.folder else None
     if first.operands == second.operands and first.options < second.options:
         added = second.options - first.options
-        if all(map(_NAMES_A_PLACE.match, added)):
+        if all(map(_CHOOSES_FOLDER.match, added)):
             return "wrong_folder"
-        return "usage_error" if all(map(_CHOOSES_FILES.match, added)) else None
+        return "usage_error" if all(map(_CHOOSES_BUILD_FILES.match, added)) else None
     if kind == "compile_error" and first.rest and set(first.rest) == set(second.rest) and _checks_more(first, second):
         return "usage_error"
-    if first.options == second.options and len(first.operands) == len(second.operands) and kind not in _IS_THE_WORK:
+    if first.options == second.options and len(first.operands) == len(second.operands) and kind not in _WORK_KINDS:
         pairs = list(zip(first.operands, second.operands, strict=True))
-        same = sum(one == other_operand for one, other_operand in pairs)
-        moved = [pair for pair in pairs if pair[0] != pair[1] and _is_end(*pair)]
-        return "wrong_folder" if moved and same + len(moved) == len(pairs) else None
+        num_equal = sum(before == after for before, after in pairs)
+        moved = [pair for pair in pairs if pair[0] != pair[1] and _is_path_suffix(*pair)]
+        return "wrong_folder" if moved and num_equal + len(moved) == len(pairs) else None
     return None
 
 
-def is_typed_otherwise(command: str, other: str) -> bool:
-    """Whether a command is another one with what it lacked: its folder, its tag, a check that sees the same files."""
-    first, second = _typed(command), _typed(other)
+def is_typed_otherwise(command: str, later_command: str) -> bool:
+    """Return whether the later command corrects the first by a folder, a tag, or a check that sees the same files."""
+    first, second = _parse_typed(command), _parse_typed(later_command)
     return first is not None and second is not None and _mistake(first, second, "compile_error") is not None
 
 
-def _checks_more(first: _Typed, second: _Typed) -> bool:
-    """Whether another check of the same program was run on the same, with all the tags of the first."""
+def _checks_more(first: _TypedCommand, second: _TypedCommand) -> bool:
+    """Whether the second is another check of the same program, with all the tags of the first."""
     verbs = _CHECKS.get(first.words[0], frozenset())
-    tags = {option for option in first.options if _CHOOSES_FILES.match(option)}
+    tags = {option for option in first.options if _CHOOSES_BUILD_FILES.match(option)}
     is_pair = first.operands[:1] != second.operands[:1] and {first.operands[0], second.operands[0]} <= verbs
     return is_pair and tags <= second.options
 
 
-def _is_end(one: str, other_path: str) -> bool:
-    """Whether one of two paths is the end of the other: the same, called from another folder."""
-    shorter, longer = sorted((one, other_path), key=len)
+def _is_path_suffix(path_a: str, path_b: str) -> bool:
+    """Whether one of two paths ends in the other: they may be the same file, seen from different folders."""
+    shorter, longer = sorted((path_a, path_b), key=len)
     return bool(shorter) and longer.endswith(f"/{shorter}") and ("/" in shorter or "." in shorter)
 
 
-def _typed(command: str) -> _Typed | None:
-    """The one program of a command, filters of its output left out; None where there are several or none."""
+def _parse_typed(command: str) -> _TypedCommand | None:
+    """Return the single program of a command besides filters of its output; None if there are several or none."""
     if not command or len(command) > 2000:
         return None
     try:
@@ -231,8 +253,9 @@ def _typed(command: str) -> _Typed | None:
     programs = [line for line in lines if line and line[0] not in _FILTERS]
     if len(programs) != 1 or programs[0][0] in _WRAPPERS:
         return None
-    return _Typed(tuple(programs[0]), folder)
+    return _TypedCommand(tuple(programs[0]), folder)
 
 
 def _plain(word: str) -> str:
+    """Return a path without `./`, a trailing slash or Go's `/...`, which do not change what it names."""
     return word.removeprefix("./").removesuffix("/...").rstrip("/") or word

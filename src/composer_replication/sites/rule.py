@@ -1,4 +1,10 @@
-"""A rule: how one kind of failure looks in one channel. Custom rules are made and registered the same way."""
+"""Define what a failure rule is, the kinds of failures, who is usually to blame for each, and the verdict on a result.
+
+A rule says how one kind of failure reads in the results of some tools. Rules of your own are written with `rule()` and
+registered with `register_rule()`; they are tried before the built-in ones.
+
+    register_rule(rule("network", r"^broker unavailable", "broker", channels="shell", where="start"))
+"""
 
 from __future__ import annotations
 
@@ -16,30 +22,34 @@ from composer_replication.types import Blame
 
 Where = Literal["start", "line", "end"]
 CHANNELS: tuple[Channel, ...] = ("shell", "file", "other")
-OwnLine = Callable[[str], bool]
-# Nobody's error message is longer, and a pattern never has to look further.
+LineFilter = Callable[[str], bool]
+# Messages are shorter than this; the limit bounds the time that a pattern takes.
 _MAX_LINE = 1000
 _MAX_END = 300
 _MAX_SHOWN = 300
+# A blank line, the closing tag of an envelope, or the end of the text: "\n\n"; "</error>"
 _MESSAGE_END = re.compile(r"\n\s*\n|\s*</|\s*\Z")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureRule:
-    """`pattern` is tried on single lines, or where the message starts or ends.
+    """How one kind of failure reads in the results of some tools.
 
-    `needles` are words in lower case, cheap to look for, of which one has to be there. `accept` has the last word: it
-    knows what the command itself says.
+    The fields are checked when the rule is made: a wrong one raises InputError.
     """
 
     kind: str
     pattern: re.Pattern[str]
     needles: tuple[str, ...]
+    """Lower-case words, one of which every match contains. Searching for them first makes most rules cost nothing."""
     channels: tuple[Channel, ...] = ("shell", "file", "other")
     where: Where = "line"
+    """Where the pattern is tried: on every line with a needle, at the start of the message, or near the end."""
     blame: Blame | None = None
+    """Who is to blame; None: whoever usually is for this kind."""
     confidence: float = 0.9
     accept: Callable[[re.Match[str], Command], bool] | None = None
+    """A last check of a match, which can compare it with the command that was run."""
 
     def __post_init__(self) -> None:
         if self.kind not in USUAL_BLAME and self.blame is None:
@@ -52,17 +62,22 @@ class FailureRule:
         if not self.needles or any(needle != needle.lower() for needle in self.needles):
             raise InputError(explain("rule, needles", got=self.needles, expected="at least one word in lower case"))
         if self.pattern.flags & re.DOTALL:
-            raise InputError("rule, pattern: dot must not match a line end: messages of different lines are no message")
+            raise InputError(
+                "rule, pattern: dot must not match a newline, or a match could join unrelated lines. Remove re.DOTALL."
+            )
 
     @property
     def whose(self) -> Blame:
+        """The one to blame: the rule's own choice, or the usual one of its kind."""
         return self.blame or USUAL_BLAME[self.kind]
 
-    def matches(self, view: CleanedText, command: Command, is_own: OwnLine | None = None) -> Iterator[tuple[int, int]]:
-        """Spans of the view that are this failure; with `is_own`, only in lines that it takes."""
+    def matches(
+        self, view: CleanedText, command: Command, is_own: LineFilter | None = None
+    ) -> Iterator[tuple[int, int]]:
+        """Yield the spans of the text that are this failure; with `is_own`, only those in lines that it accepts."""
         if not view.has_any(self.needles):
             return
-        for start, line in self._places(view):
+        for start, line in self._candidates(view):
             if is_own is not None and not is_own(line):
                 continue
             match = self.pattern.match(line) if self.where == "start" else self.pattern.search(line)
@@ -70,14 +85,15 @@ class FailureRule:
                 yield self._span(match, start)
 
     def _span(self, match: re.Match[str], offset: int) -> tuple[int, int]:
-        """What to show: the whole line, or the message to its end; what stands beside the words is what they say."""
+        """Return the span to show as evidence: the whole line, or the message up to its end."""
         if self.where == "line":
             return offset, offset + max(len(match.string.rstrip()), match.end())
         end = _MESSAGE_END.search(match.string, match.end())
         limit = min(len(match.string), match.start() + _MAX_SHOWN)
         return offset + match.start(), offset + max(match.end(), min(end.start() if end else limit, limit))
 
-    def _places(self, view: CleanedText) -> Iterator[tuple[int, str]]:
+    def _candidates(self, view: CleanedText) -> Iterator[tuple[int, str]]:
+        """Yield (start, text) of the parts on which the pattern is tried."""
         """The pieces of text that the pattern is tried on, with where they begin."""
         if self.where == "start":
             yield view.start, view.text[view.start : view.start + _MAX_LINE]
@@ -99,9 +115,10 @@ def rule(
     confidence: float = 0.9,
     accept: Callable[[re.Match[str], Command], bool] | None = None,
 ) -> FailureRule:
-    """A rule from plain words. `^` and `$` are ends of a line."""
+    """Return a rule, written as plain strings: `channels` is separated by blanks; `^` and `$` match at line ends."""
     words = channels.split()
     chosen = tuple[Channel, ...](channel for channel in CHANNELS if channel in words)
+    # For example r"^broker unavailable": "Broker unavailable: retry later"
     return FailureRule(
         kind=kind,
         pattern=re.compile(pattern, re.MULTILINE | (re.IGNORECASE if ignore_case else 0)),
@@ -118,27 +135,26 @@ _registered: list[FailureRule] = []
 
 
 def register_rule(rule: FailureRule) -> None:
-    """Try this rule first from now on; the one registered first goes first."""
+    """Try this rule before the built-in ones from now on, after those registered earlier."""
     if not isinstance(rule, FailureRule):
         raise InputError(explain("rule", got=type(rule).__name__, expected="a FailureRule, as `rule(...)` makes one"))
     _registered.append(rule)
 
 
 def unregister_rule(rule: FailureRule) -> None:
-    """Take back what `register_rule` was given."""
+    """Remove a rule that `register_rule` added. Raises InputError if it is not registered."""
     if rule not in _registered:
-        raise InputError(explain("rule", got=rule.kind, expected="a rule that was registered"))
+        raise InputError(explain("rule", got=rule.kind, expected="a registered rule"))
     _registered.remove(rule)
 
 
 def registered_rules() -> tuple[FailureRule, ...]:
+    """Return the rules that were registered, in the order in which they are tried."""
     return tuple(_registered)
 
 
-# What can go wrong with a tool call, and whose doing it usually is. Only a failure that is the model's may be taught.
-#
-# The kinds are those of the design's table, in its order, with what the labelled set and real logs asked for besides.
-
+# (kind, usual blame, meaning). Only failures that are the model's are trained on. Files, config keys and the hint
+# templates use the kinds, so they are data.
 _TABLE: tuple[tuple[str, Blame, str], ...] = (
     ("user_rejected", "user", "the user refused the call"),
     ("user_corrected", "model", "the user refused the call, or stopped it, and said what to do instead"),
@@ -180,13 +196,15 @@ BLAMES: tuple[Blame, ...] = ("model", "harness", "task", "user", "env", "unknown
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a result is. Where it is no failure, `kind` is empty and `reason` says what spoke against one."""
+    """The decision about one result. If it is no failure, `kind` is empty and `reason` says why not."""
 
     kind: str
     blame: Blame
     confidence: float
     span: tuple[int, int]
+    """The evidence: (start, end) in the original text of the result."""
     is_soft: bool
+    """The log does not mark the result as an error."""
     reason: str
 
     @property

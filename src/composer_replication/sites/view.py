@@ -1,4 +1,8 @@
-"""A result's text as rules read it: no terminal codes, one kind of line end, bounded, every place traceable back."""
+"""Clean the text of a tool result for the rules, and map positions of the cleaned text back to the original.
+
+Terminal codes are removed, every line ends in a newline, and of a long result only the beginning and the end are kept.
+Evidence of an error site is a span of the original text, so `CleanedText` remembers where each piece came from.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +15,21 @@ from functools import cached_property
 
 import orjson
 
-# Results are mostly short. Of a very long one the beginning and the end are read: what was run, and how it ended.
+# Of a very long result only the beginning and the end are read: what was run, and how it ended.
 _HEAD = _TAIL = 24 * 1024
 _GAP = "\n"
-# Colours, cursor movements, window titles; and carriage returns, which end a line or start it over.
+# Colors, cursor movements, window titles; and carriage returns, which end a line or restart it.
+# "\x1b[31m"; "\x1b]0;title\x07"; "\r\n"; not "plain"
 _CODES = re.compile(
     r"\x1b(?:\[[0-9;?]{0,32}[ -/]?[@-~]|\][^\x07\x1b\n]{0,256}(?:\x07|\x1b\\)|[@-Z\\^_])|\r(?:\n)?|\x00"
 )
+# With these a harness marks a result as its own message: "<tool_use_error>"; "<error>"; not "Error: "
 _TAG = re.compile(
     r"\s*(?:<tool_use_error>|<error(?:_details)?>"
     r"|The tool execution failed with the following error:\s*(?:<error>)?)\s*"
 )
+# The label in front of a message. Code -32602 is left for the rule about wrong arguments.
+# "MCP error -32001: "; "Error executing tool grep: "; `Exit code 1\nFailed to find context`; "Error: "
 _LABEL = re.compile(
     r"\s*(?:#{1,4} Error\n)?(?:Exit code \d{1,3}\n(?=apply_patch"
     r"|Failed to))?(?:(?:MCP )?Error(?: (?:while )?(?:executing|calling"
@@ -29,26 +37,33 @@ _LABEL = re.compile(
     r"(?: -?(?!32602)\d{3,6})?:\s+){0,2}",
     re.IGNORECASE,
 )
-# What an envelope writes in front of the first line of a stream.
+# What an envelope puts in front of the first line of a stream.
+# "Stderr: bad option"; "<output>"; not "Stderr: "
 _STREAM = re.compile(r"(?:Output|Stdout|Stderr|STDERR|stderr|Error): (?=\S)|<output>")
+# No error message is longer; the limits bound the time that patterns take on hostile output.
 _MAX_LINE = 1000
 _MAX_LINES = 40
-# More terminal codes than this is a progress bar or a game; its beginning is enough.
+# Output with more terminal codes is a progress bar or a game; its beginning is enough.
 _MAX_CODES = 4_000
+# Codex returns the output of a command as JSON.
+# `{"output": "ok", "metadata": {"exit_code": 0}}`; not `{"result": "ok"}`
 _ENVELOPE = re.compile(r'\s*\{\s*"(?:output|stdout)"\s*:')
 
 
 @dataclass(frozen=True)
 class CleanedText:
-    """The cleaned text, and where its pieces stood: (start here, start there)."""
+    """The text of a result as the rules read it, with a map back to the original text."""
 
     text: str
     pieces: tuple[tuple[int, int], ...]
+    """(start in `text`, start in the original) of each piece that was copied unchanged, in order."""
     is_cut: bool
     envelope: str = ""
+    """The original, if it was JSON and `text` is the output inside it: `pieces` then count within that output."""
 
     @staticmethod
     def of(original: str) -> CleanedText:
+        """Clean a result, and unwrap it if it is a JSON envelope."""
         inner = _unwrapped(original)
         if inner is not None:
             return replace(CleanedText.of(inner), envelope=original)
@@ -57,59 +72,59 @@ class CleanedText:
         head = _cleaned(original[:_HEAD], 0, is_cut=True)
         tail = _cleaned(original[-_TAIL:], len(original) - _TAIL, is_cut=True)
         offset = len(head.text) + len(_GAP)
-        pieces = (*head.pieces, *((here + offset, there) for here, there in tail.pieces))
+        pieces = (*head.pieces, *((start + offset, original_start) for start, original_start in tail.pieces))
         return CleanedText(head.text + _GAP + tail.text, pieces, is_cut=True)
 
     @cached_property
     def lowered(self) -> str:
-        """For quick searches; never for places, since some characters change their length."""
+        """The text in lower case, for quick searches. Its positions may be off: "İ" becomes two characters."""
         return self.text.lower()
 
     @cached_property
     def start(self) -> int:
-        """Where the message begins, behind the harness's tag and the word Error."""
+        """The position at which the message begins, after the harness's tag and a label such as "Error: "."""
         tag = _TAG.match(self.text)
         label = _LABEL.match(self.text, tag.end() if tag else 0)
         return label.end() if label else 0
 
     @property
     def is_labelled(self) -> bool:
-        """Whether the text itself begins with the word Error."""
+        """Whether the text begins with a tag or a label such as "Error: "."""
         return bool(self.text[: self.start].strip())
 
     @cached_property
     def is_tagged(self) -> bool:
-        """Whether the harness itself says that it refused the call."""
+        """Whether the harness marked the result as its own message."""
         return _TAG.match(self.text) is not None
 
     def has_any(self, needles: tuple[str, ...]) -> bool:
-        """Whether one of these words, in lower case, is in the text; each word is looked for once, however many ask."""
-        known_needles, lowered = self._known, self.lowered
+        """Whether the text contains one of these lower-case words. Results are cached, since many rules share words."""
+        cache, lowered = self._needle_cache, self.lowered
         for needle in needles:
-            is_present = known_needles.get(needle)
+            is_present = cache.get(needle)
             if is_present is None:
-                is_present = known_needles[needle] = needle in lowered
+                is_present = cache[needle] = needle in lowered
             if is_present:
                 return True
         return False
 
     @cached_property
-    def _known(self) -> dict[str, bool]:
+    def _needle_cache(self) -> dict[str, bool]:
         return {}
 
     @property
     def last_line(self) -> str:
-        """The last line with something in it."""
+        """The last line that is not blank."""
         return self.text.rstrip().rpartition("\n")[2][:_MAX_LINE]
 
     def lines_with(self, needles: tuple[str, ...]) -> Iterator[tuple[int, str]]:
-        """Lines in which one of these words stands: where each begins and how it reads, in order, not too many."""
+        """Yield (start, line) of the lines with one of these words, in order; at most `_MAX_LINES` lines per word."""
         text = self.text
-        # A character whose lower case has another length would move the places: rare, and then case has to agree.
+        # If lower case changes the length of the text, positions in it are useless; then the case has to match.
         lowered = self.lowered if len(self.lowered) == len(text) else text
         starts: set[int] = set()
         for needle in needles:
-            if self._known.get(needle) is False:
+            if self._needle_cache.get(needle) is False:
                 continue
             position, number = lowered.find(needle), 0
             while position >= 0 and number < _MAX_LINES:
@@ -123,36 +138,40 @@ class CleanedText:
             skipped = label.end() if label else 0
             yield start + skipped, line[skipped:]
 
-    def ends(self, number: int) -> CleanedText:
-        """Its first and its last lines, so many of each."""
+    def head_and_tail(self, number: int) -> CleanedText:
+        """Return the first and the last `number` lines."""
         head = _nth_line_end(self.text, number)
         tail = _nth_line_start(self.text, number)
         if head >= tail:
             return self
         offset = head + len(_GAP) - tail
         first = (piece for piece in self.pieces if piece[0] < head)
-        last = ((here + offset, there) for here, there in self.pieces if here > tail)
-        pieces = (*first, (tail + offset, self._there(tail)), *last)
+        last = ((start + offset, original_start) for start, original_start in self.pieces if start > tail)
+        pieces = (*first, (tail + offset, self._original_position(tail)), *last)
         return CleanedText(self.text[:head] + _GAP + self.text[tail:], pieces, self.is_cut, self.envelope)
 
-    def place(self, start: int, end: int) -> tuple[int, int]:
-        """A span of this text as a span of the original."""
+    def to_original(self, start: int, end: int) -> tuple[int, int]:
+        """Map a span of this text to a span of the original."""
         if self.envelope:
+            # The original is JSON, so the span is in it as an escaped string; if not, the whole of it is the evidence.
             quoted = json.dumps(self.text[start:end], ensure_ascii=False)[1:-1]
             position = self.envelope.find(quoted)
             return (position, position + len(quoted)) if position >= 0 else (0, len(self.envelope))
-        return self._there(start), self._there(end - 1) + 1 if end > start else self._there(start)
+        begin = self._original_position(start)
+        return begin, self._original_position(end - 1) + 1 if end > start else begin
 
-    def here(self, position: int) -> int:
-        """Where a place of the original stands in this text; the start where it cannot be told."""
+    def from_original(self, position: int) -> int:
+        """Map a position of the original to this text; 0 if it cannot be determined."""
         if self.envelope:
             quoted = self.envelope[position : position + 40].partition("\\")[0]
             return max(0, self.text.find(quoted))
-        return next((here + position - there for here, there in reversed(self.pieces) if there <= position), 0)
+        starts = reversed(self.pieces)
+        return next((start + position - original for start, original in starts if original <= position), 0)
 
-    def _there(self, position: int) -> int:
-        here, there = self.pieces[max(0, bisect_right(self.pieces, (position, 1 << 62)) - 1)]
-        return there + position - here
+    def _original_position(self, position: int) -> int:
+        # The second element of the key sorts after every real one, so a piece that starts here counts.
+        start, original_start = self.pieces[max(0, bisect_right(self.pieces, (position, 1 << 62)) - 1)]
+        return original_start + position - start
 
 
 def _nth_line_end(text: str, number: int) -> int:
@@ -174,12 +193,12 @@ def _nth_line_start(text: str, number: int) -> int:
 
 
 def _unwrapped(original: str) -> str | None:
-    """The output inside a JSON envelope, with the exit code in a line before it; None where there is no envelope."""
+    """Return the output inside a JSON envelope, after a line with the exit code; None if there is no envelope."""
     if not _ENVELOPE.match(original) or len(original) > _HEAD + _TAIL:
         return None
     try:
         value = orjson.loads(original)
-    except ValueError:  # also what is nested beyond reason
+    except ValueError:  # also raised for JSON that is nested too deeply
         return None
     output = value.get("output", value.get("stdout"))
     if isinstance(output, str) and isinstance(value.get("stderr"), str):
@@ -192,6 +211,7 @@ def _unwrapped(original: str) -> str | None:
 
 
 def _cleaned(original: str, offset: int, *, is_cut: bool) -> CleanedText:
+    """Remove terminal codes. `offset` is where `original` begins in the whole result."""
     num_codes = sum(map(original.count, "\x1b\r\x00"))
     if not num_codes:
         return CleanedText(original, ((0, offset),), is_cut)
@@ -199,17 +219,17 @@ def _cleaned(original: str, offset: int, *, is_cut: bool) -> CleanedText:
         return _cleaned(original[: _MAX_CODES * 4], offset, is_cut=True)
     if num_codes > _MAX_CODES:
         original = original[:_MAX_CODES]
-    kept_parts: list[str] = []
+    parts: list[str] = []
     pieces: list[tuple[int, int]] = [(0, offset)]
     cursor = length = 0
     for code in _CODES.finditer(original):
-        kept_parts.append(original[cursor : code.start()])
+        parts.append(original[cursor : code.start()])
         length += code.start() - cursor
         if code[0].startswith("\r"):
             pieces.append((length, offset + code.start()))
-            kept_parts.append("\n")
+            parts.append("\n")
             length += 1
         cursor = code.end()
         pieces.append((length, offset + cursor))
-    kept_parts.append(original[cursor:])
-    return CleanedText("".join(kept_parts), tuple(pieces), is_cut)
+    parts.append(original[cursor:])
+    return CleanedText("".join(parts), tuple(pieces), is_cut)

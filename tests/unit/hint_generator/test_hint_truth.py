@@ -10,7 +10,7 @@ from composer_replication.hint_generator import write_hint
 from composer_replication.hint_generator.context import near_option, unknown_option
 from composer_replication.hint_generator.shell_facts import advice_for
 from composer_replication.hint_generator.templates import hint_file_not_found, hint_shell_path_missing, hint_usage_error
-from composer_replication.hint_generator.write import said_hint
+from composer_replication.hint_generator.write import hint_from_user_words
 from composer_replication.sites import find_error_sites
 from session_pieces import Session, quoted
 
@@ -265,9 +265,9 @@ def test_a_search_in_a_folder_that_is_none_is_not_sent_to_the_one_file_of_that_n
 
 @pytest.mark.parametrize("words", ["that", "No.", "not that!", "fix this", "why?", "no, don't do it", "…"])
 def test_a_fragment_is_no_hint(words):
-    assert said_hint(words) is None
+    assert hint_from_user_words(words) is None
 
 
 @pytest.mark.parametrize("words", ["use pnpm", "don't commit", "pull first", "no new files", "请用中文"])
 def test_words_with_a_meaning_of_their_own_are_kept(words):
-    assert words in said_hint(words).text
+    assert words in hint_from_user_words(words).text

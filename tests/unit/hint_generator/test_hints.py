@@ -12,7 +12,7 @@ from composer_replication.hint_generator import (
     register,
     write_hint,
 )
-from composer_replication.hint_generator.context import StateAlong
+from composer_replication.hint_generator.context import StateCursor
 from composer_replication.privacy import Scrubber
 from composer_replication.sites import USUAL_BLAME, find_error_sites, rule
 from cpu_time import least_cpu_seconds
@@ -313,7 +313,7 @@ def test_hints_of_long_sessions_are_written_in_time():
     conversation = session.conversation()
 
     def write_all() -> None:
-        along = StateAlong(conversation)
+        along = StateCursor(conversation)
         for site in find_error_sites(conversation):
             write_hint(site, conversation, along=along)
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from composer_replication.sites import find_error_sites
-from composer_replication.sites.course import conventions
+from composer_replication.sites.course import repeated_refusals
 from session_pieces import Session
 
 NO_FILE = "<tool_use_error>File does not exist.</tool_use_error>"
@@ -256,8 +256,8 @@ def _conventions(*conversations):
     refusals = []
     for conversation in conversations:
         assert not any(site.is_kept for site in find_error_sites(conversation, refusals=refusals))
-    later = conventions(refusals)
-    assert later == conventions(reversed(refusals))  # the order of files is no order
+    later = repeated_refusals(refusals)
+    assert later == repeated_refusals(reversed(refusals))  # the order of files is no order
     return {site.conversation_id for site in later.values() if site.is_kept and site.blame == "model"}
 
 

@@ -96,17 +96,19 @@ def test_colours_and_line_ends_do_not_hide_a_failure_and_the_place_is_that_of_th
 
 @given(st.text(alphabet="ab\n\r\x1b[0m;", max_size=60), st.sampled_from([None, 1, 2, 3]))
 def test_every_place_of_a_cleaned_text_is_the_same_character_in_the_original(text, num_lines):
-    view = CleanedText.of(text) if num_lines is None else CleanedText.of(text).ends(num_lines)
+    view = CleanedText.of(text) if num_lines is None else CleanedText.of(text).head_and_tail(num_lines)
     for index, letter in enumerate(view.text):
-        start, end = view.place(index, index + 1)
+        start, end = view.to_original(index, index + 1)
         between = num_lines is not None and letter == "\n"  # the line end that stands for what was left out
         assert between or text[start:end] == letter or (letter == "\n" and text[start] == "\r")
 
 
 def test_the_ends_of_a_text_are_its_first_and_last_lines():
     text = "\n".join(map(str, range(9)))
-    assert CleanedText.of(text).ends(2).text == "0\n1\n7\n8"
-    assert CleanedText.of(text).ends(5).text == CleanedText.of(text + "\n").ends(5).text.rstrip() == text
+    assert CleanedText.of(text).head_and_tail(2).text == "0\n1\n7\n8"
+    assert (
+        CleanedText.of(text).head_and_tail(5).text == CleanedText.of(text + "\n").head_and_tail(5).text.rstrip() == text
+    )
 
 
 def test_of_a_very_long_result_the_end_is_read_and_placed_rightly():

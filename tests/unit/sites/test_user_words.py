@@ -11,8 +11,8 @@ from composer_replication.sites import find_error_sites
 from composer_replication.sites.user_words import (
     convention_in,
     corrects,
-    own_words,
-    words_of_refusal,
+    find_user_words,
+    find_words_of_refusal,
 )
 from composer_replication.types import Turn
 from session_pieces import HERE, Session
@@ -58,7 +58,7 @@ STOP = "[Request interrupted by user for tool use]"
     ],
 )
 def test_words_that_correct_a_call(words, expected):
-    assert (own_words(words) is not None and corrects(words)) is expected
+    assert (find_user_words(words) is not None and corrects(words)) is expected
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_a_rule_is_named_where_nothing_points_at_one_place(words, expected):
     ],
 )
 def test_the_users_own_words_in_a_refusal(text, expected):
-    found = words_of_refusal(text)
+    found = find_words_of_refusal(text)
     assert (None if found is None else text[slice(*found)]) == expected
 
 

@@ -24,7 +24,7 @@ from composer_replication.config import (
 from composer_replication.errors import InputError, StaleArtefactError
 from composer_replication.runs.files import read_sites, read_tools
 from composer_replication.runs.split import held_out_of, read_split, sides_of
-from composer_replication.sites.course import Refusal, conventions
+from composer_replication.sites.course import Refusal, repeated_refusals
 from composer_replication.trainer.sessions.rendering import read_sessions
 from refusals import refusal
 
@@ -160,7 +160,7 @@ def test_a_gate_that_a_held_out_session_met_first_teaches_no_other(made, held_ou
         Refusal("/repo", "gate", f"2026-01-0{day}", replace(site, id=name, conversation_id=name))
         for day, name in enumerate("xye", start=1)
     ]
-    assert "".join(sorted(conventions(refusals, held_out=set(held_out)))) == later
+    assert "".join(sorted(repeated_refusals(refusals, held_out=set(held_out)))) == later
 
 
 def test_kept_rules_that_only_the_test_named_are_not_used(made):

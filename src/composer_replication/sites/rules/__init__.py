@@ -1,13 +1,11 @@
-"""How each kind of failure looks: plain data, group by group.
+"""The built-in failure rules: for each kind of failure, the messages by which it is recognized.
 
-harness    what the agent refused, and calls that it could not even make
-files      failures of tools that read and change files
-slips      commands that name what is not there: programs, paths, branches
-machine    failures of commands that are the machine's or the network's
-typed      who can have said that a command was typed wrongly, and of what
-own_words  what one program says when it was called wrongly
-usage      commands that could not work as they were typed
-services   what was asked of a service, a database or data, and is not there
-syntax     what the shell, or a program on the command line, could not read
-work       failures that are the work: tests, checks, builds, programs
+harness    refusals by user, permission rules and hooks; calls that the harness could not make
+files      tools that read, search and change files; also tests, checks, builds and programs that failed in a shell
+machine    timeouts, permissions and network; the model's slips: missing programs, paths and branches
+usage      programs that were called with wrong options, names or counts, or from the wrong folder
+typed      checks that a message about wrong use is about the command; wrong shell syntax; misuse of services
+own_words  messages of single programs that were called wrongly
+
+A comment above each rule gives examples of messages, the captured group after `->`, and near misses after `not`.
 """

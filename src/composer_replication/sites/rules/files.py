@@ -1,6 +1,7 @@
-"""Messages of tools that read, find and change files, and of tools that do something else altogether.
+"""Rules for tools that read, search and change files, for other tools, and for work that failed in a shell.
 
-They are looked for at the start of the result: what a file holds further down is not a message.
+Messages of tools are searched only at the start of the result, since a file may contain any text further down. Failed
+tests, checks, builds and programs are searched in every line of a shell's output.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from composer_replication.sites.actions.shell_command import AGENT_COMMANDS, Com
 from composer_replication.sites.rule import FailureRule, rule
 
 EDITS: tuple[FailureRule, ...] = (
+    # "File has not been read yet. Read it first before writing to it."; not "I read the file"
     rule(
         "edit_not_read",
         r".{0,200}(?:has not been read|hasn't been read|must (?:first )?(?:be )?read (?:the file )?(?:first|before)"
@@ -21,6 +23,7 @@ EDITS: tuple[FailureRule, ...] = (
         where="start",
         confidence=0.98,
     ),
+    # "File has been modified since it was read, either by the user or by a linter."; not "modified 2 files"
     rule(
         "edit_stale",
         r".{0,200}(?:(?:modified|changed|updated|edited)(?: on disk| externally)? since (?:it was |you |the |last "
@@ -32,6 +35,7 @@ EDITS: tuple[FailureRule, ...] = (
         where="start",
         confidence=0.95,
     ),
+    # "Found 3 matches of the string to replace, but replace_all is false"; not "Found 1 matches"
     rule(
         "edit_ambiguous",
         r".{0,200}(?:found (?:[2-9]|\d\d+) (?:matches|occurrences)|multiple (?:occurrences|matches)|(?:is"
@@ -45,6 +49,7 @@ EDITS: tuple[FailureRule, ...] = (
         where="start",
         confidence=0.97,
     ),
+    # "No changes to make: old_string and new_string are exactly the same."; not "12 changes made"
     rule(
         "edit_noop",
         r".{0,200}(?:no changes? (?:to make|to apply|were made|would be made|needed|detected|made)"
@@ -56,6 +61,7 @@ EDITS: tuple[FailureRule, ...] = (
         where="start",
         confidence=0.96,
     ),
+    # apply_patch, also when a shell runs it: "Failed to read file to update a.py: No such file or directory"
     rule(
         "file_not_found",
         r".{0,80}Failed to read (?:the )?file to update",
@@ -64,6 +70,7 @@ EDITS: tuple[FailureRule, ...] = (
         where="start",
         confidence=0.95,
     ),
+    # "String to replace not found in file."; "Hunk #2 FAILED at 14."; not "Hunk #2 succeeded at 14"
     rule(
         "edit_no_match",
         r"(?:Text|Cell)\b.{0,100} not found|Text not found|.{0,200}(?:string to replace not found"
@@ -85,8 +92,9 @@ EDITS: tuple[FailureRule, ...] = (
         confidence=0.96,
     ),
 )
-# What broke behind the tool.
-FAULTS: tuple[FailureRule, ...] = (
+# The tool itself is broken, whatever it was asked to do.
+TOOL_FAULTS: tuple[FailureRule, ...] = (
+    # "Error: spawn /usr/bin/rg ENOENT"; "The kernel died"
     rule(
         "other",
         r".{0,200}(?:\bspawn\b|posix_spawn|uv_cwd|kernel|index(?:ed|ing)?\b|apply model|pdftoppm)",
@@ -96,6 +104,7 @@ FAULTS: tuple[FailureRule, ...] = (
         blame="harness",
         confidence=0.7,
     ),
+    # "connect ECONNREFUSED 127.0.0.1:9000"
     rule(
         "network",
         r".{0,200}\b(?:ECONNREFUSED|ECONNRESET|ETIMEDOUT|ENOTFOUND|EHOSTUNREACH)\b",
@@ -104,8 +113,9 @@ FAULTS: tuple[FailureRule, ...] = (
         where="start",
     ),
 )
-# Patches that were applied through a shell.
+# Patches that a shell command applied.
 PATCHES: tuple[FailureRule, ...] = (
+    # "apply_patch verification failed: Failed to find expected lines in a.py"; "Hunk #1 FAILED at 3."
     rule(
         "edit_no_match",
         r"^.{0,80}(?:apply_patch verification failed|Failed to find (?:expected lines|context)|Invalid Context"
@@ -117,7 +127,8 @@ PATCHES: tuple[FailureRule, ...] = (
             word in command.text for word in ("apply_patch", "git apply", "patch ", "git am")
         ),
     ),
-    rule(  # functions for files, called in a cell of Python
+    # Functions for files that are called in a cell of Python: "ERROR: File src/a.py not found" -> "src/a.py"
+    rule(
         "file_not_found",
         r"^(?:\[?ERROR: )?File (\S{1,300}?) (?:not found|does not exist)",
         "file",
@@ -127,6 +138,7 @@ PATCHES: tuple[FailureRule, ...] = (
             match[1] in command.text and ("ERROR" in match[0] or any(map(command.calls, AGENT_COMMANDS)))
         ),
     ),
+    # The same functions, on a replacement: "ERROR: No match found"; not "No match found"
     rule(
         "edit_no_match",
         r"^\[?ERROR: .{0,80}(?:No match found|to_replace|did not appear)",
@@ -137,6 +149,7 @@ PATCHES: tuple[FailureRule, ...] = (
     ),
 )
 READS: tuple[FailureRule, ...] = (
+    # "EACCES: permission denied, open '/etc/shadow'"
     rule(
         "os_permission",
         r".{0,300}(?:EACCES|EPERM|EROFS|permission denied|operation not permitted|access is denied"
@@ -145,6 +158,7 @@ READS: tuple[FailureRule, ...] = (
         channels="file",
         where="start",
     ),
+    # "Ripgrep search timed out after 20 seconds"; not "timeouts are set to 5"
     rule(
         "timeout",
         r".{0,200}(?:\btimed out\b|\btimeout (?:of|after|exceeded|\d)|\bTimeoutError\b|ETIMEDOUT)",
@@ -152,6 +166,7 @@ READS: tuple[FailureRule, ...] = (
         channels="file other",
         where="start",
     ),
+    # "ENOSPC: no space left on device, write"
     rule(
         "other",
         r".{0,200}(?:ENOSPC|no space left|EMFILE|ENOMEM|too many open files|EBUSY|EIO\b|out of memory)",
@@ -160,6 +175,7 @@ READS: tuple[FailureRule, ...] = (
         where="start",
         blame="env",
     ),
+    # "File content (30000 tokens) exceeds maximum allowed tokens (25000)."; not "The prompt for this file is too long"
     rule(
         "output_too_large",
         r"(?!.{0,80}(?:took|prompt|rate|usage|quota|name) ).{0,120}\b(?:output|results?|response|content|file|lines?"
@@ -171,6 +187,7 @@ READS: tuple[FailureRule, ...] = (
         where="start",
         confidence=0.95,
     ),
+    # "EISDIR: illegal operation on a directory, read"; "src is a directory"
     rule(
         "is_directory",
         r".{0,300}(?:EISDIR|is a directory|is a folder|not a (?:regular )?file\b|path is a directory"
@@ -180,6 +197,7 @@ READS: tuple[FailureRule, ...] = (
         where="start",
         confidence=0.95,
     ),
+    # "File does not exist."; "ENOENT: no such file or directory, open 'a.py'"; not "filed under other"
     rule(
         "file_not_found",
         r".{0,300}(?:(?:file|path|directory|folder|notebook)\b.{0,200}(?:does not exist|doesn't exist|not found"
@@ -193,8 +211,9 @@ READS: tuple[FailureRule, ...] = (
         confidence=0.94,
     ),
 )
-# Tools that are neither shell nor files: only what cannot be the model's.
-ELSEWHERE: tuple[FailureRule, ...] = (
+# Tools that are neither shells nor file tools. Their texts are too diverse to blame the model.
+OTHER_TOOLS: tuple[FailureRule, ...] = (
+    # "MCP server github is not connected"
     rule(
         "other",
         r".{0,120}(?:server .{0,60}(?:not connected|disconnected|not running|failed to start)|not enabled for"
@@ -204,6 +223,7 @@ ELSEWHERE: tuple[FailureRule, ...] = (
         where="start",
         blame="harness",
     ),
+    # A language server's answer: `[{"severity": 1, "message": "unused import"}]`
     rule(
         "lint_or_typecheck",
         r".{0,200}\"(?:diagnostics|severity)\"\s*:",
@@ -212,6 +232,7 @@ ELSEWHERE: tuple[FailureRule, ...] = (
         where="start",
         confidence=0.7,
     ),
+    # "fetch failed"; "Request failed with status code 503"; not "status: done"
     rule(
         "network",
         r".{0,300}(?:ECONNREFUSED|ECONNRESET|ENOTFOUND|EAI_AGAIN|ETIMEDOUT|fetch failed|network error"
@@ -229,9 +250,11 @@ ELSEWHERE: tuple[FailureRule, ...] = (
 )
 
 
-# Failures that are the work itself: tests, linters, compilers, programs. Found anywhere in a shell's output.
+# ---- The work itself: failed tests, linters, compilers and programs, anywhere in a shell's output --------------------
 
 TESTS: tuple[FailureRule, ...] = (
+    # The test runner's own lines: "FAILED tests/test_a.py::test_b"; "--- FAIL: TestParse (0.00s)"; "not ok 3 parses";
+    # not "0 failed"
     rule(
         "test_failure",
         r"^FAILED\b|^FAIL\b[:\s]|^FAIL$|^--- FAIL:|^\s*(?:FAILED|ERROR) \S+::|^not ok \d|test result: FAILED|^FAILURES!"
@@ -242,6 +265,7 @@ TESTS: tuple[FailureRule, ...] = (
         channels="shell",
         ignore_case=False,
     ),
+    # The summary: "3 failed, 12 passed"; "failures: 2"; not "0 failed, 12 passed"; not "port 8 failed"
     rule(
         "test_failure",
         r"(?<!port )\b[1-9]\d* (?:(?:tests?|specs?|scenarios?|examples?|suites?) )?(?:failed|failing|failures?)\b"
@@ -250,9 +274,10 @@ TESTS: tuple[FailureRule, ...] = (
         *("fail", "errors:", "during collection"),
         channels="shell",
         confidence=0.85,
-        # "[==== 1 expected failures" and "1 xfailed" are passes, and so is a sentence about a connection that failed.
+        # "1 expected failures" is a pass. "1 xfailed" does not match, nor does "port 8080 failed" to connect.
         accept=lambda match, _: "expected" not in match[0],
     ),
+    # "AssertionError: 1 != 2"; "thread 'main' panicked at src/lib.rs:3"
     rule(
         "test_failure",
         r"\bAssertionError\b|\bassert(?:ion)? .{0,60}failed|panicked at",
@@ -262,6 +287,8 @@ TESTS: tuple[FailureRule, ...] = (
     ),
 )
 CHECKS: tuple[FailureRule, ...] = (
+    # "a.ts(3,1): error TS2304: Cannot find name 'x'."; "a.py:3:1: F401 unused import"; "Found 2 errors";
+    # not "Found 0 errors"
     rule(
         "lint_or_typecheck",
         r"error TS\d{3,5}|^\S+:\d+:\d+:? [A-Z]{1,4}\d{2,4}\b|\bSC\d{4}\b|^\s*(?:\[ERROR\] )?Found [1-9]\d* (?:errors?"
@@ -282,6 +309,7 @@ CHECKS: tuple[FailureRule, ...] = (
 )
 _ERROR = r"(?:error|Fehler|erreur|エラー|错误|오류|ошибка)"
 BUILDS: tuple[FailureRule, ...] = (
+    # "a.c:3:1: error: expected ';'"; "main.go:3:1: undefined: x"; "error[E0308]: mismatched types"
     rule(
         "compile_error",
         rf"\bSyntaxError\b|\bIndentationError\b|error\[E\d{{3,5}}\]|:\d+(?::\d+)?: (?:fatal "
@@ -303,17 +331,19 @@ BUILDS: tuple[FailureRule, ...] = (
 )
 
 
-def _is_foreign(match: re.Match[str], command: Command) -> bool:
-    """Whether a missing module is somebody else's package: the project's own has its folder in paths and commands."""
+def _is_foreign_package(match: re.Match[str], command: Command) -> bool:
+    """Whether a missing module is a package from elsewhere: the project's modules occur in paths and commands."""
     name = next((group for group in match.groups() if group), "").strip("'\"").partition(".")[0]
-    own_pattern = re.compile(rf"(?:^|[/\s\"'.]){re.escape(name)}(?:/|\.py\b|\.\w)") if name else None
-    return own_pattern is None or (
-        own_pattern.search(command.text) is None and own_pattern.search(match.string[: match.start()]) is None
-    )
+    if not name:
+        return True
+    # For the module parser: "src/parser/lex.py"; "python parser.py"; not "import parser"
+    project_path = re.compile(rf"(?:^|[/\s\"'.]){re.escape(name)}(?:/|\.py\b|\.\w)")
+    return project_path.search(command.text) is None and project_path.search(match.string[: match.start()]) is None
 
 
-# A run that cannot begin because something is not installed is not the work.
-MISSING: tuple[FailureRule, ...] = (
+# The run could not start because a package is not installed: that is the machine, not the work.
+NOT_INSTALLED: tuple[FailureRule, ...] = (
+    # "/usr/bin/python3: No module named pytest" -> "pytest"; not "ModuleNotFoundError: No module named 'pytest'"
     rule(
         "nonzero_exit",
         r"(?:^|/)python[\d.]*: No module named (\S{1,80})",
@@ -321,6 +351,8 @@ MISSING: tuple[FailureRule, ...] = (
         channels="shell",
         blame="env",
     ),
+    # "ImportError: No module named yaml" -> "yaml"; "Error: Cannot find module 'left-pad'" -> "left-pad";
+    # not "Error: Cannot find module './local'"
     rule(
         "python_exception",
         r"(?:ModuleNotFoundError|ImportError): No module named (\S{1,80})|^Error: Cannot find (?:module"
@@ -331,8 +363,9 @@ MISSING: tuple[FailureRule, ...] = (
         channels="shell",
         blame="env",
         confidence=0.75,
-        accept=_is_foreign,
+        accept=_is_foreign_package,
     ),
+    # "browserType.launch: Executable doesn't exist at /ms-playwright"; "Please run npm install"
     rule(
         "nonzero_exit",
         r"Executable doesn't exist at|dependency is not available|SDK location not found|Please run .{0,40}install"
@@ -345,7 +378,9 @@ MISSING: tuple[FailureRule, ...] = (
     ),
 )
 PROGRAMS: tuple[FailureRule, ...] = (
-    rule(  # named in what failed; a checker that found nothing is named too, so this alone shows no failure
+    # Checkers are named in what failed. One that found nothing is named too, so this alone shows no failure.
+    # "error Command failed: eslint ."
+    rule(
         "lint_or_typecheck",
         r"\b(?:credo|dialyzer|golangci|ESLint|eslint|mypy|pylint|pyright|rubocop|stylelint)\b",
         *("credo", "dialyzer", "golangci", "lint", "mypy", "pyright", "rubocop"),
@@ -353,6 +388,7 @@ PROGRAMS: tuple[FailureRule, ...] = (
         ignore_case=False,
         confidence=0.6,
     ),
+    # "Traceback (most recent call last):"; "ValueError: bad input"; "panic: runtime error"; not "no panic"
     rule(
         "python_exception",
         r"Traceback \(most recent call last\)|^\s+at .{1,200}[(:]\d+:\d+\)?$|Exception in thread \"|^panic: "
@@ -363,6 +399,7 @@ PROGRAMS: tuple[FailureRule, ...] = (
         ignore_case=False,
         confidence=0.85,
     ),
+    # "Segmentation fault (core dumped)"; "make: *** [Makefile:3: all] Error 1"
     rule(
         "nonzero_exit",
         r"Segmentation fault|core dumped|^g?make(?:\[\d+\])?: \*\*\* ",

@@ -1,12 +1,12 @@
-"""Messages of the harness: what it refused, and calls that it could not even make.
+"""Rules for the harness's messages: calls that it refused, and calls that it could not make.
 
-A refusal is the whole result, so it is looked for only where one starts. A shell can print any of these words about
-something else; it cannot make a result start like this without meaning it.
+A refusal is the whole result, so it is searched only at the start. A program may print the same words about something
+else, but rarely as the first thing.
 
-Who may say that a call itself is wrong (no such tool, arguments that do not fit) differs by tool. A harness says it of
-any tool, in sentences of its own. A file tool says it of its parameters. A server's tool speaks of many things that
-were not in the call, so there the message has to be about its arguments; and a shell prints whatever programs print, so
-there only the harness's own sentences count.
+That the call itself was wrong (no such tool, wrong arguments) is believed depending on the tool. Sentences that only a
+harness writes count for every tool. File tools may also complain about their parameters. A server's tool also reports
+what failed on its own side, so there the message has to be about the arguments. For a shell only the harness's
+sentences count, since programs print anything.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from composer_replication.sites.actions.shell_command import Command
 from composer_replication.sites.rule import FailureRule, rule
 
 REFUSALS: tuple[FailureRule, ...] = (
+    # "The user doesn't want to proceed with this tool use."; "Tool call rejected by user"; not "users rejected: 0"
     rule(
         "user_rejected",
         r"The user doesn't want to (?:proceed|take this action)|(?:The )?tool (?:use|call) was rejected"
@@ -28,6 +29,7 @@ REFUSALS: tuple[FailureRule, ...] = (
         where="start",
         confidence=0.98,
     ),
+    # "[Request interrupted by user]"; "The user aborted the run"
     rule(
         "user_interrupt",
         r"\[Request interrupted by user|(?:\S+ ){0,3}(?:interrupted|aborted|cancelled|canceled) by (?:the )?user\b"
@@ -37,7 +39,8 @@ REFUSALS: tuple[FailureRule, ...] = (
         where="start",
         confidence=0.98,
     ),
-    rule(  # with what had been printed until then
+    # An interruption after the output so far: "12 passed\n[Request interrupted by user for tool use]"
+    rule(
         "user_interrupt",
         r"^\[Request interrupted by user(?: for tool use)?\]\s*\Z|^(?:aborted"
         r"|interrupted) by (?:the )?user\b.{0,40}\Z",
@@ -45,6 +48,7 @@ REFUSALS: tuple[FailureRule, ...] = (
         where="end",
         confidence=0.95,
     ),
+    # "Claude requested permissions to write to a.py, but you haven't granted it yet."; "This command requires approval"
     rule(
         "permission_denied",
         r".{0,40}requested permissions? to .{0,200} haven't granted"
@@ -62,6 +66,7 @@ REFUSALS: tuple[FailureRule, ...] = (
         where="start",
         confidence=0.95,
     ),
+    # "PreToolUse:Bash hook error: no force pushes"; "Blocked: use the make target"; not "the hook ran"
     rule(
         "hook_blocked",
         r"(?:Hook )?(?:PreToolUse|PostToolUse|UserPromptSubmit|PreCompact|Stop|SubagentStop)\b"
@@ -73,6 +78,7 @@ REFUSALS: tuple[FailureRule, ...] = (
         where="start",
         confidence=0.97,
     ),
+    # "Sibling tool call errored"; "Skipped because another tool call failed"
     rule(
         "sibling_cancelled",
         r".{0,60}Sibling tool call errored|.{0,20}cancelled: parallel tool call"
@@ -90,11 +96,13 @@ _TOOL = rf"{_QUOTE}(?P<thing>[\w.:-]{{1,100}}){_QUOTE}"
 
 
 def _names_the_tool(match: re.Match[str], command: Command) -> bool:
-    thing = (match["thing"] or match["other"] or match["third"] or "").rstrip(".:-")
-    return re.split(r"__|::|/", thing)[-1].lower() in command.words or thing in command.words
+    tool = (match["thing"] or match["other"] or match["third"] or "").rstrip(".:-")
+    # The message may contain the full name of a server's tool: "mcp__github__search" for "search".
+    return re.split(r"__|::|/", tool)[-1].lower() in command.words or tool in command.words
 
 
 TOOL_NAME: tuple[FailureRule, ...] = (
+    # "No such tool available: Raed" -> "Raed"; "Tool search_web is not available" -> "search_web"
     rule(
         "tool_not_found",
         rf"(?:MCP error -3260[12]: )?(?:No such tool(?: available)?: ?|(?:unknown|unrecognized|unsupported"
@@ -114,8 +122,9 @@ TOOL_NAME: tuple[FailureRule, ...] = (
     ),
 )
 
-# Sentences that only a harness says about arguments, of any tool.
-OWN_WORDS: tuple[FailureRule, ...] = (
+# Sentences about arguments that only a harness writes, for any tool.
+HARNESS_SENTENCES: tuple[FailureRule, ...] = (
+    # "InputValidationError: Edit failed"; "failed to parse function arguments: missing field `command`"
     rule(
         "input_validation",
         r"InputValidationError|failed to (?:parse|decode) function(?: call)? arguments|Invalid tool parameters"
@@ -129,29 +138,33 @@ OWN_WORDS: tuple[FailureRule, ...] = (
 )
 
 
-def _not_about_answers(match: re.Match[str], _: Command) -> bool:
-    """What a server could not read, find or build on its own side is not an argument."""
+def _is_about_arguments(match: re.Match[str], _: Command) -> bool:
+    """Whether the message is about the call's arguments, not about what failed on the server's side."""
     text = match.string[:400]
-    return _ANSWERS.search(text) is None and _VARIABLE.search(text) is None
+    return _SERVER_SIDE.search(text) is None and _ENVIRONMENT_VARIABLE.search(text) is None
 
 
 def _names_a_parameter(match: re.Match[str], command: Command) -> bool:
     name = match["thing"]
-    return _not_about_answers(match, command) and (name is None or not name.isupper())
+    return _is_about_arguments(match, command) and (name is None or not name.isupper())
 
 
 def _is_this_function(match: re.Match[str], command: Command) -> bool:
-    """Of the tool itself, not of something that it calls."""
-    return match["thing"] is None or (match["thing"] in command.words and _not_about_answers(match, command))
+    """Whether the function in the message is the tool itself, not one that it calls."""
+    return match["thing"] is None or (match["thing"] in command.words and _is_about_arguments(match, command))
 
 
-_ANSWERS = re.compile(
+# These words show that a message is not about arguments.
+# "structured content does not match"; "API_KEY is not set"; not "missing required parameter 'query'"
+_SERVER_SIDE = re.compile(
     r"structured content|output schema|Response\b|environment|__init__|config|DOCTYPE|\benv\b|API[_ ]KEY|/etc/"
     r"|status code",
     re.IGNORECASE,
 )
-_VARIABLE = re.compile(r"\b[A-Z]{3,}_[A-Z0-9_]{2,}\b")  # of the environment
+# "SERVICE_TOKEN_FILE is missing"; not "TOKEN is missing"
+_ENVIRONMENT_VARIABLE = re.compile(r"\b[A-Z]{3,}_[A-Z0-9_]{2,}\b")
 SERVER_ARGUMENTS: tuple[FailureRule, ...] = (
+    # "MCP error -32602: Invalid arguments for tool search"; "Input validation error: 'limit' is not a number"
     rule(
         "input_validation",
         r"(?:MCP error )?-32602:? ?(?:invalid (?:arguments?|params|parameters)|input validation)"
@@ -165,8 +178,9 @@ SERVER_ARGUMENTS: tuple[FailureRule, ...] = (
         channels="other",
         where="start",
         confidence=0.9,
-        accept=_not_about_answers,
+        accept=_is_about_arguments,
     ),
+    # `Missing required parameter "query"` -> "query"; "the field 'limit' is required"
     rule(
         "input_validation",
         r".{0,80}(?:missing|requires?|unexpected|unknown|invalid) (?:a )?(?:required |keyword )?(?:parameter|argument"
@@ -180,6 +194,7 @@ SERVER_ARGUMENTS: tuple[FailureRule, ...] = (
         confidence=0.85,
         accept=_names_a_parameter,
     ),
+    # "search() got an unexpected keyword argument 'q'" -> "search"; "expected string, received number"
     rule(
         "input_validation",
         r".{0,60}?(?P<thing>[\w.]{1,80})\(\) (?:got an unexpected keyword argument|missing \d+ required (?:positional"
@@ -194,6 +209,7 @@ SERVER_ARGUMENTS: tuple[FailureRule, ...] = (
 )
 
 FILE_ARGUMENTS: tuple[FailureRule, ...] = (
+    # "The required parameter `file_path` is missing"; "limit: expected number, received string"
     rule(
         "input_validation",
         r"Invalid [`'\"]\w{1,60}[`'\"](?!.{0,300}(?:does not exist|must be different))"
@@ -222,6 +238,7 @@ FILE_ARGUMENTS: tuple[FailureRule, ...] = (
         where="start",
         confidence=0.93,
     ),
+    # "agent type 'reviewer' not found"; not "type error"
     rule(
         "input_validation",
         r"\w+ type ['\"`].{1,80}['\"`] not found",
@@ -232,8 +249,9 @@ FILE_ARGUMENTS: tuple[FailureRule, ...] = (
     ),
 )
 
-# What a tool says of a call that it does not offer.
+# A value that the tool does not offer.
 MISUSES: tuple[FailureRule, ...] = (
+    # "Unknown skill: deploy"; "Task abc123 is not running"; not "the skill works"
     rule(
         "input_validation",
         r"(?:Unknown|Invalid|No such) (?:skill|agent|command|mode|type|URL)\b|Skill \S{1,80} (?:not found"
@@ -247,6 +265,7 @@ MISUSES: tuple[FailureRule, ...] = (
         where="start",
         confidence=0.8,
     ),
+    # "This tool cannot read binary files."; "File is a Jupyter Notebook. Use the notebook tool."
     rule(
         "input_validation",
         r".{0,60}unrecognized file type|.{0,80}cannot read binary files|File is a Jupyter Notebook"

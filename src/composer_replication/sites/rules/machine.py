@@ -1,4 +1,8 @@
-"""Failures of shell commands that are the machine's, the network's or the harness's, and no slip."""
+"""Rules for shell commands that failed because of the machine or the network, and for the model's slips.
+
+A slip names something that does not exist: a program, a path, a branch. It counts as the model's only if the message is
+about something in the command itself. A script that cannot find its own files was not typed wrong.
+"""
 
 from __future__ import annotations
 
@@ -14,24 +18,23 @@ from composer_replication.sites.actions.shell_command import (
 from composer_replication.sites.actions.tools import word_set
 from composer_replication.sites.rule import FailureRule, rule
 
-# Commands that name what is not there: programs, paths, branches, commits.
-#
-# A slip counts as the model's only when the message is about something that the command itself says: a script that
-# cannot find its own files is not a command that was typed wrong.
-
-NO_COMMAND = (
+# Shells answer in the user's language: in English, German, French, Spanish, Portuguese, Italian, Russian, Chinese,
+# Japanese or Korean.
+_NO_COMMAND = (
     r"(?:command not found|not found|Befehl nicht gefunden|Kommando nicht gefunden|commande introuvable"
     r"|orden no encontrada|comando não encontrado|comando non trovato|команда не найдена|未找到命令|找不到命令"
     r"|コマンドが見つかりません|명령어를 찾을 수 없음)"
 )
-SAID_FIRST = NO_COMMAND.replace("|not found", "")  # `not found: x` is said of files too
-NO_COMMAND_WORDS = (
+# Without "not found", which in front of a name is also a message about files.
+_NO_COMMAND_IN_FRONT = _NO_COMMAND.replace("|not found", "")
+_NO_COMMAND_WORDS = (
     *("not found", "nicht gefunden", "introuvable", "no encontrada", "não encontrado", "non trovato", "не найдена"),
     *("未找到", "找不到", "見つかりません", "찾을 수"),
 )
 
 
 MACHINE: tuple[FailureRule, ...] = (
+    # "Command timed out after 120s"; "context deadline exceeded"; not "timeout=30"
     rule(
         "timeout",
         r"timed out after|command timed out|timed out and has been killed|timeout: sending signal|\bTimeoutError\b"
@@ -41,6 +44,7 @@ MACHINE: tuple[FailureRule, ...] = (
         *("timed out", "timeout", "deadline", "etimedout", "time limit"),
         channels="shell",
     ),
+    # "mkdir: /opt/x: Permission denied"; "sudo: a password is required"
     rule(
         "os_permission",
         r"permission denied|\b(?:EACCES|EPERM)\b|operation not permitted|sudo: a (?:password|terminal) is required"
@@ -51,6 +55,7 @@ MACHINE: tuple[FailureRule, ...] = (
         *("berechtigung", "accordée", "denegado", "权限", "許可", "отказано"),
         channels="shell",
     ),
+    # "curl: (6) Could not resolve host: example.invalid"; "Connection refused"; "HTTP 503"; not "503 lines"
     rule(
         "network",
         r"\b(?:ECONNREFUSED|ECONNRESET|ENOTFOUND|EAI_AGAIN)\b|could ?n[o']t resolve (?:host|proxy|hostname)"
@@ -69,6 +74,7 @@ MACHINE: tuple[FailureRule, ...] = (
         *("username", "proxy", "temporary failure", "dial tcp", "server running"),
         channels="shell",
     ),
+    # "fatal: gpg failed to sign the data"; "No space left on device"; "listen EADDRINUSE: address already in use"
     rule(
         "nonzero_exit",
         r"bad interpreter|error while loading shared libraries|gpg failed to sign|(?:smudge"
@@ -84,6 +90,7 @@ MACHINE: tuple[FailureRule, ...] = (
         channels="shell",
         blame="env",
     ),
+    # "*** Please tell me who you are."; "fatal: Unable to create '.git/index.lock': File exists."
     rule(
         "git_state",
         r"tell me who you are|unable to auto-detect email|index\.lock|another git process|detected dubious ownership"
@@ -93,6 +100,7 @@ MACHINE: tuple[FailureRule, ...] = (
         channels="shell",
         blame="env",
     ),
+    # "CONFLICT (content): Merge conflict in a.py"; "error: could not apply 1a2b3c4... Add a"
     rule(
         "git_state",
         r"CONFLICT \(|merge conflict|automatic merge failed|needs merge|fix conflicts|unmerged (?:files|paths)"
@@ -103,6 +111,7 @@ MACHINE: tuple[FailureRule, ...] = (
         blame="task",
         confidence=0.7,
     ),
+    # "! [rejected] main -> main (fetch first)"; "fatal: Not possible to fast-forward, aborting."
     rule(
         "git_state",
         r"not possible to fast-forward|divergent branches|! \[rejected\]|non-fast-forward|failed to push some refs",
@@ -111,16 +120,19 @@ MACHINE: tuple[FailureRule, ...] = (
         blame="unknown",
         confidence=0.7,
     ),
+    # "bash: line 1: foo: command not found" -> "foo"; "zsh: command not found: foo" -> "foo"
     rule(
         "cmd_not_found",
-        rf"^(?:.{{0,80}}: )?(?:line \d+: |\d+: )?([\w.+@/-]{{1,80}}): {NO_COMMAND}\W?$"
-        rf"|(?:{SAID_FIRST}) ?[:：] ?([\w.+@/-]{{1,80}})$",
-        *NO_COMMAND_WORDS,
+        rf"^(?:.{{0,80}}: )?(?:line \d+: |\d+: )?([\w.+@/-]{{1,80}}): {_NO_COMMAND}\W?$"
+        rf"|(?:{_NO_COMMAND_IN_FRONT}) ?[:：] ?([\w.+@/-]{{1,80}})$",
+        *_NO_COMMAND_WORDS,
         channels="shell",
         blame="env",
         confidence=0.7,
         accept=lambda match, command: not _is_slip(match, command),
     ),
+    # A script or a Makefile that calls a program: "/usr/bin/env: ‘node’: No such file or directory";
+    # "make: tsc: No such file or directory"
     rule(
         "cmd_not_found",
         r"/usr/bin/env: ['‘]?[\w.+-]{1,60}['’]?: No such file"
@@ -130,8 +142,9 @@ MACHINE: tuple[FailureRule, ...] = (
         blame="env",
     ),
 )
-# The harness held the output back, whatever the command was.
+# The harness withheld the output, whatever the command was.
 WITHHELD: tuple[FailureRule, ...] = (
+    # mini-swe-agent: "<returncode>0</returncode>\n<warning>\nThe output of your last command was too long."
     rule(
         "output_too_large",
         r"(?:<returncode>-?\d{1,3}</returncode>\s*)?<warning>\s*The output of your last command was too (?:long"
@@ -157,16 +170,25 @@ _NO_FILE_WORDS = (
 )
 
 
-_DIRECTORY = r"(?:Is a directory|Ist ein Verzeichnis|est un dossier|Es un directorio|是一个目录|ディレクトリです)"
+_IS_DIRECTORY = r"(?:Is a directory|Ist ein Verzeichnis|est un dossier|Es un directorio|是一个目录|ディレクトリです)"
+# Quotes of all languages: "rm: 'build/a': No such file or directory" -> "build/a"
 _QUOTED = re.compile(r"['\"`‘’“”«»「」]([^'\"`‘’“”«»「」]{1,300})['\"`‘’“”«»「」]")
-_RENAMED = re.compile(r"\brename (\S{1,300}) to ")
-_GIT_ASKS = re.compile(r"\b(?:rev-parse|merge-base|show-ref|ls-remote|submodule|clone|fetch|pull|push|remote)\b")
+# mv on macOS: "mv: rename a.txt to b/a.txt: No such file or directory" -> "a.txt"
+_RENAME_SOURCE = re.compile(r"\brename (\S{1,300}) to ")
+# Commands that ask git a question or another machine for something: "git rev-parse HEAD~9"; not "git checkout main"
+_GIT_QUERY = re.compile(r"\b(?:rev-parse|merge-base|show-ref|ls-remote|submodule|clone|fetch|pull|push|remote)\b")
+# At the start of a line: "bash: line 1: foo: command not found"; "/bin/sh: 1: foo: not found";
+# not "build: line 12: foo: not found"
 _TYPED_SHELL = re.compile(r"(?:/\S{0,40}/)?(?:bash|sh|zsh|dash|fish|ksh)\b")
+# "nothing to commit, working tree clean"
 _SUMMARY = re.compile(r"nothing (?:added )?to commit|no changes added")
-_VERB = re.compile(r"^(?:cannot|can't) (?:access|read|open|stat) ")
-_ON_WINDOWS = word_set("ls cp mv rm cat touch export source which head tail grep sed awk chmod ln sudo pwd uname man")
+# "cannot access 'a.txt'"; not "access denied"
+_FAILED_ACTION = re.compile(r"^(?:cannot|can't) (?:access|read|open|stat) ")
+_UNIX_ONLY = word_set("ls cp mv rm cat touch export source which head tail grep sed awk chmod ln sudo pwd uname man")
+# "./build.sh: line 12: foo: command not found"; not "bash: foo: command not found"
 _SCRIPT_LINE = re.compile(r"\S+: (?:line )?\d+: ")
-_NOT_A_PATH = re.compile(
+# "FileNotFoundError: a.txt"; "bad interpreter: /bin/zsh"; not "error: pathspec 'a' did not match"
+_NOT_ABOUT_A_PATH = re.compile(
     r"(?:Error|Exception)\b|\berror:(?! pathspec)|socket|bad interpreter|loading shared librar|not a valid"
 )
 
@@ -176,59 +198,62 @@ def _command_name(match: re.Match[str]) -> str:
 
 
 def _is_slip(match: re.Match[str], command: Command) -> bool:
-    """A program that the command itself calls: a utility one may take for granted, or a slip of the keyboard.
+    """Whether a missing program is the model's error: a standard utility, or a misspelled name.
 
-    Anything else may be what the project or the machine should have had.
+    Any other program may be one that the project or the machine should have provided.
     """
     name = _command_name(match)
     if not command.calls(name) or command.is_remote or _in_script(match.string):
         return False
-    if "is not recognized" in match[0] and name in _ON_WINDOWS:
+    if "is not recognized" in match[0] and name in _UNIX_ONLY:
         return True
-    return name in UTILITIES or (name not in SET_UP and bool(_near(name)))
+    return name in UTILITIES or (name not in SET_UP and bool(_similar_commands(name)))
 
 
-def _near(name: str) -> list[str]:
-    """Commands that this one is a misspelling of."""
+def _similar_commands(name: str) -> list[str]:
+    """Return the well-known command that this name is a misspelling of, if there is one."""
     return difflib.get_close_matches(name, WELL_KNOWN, n=1, cutoff=0.8) if len(name) > 2 else []
 
 
 def _in_script(line: str) -> bool:
-    """`build.sh: line 12: foo: …` is the script's own trouble; `bash: line 1: foo: …` is what was typed."""
+    """Whether a script failed (`build.sh: line 12: foo: …`), not the command as typed (`bash: line 1: foo: …`)."""
     return _SCRIPT_LINE.match(line) is not None and _TYPED_SHELL.match(line) is None
 
 
 def _names_its_path(match: re.Match[str], command: Command) -> bool:
-    """Whether a program that the command calls, or the shell, complains of a path that was typed."""
+    """Whether the shell, or a program of the command, complains about a path in the command."""
     line = match.string
-    if _in_script(line) or command.is_remote or _NOT_A_PATH.search(line) or not command.is_own(line):
+    if _in_script(line) or command.is_remote or _NOT_ABOUT_A_PATH.search(line) or not command.is_own(line):
         return False
-    pieces = [*_QUOTED.findall(line), *_RENAMED.findall(line), *re.split(r"\s?[:：]\s", line)[1:]]
-    return any(command.names(_VERB.sub("", piece).strip()) for piece in pieces if piece)
+    pieces = [*_QUOTED.findall(line), *_RENAME_SOURCE.findall(line), *re.split(r"\s?[:：]\s", line)[1:]]
+    return any(command.names(_FAILED_ACTION.sub("", piece).strip()) for piece in pieces if piece)
 
 
-def _is_gits_own(match: re.Match[str], command: Command) -> bool:
-    """Whether git says this of what was asked of it: a script, a build or a hook may have asked something else."""
+def _is_about_git_command(match: re.Match[str], command: Command) -> bool:
+    """Whether git says this about the command itself. A script, a build or a hook may run other git commands."""
     is_summary = _SUMMARY.search(match[0]) is not None
     if not command.only_git or (match["said"] is None and not match.string[:1].isupper() and not is_summary):
         return False
-    return not (is_summary and "git status" in command.text)  # which says so when all is well
+    # "nothing to commit" is the normal answer of `git status`.
+    return not (is_summary and "git status" in command.text)
 
 
 SLIPS: tuple[FailureRule, ...] = (
+    # As in MACHINE, and PowerShell: "The term 'grep' is not recognized as a name of a cmdlet" -> "grep"
     rule(
         "cmd_not_found",
-        rf"^(?:.{{0,80}}: )?(?:line \d+: |\d+: )?([\w.+@/-]{{1,80}}): {NO_COMMAND}\W?$"
-        rf"|(?:{SAID_FIRST}|Unknown command) ?[:：] ?([\w.+@/-]{{1,80}})$"
+        rf"^(?:.{{0,80}}: )?(?:line \d+: |\d+: )?([\w.+@/-]{{1,80}}): {_NO_COMMAND}\W?$"
+        rf"|(?:{_NO_COMMAND_IN_FRONT}|Unknown command) ?[:：] ?([\w.+@/-]{{1,80}})$"
         r"|(?:The term )?['‘\"]([\w.+@/\\-]{1,80})['’\"] is not recognized as",
-        *NO_COMMAND_WORDS,
+        *_NO_COMMAND_WORDS,
         *("unknown command", "is not recognized as"),
         channels="shell",
         accept=_is_slip,
     ),
+    # "cat: src: Is a directory"; not "src is a directory"
     rule(
         "is_directory",
-        rf"^[\w./+-]{{1,60}}: .{{1,300}}: {_DIRECTORY}\W?$",
+        rf"^[\w./+-]{{1,60}}: .{{1,300}}: {_IS_DIRECTORY}\W?$",
         *(
             "is a directory",
             "ist ein verzeichnis",
@@ -240,6 +265,7 @@ SLIPS: tuple[FailureRule, ...] = (
         channels="shell",
         accept=_names_its_path,
     ),
+    # "cat: src/a.py: No such file or directory"; not "No such file or directory"
     rule(
         "shell_path_missing",
         rf"^.{{1,400}}[:：] ?{_NO_FILE}",
@@ -248,6 +274,8 @@ SLIPS: tuple[FailureRule, ...] = (
         confidence=0.85,
         accept=_names_its_path,
     ),
+    # "ls: cannot access 'a.py': No such file or directory"; "error: pathspec 'a.py' did not match any file(s)";
+    # "cd: not a directory: a.py"
     rule(
         "shell_path_missing",
         r"^.{0,60}(?:cannot access|can't (?:open file|cd to|read)|Cannot find path) .{1,300}"
@@ -260,6 +288,7 @@ SLIPS: tuple[FailureRule, ...] = (
         confidence=0.85,
         accept=_names_its_path,
     ),
+    # "fatal: not a git repository (or any of the parent directories): .git"; "nothing to commit, working tree clean"
     rule(
         "git_state",
         r"^(?P<said>(?:fatal|error|hint|warning|致命错误|Schwerwiegend|erreur)\s?[:：])?.{0,100}(?:not a git repository"
@@ -289,14 +318,16 @@ SLIPS: tuple[FailureRule, ...] = (
         *("without -r", "unknown "),
         channels="shell",
         confidence=0.8,
-        accept=_is_gits_own,
+        accept=_is_about_git_command,
     ),
-    rule(  # whatever else git says that it cannot do: of lone commands that do not merely ask
+    # Whatever else git says that it cannot do, from a lone command that does not just ask.
+    # "fatal: cannot do that now"; not "fatal: unable to access 'https://example.invalid/'"
+    rule(
         "git_state",
         r"^fatal: (?!.{0,80}(?:Needed a single revision|remote|unable to|could not|cannot lock|early EOF|protocol))",
         "fatal: ",
         channels="shell",
         confidence=0.7,
-        accept=lambda _, command: command.only_git and not _GIT_ASKS.search(command.text),
+        accept=lambda _, command: command.only_git and not _GIT_QUERY.search(command.text),
     ),
 )

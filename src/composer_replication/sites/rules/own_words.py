@@ -1,7 +1,7 @@
-"""What one program says, in words of its own, when it was called wrongly; looked up by the programs of the command.
+"""Rules for single programs: what each says when it was called wrongly, looked up by the programs of the command.
 
-A runner (`npx`, `make`, `go run`) runs what the project is about, and what that prints is the work. But these are the
-runner's own sentences: whatever it was told to run had not begun. What a message names has to have been typed.
+A runner (`npx`, `make`, `go run`) runs code of the project, whose output is the work. The sentences below are the
+runner's own, so the code had not started yet. A name in the message must have been typed.
 """
 
 from __future__ import annotations
@@ -13,12 +13,16 @@ from collections.abc import Iterator, Mapping
 from composer_replication.sites.actions.shell_command import Command
 from composer_replication.sites.actions.tools import word_set
 from composer_replication.sites.rule import FailureRule, rule
-from composer_replication.sites.rules.typed import thing_of
+from composer_replication.sites.rules.typed import captured_name
 
-# What follows these is the name of another program.
+# The arguments of these contain the name of another program.
 _STARTERS = word_set("npx bunx npm pnpm yarn bun uv uvx poetry pipx pdm hatch rye mise asdf direnv dotenv bundle")
 _QUOTES = "'\"`\u2018\u2019"
-# Programs and a kind; below them, of each message, words of it in lower case and how it reads. `'` is any quote.
+# Each block begins with the programs and the kind of failure. Each line below gives a word that every such message
+# contains, in lower case, and the pattern of the message after " ~ ". A `'` in a pattern matches any quote.
+# For example, under "git: shell_path_missing":
+# "fatal: pathspec ':(glob)src/*.rs' did not match any files" -> "src/*.rs";
+# not "fatal: pathspec 'src' did not match any files"
 _TABLE = r"""
 git: git_state
   does not appear to be a git ~ ^fatal: '((?!origin\b)[\w.-]{1,60})' does not appear to be a git repository
@@ -183,19 +187,21 @@ psql sqlite3: api_misuse
 
 
 def _is_typed(match: re.Match[str], command: Command) -> bool:
-    """Whether the command says what the message names, or the end of it: programs print whole paths."""
-    thing = thing_of(match)
-    if not thing or thing in command.text or thing.lstrip("-") in command.words:
+    """Whether the name in the message, or the end of that path, was typed: programs print absolute paths."""
+    name = captured_name(match)
+    if not name or name in command.text or name.lstrip("-") in command.words:
         return True
     ends = (word.removeprefix("./").rstrip("/.") for word in command.words)
-    return any(len(word) > 1 and thing.endswith(f"/{word}") for word in ends)
+    return any(len(word) > 1 and name.endswith(f"/{word}") for word in ends)
 
 
 def _any_quotes(pattern: str) -> str:
+    """Return the pattern with every `'` replaced by a class of all quotes, inside negated classes too."""
     return f"[^{_QUOTES}".join(part.replace("'", f"[{_QUOTES}]") for part in pattern.split("[^'"))
 
 
-def _by_program() -> Mapping[str, tuple[FailureRule, ...]]:
+def _rules_by_program() -> Mapping[str, tuple[FailureRule, ...]]:
+    """Return the rules of the table by program; each block becomes one rule."""
     by_program: dict[str, list[FailureRule]] = defaultdict(list)
     for block in re.split(r"\n(?=\w)", _TABLE.strip()):
         head, *rows = block.split("\n")
@@ -209,11 +215,11 @@ def _by_program() -> Mapping[str, tuple[FailureRule, ...]]:
     return {program: tuple(rules) for program, rules in by_program.items()}
 
 
-_RULES = _by_program()
+_RULES = _rules_by_program()
 
 
-def own_words(command: Command) -> Iterator[FailureRule]:
-    """Rules for what the programs of this command say of themselves."""
+def program_rules(command: Command) -> Iterator[FailureRule]:
+    """Yield the rules for the programs of this command."""
     names = {name for name, _ in command.programs}
     if not names.isdisjoint(_STARTERS):
         names |= command.words & _RULES.keys()

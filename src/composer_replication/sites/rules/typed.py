@@ -1,7 +1,8 @@
-"""Who can have said that a command was typed wrongly, and of what: what rules for such messages ask of the command.
+"""Check that a message about wrong use is about the command, and define the rules for shell syntax and for services.
 
-Each message has to be about something that the command itself says, and to come from a program that everybody has. The
-project's own program is the work: an option that it does not have yet is what a run of it is meant to find out.
+A message counts only if it is about something in the command and comes from a familiar program, one that every machine
+may have. A program of the project does not count: if an option is still missing, that is the work, and the run was
+meant to show it.
 """
 
 from __future__ import annotations
@@ -13,167 +14,180 @@ from composer_replication.sites.actions.tools import word_set
 from composer_replication.sites.rule import FailureRule, rule
 
 _QUOTES = "'\"`‘’“”«»,;:)"
-# What these run is the project's own, or reads options that plugins add.
-_RUNS_OTHERS = frozenset(
+# These run code of the project, or take options that plugins add.
+_RUNS_PROJECT_CODE = frozenset(
     (name, "run") for name in ("go", "cargo", "npm", "yarn", "bun", "pnpm", "uv", "poetry", "dotnet", "mix", "docker")
 ) | {("npm", "start"), ("npm", "exec"), ("deno", "run"), ("deno", "task")}
-_READS_PLUGINS = word_set("pytest py.test npx rails mvn gradle java node ruby php make flask celery alembic task just")
-# What these complain of without naming it stands in files, which are the work.
-_READS_THE_WORK = word_set(
+_HAS_PLUGINS = word_set("pytest py.test npx rails mvn gradle java node ruby php make flask celery alembic task just")
+# If these do not name what they complain about, it is in a file, which is the work.
+_READS_PROJECT_FILES = word_set(
     "terraform tofu helm kubectl ansible kustomize docker podman tsc eslint webpack vite cargo rustc javac swift dotnet"
     " bazel cmake ninja gcc g++ clang cc buf protoc sqlc alembic psql mysql sqlite3 mix elixir python python3"
 )
-# A run of tests, of a build or of a script prints what was done inside it.
-_RUNS_THE_WORK = re.compile(
+# A run of tests, a build or a script prints messages of programs inside it.
+# "pytest -q"; "./deploy.sh"; not "git status"
+_RUNS_TESTS_OR_SCRIPTS = re.compile(
     r"\b(?:tests?|spec|check|lint|vet|make|jest|vitest|mocha|pytest|tox|rspec|ctest|bench|ci|e2e|pre-commit)\b|\.sh\b"
 )
 
+# "git commit --help"; "tar -h"; not "ls -hl"
 _ASKS_FOR_HELP = re.compile(r"help|\s-[h?](?:\s|$)")
-_SEARCH_PATH = re.compile(r"(?:^|[;&\n(]\s{0,8}|\b(?:local|export|for) )path(?:=| in )")  # which is PATH for zsh
+# In zsh the variable path is PATH, so a loop over it hides all programs.
+# "for path in src tests; do ls $path; done"; not "ls $path"
+_SETS_ZSH_PATH = re.compile(r"(?:^|[;&\n(]\s{0,8}|\b(?:local|export|for) )path(?:=| in )")
 
 
-def _is_known(program: tuple[str, str]) -> bool:
+def _is_familiar_program(program: tuple[str, str]) -> bool:
     name = program[0].lower()
-    return name in FAMILIAR and name not in _READS_PLUGINS and program not in _RUNS_OTHERS
+    return name in FAMILIAR and name not in _HAS_PLUGINS and program not in _RUNS_PROJECT_CODE
 
 
-def is_familiar(command: Command) -> bool:
-    """Whether everything it runs is a program that everybody has, and not the one under work."""
-    return bool(command.programs) and all(map(_is_known, command.programs))
+def runs_familiar_only(command: Command) -> bool:
+    """Whether the command runs familiar programs only, and none of the project."""
+    return bool(command.programs) and all(map(_is_familiar_program, command.programs))
 
 
-def is_said_by_known(match: re.Match[str], command: Command) -> bool:
-    """Whether only programs that everybody has can have said this, or one of them says so in its own name."""
-    return is_familiar(command) or is_named(match, command)
+def is_from_familiar(match: re.Match[str], command: Command) -> bool:
+    """Whether the message comes from a familiar program: there are no others, or the line begins with its name."""
+    return runs_familiar_only(command) or _begins_with_familiar(match, command)
 
 
-def thing_of(match: re.Match[str]) -> str:
-    """What the message names."""
+def captured_name(match: re.Match[str]) -> str:
+    """Return the name that the rule captured, without quotes; empty if there is none."""
     return next((group for group in match.groups() if group), "").strip(_QUOTES)
 
 
-def is_wrong_use(match: re.Match[str], command: Command) -> bool:
-    """Whether the thing was given to a program that everybody has, and to no other."""
-    thing = thing_of(match)
-    if not thing or thing not in command.text:
+def is_argument(match: re.Match[str], command: Command) -> bool:
+    """Whether the captured name is in the command, as an argument of familiar programs only."""
+    name = captured_name(match)
+    if not name or name not in command.text:
         return False
-    programs = command.programs_with_argument(thing)
-    return all(map(_is_known, programs)) if programs else is_familiar(command)
+    programs = command.programs_with_argument(name)
+    return all(map(_is_familiar_program, programs)) if programs else runs_familiar_only(command)
 
 
-def is_wrong_bare_option(match: re.Match[str], command: Command) -> bool:
-    """An option that the message names without its dashes."""
-    thing = thing_of(match).lstrip("-")
-    programs = command.programs_with_argument(f"-{thing}")
-    return bool(thing) and bool(programs) and all(map(_is_known, programs))
+def is_option_without_dashes(match: re.Match[str], command: Command) -> bool:
+    """Whether the captured option, which the message names without its dashes, was passed to familiar programs only."""
+    option = captured_name(match).lstrip("-")
+    programs = command.programs_with_argument(f"-{option}")
+    return bool(option) and bool(programs) and all(map(_is_familiar_program, programs))
 
 
-def is_wrong_letter(match: re.Match[str], command: Command) -> bool:
-    """A single letter, which stands among others behind one dash."""
+def is_option_letter(match: re.Match[str], command: Command) -> bool:
+    """Whether the captured letter is one of several after one dash, as in `ls -lqZ`."""
     letter = re.escape(next(group for group in match.groups() if group))
-    is_there = re.search(rf"\s-\w{{0,8}}{letter}", command.text) is not None
-    return is_there and (is_familiar(command) or is_named(match, command))
+    # For the letter Z: "ls -lZ"; not "ls --Zero"
+    is_typed = re.search(rf"\s-\w{{0,8}}{letter}", command.text) is not None
+    return is_typed and (runs_familiar_only(command) or _begins_with_familiar(match, command))
 
 
-def is_named(match: re.Match[str], command: Command) -> bool:
-    """Whether the line begins with the name of a program that everybody has and that the command calls."""
+def _begins_with_familiar(match: re.Match[str], command: Command) -> bool:
+    """Whether the line begins with the name of a familiar program that the command calls."""
     name = match.string.partition(":")[0].strip().rpartition("/")[2]
-    return name in FAMILIAR and name not in _READS_PLUGINS and command.calls(name)
+    return name in FAMILIAR and name not in _HAS_PLUGINS and command.calls(name)
 
 
-def is_wrong_name(match: re.Match[str], command: Command) -> bool:
-    """A name of something that the program should have; a missing script is the runner's own word for it."""
-    thing = thing_of(match)
-    return is_wrong_use(match, command) or ("script" in match[0].lower() and bool(thing) and thing in command.text)
+def is_argument_or_script(match: re.Match[str], command: Command) -> bool:
+    """Whether the captured name was typed, as an argument of a familiar program or as a script (`npm run NAME`)."""
+    name = captured_name(match)
+    return is_argument(match, command) or ("script" in match[0].lower() and bool(name) and name in command.text)
 
 
-def is_wrong_count(_: re.Match[str], command: Command) -> bool:
-    """Of a program that speaks of its own command line, not of files that it was given."""
-    return is_familiar(command) and not any(name in _READS_THE_WORK for name, _first in command.programs)
+def is_about_command_line(_: re.Match[str], command: Command) -> bool:
+    """Whether the message is about the command line. Programs that read files may mean a file instead."""
+    return runs_familiar_only(command) and not any(name in _READS_PROJECT_FILES for name, _first in command.programs)
 
 
-def is_typed_folder(match: re.Match[str], command: Command) -> bool:
-    """A package, folder or file that was typed, looked for where the shell stands."""
-    looked_for = thing_of(match).removeprefix("./").rstrip("/.")
+def is_typed_path(match: re.Match[str], command: Command) -> bool:
+    """Whether the captured path was typed, and was looked up by a familiar program in the current folder."""
+    path = captured_name(match).removeprefix("./").rstrip("/.")
     words = {word.strip("'\"`").removeprefix("./").rstrip("/.") for word in command.text.split()}
-    is_there = any(len(word) > 1 and (looked_for == word or looked_for.endswith(f"/{word}")) for word in words)
-    return is_there and is_familiar(command)
+    is_typed = any(len(word) > 1 and (path == word or path.endswith(f"/{word}")) for word in words)
+    return is_typed and runs_familiar_only(command)
 
 
 def shows_its_usage(match: re.Match[str], command: Command) -> bool:
-    return _is_named_usage(match, command) and _ASKS_FOR_HELP.search(command.text) is None
-
-
-def _is_named_usage(match: re.Match[str], command: Command) -> bool:
-    """Whether the usage is that of a program that everybody has and that the command calls."""
-    return any(_is_known(program) for program in command.programs if program[0] == match[1])
+    """Whether the usage text is that of a familiar program of the command, which did not ask for help."""
+    is_familiar_usage = any(_is_familiar_program(program) for program in command.programs if program[0] == match[1])
+    return is_familiar_usage and _ASKS_FOR_HELP.search(command.text) is None
 
 
 def is_typed_target(match: re.Match[str], command: Command) -> bool:
+    """Whether the captured target was typed after `make`."""
     return match[1] in command.text.split() and (command.runs("make") or command.runs("gmake"))
 
 
 def _is_written_inline(_: re.Match[str], command: Command) -> bool:
-    """Whether the program stands in the command: handed over with an option, or fed in."""
+    """Whether the program is in the command: after an option such as `-c`, or in a here-document."""
+    # "python -c 'x = 1'"; "node <<EOF"; not "python app.py"
     return re.search(r"\s-(?:c|e|r|p|E|ne|pe|-eval|-command)\b|<<", command.text) is not None
 
 
-def is_here(_: re.Match[str], command: Command) -> bool:
+def is_local(_: re.Match[str], command: Command) -> bool:
+    """Whether the command runs on this machine: over ssh another shell reads it."""
     return not command.is_remote
 
 
 def _is_unquoted(match: re.Match[str], command: Command) -> bool:
-    """A word that was not meant as a pattern of files: one that only names files has found none, which is an answer."""
-    thing = match[1] or match[2]
-    return thing in command.text and (thing.startswith("-") or any(character in thing for character in "?[=^(#~"))
+    """Whether the word without a match was meant as text. For a plain file pattern, no match is an answer."""
+    word = match[1] or match[2]
+    return word in command.text and (word.startswith("-") or any(character in word for character in "?[=^(#~"))
 
 
-def _is_unescaped(match: re.Match[str], command: Command) -> bool:
-    """Words in backticks inside a text, a command kept in one variable, or a search path that was overwritten."""
-    thing, text = thing_of(match), command.text
-    if thing.partition(" ")[0] in FAMILIAR and " " not in thing:
-        return "not found: " in match[0] and _SEARCH_PATH.search(text) is not None
-    quoted = text[: max(0, text.find(f"`{thing}"))]
-    in_variable = " " in thing and "$" in text and thing in text
-    return '"' in quoted or "<<" in quoted or in_variable
+def _is_text_in_backticks(match: re.Match[str], command: Command) -> bool:
+    """Whether the missing command is text in backticks, a whole command in one variable, or hidden by a lost PATH."""
+    missing_command, text = captured_name(match), command.text
+    if missing_command.partition(" ")[0] in FAMILIAR and " " not in missing_command:
+        return "not found: " in match[0] and _SETS_ZSH_PATH.search(text) is not None
+    before = text[: max(0, text.find(f"`{missing_command}"))]
+    in_variable = " " in missing_command and "$" in text and missing_command in text
+    return '"' in before or "<<" in before or in_variable
 
 
 def _is_replaced_pattern(_: re.Match[str], command: Command) -> bool:
+    """Whether a pattern of `find` has no quotes, so that the shell may replace it."""
+    # "find . -name *.py"; not "find . -name '*.py'"
     return re.search(r"-(?:i?name|path)\s+[^'\"\s\\]*[*?]", command.text) is not None
 
 
-def _asks_a_service(_: re.Match[str], command: Command) -> bool:
+def _runs_service_client(_: re.Match[str], command: Command) -> bool:
     return command.runs("gh") or command.runs("glab")
 
 
-def _asks_elsewhere(_: re.Match[str], command: Command) -> bool:
-    """Whether an address was typed that is nobody's on this machine."""
+def _names_remote_address(_: re.Match[str], command: Command) -> bool:
+    """Whether the command names an address outside this machine and the local network."""
+    # "curl https://example.invalid/a"; not "curl http://localhost:8000"
     return (
-        is_familiar(command)
+        runs_familiar_only(command)
         and re.search(r"https?://(?!localhost|127\.|0\.0|\[|\$|10\.|192\.168)", command.text) is not None
     )
 
 
-def has_no_terminal(_: re.Match[str], command: Command) -> bool:
-    """Whether the program itself was called for: tests may well try without a terminal."""
-    return _RUNS_THE_WORK.search(command.text) is None
+def is_direct_call(_: re.Match[str], command: Command) -> bool:
+    """Whether the command called the program directly. Tests may run it without a terminal on purpose."""
+    return _RUNS_TESTS_OR_SCRIPTS.search(command.text) is None
 
 
-def is_own_familiar(match: re.Match[str], command: Command) -> bool:
-    """Said in its own name, and by nothing else that may call the same program."""
-    return is_named(match, command) and is_familiar(command)
+def is_from_familiar_alone(match: re.Match[str], command: Command) -> bool:
+    """Whether the line begins with the name of a familiar program, and the command runs no others."""
+    return _begins_with_familiar(match, command) and runs_familiar_only(command)
 
 
-# What could not be read as it was typed: by the shell, or by a program that was handed a script with the command.
+# ---- What the shell, or a program that takes a script, could not parse ----------------------------------------------
 
-_SHELL_SAYS = (
+# How a shell begins a message: "bash: line 3: ", "zsh:1: ", "(eval):1: ", "/bin/sh: 1: ".
+_SHELL_PREFIX = (
     r"^(?:(?:/\S{0,40}/)?(?:bash|sh|zsh|dash|ksh|fish)(?:: eval)?|-?bash|\(eval\)|eval)(?:: -c)?(?::[\w\[]{1,20})?"
     r"(?:: line \d+|[: ]+\d+)?: "
 )
 SYNTAX: tuple[FailureRule, ...] = (
-    rule(  # bash, zsh, dash, fish
+    # bash, zsh, dash and fish on what they cannot read.
+    # "bash: -c: line 1: syntax error near unexpected token `('"; "zsh: event not found: /usr";
+    # not "syntax error in main.go"
+    rule(
         "shell_syntax",
-        _SHELL_SAYS + r".{0,80}(?:syntax error|unexpected EOF|unexpected end of file|parse error|unmatched|unterminated"
+        _SHELL_PREFIX
+        + r".{0,80}(?:syntax error|unexpected EOF|unexpected end of file|parse error|unmatched|unterminated"
         r"|bad substitution|bad pattern|event not found|bad math expression|not a valid identifier"
         r"|unknown file attribute"
         r"|bad option|conditional|read-only variable|missing end|unknown condition|not valid in this context"
@@ -196,9 +210,10 @@ SYNTAX: tuple[FailureRule, ...] = (
         *("not allowed", "coprocess", "invalid ", "can only ", "too many", "not supported"),
         channels="shell",
         confidence=0.85,
-        accept=is_here,
+        accept=is_local,
     ),
-    rule(  # PowerShell and cmd
+    # PowerShell and cmd: "The string is missing the terminator: '."; "The syntax of the command is incorrect."
+    rule(
         "shell_syntax",
         r"is not a valid statement separator|^The string is missing the terminator"
         r"|^Unexpected token '.{1,40}' in expression"
@@ -213,27 +228,32 @@ SYNTAX: tuple[FailureRule, ...] = (
         *("command is incorrect", "value expression"),
         channels="shell",
         confidence=0.85,
-        accept=is_here,
+        accept=is_local,
     ),
+    # "zsh: no matches found: a[0]=b" -> "a[0]=b"; "zsh:1: no matches found: src/*.rs" -> "src/*.rs"
     rule(
         "shell_syntax",
-        rf"{_SHELL_SAYS}no matches found: (\S.{{0,300}}?)\s*$|^fish: No matches for wildcard '(.{{1,300}}?)'",
+        rf"{_SHELL_PREFIX}no matches found: (\S.{{0,300}}?)\s*$|^fish: No matches for wildcard '(.{{1,300}}?)'",
         "no matches",
         channels="shell",
         confidence=0.8,
         accept=_is_unquoted,
     ),
-    rule(  # words in backticks, or in a variable, that the shell took for a command
+    # Words in backticks, or in a variable, that the shell took for a command.
+    # "zsh: command not found: make test" -> "make test"; "bash: line 3: a.yaml: command not found" -> "a.yaml"
+    rule(
         "shell_syntax",
-        rf"{_SHELL_SAYS}(?:(?:command not found|no such file or directory|permission denied"
+        rf"{_SHELL_PREFIX}(?:(?:command not found|no such file or directory|permission denied"
         rf"|is a directory): (.{{1,200}}?)"
         r"|(.{1,200}?): (?:command not found|No such file or directory|Permission denied|Is a directory))$",
         *("not found", "no such file", "permission denied", "is a directory"),
         channels="shell",
         confidence=0.8,
-        accept=_is_unescaped,
+        accept=_is_text_in_backticks,
     ),
-    rule(  # a pattern that the shell replaced by names
+    # A pattern without quotes, which the shell replaced by the names of files.
+    # "find: paths must precede expression: b.py"; "find: b.py: unknown primary or operator" -> "b.py"
+    rule(
         "shell_syntax",
         r"^find: (\S{1,200}): unknown primary|^find: paths must precede expression",
         *("unknown primary", "precede"),
@@ -241,7 +261,10 @@ SYNTAX: tuple[FailureRule, ...] = (
         confidence=0.8,
         accept=_is_replaced_pattern,
     ),
-    rule(  # programs that are handed a script of their own
+    # Programs that take a script of their own.
+    # "jq: error: syntax error, unexpected INVALID_CHARACTER"; "sed: -e expression #1, char 4: unknown command";
+    # "rg: regex parse error:"; not "jq: error (at <stdin>:1): Cannot index number"
+    rule(
         "shell_syntax",
         r"^jq: error: (?:syntax error|\S{1,60}/\d+ is not defined)|^jq: \d+ compile errors?"
         r"|failed to parse jq expression"
@@ -262,7 +285,9 @@ SYNTAX: tuple[FailureRule, ...] = (
         channels="shell",
         confidence=0.85,
     ),
-    rule(  # interpreters
+    # Interpreters, on a program from the command line or from stdin.
+    # `  File "<string>", line 1`; "-e:1: syntax error"; not `  File "app.py", line 1`
+    rule(
         "shell_syntax",
         r'^\s*File "<(?:string|stdin)>", line \d+\s*$'
         r"|^-e:\d+: syntax error|^\[(?:eval|stdin)\]:\d+$|Parse error: .{0,120} in Command line code"
@@ -272,7 +297,8 @@ SYNTAX: tuple[FailureRule, ...] = (
         confidence=0.75,
         accept=_is_written_inline,
     ),
-    rule(  # a cell
+    # A cell of a notebook: "Cell In[3], line 2\n    x = = 1\nSyntaxError: invalid syntax"
+    rule(
         "shell_syntax",
         r"\s*(?:Cell In ?\[\d{1,6}\], line \d{1,6}|File \"<ipython-input\S{1,80}, line \d{1,6})\n(?:.{0,300}\n){1,4}?"
         r"\s*(?:SyntaxError|IndentationError|TabError): ",
@@ -281,7 +307,8 @@ SYNTAX: tuple[FailureRule, ...] = (
         where="start",
         confidence=0.75,
     ),
-    rule(  # statements of SQL
+    # `ERROR:  syntax error at or near "FORM"`; "Error: in prepare, near FORM: syntax error"
+    rule(
         "shell_syntax",
         r"^(?:psql:<stdin>:\d+: )?ERROR: +syntax error at or near"
         r"|^(?:Parse error: |Error: )?(?:in prepare, )?near .{1,60}: syntax error"
@@ -290,15 +317,16 @@ SYNTAX: tuple[FailureRule, ...] = (
         channels="shell",
         confidence=0.8,
         accept=lambda _, command: (
-            is_familiar(command) and "<" not in command.text.replace("<<", "") and " -f" not in command.text
+            runs_familiar_only(command) and "<" not in command.text.replace("<<", "") and " -f" not in command.text
         ),
     ),
 )
 
 
-# What was asked of somebody else's service, of a database or of data, and is not there: endpoints, tables, fields.
+# ---- Services, databases and data: endpoints, tables and fields that do not exist ------------------------------------
 
 SERVICES: tuple[FailureRule, ...] = (
+    # "fatal: no git remotes found"; "must first push the current branch to a remote"
     rule(
         "usage_error",
         r"must first push the current branch|a pull request for branch .{1,200} already exists"
@@ -307,8 +335,9 @@ SERVICES: tuple[FailureRule, ...] = (
         *("first push", "already exists", "build constraints", "git remotes"),
         channels="shell",
         confidence=0.75,
-        accept=is_said_by_known,
+        accept=is_from_familiar,
     ),
+    # "Error: no such table: user" -> "user"; "ERROR:  relation users does not exist" -> "users"
     rule(
         "api_misuse",
         r"no such (?:table|column|function): ([\w.]{1,80})|ERROR: +(?:column|relation|table"
@@ -317,8 +346,9 @@ SERVICES: tuple[FailureRule, ...] = (
         *("no such table", "no such column", "no such function", "does not exist", "error 1"),
         channels="shell",
         confidence=0.75,
-        accept=is_wrong_use,
+        accept=is_argument,
     ),
+    # "gh: Not Found (HTTP 404)"; "Could not resolve to a Repository with the name"; not "gh: HTTP 500"
     rule(
         "api_misuse",
         r"^gh: .{0,200}\(HTTP (?:404|422|400)\)|\bHTTP (?:404|422|400): .{0,200}\(https?://"
@@ -331,23 +361,25 @@ SERVICES: tuple[FailureRule, ...] = (
         *("could not resolve to", "parsing", "but got: ", "cannot iterate", "cannot index"),
         channels="shell",
         confidence=0.75,
-        accept=_asks_a_service,
+        accept=_runs_service_client,
     ),
+    # "curl: (22) The requested URL returned error: 404"; not "curl: (7) Failed to connect"
     rule(
         "api_misuse",
         r"^curl: \(22\) .{0,80}\b(?:404|400|405|422)\b|ERROR (?:404|400|405|422): ",
         *("curl: (22)", "error 4"),
         channels="shell",
         confidence=0.7,
-        accept=_asks_elsewhere,
+        accept=_names_remote_address,
     ),
-    rule(  # a filter that does not fit what it is given
+    # A jq filter that does not fit its input: "jq: error (at <stdin>:1): Cannot iterate over null (null)"
+    rule(
         "usage_error",
         r"^jq: error \(at .{1,40}\): (?:Cannot (?:index|iterate)|.{0,200}(?:cannot be|has no keys"
         r"|and .{1,80} cannot))",
         "jq: error (at",
         channels="shell",
         confidence=0.7,
-        accept=lambda _, command: is_familiar(command),
+        accept=lambda _, command: runs_familiar_only(command),
     ),
 )

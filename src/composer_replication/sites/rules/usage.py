@@ -1,27 +1,28 @@
-"""Commands that could not work as they were typed: options a program does not have, names, counts, the folder.
+"""Rules for programs that were called wrongly: unknown options and names, wrong counts, the wrong folder.
 
-They come before the work: a runner that was called wrongly ran nothing. What the command has to say for each of them to
-count stands in `typed`.
+They are tried before the rules for tests and builds, because a runner that was called wrongly did not run anything. The
+`accept` functions, which check that the message is about the command, are in `typed`.
 """
 
 from __future__ import annotations
 
 from composer_replication.sites.rule import FailureRule, rule
 from composer_replication.sites.rules.typed import (
-    has_no_terminal,
-    is_familiar,
-    is_own_familiar,
-    is_said_by_known,
-    is_typed_folder,
+    is_about_command_line,
+    is_argument,
+    is_argument_or_script,
+    is_direct_call,
+    is_from_familiar,
+    is_from_familiar_alone,
+    is_option_letter,
+    is_option_without_dashes,
+    is_typed_path,
     is_typed_target,
-    is_wrong_bare_option,
-    is_wrong_count,
-    is_wrong_letter,
-    is_wrong_name,
-    is_wrong_use,
+    runs_familiar_only,
     shows_its_usage,
 )
 
+# Parts of the patterns: an opening quote, an option, "unknown" and its synonyms, what is unknown, and its name.
 _Q = r"['\"`‘“«]?"
 _OPTION = r"--?\w[\w-]{0,60}"
 _WRONG = r"(?:unknown|unrecogni[sz]ed|illegal|invalid|bad|unsupported|unexpected|undefined|ambiguous|no such)"
@@ -29,7 +30,9 @@ _KINDS = r"(?:option|flag|switch|argument|parameter|primary or operator|predicat
 _NAME = rf"{_Q}([\w:./@-]{{1,80}})"
 
 OPTIONS: tuple[FailureRule, ...] = (
-    rule(  # GNU and BSD, Go, cobra, clap, argparse, click, npm, PowerShell
+    # An option that the program does not have: GNU and BSD tools, Go, cobra, clap, argparse, click, npm, PowerShell.
+    # "error: unknown option '--colour'" -> "--colour"; "flag provided but not defined: -verbose" -> "-verbose"
+    rule(
         "usage_error",
         rf"{_WRONG} (?:(?:shorthand|long|short|global|extra|command[- ]line) ){{0,2}}{_KINDS}s?(?: provided"
         rf"| name)?(?: --)?[:=]?"
@@ -44,9 +47,11 @@ OPTIONS: tuple[FailureRule, ...] = (
         *("option", "flag", "switch", "argument", "primary", "predicate", "parameter"),
         channels="shell",
         confidence=0.85,
-        accept=is_wrong_use,
+        accept=is_argument,
     ),
-    rule(  # git names options without their dashes
+    # Git names options without their dashes: "error: unknown option `colour'" -> "colour";
+    # not "error: unknown argument"
+    rule(
         "usage_error",
         r"^error: (?:unknown|ambiguous) (?:option|switch)[: ]+[`'‘]([\w-]{1,60})|^error: (?:option"
         r"|switch) [`'‘]([\w-]{1,60})['’] "
@@ -54,8 +59,9 @@ OPTIONS: tuple[FailureRule, ...] = (
         *("unknown ", "ambiguous ", "requires", "expects", "takes", "unrecognized argument", "incompatible"),
         channels="shell",
         confidence=0.85,
-        accept=is_wrong_bare_option,
+        accept=is_option_without_dashes,
     ),
+    # A single letter: "ls: invalid option -- 'Z'" -> "Z"; "unknown shorthand flag: 'q' in -q" -> "q"
     rule(
         "usage_error",
         rf"^[\w.+-]{{1,40}}: (?:{_WRONG} option|option requires an argument):? --? ?{_Q}(\w\b|-)"
@@ -65,9 +71,11 @@ OPTIONS: tuple[FailureRule, ...] = (
         *("option", "shorthand", "illegal line", "illegal byte", "needs an argument"),
         channels="shell",
         confidence=0.85,
-        accept=is_wrong_letter,
+        accept=is_option_letter,
     ),
-    rule(  # an option without its value, or with a wrong one
+    # An option without its value, or with a wrong one.
+    # "error: argument --depth: expected one argument" -> "--depth"; "Invalid value for '--port': eighty" -> "--port"
+    rule(
         "usage_error",
         r"invalid argument:? ['\"‘]([^'\"’]{1,80})['\"’] for"
         rf"|{_KINDS} (?:needs|requires)(?: an?)? (?:argument|value|parameter)[: ]+{_Q}({_OPTION})"
@@ -82,12 +90,15 @@ OPTIONS: tuple[FailureRule, ...] = (
         channels="shell",
         confidence=0.8,
         accept=lambda match, command: (
-            is_wrong_use(match, command) or (match[0].startswith(("required", "Missing")) and is_familiar(command))
+            is_argument(match, command)
+            or (match[0].startswith(("required", "Missing")) and runs_familiar_only(command))
         ),
     ),
 )
 
 NAMES: tuple[FailureRule, ...] = (
+    # A subcommand, task, target or other name that the program does not have.
+    # "unknown command: 'statuss'" -> "statuss"; "npm ERR! missing script: biuld" -> "biuld"
     rule(
         "usage_error",
         rf"(?:unknown|unrecogni[sz]ed|no such|invalid) (?:sub)?command:? {_NAME}|has no command named {_NAME}"
@@ -115,16 +126,18 @@ NAMES: tuple[FailureRule, ...] = (
         *("file type", "' not found"),
         channels="shell",
         confidence=0.8,
-        accept=is_wrong_name,
+        accept=is_argument_or_script,
     ),
-    rule(  # before what git says of the push as a whole
+    # Before what git says of the push as a whole: "error: src refspec mian does not match any" -> "mian"
+    rule(
         "git_state",
         r"^error: src refspec (\S{1,200}) does not match any",
         "src refspec",
         channels="shell",
         confidence=0.8,
-        accept=is_wrong_use,
+        accept=is_argument,
     ),
+    # "make: *** No rule to make target 'tets'.  Stop." -> "tets"
     rule(
         "usage_error",
         r"No rule to make target [`'‘]([\w:./-]{1,80})['’]",
@@ -133,18 +146,21 @@ NAMES: tuple[FailureRule, ...] = (
         confidence=0.75,
         accept=is_typed_target,
     ),
-    rule(  # a pattern that the program takes for the name of a file
+    # A pattern that the program takes for the name of a file.
+    # "stat ./cmd/...: no such file or directory" -> "./cmd/..."; not "stat ./cmd: no such file or directory"
+    rule(
         "usage_error",
         r"(?:stat|lstat|open|access|^[\w.+-]{1,40}:) ['\"‘]?(\S{0,300}(?:/\.\.\.|\*)\S{0,100}?)['\"’]?: no such file"
         r"|No files matching (?:the pattern )?['\"]?([^\s'\"]{1,200})",
         *("no such file", "no files matching"),
         channels="shell",
         confidence=0.8,
-        accept=is_wrong_use,
+        accept=is_argument,
     ),
 )
 
 COUNTS: tuple[FailureRule, ...] = (
+    # "accepts 1 arg(s), received 2"; "error: the following arguments are required: name"; not "2 arguments"
     rule(
         "usage_error",
         r"accepts (?:at most |between )?\d+(?: and \d+)? arg\(s\), received"
@@ -159,8 +175,9 @@ COUNTS: tuple[FailureRule, ...] = (
         *("flags in", "cannot use", "multiple packages", "-o ", "named files"),
         channels="shell",
         confidence=0.8,
-        accept=is_said_by_known,
+        accept=is_from_familiar,
     ),
+    # "cp: missing file operand"; "Try 'grep --help' for more information."
     rule(
         "usage_error",
         r"^[\w.+-]{1,40}: (?:missing (?:\w+ )?operand|extra operand|too (?:many|few) arguments"
@@ -170,8 +187,11 @@ COUNTS: tuple[FailureRule, ...] = (
         *("operand", "arguments", "specif", "you must", "try '"),
         channels="shell",
         confidence=0.75,
-        accept=lambda match, command: is_own_familiar(match, command) if ":" in match[0] else is_familiar(command),
+        accept=lambda match, command: (
+            is_from_familiar_alone(match, command) if ":" in match[0] else runs_familiar_only(command)
+        ),
     ),
+    # "Error: You must specify a region"; "a namespace must be provided"
     rule(
         "usage_error",
         r"^(?:Error: |error: )?[\w ,`'\"-]{1,80}\b(?:must|has to|have to|needs to) be (?:provided|specified|given"
@@ -180,8 +200,9 @@ COUNTS: tuple[FailureRule, ...] = (
         *("provided", "specif", "given", "suppl", "provide ", "pass "),
         channels="shell",
         confidence=0.75,
-        accept=is_wrong_count,
+        accept=is_about_command_line,
     ),
+    # The usage text alone, without a message: "usage: git-lfs [options]" -> "git-lfs"; not "see the usage notes"
     rule(
         "usage_error",
         r"^\s*usage:\s+(?:\S{0,60}/)?([\w.+-]{1,40})",
@@ -190,6 +211,8 @@ COUNTS: tuple[FailureRule, ...] = (
         confidence=0.75,
         accept=shows_its_usage,
     ),
+    # Standard tools on how they were called: "cp: src is a directory (not copied)"; "head: illegal line count -- -x";
+    # "mkdir: build: File exists"
     rule(
         "usage_error",
         r"^cp: .{0,60}omitting directory|^cp: .{1,200} is a directory \(not copied\)|^(?:mkdir"
@@ -208,9 +231,11 @@ COUNTS: tuple[FailureRule, ...] = (
         *("incompatible", "is unknown", "curl: ("),
         channels="shell",
         confidence=0.75,
-        accept=is_own_familiar,
+        accept=is_from_familiar_alone,
     ),
-    rule(  # asked for a terminal, an editor or an answer that nobody gives
+    # Something that needs a terminal, an editor or an answer, which nobody gives here.
+    # "could not open a new TTY: open /dev/tty: device not configured"; not "opened a pty"
+    rule(
         "usage_error",
         r"could not open a new TTY|the input device is not a TTY|(?:stdin|stdout|input|output) is not a (?:tty"
         r"|terminal)"
@@ -221,11 +246,12 @@ COUNTS: tuple[FailureRule, ...] = (
         *("tty", "not a terminal", "raw mode", "editor", "interactive", "a terminal"),
         channels="shell",
         confidence=0.75,
-        accept=has_no_terminal,
+        accept=is_direct_call,
     ),
 )
 
 FOLDERS: tuple[FailureRule, ...] = (
+    # "stat ./cmd/srv: directory not found" -> "./cmd/srv"; "package ./intern is not in std" -> "./intern"
     rule(
         "shell_path_missing",
         r"^(?:.{0,200}: )?(?:stat|lstat|open|chdir) (\S{1,400}): (?:directory not found|no such file or directory)"
@@ -240,8 +266,9 @@ FOLDERS: tuple[FailureRule, ...] = (
         *("no required module", "could not chdir", "does not exist"),
         channels="shell",
         confidence=0.8,
-        accept=is_typed_folder,
+        accept=is_typed_path,
     ),
+    # "go: cannot find main module"; "npm ERR! Could not read package.json"; not "package.json was updated"
     rule(
         "wrong_folder",
         r"cannot find main module|go\.mod file not found in current directory|^no Go files in"
@@ -260,7 +287,7 @@ FOLDERS: tuple[FailureRule, ...] = (
         *("configuration file", "dockerfile", "no task"),
         channels="shell",
         confidence=0.75,
-        accept=is_said_by_known,
+        accept=is_from_familiar,
     ),
 )
 
