@@ -1,23 +1,19 @@
-"""Conversations as what a training step reads: token ids, rows that predict targets, trees and padded batches.
+"""Turn conversations into what a training step reads: token ids, the rows that predict them, and batches of both.
 
-    model_folder     tokenizer, config and weights of a model, read as data
-    trace_messages   messages of a trace as a conversation
-    render           a conversation as token ids with exact spans
-    hint_placement   a teacher's context: the student's ids with a hint put in
-    taught_turns     a hinted turn: its target tokens, and the same tokens in that context
-    pair_tokens      two answers to one state: the same context, then each one's own tokens
+    model_folder     load a model's tokenizer, config and weights without running any of its code
+    trace_messages   read the messages of a trace as a conversation
+    render           render a conversation to token ids with exact spans
+    hint_placement   put a hint into the student's ids, which gives the hinted teacher's context
+    pair_tokens      tokenize two answers to one state: the same context, then the tokens of each answer
     site_view        one error site as training reads it, for people to look at
-    prefixes         which sequences share which prefixes
-    tree             sequences that share prefixes as one tree of tokens
-    alignment        tokens, and the rows that predict them
-    tree_batch       what `compose_loss` reads: the rows of each channel, of a tree or of padded sequences
-    flat_batch       the documented keys, checked and read into those rows
-    windows          how a long session is cut
-    session_records  what a session's channels ask for, and the windows that hold it
+    tree             merge sequences that share prefixes into one tree of tokens
+    alignment        the shift from tokens to the rows that predict them
+    tree_batch       what `compose_loss` reads: the rows of each channel, in a tree or in padded sequences
+    flat_batch       check the documented batch keys and read them into those rows
+    windows          cut a long session into windows, and pack trees into batches
     session_batch    a session of any length as tree batches
-    packed_batch     several trees in one batch
 
-`build_batch` needs a model for its references: it lives in `objective` and is a lazy alias here.
+`build_batch` needs a model for its reference log-probs, so it lives in `trainer.objective` and is a lazy alias here.
 """
 
 from __future__ import annotations
@@ -30,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["build_batch"]
 
-
+# `trainer` imports this package, so the alias must not be resolved at import time.
 _HOME = "composer_replication.trainer.objective.smoke_chat"
 
 

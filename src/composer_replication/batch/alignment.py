@@ -1,8 +1,8 @@
-"""Tokens, and the rows that predict them.
+"""Convert marked tokens to the rows that predict them, and check that student and teacher rows agree.
 
 A mask marks *tokens*; a loss needs the *rows that predict them*, one position earlier. That shift happens here and
-nowhere else. Index pairs (N, 2) of (sequence, position) name the predicting row directly. Row sequence * T + position
-of a padded batch (B, T) is what a loss is given: `Sequences.next_tokens` are the tokens that such rows predict.
+nowhere else. Index pairs (N, 2) of (sequence, position) name the predicting row directly. In a padded batch (B, T) a
+row is the number sequence * T + position, and `Sequences.next_tokens` returns the tokens that such rows predict.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from composer_replication.errors import (
     explain,
 )
 
+# The value that PyTorch's cross_entropy and Hugging Face's collators use for labels that do not count.
 IGNORE_INDEX = -100
 
 
@@ -31,38 +32,45 @@ class Sequences:
 
     @property
     def width(self) -> int:
+        """The padded length T."""
         return self.input_ids.shape[1]
 
     def next_tokens(self, rows_N: Tensor) -> Tensor:
+        """Return the token that each row predicts."""
         return self.input_ids.flatten()[rows_N + 1]
 
     def longest(self) -> Tensor:
-        """The ids of the sequence with most real tokens."""
+        """Return the ids of the sequence with the most real tokens, without its padding."""
         if self.attention_mask is None:
             return self.input_ids[0]
         real = self.attention_mask.bool()
         number = int(real.sum(1).argmax())
         return self.input_ids[number][real[number]]
 
-    def above(self, other: Sequences) -> Sequences:
-        """Both batches as one. Right padding lies behind every real token, so causal attention needs no mask for it."""
-        width = max(self.width, other.width)
-        ids = torch.cat([widened(batch.input_ids, width) for batch in (self, other)])
-        if self.attention_mask is None and other.attention_mask is None:
+    def stack(self, below: Sequences) -> Sequences:
+        """Return both batches as one, padded to the longer one's width."""
+        width = max(self.width, below.width)
+        ids = torch.cat([pad_right(batch.input_ids, width) for batch in (self, below)])
+        # Right padding comes after every real token, so causal attention needs no mask for it.
+        if self.attention_mask is None and below.attention_mask is None:
             return Sequences(ids)
         masks = [
             torch.ones_like(batch.input_ids, dtype=torch.bool) if batch.attention_mask is None else batch.attention_mask
-            for batch in (self, other)
+            for batch in (self, below)
         ]
-        return Sequences(ids, torch.cat([widened(mask, width) for mask in masks]))
+        return Sequences(ids, torch.cat([pad_right(mask, width) for mask in masks]))
 
 
-def widened(values_BT: Tensor, width: int) -> Tensor:
+def pad_right(values_BT: Tensor, width: int) -> Tensor:
+    """Return the values with zeros (False) appended up to this width."""
     return torch.nn.functional.pad(values_BT, (0, width - values_BT.shape[1]))
 
 
 def token_mask(mask: Tensor, shape: torch.Size, name: str) -> Tensor:
-    """1 (True) counts; 0 and -100 do not; anything else is an error. The one place where -100 becomes a boolean."""
+    """Return a 0/1 or -100 mask as a boolean one: 1 (True) counts, 0 and -100 do not. Raises on any other value.
+
+    This is the only place where -100 becomes a boolean.
+    """
     if mask.shape != shape:
         raise ShapeError(explain(f"{name} shape", got=tuple(mask.shape), expected=f"{tuple(shape)}, as its ids"))
     if mask.dtype == torch.bool:
@@ -76,7 +84,8 @@ def token_mask(mask: Tensor, shape: torch.Size, name: str) -> Tensor:
 
 
 def rows_predicting(counted_BT: Tensor, sequences: Sequences) -> Tensor:
-    """Rows that predict the marked tokens; nothing predicts a first real token, so a mark there selects no row."""
+    """Return the rows that predict the marked tokens, in order."""
+    # No row predicts the first real token of a sequence, so a mark there selects nothing.
     targets = counted_BT[:, 1:]
     if sequences.attention_mask is not None:
         targets = targets & sequences.attention_mask[:, :-1]
@@ -85,20 +94,22 @@ def rows_predicting(counted_BT: Tensor, sequences: Sequences) -> Tensor:
 
 
 def check_alignment(student: Sequences, student_rows: Tensor, teacher: Sequences, teacher_rows: Tensor) -> None:
-    """Row n of both sides must predict the same token: a context shifted by one teaches the wrong token everywhere."""
+    """Raise AlignmentError unless row n of the student and row n of the teacher predict the same token, for every n."""
     if len(student_rows) != len(teacher_rows):
         lengths = (len(student_rows), len(teacher_rows))
         raise ShapeError(explain("sdpo index pairs", got=lengths, expected="equal lengths"))
-    targets, offered = student.next_tokens(student_rows), teacher.next_tokens(teacher_rows)
-    differs = (targets != offered).nonzero()[:, 0]
+    student_targets, teacher_targets = student.next_tokens(student_rows), teacher.next_tokens(teacher_rows)
+    differs = (student_targets != teacher_targets).nonzero()[:, 0]
+    # A context shifted by one teaches the wrong token everywhere.
     if differs.numel():
         n = int(differs[0])
         where = f"student {divmod(int(student_rows[n]), student.width)}"
         where += f" and teacher {divmod(int(teacher_rows[n]), teacher.width)}"
+        ratio = f"{differs.numel()} of {len(student_targets)}"
         raise AlignmentError(
             explain(
-                f"index pair {n}: {where} predict different tokens ({differs.numel()} of {len(targets)} pairs do)",
-                got=f"token ids {int(targets[n])} and {int(offered[n])}",
+                f"index pair {n}: {where} predict different tokens ({ratio} pairs do)",
+                got=f"token ids {int(student_targets[n])} and {int(teacher_targets[n])}",
                 expected="the same token",
                 fix="Both indices name the row *before* the target token; give index pairs when the lengths differ.",
             )
@@ -106,6 +117,7 @@ def check_alignment(student: Sequences, student_rows: Tensor, teacher: Sequences
 
 
 def check_not_in_padding(counted: Tensor, sequences: Sequences, name: str) -> None:
+    """Raise InputError if a mask marks padding."""
     mask = sequences.attention_mask
     if mask is not None and bool((counted & ~mask).any()):
         raise InputError(
@@ -114,10 +126,12 @@ def check_not_in_padding(counted: Tensor, sequences: Sequences, name: str) -> No
 
 
 def read_index(index: Tensor, sequences: Sequences, name: str) -> Tensor:
+    """Return index pairs (N, 2) as row numbers (N,). Raises on pairs outside the batch and on rows next to padding."""
     if index.dim() != 2 or index.shape[1] != 2 or index.is_floating_point() or index.dtype == torch.bool:
         raise ShapeError(explain(name, got=f"{tuple(index.shape)} {index.dtype}", expected="(N, 2) integers"))
     sequence, position = index.long().unbind(1)
     batch, length = sequences.input_ids.shape
+    # The last position of a sequence predicts nothing, hence `length - 1`.
     outside = (sequence < 0) | (sequence >= batch) | (position < 0) | (position >= length - 1)
     if bool(outside.any()):
         n = int(outside.nonzero()[0, 0])
@@ -131,15 +145,17 @@ def read_index(index: Tensor, sequences: Sequences, name: str) -> Tensor:
 
 
 def positions_in_sites(*sides: Tensor) -> Tensor:
-    """j of every row, from the rows on each side, student and teacher.
+    """Return the position of every row within its site: 0, 1, 2, ... from the site's first token on.
 
-    A site begins where a side does not go on with the next row. Two hints for one turn have two contexts, two turns
-    have at least a header between them, and the last row of a sequence predicts nothing.
+    `sides` are the rows of the student and those of the teacher. A new site begins where the row numbers of either
+    side are not consecutive. That finds every site: two hints for one turn have two contexts, two turns have at least
+    a header between them, and the last row of a sequence predicts nothing.
     """
     number_N = torch.arange(sides[0].numel(), device=sides[0].device)
-    goes_on = torch.ones_like(number_N[1:], dtype=torch.bool)
+    is_consecutive = torch.ones_like(number_N[1:], dtype=torch.bool)
     for rows_N in sides:
-        goes_on &= rows_N[1:] == rows_N[:-1] + 1
+        is_consecutive &= rows_N[1:] == rows_N[:-1] + 1
     begin_N = number_N.clone()
-    begin_N[1:].masked_fill_(goes_on, 0)
+    begin_N[1:].masked_fill_(is_consecutive, 0)
+    # The running maximum carries each site's first number forward to all of its rows.
     return number_N - begin_N.cummax(0).values if number_N.numel() else number_N

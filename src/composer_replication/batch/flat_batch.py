@@ -1,10 +1,10 @@
-"""The documented keys of a batch: which ones a channel needs, what they must look like, and the rows they select.
+"""Check the documented keys of a batch and read them into the rows that each channel's loss is computed on.
 
-The contrast with a wrong hint (`RowWeighting.contrast`) has keys of its own, read only where the switch is on:
+The contrast with an unrelated hint (`RowWeighting.contrast`) has its own keys, read only if the contrast is on:
 
-    ctx_contrast_input_ids (B'', T'')   the sites' contexts with a hint of another kind
+    ctx_contrast_input_ids (B'', T'')   the contexts of the sites with a hint for another kind of error
     ctx_contrast_attention_mask         optional
-    sdpo_contrast_index (N, 2)          for row n of channel 2 the row that predicts the same token; -1, -1: has none
+    sdpo_contrast_index (N, 2)          for row n of channel 2, the row that predicts the same token; (-1, -1): no row
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from composer_replication.batch.alignment import (
     Sequences,
     check_alignment,
     check_not_in_padding,
+    pad_right,
     positions_in_sites,
     read_index,
     rows_predicting,
     token_mask,
-    widened,
 )
 from composer_replication.batch.tree_batch import (
     ContrastRows,
@@ -77,7 +77,7 @@ def _read_sequences(inputs: Mapping[str, Tensor], ids_key: str, mask_key: str) -
 
 
 class NeededChannels(NamedTuple):
-    """Which channels have a weight, whether the pairs need a reference, and whether sites need a wrong hint."""
+    """The channels with a weight above 0, whether pairs need reference log-probs, and whether the contrast is on."""
 
     hints: bool = True
     pairs: bool = True
@@ -86,29 +86,33 @@ class NeededChannels(NamedTuple):
 
 
 class _HintRows(NamedTuple):
-    """Channel 2: row n of the student and row n of the teacher predict the same token."""
+    """The rows of channel 2: row n of the student and row n of the teacher predict the same token."""
 
     teacher: Sequences
     student_rows: Tensor
     teacher_rows: Tensor
 
 
-def read_flat_batch(inputs: Mapping[str, Tensor], num_embeddings: int, wanted: NeededChannels) -> FlatBatch:
-    """Everything checked before the first forward pass; a key whose value is None counts as absent."""
-    inputs = checked_keys(inputs, num_embeddings)
+def read_flat_batch(inputs: Mapping[str, Tensor], num_embeddings: int, needed: NeededChannels) -> FlatBatch:
+    """Return the batch with the rows of every needed channel.
+
+    All checks happen here, before the first forward pass. A key whose value is None counts as absent.
+    """
+    inputs = check_inputs(inputs, num_embeddings)
     student, response_rows = _read_student(inputs)
     response = TargetRows(response_rows, student.next_tokens(response_rows))
-    hint = _read_hints(inputs, student) if wanted.hints else None
-    pair_sequences, pairs = read_pairs(inputs, needs_reference=wanted.reference) if wanted.pairs else (None, None)
+    hint = _read_hints(inputs, student) if needed.hints else None
+    pair_sequences, pairs = read_pairs(inputs, needs_reference=needed.reference) if needed.pairs else (None, None)
     if hint is None:
-        if wanted.hints and wanted.contrast and (present := _present_keys(inputs, CONTRAST_KEYS)):
-            raise BatchKeyError(_half_a_channel("channel 2's contrast", present, "ctx_teacher_input_ids"))
-        nothing = response_rows[:0]
-        return FlatBatch(response, nothing, nothing, pairs, sequences=student, pair_sequences=pair_sequences)
+        if needed.hints and needed.contrast and (present := _present_keys(inputs, CONTRAST_KEYS)):
+            raise BatchKeyError(_explain_missing_keys("channel 2's contrast", present, "ctx_teacher_input_ids"))
+        no_rows = response_rows[:0]
+        return FlatBatch(response, no_rows, no_rows, pairs, sequences=student, pair_sequences=pair_sequences)
     position_N = positions_in_sites(hint.student_rows, hint.teacher_rows)
-    wrong, contrast = _read_contrast(inputs, student, hint) if wanted.contrast else (None, None)
+    contrast_contexts, contrast = _read_contrast(inputs, student, hint) if needed.contrast else (None, None)
+    # A site is counted by its first row.
     is_first_N = position_N == 0
-    without = is_first_N.index_fill(0, contrast.numbers, False) if contrast is not None else is_first_N
+    lacks_contrast_N = is_first_N if contrast is None else is_first_N.index_fill(0, contrast.numbers, False)
     return FlatBatch(
         response,
         hint.student_rows,
@@ -117,16 +121,16 @@ def read_flat_batch(inputs: Mapping[str, Tensor], num_embeddings: int, wanted: N
         target_tokens=student.next_tokens(hint.student_rows),
         site_position=position_N,
         contrast=contrast,
-        sites_without_contrast=int(without.sum()) if wanted.contrast else 0,
+        sites_without_contrast=int(lacks_contrast_N.sum()) if needed.contrast else 0,
         sequences=student,
         contexts=hint.teacher,
-        wrong_contexts=wrong,
+        wrong_contexts=contrast_contexts,
         pair_sequences=pair_sequences,
     )
 
 
-def checked_keys(inputs: Mapping[str, Tensor], num_embeddings: int) -> dict[str, Tensor]:
-    """Without the keys whose value is None; those that are left have names we know and ids of the vocabulary."""
+def check_inputs(inputs: Mapping[str, Tensor], num_embeddings: int) -> dict[str, Tensor]:
+    """Return the inputs that are not None. Raises on unknown keys and on token ids outside the vocabulary."""
     tensors = {key: value for key, value in inputs.items() if value is not None}  # pyright: ignore[reportUnnecessaryComparison]
     _check_keys(tensors)
     _check_ids_in_vocabulary(tensors, num_embeddings)
@@ -134,14 +138,15 @@ def checked_keys(inputs: Mapping[str, Tensor], num_embeddings: int) -> dict[str,
 
 
 def _check_keys(inputs: Mapping[str, Tensor]) -> None:
-    """Keys that look like ours but are not, and values that are no tensors: a typo must not switch a channel off."""
+    """Raise on keys that look like ours but are not, and on values that are not tensors."""
+    # A misspelled key with one of our prefixes would silently switch off its channel. Other keys are not ours to judge.
     known_keys = {*STUDENT_KEYS, *HINT_KEYS, *CONTRAST_KEYS, *PAIR_REQUIRED, *PAIR_REFERENCE, *PAIR_OPTIONAL}
     for key, value in inputs.items():
         if key in known_keys and not isinstance(value, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ShapeError(explain(key, got=type(value).__name__, expected="a tensor"))
         if key == "position_ids":
-            fix = "Positions are counted from the attention mask; leave the key out."
-            raise BatchKeyError(explain("batch key", got=repr(key), expected="none of that name", fix=fix))
+            fix = "Leave it out: positions are counted from the attention mask."
+            raise BatchKeyError(explain("batch key", got=repr(key), expected="no such key", fix=fix))
         if key not in known_keys and key.startswith(("dpo_", "sdpo_", "ctx_teacher", "ctx_contrast")):
             close = difflib.get_close_matches(key, known_keys, n=1)
             fix = f"Did you mean {close[0]!r}?" if close else ""
@@ -149,7 +154,8 @@ def _check_keys(inputs: Mapping[str, Tensor]) -> None:
 
 
 def _check_ids_in_vocabulary(inputs: Mapping[str, Tensor], num_embeddings: int) -> None:
-    """Every id of every sequence, padding included, has an embedding: a GPU's own complaint would end the process."""
+    """Raise InputError if an id, padding included, has no embedding."""
+    # On CUDA an index out of range is a device-side assert, after which the process cannot use the GPU any more.
     for key in ID_KEYS:
         ids = inputs.get(key)
         if ids is None or ids.is_floating_point():
@@ -168,7 +174,7 @@ def _check_ids_in_vocabulary(inputs: Mapping[str, Tensor], num_embeddings: int) 
 
 
 def _read_student(inputs: Mapping[str, Tensor]) -> tuple[Sequences, Tensor]:
-    """The student's sequences and the rows that predict response tokens."""
+    """Return the student's sequences and the rows that predict response tokens."""
     missing = [key for key in ("input_ids", "response_mask") if key not in inputs]
     if missing:
         raise BatchKeyError(explain("batch keys", got=sorted(inputs), expected=f"also {missing}"))
@@ -179,17 +185,17 @@ def _read_student(inputs: Mapping[str, Tensor]) -> tuple[Sequences, Tensor]:
 
 
 def _read_hints(inputs: Mapping[str, Tensor], student: Sequences) -> _HintRows | None:
-    """Channel 2's inputs, or None when all its keys are absent or empty."""
+    """Return the inputs of channel 2, or None if all its keys are absent or empty."""
     present = _present_keys(inputs, HINT_KEYS)
     if not present:
         return None
     if "ctx_teacher_input_ids" not in present:
-        raise BatchKeyError(_half_a_channel("channel 2 (SDPO)", present, "ctx_teacher_input_ids"))
+        raise BatchKeyError(_explain_missing_keys("channel 2 (SDPO)", present, "ctx_teacher_input_ids"))
     teacher = _read_sequences(inputs, "ctx_teacher_input_ids", "ctx_teacher_attention_mask")
     index_keys = {"sdpo_student_index", "sdpo_teacher_index"}
     if present_keys := index_keys & set(inputs):
         if present_keys != index_keys:
-            raise BatchKeyError(_half_a_channel("channel 2 (SDPO)", present, *sorted(index_keys - present_keys)))
+            raise BatchKeyError(_explain_missing_keys("channel 2 (SDPO)", present, *sorted(index_keys - present_keys)))
         student_rows = read_index(inputs["sdpo_student_index"], student, "sdpo_student_index")
         teacher_rows = read_index(inputs["sdpo_teacher_index"], teacher, "sdpo_teacher_index")
         _check_mask_agrees(inputs, student, student_rows)
@@ -202,16 +208,16 @@ def _read_hints(inputs: Mapping[str, Tensor], student: Sequences) -> _HintRows |
 def _read_contrast(
     inputs: Mapping[str, Tensor], student: Sequences, hint: _HintRows
 ) -> tuple[Sequences | None, ContrastRows | None]:
-    """The wrong hints, checked and aligned as the right ones are; None where there are none."""
+    """Return the contexts with unrelated hints and their rows, checked like the hinted ones; None if there are none."""
     present = _present_keys(inputs, CONTRAST_KEYS)
     if not present:
         return None, None
     if missing := [key for key in ("ctx_contrast_input_ids", "sdpo_contrast_index") if key not in present]:
-        raise BatchKeyError(_half_a_channel("channel 2's contrast", present, *missing))
+        raise BatchKeyError(_explain_missing_keys("channel 2's contrast", present, *missing))
     sequences = _read_sequences(inputs, "ctx_contrast_input_ids", "ctx_contrast_attention_mask")
     index, num_rows = inputs["sdpo_contrast_index"], len(hint.student_rows)
     if index.shape != (num_rows, 2):
-        expected = f"{(num_rows, 2)}, a row for each of channel 2's"
+        expected = f"{(num_rows, 2)}, one pair for each row of channel 2"
         raise ShapeError(explain("sdpo_contrast_index", got=tuple(index.shape), expected=expected))
     numbers_M = (index != -1).any(-1).nonzero()[:, 0]
     rows = read_index(index[numbers_M], sequences, "sdpo_contrast_index, rows that are not -1")
@@ -222,21 +228,22 @@ def _read_contrast(
 def read_pairs(
     inputs: Mapping[str, Tensor], *, needs_reference: bool
 ) -> tuple[Sequences, PairRows] | tuple[None, None]:
-    """Channel 3's inputs, chosen sequences above rejected ones; None when all its keys are absent or empty."""
+    """Return the inputs of channel 3, chosen sequences first; None if all its keys are absent or empty."""
     present = _present_keys(inputs, (*PAIR_REQUIRED, *PAIR_REFERENCE, *PAIR_OPTIONAL))
     if not present:
         return None, None
     required = (*PAIR_REQUIRED, *PAIR_REFERENCE) if needs_reference else PAIR_REQUIRED
     if missing := [key for key in required if key not in present]:
-        fix = " Compute them once with the frozen start weights." if set(missing) <= set(PAIR_REFERENCE) else ""
-        raise BatchKeyError(_half_a_channel("channel 3 (DPO)", present, *missing) + fix)
+        fix = " Compute them once with the frozen initial model." if set(missing) <= set(PAIR_REFERENCE) else ""
+        raise BatchKeyError(_explain_missing_keys("channel 3 (DPO)", present, *missing) + fix)
     (chosen, chosen_counted), (rejected, rejected_counted) = (_read_side(inputs, side) for side in PAIR_SIDES)
     num_pairs = chosen.input_ids.shape[0]
     if num_pairs != rejected.input_ids.shape[0]:
         counts = (num_pairs, rejected.input_ids.shape[0])
-        raise ShapeError(explain("dpo_chosen and dpo_rejected sequences", got=counts, expected="one number of pairs"))
-    both = chosen.above(rejected)
-    counted = torch.cat([widened(mask, both.width) for mask in (chosen_counted, rejected_counted)])
+        raise ShapeError(explain("dpo_chosen and dpo_rejected sequences", got=counts, expected="equal numbers"))
+    # One batch of both sides needs one forward pass instead of two.
+    both = chosen.stack(rejected)
+    counted = torch.cat([pad_right(mask, both.width) for mask in (chosen_counted, rejected_counted)])
     rows = rows_predicting(counted, both)
     references = [_reference(inputs, side, num_pairs) if needs_reference else None for side in PAIR_SIDES]
     return both, PairRows(rows, both.next_tokens(rows), rows // both.width, num_pairs, *references)
@@ -246,13 +253,13 @@ def _present_keys(inputs: Mapping[str, Tensor], keys: tuple[str, ...]) -> list[s
     return [key for key in keys if key in inputs and inputs[key].numel() > 0]
 
 
-def _half_a_channel(channel: str, present: list[str], *missing: str) -> str:
+def _explain_missing_keys(channel: str, present: list[str], *missing: str) -> str:
     fix = "Give all of them, none of them, or weight 0."
     return explain(f"{channel} has half its keys", got=present, expected=f"also {', '.join(missing)}", fix=fix)
 
 
 def _check_mask_agrees(inputs: Mapping[str, Tensor], student: Sequences, rows: Tensor) -> None:
-    """A mask beside index pairs must mark the very tokens the pairs predict."""
+    """Raise BatchKeyError if there are both index pairs and a mask, and the mask marks other tokens."""
     if (mask := inputs.get("sdpo_loss_mask")) is None:
         return
     counted = token_mask(mask, student.input_ids.shape, "sdpo_loss_mask")
@@ -266,6 +273,7 @@ def _check_mask_agrees(inputs: Mapping[str, Tensor], student: Sequences, rows: T
 
 
 def _rows_of_equal_shapes(inputs: Mapping[str, Tensor], student: Sequences, teacher: Sequences) -> Tensor:
+    """Return channel 2's rows for a batch without index pairs, where position t is the same token on both sides."""
     shape = student.input_ids.shape
     if teacher.input_ids.shape != shape:
         raise ShapeError(
@@ -289,7 +297,7 @@ def _rows_of_equal_shapes(inputs: Mapping[str, Tensor], student: Sequences, teac
 
 
 def _read_side(inputs: Mapping[str, Tensor], side: str) -> tuple[Sequences, Tensor]:
-    """Sequences and which of their tokens are the response; each has some."""
+    """Return the sequences of one side and the mask of their response tokens. Raises if a response is empty."""
     sequences = _read_sequences(inputs, f"dpo_{side}_input_ids", f"dpo_{side}_attention_mask")
     name = f"dpo_{side}_response_mask"
     counted = token_mask(inputs[name], sequences.input_ids.shape, name)
@@ -304,6 +312,7 @@ def _read_side(inputs: Mapping[str, Tensor], side: str) -> tuple[Sequences, Tens
 def _reference(inputs: Mapping[str, Tensor], side: str, num_pairs: int) -> Tensor:
     reference = inputs[f"dpo_{side}_ref_logprobs"].detach()
     if reference.shape != (num_pairs,):
+        # Summed, not averaged: DPO compares log-probs of whole responses.
         expected = f"({num_pairs},), one summed log-prob per pair"
         raise ShapeError(explain(f"dpo_{side}_ref_logprobs", got=tuple(reference.shape), expected=expected))
     return reference

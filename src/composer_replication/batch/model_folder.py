@@ -1,7 +1,7 @@
-"""Tokenizer, config and weights of a model that somebody else made: read as data, none of its code is run.
+"""Load the tokenizer, config and weights of a model from an untrusted source, without running any of its code.
 
-A folder can name Python files of its own (`auto_map`), and transformers asks on the terminal whether to run them unless
-it is told not to. Everything here is loaded with `trust_remote_code=False`, and files that are read stay in the folder.
+A model folder can name Python files of its own (`auto_map`), and by default transformers asks on the terminal whether
+to run them. Everything here is loaded with `trust_remote_code=False`, from safetensors, and from the folder itself.
 """
 
 from __future__ import annotations
@@ -26,28 +26,32 @@ if TYPE_CHECKING:
 
 STUDENT = "student"
 _FIX = "Pass a folder with tokenizer.json in it, or the name of a model that is in the Hugging Face cache"
-_SECONDS_FOR_HUB = 5.0
+_HUB_TIMEOUT_S = 5.0
 _ADAPTER_WEIGHTS = "adapter_model.safetensors"
-_LARGEST_INDEX = 64 << 20  # bytes; the index of the largest published models has 10 MB
+# The index of the largest published models has 10 MB.
+_MAX_INDEX_BYTES = 64 << 20
 
 
 def resolve_model(name: str) -> str:
-    """Return what `from_pretrained` takes for a model's name: a folder that is here, or a name on the hub, as it is.
+    """Return the folder or hub name to pass to `from_pretrained`.
 
-    `student`, where no folder here has that name, is the folder of the tiny model that comes with the package.
+    `student` is the folder of the 5M demo student in the package, unless a folder of that name exists here. Every other
+    name is returned unchanged.
     """
     if name != STUDENT or Path(name).is_dir():
         return name
+    # Lazy: `envs` is a layer above this one.
     from composer_replication.envs.student import student_folder
 
     return str(student_folder())
 
 
 def hide_progress_bars() -> None:
-    """Those of the hub's library and of transformers, which asks it once, when it is loaded."""
+    """Switch off the progress bars of huggingface_hub and transformers."""
     from huggingface_hub.utils import disable_progress_bars
 
     disable_progress_bars()
+    # transformers copies the hub's setting when it is imported. Importing it here only for that would take seconds.
     if "transformers" in sys.modules:
         from transformers.utils import logging
 
@@ -55,7 +59,11 @@ def hide_progress_bars() -> None:
 
 
 def check_model_name(name: str, *, what: str, expected: str = "a model's folder, or a name on the hub") -> None:
-    """Refuse a name that stands for no model, before the libraries that would load one are: they take seconds."""
+    """Raise InputError if a name is neither a model folder nor a model that is cached or on the hub.
+
+    `what` is the option or key with the name, for the message. This needs none of the libraries that load a model,
+    whose import takes seconds.
+    """
     from huggingface_hub import try_to_load_from_cache
 
     name = resolve_model(name)
@@ -63,35 +71,34 @@ def check_model_name(name: str, *, what: str, expected: str = "a model's folder,
         if not (Path(name) / "config.json").is_file():
             raise InputError(explain(what, got="a folder without config.json", expected=expected))
         return
-    absent = "that is no name on the hub" if not _is_model_name(name) else ""
-    if not absent and not isinstance(try_to_load_from_cache(name, "config.json"), str):
-        absent = not_on_hub(name)
-    if absent:
-        got = f"no folder of that name here, nothing in the cache, and {absent}"
+    absence = "" if _is_model_name(name) else "it is not a valid hub name"
+    if not absence and not isinstance(try_to_load_from_cache(name, "config.json"), str):
+        absence = not_on_hub(name)
+    if absence:
+        got = f"no such folder, not in the cache, and {absence}"
         raise InputError(explain(what, got=got, expected=expected))
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
-    """`AutoTokenizer.from_pretrained`; what is on this machine already is loaded without asking the network.
-
-    The `except` is broad: a broken folder shows as an OSError, a ValueError, a missing key or, from the tokenizers
-    library, as a bare Exception, depending on which of its files it is.
-    """
+    """Return the tokenizer of a model; the network is used only if it is not on this machine. Raises InputError."""
     from transformers import AutoTokenizer
 
     name = resolve_model(name)
     what, is_folder = f"tokenizer {name!r}", bool(name) and Path(name).is_dir()
     reason: BaseException | None = None
-    absent = ""
+    absence = ""
     _check_index_files(name)
     for options in ({"local_files_only": True}, {}):
-        if reason is not None and (is_folder or not _is_model_name(name) or (absent := not_on_hub(name))):
-            break  # no network could help
+        # After a failure without the network: try with it only if the hub has the model.
+        if reason is not None and (is_folder or not _is_model_name(name) or (absence := not_on_hub(name))):
+            break
         try:
             loaded: Any = AutoTokenizer.from_pretrained(name, trust_remote_code=False, **options)
-            # Sessions are tokenized whole, then cut into windows: that one is longer than a context is no news.
+            # Sessions are tokenized whole and then cut into windows, so the warning about long sequences is noise.
             loaded.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
             return loaded
+        # Depending on which file is broken, transformers raises OSError, ValueError or KeyError, and the tokenizers
+        # library a bare Exception or a Rust panic, which is a BaseException.
         except BaseException as error:
             if not isinstance(error, Exception) and not is_rust_panic(error):
                 raise
@@ -100,65 +107,60 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     if is_folder:
         got = f"a folder without one ({_first_line(reason)})"
         raise InputError(explain(what, got=got, expected=expected, fix=f"{_FIX}.")) from reason
-    got = "no folder of that name"
+    got = "no such folder"
     if _is_model_name(name):
-        got += f", and no model that is cached or can be downloaded now ({absent or _first_line(reason)})"
+        got += f", and no model that is cached or can be downloaded now ({absence or _first_line(reason)})"
     raise InputError(explain(what, got=got, expected=expected, fix=f"{_FIX}, or can be downloaded.")) from reason
 
 
 def load_config(name: str, *, what: str) -> Any:
-    """The config of a model, without its weights; `what` says where the name was given."""
+    """Return the config of a model; `what` is the option or key with the name, for messages. Raises InputError."""
     from transformers import AutoConfig
 
     name = resolve_model(name)
-    with reading(name, what):
-        return _loaded(AutoConfig.from_pretrained, name, what, trust_remote_code=False)
+    with catch_load_errors(name, what):
+        return _load_cached_first(AutoConfig.from_pretrained, name, what, trust_remote_code=False)
 
 
 def load_model(name: str, *, what: str, **options: Any) -> Any:
-    """A causal language model; `options` as `from_pretrained` takes them."""
+    """Return a causal language model; `options` are passed to `from_pretrained`. Raises InputError."""
     from transformers import AutoModelForCausalLM
 
     name = resolve_model(name)
-    with reading(name, what):
+    with catch_load_errors(name, what):
         load = AutoModelForCausalLM.from_pretrained
-        return _loaded(load, name, what, trust_remote_code=False, use_safetensors=True, **options)
+        return _load_cached_first(load, name, what, trust_remote_code=False, use_safetensors=True, **options)
 
 
 def load_adapter(model: Any, folder: str | Path, *, what: str) -> Any:
-    """`model` with the adapter of a folder on it, for use and not for training.
-
-    Where a folder has no safetensors PEFT would unpickle `adapter_model.bin`: that is refused.
-    """
+    """Return `model` with the adapter in a folder applied, in eval mode. Raises InputError."""
+    # Without safetensors, PEFT would unpickle `adapter_model.bin`, which can run any code.
     if not (Path(folder) / _ADAPTER_WEIGHTS).is_file():
         fix = "Save the adapter again with a PEFT that writes safetensors; pickled weights are not read."
         raise InputError(explain(what, got=f"no {_ADAPTER_WEIGHTS} in {folder}", expected="one", fix=fix))
     peft = require("peft", extra="train")
-    with reading(str(folder), what):
+    with catch_load_errors(str(folder), what):
         return peft.PeftModel.from_pretrained(model, str(folder), is_trainable=False).eval()
 
 
-def _loaded(load: Callable[..., Any], name: str, what: str, **options: Any) -> Any:
-    """A folder as it is; a name from the cache if it is there, else from the hub if it has it, which is asked once."""
+def _load_cached_first(load: Callable[..., Any], name: str, what: str, **options: Any) -> Any:
+    """Load a folder or a cached model; download only what the hub has."""
     if not name or Path(name).is_dir():
         return load(name, **options)
     try:
         return load(name, local_files_only=True, **options)
     except OSError:
-        absent = not_on_hub(name) if _is_model_name(name) else "that is no name of a model"
-    if absent:
-        got = f"no folder {name!r}, nothing of that name in the cache, and {absent}"
+        absence = not_on_hub(name) if _is_model_name(name) else "it is not a valid hub name"
+    if absence:
+        got = f"no folder {name!r}, not in the cache, and {absence}"
         expected = "a folder or hub name of a causal language model that transformers knows"
-        raise InputError(explain(what, got=got, expected=expected, fix="Look at the name, and at where you are."))
+        fix = "Check the name and the working directory."
+        raise InputError(explain(what, got=got, expected=expected, fix=fix))
     return load(name, **options)
 
 
 def not_on_hub(name: str) -> str:
-    """Why the hub will not give us this model; empty where it will, or nobody can say.
-
-    One short question: whoever loads would ask for file after file, with waits between, for minutes. A name behind a
-    folder that is there is a path, and is not asked for.
-    """
+    """Return why this model cannot be downloaded from the hub, or an empty string if it can or that is unknown."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -167,11 +169,14 @@ def not_on_hub(name: str) -> str:
         RepositoryNotFoundError,
     )
 
+    # "runs/adapter" next to a folder "runs" is a mistyped path; the hub has no business with it.
     if "/" in name and Path(name).parent.is_dir():
-        return f"{Path(name).parent} is a folder here, so this is a path and no name on the hub"
+        return f"{Path(name).parent} is a folder, so this is a path and not a hub name"
+    # One short request. `from_pretrained` would request file after file and retry for minutes.
     try:
-        HfApi().model_info(name, timeout=_SECONDS_FOR_HUB)
-    except GatedRepoError:  # it is there; what is missing is said by whoever loads
+        HfApi().model_info(name, timeout=_HUB_TIMEOUT_S)
+    # The model exists; loading it raises an error that says how to get access.
+    except GatedRepoError:
         return ""
     except RepositoryNotFoundError:
         return "the hub has no model of that name (a private one needs HF_TOKEN)"
@@ -183,75 +188,77 @@ def not_on_hub(name: str) -> str:
 
 
 @contextmanager
-def reading(name: str, what: str) -> Iterator[None]:
-    """Whatever a broken or hostile folder makes a library raise is one error that names the folder.
-
-    This `except` is broad: tokenizers raises bare `Exception`, safetensors and the hub classes of their own, and an odd
-    config any of a dozen.
-    """
+def catch_load_errors(name: str, what: str) -> Iterator[None]:
+    """Turn whatever a broken or hostile folder makes a library raise into an InputError that names the folder."""
     try:
         _check_index_files(name)
         yield
     except ComposerError:
         raise
     except MemoryError as error:
-        got = f"{name!r}, which asks for more memory than there is"
+        got = f"{name!r}, which needs more memory than is available"
         raise InputError(explain(what, got=got, expected="a model that fits")) from error
+    # Broad: tokenizers raises bare `Exception`, safetensors and the hub their own classes, and a bad config any of a
+    # dozen built-in ones.
     except BaseException as error:
         if not isinstance(error, Exception) and not is_rust_panic(error):
             raise
-        fix = "Files of its own code are never run; what transformers itself cannot load cannot be used here."
+        fix = "Use a model that transformers can load without the model's own code, which is never run here."
         got = f"{name!r}: {_first_line(error)}"
         expected = "a folder or hub name of a causal language model that transformers knows"
         raise InputError(explain(what, got=got, expected=expected, fix=fix)) from error
 
 
 @contextmanager
-def tokenizing(tokenizer: Any) -> Iterator[None]:
-    """Raise InputError where the tokenizers library panics: over an expression of a `tokenizer.json`, for one."""
+def catch_tokenizer_panics(tokenizer: Any) -> Iterator[None]:
+    """Turn a panic of the tokenizers library into an InputError that names the tokenizer."""
+    # A regular expression in `tokenizer.json` can exceed the step limit of the library's regex engine.
     try:
         yield
     except BaseException as error:
         if not is_rust_panic(error):
             raise
         what = f"tokenizer {getattr(tokenizer, 'name_or_path', '') or type(tokenizer).__name__!r}"
-        fix = "Use another tokenizer: the expressions in its tokenizer.json may need more steps than the library takes."
-        got = f"a failure inside of its library ({_first_line(error)})"
+        fix = "Use another tokenizer: the regular expressions in its tokenizer.json may exceed the library's limits."
+        got = f"a panic in the tokenizers library ({_first_line(error)})"
         raise InputError(explain(what, got=got, expected="token ids of a text", fix=fix)) from error
 
 
 def _check_index_files(name: str) -> None:
-    """The files that an index of shards names lie in the folder itself."""
+    """Raise InputError if an index of shards in the folder names files outside of it."""
     folder = Path(name)
     if not name or not folder.is_dir():
         return
     for index in sorted(folder.glob("*.index.json")):
-        if index.stat().st_size > _LARGEST_INDEX:
+        if index.stat().st_size > _MAX_INDEX_BYTES:
             got = f"{index.stat().st_size:,} bytes"
-            raise InputError(explain(str(index), got=got, expected=f"at most {_LARGEST_INDEX:,}"))
+            raise InputError(explain(str(index), got=got, expected=f"at most {_MAX_INDEX_BYTES:,}"))
         for shard in sorted(_shards(index)):
+            # "model-00001-of-00002.safetensors" passes; "../model.safetensors", "/etc/model" and "a\\b" do not.
             if PurePosixPath(shard).name != shard or "\\" in shard or shard in ("", ".", ".."):
-                fix = "Do not use this folder: its index reads files from elsewhere."
+                fix = "Do not use this folder: its index points to files outside of it."
                 expected = "names of files in the same folder"
                 raise InputError(explain(f"{index.name} of {name!r}", got=repr(shard), expected=expected, fix=fix))
 
 
 def _shards(index: Path) -> set[str]:
+    """Return the file names in an index such as `model.safetensors.index.json`."""
     try:
-        held: Any = json.loads(index.read_bytes())
-        return {str(shard) for shard in cast("dict[str, object]", held["weight_map"]).values()}
+        content: Any = json.loads(index.read_bytes())
+        return {str(shard) for shard in cast("dict[str, object]", content["weight_map"]).values()}
+    # RecursionError: JSON of thousands of nested brackets.
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         expected = "JSON with a weight_map"
         raise InputError(explain(str(index), got=_first_line(error), expected=expected)) from error
 
 
 def _first_line(error: BaseException | None) -> str:
-    """What an error of a library says, short enough for a sentence."""
+    """Return the class and first line of an error's message; messages of libraries may have many lines."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0].rstrip(' :')}" if lines else type(error).__name__
 
 
 def _is_model_name(name: str) -> bool:
-    """`owner/model` or `model`; anything else can only be a path."""
+    """Return whether a name has the form of a hub name: `owner/model` or `model`, but not `./model` or `~/model`."""
     parts = name.split("/")
     return len(parts) <= 2 and all(part and part.strip(".~") == part for part in parts)

@@ -1,4 +1,4 @@
-"""Two answers to one state as token ids: the same context on both sides, then each answer's own tokens."""
+"""Tokenize two answers to one state: the same context on both sides, then the tokens of each answer."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from composer_replication.action_text import text_follows_call
+from composer_replication.batch.render.messages import num_same
 from composer_replication.batch.render.renderer import (
     TEXT_FOLLOWS_CALL,
     RenderedSequence,
@@ -16,20 +17,20 @@ from composer_replication.errors import AlignmentError, InputError, explain
 from composer_replication.types import Conversation, Turn
 
 FORMAT = "pair"
-# Why two answers cannot be compared, besides that one is written in another order (TEXT_FOLLOWS_CALL).
+# Reasons why two answers cannot be compared, besides TEXT_FOLLOWS_CALL. They are counted in reports: data, not wording.
 WITHOUT_ANSWER, EQUAL_ANSWERS = "pair_without_answer", "pair_of_equal_answers"
 CONTEXTS_DIFFER = "pair_contexts_differ"
 
 
 class ResponseIds(NamedTuple):
-    """A context and an answer to it: the answer's own tokens, its end-of-turn token with them, are ids[start:]."""
+    """A context and an answer to it: ids[start:] are the answer's tokens, including the end-of-turn token."""
 
     ids: list[int]
     start: int
 
 
 class PairIds(NamedTuple):
-    """Both answers to one state; chosen.ids[:chosen.start] and rejected.ids[:rejected.start] are the same."""
+    """Two answers to one state: chosen.ids[:chosen.start] equals rejected.ids[:rejected.start]."""
 
     chosen: ResponseIds
     rejected: ResponseIds
@@ -38,13 +39,14 @@ class PairIds(NamedTuple):
 def response_ids(
     renderer: Renderer, turns: Sequence[Turn], answer: Turn, *, conversation_id: str, format_name: str = FORMAT
 ) -> ResponseIds:
-    """Ids of the turns and of the assistant turn that answers them, with the tools of `format_name`, their session's.
+    """Return the ids of the turns and of the assistant turn that answers them.
 
-    Where the template rewrites history the conversation is several sequences; the answer is the end of the last.
+    The tools in the context are those of `format_name`, which should be the format of the session.
     """
     if answer.role != "assistant":
         raise InputError(explain(f"answer of {conversation_id}", got=f"role {answer.role}", expected="assistant"))
     conversation = Conversation(id=conversation_id, format=format_name, turns=(*turns, answer))
+    # If the template rewrites history, the conversation becomes several sequences; the answer ends the last one.
     rendered = renderer.render(conversation)[-1]
     span = rendered.spans[-1]
     assert span.turn_id == answer.id
@@ -52,7 +54,7 @@ def response_ids(
     return ResponseIds(rendered.ids, span.start)
 
 
-def compared_ids(
+def comparable_ids(
     renderer: Renderer,
     turns: Sequence[Turn],
     chosen: Turn,
@@ -62,9 +64,10 @@ def compared_ids(
     format_name: str = FORMAT,
     logged: tuple[RenderedSequence, TurnSpan] | None = None,
 ) -> PairIds | str:
-    """Both answers as ids, or the reason why they cannot be compared.
+    """Return both answers as ids, or the reason why they cannot be compared.
 
-    `logged` says where the rejected answer stands in its rendered session: where the contexts agree, that is its side.
+    `logged` is the rejected answer's span in its rendered session. If the chosen answer has the same context, the
+    session's ids are used for the rejected side, so that both channels see the same tokens.
     """
     if any(not answer.text.strip() and not answer.calls for answer in (chosen, rejected)):
         return WITHOUT_ANSWER
@@ -77,7 +80,8 @@ def compared_ids(
             pair = _against_session(renderer, turns, chosen, rejected, logged, options)
         if pair is None:
             pair = pair_ids(renderer, turns, chosen, rejected, **options)
-    except AlignmentError:  # a template may show one state in two ways; there is nothing to compare then
+    # Some templates render the same state differently, depending on the answer.
+    except AlignmentError:
         return CONTEXTS_DIFFER
     return EQUAL_ANSWERS if pair.chosen == pair.rejected else pair
 
@@ -90,12 +94,13 @@ def _against_session(
     logged: tuple[RenderedSequence, TurnSpan],
     options: dict[str, str],
 ) -> PairIds | None:
-    """The rejected answer as its session has it; None where the chosen one has another context."""
+    """Return the pair with the rejected answer as its session has it; None if the contexts differ."""
     rendered, span = logged
-    chosen_alike, rejected_alike = renderer.thinking.alike(chosen, rejected)
-    if rejected_alike != rejected and span.thinking in ("target", "context"):
+    chosen_turn, rejected_turn = renderer.thinking.align(chosen, rejected)
+    # The comparison drops the rejected answer's thinking, but the session's ids contain it.
+    if rejected_turn != rejected and span.thinking in ("target", "context"):
         return None
-    answer = response_ids(renderer, turns, chosen_alike, **options)
+    answer = response_ids(renderer, turns, chosen_turn, **options)
     if answer.start != span.start or answer.ids[: span.start] != rendered.ids[: span.start]:
         return None
     return PairIds(answer, ResponseIds(rendered.ids[: span.end], span.start))
@@ -110,21 +115,21 @@ def pair_ids(
     conversation_id: str,
     format_name: str = FORMAT,
 ) -> PairIds:
-    """Both answers after the same turns, their thinking treated alike (`ThinkingRules.alike`).
+    """Return both answers after the same turns, with their thinking treated alike (`ThinkingRules.align`).
 
-    A template may repeat less of its header for one kind of turn than for another. Then the shorter header is the
-    context on both sides. Contexts that differ in any other way cannot be compared: AlignmentError.
+    Raises AlignmentError if their contexts differ by more than the header of the answer.
     """
-    answers = renderer.thinking.alike(chosen, rejected)
+    answers = renderer.thinking.align(chosen, rejected)
     options = {"conversation_id": conversation_id, "format_name": format_name}
     sides = [response_ids(renderer, turns, turn, **options) for turn in answers]
+    # A template may repeat less of its header for one kind of turn; the shorter header is the context of both.
     start = min(side.start for side in sides)
     first, second = (side.ids[:start] for side in sides)
-    # Only the header may be longer on one side: a message more would be another state.
+    # Only the header may be longer on one side: an extra message would be another state.
     header_tokens = max(map(len, renderer.encoder.encode(renderer.dialect.headers)))
     if first != second or max(side.start for side in sides) - start > header_tokens:
-        same = next((at for at, pair in enumerate(zip(first, second, strict=True)) if pair[0] != pair[1]), start)
-        got = f"{sides[0].start} and {sides[1].start} tokens, the same up to {same}"
-        fix = "The template shows the messages before an answer in another way for each of the two; leave the pair out."
+        num_shared = num_same(first, second)
+        got = f"{sides[0].start} and {sides[1].start} tokens, equal up to {num_shared}"
+        fix = "The template renders the messages before the two answers differently; leave the pair out."
         raise AlignmentError(explain(f"contexts of pair {conversation_id}", got=got, expected="the same ids", fix=fix))
     return PairIds(*(ResponseIds(side.ids, start) for side in sides))

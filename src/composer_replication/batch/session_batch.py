@@ -1,4 +1,4 @@
-"""A session of any length as tree batches: what its channels ask for is planned into windows, each window one tree."""
+"""Turn a session of any length into tree batches: plan its targets into windows, and build one tree per window."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ def session_batches(
     max_length: int | None = None,
     device: str | torch.device = "cpu",
 ) -> _SessionBatches:
-    """Trees of at most `budget` tokens that hold every response, site and pair of a session once.
+    """Return trees of at most `budget` tokens that contain every response, site and pair of a session once.
 
-    `responses` are the turns of channel 1; without a list, all of them. `part="call"` teaches a site's calls alone (the
-    whole turn where it has none). See `plan_windows` for overlap and max_length. An empty hint makes the teacher's
-    context the student's own.
+    `responses` are the turns of channel 1, by default all of them. With `part="call"` only the calls of a site's turn
+    are trained on, or the whole turn if it has none. With an empty hint the teacher's context equals the student's. See
+    `plan_windows` for `overlap` and `max_length`.
     """
     for name, value, allowed in (("placement", placement, PLACEMENTS), ("part", part, PARTS)):
         if value not in allowed:
@@ -64,13 +64,14 @@ def session_batches(
     members = session.members(rendered.spans if responses is None else responses, sites, pairs)
     cuts = [span.header_start for span in rendered.spans]
 
-    def planned() -> WindowPlan:
+    def make_plan() -> WindowPlan:
         targets = [member.target for member in members]
         return plan_windows(targets, budget=budget, overlap=overlap, cuts=cuts, max_length=max_length)
 
-    plan = planned()
+    plan = make_plan()
+    # A site that does not fit with its unrelated hint may fit without.
     if session.drop_wrong_hints(members, plan.dropped):
-        plan = planned()
+        plan = make_plan()
     for index, reason in plan.dropped.items():
         session.dropped[members[index].item] = reason
     windows = [session.window(window, [members[index] for index in window.targets], device) for window in plan.windows]
@@ -80,12 +81,16 @@ def session_batches(
 
 
 class _Member(NamedTuple):
+    """One response, site or pair of the session, with the tokens that a window must hold for it."""
+
     item: Item
     target: Target
-    given: TurnSpan | SiteHint | TokenPair
+    request: TurnSpan | SiteHint | TokenPair
 
 
 class _SessionRows:
+    """The requests of one session, and how each of them becomes rows of a tree."""
+
     def __init__(self, renderer: Renderer, rendered: RenderedSequence, placement: Placement, part: Part) -> None:
         self.renderer, self.rendered = renderer, rendered
         self.placement: Placement = placement
@@ -93,13 +98,13 @@ class _SessionRows:
         self.headers = [span.header_start for span in rendered.spans]
         self.dropped: dict[Item, str] = {}
         self.notes: Counter[str] = Counter()
-        self.no_contrast: dict[Item, str] = {}  # sites whose wrong hint cannot be, and why
+        self.no_contrast: dict[Item, str] = {}  # sites whose unrelated hint cannot be used, and why
         self.has_wrong_hints = False
 
     def members(
         self, responses: Sequence[TurnSpan], sites: Sequence[SiteHint], pairs: Sequence[TokenPair]
     ) -> list[_Member]:
-        """Everything that was asked for and can be, with the tokens it needs."""
+        """Return the requests that can be met, each with the tokens it needs; the others go to `dropped`."""
         known_spans = set(self.rendered.spans)
         for span in (*responses, *(site.span for site in sites)):
             if span not in known_spans:
@@ -109,13 +114,13 @@ class _SessionRows:
             raise InputError(explain("references", got="some pairs' only", expected="all of the pairs', or none"))
         self.has_wrong_hints = any(site.wrong_hint is not None for site in sites)
         channels = ((_RESPONSES, responses), (_SITES, sites), (_PAIRS, pairs))
-        everything = [
+        numbered_requests = [
             (Item(channel, number), request)
             for channel, requests in channels
             for number, request in enumerate(requests)
         ]
         members: list[_Member] = []
-        for item, request in everything:
+        for item, request in numbered_requests:
             target = self._target(request)
             if isinstance(target, str):
                 self.dropped[item] = target
@@ -126,7 +131,7 @@ class _SessionRows:
         return members
 
     def _with_wrong_hint(self, item: Item, span: TurnSpan, wrong_hint: str, target: Target) -> Target:
-        """With one more branch, or as it is where the wrong hint cannot be placed."""
+        """Return the target with a branch for the unrelated hint, or unchanged if that hint cannot be placed."""
         hinted = self._hinted(span, wrong_hint, target)
         if isinstance(hinted, str):
             self.no_contrast[item] = hinted
@@ -134,7 +139,7 @@ class _SessionRows:
         return Target(hinted.first, hinted.end, (*target.branches, *hinted.branches))
 
     def drop_wrong_hints(self, members: list[_Member], dropped: Mapping[int, str]) -> bool:
-        """Take the wrong hint from sites that had no room; whether there were any, and windows are planned again."""
+        """Remove the unrelated hint from sites that were dropped, and return whether there were any."""
         changed = False
         for index, reason in dropped.items():
             item, _, request = members[index]
@@ -147,7 +152,7 @@ class _SessionRows:
         return changed
 
     def _target(self, request: TurnSpan | SiteHint | TokenPair) -> Target | str:
-        """The tokens it needs, or why it cannot be."""
+        """Return the tokens that a request needs, or why it cannot be met."""
         if isinstance(request, TokenPair):
             return self._pair_target(request)
         span = request.span if isinstance(request, SiteHint) else request
@@ -157,9 +162,9 @@ class _SessionRows:
         return self._hinted(span, request.hint, target) if isinstance(request, SiteHint) and request.hint else target
 
     def _hinted(self, span: TurnSpan, hint: str, target: Target) -> Target | str:
-        """A turn with the branch that its hinted copy is."""
-        # A hint's place and size are the same in every window that has the message before the turn; only a hint at the
-        # head depends on where it begins. So the long way from the start is gone for those alone.
+        """Return the target with a branch for the turn's hinted copy, or why the hint cannot be placed."""
+        # A hint's position and size are the same in every window that has the message before the turn, so the context
+        # from there on is enough. Only a hint at the head depends on where the window begins.
         near = self._end_of_turn_before(span)
         begin = 0 if self.placement == "head" else near
         turn = self._turn(span, hint, begin, self.placement)
@@ -169,18 +174,20 @@ class _SessionRows:
             return turn
         at, size, first = begin + turn.context.hint_start, _hint_size(turn), target.first
         if turn.context.placement == "in_last_message":
-            first = min(first, at)  # or the window would begin after the hint's place
+            first = min(first, at)  # or else the window could begin after the hint's position
         elif _is_at_head(turn):
-            # A window that begins after the last question has the hint in another form, at worst the longer one.
+            # A window that begins after the last question has the hint before the turn, in a form that may be longer.
             late = self._turn(span, hint, near, "before_turn")
             size = max(size, 0 if isinstance(late, str) else _hint_size(late))
         return Target(first, target.end, (Branch(at, size + target.end - at),))
 
     def _end_of_turn_before(self, span: TurnSpan) -> int:
+        """Return where the previous assistant turn ends; 0 if there is none."""
         before = bisect_left(self.headers, span.header_start) - 1
         return self.rendered.spans[before].end if before >= 0 else 0
 
     def _pair_target(self, pair: TokenPair) -> Target:
+        """Return the tokens of a pair: what its sides share with the session is trunk, the rest branches."""
         for ids, start in ((pair.chosen_ids, pair.chosen_start), (pair.rejected_ids, pair.rejected_start)):
             if not 0 < start < len(ids):
                 raise InputError(explain("start of a response", got=start, expected=f"1 to {len(ids) - 1}"))
@@ -196,29 +203,32 @@ class _SessionRows:
         return Target(first, end, tuple(branches))
 
     def window(self, window: Window, members: list[_Member], device: str | torch.device) -> _SessionWindow | None:
-        """One window's tree; None where nothing of it could be placed."""
+        """Return the tree of one window, or None if none of its hints could be placed."""
         trunk_end = max(
             (member.target.end for member in members if member.item.channel != _PAIRS), default=window.first
         )
-        trunk = self.rendered.ids[window.first : trunk_end]  # one list: the tree takes it once
-        into = SessionTargets()
+        # All members share one list object, which `SessionTargets` recognizes and adds once.
+        trunk = self.rendered.ids[window.first : trunk_end]
+        tree_targets = SessionTargets()
         for member in members:
-            self._put(member, into, window.first, trunk)
+            self._add_member(member, tree_targets, window.first, trunk)
         items = tuple(member.item for member in members if member.item not in self.dropped)
-        return _SessionWindow(window.first, window.end, items, into.build(device)) if items else None
+        return _SessionWindow(window.first, window.end, items, tree_targets.build(device)) if items else None
 
-    def _put(self, member: _Member, into: SessionTargets, first: int, trunk: list[int]) -> None:
-        request = member.given
+    def _add_member(self, member: _Member, tree_targets: SessionTargets, first: int, trunk: list[int]) -> None:
+        """Add a request to the tree of a window that begins at token `first` of the session."""
+        request = member.request
         if isinstance(request, TokenPair):
+            # Reference log-probs were computed with the whole session as context.
             self.notes[REFERENCE_SAW_MORE] += int(first > 0 and request.references is not None)
             sides = request.chosen_ids[first:], request.chosen_start - first, request.rejected_ids[first:]
-            into.add_pair(*sides, request.rejected_start - first, references=request.references)
+            tree_targets.add_pair(*sides, request.rejected_start - first, references=request.references)
         elif isinstance(request, SiteHint):
-            self._put_site(member.item, request, into, first, trunk)
+            self._add_site(member.item, request, tree_targets, first, trunk)
         else:
-            into.add_response(trunk, request.start - first, request.end - first)
+            tree_targets.add_response(trunk, request.start - first, request.end - first)
 
-    def _put_site(self, item: Item, site: SiteHint, into: SessionTargets, first: int, trunk: list[int]) -> None:
+    def _add_site(self, item: Item, site: SiteHint, tree_targets: SessionTargets, first: int, trunk: list[int]) -> None:
         turn = self._turn(site.span, site.hint, first, self.placement)
         if isinstance(turn, str):
             self.dropped[item] = turn
@@ -227,7 +237,7 @@ class _SessionRows:
         self.notes[f"placement:{self.placement}->{used}"] += used != self.placement
         self.notes["whole_turn_without_call"] += self.part == "call" and turn.is_whole
         contrast = self._contrast(item, site, first)
-        into.add_site(
+        tree_targets.add_site(
             trunk,
             turn.start - first,
             turn.end - first,
@@ -238,7 +248,8 @@ class _SessionRows:
         )
 
     def _contrast(self, item: Item, site: SiteHint, first: int) -> HintedTurn | None:
-        """The context with the wrong hint; why a site has none is counted where others have one."""
+        """Return the turn with its unrelated hint, or None and count why there is none."""
+        # A missing hint counts only if other sites have one: otherwise the contrast is off.
         if site.wrong_hint is None:
             self.notes[NO_WRONG_HINT] += self.has_wrong_hints
             return None
@@ -260,17 +271,16 @@ def _is_at_head(turn: HintedTurn | str) -> bool:
     return not isinstance(turn, str) and turn.context.placement == "head"
 
 
-# What a session's channels ask for, and the windows that hold it.
-
+# Keys of `_SessionBatches.counts`, which reports show: data, not wording.
 REFERENCE_SAW_MORE = "reference_saw_more_context"
 NO_WRONG_HINT = "no_wrong_hint"
 WRONG_HINT = "wrong_hint:"
 
 
 class SiteHint(NamedTuple):
-    """An erring turn and what to say before it; a turn may have several.
+    """An erring turn and its hint; one turn may have several.
 
-    `wrong_hint` is one of a site of another kind (`batch.taught_turns.wrong_hints`), for `RowWeighting.contrast`.
+    `wrong_hint` is an unrelated hint, for `RowWeighting.contrast` (see `hint_placement.wrong_hints`).
     """
 
     span: TurnSpan
@@ -280,7 +290,10 @@ class SiteHint(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenPair:
-    """Two sequences from the session's first token on: the same state, then a response from its start to the end."""
+    """A preference pair: two sequences from the session's first token on, each with the same state, then a response.
+
+    `references` are the log-probs of the chosen and the rejected response under the reference model.
+    """
 
     chosen_ids: Sequence[int]
     chosen_start: int
@@ -290,7 +303,7 @@ class TokenPair:
 
 
 class Item(NamedTuple):
-    """What a channel was given: the channel's name, and the number in the caller's list."""
+    """The identity of a request: its channel, and its index in the list that the caller passed for it."""
 
     channel: str
     number: int
@@ -298,7 +311,7 @@ class Item(NamedTuple):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _SessionWindow:
-    """The tree of tokens [first, end) of the session, and what is computed there."""
+    """The tree of the session's tokens [first, end), and the requests that are computed there."""
 
     first: int
     end: int
@@ -308,13 +321,18 @@ class _SessionWindow:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _SessionBatches:
-    """The windows, what is in none of them and why, and counts of the reasons and of everything else worth knowing.
+    """The windows of a session, the requests that are in none of them with the reason, and counts.
 
-    Besides those of `batch.windows.Plan`: `hint_makes_no_tokens`, `hint_has_no_place` (the template takes it nowhere),
-    `nothing_before_it` (no row predicts its first token), `placement:<asked>-><used>`, `reference_saw_more_context`
-    (pairs whose references are those of the whole session, while the window has a part of it),
-    `whole_turn_without_call` (sites where only the calls are wanted, and none is known). Sites that stay, but
-    without a contrast: `no_wrong_hint` (where other sites were given one) and `wrong_hint:<why it was dropped>`.
+    `counts` has the counts of `WindowPlan` and these:
+
+        hint_makes_no_tokens          the hint is empty after tokenization
+        hint_has_no_place             the template allows the hint nowhere
+        nothing_before_it             no row predicts the turn's first token
+        placement:<asked>-><used>     the hint was placed elsewhere
+        reference_saw_more_context    pairs whose reference log-probs had the whole session as context
+        whole_turn_without_call       sites with `part="call"` whose turn has no known calls
+        no_wrong_hint                 sites without an unrelated hint, if other sites have one
+        wrong_hint:<reason>           sites whose unrelated hint was dropped
     """
 
     windows: tuple[_SessionWindow, ...]
@@ -323,4 +341,5 @@ class _SessionBatches:
 
     @property
     def batches(self) -> list[TreeBatch]:
+        """The trees of all windows, in order."""
         return [window.batch for window in self.windows]

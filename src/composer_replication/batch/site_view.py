@@ -1,13 +1,11 @@
-"""One error site as training reads it: the turn's tokens, the teacher's context, and the rows that predict the same.
+"""Show one error site as training reads it: the turn's tokens, the teacher's context, and the pairs of rows.
 
-Ids and spans are the renderer's and `teacher_context`'s own; nothing is worked out a second time except to check it.
-With c the first token of the context, b where the turn's header begins and [s, e) the turn's own tokens, for
-j = 0 .. e - s - 1
+Ids and spans come from the renderer and from `teacher_context`; they are computed a second time only to check them.
+Let c be the first token of the context, b the first token of the turn's header, and [s, e) the turn's own tokens. For
+j = 0 .. e - s - 1, both of these rows predict token s + j:
 
     student row = s - 1 + j
     teacher row = (b - c) + length of the hint + (s - b) - 1 + j
-
-and both rows predict token s + j.
 """
 
 from __future__ import annotations
@@ -32,11 +30,11 @@ from composer_replication.types import (
     Turn,
 )
 
-_MAX_SHOWN = 60
+_MAX_SHOWN_CHARS = 60
 
 
 class IndexPair(NamedTuple):
-    """A row of the student, the row of the teacher that belongs to it, and the token that both predict."""
+    """A row of the student, the matching row of the teacher, and the token that both predict."""
 
     student: int
     teacher: int
@@ -45,10 +43,10 @@ class IndexPair(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiteView:
-    """What will be trained for a site. Without a hint there is no teacher and there are no pairs.
+    """What is trained at a site. Without a hint there is no teacher and there are no pairs.
 
-    Positions are those of `student_ids`, the whole sequence that holds the turn, and of the teacher's ids, which begin
-    at the student's token `first`.
+    Positions refer to `student_ids`, the whole sequence with the turn, and to the teacher's ids, which begin at the
+    student's token `first`.
     """
 
     site: ErrorSite
@@ -61,18 +59,20 @@ class SiteView:
     teacher: TeacherContext | None
     pairs: tuple[IndexPair, ...]
     end_token: int | None
-    """The turn's last token where that ends a turn; None where a rollout was cut off before it."""
+    """The turn's last token if that is an end-of-turn token; None if a rollout was cut off before it."""
 
     @property
     def num_target(self) -> int:
+        """The number of target tokens."""
         return self.span.end - self.span.start
 
     @property
     def num_call(self) -> int:
+        """The number of tokens of the turn's calls."""
         return (self.span.call_end or 0) - (self.span.call_start or 0)
 
     def as_json(self) -> dict[str, Any]:
-        """Plain data: ids, spans as [start, end), pairs as [student row, teacher row, token], counts."""
+        """Return plain data: ids, spans as [start, end), pairs as [student row, teacher row, token], counts."""
         span, teacher = self.span, self.teacher
         student = {
             "ids": self.student_ids,
@@ -119,9 +119,9 @@ def view_site(
     placement: Placement = "before_turn",
     first: int = 0,
 ) -> SiteView:
-    """Render the conversation and look at the site's turn; AlignmentError where a span or a pair is not what it says.
+    """Render the conversation and return the view of the site. Raises AlignmentError if a span or pair is wrong.
 
-    `first` is the left cut of the teacher's context, as in `teacher_context`.
+    `first` is the first token of the teacher's context, as in `teacher_context`.
     """
     sequences = renderer.render(conversation)
     number, rendered, span = _find_turn(sequences, site)
@@ -150,7 +150,7 @@ def view_site(
 def index_pairs(
     student_ids: Sequence[int], span: TurnSpan, teacher: TeacherContext, *, first: int = 0
 ) -> tuple[IndexPair, ...]:
-    """The pairs of a turn, each checked: both rows must predict the token that stands in the student's ids."""
+    """Return the pairs of a turn. Raises AlignmentError unless both rows of each pair predict the student's token."""
     num_hint, header_start = teacher.hint_end - teacher.hint_start, span.header_start
     student_row = span.start - 1
     teacher_row = (header_start - first) + num_hint + (span.start - header_start) - 1
@@ -160,44 +160,45 @@ def index_pairs(
             f"tokens [{span.start}, {span.end}) of {len(student_ids)}, and [{teacher.start}, {len(teacher.ids)}) hinted"
         )
         expected = f"a row before each of them, and the hinted ones from {teacher_row + 1} on"
-        raise AlignmentError(explain(f"{where}: where its tokens stand", got=got, expected=expected))
-    targets, offered = student_ids[span.start : span.end], teacher.ids[teacher_row + 1 :]
-    if list(targets) != list(offered):
-        num_same = sum(a == b for a, b in zip(targets, offered, strict=False))
-        got = f"the same token in {num_same} of {len(targets)} pairs, with {len(offered)} tokens on the teacher's side"
+        raise AlignmentError(explain(f"{where}: positions of its tokens", got=got, expected=expected))
+    targets, teacher_targets = student_ids[span.start : span.end], teacher.ids[teacher_row + 1 :]
+    if list(targets) != list(teacher_targets):
+        num_same = sum(a == b for a, b in zip(targets, teacher_targets, strict=False))
+        got = f"the same token in {num_same} of {len(targets)} pairs, and {len(teacher_targets)} teacher tokens"
         raise AlignmentError(explain(f"{where}: student and teacher rows", got=got, expected="the same token in all"))
     return tuple(IndexPair(student_row + j, teacher_row + j, token) for j, token in enumerate(targets))
 
 
 def check_span(renderer: Renderer, rendered: RenderedSequence, span: TurnSpan, turn: Turn) -> None:
-    """The span's tokens must be the turn: the ids that were sampled, or else the text that the template wrote."""
+    """Raise AlignmentError unless the span's tokens are the turn: its sampled ids, or the text of the template."""
     ids = rendered.ids[span.start : span.end]
     calls = (span.call_start, span.call_end) if span.call_start is not None else (span.start, span.end)
     if not 0 <= span.header_start <= span.start <= (calls[0] or 0) < (calls[1] or 0) <= span.end <= len(rendered.ids):
         got = f"header at {span.header_start}, call at {calls}, turn at {(span.start, span.end)}"
-        raise AlignmentError(explain(f"turn {turn.id}", got=got, expected="the header, then the turn, the call in it"))
+        raise AlignmentError(explain(f"turn {turn.id}", got=got, expected="the header, then the turn with its call"))
     if turn.token_ids:
         if list(turn.token_ids) != ids:
             got, expected = f"{ids[:5]}…", f"{list(turn.token_ids[:5])}…"
             raise AlignmentError(
-                explain(f"turn {turn.id}: its tokens against those sampled", got=got, expected=expected)
+                explain(f"turn {turn.id}: tokens, compared with the sampled ones", got=got, expected=expected)
             )
         return
     text = joined_text(token_texts(renderer.tokenizer, ids))
+    # Some tokenizers normalize text or lack characters, so the text may come back changed without an error here.
     if text != span.text and text != _round_trip(renderer, span.text):
-        got, expected = f"{len(ids)} tokens that read {_ends(text)}", f"{_ends(span.text)}, as the template wrote it"
-        raise AlignmentError(explain(f"turn {turn.id}: its target tokens", got=got, expected=expected))
+        got, expected = f"{len(ids)} tokens with the text {_ends(text)}", f"{_ends(span.text)}, as the template wrote"
+        raise AlignmentError(explain(f"turn {turn.id}: target tokens", got=got, expected=expected))
 
 
 def _round_trip(renderer: Renderer, text: str) -> str:
-    """What the tokenizer makes of a text: some normalise it, or do not know every character."""
+    """Return the text after encoding and decoding it."""
     ids = renderer.encoder.encode([renderer.protected.escape(text)])[0]
     return joined_text(token_texts(renderer.tokenizer, ids))
 
 
 def _ends(text: str) -> str:
-    half = _MAX_SHOWN // 2
-    return repr(text if len(text) <= _MAX_SHOWN else f"{text[:half]} … {text[-half:]}")
+    half = _MAX_SHOWN_CHARS // 2
+    return repr(text if len(text) <= _MAX_SHOWN_CHARS else f"{text[:half]} … {text[-half:]}")
 
 
 def _find_turn(sequences: Sequence[RenderedSequence], site: ErrorSite) -> tuple[int, RenderedSequence, TurnSpan]:
@@ -207,7 +208,8 @@ def _find_turn(sequences: Sequence[RenderedSequence], site: ErrorSite) -> tuple[
                 return number, rendered, span
     got = f"turn {site.turn_id!r}, which is in none of {len(sequences)} rendered sequences"
     expected = f"an assistant turn of conversation {site.conversation_id}"
-    fix = f"Nothing is taught there: {site.reason}."
+    # A site that is not kept may have no assistant turn. A kept one without its turn is older than its conversation.
+    fix = f"It is not trained on: {site.reason}."
     if site.is_kept:
-        fix = "Sites older than their conversations are found anew by `crf sites RUN`."
+        fix = "The conversation has changed since: find the sites again with `crf sites RUN`."
     raise InputError(explain(f"site {site.id}", got=got, expected=expected, fix=fix))

@@ -1,7 +1,7 @@
-"""Messages of a trace as the turns the renderer takes: one turn a message, calls and results linked.
+"""Read the messages of a trace as a conversation for the renderer: one turn per message, results linked to calls.
 
-A message is a `TraceTurn` (role, content, tool_call, tool_error, error_meta) or has the OpenAI shape (tool_calls,
-tool_call_id). Turn `k` of the conversation is message `k`.
+A message is a `TraceTurn` (role, content, tool_call, tool_error, error_meta) or has OpenAI's form (tool_calls,
+tool_call_id). Turn k of the conversation is message k.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from composer_replication.types import (
 )
 
 FORMAT = "trace_messages"
-_WRITERS: dict[str, tuple[Role, Origin]] = {
+# OpenAI's API replaced "system" by "developer" and "function" by "tool"; traces have both.
+_ROLES: dict[str, tuple[Role, Origin]] = {
     "system": ("system", "meta"),
     "developer": ("system", "meta"),
     "user": ("user", "human"),
@@ -33,7 +34,7 @@ _WRITERS: dict[str, tuple[Role, Origin]] = {
 
 
 def to_conversation(messages: Sequence[Mapping[str, Any]], *, conversation_id: str) -> Conversation:
-    """A conversation with one turn a message; a result without an id answers the oldest open call before it."""
+    """Return the conversation. A result without an id answers the oldest open call before it."""
     if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
         got = type(messages).__name__
         raise InputError(explain(f"messages of {conversation_id}", got=got, expected="a list of messages"))
@@ -44,10 +45,14 @@ def to_conversation(messages: Sequence[Mapping[str, Any]], *, conversation_id: s
 
 
 def caller_of(turns: Sequence[Turn], index: int) -> int | None:
-    """The assistant turn whose call a tool turn answers; without such a call, the one right before the results."""
+    """Return the index of the assistant turn whose call a tool turn answers.
+
+    If no call has the result's id, that is the assistant turn directly before the results, or None.
+    """
     call_ids = {result.call_id for result in turns[index].results}
+    # Backwards, because some logs reuse ids: the latest call is the one that was answered.
     earlier = range(index - 1, -1, -1)
-    for at in earlier:  # from behind: some logs use an id again and again
+    for at in earlier:
         if any(call.id in call_ids for call in turns[at].calls):
             return at
     nearest = next((at for at in earlier if turns[at].role != "tool"), None)
@@ -55,32 +60,35 @@ def caller_of(turns: Sequence[Turn], index: int) -> int | None:
 
 
 class _TraceReader:
+    """Reads messages one at a time, and remembers which calls are still unanswered."""
+
     def __init__(self, conversation_id: str) -> None:
         self.turns: list[Turn] = []
         self._id = conversation_id
         self._call_ids: set[str] = set()
-        self._open: list[ToolCall] = []  # calls of the last assistant turn that nothing has answered
-        self._made_up: set[str] = set()
+        self._open: list[ToolCall] = []  # unanswered calls of the last assistant turn
+        self._generated_ids: set[str] = set()  # ids of calls that were logged without one
 
     def add(self, message: Mapping[str, Any]) -> None:
+        """Read the next message. Raises InputError if it has no known role, or fields of the wrong type."""
         where = f"message {len(self.turns)} of {self._id}"
         if not isinstance(message, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InputError(explain(where, got=type(message).__name__, expected="a message with a role"))
         role = message.get("role")
-        if not isinstance(role, str) or role not in _WRITERS:
-            raise InputError(explain(f"role of {where}", got=repr(role), expected=f"one of {', '.join(_WRITERS)}"))
-        kind, origin = _WRITERS[role]
+        if not isinstance(role, str) or role not in _ROLES:
+            raise InputError(explain(f"role of {where}", got=repr(role), expected=f"one of {', '.join(_ROLES)}"))
+        turn_role, origin = _ROLES[role]
         text = required_text(message.get("content"), where)
         fields: dict[str, Any] = {"text": text}
-        if kind == "assistant":
+        if turn_role == "assistant":
             model = message.get("model")
             fields |= {"calls": self._calls(message, where), "thinking": thinking_text(message, where)}
             fields |= {"model": model} if isinstance(model, str) else {}
-        elif kind == "tool":
+        elif turn_role == "tool":
             fields = {"results": (self._result(message, text, where),)}
         provenance = Provenance(file=self._id, lines=(len(self.turns) + 1,))
         identity = f"{self._id}:{len(self.turns)}"
-        self.turns.append(Turn(id=identity, role=kind, origin=origin, provenance=provenance, **fields))
+        self.turns.append(Turn(id=identity, role=turn_role, origin=origin, provenance=provenance, **fields))
 
     def _calls(self, message: Mapping[str, Any], where: str) -> tuple[ToolCall, ...]:
         calls = message_calls(message, where, self._new_id)
@@ -89,10 +97,11 @@ class _TraceReader:
         return calls
 
     def _new_id(self, number: int) -> str:
+        """Return an unused id for a call that was logged without one."""
         identity = f"call_{len(self.turns)}_{number}"
         while identity in self._call_ids:
             identity += "_"
-        self._made_up.add(identity)
+        self._generated_ids.add(identity)
         return identity
 
     def _result(self, message: Mapping[str, Any], text: str, where: str) -> ToolResult:
@@ -101,9 +110,9 @@ class _TraceReader:
             raise InputError(explain(f"tool_call_id of {where}", got=type(logged_id).__name__, expected="text"))
         call_id = logged_id or ""
         if call_id not in self._call_ids:
-            # Without an id, or with one that its call was not logged with, results come in the order of the calls.
-            is_free = [call for call in self._open if not logged_id or call.id in self._made_up]
-            candidates = [call for call in is_free if call.name == name] if name else is_free
+            # The result has no id, or its call was logged without one: then results come in the order of the calls.
+            open_calls = [call for call in self._open if not logged_id or call.id in self._generated_ids]
+            candidates = [call for call in open_calls if call.name == name] if name else open_calls
             call_id = candidates[0].id if candidates else call_id
         self._open = [call for call in self._open if call.id != call_id]
         error = message.get("tool_error")

@@ -1,15 +1,16 @@
-"""Sequences that share prefixes as one tree of tokens: each token is stored, and computed, once.
+"""Merge sequences that share prefixes into one tree of tokens, so that each token is stored and computed once.
 
-Every token has a number in depth-first order, `enter`, and the number where its node's subtree ends, `leave`. Token q
-may see token kv exactly when
+Every token has a number in depth-first order, `enter`, and the number at which its node's subtree ends, `leave`. With
+kv and q as indices in the layout, token q may attend to token kv exactly if kv's node is on the path to q:
 
     kv <= q  and  enter[kv] <= enter[q] < leave[kv]
 
-(kv and q being their places in the layout), which says that kv's node is on the path to q. That is the whole attention
-rule. A token's position is its depth, as in the flat sequence. Trees side by side, and padding, follow the same rule.
+That is the whole attention rule. A token's position is its depth, as in the flat sequence. Several trees in one batch,
+and padding, follow the same rule.
 
 The layout puts the longest path of each tree first, as one stretch: the trunk, which plain causal attention can
-compute. The other sequences follow by how far they share the trunk, each with what is new in it as one stretch.
+compute. The other sequences follow, ordered by how much of the trunk they share, each with its new tokens as one
+stretch.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ Run = tuple[int, int]
 
 
 class Stretch(NamedTuple):
-    """Rows [start, end), and the runs of rows on the path before them; a trunk has none before it."""
+    """Rows [start, end), and the runs of rows on the path before them; a trunk has an empty context."""
 
     start: int
     end: int
@@ -40,7 +41,7 @@ class Stretch(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class TokenTree:
-    """A tree, or several: ids, depths and depth-first numbers (L,), and where each sequence's tokens went."""
+    """One or several trees: ids, depths and depth-first numbers (L,), and the rows of each sequence's tokens."""
 
     input_ids: Tensor
     position_ids: Tensor
@@ -49,28 +50,30 @@ class TokenTree:
     rows: tuple[Tensor, ...]
     """For each sequence, the row of each of its tokens."""
     stretches: tuple[Stretch, ...]
-    """In order, without gaps; rows behind the last are padding."""
+    """In order and without gaps; rows after the last stretch are padding."""
 
     def __len__(self) -> int:
         return self.input_ids.numel()
 
     @property
     def num_flat_tokens(self) -> int:
-        """What the sequences would cost one by one."""
+        """The number of tokens of the sequences without sharing."""
         return sum(row.numel() for row in self.rows)
 
     @property
     def longest_path(self) -> int:
+        """The length of the longest sequence."""
         return max(row.numel() for row in self.rows)
 
     def to(self, device: str | torch.device) -> TokenTree:
+        """Return the tree with its tensors on a device."""
         ids, positions, enter, leave, *rows = (
             tensor.to(device) for tensor in (self.input_ids, self.position_ids, self.enter, self.leave, *self.rows)
         )
         return TokenTree(ids, positions, enter, leave, tuple(rows), self.stretches)
 
     def padded(self, multiple: int) -> TokenTree:
-        """With padding up to a multiple: tokens that see only themselves, and that nothing sees."""
+        """Return the tree padded to a multiple of tokens. Padding attends only to itself, and nothing attends to it."""
         if multiple < 1:
             raise InputError(explain("multiple", got=multiple, expected="1 or more"))
         missing = -len(self) % multiple
@@ -88,7 +91,7 @@ class TokenTree:
         )
 
     def dense_mask(self) -> Tensor:
-        """(L, L) boolean, True where the row may see the column: for small trees, and for tests."""
+        """Return the attention mask (L, L), True where the row may attend to the column; for small trees and tests."""
         index = torch.arange(len(self), device=self.enter.device)
         enter, leave = self.enter, self.leave
         on_path = (enter[None] <= enter[:, None]) & (enter[:, None] < leave[None])
@@ -96,7 +99,7 @@ class TokenTree:
 
 
 def build_tree(sequences: Sequence[Sequence[int] | Tensor]) -> TokenTree:
-    """The tree of these sequences; equal prefixes are merged. A sequence may be a prefix of another, or equal to it."""
+    """Return the tree of these sequences. A sequence may be a prefix of another one, or equal to it."""
     flat = [torch.as_tensor(sequence, dtype=torch.int64) for sequence in sequences]
     for number, sequence in enumerate(flat):
         if sequence.dim() != 1 or not sequence.numel():
@@ -108,48 +111,49 @@ def build_tree(sequences: Sequence[Sequence[int] | Tensor]) -> TokenTree:
     prefixes = SharedPrefixes(flat)
     runs: dict[int, list[Run]] = {}
     stretches: list[Stretch] = []
-    news: list[New] = []
+    suffixes: list[NewSuffix] = []
     length = 0
-    for new in prefixes.in_layout_order():
-        context = _first_rows(runs[new.parent], new.first) if new.first else []
-        runs[new.sequence] = _joined(context, (length, length + new.size))
-        if new.size:
-            stretches.append(Stretch(length, length + new.size, tuple(context)))
-            news.append(new)
-            length += new.size
-    enter, leave = prefixes.numbers({new.sequence: new.first for new in news})
+    for suffix in prefixes.in_layout_order():
+        context = _first_rows(runs[suffix.parent], suffix.first) if suffix.first else []
+        runs[suffix.sequence] = _append_run(context, (length, length + suffix.size))
+        # A sequence that is a prefix of another one adds no tokens.
+        if suffix.size:
+            stretches.append(Stretch(length, length + suffix.size, tuple(context)))
+            suffixes.append(suffix)
+            length += suffix.size
+    enter, leave = prefixes.number_depth_first({suffix.sequence: suffix.first for suffix in suffixes})
     return TokenTree(
-        torch.cat([flat[new.sequence][new.first :] for new in news]),
-        torch.cat([torch.arange(new.first, new.first + new.size) for new in news]),
-        torch.cat([enter[new.sequence] for new in news]),
-        torch.cat([leave[new.sequence] for new in news]),
+        torch.cat([flat[suffix.sequence][suffix.first :] for suffix in suffixes]),
+        torch.cat([torch.arange(suffix.first, suffix.first + suffix.size) for suffix in suffixes]),
+        torch.cat([enter[suffix.sequence] for suffix in suffixes]),
+        torch.cat([leave[suffix.sequence] for suffix in suffixes]),
         tuple(torch.cat([torch.arange(*run) for run in runs[number]]) for number in range(len(flat))),
         tuple(stretches),
     )
 
 
 def pack_trees(trees: Sequence[TokenTree]) -> TokenTree:
-    """Several trees side by side; none sees another. `rows` are those of all trees, one after the other."""
+    """Return several trees as one batch, none of which sees another; `rows` are those of all trees, in order."""
     if not trees:
         raise InputError(explain("trees", got="none", expected="at least one"))
     offsets = list(accumulate((len(tree) for tree in trees[:-1]), initial=0))
-    placed = list(zip(trees, offsets, strict=True))
+    trees_with_offset = list(zip(trees, offsets, strict=True))
     return TokenTree(
         torch.cat([tree.input_ids for tree in trees]),
         torch.cat([tree.position_ids for tree in trees]),
-        torch.cat([tree.enter + offset for tree, offset in placed]),
-        torch.cat([tree.leave + offset for tree, offset in placed]),
-        tuple(row + offset for tree, offset in placed for row in tree.rows),
+        torch.cat([tree.enter + offset for tree, offset in trees_with_offset]),
+        torch.cat([tree.leave + offset for tree, offset in trees_with_offset]),
+        tuple(row + offset for tree, offset in trees_with_offset for row in tree.rows),
         tuple(
             Stretch(start + offset, end + offset, tuple((first + offset, last + offset) for first, last in context))
-            for tree, offset in placed
+            for tree, offset in trees_with_offset
             for start, end, context in tree.stretches
         ),
     )
 
 
 def _first_rows(runs: list[Run], count: int) -> list[Run]:
-    """The first `count` rows of a path."""
+    """Return the first `count` rows of a path."""
     first_runs: list[Run] = []
     for start, end in runs:
         size = min(end - start, count)
@@ -160,7 +164,8 @@ def _first_rows(runs: list[Run], count: int) -> list[Run]:
     return first_runs
 
 
-def _joined(runs: list[Run], last: Run) -> list[Run]:
+def _append_run(runs: list[Run], last: Run) -> list[Run]:
+    """Return the runs with one more, merged with the last run if it is adjacent, left out if it is empty."""
     if last[0] == last[1]:
         return runs
     if runs and runs[-1][1] == last[0]:
@@ -168,14 +173,8 @@ def _joined(runs: list[Run], last: Run) -> list[Run]:
     return [*runs, last]
 
 
-# Which sequences share which prefixes, found by sorting: neighbours in sorted order share the most.
-#
-# Of sequences in lexicographic order, what two of them share is the least that any neighbours between them share. So
-# the lengths that neighbours share are all there is to know about the tree, and it is never built node by node.
-
-
-class New(NamedTuple):
-    """A sequence's tokens from `first` on are in no sequence laid out before it; those before it are in `parent`."""
+class NewSuffix(NamedTuple):
+    """The tokens of a sequence from `first` on, which no earlier sequence has; `parent` has those before `first`."""
 
     sequence: int
     parent: int
@@ -184,7 +183,7 @@ class New(NamedTuple):
 
 
 class _Piece(NamedTuple):
-    """Depths [start, end) of a path, and a number that is theirs."""
+    """Depths [start, end) of a path, and a depth-first number: of the first of them, or where their subtrees end."""
 
     start: int
     end: int
@@ -192,21 +191,26 @@ class _Piece(NamedTuple):
 
 
 class SharedPrefixes:
-    """Sequences of token ids (1-D tensors), sorted, with the number of tokens each shares with the one before it."""
+    """Sequences of token ids in sorted order, and how many tokens each of them shares with the one before it.
+
+    In sorted order, neighbors share the longest prefixes, and two sequences share as much as the least that any
+    neighbors between them share. So these lengths determine the whole tree, and it is never built node by node.
+    """
 
     def __init__(self, sequences: list[Tensor]) -> None:
+        # Bytes sort fast. Their order is not that of the ids, but any order that groups equal prefixes will do.
         keys = [array("q", sequence.tolist()).tobytes() for sequence in sequences]
         self._order = sorted(range(len(sequences)), key=keys.__getitem__)
         self._lengths = [sequence.numel() for sequence in sequences]
-        neighbours = zip(self._order[:-1], self._order[1:], strict=True)
-        self._shared = [0, *(_shared_length(sequences[one], sequences[following]) for one, following in neighbours)]
+        neighbors = zip(self._order[:-1], self._order[1:], strict=True)
+        self._shared = [0, *(_shared_length(sequences[first], sequences[second]) for first, second in neighbors)]
 
     def in_sorted_order(self) -> Iterator[tuple[int, int]]:
-        """Each sequence's number, and how many tokens it shares with the one before it."""
+        """Yield each sequence's index, and how many tokens it shares with the sequence before it."""
         return zip(self._order, self._shared, strict=True)
 
-    def in_layout_order(self) -> Iterator[New]:
-        """Tree by tree: the longest sequence, then the others by how far they share it, longer ones first."""
+    def in_layout_order(self) -> Iterator[NewSuffix]:
+        """Yield the sequences tree by tree: the longest one, then the others by how much of it they share."""
         for members in self._trees():
             lengths = {position: self._lengths[self._order[position]] for position in members}
             trunk = max(members, key=lambda position: (lengths[position], -self._order[position]))
@@ -214,69 +218,74 @@ class SharedPrefixes:
             order = sorted(
                 members, key=lambda position: (position != trunk, with_trunk[position], -lengths[position], position)
             )
-            placed: list[int] = []
+            laid_out: list[int] = []
             for position in order:
-                parent, first = self._closest(position, placed)
-                insort(placed, position)
-                yield New(self._order[position], self._order[parent], first, lengths[position] - first)
+                parent, first = self._closest(position, laid_out)
+                insort(laid_out, position)
+                yield NewSuffix(self._order[position], self._order[parent], first, lengths[position] - first)
 
-    def numbers(self, wanted: Mapping[int, int]) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
-        """For each wanted sequence, from the given depth on: depth-first numbers, and where the subtrees end."""
+    def number_depth_first(self, first_depths: Mapping[int, int]) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
+        """Return `enter` and `leave` of the tokens of each of these sequences, from its depth in the mapping on."""
         enter: dict[int, Tensor] = {}
         leave: dict[int, Tensor] = {}
         ends: list[int] = []
         stack: list[_Piece] = []
         total = 0
+        # Forward in sorted order, a token gets its number from the first sequence that has it.
         for position, sequence in enumerate(self._order):
             shared, length = self._shared[position], self._lengths[sequence]
             _push(stack, _Piece(shared, length, total))
             total += length - shared
             ends.append(total)
-            if sequence in wanted:
-                pieces = _from_depth(stack, wanted[sequence])
+            if sequence in first_depths:
+                pieces = _from_depth(stack, first_depths[sequence])
                 firsts = [(p.number + depth - p.start, p.end - depth) for p, depth in pieces]
                 enter[sequence] = torch.cat([torch.arange(first, first + size) for first, size in firsts])
         stack.clear()
+        # Backward, the first sequence that has a token is the last one of its subtree, which ends there.
         for position in range(len(self._order) - 1, -1, -1):
             sequence = self._order[position]
             shared = self._shared[position + 1] if position + 1 < len(self._order) else 0
             _push(stack, _Piece(shared, self._lengths[sequence], ends[position]))
-            if sequence in wanted:
-                pieces = _from_depth(stack, wanted[sequence])
+            if sequence in first_depths:
+                pieces = _from_depth(stack, first_depths[sequence])
                 leave[sequence] = torch.cat([torch.full((p.end - depth,), p.number) for p, depth in pieces])
         return enter, leave
 
     def _trees(self) -> Iterator[range]:
-        """Places that share a first token."""
+        """Yield the ranges of positions that share a first token; each is one tree."""
         starts = [position for position, shared in enumerate(self._shared) if not shared]
         for start, end in zip(starts, [*starts[1:], len(self._order)], strict=True):
             yield range(start, end)
 
     def _shared_with(self, position: int, members: range) -> dict[int, int]:
+        """Return how many tokens each member shares with the one at `position`."""
         shared = {position: self._lengths[self._order[position]]}
-        for step, neighbours in (
+        # `_shared[k]` is between k - 1 and k, hence the step of 1 on the way back.
+        for step, neighbors in (
             (0, range(position + 1, members.stop)),
             (1, range(position - 1, members.start - 1, -1)),
         ):
             least = shared[position]
-            for neighbour in neighbours:
-                least = min(least, self._shared[neighbour + step])
-                shared[neighbour] = least
+            for neighbor in neighbors:
+                least = min(least, self._shared[neighbor + step])
+                shared[neighbor] = least
         return shared
 
-    def _closest(self, position: int, placed: list[int]) -> tuple[int, int]:
-        """Of the places laid out (sorted), the one that shares the most, and how much."""
-        at = bisect_left(placed, position)
+    def _closest(self, position: int, laid_out: list[int]) -> tuple[int, int]:
+        """Return which of the positions laid out so far (sorted) shares the most tokens, and how many."""
+        # In sorted order the next position on either side shares the most.
+        at = bisect_left(laid_out, position)
         best = (position, 0)
-        for neighbour in placed[max(at - 1, 0) : at + 1]:
-            low, high = min(position, neighbour), max(position, neighbour)
+        for neighbor in laid_out[max(at - 1, 0) : at + 1]:
+            low, high = min(position, neighbor), max(position, neighbor)
             shared = min(self._shared[low + 1 : high + 1])
-            best = max(best, (neighbour, shared), key=lambda candidate: candidate[1])
+            best = max(best, (neighbor, shared), key=lambda candidate: candidate[1])
         return best
 
 
 def _push(stack: list[_Piece], piece: _Piece) -> None:
-    """The path turns off at the piece's start: what lay deeper is gone."""
+    """Replace the end of a path, from the depth at which the piece begins, by the piece."""
     while stack and stack[-1].start >= piece.start:
         stack.pop()
     if stack and stack[-1].end > piece.start:
@@ -286,7 +295,7 @@ def _push(stack: list[_Piece], piece: _Piece) -> None:
 
 
 def _from_depth(stack: list[_Piece], depth: int) -> list[tuple[_Piece, int]]:
-    """The pieces that reach beyond a depth, each with where to begin in it."""
+    """Return the pieces that reach below a depth, each with the depth to start at."""
     pieces: list[tuple[_Piece, int]] = []
     for piece in reversed(stack):
         if piece.end <= depth:
@@ -296,6 +305,7 @@ def _from_depth(stack: list[_Piece], depth: int) -> list[tuple[_Piece, int]]:
 
 
 def _shared_length(first: Tensor, second: Tensor) -> int:
+    """Return the length of the common prefix."""
     size = min(first.numel(), second.numel())
     differs = (first[:size] != second[:size]).nonzero()
     return int(differs[0]) if differs.numel() else size

@@ -1,6 +1,7 @@
-"""What `compose_loss` reads: which rows predict what, of one token tree or of padded sequences.
+"""What `compose_loss` reads: which rows predict which tokens, in a token tree or in padded sequences.
 
-`SessionTargets` makes a tree of a session: flat sequences with targets in, rows of the tree out.
+`SessionTargets` builds the tree of a session from flat sequences with targets. `pack_batches` puts several trees into
+one batch.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ CHANNELS = ("lm_ce", "sdpo_jsd", "trace_replay_dpo")
 
 
 class TargetRows(NamedTuple):
-    """Rows, and the token that each of them predicts."""
+    """Rows, and the token that each row predicts."""
 
     rows: Tensor
     targets: Tensor
@@ -34,7 +35,10 @@ class TargetRows(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class PairRows:
-    """Channel 3: rows that predict the responses, the token of each, and whose it is (chosen first, then rejected)."""
+    """The rows of channel 3 that predict responses, their tokens, and the response of each row.
+
+    Responses are numbered: first the chosen ones, then the rejected ones.
+    """
 
     rows: Tensor
     targets: Tensor
@@ -44,24 +48,25 @@ class PairRows:
     rejected_reference: Tensor | None
 
     def references(self) -> tuple[Tensor, Tensor]:
+        """Return the reference log-probs of the chosen and the rejected responses. Raises if there are none."""
         if self.chosen_reference is None or self.rejected_reference is None:
-            raise BatchKeyError(explain("reference log-probs of the pairs", got=None, expected="two numbers a pair"))
+            raise BatchKeyError(explain("reference log-probs of the pairs", got=None, expected="two numbers per pair"))
         return self.chosen_reference, self.rejected_reference
 
 
 class ContrastRows(NamedTuple):
-    """Rows below a wrong hint; `numbers` says which of channel 2's rows predict the same tokens."""
+    """Rows after an unrelated hint, and the indices of the rows of channel 2 that predict the same tokens."""
 
     numbers: Tensor
     rows: Tensor
 
 
 Tokens = TokenTree | Sequences
-"""What one pass reads; a row is a number in the tree's layout, or sequence * T + position of padded sequences."""
+"""The input of one forward pass. A row is an index in the tree's layout, or sequence * T + position if padded."""
 
 
 class Passes(NamedTuple):
-    """Whose rows the channels read: the student's, the hinted and wrongly hinted contexts', the pairs'."""
+    """The inputs of the forward passes: for the student, hinted contexts, contexts with unrelated hints, and pairs."""
 
     student: Tokens
     hinted: Tokens
@@ -71,9 +76,10 @@ class Passes(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class _ChannelRows:
-    """The rows of each channel. Row n of student and teacher predict the same token.
+    """The rows of each channel. Row n of the student and row n of the teacher predict the same token.
 
-    That token and its number in its site are known to batches that are read or built here; some switches need them.
+    `target_tokens` is that token and `site_position` its index within its site; some row weightings need them, and all
+    batches that this package reads or builds have them.
     """
 
     response: TargetRows
@@ -86,7 +92,7 @@ class _ChannelRows:
     sites_without_contrast: int = 0
 
     def counts(self, *, hints: bool = True, pairs: bool = True) -> dict[str, int]:
-        """Items of each channel that is asked for."""
+        """Return the number of rows of channels 1 and 2 and of pairs; 0 for a channel that is switched off."""
         num_pairs = self.pairs.num_pairs if pairs and self.pairs is not None else 0
         numbers = (self.response.rows.numel(), self.student_rows.numel() if hints else 0, num_pairs)
         return dict(zip(CHANNELS, numbers, strict=True))
@@ -94,24 +100,26 @@ class _ChannelRows:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TreeBatch(_ChannelRows):
-    """All rows are those of one tree, and one pass gives them: what `compose_loss` takes instead of a mapping."""
+    """A batch whose rows are all in one tree, so that one forward pass computes them."""
 
     tree: TokenTree
 
     @property
     def passes(self) -> Passes:
+        """The tree, for every pass."""
         return Passes(self.tree, self.tree, self.tree, self.tree)
 
     def check(self, num_embeddings: int) -> None:
-        """Raise where an id has no embedding."""
+        """Raise InputError if an id has no embedding."""
         check_ids(self.tree.input_ids, num_embeddings)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class FlatBatch(_ChannelRows):
-    """Padded sequences: the teacher's contexts and the pairs are passes of their own (`batch.flat_batch` reads them).
+    """A batch of padded sequences, with separate forward passes for hinted contexts and pairs (see `flat_batch`).
 
-    The hinted contexts then keep nothing for a backward pass, and channel 1 has the same bits with channel 2 on or off.
+    So the hinted contexts need no memory for a backward pass, and the values of channel 1 are bit-identical with
+    channel 2 on or off.
     """
 
     sequences: Sequences
@@ -121,7 +129,8 @@ class FlatBatch(_ChannelRows):
 
     @property
     def passes(self) -> Passes:
-        """What is not there is one token, a pass for each: another process may have it, and all run it together."""
+        """The sequences of each pass; a pass without sequences gets one token."""
+        # Another rank may have such sequences, and with sharded weights all ranks must run the same passes.
         optional_sequences = (self.contexts, self.wrong_contexts, self.pair_sequences)
         return Passes(
             self.sequences,
@@ -130,7 +139,7 @@ class FlatBatch(_ChannelRows):
 
 
 class _Range(NamedTuple):
-    """Tokens [start, end) of a sequence, by its number."""
+    """Tokens [start, end) of the sequence with this index."""
 
     sequence: int
     start: int
@@ -138,7 +147,7 @@ class _Range(NamedTuple):
 
 
 class _Site(NamedTuple):
-    """The same target tokens in the student's sequence, in the hinted and in the wrongly hinted one."""
+    """The same target tokens in the student's sequence, after the hint, and after the unrelated hint."""
 
     student: _Range
     teacher: _Range
@@ -147,9 +156,9 @@ class _Site(NamedTuple):
 
 @dataclass
 class SessionTargets:
-    """Collects the sequences of a session with what counts in each; `build` merges them into a tree.
+    """Collects the sequences of a session and their targets; `build` merges them into a tree.
 
-    A target is a range of *tokens* [start, end) of its sequence; the rows that predict them lie one earlier.
+    A target is a range of *tokens* [start, end) of its sequence; the rows that predict them are one position earlier.
     """
 
     _sequences: list[Sequence[int]] = field(default_factory=list[Sequence[int]])
@@ -161,7 +170,7 @@ class SessionTargets:
     _number_of: dict[int, int] = field(default_factory=dict[int, int])
 
     def add_response(self, ids: Sequence[int], start: int, end: int) -> None:
-        """Channel 1: tokens [start, end) of a sequence."""
+        """Add tokens [start, end) of a sequence to channel 1."""
         self._responses.append(self._add(ids, start, end))
 
     def add_site(
@@ -175,9 +184,9 @@ class SessionTargets:
         contrast_ids: Sequence[int] | None = None,
         contrast_start: int | None = None,
     ) -> None:
-        """Channel 2: the erring turn's tokens, and where they stand in the context with its hint and with a wrong one.
+        """Add an erring turn to channel 2: its tokens in the student's sequence and in the hinted context.
 
-        The wrong hint is for `RowWeighting.contrast`; a site may be without.
+        The contrast, needed only for `RowWeighting.contrast`, is the context with an unrelated hint.
         """
         if (contrast_ids is None) != (contrast_start is None):
             got = "contrast_ids or contrast_start alone"
@@ -200,17 +209,21 @@ class SessionTargets:
         *,
         references: tuple[float, float] | None = None,
     ) -> None:
-        """Channel 3: a response is its sequence from its start on; `references` are the start weights' log-probs."""
+        """Add a pair to channel 3; each response is the end of its sequence, from its start on.
+
+        `references` are the log-probs of the chosen and the rejected response under the reference model.
+        """
         self._chosen.append(self._add(chosen_ids, chosen_start, len(chosen_ids)))
         self._rejected.append(self._add(rejected_ids, rejected_start, len(rejected_ids)))
         self._references.append(references)
 
     def build(self, device: str | torch.device = "cpu") -> TreeBatch:
-        """The tree of everything that was added."""
+        """Return the tree of everything that was added."""
         if not self._sequences:
             raise InputError(explain("session", got="no sequence", expected="at least one"))
         tree = build_tree(self._sequences).to(device)
         student = _rows(tree, [site.student for site in self._sites])
+        # Sites are concatenated: `firsts` has, for every row, the index of its site's first row.
         sizes = torch.tensor([site.student.end - site.student.start for site in self._sites], dtype=torch.int64)
         firsts = (sizes.cumsum(0) - sizes).repeat_interleave(sizes)
         numbers = torch.arange(firsts.numel())
@@ -238,15 +251,11 @@ class SessionTargets:
         side_rows = _rows(tree, sides)
         lengths = torch.tensor([end - start for _, start, end in sides], device=side_rows.rows.device)
         response = torch.arange(len(sides), device=side_rows.rows.device).repeat_interleave(lengths)
-        known_references = [reference for reference in self._references if reference is not None]
-        if len(known_references) not in (0, len(self._chosen)):
-            got = f"{len(known_references)} of {len(self._chosen)} pairs"
+        references = [reference for reference in self._references if reference is not None]
+        if len(references) not in (0, len(self._chosen)):
+            got = f"{len(references)} of {len(self._chosen)} pairs"
             raise InputError(explain("reference log-probs", got=got, expected="all of the pairs, or none"))
-        both = (
-            torch.tensor(known_references, dtype=torch.float64, device=side_rows.rows.device)
-            if known_references
-            else None
-        )
+        both = torch.tensor(references, dtype=torch.float64, device=side_rows.rows.device) if references else None
         chosen, rejected = (None, None) if both is None else both.unbind(1)
         return PairRows(side_rows.rows, side_rows.targets, response, len(self._chosen), chosen, rejected)
 
@@ -254,23 +263,26 @@ class SessionTargets:
         if not 0 < start < end <= len(ids):
             expected = f"0 < start < end <= {len(ids)}: nothing predicts a first token"
             raise InputError(explain("target range", got=(start, end), expected=expected))
+        # Callers pass the same list many times. The ids are compared as well, because an address or a list may be
+        # reused for another sequence.
         number = self._number_of.get(id(ids))
-        if number is None or self._sequences[number] != ids:  # a list that was reused holds another sequence
+        if number is None or self._sequences[number] != ids:
             number = self._number_of[id(ids)] = len(self._sequences)
             self._sequences.append(list(ids))
         return _Range(number, start, end)
 
 
-def _check_same_tokens(targets: Sequence[int], other_ids: Sequence[int], other_start: int) -> None:
-    there = list(other_ids[other_start : other_start + len(targets)])
-    if list(targets) != there:
-        fix = "Both ranges name the target tokens themselves; the hinted context has them further on"
-        got = f"{list(targets)[:5]}… and {there[:5]}…"
+def _check_same_tokens(targets: Sequence[int], teacher_ids: Sequence[int], teacher_start: int) -> None:
+    teacher_targets = list(teacher_ids[teacher_start : teacher_start + len(targets)])
+    if list(targets) != teacher_targets:
+        fix = "Both starts are of the target tokens themselves; in the hinted context they come later."
+        got = f"{list(targets)[:5]}… and {teacher_targets[:5]}…"
         raise AlignmentError(explain("target tokens of the two sides", got=got, expected="the same", fix=fix))
 
 
 def check_ids(ids: Tensor, num_embeddings: int) -> None:
-    """Every id has an embedding: a GPU's own complaint would end the process."""
+    """Raise InputError if an id has no embedding."""
+    # On CUDA an index out of range is a device-side assert, after which the process cannot use the GPU any more.
     least, most = int(ids.min()), int(ids.max())
     if most >= num_embeddings or least < 0:
         expected = f"ids from 0 to {num_embeddings - 1}"
@@ -278,26 +290,23 @@ def check_ids(ids: Tensor, num_embeddings: int) -> None:
 
 
 def _rows(tree: TokenTree, ranges: Sequence[_Range]) -> TargetRows:
-    """The rows that predict tokens [start, end) of each sequence, one after the other."""
+    """Return the rows that predict the ranges' tokens, range after range."""
     if not ranges:
-        nothing = torch.empty(0, dtype=torch.int64, device=tree.input_ids.device)
-        return TargetRows(nothing, nothing)
+        no_rows = torch.empty(0, dtype=torch.int64, device=tree.input_ids.device)
+        return TargetRows(no_rows, no_rows)
     rows = torch.cat([tree.rows[sequence][start - 1 : end - 1] for sequence, start, end in ranges])
     tokens = torch.cat([tree.rows[sequence][start:end] for sequence, start, end in ranges])
     return TargetRows(rows, tree.input_ids[tokens])
 
 
-# Several trees in one batch, and batches that add up to one loss.
-
-
 def denominators_of(batches: Sequence[TreeBatch]) -> dict[str, int]:
-    """What `compose_loss` divides by in each of these, so that their losses add up to that of all together."""
+    """Return the `denominators` for `compose_loss` with which the batches' losses add up to the loss of all of them."""
     counts = [batch.counts() for batch in batches]
     return {name: sum(batch_counts[name] for batch_counts in counts) for name in CHANNELS}
 
 
 def pack_batches(batches: Sequence[TreeBatch]) -> TreeBatch:
-    """Several trees side by side as one batch; none sees another. Padding comes after packing."""
+    """Return several trees as one batch, none of which sees another. Pad after packing, not before."""
     tree = pack_trees([batch.tree for batch in batches])
     offsets = list(accumulate((len(batch.tree) for batch in batches[:-1]), initial=0))
 
@@ -325,6 +334,7 @@ def pack_batches(batches: Sequence[TreeBatch]) -> TreeBatch:
 
 
 def _joined_if_all(parts: Sequence[Tensor | None]) -> Tensor | None:
+    """Return the concatenation, or None if a part is missing."""
     tensors = [part for part in parts if part is not None]
     return torch.cat(tensors) if len(tensors) == len(parts) else None
 
@@ -342,7 +352,7 @@ def _joined_contrast(batches: Sequence[TreeBatch], offsets: Sequence[int]) -> Co
 
 
 def _joined_pairs(pairs: Sequence[tuple[PairRows, int]]) -> PairRows:
-    """All chosen responses, then all rejected ones, each batch's in their order."""
+    """Return the pairs of all batches: all chosen responses in order, then all rejected ones."""
     total = sum(pair_rows.num_pairs for pair_rows, _ in pairs)
     numbers: list[Tensor] = []
     before = 0

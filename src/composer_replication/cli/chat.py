@@ -14,10 +14,10 @@ import torch
 
 from composer_replication.action_text import action_text
 from composer_replication.batch.model_folder import (
+    catch_tokenizer_panics,
     load_adapter,
     load_model,
     load_tokenizer,
-    tokenizing,
 )
 from composer_replication.batch.render.templates import ChatTemplate, template_source
 from composer_replication.config import CrfConfig, load
@@ -266,7 +266,7 @@ class Arms:
             raise InputError(explain(f"chat template of {self.trained.base}", got="none", expected="one", fix=fix))
         template = ChatTemplate(self.tokenizer, template_source(self.tokenizer, None, tools))
         text = template.render([dict(message) for message in messages], prompt=True, tools=tools)
-        with tokenizing(self.tokenizer):
+        with catch_tokenizer_panics(self.tokenizer):
             ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         return self._fitted(Prompt(ids))
 

@@ -1,8 +1,8 @@
-"""Known import path of the distillation losses; the code lives in `loss/`.
+"""The distillation losses at the import path that users know; the code is in `loss`.
 
-simpo              preference loss without a reference
-taid               a target that moves from student to teacher
-entropy_aware_opd  forward or reverse divergence, by the teacher's entropy
+simpo              preference loss without a reference model
+taid               a target that moves from the student to the teacher
+entropy_aware_opd  KL(teacher || student) or KL(student || teacher), depending on the teacher's entropy
 """
 
 from composer_replication.distillation.entropy_aware_opd import entropy_aware_opd_loss

@@ -1,4 +1,4 @@
-"""Known import path; the code lives in `loss/preference.py`."""
+"""SimPO at the import path that users know; the code is in `loss/preference.py`."""
 
 from composer_replication.loss.preference import avg_sequence_logprob, simpo_loss
 

@@ -1,4 +1,4 @@
-"""Known import path; the code lives in `loss/taid.py`."""
+"""TAID at the import path that users know; the code is in `loss/taid.py`."""
 
 from composer_replication.loss.taid import TAIDScheduler, taid_loss
 

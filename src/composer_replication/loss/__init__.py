@@ -1,17 +1,16 @@
-"""Losses: rows in, scalars out. One algorithm per file; `linear` computes the same from hidden rows and the LM head.
+"""Losses as pure functions of logits or log-probs, one algorithm per file.
 
-    rows         what all of them share: masks, reductions, the cap of a row, checks
-    lm_ce        cross-entropy on chosen tokens
-    jsd          the generalised Jensen-Shannon divergence between student and teacher
-    sdpo         self-distillation on the top entries of the student
-    taid         a teacher that moves away from the student over a run
-    entropy_opd  which KL is used depends on how sure the teacher is
-    grpo         the policy gradient: rewards of a group as advantages, the clipped objective
-    dpo          preference against a reference
-    simpo        preference without one
-    linear       all of it straight from hidden rows, in tiles
+    rows         what all of them share: masks, reductions, the cap per row, checks
+    lm_ce        cross-entropy of given tokens
+    jsd          the generalized Jensen-Shannon divergence between student and teacher
+    sdpo         self-distillation on the student's top-k entries
+    taid         a target that moves from the student to the teacher during training
+    entropy_opd  a mix of both KL directions that depends on the teacher's entropy
+    grpo         the policy gradient: group advantages and the clipped objective
+    preference   DPO with a reference model, SimPO without
+    linear       the same losses computed from hidden rows and the LM head, in tiles
 
-`compose_loss` and `LossComponents` live in `objective` (they need a model) and are lazy aliases here.
+`compose_loss` and `LossComponents` need a model, so they live in `trainer.objective` and are lazy aliases here.
 """
 
 from __future__ import annotations
@@ -50,6 +49,7 @@ __all__ = [
     "teacher_entropy",
 ]
 
+# `trainer` imports this package, so the aliases must not be resolved at import time.
 _KNOWN_PATHS = {
     "compose_loss": "composer_replication.trainer.objective.compose",
     "LossComponents": "composer_replication.trainer.objective.compose",

@@ -1,10 +1,10 @@
-"""Entropy-aware on-policy distillation: how sure the teacher is decides which KL is used. H_T in nats.
+"""Entropy-aware on-policy distillation: the teacher's entropy H_T (in nats) decides which KL divergence is used.
 
-    gate="soft" (the API known here): w = clamp(H_T / h_max, 0, 1);  d = w kl_ts + (1 - w) kl_st;  h_max = log V
+    gate="soft" (this project's API): w = clamp(H_T / h_max, 0, 1);  d = w kl_ts + (1 - w) kl_st;  h_max = log V
     gate="hard" (arXiv 2603.07079):   d = kl_st + 1[H_T > tau] * KL_topk(T || S)
 
-The hard gate's second term runs over the teacher's top-k entries plus one tail bucket: without the bucket a truncated
-KL can go negative. H_T is the entropy of the teacher at the given temperature; neither gate has a gradient.
+The hard gate's second term is computed on the teacher's top-k entries plus one tail bucket; without the bucket, a
+truncated KL can be negative. H_T is taken at the temperature of the loss. No gradient flows through either gate.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ GATES = ("soft", "hard")
 
 
 def _log_prob_entropy(log_probs: Tensor) -> Tensor:
-    """Entropy in nats of log-distributions along the last dimension."""
+    """Return the entropy in nats of log-distributions along the last dimension."""
     return -(log_probs.exp() * log_probs).sum(-1)
 
 
 def teacher_entropy(teacher_logits: Tensor) -> Tensor:
-    """Entropy of the teacher's next-token distribution in nats, (B, T, V) -> (B, T)."""
+    """Return the entropy of the teacher's next-token distribution in nats, (B, T, V) -> (B, T)."""
     if not teacher_logits.is_floating_point():
         raise ShapeError(explain("teacher_logits dtype", got=teacher_logits.dtype, expected="a floating-point dtype"))
     entropy = _log_prob_entropy(rows.in_compute_dtype(teacher_logits).log_softmax(-1))
@@ -39,7 +39,7 @@ def teacher_entropy(teacher_logits: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class EntropyGate:
-    """The two gates of the module docstring as one row divergence; `h_max=None` means log V."""
+    """The entropy-gated divergence of rows, with either gate of the module docstring; `h_max=None` means log V."""
 
     gate: Literal["soft", "hard"] = "soft"
     h_max: float | None = None
@@ -48,6 +48,7 @@ class EntropyGate:
     top_k: int = 16
 
     def check(self, vocab: int) -> None:
+        """Raise InputError if an option is out of range."""
         rows.check_choice(self.gate, GATES, "gate")
         rows.check_positive(self.temperature, "temperature")
         if self.h_max is not None:
@@ -66,11 +67,12 @@ class EntropyGate:
             best = log_t.topk(self.top_k, dim=-1).indices
             top_s, top_t = entries_with_tail(log_s, best), entries_with_tail(log_t, best)
             return kl_st + (entropy_N > self.tau) * log_prob_divergence(top_s, top_t, beta=0.0)
-        unsure_N = (entropy_N / self.entropy_scale(log_t.shape[-1])).clamp(0.0, 1.0)
-        return unsure_N * log_prob_divergence(log_s, log_t, beta=0.0) + (1.0 - unsure_N) * kl_st
+        weight_N = (entropy_N / self.entropy_scale(log_t.shape[-1])).clamp(0.0, 1.0)
+        return weight_N * log_prob_divergence(log_s, log_t, beta=0.0) + (1.0 - weight_N) * kl_st
 
     def entropy_scale(self, vocab: int) -> float:
-        """h_max, or the largest entropy the vocabulary allows; a one-entry vocabulary has none, so 1 stands in."""
+        """Return h_max, by default the largest entropy that the vocabulary allows."""
+        # log 1 is 0, and the scale is a divisor.
         return self.h_max if self.h_max is not None else (math.log(vocab) or 1.0)
 
 
@@ -86,12 +88,12 @@ def entropy_aware_opd_loss(
     tau: float = 1.0,
     top_k: int = 16,
 ) -> Tensor:
-    """Entropy-gated divergence over the rows whose label is 1; see the module docstring for both gates."""
+    """Return the entropy-gated divergence of the rows whose label is 1; see the module docstring for both gates."""
     divergence = EntropyGate(gate=gate, h_max=h_max, temperature=float(temperature), tau=tau, top_k=top_k)
     rows.check_choice(reduction, rows.REDUCTIONS, "reduction")
     rows.check_logit_pair(student_logits, teacher_logits)
     divergence.check(student_logits.shape[-1])
-    row_mask = rows.kept_from_mask(labels, student_logits, "labels")
+    row_mask = rows.to_boolean_mask(labels, student_logits, "labels")
     student, teacher = rows.select_rows(student_logits, row_mask), rows.select_rows(teacher_logits, row_mask)
     values_N = divergence(student, teacher)
     rows.check_finite_rows(values_N, "entropy_aware_opd_loss")

@@ -1,11 +1,11 @@
-"""Generalised Jensen-Shannon divergence, with the semantics of OPSD and GKD (arXiv 2306.13649, eq. 1).
+"""Generalized Jensen-Shannon divergence, with the semantics of OPSD and GKD (arXiv 2306.13649, eq. 1).
 
     M = (1 - beta) p_S + beta p_T
     JSD_beta = beta KL(p_T || M) + (1 - beta) KL(p_S || M)        0 < beta < 1
     JSD_0 = KL(p_T || p_S)  (kl_ts, mode-covering)      JSD_1 = KL(p_S || p_T)  (kl_st, mode-seeking)
 
-Both logits are divided by the temperature; there is no T^2 factor. The scale jumps at the ends: JSD_beta / beta goes to
-kl_ts as beta goes to 0, while JSD_0 *is* kl_ts. Upstream has the same jump and comparisons with it depend on it.
+Both logits are divided by the temperature; there is no T^2 factor. The scale is discontinuous at the ends: as beta goes
+to 0, JSD_beta / beta goes to kl_ts, but JSD_0 *is* kl_ts. Upstream is the same, and comparisons with it depend on that.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from composer_replication.loss import rows
 
 
 def log_prob_divergence(log_s_NK: Tensor, log_t_NK: Tensor, beta: float) -> Tensor:
-    """JSD_beta between two log-distributions over the same K entries, one value per row."""
+    """Return JSD_beta between two log-distributions over the same K entries, one value per row."""
     if beta == 0.0:
         return (log_t_NK.exp() * (log_t_NK - log_s_NK)).sum(-1)
     if beta == 1.0:
         return (log_s_NK.exp() * (log_s_NK - log_t_NK)).sum(-1)
+    # log M without leaving log space: probabilities of unlikely entries would underflow.
     log_m_NK = torch.logaddexp(log_s_NK + math.log1p(-beta), log_t_NK + math.log(beta))
     teacher_part = log_t_NK.exp() * (log_t_NK - log_m_NK)
     student_part = log_s_NK.exp() * (log_s_NK - log_m_NK)
@@ -33,13 +34,14 @@ def log_prob_divergence(log_s_NK: Tensor, log_t_NK: Tensor, beta: float) -> Tens
 
 @dataclass(frozen=True, kw_only=True)
 class JSD:
-    """Generalised JSD of a student row and a teacher row; `top_k` keeps the teacher's k best and renormalises both."""
+    """Generalized JSD of rows; with `top_k`, of the teacher's k most likely entries, renormalized on both sides."""
 
     beta: float = 0.5
     temperature: float = 1.0
     top_k: int | None = None
 
     def check(self, vocab: int) -> None:
+        """Raise InputError if an option is out of range."""
         rows.check_unit_interval(self.beta, "beta")
         rows.check_positive(self.temperature, "temperature")
         rows.check_top_k(self.top_k, vocab)
@@ -65,19 +67,21 @@ def generalized_jsd_loss(
     top_k: int | None = None,
     token_clip: float | None = None,
 ) -> Tensor:
-    """JSD_beta over the positions whose label is not -100 (a 0 counts, as upstream); see the module docstring.
+    """Return JSD_beta over the positions whose label is not -100 (0 counts, as upstream); see the module docstring.
 
-    `batchmean` divides by the kept positions; without labels, as upstream, by the batch size and not by B * T.
-    `token_clip` caps a token's divergence after the sum over the vocabulary (upstream clamps single entries before
-    it). With `logits_are_probs` the inputs are distributions already: temperature and top_k do not apply, as upstream.
+    `batchmean` divides by the number of such positions; without labels, as upstream, by the batch size and not by
+    B * T. `token_clip` caps a token's divergence after the sum over the vocabulary (upstream clamps single entries
+    before the sum). With `logits_are_probs` the inputs are already distributions, and temperature and top_k are
+    ignored, as upstream.
     """
     divergence = JSD(beta=float(beta), temperature=float(temperature), top_k=top_k)
     rows.check_choice(reduction, rows.REDUCTIONS, "reduction")
     rows.check_logit_pair(student_logits, teacher_logits)
     divergence.check(student_logits.shape[-1])
-    row_mask = rows.kept_from_labels(labels, student_logits)
+    row_mask = rows.labels_to_mask(labels, student_logits)
     student, teacher = rows.select_rows(student_logits, row_mask), rows.select_rows(teacher_logits, row_mask)
     if logits_are_probs:
+        # Keeps the logarithm of a probability of 0 finite.
         log_s, log_t = (rows.in_compute_dtype(p).clamp_min(1e-8).log() for p in (student, teacher.detach()))
         values_N = log_prob_divergence(log_s, log_t, divergence.beta)
     else:

@@ -1,8 +1,14 @@
-"""Direct preference optimisation (arXiv 2305.18290).
+"""Preference losses on pairs of a chosen response c and a rejected response r, as means over pairs.
 
-    loss = - logsigmoid(beta ((log pi_c - log ref_c) - (log pi_r - log ref_r))), mean over pairs
+DPO (arXiv 2305.18290) compares the policy with a frozen reference model, on log-probs summed over a response's tokens:
 
-Log-probs are sums over a response's tokens, its end-of-turn token included; the reference is frozen.
+    loss = - logsigmoid(beta ((log pi_c - log ref_c) - (log pi_r - log ref_r)))
+
+SimPO (arXiv 2405.14734) needs no reference model and uses log-probs averaged over a response's tokens:
+
+    loss = - logsigmoid(beta (avg log pi_c - avg log pi_r) - gamma)
+
+A response includes its end-of-turn token. SimPO's own code has `gamma_beta_ratio`, which is gamma / beta.
 """
 
 from __future__ import annotations
@@ -22,7 +28,7 @@ def dpo_loss(
     *,
     beta: float = 0.1,
 ) -> Tensor:
-    """Mean DPO loss of B pairs of summed sequence log-probs, each (B,)."""
+    """Return the mean DPO loss of B pairs of summed log-probs, each argument (B,)."""
     rows.check_positive(beta, "beta")
     chosen, rejected, ref_chosen, ref_rejected = rows.check_pair_vectors(
         chosen_logprobs=chosen_logprobs,
@@ -33,19 +39,13 @@ def dpo_loss(
     margin = (chosen - ref_chosen.detach()) - (rejected - ref_rejected.detach())
     values_B = -F.logsigmoid(beta * margin)
     rows.check_finite_rows(values_B, "dpo_loss")
+    # Without pairs this is 0 and not NaN.
     return values_B.sum() / max(values_B.numel(), 1)
 
 
-# SimPO (arXiv 2405.14734): a preference loss without a reference model, on length-averaged log-probs.
-#
-#     loss = - logsigmoid(beta (avg log pi_c - avg log pi_r) - gamma), mean over pairs
-#
-# Upstream's `gamma_beta_ratio` is gamma / beta. Averages include the end-of-turn token.
-
-
 def avg_sequence_logprob(model_logprobs: Tensor, response_mask: Tensor) -> Tensor:
-    """Mean log-prob of each sequence's response tokens, (B, T) and a 0/1 mask -> (B,); no empty responses."""
-    token_mask = rows.kept_from_mask(response_mask, model_logprobs[..., None], "response_mask")
+    """Return the mean log-prob of each sequence's response tokens, (B, T) -> (B,). Raises if a response is empty."""
+    token_mask = rows.to_boolean_mask(response_mask, model_logprobs[..., None], "response_mask")
     assert token_mask is not None
     lengths = token_mask.sum(-1)
     if bool((lengths == 0).any()):
@@ -59,7 +59,7 @@ def avg_sequence_logprob(model_logprobs: Tensor, response_mask: Tensor) -> Tenso
 def simpo_loss(
     chosen_avg_logprobs: Tensor, rejected_avg_logprobs: Tensor, *, beta: float = 2.0, gamma: float = 1.0
 ) -> Tensor:
-    """Mean SimPO loss of B pairs of averaged sequence log-probs, each (B,)."""
+    """Return the mean SimPO loss of B pairs of averaged log-probs, each argument (B,)."""
     rows.check_positive(beta, "beta")
     chosen, rejected = rows.check_pair_vectors(
         chosen_avg_logprobs=chosen_avg_logprobs, rejected_avg_logprobs=rejected_avg_logprobs

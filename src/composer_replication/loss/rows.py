@@ -1,7 +1,7 @@
-"""What every row-wise loss shares: checking its inputs, selecting the rows that count, and reducing their values.
+"""What all row-wise losses share: check inputs, select the rows that count, and reduce their values.
 
 A *row* is one position's logits over the vocabulary. Rows are selected before any arithmetic, so an ignored row costs
-nothing, gets no gradient, and may hold NaN without harm. Shape suffixes: B batch, T time, N rows, V vocabulary.
+nothing, gets no gradient, and may contain NaN. Shape suffixes: B batch, T time, N rows, V vocabulary.
 """
 
 from __future__ import annotations
@@ -28,16 +28,19 @@ class Divergence(Protocol):
 
     def __call__(self, student_NV: Tensor, teacher_NV: Tensor) -> Tensor: ...
 
-    def check(self, vocab: int) -> None: ...
+    def check(self, vocab: int) -> None:
+        """Raise InputError if an option is out of range for this vocabulary."""
+        ...
 
 
 def in_compute_dtype(logits: Tensor) -> Tensor:
-    """fp64 stays fp64 (finite differences need it); everything else is computed in fp32."""
+    """Return the logits in the dtype in which losses are computed: fp64 for fp64, otherwise fp32."""
+    # Tests with finite differences need fp64.
     return logits if logits.dtype == torch.float64 else logits.float()
 
 
 def check_logit_pair(student: Tensor, teacher: Tensor) -> None:
-    """Both are floating point and of one (B, T, V) or (N, V) shape."""
+    """Raise ShapeError unless both are floating point and have the same (B, T, V) or (N, V) shape."""
     for name, logits in (("student_logits", student), ("teacher_logits", teacher)):
         if not logits.is_floating_point():
             raise ShapeError(explain(f"{name} dtype", got=logits.dtype, expected="a floating-point dtype"))
@@ -55,25 +58,26 @@ def check_logit_pair(student: Tensor, teacher: Tensor) -> None:
 
 
 def check_mask_shape(mask: Tensor, logits: Tensor, name: str) -> None:
-    """A mask has one entry per row of the logits."""
+    """Raise ShapeError unless the mask has one entry per row of the logits."""
     if mask.shape != logits.shape[:-1]:
         raise ShapeError(
             explain(f"{name} shape", got=tuple(mask.shape), expected=f"{tuple(logits.shape[:-1])}, one entry per row")
         )
 
 
-def kept_from_labels(labels: Tensor | None, logits: Tensor, name: str = "labels") -> Tensor | None:
-    """Upstream's convention: exactly -100 is ignored, anything else (0 too) counts."""
+def labels_to_mask(labels: Tensor | None, logits: Tensor, name: str = "labels") -> Tensor | None:
+    """Return which rows count by upstream's convention: -100 is ignored, anything else counts, including 0."""
     if labels is None:
         return None
     check_mask_shape(labels, logits, name)
+    # A boolean mask has no -100, so every row would count.
     if labels.dtype == torch.bool:
         raise InputError(explain(f"{name} dtype", got="bool", expected=f"integers, {IGNORE_INDEX} where ignored"))
     return labels != IGNORE_INDEX
 
 
-def kept_from_mask(mask: Tensor | None, logits: Tensor, name: str = "mask") -> Tensor | None:
-    """The 0/1 convention: only a row whose entry is 1 (True) counts; other numbers are refused, not guessed at."""
+def to_boolean_mask(mask: Tensor | None, logits: Tensor, name: str = "mask") -> Tensor | None:
+    """Return which rows count by the 0/1 convention: 1 (True) counts. Raises InputError on other numbers."""
     if mask is None:
         return None
     check_mask_shape(mask, logits, name)
@@ -85,33 +89,41 @@ def kept_from_mask(mask: Tensor | None, logits: Tensor, name: str = "mask") -> T
     return row_mask
 
 
+# The comparisons below are written so that NaN, for which every comparison is false, is refused as well.
+
+
 def check_unit_interval(value: float, name: str) -> None:
-    if not 0.0 <= value <= 1.0:  # also refuses NaN
+    """Raise InputError unless the value is in [0, 1]."""
+    if not 0.0 <= value <= 1.0:
         raise InputError(explain(name, got=value, expected="a number in [0, 1]"))
 
 
 def check_positive(value: float, name: str) -> None:
-    if not 0.0 < value < math.inf:  # also refuses NaN
+    """Raise InputError unless the value is finite and above 0."""
+    if not 0.0 < value < math.inf:
         raise InputError(explain(name, got=value, expected="a finite number > 0"))
 
 
 def check_at_least_zero(value: float, name: str) -> None:
+    """Raise InputError unless the value is finite and not negative."""
     if not 0.0 <= value < math.inf:
         raise InputError(explain(name, got=value, expected="a finite number >= 0"))
 
 
 def check_top_k(top_k: int | None, vocab: int) -> None:
+    """Raise InputError unless `top_k` is None or from 1 to the size of the vocabulary."""
     if top_k is not None and not 1 <= top_k <= vocab:
         raise InputError(explain("top_k", got=top_k, expected=f"None or 1..{vocab} (the vocabulary)"))
 
 
 def check_token_dtype(token_ids: Tensor) -> None:
+    """Raise ShapeError unless the ids are integers."""
     if token_ids.is_floating_point() or token_ids.dtype == torch.bool:
         raise ShapeError(explain("token_ids dtype", got=token_ids.dtype, expected="an integer dtype"))
 
 
 def check_token_ids(token_ids: Tensor, vocab: int) -> None:
-    """Token ids are integers inside the vocabulary."""
+    """Raise unless the ids are integers in the vocabulary."""
     check_token_dtype(token_ids)
     outside = (token_ids < 0) | (token_ids >= vocab)
     if bool(outside.any()):
@@ -119,12 +131,14 @@ def check_token_ids(token_ids: Tensor, vocab: int) -> None:
 
 
 def check_choice(value: str, choices: tuple[str, ...], name: str) -> None:
+    """Raise InputError unless the value is one of the choices."""
     if value not in choices:
         raise InputError(explain(name, got=repr(value), expected="one of " + ", ".join(map(repr, choices))))
 
 
 def check_finite_rows(values_N: Tensor, what: str) -> None:
-    """Raise when a row's value is NaN or infinite, naming the first such row: never let it reach the optimizer."""
+    """Raise NonFiniteError, with the first such row, if a value is NaN or infinite."""
+    # One such value would turn every weight into NaN in the next optimizer step.
     finite = torch.isfinite(values_N.detach())
     if not bool(finite.all()):
         bad = (~finite).nonzero()[:, 0]
@@ -133,16 +147,16 @@ def check_finite_rows(values_N: Tensor, what: str) -> None:
                 f"{what}: row {int(bad[0])} of the {values_N.numel()} rows that count",
                 got=f"{values_N[bad[0]].item()} ({bad.numel()} such rows)",
                 expected="a finite value",
-                fix="Look for NaN or infinite logits; mask a vocabulary entry with a large negative number, not -inf.",
+                fix="Check for NaN or infinite logits; mask vocabulary entries with a large negative number, not -inf.",
             )
         )
 
 
 def cap_rows(values_N: Tensor, token_clip: float | None) -> Tensor:
-    """d * min(1, cap / sg(d)): the cap acts on a token's whole divergence, after the sum over the vocabulary.
+    """Return d * min(1, cap / sg(d)): each token's divergence, summed over the vocabulary, scaled down to the cap.
 
-    Clamping vocabulary entries instead (as upstream does) can make the loss negative and turn the gradient around on
-    the teacher's own token; scaling the finished value keeps the direction and bounds the size.
+    Upstream clamps single vocabulary entries instead, which can make the loss negative and reverse the gradient on the
+    teacher's own token. Scaling the sum keeps the gradient's direction and bounds its size.
     """
     if token_clip is None:
         return values_N
@@ -151,44 +165,48 @@ def cap_rows(values_N: Tensor, token_clip: float | None) -> Tensor:
 
 
 def cap_factor(values_N: Tensor, token_clip: float) -> Tensor:
-    """The detached factor min(1, cap / d) of `cap_rows`; rows at or below zero are left alone."""
+    """Return the detached factor min(1, cap / d) of `cap_rows`; it is 1 for values of 0 or less."""
     values_N = values_N.detach()
     return torch.where(values_N > token_clip, token_clip / values_N, torch.ones_like(values_N))
 
 
-def select_rows(logits: Tensor, kept: Tensor | None) -> Tensor:
-    """(B, T, V) -> (N, V): the rows that count, in order."""
-    return logits.flatten(0, -2) if kept is None else logits[kept]
+def select_rows(logits: Tensor, row_mask: Tensor | None) -> Tensor:
+    """Return the rows that count, in order: (B, T, V) -> (N, V)."""
+    return logits.flatten(0, -2) if row_mask is None else logits[row_mask]
 
 
-def reduce_rows(values_N: Tensor, kept: Tensor | None, shape: torch.Size, reduction: str, entries: int) -> Tensor:
-    """batchmean: / kept rows (without a mask: / batch size); mean: / (kept rows * entries); sum; none: 0 where ignored.
+def reduce_rows(values_N: Tensor, row_mask: Tensor | None, shape: torch.Size, reduction: str, entries: int) -> Tensor:
+    """Return the reduced values of the rows that count; `shape` is that of the logits.
 
-    No kept row gives an exact 0 that is still attached to the graph, so that its gradient is 0 and not missing.
+    none       the values in the shape of the rows, 0 where ignored
+    sum        the sum
+    batchmean  the sum / number of rows (without a mask: / batch size)
+    mean       the sum / (number of rows * `entries`), with the number of vocabulary entries that were summed
     """
     if reduction == "none":
-        if kept is None:
+        if row_mask is None:
             return values_N.reshape(shape[:-1])
         scattered = values_N.new_zeros(shape[:-1])
-        return scattered.masked_scatter(kept, values_N)
+        return scattered.masked_scatter(row_mask, values_N)
+    # Without rows this is an exact 0 that is attached to the graph, so the gradient is 0 and not missing.
     total = values_N.sum()
     if reduction == "sum":
         return total
     if reduction == "mean":
         return total / max(values_N.numel() * entries, 1)
-    return total / max(shape[0] if kept is None else values_N.numel(), 1)
+    return total / max(shape[0] if row_mask is None else values_N.numel(), 1)
 
 
-def check_pair_vectors(**named: Tensor) -> list[Tensor]:
-    """All are floating-point vectors of one length, one entry per pair; returned in the compute dtype."""
-    for name, values in named.items():
+def check_pair_vectors(**logprobs: Tensor) -> list[Tensor]:
+    """Return the vectors in the compute dtype. Raises ShapeError unless all are floating point and of one length."""
+    for name, values in logprobs.items():
         if not isinstance(values, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ShapeError(explain(name, got=type(values).__name__, expected="a tensor (B,), one entry per pair"))
         if values.dim() != 1:
             raise ShapeError(explain(f"{name} shape", got=tuple(values.shape), expected="(B,), one entry per pair"))
         if not values.is_floating_point():
             raise ShapeError(explain(f"{name} dtype", got=values.dtype, expected="a floating-point dtype"))
-    lengths = {name: tuple(values.shape) for name, values in named.items()}
+    lengths = {name: tuple(values.shape) for name, values in logprobs.items()}
     if len(set(lengths.values())) > 1:
         raise ShapeError(explain("log-prob vectors", got=lengths, expected="one length"))
-    return [in_compute_dtype(values) for values in named.values()]
+    return [in_compute_dtype(values) for values in logprobs.values()]

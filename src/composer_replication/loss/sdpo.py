@@ -1,13 +1,13 @@
 """SDPO's self-distillation loss (arXiv 2601.20802): the policy with feedback in context teaches the policy without it.
 
     support: the student's top-k entries with their true log-probs, plus a tail bucket, the log of all other mass;
-             without the tail both sides are renormalised on the k entries; top_k=None is the full vocabulary
+             without the tail both sides are renormalized on the k entries; top_k=None is the full vocabulary
     d_n    = JSD_beta on that support (beta = 1, the default, is kl_st = KL(student || teacher))
     w_n    = min(exp(clamp(logp - logp_old, -20, 20)), is_clip), detached: importance weight of the sampled token
     loss   = sum_n mask_n w_n d_n / sum_n mask_n
 
-Sampled-token mode scores only the token that was sampled: sg(log p_S - log p_T) * log p_S. Differentiating
-(log p_S - log p_T) itself would give a gradient whose expectation is zero.
+The sampled-token mode scores only the token that was sampled: sg(log p_S - log p_T) * log p_S. The gradient of
+(log p_S - log p_T) itself would have expectation zero.
 """
 
 from __future__ import annotations
@@ -25,44 +25,48 @@ from composer_replication.loss.jsd import log_prob_divergence
 # Keeps log(1 - sum p) finite when the k entries hold all the mass; upstream's value.
 _LARGEST_LOG_MASS = -1e-7
 _EMPTY_TAIL = math.log(-math.expm1(_LARGEST_LOG_MASS))
+# Keeps the exponential of a log-ratio finite.
 _LOG_RATIO_LIMIT = 20.0
 
 
 def with_tail_bucket(log_probs_NK: Tensor) -> Tensor:
-    """Append log(1 - sum exp(log_probs)), the mass of everything that is not listed.
+    """Return the log-probs with log(1 - sum exp(log_probs)) appended, the mass of all entries that are not listed.
 
-    For whoever knows no other entry. In fp32 that difference is off by up to 2e-6: a tail of 1e-5 is wrong by up to a
-    fifth, and one below 1e-7 has no gradient. `entries_with_tail` has neither limit and needs the whole row.
+    This is for callers that know only these entries. In fp32 the difference is off by up to 2e-6, so a tail of 1e-5 is
+    wrong by up to a fifth, and a tail below 1e-7 has no gradient. `entries_with_tail` needs the whole row and has
+    neither limit.
     """
     log_mass = log_probs_NK.logsumexp(-1, keepdim=True).clamp(max=_LARGEST_LOG_MASS)
     return torch.cat([log_probs_NK, torch.log(-torch.expm1(log_mass))], dim=-1)
 
 
 def entries_with_tail(log_probs_NV: Tensor, ids_NK: Tensor) -> Tensor:
-    """(N, K + 1): the entries `ids_NK`, and then the mass of all others, summed over these themselves.
+    """Return the log-probs of the entries `ids_NK`, then that of all other entries together, (N, K + 1).
 
-    Where nothing is left (all entries listed, or all others at -inf) the tail is what `with_tail_bucket` has for it.
+    If the other entries have no mass (none is left, or all are -inf), the tail is that of `with_tail_bucket`.
     """
-    lowest = torch.finfo(log_probs_NV.dtype).min  # not -inf: a row of nothing else has a gradient of 0 and not NaN
+    # Not -inf: logsumexp of a row with nothing else has a gradient of NaN.
+    lowest = torch.finfo(log_probs_NV.dtype).min
     tail_N1 = log_probs_NV.scatter(-1, ids_NK, lowest).logsumexp(-1, keepdim=True)
     tail_N1 = torch.where(tail_N1 < lowest / 2, _EMPTY_TAIL, tail_N1)
     return torch.cat([log_probs_NV.gather(-1, ids_NK), tail_N1], dim=-1)
 
 
-def renormalised(log_probs_NK: Tensor) -> Tensor:
-    """Rescale the listed entries so that they sum to one."""
+def renormalize(log_probs_NK: Tensor) -> Tensor:
+    """Return the log-probs scaled so that the probabilities of each row sum to one."""
     return log_probs_NK - log_probs_NK.logsumexp(-1, keepdim=True)
 
 
 @dataclass(frozen=True, kw_only=True)
 class StudentTopK:
-    """JSD_beta on the student's own top-k entries, with everything else in one tail bucket."""
+    """JSD_beta on the student's top-k entries, with all others in one tail bucket."""
 
     beta: float = 1.0
     top_k: int | None = 20
     add_tail: bool = True
 
     def check(self, vocab: int) -> None:
+        """Raise InputError if an option is out of range."""
         rows.check_unit_interval(self.beta, "beta")
         rows.check_top_k(self.top_k, vocab)
 
@@ -75,18 +79,18 @@ class StudentTopK:
             if self.add_tail:
                 log_s, log_t = entries_with_tail(log_s, best), entries_with_tail(log_t, best)
             else:
-                log_s, log_t = renormalised(log_s.gather(-1, best)), renormalised(log_t.gather(-1, best))
+                log_s, log_t = renormalize(log_s.gather(-1, best)), renormalize(log_t.gather(-1, best))
         return log_prob_divergence(log_s, log_t, self.beta)
 
 
 def importance_weights(logprobs_N: Tensor, old_logprobs_N: Tensor, is_clip: float) -> Tensor:
-    """min(exp(logp - logp_old), is_clip) for each row, detached; the log-ratio is clamped to +-20 first."""
+    """Return min(exp(logp - logp_old), is_clip) of each row, detached."""
     log_ratio = (logprobs_N - old_logprobs_N).detach().clamp(-_LOG_RATIO_LIMIT, _LOG_RATIO_LIMIT)
     return log_ratio.exp().clamp(max=is_clip)
 
 
 def sampled_token_values(student_logprobs_N: Tensor, teacher_logprobs_N: Tensor) -> Tensor:
-    """sg(log p_S - log p_T) * log p_S at the sampled token: an unbiased kl_st gradient from one token."""
+    """Return sg(log p_S - log p_T) * log p_S of the sampled tokens; its gradient estimates that of kl_st unbiased."""
     return (student_logprobs_N - teacher_logprobs_N).detach() * student_logprobs_N
 
 
@@ -103,15 +107,15 @@ def sdpo_loss(
     is_clip: float | None = None,
     sampled_token: bool = False,
 ) -> Tensor:
-    """Token mean of the SDPO divergence over `mask`; see the module docstring for the formula.
+    """Return the mean SDPO divergence over the tokens of `mask`; see the module docstring for the formula.
 
-    `token_ids` (the tokens really sampled) is needed by `is_clip` and by `sampled_token`; `old_logprobs` (their
-    log-probs when they were sampled) by `is_clip`.
+    `is_clip` needs `token_ids` (the sampled tokens) and `old_logprobs` (their log-probs when they were sampled).
+    `sampled_token` needs `token_ids`.
     """
     divergence = StudentTopK(beta=float(beta), top_k=top_k, add_tail=add_tail)
     rows.check_logit_pair(student_logits, teacher_logits)
     divergence.check(student_logits.shape[-1])
-    row_mask = rows.kept_from_mask(mask, student_logits)
+    row_mask = rows.to_boolean_mask(mask, student_logits)
     _check_sampling_inputs(student_logits, token_ids, old_logprobs, is_clip, sampled_token, beta)
     student, teacher = rows.select_rows(student_logits, row_mask), rows.select_rows(teacher_logits, row_mask)
     chosen = None if token_ids is None else _select(token_ids, row_mask)
@@ -155,8 +159,8 @@ def _check_sampling_inputs(
                 explain("is_clip without old_logprobs", got="old_logprobs=None", expected="one log-prob per row")
             )
     if (is_clip is not None or sampled_token) and token_ids is None:
-        user = "sampled_token" if sampled_token else "is_clip"
-        raise InputError(explain(f"{user} without token_ids", got="token_ids=None", expected="the sampled token ids"))
+        option = "sampled_token" if sampled_token else "is_clip"
+        raise InputError(explain(f"{option} without token_ids", got="token_ids=None", expected="the sampled token ids"))
     if sampled_token and beta != 1.0:
         raise InputError(explain("beta with sampled_token", got=beta, expected="1.0 (only kl_st has this estimator)"))
     for name, values in (("token_ids", token_ids), ("old_logprobs", old_logprobs)):

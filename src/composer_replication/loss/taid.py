@@ -1,11 +1,11 @@
-"""TAID (arXiv 2501.16937): the teacher is a mix that starts near the student and moves to the real teacher.
+"""TAID (arXiv 2501.16937): the target is a mix that starts near the student and moves to the teacher.
 
     p_t  = softmax((1 - t) sg(student_logits) + t teacher_logits)
     loss = - sum_v p_t(v) log q(v), mean over the rows that count
 
 This is a cross-entropy, so at its minimum it equals the entropy of p_t, not zero; its gradient is that of KL(p_t || q).
 
-Schedule: the first finite loss is stored; after that, with rel = (prev - loss) / (prev + 1e-15),
+Schedule: the first finite loss is only stored; from then on, with rel = (prev - loss) / (prev + 1e-15),
 
     m <- beta m + (1 - beta) rel        delta = alpha sigmoid(m) (1 - t)
     t <- min(t_end, max(t_start + (t_end - t_start) step / N, t + delta))
@@ -26,10 +26,11 @@ from composer_replication.loss import rows
 
 @dataclass(frozen=True, kw_only=True)
 class CrossEntropyToTeacher:
-    """- sum_v p_T(v) log q(v): TAID's row loss, once the teacher logits are the mix."""
+    """The divergence - sum_v p_T(v) log q(v) of rows: TAID's loss if the teacher logits are the mix."""
 
     def check(self, vocab: int) -> None:
-        del vocab  # nothing depends on it
+        """Do nothing: there are no options."""
+        del vocab
 
     def __call__(self, student_NV: Tensor, teacher_NV: Tensor) -> Tensor:
         target = rows.in_compute_dtype(teacher_NV).detach().softmax(-1)
@@ -37,11 +38,11 @@ class CrossEntropyToTeacher:
 
 
 def taid_loss(student_logits: Tensor, teacher_logits: Tensor, mask: Tensor | None = None, *, t: float) -> Tensor:
-    """Masked mean of the cross-entropy to the interpolated teacher; see the module docstring."""
+    """Return the mean cross-entropy to the mix over `mask`; see the module docstring."""
     t = float(t)
     rows.check_unit_interval(t, "t")
     rows.check_logit_pair(student_logits, teacher_logits)
-    row_mask = rows.kept_from_mask(mask, student_logits)
+    row_mask = rows.to_boolean_mask(mask, student_logits)
     student = rows.in_compute_dtype(rows.select_rows(student_logits, row_mask))
     teacher = rows.in_compute_dtype(rows.select_rows(teacher_logits, row_mask))
     mixed = (1.0 - t) * student.detach() + t * teacher.detach()
@@ -51,10 +52,10 @@ def taid_loss(student_logits: Tensor, teacher_logits: Tensor, mask: Tensor | Non
 
 
 class TAIDScheduler:
-    """Moves t from `t_start` to `t_end`, faster while the loss falls; call `update_t` only on steps where TAID ran.
+    """Moves t from `t_start` to `t_end`, faster while the loss falls. Call `update_t` only on steps where TAID ran.
 
-    A step whose channel was inactive has no loss. Passing 0 for it would read as a perfect drop and then as an
-    explosion, and the momentum would need thousands of steps to recover.
+    A step without the channel has no loss. A loss of 0 for it would look like a perfect drop and then like an
+    explosion, from which the momentum would need thousands of steps to recover.
     """
 
     def __init__(
@@ -77,20 +78,20 @@ class TAIDScheduler:
         self.num_train_steps = num_train_steps
         self.t_start, self.t_end, self.alpha, self.beta = t_start, t_end, alpha, beta
         self.disable_adaptive = disable_adaptive
-        # fp32 tensors, as upstream: a long schedule in Python floats drifts away from it.
+        # fp32 tensors, as upstream: over a long schedule, Python floats would drift away from its values.
         self._t = torch.tensor(t_start, dtype=torch.float32, device=device)
         self._previous_loss = torch.tensor(math.inf, dtype=torch.float32, device=device)
         self._momentum = torch.zeros((), dtype=torch.float32, device=device)
 
     @property
     def t(self) -> float:
+        """The current weight of the teacher in the mix."""
         return float(self._t)
 
     def update_t(self, loss: Tensor | float, global_step: int) -> Tensor | None:
-        """Move t after a step with this loss and return the adaptive delta.
+        """Move t after a step with this loss, and return the adaptive delta.
 
-        The first finite loss is only stored (None). A loss that is not finite says nothing about progress: it changes
-        nothing and returns None.
+        Returns None, and does not move t, for the first finite loss and for losses that are not finite.
         """
         current = torch.as_tensor(loss).detach().to(self._t)
         if not bool(torch.isfinite(current)):
@@ -99,26 +100,29 @@ class TAIDScheduler:
             self._previous_loss = current.clone()
             return None
         relative_drop = (self._previous_loss - current) / (self._previous_loss + 1e-15)
-        relative_drop = relative_drop.clamp(-1e30, 1e30)  # an overflow would keep the momentum infinite for good
+        # An overflow would keep the momentum infinite for good.
+        relative_drop = relative_drop.clamp(-1e30, 1e30)
         self._momentum = self.beta * self._momentum + (1 - self.beta) * relative_drop
         delta = self.alpha * torch.sigmoid(self._momentum) * (1 - self._t)
         linear = self.t_start + (self.t_end - self.t_start) * (global_step / self.num_train_steps)
         moved = self._t.new_tensor(linear)
         if not self.disable_adaptive:
             moved = torch.maximum(moved, self._t + delta)
-        self._t = moved.clamp(max=self.t_end)  # also for steps beyond num_train_steps
+        # Steps after num_train_steps would exceed t_end.
+        self._t = moved.clamp(max=self.t_end)
         self._previous_loss = current.clone()
         return delta
 
     def state_dict(self) -> dict[str, float | None]:
-        """Plain numbers, so that a checkpoint can hold them as JSON; fp32 survives the trip through float exactly.
+        """Return the state as plain numbers, for a checkpoint in JSON; `previous_loss` is None before the first loss.
 
-        `previous_loss` is None before the first loss.
+        Every fp32 value is restored exactly, because a Python float holds it without rounding.
         """
         previous = None if bool(torch.isinf(self._previous_loss)) else float(self._previous_loss)
         return {"t": self.t, "previous_loss": previous, "momentum": float(self._momentum)}
 
     def load_state_dict(self, state: Mapping[str, float | None]) -> None:
+        """Restore a state from `state_dict`. Raises InputError on missing, unknown or non-finite values."""
         expected = {"t", "previous_loss", "momentum"}
         if set(state) != expected:
             raise InputError(explain("TAIDScheduler state keys", got=sorted(state), expected=sorted(expected)))

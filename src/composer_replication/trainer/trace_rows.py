@@ -26,7 +26,7 @@ from composer_replication.batch.pair_tokens import (
     WITHOUT_ANSWER,
     PairIds,
     ResponseIds,
-    compared_ids,
+    comparable_ids,
 )
 from composer_replication.batch.render.dialect import (
     Outcome,
@@ -206,7 +206,7 @@ class PairMaker:
             ids, starts = (compared, None) if isinstance(compared, str) else compared
         elif state.turns and not isinstance(renderer, SegmentRenderer):
             labels = {"conversation_id": identity, "format_name": state.format}
-            ids = compared_ids(renderer, state.turns, *answers, **labels)
+            ids = comparable_ids(renderer, state.turns, *answers, **labels)
         if not isinstance(ids, str):
             ids = self._cut_alike(ids, starts) or "pair_longer_than_max_dpo_seq_len"
         if isinstance(ids, str):
@@ -455,7 +455,7 @@ class SegmentRenderer:
             context += segment.ids + (self._answer_ids(turn) if turn is not None else [])
         if not context:
             return "pair_without_state"
-        answers = [self._answer_ids(turn) for turn in self.thinking.alike(chosen, rejected)]
+        answers = [self._answer_ids(turn) for turn in self.thinking.align(chosen, rejected)]
         if not all(answers):
             return WITHOUT_ANSWER
         if answers[0] == answers[1]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from composer_replication.batch.render.decision import (
-    MOST_ARGUMENT_TOKENS,
+    MAX_ARGUMENT_TOKENS,
     CallWords,
     Decision,
     decide,
@@ -53,7 +53,7 @@ def test_a_decision_is_the_tools_name_and_the_first_tokens_of_its_first_argument
     assert "run_shell" in said(renderer, rendered, name)
     assert said(renderer, rendered, (name[0] + 1, name[1])) != said(renderer, rendered, name)
     assert "p" in said(renderer, rendered, argument)
-    assert argument[1] - argument[0] <= MOST_ARGUMENT_TOKENS
+    assert argument[1] - argument[0] <= MAX_ARGUMENT_TOKENS
     assert found.num_tokens == sum(end - first for first, end in found.stretches)
     assert decide_against(renderer, rendered, span, turn, 0, format_name="claude_code") == found
 

@@ -14,7 +14,7 @@ import pytest
 from tokenizers import Tokenizer
 
 import composer_replication
-from composer_replication.batch.model_folder import tokenizing
+from composer_replication.batch.model_folder import catch_tokenizer_panics
 from composer_replication.batch.render import templates
 from composer_replication.batch.render.dialect import ProtectedTokens
 from composer_replication.batch.render.renderer import PieceEncoder, Renderer
@@ -72,13 +72,13 @@ def test_templates_that_ask_for_gigabytes_are_refused_below_one():
 
 @pytest.mark.parametrize("source", SLOW.values(), ids=SLOW)
 def test_templates_that_take_too_long_are_stopped(monkeypatch, source):
-    monkeypatch.setattr(templates, "_CREDIT", 0.3)
+    monkeypatch.setattr(templates, "_CREDIT_S", 0.3)
     with pytest.raises(SandboxError):
         ChatTemplate(load("llama3"), source).render(TALK)
 
 
 def test_a_template_may_not_take_a_little_too_long_again_and_again(monkeypatch):
-    monkeypatch.setattr(templates, "_CREDIT", 0.2)
+    monkeypatch.setattr(templates, "_CREDIT_S", 0.2)
     slow = ChatTemplate(load("llama3"), "{% for i in range(900) %}{% for j in range(900) %}{% endfor %}{% endfor %}")
     with pytest.raises(SandboxError):
         [slow.render(TALK) for _ in range(1000)]
@@ -179,7 +179,7 @@ def test_a_tokenizer_that_panics_is_an_error_about_the_input(panicking):
     assert encoder.encode(["easy"])
     with pytest.raises(InputError):
         encoder.encode([HARD])
-    with pytest.raises(InputError), tokenizing(panicking):
+    with pytest.raises(InputError), catch_tokenizer_panics(panicking):
         panicking(HARD)
 
 
@@ -194,5 +194,5 @@ def test_a_panic_anywhere_is_one_line_of_the_command(panicking, monkeypatch, cap
 
 
 def test_an_interrupt_is_no_panic(panicking):
-    with pytest.raises(KeyboardInterrupt), tokenizing(panicking):
+    with pytest.raises(KeyboardInterrupt), catch_tokenizer_panics(panicking):
         raise KeyboardInterrupt

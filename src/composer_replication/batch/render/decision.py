@@ -1,7 +1,7 @@
-"""Which tokens of a call decide it: its tool's name, and where its arguments begin or part from the right ones.
+"""Find the tokens at which a call is decided: the tool's name, and where its arguments begin or become wrong.
 
-The rest of a call follows from these: a path that was chosen is written to its end. So whether a text in the context
-changes a decision is asked of these tokens, and not of the sum over a turn.
+The rest of a call follows from these tokens: once a path is chosen, it is spelled to its end. So the effect of a hint
+on a decision is measured on these tokens and not on the sum over a turn.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import Literal, NamedTuple
 
+from composer_replication.batch.render.messages import num_same
 from composer_replication.batch.render.renderer import (
     RenderedSequence,
     Renderer,
@@ -24,16 +25,17 @@ from composer_replication.types import Conversation, ToolCall, Turn
 
 Basis = Literal["correction", "first_argument", "name", "call", "turn"]
 Stretch = tuple[int, int]
-MOST_ARGUMENT_TOKENS = 12
-"""Of a first argument where nothing says which of its tokens is the wrong one."""
-# What templates write as it is, whether they quote a value or not.
-_PLAIN = re.compile(r"[ !#-\[\]-~]{1,80}")
+MAX_ARGUMENT_TOKENS = 12
+"""How many tokens of a first argument count when it is not known which of them is wrong."""
+# Printable ASCII without '"' and "\", which templates escape when they quote a value:
+# 'src/app.py' -> 'src/app.py'; 'echo "hi"' -> 'echo '; not '"hi"'
+_UNESCAPED_START = re.compile(r"[ !#-\[\]-~]{1,80}")
 
 
 class CallWords(NamedTuple):
-    """A tool's name, and how its first argument begins: what a call's tokens are searched for.
+    """The words to search for in a call's tokens: the tool's name, and how its first argument begins.
 
-    The first one that is text, where there is one: some tools are told a flag first.
+    The first argument is the first one that is a string, if there is one: some tools take a flag first.
     """
 
     name: str
@@ -41,20 +43,21 @@ class CallWords(NamedTuple):
 
     @classmethod
     def of(cls, call: ToolCall) -> CallWords:
+        """Return the words of a logged call."""
         values = [call.raw_arguments] if call.raw_arguments is not None else list(call.arguments.values())
         value = next((argument for argument in values if isinstance(argument, str)), values[0] if values else None)
         text = value if isinstance(value, str) else "" if value is None else json.dumps(value, default=str)
-        begin = _PLAIN.match(text.lstrip())
-        return cls(call.name, begin[0] if begin else "")
+        match = _UNESCAPED_START.match(text.lstrip())
+        return cls(call.name, match[0] if match else "")
 
 
 class Decision(NamedTuple):
-    """Stretches [first, end) of a sequence's tokens at which a call is decided, in order, and what they are.
+    """The tokens at which a call is decided: stretches [first, end) of a sequence, in order.
 
-    `correction`: name, and the first token that differs from the right call (in the name, where that differs).
-    `first_argument`: name, and the first tokens of the first argument. `name`: the name alone. `call`, `turn`: all of
-    the calls where no name is found in them, all of the turn where it has none. `depth`: by how many tokens the first
-    one that differs stands behind the first of the first argument.
+    `basis` says what they are. `correction`: the name, and the first token that differs from the right call (only the
+    name if the difference is in it). `first_argument`: the name, and the first tokens of the first argument. `name`:
+    the name alone. `call`: all of the calls, because the name was not found in them. `turn`: all of a turn without
+    calls. `depth` is the number of tokens from the start of the first argument to the first one that differs.
     """
 
     stretches: tuple[Stretch, ...]
@@ -73,9 +76,9 @@ def decide(
     words: CallWords | None,
     *,
     start: int | None = None,
-    most: int = MOST_ARGUMENT_TOKENS,
+    max_argument_tokens: int = MAX_ARGUMENT_TOKENS,
 ) -> Decision:
-    """The decision of a turn's first call, or of the one that begins at token `start`."""
+    """Return the decision of a turn's first call, or of the one that begins at token `start`."""
     if span.call_start is None or span.call_end is None:
         return Decision(((span.start, span.end),), "turn")
     whole = Decision(((span.call_start, span.call_end),), "call")
@@ -83,35 +86,38 @@ def decide(
         return whole
     first = span.call_start if start is None else start
     texts = _TokenTexts(token_texts(renderer.tokenizer, rendered.ids[first : span.call_end]), first)
+    # The name as a whole word: "read" in '{"name": "read"', not in "read_file".
     name = texts.find(rf"(?<!\w){re.escape(words.name)}(?!\w)", first)
     if name is None:
         return whole
     argument = texts.find(re.escape(words.argument), name[1]) if words.argument else None
     if argument is None:
         return Decision((name,), "name")
-    return Decision((name, (argument[0], min(argument[1], argument[0] + most))), "first_argument")
+    end = min(argument[1], argument[0] + max_argument_tokens)
+    return Decision((name, (argument[0], end)), "first_argument")
 
 
 def decide_like(
-    renderer: Renderer, rendered: RenderedSequence, span: TurnSpan, words: CallWords, other: Decision
+    renderer: Renderer, rendered: RenderedSequence, span: TurnSpan, words: CallWords, reference: Decision
 ) -> Decision | None:
-    """The decision of a turn's first call on as many tokens of name and argument as another's; None if it has fewer.
+    """Return the decision of a turn's first call on as many tokens as the reference has; None if there are fewer.
 
-    Means over more or other tokens would not compare. A token deep in an argument is compared with one as deep, or with
-    the last one; whole calls and turns with as much of a whole one as there is.
+    Means over more tokens, or over tokens of another kind, could not be compared. A token deep in an argument is
+    matched by one at the same depth or by the last one, and a whole call or turn by as much of one as exists.
     """
-    if other.basis in ("call", "turn"):
+    if reference.basis in ("call", "turn"):
         whole = decide(renderer, rendered, span, None)
         ((first, end),) = whole.stretches
-        return whole._replace(stretches=((first, min(end, first + other.num_tokens)),))
-    own_decision = decide(renderer, rendered, span, words, most=span.end)
-    have, sizes = ([end - first for first, end in decision.stretches] for decision in (own_decision, other))
-    if own_decision.basis == "call" or len(have) < len(sizes) or any(map(int.__lt__, have, sizes)):
+        return whole._replace(stretches=((first, min(end, first + reference.num_tokens)),))
+    # The whole argument is wanted here, so the limit is one that no argument reaches.
+    available = decide(renderer, rendered, span, words, max_argument_tokens=span.end)
+    available_sizes, sizes = ([end - first for first, end in decision.stretches] for decision in (available, reference))
+    if available.basis == "call" or len(available_sizes) < len(sizes) or any(map(int.__lt__, available_sizes, sizes)):
         return None
-    deep = (0, min(other.depth, have[-1] - sizes[-1]))
-    begins = [first + at for (first, _), at in zip(own_decision.stretches, deep, strict=False)]
+    offsets = (0, min(reference.depth, available_sizes[-1] - sizes[-1]))
+    begins = [first + offset for (first, _), offset in zip(available.stretches, offsets, strict=False)]
     stretches = tuple((begin, begin + size) for begin, size in zip(begins, sizes, strict=False))
-    return Decision(stretches, other.basis, other.depth)
+    return Decision(stretches, reference.basis, reference.depth)
 
 
 def decide_against(
@@ -124,42 +130,44 @@ def decide_against(
     format_name: str,
     right: ToolCall | None = None,
 ) -> Decision:
-    """The decision of call `number` of a turn; with a right call to compare it with, where they part.
+    """Return the decision of call `number` of a turn: where it first differs from the right call, if that is known.
 
-    A right call is written by the same template behind the same opening; where the turn's tokens are not those that the
-    template writes (a rollout's own), it cannot be compared.
+    The right call is rendered by the same template. If the turn's tokens are not what the template writes (a rollout
+    has sampled ids), there is nothing to compare them with, and the decision is found without the right call.
     """
     calls, start = turn.calls, span.call_start
     if start is None or not calls:
         return decide(renderer, rendered, span, None)
-    own_ids, alone = rendered.ids[start : span.call_end], _LoneTurn(renderer, turn, format_name)
+    turn_ids, lone_turn = rendered.ids[start : span.call_end], _LoneTurn(renderer, turn, format_name)
     if number or right is not None:
-        if alone.call_ids(calls) != own_ids:
+        if lone_turn.call_ids(calls) != turn_ids:
             return decide(renderer, rendered, span, None if number else CallWords.of(calls[0]))
-        start += _num_same(alone.call_ids(_with(calls, number, _renamed(calls[number]))), own_ids) if number else 0
+        # A later call begins about where the same turn with that call renamed starts to differ.
+        if number:
+            start += num_same(lone_turn.call_ids(_with_call(calls, number, _renamed(calls[number]))), turn_ids)
     decision = decide(renderer, rendered, span, CallWords.of(calls[number]), start=start)
     if right is None or decision.basis == "call":
         return decision
-    other_ids = alone.call_ids(_with(calls, number, right))
-    parting = (span.call_start or 0) + _num_same(other_ids, own_ids)
-    if other_ids == own_ids or parting >= (span.call_end or 0):
+    right_ids = lone_turn.call_ids(_with_call(calls, number, right))
+    first_difference = (span.call_start or 0) + num_same(right_ids, turn_ids)
+    if right_ids == turn_ids or first_difference >= (span.call_end or 0):
         return decision
     name, argument = decision.stretches[0], decision.stretches[1:]
-    if parting < name[1]:
+    if first_difference < name[1]:
         return Decision((name,), "correction")
-    depth = max(0, parting - argument[0][0]) if argument else 0
-    return Decision((name, (parting, parting + 1)), "correction", depth)
+    depth = max(0, first_difference - argument[0][0]) if argument else 0
+    return Decision((name, (first_difference, first_difference + 1)), "correction", depth)
 
 
 class _TokenTexts:
-    """What tokens say, and which of them a stretch of the text is in."""
+    """The text of consecutive tokens, searchable by pattern."""
 
     def __init__(self, texts: Sequence[str], first: int) -> None:
         self._text, self._first = "".join(texts), first
         self._ends = list(accumulate(map(len, texts)))
 
     def find(self, pattern: str, after: int) -> Stretch | None:
-        """The tokens of the first match that begins at token `after` or behind it."""
+        """Return the tokens of the first match that begins at token `after` or later."""
         begin = 0 if after == self._first else self._ends[after - self._first - 1]
         match = re.compile(pattern).search(self._text, begin)
         if match is None or match.end() == match.start():
@@ -170,32 +178,27 @@ class _TokenTexts:
 
 
 class _LoneTurn:
-    """A turn's calls as the template writes them behind one short message, whatever the session is."""
+    """A turn alone after one short user message, to see how the template writes its calls."""
 
     def __init__(self, renderer: Renderer, turn: Turn, format_name: str) -> None:
         self._renderer, self._turn, self._format = renderer, turn, format_name
 
     def call_ids(self, calls: Sequence[ToolCall]) -> list[int]:
+        """Return the ids of these calls in place of the turn's; empty if the template refuses or has none."""
         turn = replace(self._turn, calls=tuple(calls), token_ids=None, logprobs=None)
         question = Turn(id=f"{turn.id}:asked", role="user", origin="human", text="u", provenance=turn.provenance)
         try:
             rendered = self._renderer.render(Conversation(id=turn.id, format=self._format, turns=(question, turn)))[-1]
-        except InputError:  # the template refuses it
+        except InputError:
             return []
         span = rendered.spans[-1]
         return [] if span.call_start is None else rendered.ids[span.call_start : span.call_end]
 
 
-def _with(calls: Sequence[ToolCall], number: int, call: ToolCall) -> list[ToolCall]:
+def _with_call(calls: Sequence[ToolCall], number: int, call: ToolCall) -> list[ToolCall]:
     return [*calls[:number], call, *calls[number + 1 :]]
 
 
 def _renamed(call: ToolCall) -> ToolCall:
-    """With a name of another first letter: what differs begins where the name does."""
+    """Return the call with a name that starts with another letter, so that the first difference is at the name."""
     return replace(call, name="z" if not call.name.startswith("z") else "q")
-
-
-def _num_same(left_ids: Sequence[int], right: Sequence[int]) -> int:
-    """Tokens that two sequences begin with alike."""
-    shorter = min(len(left_ids), len(right))
-    return next((at for at in range(shorter) if left_ids[at] != right[at]), shorter)

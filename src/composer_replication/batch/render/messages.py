@@ -1,4 +1,8 @@
-"""A conversation as the messages a chat template takes, in the words its dialect has."""
+"""Write a conversation as the messages that a chat template shows, and find where each turn begins in a rendering.
+
+`to_chat` writes the messages: what the template's dialect cannot express becomes text. `EdgeFinder` then finds where
+the text of an assistant turn begins in the rendering, and with what its context ends.
+"""
 
 from __future__ import annotations
 
@@ -32,15 +36,16 @@ from composer_replication.types import (
 CALL_OPEN, CALL_CLOSE = "<tool_call>", "</tool_call>"
 RESULT_OPEN, RESULT_CLOSE = "<tool_response>", "</tool_response>"
 WRAPPERS = CALL_OPEN + CALL_CLOSE + RESULT_OPEN + RESULT_CLOSE
-"""What we write around calls and results ourselves; where these are tokens, a log may not forge them."""
-_BETWEEN = "\n\n"
+"""What is written around calls and results as text. If a tokenizer has tokens for these, a log must not forge them."""
+_SEPARATOR = "\n\n"
 
 
 @dataclass(frozen=True, slots=True)
 class ChatItem:
-    """A message; `turn` is set on assistant turns, `bare` is the message without its calls where it has any.
+    """A message. `turn` is set on assistant turns; `bare` is the message without its calls, if it has calls.
 
-    `thinking` is what the rules make of the turn's; the message has it where that is `target` or `context`.
+    `thinking` is what the rules decided about the turn's thinking; the message contains it only if that is `target` or
+    `context`.
     """
 
     message: Message
@@ -50,14 +55,16 @@ class ChatItem:
 
     @property
     def role(self) -> str:
+        """The message's role."""
         return str(self.message["role"])
 
 
 @dataclass(slots=True)
 class Chat:
-    """The messages of a conversation, escaped, and what had to be said in another way (`notes`, counted)."""
+    """The escaped messages of a conversation. `notes` counts what the template cannot show as it was."""
 
     items: list[ChatItem] = field(default_factory=list[ChatItem])
+    # Texts that replace the raw markers in a rendering (`dialect.insert_raw`).
     raw: list[str] = field(default_factory=list[str])
     notes: Counter[str] = field(default_factory=Counter[str])
 
@@ -70,7 +77,7 @@ def to_chat(
     thinking: ThinkingRules,
     tools: Sequence[Mapping[str, Any]] | None,
 ) -> Chat:
-    """Messages of every turn; `tools` are schemas that the template itself would not show."""
+    """Return the messages of every turn; `tools` are schemas that the template itself does not show."""
     writer = _MessageWriter(dialect, protected, thinking)
     writer.add_system(tools or (), conversation.turns)
     for turn in conversation.turns:
@@ -79,6 +86,8 @@ def to_chat(
 
 
 class _MessageWriter:
+    """Writes turns as messages, one at a time, in order."""
+
     def __init__(self, dialect: Dialect, protected: ProtectedTokens, thinking: ThinkingRules) -> None:
         self._dialect, self._protected, self._thinking = dialect, protected, thinking
         self.chat = Chat()
@@ -86,18 +95,20 @@ class _MessageWriter:
         self._preamble = ""
 
     def add_system(self, tools: Sequence[Mapping[str, Any]], turns: Sequence[Turn]) -> None:
-        """Schemas that the template does not show go into the system prompt, as text."""
+        """Write schemas that the template does not show into the system prompt, as text."""
         if not tools:
             return
         self.chat.notes["tools_as_text"] += 1
         schemas = (json.dumps(self._protected.escape_tree(tool), ensure_ascii=False) for tool in tools)
         preamble = "\n".join(["# Tools", "", *schemas])
+        # A conversation has one system prompt: if its first turn is one, the schemas are appended to that.
         if turns and turns[0].role == "system":
-            self._preamble = _BETWEEN + preamble
+            self._preamble = _SEPARATOR + preamble
         else:
             self._add_system_text(preamble)
 
     def add(self, turn: Turn) -> None:
+        """Write the next turn."""
         if turn.role == "assistant":
             self._add_assistant(turn)
         elif turn.role == "tool":
@@ -120,7 +131,7 @@ class _MessageWriter:
         items = self.chat.items
         if items and items[-1].role == "user" and not self._dialect.users_in_a_row:
             self.chat.notes["merged_messages"] += 1
-            items[-1] = ChatItem(user(f"{items[-1].message['content']}{_BETWEEN}{text}"))
+            items[-1] = ChatItem(user(f"{items[-1].message['content']}{_SEPARATOR}{text}"))
         else:
             items.append(ChatItem(user(text)))
 
@@ -146,20 +157,23 @@ class _MessageWriter:
         self.chat.items.append(ChatItem(message, turn, bare if turn.calls else None, thinking))
 
     def _outcome(self, turn: Turn) -> Outcome:
-        """What becomes of the turn's thinking; a model that the template tells not to think has none to learn."""
+        """Return what to do with the turn's thinking."""
         if not turn.thinking.strip():
             return "none"
         if not self._dialect.thinking:
             return "not_shown"
-        if turn.token_ids:  # ids that were sampled are what they are, the thought among them
+        # Sampled ids are used as they are, and they contain the thought.
+        if turn.token_ids:
             return "target"
+        # A model that the template tells not to think must not be trained to.
         return "left_out" if self._dialect.thought.is_off else self._thinking.treatment(turn)
 
     def _make_room_for_assistant(self) -> None:
-        """An empty user message where the template wants one: merging two turns would lose the end of the first."""
-        spoken = [item.role for item in self.chat.items[-1:] if item.role != "system"]
-        needs_user = not self._dialect.assistants_in_a_row if spoken == ["assistant"] else not spoken
-        if needs_user and (spoken or not self._dialect.assistant_first):
+        """Insert an empty user message if the template requires one before an assistant turn."""
+        # Merging two assistant turns instead would lose the end-of-turn token of the first.
+        last_roles = [item.role for item in self.chat.items[-1:] if item.role != "system"]
+        needs_user = not self._dialect.assistants_in_a_row if last_roles == ["assistant"] else not last_roles
+        if needs_user and (last_roles or not self._dialect.assistant_first):
             self.chat.notes["empty_user_inserted"] += 1
             self.chat.items.append(ChatItem(user("")))
 
@@ -182,7 +196,7 @@ class _MessageWriter:
         return {"id": self._call_id(call.id), "type": "function", "function": function}
 
     def _raw(self, text: str) -> object:
-        """Arguments that are no JSON go in as they are, past any quoting the template does."""
+        """Return arguments that are not valid JSON in a form that is rendered unchanged, without quotes."""
         if not self._dialect.raw_arguments:
             self.chat.notes["raw_arguments_wrapped"] += 1
             return {"raw_arguments": self._protected.escape(text)}
@@ -198,27 +212,25 @@ class _MessageWriter:
         return f'{CALL_OPEN}{{"name": {name}, "arguments": {arguments}}}{CALL_CLOSE}'
 
     def _call_id(self, identity: str) -> str:
+        # Nine hexadecimal digits satisfy templates that accept only short ids (Mistral).
         short = hashlib.sha256(identity.encode(errors="replace")).hexdigest()[:9]
         return short if self._dialect.short_ids else self._protected.escape(identity)
 
 
-# Where an assistant turn's own text begins in its rendering, and with what its context ends.
-#
-# The rendering with the turn (`whole`) goes on where the prompt ends, or parts from it: in the header, or before it
-# where the template shows another context once the turn is finished. Nothing before the turn's own text may be
-# learned, and nothing in it may be another's. Both are found by experiment: `marked` is the same rendering with a
-# word put into every other message, and what follows the last such word is all that can be the turn's.
-
-_WORD, _MARK, _MAX_LEAD = "Zqword", "Zqmark", 256  # no template writes more between a prompt and a turn
-_COMPARED = 1024  # characters of a text's end that say where it is
+# Probe words: no template contains them.
+_PROBE_WORD, _MARK = "Zqword", "Zqmark"
+# Templates write at most a few words between a prompt and a turn.
+_MAX_LEAD_CHARS = 256
+# A place in a rendering is recognized by this many characters before it.
+_COMPARED_CHARS = 1024
 
 
 class TurnEdge(NamedTuple):
-    """The turn's own text begins at `start` of its rendering.
+    """Where a turn's own text begins in its rendering (`start`), and how its context differs from the prompt.
 
-    Its context is the prompt without `dropped` at its end, and with `added` there. `is_rewritten`: the rendering with
-    the turn shows another context than that. The turn's thought is in its own text or in `added` (`has_thought`), or
-    the context ends with an empty one.
+    The context is the prompt with `dropped` removed from its end and `added` appended. If `is_rewritten`, the rendering
+    with the turn shows another context than that. `has_thought` says that the turn's own text or `added` contains the
+    turn's thought, `has_empty_thought` that the context ends with an empty one.
     """
 
     start: int
@@ -230,9 +242,11 @@ class TurnEdge(NamedTuple):
 
 
 class Renderings(NamedTuple):
-    """One turn's renderings. `with_message` is that of the same context with another message in the turn's place.
+    """Renderings of one turn and its context.
 
-    `before` is the context alone, with marks or without; None, as `marked`, where the template refuses that.
+    `prompt` is the context with the generation prompt, `whole` the context with the turn. `with_message` renders the
+    context with another message in place of the turn. `marked` is `whole` with a mark inside every other message.
+    `before` renders the context alone, with marks or without. `marked` and `before` are None if the template refuses.
     """
 
     prompt: str
@@ -243,14 +257,21 @@ class Renderings(NamedTuple):
 
 
 class EdgeFinder:
-    """Finds the edges of one template's turns."""
+    """Finds where the text of a turn begins in renderings of one template.
+
+    `whole` continues the prompt, or differs from it: in the header, or earlier if the template shows another context
+    once the turn is finished. Nothing before the turn's own text may be trained on, and its own text may contain
+    nothing of other messages. Both are found by experiment: other messages are marked, and only what follows the last
+    mark can be the turn's.
+    """
 
     def __init__(self, dialect: Dialect, edge: re.Pattern[str], template_name: str) -> None:
         self._dialect, self._edge, self._template_name = dialect, edge, template_name
 
     def find(self, item: ChatItem, texts: Renderings) -> TurnEdge:
-        """The edge of the turn; AlignmentError where its text would hold another message's."""
-        lowest = 0 if texts.marked is None else len(texts.whole) - _num_common(texts.whole, texts.marked)
+        """Return the edge of the turn. Raises AlignmentError if its text would contain another message's."""
+        # The end that both renderings share holds no mark, so the turn's text begins there or later.
+        lowest = 0 if texts.marked is None else len(texts.whole) - _num_same_at_end(texts.whole, texts.marked)
         edge = self._plain_edge(item, texts, lowest)
         thought = str(item.message.get("reasoning_content", "")).strip()
         if thought and thought in texts.whole[edge.start :]:
@@ -258,7 +279,7 @@ class EdgeFinder:
         if not _is_sampled(item) and not edge.has_thought:
             edge = self._without_thought(texts, edge)
         elif not _is_sampled(item) and item.thinking == "context":
-            edge = self._behind_thought(item, texts, edge)
+            edge = self._after_thought(item, texts, edge)
         if edge.start < lowest:
             raise self._foreign_text(item, texts.whole[edge.start :])
         return edge
@@ -267,39 +288,43 @@ class EdgeFinder:
         start, tail = self._begin(texts.prompt, texts.whole)
         if start is not None:
             return TurnEdge(start, tail)
-        start, tail = self._begin_after_rewriting(item, texts, lowest)
+        start, tail = self._begin_if_rewritten(item, texts, lowest)
         return TurnEdge(start, tail, is_rewritten=True)
 
     def _begin(self, prompt: str, whole: str) -> tuple[int | None, str]:
-        """Where a turn begins in its rendering, and what of its prompt is not repeated there.
+        """Return where a turn begins in its rendering, and the end of the prompt that is not repeated there.
 
-        The two may part in the header, at the edge of a token or line (`<think>` and `<tool>` share nothing). Where
-        they part before it, the template shows another context once the turn is finished: None.
+        The start is None if the two differ before the header: then the template shows another context once the turn is
+        finished.
         """
         if whole.startswith(prompt):
             return len(prompt), ""
-        same = prompt[: num_same(prompt, whole)]
-        edge = max((match.end() for match in self._edge.finditer(same)), default=0)
-        if edge < len(prompt) - len(self._dialect.header) or edge == len(whole):  # or else nothing would be the turn's
+        shared = prompt[: num_same(prompt, whole)]
+        # Cut at the edge of a token or line: `<think>` and `<tool>` have "<t" in common, but no token.
+        edge = max((match.end() for match in self._edge.finditer(shared)), default=0)
+        # At the end of the rendering, no text would be left for the turn.
+        if edge < len(prompt) - len(self._dialect.header) or edge == len(whole):
             return None, ""
         return edge, prompt[edge:]
 
-    def _begin_after_rewriting(self, item: ChatItem, texts: Renderings, lowest: int) -> tuple[int, str]:
-        """The same where the contexts differ: the place before the turn's text that looks most like the prompt's end.
+    def _begin_if_rewritten(self, item: ChatItem, texts: Renderings, lowest: int) -> tuple[int, str]:
+        """Return what `_begin` does for a context that the finished turn has changed.
 
-        Of the same context with another text in the same place: the turn begins where, at the latest, that does. Places
-        that share no token and no line with the prompt's end say nothing: then it is the latest.
+        That is the position in the rendering, not after the turn's text, whose preceding text is most like the end of
+        the prompt.
         """
         prompt, whole = texts.prompt, texts.whole
         thought = {key: value for key, value in item.message.items() if key == "reasoning_content"}
-        example = texts.with_message({**assistant(_WORD), **thought})
-        latest = min(example.rfind(_WORD), num_same(whole, example))
-        earliest = max(0, latest - _MAX_LEAD - len(str(thought)), self._behind_last_message(texts, lowest))
+        # Another text in the same place begins where the turn's text does, so the turn begins there at the latest.
+        example = texts.with_message({**assistant(_PROBE_WORD), **thought})
+        latest = min(example.rfind(_PROBE_WORD), num_same(whole, example))
+        earliest = max(0, latest - _MAX_LEAD_CHARS - len(str(thought)), self._end_of_last_message(texts, lowest))
         header_start = len(prompt) - len(self._dialect.header)
         edges = [match.end() for match in self._edge.finditer(prompt, max(0, header_start))]
         ends = [*edges, header_start, len(prompt)] if prompt.endswith(self._dialect.header) else [len(prompt)]
         positions = range(earliest, latest + 1)
-        shared = ((_num_common(_end(prompt, end), _end(whole, at)), end, at) for end in ends for at in positions)
+        shared = ((_num_same_at_end(_end(prompt, end), _end(whole, at)), end, at) for end in ends for at in positions)
+        # An overlap without a whole token or line is a coincidence; without any better one, the latest start is taken.
         best = max(
             (overlap for overlap in shared if self._edge.search(prompt, overlap[1] - overlap[0], overlap[1])),
             default=None,
@@ -307,54 +332,52 @@ class EdgeFinder:
         _, end, start = best or (0, len(prompt), latest)
         return start, prompt[end:]
 
-    def _behind_last_message(self, texts: Renderings, lowest: int) -> int:
-        """Where what a template writes behind the last message's text is over: it is not the turn's."""
+    def _end_of_last_message(self, texts: Renderings, lowest: int) -> int:
+        """Return where the template's text after the last message ends; the turn cannot begin before that."""
         before, marked = texts.before(False), texts.before(True)
         if not lowest or before is None or marked is None:
             return lowest
-        closing = before[len(before) - _num_common(before, marked) :]
-        same = closing[: num_same(texts.whole[lowest : lowest + len(closing)], closing)]
-        return lowest + max((match.end() for match in self._edge.finditer(same)), default=0)
+        closing = before[len(before) - _num_same_at_end(before, marked) :]
+        shared = closing[: num_same(texts.whole[lowest : lowest + len(closing)], closing)]
+        return lowest + max((match.end() for match in self._edge.finditer(shared)), default=0)
 
     def _without_thought(self, texts: Renderings, edge: TurnEdge) -> TurnEdge:
-        """The context ends with an empty thought where a model that thinks would begin one."""
+        """Return the edge with an empty thought at the end of the context, where a thinking model would begin one."""
         header, (quiet, empty, _) = self._dialect.header, self._dialect.thought
         if quiet is None or not texts.prompt.endswith(header):
             return edge
         context = texts.prompt.removesuffix(header) + quiet
-        same = num_same(header, quiet)
-        dropped, added = header[same:], quiet[same:]
+        num_shared = num_same(header, quiet)
+        dropped, added = header[num_shared:], quiet[num_shared:]
         if texts.whole.startswith(context):
             return TurnEdge(len(context), dropped, added, has_empty_thought=True)
         start = edge.start + (len(empty) if texts.whole.startswith(empty, edge.start) else 0)
         return TurnEdge(start, dropped, added, is_rewritten=True, has_empty_thought=True)
 
-    def _behind_thought(self, item: ChatItem, texts: Renderings, edge: TurnEdge) -> TurnEdge:
-        """The thought is context: the turn's own text begins behind it."""
+    def _after_thought(self, item: ChatItem, texts: Renderings, edge: TurnEdge) -> TurnEdge:
+        """Return the edge of a turn whose thought is context: its own text begins after the thought."""
         bare = {key: value for key, value in item.message.items() if key != "tool_calls"}
-        example = texts.with_message({**bare, "content": _WORD})
-        start = example.rfind(_WORD)
+        example = texts.with_message({**bare, "content": _PROBE_WORD})
+        start = example.rfind(_PROBE_WORD)
         if start < edge.start or texts.whole[:start] != example[:start]:
-            got = "a template that shows a thought in another way beside another text"
+            got = "a template that shows the same thought differently with another text"
             raise AlignmentError(explain("thinking as context", got=got, expected="the same block before any text"))
         return edge._replace(start=start, added=texts.whole[edge.start : start])
 
     def _foreign_text(self, item: ChatItem, text: str) -> AlignmentError:
         turn = "" if item.turn is None else f" {item.turn.id}"
         got = f"text of another message in it, such as {text[:60]!r}"
-        fix = "Give a template that writes results and turns apart: render.chat_template, or chat_template= in Python."
+        fix = "Use a template that separates results and turns: set render.chat_template, or chat_template= in Python."
         what = f"turn{turn} as {self._template_name} renders it"
-        return AlignmentError(explain(what, got=got, expected="what the model itself wrote", fix=fix))
+        return AlignmentError(explain(what, got=got, expected="only what the model wrote", fix=fix))
 
 
 def marked_message(message: Message) -> Message:
-    """The message with a word inside each of its texts; roles, names and ids stay.
-
-    An empty text has none, but that of a result: where templates write results into the next turn, empty ones are too.
-    """
+    """Return the message with a mark inside each of its texts; roles, names and ids are unchanged."""
     marked = {
         key: _marked(value) if key in ("content", "reasoning_content") else value for key, value in message.items()
     }
+    # Empty texts get no mark, except results: some templates write results into the next turn, empty ones too.
     if message.get("role") == "tool" and message.get("content") == "":
         marked["content"] = _MARK
     if "tool_calls" in marked:
@@ -364,12 +387,15 @@ def marked_message(message: Message) -> Message:
 
 def _marked_call(call: dict[str, Any]) -> dict[str, Any]:
     function = call["function"]
-    is_table = isinstance(function["arguments"], Mapping)  # a mark in JSON text could make it no JSON
-    return {**call, "function": {**function, "arguments": _marked(function["arguments"])}} if is_table else call
+    # A mark inside arguments as JSON text could make them invalid.
+    if not isinstance(function["arguments"], Mapping):
+        return call
+    return {**call, "function": {**function, "arguments": _marked(function["arguments"])}}
 
 
 def _marked(value: Any) -> Any:
-    """In the middle: templates trim texts, and look at how they begin and end."""
+    """Return a JSON value with a mark inside every string that is not empty."""
+    # The mark goes into the middle, because templates trim texts and look at how they begin and end.
     if isinstance(value, str):
         middle = len(value) // 2
         return f"{value[:middle]}{_MARK}{value[middle:]}" if value else value
@@ -379,23 +405,24 @@ def _marked(value: Any) -> Any:
 
 
 def _is_sampled(item: ChatItem) -> bool:
-    """Sampled ids follow the whole generation prompt, and are what they are."""
+    """Return whether the turn has sampled ids; those follow the whole generation prompt and are never changed."""
     return item.turn is not None and bool(item.turn.token_ids)
 
 
 def _end(text: str, position: int) -> str:
-    return text[max(0, position - _COMPARED) : position]
+    return text[max(0, position - _COMPARED_CHARS) : position]
 
 
-def num_same(left: Sequence[Any], right: Sequence[Any]) -> int:
-    """How much two texts, or lists, share at their beginnings; by halves, as whole ones are compared fast."""
-    low, high = 0, min(len(left), len(right))
+def num_same(first: Sequence[Any], second: Sequence[Any]) -> int:
+    """Return the length of the longest common prefix of two texts or lists."""
+    # Bisection: comparing slices is far faster in Python than comparing elements.
+    low, high = 0, min(len(first), len(second))
     while low < high:
         middle = (low + high + 1) // 2
-        low, high = (middle, high) if left[low:middle] == right[low:middle] else (low, middle - 1)
+        low, high = (middle, high) if first[low:middle] == second[low:middle] else (low, middle - 1)
     return low
 
 
-def _num_common(left_text: str, right: str) -> int:
-    """How many characters two texts share at their ends."""
-    return num_same(left_text[::-1], right[::-1])
+def _num_same_at_end(first: str, second: str) -> int:
+    """Return the length of the longest common suffix of two texts."""
+    return num_same(first[::-1], second[::-1])

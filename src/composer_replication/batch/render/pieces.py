@@ -1,14 +1,14 @@
-"""A rendering cut at the edges of assistant turns: what stands before a turn, and what the turn itself says.
+"""Cut a rendering at the edges of assistant turns, into the context before each turn and the turn's own text.
 
-For turn k, with T = the template's text: P = T(messages before k, with the generation prompt), Q = T(messages up to and
-with k). The turn's own text is what Q has beyond P, up to the end-of-turn token; where Q does not repeat the whole
-header, P shrinks to what they share. The text up to the next turn is what the next P has beyond it; where the next P
-does not begin with it, the template has rewritten history, and a new sequence begins.
+For turn k, with T = the template's rendering: P = T(messages before k, with the generation prompt) and Q = T(messages
+up to and including k). The turn's own text is what Q has beyond P, up to the end-of-turn token; if Q does not repeat
+the whole header, P shrinks to what they share. The context of the next turn is what the next P has beyond that text; if
+the next P does not begin with it, the template has rewritten history, and a new sequence begins.
 
-Rendering every prefix would be quadratic. A template looks at neighbours, so the differences are taken in short
-windows (the opening or a stand-in for it, the unit before, the last unit with thinking), and every sequence put
-together from them is compared with the template's own rendering of the whole. Where that differs, the prefixes are
-rendered in full after all.
+Rendering every prefix would take quadratic time. Templates look only at neighbors, so the differences are taken in
+short windows (the opening or a stand-in for it, the unit before, the last unit with thinking), and every sequence
+assembled from them is compared with the template's rendering of the whole. If that differs, every prefix is rendered
+in full.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from composer_replication.batch.render.templates import ChatTemplate
 from composer_replication.errors import InputError, explain
 from composer_replication.types import Message, Turn
 
+# Templates add a preamble if there are tools; in a window, one short schema is enough to make them do so.
 _STAND_IN_TOOL = {"type": "function", "function": {"name": "tool", "description": "", "parameters": {}}}
 _Tools = Sequence[Mapping[str, Any]] | None
 
@@ -50,17 +51,17 @@ class TurnPiece:
     previous_role: str
     context: str  # from the end of the sequence's last turn up to this one's first character
     header_start: int  # in `context`
-    prompt_tail: str  # of the generation prompt, not repeated by the finished turn
-    completion: str
-    stop: str
+    prompt_tail: str  # end of the generation prompt that the finished turn does not repeat
+    completion: str  # the turn's own text, including `stop`
+    stop: str  # the end-of-turn token; empty if there is none
     call: tuple[int, int] | None  # in `completion`
     thinking: Outcome
-    has_empty_thought: bool  # the context ends with one
+    has_empty_thought: bool  # the context ends with an empty thought
 
 
 @dataclass(slots=True)
 class _WindowStep:
-    """A turn seen through a window; `follows` is None where what comes next rewrites it."""
+    """A turn as its window renders it. `follows` is the context of the next turn, None if that rewrites this one."""
 
     header_chars: int
     edge: TurnEdge
@@ -70,8 +71,8 @@ class _WindowStep:
     follows: str | None
 
 
-class _WindowsMisleadError(Exception):
-    """A sequence put together from windows is not what the template renders."""
+class _WindowMismatchError(Exception):
+    """A sequence assembled from windows differs from the template's rendering of the whole."""
 
 
 class Cutter:
@@ -79,11 +80,12 @@ class Cutter:
 
     def __init__(self, template: ChatTemplate, dialect: Dialect, protected: ProtectedTokens, tools: _Tools) -> None:
         self._template, self._dialect, self._tools = template, dialect, tools
+        # An edge of a token or a line: "<|im_start|>" and "\n" in "<|im_start|>user\n"; not "user".
         self._edges = EdgeFinder(dialect, re.compile(f"{protected.pattern.pattern}|\n"), template.name)
         self._few_tools = [_STAND_IN_TOOL] if tools else None
 
     def cut(self, chat: Chat) -> list[list[TurnPiece]]:
-        """The turns of each sequence, in order; every assistant turn is in exactly one."""
+        """Return the turns of each sequence, in order; every assistant turn is in exactly one sequence."""
         view = _TurnUnits(chat)
         if not view.starts:
             return []
@@ -91,20 +93,24 @@ class Cutter:
             windows, tools = view.windows(is_short), self._few_tools if is_short else self._tools
             try:
                 return self._assemble(view, [self._step(view, n, window, tools) for n, window in enumerate(windows)])
-            except (_WindowsMisleadError, InputError):  # a template may refuse a window, or go wrong in it alone
+            # The template may refuse a window or treat it in a special way, although it can render the whole.
+            except (_WindowMismatchError, InputError):
                 continue
         chat.notes["rendered_every_prefix"] += 1
         try:
             prefixes = (view.messages(number) for number in range(len(view.starts)))
             return self._assemble(view, [self._step(view, n, before, self._tools) for n, before in enumerate(prefixes)])
-        except _WindowsMisleadError as error:
+        except _WindowMismatchError as error:
             got = "two renderings of the same messages that differ"
-            raise InputError(explain("chat template", got=got, expected="always the same text")) from error
+            raise InputError(explain("chat template", got=got, expected="the same text every time")) from error
 
     def _assemble(self, view: _TurnUnits, steps: list[_WindowStep]) -> list[list[TurnPiece]]:
+        """Return sequences of pieces, each of them checked against a rendering of its whole."""
         sequences: list[list[TurnPiece]] = []
         context: str | None = None
         for number, step in enumerate(steps):
+            # At the start, and after a turn that the next one rewrites, the context has to be rendered in full. If it
+            # still begins with the last sequence, the window was wrong about the rewriting.
             if context is None:
                 context = self._render(view, view.messages(number), self._tools, prompt=True)
                 prefix = "".join(piece.context + piece.completion for piece in sequences[-1]) if sequences else ""
@@ -120,7 +126,7 @@ class Cutter:
         return sequences
 
     def _check(self, view: _TurnUnits, number: int, pieces: list[TurnPiece], edge: TurnEdge) -> None:
-        """A sequence must be what the template renders up to its last turn, or else the prompt of that turn."""
+        """Raise unless a sequence is what the template renders up to its last turn, or up to that turn's prompt."""
         text = "".join(piece.context + piece.completion for piece in pieces)
         whole = self._render(view, view.messages(number, with_turn=True), self._tools)
         is_right = whole.startswith(text)
@@ -129,9 +135,10 @@ class Cutter:
             completion = pieces[-1].completion
             is_right = prompt.startswith(text.removesuffix(completion).removesuffix(edge.added)) and completion in whole
         if not is_right:
-            raise _WindowsMisleadError
+            raise _WindowMismatchError
 
     def _step(self, view: _TurnUnits, number: int, before: list[Message], tools: _Tools) -> _WindowStep:
+        """Return turn `number` as it is rendered after the messages of a window."""
         item = view.item(number)
         prompt = self._render(view, before, tools, prompt=True)
         whole = self._render(view, [*before, item.message], tools)
@@ -140,8 +147,8 @@ class Cutter:
         completion, stop = self._up_to_stop(whole[start:])
         prefix, follows = whole[:start] + completion, None
         if not view.is_last(number) and not edge.is_rewritten:
-            coming = self._render(view, [*before, *view.unit(number)], tools, prompt=True)
-            follows = coming[len(prefix) :] if coming.startswith(prefix) else None
+            next_prompt = self._render(view, [*before, *view.unit(number)], tools, prompt=True)
+            follows = next_prompt[len(prefix) :] if next_prompt.startswith(prefix) else None
         call = None
         if item.bare is not None:
             call_start = self._call_token_start(item, completion)
@@ -159,10 +166,11 @@ class Cutter:
         def with_message(message: Message) -> str:
             return self._render(view, [*before, message], tools)
 
-        def checked(messages: list[Message]) -> str | None:
+        def render_if_accepted(messages: list[Message]) -> str | None:
             try:
                 return self._render(view, messages, tools)
-            except InputError:  # it reads what it is given, a result as JSON say, or wants an answer last
+            # A template may parse what it is given, such as a result as JSON, or require an answer at the end.
+            except InputError:
                 return None
 
         marked = [view.marked(message) for message in before]
@@ -170,23 +178,23 @@ class Cutter:
             prompt,
             whole,
             with_message,
-            checked([*marked, item.message]),
-            lambda is_marked: checked(marked if is_marked else before),
+            render_if_accepted([*marked, item.message]),
+            lambda is_marked: render_if_accepted(marked if is_marked else before),
         )
 
     def _up_to_stop(self, text: str) -> tuple[str, str]:
-        """The turn with its end-of-turn token; without one, with everything the template writes after it."""
+        """Return the turn with its end-of-turn token, and the token; without one, everything up to the end."""
         end, stop = max(((text.rfind(stop), stop) for stop in self._dialect.stops), default=(-1, ""))
         return (text[: end + len(stop)], stop) if end >= 0 else (text, "")
 
     def _call_token_start(self, item: ChatItem, completion: str) -> int | None:
-        """Where the token stands that opens calls, which only the template can write."""
+        """Return the position of the token that opens calls; only the template can write it."""
         token = self._dialect.call_token if "tool_calls" in item.message else None
         start = completion.find(token) if token else -1
         return start if start >= 0 else None
 
     def _call_start(self, bare: str, completion: str, stop: str) -> int:
-        """The call is what a turn has beyond the same turn without it."""
+        """Return where the call begins: it is what a turn has beyond the same turn without calls."""
         text = self._up_to_stop(bare)[0].removesuffix(stop)
         start = len(text) if completion.startswith(text) else 0
         return start + len(completion[start:]) - len(completion[start:].lstrip())
@@ -196,57 +204,64 @@ class Cutter:
 
 
 class _TurnUnits:
-    """The messages by assistant turns: a unit is such a turn with everything up to the next one."""
+    """The messages of a chat, grouped by turn: a unit is an assistant turn and everything up to the next one."""
 
     def __init__(self, chat: Chat) -> None:
         self.chat = chat
         self._messages = [item.message for item in chat.items]
         self.starts = [index for index, item in enumerate(chat.items) if item.turn is not None]
         self._thoughtful = self._last_units_with_thinking()
-        self._marked: dict[int, tuple[Message, Message]] = {}  # the message itself too: its id must stay its own
+        # By `id(message)`. Holding the message as well keeps its id from being reused.
+        self._marked: dict[int, tuple[Message, Message]] = {}
 
     def marked(self, message: Message) -> Message:
-        """The message with marks in its texts, made once."""
+        """Return the message with marks in its texts (cached)."""
         if id(message) not in self._marked:
             self._marked[id(message)] = message, marked_message(message)
         return self._marked[id(message)][1]
 
     def item(self, number: int) -> ChatItem:
+        """Return the message of a turn."""
         return self.chat.items[self.starts[number]]
 
     def is_last(self, number: int) -> bool:
+        """Return whether no turn follows."""
         return number == len(self.starts) - 1
 
     def messages(self, number: int, *, with_turn: bool = False) -> list[Message]:
-        """Everything before a turn."""
+        """Return the messages before a turn, optionally with the turn itself."""
         return self._messages[: self.starts[number] + int(with_turn)]
 
     def unit(self, number: int) -> list[Message]:
+        """Return a turn's message and those up to the next turn."""
         end = None if self.is_last(number) else self.starts[number + 1]
         return self._messages[self.starts[number] : end]
 
     def windows(self, is_short: bool) -> Iterator[list[Message]]:
-        """For each turn a stand-in for the messages before it: what a template can be expected to look at.
+        """Yield for each turn the few messages before it that a template can be expected to look at.
 
-        A short one stands in for the opening too; some templates repeat the system prompt or the tools later on.
+        Short windows replace the opening as well. That fails for templates that repeat the system prompt or the tools
+        later on, so windows with the real opening are tried next.
         """
         opening = self._stand_in() if is_short else self.messages(0)
         for number in range(len(self.starts)):
             thoughtful = self._thoughtful[number - 1] if number else None
-            far = self.unit(thoughtful) if thoughtful is not None else []
-            yield [*opening, *far, *(self.unit(number - 1) if number else [])]
+            thoughtful_unit = self.unit(thoughtful) if thoughtful is not None else []
+            yield [*opening, *thoughtful_unit, *(self.unit(number - 1) if number else [])]
 
     def previous_role(self, number: int) -> str:
+        """Return the role of the message before a turn; empty if there is none."""
         start = self.starts[number]
         return self.chat.items[start - 1].role if start else ""
 
     def _stand_in(self) -> list[Message]:
+        """Return the shortest messages with the roles of the opening."""
         roles = {item.role for item in self.chat.items[: self.starts[0]]}
         opening = [system("s")] if "system" in roles else []
         return opening + ([user("u")] if roles - {"system"} else [])
 
     def _last_units_with_thinking(self) -> list[int | None]:
-        """For each unit, the last one before it that has thinking: a template may take it back later."""
+        """Return for each unit the last one before it that has thinking, whose thinking a template may remove later."""
         last, last_units = None, list[int | None]()
         for number in range(len(self.starts)):
             last_units.append(last)
@@ -258,7 +273,7 @@ class _TurnUnits:
 def _piece(view: _TurnUnits, number: int, step: _WindowStep, context: str) -> TurnPiece:
     edge, item = step.edge, view.item(number)
     if not context.endswith(edge.dropped):
-        raise _WindowsMisleadError
+        raise _WindowMismatchError
     context = context[: len(context) - len(edge.dropped)] + edge.added
     assert item.turn is not None
     return TurnPiece(

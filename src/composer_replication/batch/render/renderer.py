@@ -1,7 +1,7 @@
-"""Conversations to token ids with exact spans: one pass over one rendering, piece by piece.
+"""Render conversations to token ids with exact spans of the assistant turns.
 
-The text before an assistant turn and the turn itself are encoded on their own, so the edges of a span are edges of
-tokens, and the context is what the model sees when it is asked. See `pieces` for where the edges come from.
+The text before an assistant turn and the turn itself are encoded separately, so a span begins and ends at edges of
+tokens, and the context has the ids that the model sees when it is asked for the turn. `pieces` finds the edges.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 from composer_replication.action_text import text_follows_call, thinking_comes_late
-from composer_replication.batch.model_folder import tokenizing
+from composer_replication.batch.model_folder import catch_tokenizer_panics
 from composer_replication.batch.render.dialect import (
     Outcome,
     ProtectedTokens,
@@ -33,19 +33,21 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Tools = Sequence[Mapping[str, Any]] | Mapping[str | None, Sequence[Mapping[str, Any]]]
-"""Schemas of tools for all conversations; or by `Conversation.format`, under None those of all other formats."""
+"""Tool schemas for all conversations, or a mapping from `Conversation.format` to them (None: all other formats)."""
+# Reasons why a turn is not trained on; they are counted in reports, so they are data, not wording. Templates write a
+# turn's thinking before its text and its text before its calls: a turn in another order would be learned in an order
+# that no model wrote.
 TEXT_FOLLOWS_CALL, THINKING_COMES_LATE, WITHOUT_ANSWER = "text_follows_call", "thinking_comes_late", "without_answer"
-"""Templates write a turn's text before its calls: such a turn would be learned in an order it was not written in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnSpan:
-    """Where an assistant turn stands in a sequence: header at [header_start, start), its own tokens at [start, end).
+    """The position of an assistant turn in a sequence: header at [header_start, start), own tokens at [start, end).
 
-    [start, end) has the end-of-turn token, except where a rollout's ids were cut off before it. The calls are at
-    [call_start, call_end), None where there are none. `text` is what the template wrote for the turn. `thinking` says
-    what was done with the turn's; the header ends with an empty thought where `has_empty_thought`. `no_target` says why
-    the tokens may be context and no target, and is empty where they may be both.
+    [start, end) includes the end-of-turn token, unless a rollout's ids were cut off before it. The calls are at
+    [call_start, call_end), or None. `text` is what the template wrote for the turn. `thinking` says what was done with
+    the turn's thinking; with `has_empty_thought` the header ends with an empty thought. `no_target` is the reason why
+    the turn may be context but not a target; it is empty if the turn may be trained on.
     """
 
     turn_id: str
@@ -64,9 +66,9 @@ class TurnSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RenderedSequence:
-    """Token ids that end with the last turn of `spans`; `notes` counts what the template could not say as it was.
+    """Token ids that end with the last turn of `spans`. `notes` counts what the template could not show as it was.
 
-    `message_starts` are the positions at which messages start, where no token of a template shows it.
+    `message_starts` are the positions at which messages begin, for templates that have no token there.
     """
 
     conversation_id: str
@@ -77,17 +79,18 @@ class RenderedSequence:
 
 
 class Renderer:
-    """Renders conversations with a tokenizer's chat template, or with `chat_template` in its place.
+    """Renders conversations with a tokenizer's chat template, or with `chat_template` instead.
 
     Args:
-        tools: schemas of the tools, shown to the template (and as text in the system prompt if it shows none); or a
-            mapping, so that a conversation is shown those of its own format.
-        thinking: what becomes of the turns' thinking; the template decides where it shows what it is given.
-        prefer_prefix_preserving: use the variant of a template that never rewrites history, where one is known, so
-            that a session is one sequence. A `chat_template` given here is used as it is.
-        template_options: further variables of the template, such as `enable_thinking`.
+        tools: Tool schemas for the template (written into the system prompt if it does not show tools), or a mapping
+            from a conversation's format to its schemas.
+        thinking: What to do with the thinking of turns. The template decides where it shows what it gets.
+        prefer_prefix_preserving: Use the variant of a template that never rewrites history if one is known, so that
+            a session is one sequence. A `chat_template` passed here is never changed.
+        template_options: More variables for the template, such as `enable_thinking`.
 
-    `counts` adds up over calls: conversations, turns, sequences, every note, and turns by what was done with thinking.
+    `counts` accumulates over calls: conversations, turns, sequences, every note, and turns by what was done with their
+    thinking.
     """
 
     def __init__(
@@ -125,10 +128,8 @@ class Renderer:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """All that decides which ids a conversation becomes, besides the tokenizer; plain data.
-
-        Tools by format under names that JSON can sort, or one list where it holds for all.
-        """
+        """The settings that, with the tokenizer, determine a conversation's ids, as plain data."""
+        # None as a key could not be sorted with strings when the settings become canonical JSON.
         by_format = {name or "": format_tools for name, format_tools in self._tools.items()}
         return {
             "template": self.template.source,
@@ -138,14 +139,15 @@ class Renderer:
         }
 
     def tools_for(self, format_name: str) -> list[Mapping[str, Any]]:
-        """The tools that conversations of this format are shown with."""
+        """Return the tools of conversations of this format."""
         return _of_format(self._tools, format_name)
 
     def render(self, conversation: Conversation) -> list[RenderedSequence]:
-        """Sequences that hold every assistant turn once; several where the template rewrites what was said."""
+        """Return sequences that contain every assistant turn once; more than one if the template rewrites history."""
         if not conversation.turns:
             fix = "Leave it out."
-            raise InputError(explain(f"conversation {conversation.id}", got="no turns", expected="some", fix=fix))
+            what = f"conversation {conversation.id}"
+            raise InputError(explain(what, got="no turns", expected="at least one turn", fix=fix))
         chat, cut = self._cut(conversation)
         cut = [self._with_sampled_ids(pieces) for pieces in cut]
         encoded = iter(
@@ -161,7 +163,7 @@ class Renderer:
         return sequences
 
     def _cut(self, conversation: Conversation) -> tuple[Chat, list[list[TurnPiece]]]:
-        """The conversation in the template's dialect, or with calls as text where it refuses that."""
+        """Return the messages and their pieces; if the template refuses the calls, they are written as text."""
         refusal: InputError | None = None
         tools, escaped = self.tools_for(conversation.format), _of_format(self._escaped, conversation.format)
         for dialect in dict.fromkeys((self.dialect, self.dialect.without_tools())):
@@ -171,25 +173,29 @@ class Renderer:
                 chat.notes["refused_by_template"] += 1
             try:
                 return chat, Cutter(self.template, dialect, self.protected, template_tools).cut(chat)
-            except AlignmentError as error:  # calls as text would hide it, and be nothing that the model writes
+            # Not retried: calls as text would hide the misalignment, and the model does not write calls that way.
+            except AlignmentError as error:
                 raise AlignmentError(f"conversation {conversation.id}: {error}") from error
             except InputError as error:
                 refusal = error
         raise InputError(f"conversation {conversation.id}: {refusal}") from refusal
 
     def _with_sampled_ids(self, pieces: list[TurnPiece]) -> list[TurnPiece]:
-        """Sampled ids follow the whole generation prompt; a turn that was cut off is ended by what comes after it."""
+        """Return pieces whose contexts fit the sampled ids of rollouts."""
         missing_stop, last_stop, changed = "", "", list[TurnPiece]()
         for piece in pieces:
             sampled = piece.turn.token_ids
+            # Sampled ids follow the whole generation prompt.
             prompt_tail = piece.prompt_tail if sampled else ""
             before, header_start = piece.context, piece.header_start
-            if last_stop in self.protected.swallows_after:  # as in a prompt, where both stand in one text
+            # In a prompt both are one text, and such a token swallows the whitespace after it.
+            if last_stop in self.protected.swallows_after:
                 before = before.lstrip()
                 header_start -= len(piece.context) - len(before)
             last_stop = piece.stop
             context, header_start = missing_stop + before + prompt_tail, len(missing_stop) + header_start
             changed.append(replace(piece, context=context, header_start=header_start))
+            # A turn that was cut off has no end-of-turn token; the next context begins with it.
             missing_stop = piece.stop if sampled and sampled[-1] not in self._stop_ids else ""
             if sampled and not all(0 <= index < self._num_tokens for index in sampled):
                 got, expected = f"{min(sampled)} to {max(sampled)}", f"0 to {self._num_tokens - 1}"
@@ -211,10 +217,11 @@ class Renderer:
         return RenderedSequence(conversation_id=conversation_id, ids=ids, spans=spans, notes=notes)
 
     def _header_index(self, piece: TurnPiece, context_ids: list[int]) -> int:
-        """Tokens before the header. It begins with a special token in most templates; if not, with the one in it."""
+        """Return the index of the header's first token in the context."""
         header = piece.context[piece.header_start :]
         if not header:
             return len(context_ids)
+        # In most templates the header begins with a special token, so its ids are the same on their own.
         header_ids = self.encoder.encode([header])[0]
         if context_ids[-len(header_ids) :] == header_ids:
             return len(context_ids) - len(header_ids)
@@ -238,13 +245,14 @@ class Renderer:
         )
 
     def _call_tokens(self, piece: TurnPiece, own_ids: list[int]) -> tuple[int | None, int | None]:
+        """Return the first and the end token of the calls within the turn; None, None without calls."""
         if piece.call is None:
             return None, None
         first, last = (self.encoder.token_at(piece.completion, position) for position in piece.call)
         sampled = piece.turn.token_ids
         if not sampled:
             return first, last
-        # The sampled text may differ from the rendering; the token that opens a call is the same in both.
+        # The sampled ids may differ from the rendering's, but the token that opens a call is the same in both.
         opening = own_ids[first]
         if opening not in self.encoder.protected_ids or opening not in sampled:
             return None, None
@@ -252,8 +260,9 @@ class Renderer:
 
 
 def why_no_target(turn: Turn, thinking: Outcome) -> str:
-    """Why no channel learns a turn as a template shows it, or nothing; sampled ids are what they are."""
+    """Return why a turn must not be trained on as the template shows it, or an empty string."""
     is_shown = thinking in ("target", "context")
+    # The model sampled these ids in this order.
     if turn.token_ids:
         return ""
     if text_follows_call(turn):
@@ -265,7 +274,7 @@ def why_no_target(turn: Turn, thinking: Outcome) -> str:
 
 
 def thinking_counts(sequences: Sequence[RenderedSequence]) -> Counter[str]:
-    """Turns by what was done with their thinking, and those whose header ends with an empty thought."""
+    """Return the number of turns by what was done with their thinking, and of headers with an empty thought."""
     spans = [span for sequence in sequences for span in sequence.spans]
     counts = Counter(f"thinking_{span.thinking}" for span in spans if span.thinking != "none")
     return counts + Counter(empty_thought_as_header=sum(span.has_empty_thought for span in spans))
@@ -275,27 +284,24 @@ def _of_format(tools: Mapping[str | None, list[T]], format_name: str) -> list[T]
     return tools[format_name] if format_name in tools else tools.get(None, [])
 
 
-# Escaped text to token ids, piece by piece: the same ids in every context, special tokens only from the template.
-#
-# And back: what single tokens say, without loss.
-
-_MAX_CACHED_CHARS = 1 << 25  # contexts repeat where a template breaks a session into several sequences
+# If a template breaks a session into several sequences, their contexts repeat, so a cache saves most of the encoding.
+_MAX_CACHED_CHARS = 1 << 25
 
 
 class _Segment(NamedTuple):
-    """A stretch of a piece between two boundaries: `token` is one protected token, otherwise `text` is encoded."""
+    """A part of a piece: one protected token (`token`), or text to encode."""
 
     start: int  # in the escaped piece
     text: str
     token: int | None = None
-    is_quoted: bool = False  # looks like a protected token and is none
+    is_quoted: bool = False  # the text of a protected token, quoted by a log
 
 
 class PieceEncoder:
-    """Encodes pieces of a rendering on their own.
+    """Encodes pieces of a rendering independently of each other; only the template's special tokens become such.
 
-    A protected token ends the text before it for every tokenizer, so text is encoded from one to the next: equal
-    stretches give equal ids wherever they stand, and are encoded once.
+    Every tokenizer splits text at a protected token, so text is encoded from one such token to the next: equal segments
+    have equal ids in every context, and are encoded once.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, protected: ProtectedTokens) -> None:
@@ -308,17 +314,18 @@ class PieceEncoder:
         self.protected_ids = frozenset(protected.ids.values())
         self._cache: dict[_Segment, list[int]] = {}
         self._cached_chars = 0
+        # `_leading_token` encodes without a lead to find out whether one is needed.
         self._lead = ""
         self._lead = self._leading_token()
 
     def encode(self, pieces: Sequence[str]) -> list[list[int]]:
-        """Ids of each piece of escaped text."""
+        """Return the ids of each piece of escaped text."""
         cut = [list(self._segments(piece)) for piece in pieces]
         self._fill_cache([segment for segments in cut for segment in segments])
         return [[index for segment in segments for index in self._ids(segment)] for segments in cut]
 
     def token_at(self, piece: str, position: int) -> int:
-        """Index of the token that holds the character at `position` of the escaped piece; its length if none does."""
+        """Return the index of the token at character `position` of the escaped piece; at its end, the token count."""
         segments = list(self._segments(piece))
         self._fill_cache(segments)
         before = 0
@@ -332,39 +339,44 @@ class PieceEncoder:
         return before
 
     def _segments(self, piece: str) -> Iterator[_Segment]:
+        """Yield the segments of an escaped piece, in order."""
         start, parts = 0, list[str]()
         after = 0
         for match in self._protected.boundary.finditer(piece):
             parts.append(piece[after : match.start()])
             after = match.end()
-            if match[1] is None:  # an escaped private-use character: ordinary text
+            # An escaped private-use character is ordinary text.
+            if match[1] is None:
                 parts.append(match[0][1])
                 continue
             token = self._protected.ids.get(match[1])
-            meant = match[1] if token is not None else self._protected.meaning(match[1])
-            if not meant and not self._splits(parts, piece[after:]):
-                continue  # an edge where nothing would be forged
+            original = match[1] if token is not None else self._protected.meaning(match[1])
+            # An edge mark has no text. It splits only if the texts around it would read as a token.
+            if not original and not self._splits(parts, piece[after:]):
+                continue
             text = "".join(parts)
-            if token is not None and meant in self._protected.swallows_before:
+            if token is not None and original in self._protected.swallows_before:
                 text = text.rstrip()
             if text:
                 yield _Segment(start, text)
-            if meant:
-                yield _Segment(match.start(), meant, token, is_quoted=token is None)
-            if token is not None and meant in self._protected.swallows_after:
+            if original:
+                yield _Segment(match.start(), original, token, is_quoted=token is None)
+            if token is not None and original in self._protected.swallows_after:
                 after += len(piece[after:]) - len(piece[after:].lstrip())
             start, parts = after, []
         if text := "".join(parts) + piece[after:]:
             yield _Segment(start, text)
 
     def _splits(self, parts: list[str], rest: str) -> bool:
-        behind = self._protected.plain(rest[: 2 * self._protected.longest])
-        return self._protected.splits_at_edge("".join(parts), behind)
+        # Twice the length, because an escaped character takes two.
+        following = self._protected.plain(rest[: 2 * self._protected.longest])
+        return self._protected.splits_at_edge("".join(parts), following)
 
     def _ids(self, segment: _Segment) -> list[int]:
         return [segment.token] if segment.token is not None else self._cache[segment._replace(start=0)]
 
     def _fill_cache(self, segments: list[_Segment]) -> None:
+        """Encode the segments that are not in the cache yet."""
         text_segments = {segment._replace(start=0) for segment in segments if segment.token is None}
         if self._cached_chars > _MAX_CACHED_CHARS:
             self._cache.clear()
@@ -381,22 +393,26 @@ class PieceEncoder:
     def _encode_texts(self, texts: list[str]) -> list[list[int]]:
         self._reset_backend()
         skip = 1 if self._lead else 0
-        led = [self._lead + text for text in texts] if skip else texts
-        with tokenizing(self._tokenizer):
-            return [encoding.ids[skip:] for encoding in self._backend.encode_batch_fast(led, add_special_tokens=False)]
+        texts_with_lead = [self._lead + text for text in texts] if skip else texts
+        with catch_tokenizer_panics(self._tokenizer):
+            return [
+                encoding.ids[skip:]
+                for encoding in self._backend.encode_batch_fast(texts_with_lead, add_special_tokens=False)
+            ]
 
     def _unforged(self, text: str, ids: list[int]) -> list[int]:
-        """A tokenizer that rewrites text before it looks for tokens may find one that was not there."""
+        """Return the ids, or those of the single characters if the ids contain a protected token."""
+        # A tokenizer that rewrites text before it looks for tokens may find one that was not in the text.
         if self.protected_ids.isdisjoint(ids):
             return ids
-        letters = [index for char_ids in self._encode_texts(list(text)) for index in char_ids]
-        if self.protected_ids.isdisjoint(letters):
-            return letters
+        ids_by_char = [index for char_ids in self._encode_texts(list(text)) for index in char_ids]
+        if self.protected_ids.isdisjoint(ids_by_char):
+            return ids_by_char
         got = f"{text[:40]!r}, which the tokenizer turns into a special token"
-        raise InputError(explain("text of the conversation", got=got, expected="text that can be written out"))
+        raise InputError(explain("text of the conversation", got=got, expected="text that has ordinary tokens"))
 
     def _reset_backend(self) -> None:
-        """The backend keeps the settings of whoever called the tokenizer last."""
+        """Undo truncation, padding and splitting, which the backend keeps from the last call of the tokenizer."""
         if self._backend.truncation is not None:
             self._backend.no_truncation()
         if self._backend.padding is not None:
@@ -405,57 +421,65 @@ class PieceEncoder:
             self._backend.encode_special_tokens = False
 
     def _quoted_ids(self, text: str) -> list[int]:
-        """Ids of a protected token's text as plain text: split by the tokenizer, or else cut in two by hand."""
+        """Return the ids of a protected token's text as plain text: split by the tokenizer, or else cut in two."""
         for ids in self._spellings(text):
             if ids and not self.protected_ids.intersection(ids):
                 return ids
         got = f"{text!r}, which the tokenizer always turns into a special token"
-        raise InputError(explain("text of the conversation", got=got, expected="text that can be written out"))
+        raise InputError(explain("text of the conversation", got=got, expected="text that has ordinary tokens"))
 
     def _spellings(self, text: str) -> Iterator[list[int]]:
+        """Yield the ways to encode a protected token's text, the most natural one first."""
         if not self._lead:
             self._reset_backend()
-            self._backend.encode_special_tokens = True  # splits special tokens, but not every added one
+            # This setting splits special tokens, but not every added one.
+            self._backend.encode_special_tokens = True
             try:
                 yield self._encode_raw(text)
             finally:
                 self._backend.encode_special_tokens = False
         for cut in range(1, len(text)):
-            left_ids, right = self._encode_texts([text[:cut], text[cut:]])
-            yield left_ids + right
+            first_ids, second_ids = self._encode_texts([text[:cut], text[cut:]])
+            yield first_ids + second_ids
 
     def _encode_raw(self, text: str) -> list[int]:
-        with tokenizing(self._tokenizer):
+        with catch_tokenizer_panics(self._tokenizer):
             return self._backend.encode(text, add_special_tokens=False).ids if text else []
 
     def _leading_token(self) -> str:
-        """A special token to put before every text where the tokenizer treats the start of a text in its own way."""
+        """Return a special token to put before every text if the tokenizer treats the start of a text specially.
+
+        SentencePiece tokenizers, for example, add a space there. The token's id is removed again.
+        """
+        # Tokens that swallow whitespace around them come last.
         strips = self._protected.swallows_before | self._protected.swallows_after
         for token in sorted(self._protected.special, key=lambda token: (token in strips, token)):
-            led = self._encode_raw(token + "a")
-            if led[:1] == [self._protected.ids[token]]:
-                return "" if led[1:] == self._encode_raw("a") else token
+            ids = self._encode_raw(token + "a")
+            if ids[:1] == [self._protected.ids[token]]:
+                return "" if ids[1:] == self._encode_raw("a") else token
         return ""
 
     def _offset_index(self, segment: _Segment, inside: int) -> int:
+        """Return the index of the segment's token with the character at position `inside`."""
         self._reset_backend()
         skip, position = (1, inside + len(self._lead)) if self._lead else (0, inside)
-        with tokenizing(self._tokenizer):
+        with catch_tokenizer_panics(self._tokenizer):
             offsets = self._backend.encode(self._lead + segment.text, add_special_tokens=False).offsets[skip:]
         return next((index for index, (_, end) in enumerate(offsets) if end > position), len(offsets))
 
 
+# A byte in vocabularies with byte fallback: "<0x0A>" -> "0A"; not "<0xA>".
 _BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
-_LOST = "\ufffd"
+_REPLACEMENT_CHARACTER = "\ufffd"
 
 
 def token_texts(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[str]:
-    """The text of each token. A byte that is no whole character is a lone surrogate, as `surrogateescape` has it.
+    """Return the text of each token, with bytes that are not a whole character as lone surrogates (surrogateescape).
 
     So `joined_text` of any stretch of tokens is what the tokenizer decodes it to.
     """
     backend = cast("Any", tokenizer).backend_tokenizer
-    # After another token: alone, a decoder may drop the space that a token begins with.
+    # Tokens are decoded after another one, because at the start of a text a decoder may drop a token's leading space.
     first = backend.token_to_id("a")
     lead = [] if first is None else [first]
     lead_text = backend.decode(lead, skip_special_tokens=False)
@@ -463,17 +487,19 @@ def token_texts(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[
     for index in dict.fromkeys(ids):
         text = backend.decode([*lead, index], skip_special_tokens=False)
         decoded = text.removeprefix(lead_text)
-        texts[index] = _with_bytes(backend.id_to_token(index) or "", decoded) if _LOST in decoded else decoded
+        texts[index] = decoded
+        if _REPLACEMENT_CHARACTER in decoded:
+            texts[index] = _with_bytes(backend.id_to_token(index) or "", decoded)
     return [texts[index] for index in ids]
 
 
 def joined_text(texts: Sequence[str]) -> str:
-    """The text that the tokens make together; what stays half a character becomes U+FFFD."""
+    """Return the text of consecutive tokens, with U+FFFD for incomplete characters."""
     return "".join(texts).encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def _with_bytes(token: str, decoded: str) -> str:
-    """The token's bytes, if they can be told from how the vocabulary writes it and agree with what is decoded."""
+    """Return the token's bytes if its spelling in the vocabulary shows them and they agree with the decoded text."""
     match, alphabet = _BYTE_TOKEN.fullmatch(token), _byte_alphabet()
     if match:
         raw = bytes.fromhex(match[1])
@@ -486,7 +512,8 @@ def _with_bytes(token: str, decoded: str) -> str:
 
 @cache
 def _byte_alphabet() -> dict[str, int]:
-    """How byte-level vocabularies write bytes: printable Latin-1 as itself, the rest from U+0100 on, in order."""
+    """Return the character by which byte-level vocabularies write each byte, mapped to the byte."""
+    # GPT-2's alphabet: printable Latin-1 as itself, the other bytes from U+0100 on, in order.
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     other_bytes = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + at): byte for at, byte in enumerate(other_bytes)}

@@ -1,7 +1,8 @@
-"""The program that renders chat templates for `template_process`, under limits that the system enforces.
+"""The program that renders chat templates for `templates`, under limits that the operating system enforces.
 
-It is run as a file, and loads nothing of this package. A request is three numbers (`REQUEST`), then what is common to
-renderings and the messages, both as JSON; an answer is its kind, its length and the seconds it took (`ANSWER`).
+It is run as a file and imports nothing of this package. A request is `REQUEST` (two lengths, and a limit in seconds),
+then the arguments common to many renderings and the messages, both as JSON. An answer is `ANSWER` (kind, length and the
+processor seconds used), then the text.
 """
 
 from __future__ import annotations
@@ -19,17 +20,19 @@ if sys.platform != "win32":
 
 REQUEST, ANSWER = struct.Struct(">QQd"), struct.Struct(">cQd")
 TEXT, REFUSED, TOO_LARGE = b"T", b"R", b"L"
-# What a rendering may need beyond what the program has when it begins, and for each byte of the request.
+# Memory that a rendering may need on top of the program's own: a constant, and an amount per byte of the request.
 SPARE_BYTES, BYTES_PER_BYTE = 256 * 2**20, 32
-# How long the text may be. Templates repeat and indent what they are given, and add some text of their own.
+# Length of the text. Templates repeat and indent what they are given, and add some text of their own.
 SPARE_CHARS, CHARS_PER_BYTE = 2 * 2**20, 8
-_MAX_REASON = 2000
+_MAX_REASON_CHARS = 2000
 
 
 def main() -> None:
-    """Answer requests until whoever asks is gone."""
+    """Answer requests until stdin is closed."""
     requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever a library prints is no answer
+    # Answers use a copy of stdout. Whatever a library prints goes to stderr, so that it cannot corrupt an answer.
+    os.dup2(2, 1)
+    # Imported here, because the other process imports this module for its constants.
     from transformers.utils.chat_template_utils import render_jinja_template
 
     start_bytes = _address_space()
@@ -38,27 +41,32 @@ def main() -> None:
         num_common, num_messages, seconds = REQUEST.unpack(header)
         size = num_common + num_messages
         _limit(start_bytes, size, seconds)
-        began = time.process_time()
+        start_s = time.process_time()
         text = requests.read(num_common)
+        # Most requests have the same template and tools as the one before.
         if text != common_text:
             common_text, common = text, json.loads(text)
         kind, answer = _render(render_jinja_template, common, json.loads(requests.read(num_messages)), size)
+        # 0 switches the timer off while the answer is written.
         _limit(start_bytes, size, 0.0)
-        _answer(answers, kind, answer, time.process_time() - began)
+        _answer(answers, kind, answer, time.process_time() - start_s)
 
 
 def _render(render: Any, common: dict[str, Any], messages: list[Any], size: int) -> tuple[bytes, bytes]:
+    """Return the kind of the answer and its bytes: the rendering, or the reason why there is none."""
     try:
         try:
             text: str = render([messages], **common)[0][0]
         except MemoryError:
             return TOO_LARGE, b""
-        except Exception as error:  # whatever a template raises is its refusal
-            return REFUSED, f"{type(error).__name__} ({error})"[:_MAX_REASON].encode("utf-8", "surrogatepass")
+        # A template refuses messages by raising, and it can raise anything.
+        except Exception as error:
+            return REFUSED, f"{type(error).__name__} ({error})"[:_MAX_REASON_CHARS].encode("utf-8", "surrogatepass")
         if len(text) > SPARE_CHARS + CHARS_PER_BYTE * size:
             return TOO_LARGE, b""
         return TEXT, text.encode("utf-8", "surrogatepass")
-    except MemoryError:  # of a reason, or of the bytes of the text
+    # Memory may also run out while the reason is formatted or the text encoded.
+    except MemoryError:
         return TOO_LARGE, b""
 
 
@@ -69,7 +77,11 @@ def _answer(answers: BinaryIO, kind: bytes, answer: bytes, seconds: float) -> No
 
 
 def _limit(start_bytes: int, size: int, seconds: float) -> None:
-    """Let one rendering have so much memory and processor time, 0 for any; beyond it the system ends the process."""
+    """Limit the memory and processor time of one rendering; 0 seconds is no time limit.
+
+    Above the memory limit Python raises MemoryError; at the time limit SIGPROF ends the process.
+    """
+    # Windows has neither call.
     if sys.platform == "win32":
         return
     signal.setitimer(signal.ITIMER_PROF, seconds)
@@ -82,7 +94,8 @@ def _limit(start_bytes: int, size: int, seconds: float) -> None:
 
 
 def _address_space() -> int:
-    """Return the size of this process in bytes; 0 where the system does not say, and would not limit it either."""
+    """Return the size of this process in bytes; 0 if the system does not tell, in which case no limit is set."""
+    # The first number of Linux's statm is the virtual memory in pages, which is what RLIMIT_AS limits.
     try:
         with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123 (pathlib is not needed here)
             return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")

@@ -1,17 +1,12 @@
-"""Losses straight from hidden rows and the LM-head weight: exact, in tiles, with no (N, V) tensor kept for backward.
+"""Compute losses from hidden rows and the LM head: exact, in tiles, with no (N, V) tensor kept for backward.
 
-head           the LM head and sums of teachers' heads
-weighted       a divergence or cross-entropy as a weighted sum over rows, gradients made in the forward pass
-logprobs       log-probs of chosen tokens, differentiable per row
-row_stats      what a row weight needs to know about student and teacher
-tile_losses    one tile of logits in, the rows' values and gradients out
-gradients      the walk over all tiles, and the products of their gradients
-products       the three matrix products, in the right precision
-tiles          how many rows are worked on at once
-deferred       checks on GPU results that do not make the host wait
-kernels        how a Triton kernel is called, where there is one
-triton_rows    kernels of the divergences
-triton_tokens  kernels of chosen tokens
+head            the LM head, weighted sums of teachers' heads, matrix products, and sizes of tiles
+weighted        a divergence or cross-entropy as a weighted sum over rows, with gradients from the forward pass
+logprobs        log-probs of given tokens, differentiable per row; the statistics that row weights need
+tile_losses     the values and gradients of one tile of logits
+gradients       the loop over all tiles, the products of their gradients, and deferred checks
+kernels         the calls of Triton kernels, and the choice between Triton and torch
+triton_kernels  the kernels, imported only if they are used
 """
 
 from composer_replication.loss.linear.head import LinearHead, TeacherTerm

@@ -1,4 +1,4 @@
-"""The walk both fused functions share: logits tile by tile, their gradients slab by slab, and the products of those."""
+"""The loop that both fused functions share: logits tile by tile, their gradients slab by slab, and their products."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from composer_replication.loss.linear import head as products
 from composer_replication.loss.linear.head import Operands, TilePlan
 
-# (tile, logits_nV, where its logit gradient goes or None, scratch tiles) -> None
+# (tile, logits_nV, tensor for their gradient or None, scratch tiles) -> None
 TileVisitor = Callable[[slice, Tensor, Tensor | None, list[Tensor]], None]
 
 
@@ -24,19 +24,20 @@ class NeededGradients(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """In the operands' dtype or wider; `scaled_like` gives autograd what it expects."""
+    """The gradients of the three inputs, in the operands' dtype or a wider one."""
 
     hidden: Tensor | None
     weight: Tensor | None
     bias: Tensor | None
 
     def stored_like(self, *originals: Tensor | None) -> Gradients:
-        """In the dtype they wait for backward in: the originals', but never fp16."""
+        """Return the gradients in the dtype in which they are stored until backward: the originals', but never fp16."""
         pairs = zip(self, originals, strict=True)
         return Gradients(*(None if g is None or o is None else g.to(products.grad_dtype(o)) for g, o in pairs))
 
     def scaled_like(self, factor: Tensor | None, *originals: Tensor | None) -> list[Tensor | None]:
-        """Multiplied in place, so that no second copy of the head's gradient exists, and in the originals' dtypes."""
+        """Return the gradients times the factor, in the originals' dtypes, as autograd expects them."""
+        # In place, so that the head's gradient is never held twice.
         if factor is not None:
             for grad in self:
                 _ = grad if grad is None else grad.mul_(factor)
@@ -47,10 +48,11 @@ class Gradients(NamedTuple):
 def visit_tiles(
     operands: Operands, plan: TilePlan, slab: slice, visit: TileVisitor, *, num_scratch: int, with_grad: bool
 ) -> Tensor | None:
-    """Show every tile's logits to `visit`; returns d loss / d (hidden @ weight.T + bias) of the slab, or None."""
+    """Call `visit` with the logits of every tile. Return d loss / d (hidden @ weight.T + bias) of the slab, or None."""
     hidden, head = operands.hidden, operands.head
     slab_rows = slab.stop - slab.start
     wide = products.product_dtype(hidden)
+    # Allocated once and reused for all tiles of the slab.
     buffers = [
         torch.empty(min(plan.tile_rows, slab_rows), head.vocab, dtype=wide, device=hidden.device)
         for _ in range(1 + num_scratch)
@@ -69,69 +71,69 @@ def visit_tiles(
 
 
 def accumulate_gradients(
-    operands: Operands, plan: TilePlan, wanted: NeededGradients, visit: TileVisitor, *, num_scratch: int = 0
+    operands: Operands, plan: TilePlan, needed: NeededGradients, visit: TileVisitor, *, num_scratch: int = 0
 ) -> Gradients:
-    """Visit all tiles and multiply each slab's logit gradients into the gradients that are wanted."""
+    """Visit all tiles, and return the needed gradients, summed over slabs."""
     hidden, weight = operands.hidden, operands.head.weight
     wide = products.product_dtype(hidden)
-    # One slab: its product is rounded once, straight into the weight's dtype. Several: summed in fp32.
+    # With one slab, its product is rounded once, directly to the weight's dtype. More slabs are summed in fp32.
     single_slab = 0 < plan.num_rows <= plan.slab_rows
-    grad_hidden = torch.zeros_like(hidden, dtype=products.grad_dtype(hidden)) if wanted.hidden else None
+    grad_hidden = torch.zeros_like(hidden, dtype=products.grad_dtype(hidden)) if needed.hidden else None
     grad_weight = grad_bias = None
-    if wanted.weight and not single_slab:
+    if needed.weight and not single_slab:
         grad_weight = torch.zeros(weight.shape, dtype=wide, device=weight.device)
-    if wanted.bias:
+    if needed.bias:
         grad_bias = torch.zeros(weight.shape[0], dtype=wide, device=weight.device)
     for slab in plan.slabs():
-        grad_nV = visit_tiles(operands, plan, slab, visit, num_scratch=num_scratch, with_grad=any(wanted))
+        grad_nV = visit_tiles(operands, plan, slab, visit, num_scratch=num_scratch, with_grad=any(needed))
         if grad_nV is None:
             continue
         if grad_hidden is not None:
             grad_hidden[slab] = products.grad_hidden(grad_nV, weight)
         if grad_weight is not None:
             products.add_grad_weight(grad_weight, grad_nV, hidden[slab])
-        elif wanted.weight:
+        elif needed.weight:
             grad_weight = products.grad_weight(grad_nV, hidden[slab], products.grad_dtype(weight))
         if grad_bias is not None:
             grad_bias += grad_nV.sum(0, dtype=wide)
-        del grad_nV  # before the next slab asks for its own
+        del grad_nV  # frees its memory before the next slab is allocated
     return Gradients(grad_hidden, grad_weight, grad_bias)
 
 
-# Checks on GPU results that do not make the host wait in the middle of a step.
-#
-# Reading a verdict back in the forward pass stalls the host until the GPU has caught up, and the GPU then idles until
-# the host has queued the backward pass: 2% of a training step, measured. So where a backward pass will follow, the
-# verdict travels to pinned memory beside the work and is read when that pass has been queued: late enough to be free,
-# and still before `backward()` returns. (An optimizer that runs inside the backward pass has then stepped already.)
-
-
 class _PendingCheck:
-    """A verdict on its way from the GPU, and what to raise when it is bad."""
+    """A check on a GPU result that does not make the host wait in the middle of a step.
 
-    def __init__(self, passed: Tensor, complain: Callable[[], None]) -> None:
-        self._complain = complain
-        self._verdict = torch.empty((), dtype=torch.bool, pin_memory=True)
-        self._verdict.copy_(passed, non_blocking=True)
+    Reading the result in the forward pass would stall the host until the GPU has caught up, and then the GPU until the
+    host has queued the backward pass: 2% of a training step, measured. So the result is copied to pinned memory while
+    the GPU works, and read once the backward pass is queued, which is before `backward()` returns. (An optimizer that
+    runs inside the backward pass has already stepped by then.)
+    """
+
+    def __init__(self, passed: Tensor, raise_error: Callable[[], None]) -> None:
+        self._raise_error = raise_error
+        self._passed = torch.empty((), dtype=torch.bool, pin_memory=True)
+        self._passed.copy_(passed, non_blocking=True)
         self._arrived = torch.cuda.Event()
         self._arrived.record()
 
     def resolve_after_backward(self) -> None:
-        """Call inside a backward function: the check runs when the whole backward pass has been queued."""
+        """Run the check when the whole backward pass has been queued. Call this inside a backward function."""
+        # torch has no public API for a callback at the end of a backward pass.
         torch.autograd.Variable._execution_engine.queue_callback(self.resolve)  # pyright: ignore
 
     def resolve(self) -> None:
+        """Wait for the result, and raise the error if it is bad."""
         self._arrived.synchronize()
-        if not bool(self._verdict):
-            self._complain()
+        if not bool(self._passed):
+            self._raise_error()
 
 
 def check_now_or_after_backward(
-    passed: Tensor, complain: Callable[[], None], *, backward_follows: bool
+    passed: Tensor, raise_error: Callable[[], None], *, backward_follows: bool
 ) -> _PendingCheck | None:
-    """On CPU, or without a backward pass, complain at once; else hand back a check for the backward pass to resolve."""
+    """Check at once on CPU or without a backward pass; otherwise return a check for the backward pass to resolve."""
     if passed.is_cuda and backward_follows:
-        return _PendingCheck(passed, complain)
+        return _PendingCheck(passed, raise_error)
     if not bool(passed):
-        complain()
+        raise_error()
     return None

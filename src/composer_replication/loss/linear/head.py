@@ -1,4 +1,8 @@
-"""The LM head as data, and teacher logits as a weighted sum of heads applied to hidden rows."""
+"""The LM head as data, its matrix products, and the sizes of the tiles in which logits are computed.
+
+Teacher logits are a weighted sum of heads applied to hidden rows (`TeacherTerm`). Shape suffixes: N rows, n rows of a
+tile, H hidden, V vocabulary.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,10 @@ from composer_replication.loss import rows
 
 @dataclass(frozen=True, eq=False)
 class LinearHead:
-    """logits = cap(scale * (hidden @ weight.T + bias)); cap(z) = softcap * tanh(z / softcap) where a model has it."""
+    """The LM head: logits = cap(scale * (hidden @ weight.T + bias)), with cap(z) = softcap * tanh(z / softcap).
+
+    Without a softcap, cap(z) = z.
+    """
 
     weight: Tensor  # (V, H)
     bias: Tensor | None = None  # (V,)
@@ -30,14 +37,16 @@ class LinearHead:
 
     @property
     def vocab(self) -> int:
+        """The size of the vocabulary."""
         return self.weight.shape[0]
 
     def detached(self) -> LinearHead:
+        """Return the head without gradients."""
         bias = None if self.bias is None else self.bias.detach()
         return replace(self, weight=self.weight.detach(), bias=bias)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """All logits at once, differentiable: for small inputs and for tests; the kernels never call it."""
+        """Return all logits at once, differentiable. For small inputs and tests; the fused losses do not use it."""
         logits = rows.in_compute_dtype(hidden) @ rows.in_compute_dtype(self.weight).T
         if self.bias is not None:
             logits = logits + self.bias
@@ -45,7 +54,7 @@ class LinearHead:
         return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
 
     def write_logits(self, hidden_nH: Tensor, out_nV: Tensor) -> None:
-        """Fill `out_nV` with the logits of these rows, in its dtype."""
+        """Write the logits of these rows to `out_nV`, in its dtype."""
         project(hidden_nH, self.weight, out_nV)
         if self.bias is not None:
             out_nV.add_(self.bias)
@@ -55,31 +64,33 @@ class LinearHead:
             out_nV.div_(self.softcap).tanh_().mul_(self.softcap)
 
     def grad_through_transform(self, grad_nV: Tensor, logits_nV: Tensor) -> None:
-        """Turn d/d logits into d/d (hidden @ weight.T + bias), in place; `logits_nV` are the finished logits."""
+        """Turn d/d logits into d/d (hidden @ weight.T + bias), in place; `logits_nV` are the capped logits."""
+        # tanh' = 1 - tanh^2, and logits / softcap is the tanh.
         if self.softcap is not None:
-            grad_nV.mul_(1.0 - (logits_nV / self.softcap).square())  # tanh' = 1 - tanh^2
+            grad_nV.mul_(1.0 - (logits_nV / self.softcap).square())
         if self.scale != 1.0:
             grad_nV.mul_(self.scale)
 
 
 @dataclass(frozen=True, eq=False)
 class TeacherTerm:
-    """One summand of the teacher logits: coefficient * head(hidden). Always detached.
+    """One summand of the teacher logits: coefficient * head(hidden), always detached.
 
-    One term is a plain teacher; two (0.99 reference + 0.01 live) a trust region; `TeacherTerm.student(1 - t)` beside
-    `TeacherTerm(hidden, head, t)` is TAID's mix, and costs no extra matrix product.
+    One term is a plain teacher. Two terms (0.99 reference model + 0.01 live model) are a trust region.
+    `TeacherTerm.student(1 - t)` with `TeacherTerm(hidden, head, t)` is TAID's mix, and needs no extra matrix product.
     """
 
-    hidden: Tensor | None  # (N, H); None stands for the student's own rows
+    hidden: Tensor | None  # (N, H); None: the student's rows
     head: LinearHead | None
     coefficient: float = 1.0
 
     @classmethod
     def student(cls, coefficient: float) -> TeacherTerm:
-        """The student's own logits, detached."""
+        """Return a term with the student's own logits, detached."""
         return cls(hidden=None, head=None, coefficient=coefficient)
 
     def detached(self) -> TeacherTerm:
+        """Return the term without gradients."""
         if self.hidden is None or self.head is None:
             return self
         return replace(self, hidden=self.hidden.detach(), head=self.head.detached())
@@ -94,16 +105,18 @@ class Operands:
 
 
 def prepare_operands(hidden_NH: Tensor, head: LinearHead) -> Operands:
-    """Detach both; under autocast cast both to its dtype, as the model's own head would be."""
+    """Return both detached and contiguous; under autocast in its dtype."""
     hidden, head = hidden_NH.detach(), head.detached()
     device = hidden.device.type
+    # Autocast would cast the inputs of the model's own head in the same way; it does not reach these products.
     if torch.is_autocast_enabled(device) and hidden.dtype != torch.float64:
         dtype = torch.get_autocast_dtype(device)
         hidden, head = hidden.to(dtype), replace(head, weight=head.weight.to(dtype))
     return Operands(hidden.contiguous(), replace(head, weight=head.weight.contiguous()))
 
 
-def prepared_term(term: TeacherTerm) -> TeacherTerm:
+def prepare_term(term: TeacherTerm) -> TeacherTerm:
+    """Return the term with its operands prepared."""
     if term.hidden is None or term.head is None:
         return term
     operands = prepare_operands(term.hidden, term.head)
@@ -111,7 +124,7 @@ def prepared_term(term: TeacherTerm) -> TeacherTerm:
 
 
 def check_rows_and_head(hidden: Tensor, head: LinearHead, name: str) -> None:
-    """hidden is (N, H) in the head's dtype, on its device; the bias, if any, is (V,)."""
+    """Raise ShapeError unless hidden is (N, H) in the dtype of the weight (V, H), and the bias (V,)."""
     weight, bias = head.weight, head.bias
     if hidden.dim() != 2 or weight.dim() != 2 or hidden.shape[1] != weight.shape[1]:
         raise ShapeError(
@@ -130,7 +143,7 @@ def check_rows_and_head(hidden: Tensor, head: LinearHead, name: str) -> None:
             explain(
                 f"{name} hidden and weight dtypes",
                 got=f"hidden {hidden.dtype}, weight {weight.dtype}",
-                expected="one dtype, or autocast switched on",
+                expected="equal dtypes, or autocast",
                 fix="Cast the hidden rows: hidden.to(weight.dtype).",
             )
         )
@@ -139,7 +152,7 @@ def check_rows_and_head(hidden: Tensor, head: LinearHead, name: str) -> None:
 
 
 def check_teacher_terms(terms: Sequence[TeacherTerm], num_rows: int, vocab: int) -> None:
-    """At least one term; every term has the student's number of rows and vocabulary."""
+    """Raise unless there is a term with a coefficient that is not 0, and all terms match the student's shape."""
     if not terms:
         raise InputError(explain("teacher_terms", got="an empty sequence", expected="at least one TeacherTerm"))
     if all(term.coefficient == 0.0 for term in terms):
@@ -161,40 +174,36 @@ def check_teacher_terms(terms: Sequence[TeacherTerm], num_rows: int, vocab: int)
 
 
 def check_row_vector(values: Tensor, hidden_NH: Tensor, name: str) -> None:
+    """Raise ShapeError unless there is one value per hidden row."""
     if values.shape != hidden_NH.shape[:1]:
         raise ShapeError(explain(f"{name} shape", got=tuple(values.shape), expected=f"({hidden_NH.shape[0]},)"))
 
 
-# The three matrix products of a linear-fused loss, with results kept wider than half-precision inputs.
-#
-# On CUDA, half-precision operands go to the tensor cores and the result comes out in fp32 without being rounded first.
-# On CPU, half-precision weights are widened a block at a time, so that no fp32 copy of the head ever exists.
-# Shape suffixes: n rows of a tile, H hidden, V vocabulary.
-
-# Rows of the head widened at once on CPU: 4096 x 4096 in fp32 is 64 MiB.
-_WIDENED_ROWS = 4096
+# Results of the matrix products are wider than half-precision operands. On CUDA the operands go to the tensor cores,
+# whose fp32 results are not rounded. On CPU half-precision weights are widened in blocks, so that no fp32 copy of the
+# whole head exists: 4096 rows of 4096 in fp32 are 64 MiB.
+_BLOCK_ROWS = 4096
 
 
 def product_dtype(operand: Tensor) -> torch.dtype:
-    """What logits and their gradients are computed in: fp64 for fp64, else fp32."""
+    """Return the dtype of logits: fp64 for fp64 operands, otherwise fp32."""
     return torch.float64 if operand.dtype == torch.float64 else torch.float32
 
 
 def grad_tile_dtype(operand: Tensor) -> torch.dtype:
-    """CUDA multiplies logit gradients in the operands' own dtype (tensor cores); CPU keeps them wide.
-
-    So does fp16 anywhere: a probability times 1 / N lies below its range, and a loss scale only arrives in backward.
-    """
+    """Return the dtype of logit gradients: on CUDA that of the operands, for the tensor cores; on CPU a wide one."""
+    # fp16 is widened on CUDA as well: a probability times 1 / N is below its range, and the loss scale that would lift
+    # it is applied only in the backward pass.
     return operand.dtype if operand.is_cuda and operand.dtype != torch.float16 else product_dtype(operand)
 
 
 def grad_dtype(operand: Tensor) -> torch.dtype:
-    """What a finished gradient waits for backward in: the operand's dtype, but fp32 for fp16 (see above)."""
+    """Return the dtype in which a gradient is stored until backward: the operand's, but fp32 for fp16 (see above)."""
     return torch.float32 if operand.dtype == torch.float16 else operand.dtype
 
 
 def project(hidden_nH: Tensor, weight_VH: Tensor, out_nV: Tensor) -> None:
-    """out = hidden @ weight.T"""
+    """Write hidden @ weight.T to `out_nV`."""
     if hidden_nH.dtype == out_nV.dtype:
         torch.mm(hidden_nH, weight_VH.T, out=out_nV)
     elif hidden_nH.is_cuda:
@@ -206,7 +215,7 @@ def project(hidden_nH: Tensor, weight_VH: Tensor, out_nV: Tensor) -> None:
 
 
 def grad_hidden(grad_nV: Tensor, weight_VH: Tensor) -> Tensor:
-    """d loss / d hidden = grad @ weight, summed over the whole vocabulary before it is rounded once."""
+    """Return d loss / d hidden = grad @ weight, rounded once after the sum over the vocabulary."""
     if grad_nV.dtype == weight_VH.dtype:
         return grad_nV @ weight_VH
     total_nH = grad_nV.new_zeros(grad_nV.shape[0], weight_VH.shape[1])
@@ -216,7 +225,7 @@ def grad_hidden(grad_nV: Tensor, weight_VH: Tensor) -> Tensor:
 
 
 def grad_weight(grad_nV: Tensor, hidden_nH: Tensor, dtype: torch.dtype) -> Tensor:
-    """d loss / d weight = grad.T @ hidden in `dtype`, when all rows are at hand."""
+    """Return d loss / d weight = grad.T @ hidden of all rows, in `dtype`."""
     if grad_nV.dtype == hidden_nH.dtype and (dtype == grad_nV.dtype or not grad_nV.is_cuda):
         return (grad_nV.T @ hidden_nH).to(dtype)
     total_VH = torch.zeros(grad_nV.shape[1], hidden_nH.shape[1], dtype=dtype, device=grad_nV.device)
@@ -225,8 +234,9 @@ def grad_weight(grad_nV: Tensor, hidden_nH: Tensor, dtype: torch.dtype) -> Tenso
 
 
 def add_grad_weight(total_VH: Tensor, grad_nV: Tensor, hidden_nH: Tensor) -> None:
-    """total += grad.T @ hidden. Sums over slabs stay in fp32: rounding each partial sum to bf16 loses the small, steady
-    contributions of unlikely tokens and biases training."""
+    """Add grad.T @ hidden to `total_VH`."""
+    # Sums over slabs stay in fp32: rounding each partial sum to bf16 would lose the small, steady contributions of
+    # unlikely tokens, and bias training.
     if grad_nV.dtype == total_VH.dtype == hidden_nH.dtype:
         total_VH.addmm_(grad_nV.T, hidden_nH)
     elif grad_nV.is_cuda and grad_nV.dtype == hidden_nH.dtype and total_VH.dtype == torch.float32:
@@ -238,46 +248,48 @@ def add_grad_weight(total_VH: Tensor, grad_nV: Tensor, hidden_nH: Tensor) -> Non
 
 
 def _vocab_blocks(weight_VH: Tensor) -> Iterator[slice]:
-    for start in range(0, weight_VH.shape[0], _WIDENED_ROWS):
-        yield slice(start, min(start + _WIDENED_ROWS, weight_VH.shape[0]))
+    for start in range(0, weight_VH.shape[0], _BLOCK_ROWS):
+        yield slice(start, min(start + _BLOCK_ROWS, weight_VH.shape[0]))
 
 
-# How many rows are worked on at once.
-#
-# A *tile* is the rows whose logits exist at one moment; a *slab* the rows whose logit gradients are multiplied together
-# into the head's gradient. Both are bounded whatever N is, so memory is flat in N, and so wide that the matrix products
-# stay compute-bound on a GPU. A slab larger than a tile cuts the traffic of summing the head's gradient in fp32.
-
-# CUDA, measured on an H200 (benchmarks/README.md).
+# Rows per tile and slab (see `TilePlan`) on CUDA, measured on an H200 (benchmarks/README.md).
 _CUDA_TILE_ROWS = 256
 _CUDA_SLAB_ROWS = 1024
-# How a kernel walks one row of a tile.
+# Columns that a Triton kernel loads at once, and its warps per row.
 BLOCK_COLUMNS, NUM_WARPS = 4096, 16
-# A row function without a kernel of its own keeps about eight tile-sized intermediates.
+# Autograd on a divergence without a kernel keeps about eight tensors of the size of a tile.
 _CUDA_GENERIC_TILE_ROWS = 64
-# Elsewhere: one tile of logits stays near this size.
+# On CPU, one tile of logits has about this size.
 _CPU_TILE_BYTES = 16 * 2**20
 
 
 @dataclass(frozen=True)
 class TilePlan:
-    """Row counts of tiles and slabs for one call."""
+    """The number of rows per tile and slab in one call.
+
+    A *tile* is the rows whose logits exist at the same time; a *slab* the rows whose logit gradients are multiplied
+    into the head's gradient at the same time. Both are bounded for every N, so memory does not grow with N, and large
+    enough that the matrix products are compute-bound on a GPU. A slab larger than a tile saves memory traffic, because
+    the head's gradient is summed in fp32 once per slab.
+    """
 
     num_rows: int
     tile_rows: int
     slab_rows: int
 
     def slabs(self) -> Iterator[slice]:
+        """Yield the slabs of all rows."""
         return _slices(slice(0, self.num_rows), self.slab_rows)
 
     def tiles(self, within: slice) -> Iterator[slice]:
+        """Yield the tiles of a slab."""
         return _slices(within, self.tile_rows)
 
 
 def plan_tiles(
     num_rows: int, vocab: int, *, device: torch.device, element_bytes: int, has_kernel: bool, tile_rows: int | None
 ) -> TilePlan:
-    """Choose sizes for this device; `tile_rows` overrides the tile (and the slab follows it)."""
+    """Return sizes for this device; `tile_rows` sets the size of a tile and the minimum size of a slab."""
     if tile_rows is not None:
         if tile_rows < 1:
             raise InputError(explain("tile_rows", got=tile_rows, expected="None or an integer >= 1"))

@@ -1,4 +1,4 @@
-"""How to call a Triton kernel of a row loss; Triton itself is imported on first use on a GPU."""
+"""Choose between Triton and torch, and call the Triton kernels, which are imported on first use on a GPU."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BACKENDS = ("auto", "torch", "triton")
 
 
 class _TokenStats(NamedTuple):
-    """Per row: log of the normaliser, the chosen token's logit, the mean logit."""
+    """The log of the normalizer, the given token's logit, and the mean logit of each row."""
 
     log_z: Tensor
     chosen: Tensor
@@ -28,7 +28,7 @@ class _TokenStats(NamedTuple):
 
 @dataclass(frozen=True)
 class DivergenceKernel:
-    """One compiled row divergence; `mode` picks the formula in triton_rows.py."""
+    """A row divergence that `triton_kernels` implements; `mode` selects its formula there."""
 
     mode: str
     beta: float = 0.0
@@ -43,25 +43,22 @@ class DivergenceKernel:
         token_clip: float | None,
         grad_nV: Tensor | None,
     ) -> Tensor:
-        return _triton_rows().divergence_rows(self, student_nV, teacher_nV, weights_n, token_clip, grad_nV)
+        return _triton_kernels().divergence_rows(self, student_nV, teacher_nV, weights_n, token_clip, grad_nV)
 
 
 @cache
-def _triton_rows() -> ModuleType:
-    from composer_replication.loss.linear import triton_kernels as triton_rows
+def _triton_kernels() -> ModuleType:
+    # Triton is not installed everywhere, and its import fails without it.
+    from composer_replication.loss.linear import triton_kernels
 
-    return triton_rows
-
-
-@cache
-def _triton_tokens() -> ModuleType:
-    from composer_replication.loss.linear import triton_kernels as triton_tokens
-
-    return triton_tokens
+    return triton_kernels
 
 
 def wants_triton(backend: str, operand: Tensor) -> bool:
-    """ "auto" takes Triton for CUDA tensors up to fp32 where it is installed; fp64 always takes torch."""
+    """Return whether to use Triton: with "auto", for CUDA tensors other than fp64 if Triton is installed.
+
+    Raises InputError if the backend is "triton" and that is impossible.
+    """
     rows.check_choice(backend, BACKENDS, "backend")
     possible = operand.is_cuda and operand.dtype != torch.float64 and _has_triton()
     if backend == "triton" and not possible:
@@ -82,12 +79,12 @@ def _has_triton() -> bool:
 
 
 def token_stats(logits_nV: Tensor, token_ids_n: Tensor) -> _TokenStats:
-    """One pass over the tile for all three numbers of every row."""
-    return _TokenStats(*_triton_tokens().token_stats(logits_nV, token_ids_n))
+    """Return the statistics of every row, from one pass over the tile."""
+    return _TokenStats(*_triton_kernels().token_stats(logits_nV, token_ids_n))
 
 
 def write_token_grad(
     logits_nV: Tensor, token_ids_n: Tensor, log_z_n: Tensor, pull_n: Tensor, label_smoothing: float, grad_nV: Tensor
 ) -> None:
-    """grad = pull * (p - (1 - eps) onehot - eps / V): the gradient of `pull * cross_entropy`."""
-    _triton_tokens().write_token_grad(logits_nV, token_ids_n, log_z_n, pull_n, label_smoothing, grad_nV)
+    """Write pull * (p - (1 - eps) onehot - eps / V), the gradient of pull * cross_entropy, to `grad_nV`."""
+    _triton_kernels().write_token_grad(logits_nV, token_ids_n, log_z_n, pull_n, label_smoothing, grad_nV)

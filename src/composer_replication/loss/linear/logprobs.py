@@ -1,7 +1,8 @@
-"""Log-probs of chosen tokens from hidden rows and the LM head, differentiable per row.
+"""Compute log-probs of given tokens from hidden rows and the LM head, differentiable per row.
 
-A preference loss turns sums of these into one number, so a row's weight is not known in the forward pass. Forward keeps
-one normaliser per row; backward computes each tile of logits once more and turns it into its gradient.
+A preference loss turns sums of these into one number, so the weight of a row is not known in the forward pass. The
+forward pass stores one normalizer per row; the backward pass computes each tile of logits again and turns it into its
+gradient. `linear_row_stats` computes, without gradients, what row weights need to know about student and teacher.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from composer_replication.loss.linear.head import (
     check_teacher_terms,
     plan_tiles,
     prepare_operands,
-    prepared_term,
+    prepare_term,
 )
 from composer_replication.loss.linear.tile_losses import (
     ChosenTokens,
@@ -52,7 +53,7 @@ def linear_token_logprobs(
     tile_rows: int | None = None,
     backend: kernels.Backend = "auto",
 ) -> Tensor:
-    """log softmax(head(hidden))[n, token_n] for every row, (N,), with gradients to hidden rows, weight and bias."""
+    """Return log softmax(head(hidden))[n, token_n] of every row, (N,), differentiable in hidden, weight and bias."""
     check_rows_and_head(hidden_NH, head, "student")
     check_row_vector(token_ids_N, hidden_NH, "token_ids")
     rows.check_token_dtype(token_ids_N)
@@ -98,13 +99,14 @@ class _LinearTokenLogprobs(torch.autograd.Function):
             visit_tiles(operands, plan, slice(0, plan.num_rows), visit, num_scratch=0, with_grad=False)
         logprobs_N = chosen_N - log_z_N
 
-        def complain() -> None:  # must not hold logprobs_N: the output would keep its own graph alive
+        # Must not refer to logprobs_N: through this closure, the output would keep its own graph alive.
+        def raise_error() -> None:
             tokens.check()
             rows.check_finite_rows(chosen_N - log_z_N, "linear_token_logprobs")
 
         passed = torch.isfinite(logprobs_N).all() & tokens.are_valid()
         backward_follows = grad_enabled and any(ctx.needs_input_grad[:3])
-        ctx.check = check_now_or_after_backward(passed, complain, backward_follows=backward_follows)
+        ctx.check = check_now_or_after_backward(passed, raise_error, backward_follows=backward_follows)
         saved: list[Tensor] = []
         ctx.operands, ctx.plan, ctx.use_kernel = without_tensors(operands, saved), plan, use_kernel
         ctx.save_for_backward(hidden_NH, weight_VH, bias_V, token_ids_N, log_z_N, *saved)
@@ -133,26 +135,23 @@ class _LinearTokenLogprobs(torch.autograd.Function):
 def _write_logprob_grad(
     logits_nV: Tensor, token_ids_n: Tensor, log_z_n: Tensor, pull_n: Tensor, grad_nV: Tensor, *, use_kernel: bool
 ) -> None:
-    """grad = pull * (onehot - softmax)."""
+    """Write pull * (onehot - softmax), the gradient of pull * logprob, to `grad_nV`."""
+    # The kernel writes the gradient of the cross-entropy, which is the negative log-prob.
     if use_kernel:
         kernels.write_token_grad(logits_nV, token_ids_n, log_z_n, -pull_n, 0.0, grad_nV)
         return
     wide_nV = (logits_nV - log_z_n[:, None]).exp_().mul_(-pull_n[:, None])
     wide_nV.scatter_add_(-1, token_ids_n[:, None], pull_n[:, None])
-    grad_nV.copy_(wide_nV)  # rounded once, after onehot - softmax
+    # Rounded once, after onehot - softmax.
+    grad_nV.copy_(wide_nV)
 
 
 # torch leaves the type of `apply` unknown.
 _apply = cast("Callable[..., Tensor]", _LinearTokenLogprobs.apply)  # pyright: ignore[reportUnknownMemberType]
 
 
-# What a row weight needs to know about student and teacher, tile by tile and without gradients.
-#
-# The teacher is the same sum of heads applied to hidden rows that the divergence takes, so no (N, V) tensor exists.
-
-
 class RowStats(NamedTuple):
-    """Per row, at temperature 1: both sides' log-prob of the row's token, and the teacher's entropy in nats."""
+    """Statistics of each row at temperature 1: the log-probs of its token, and the teacher's entropy in nats."""
 
     student_logprobs: Tensor
     teacher_logprobs: Tensor
@@ -168,9 +167,9 @@ def linear_row_stats(
     *,
     tile_rows: int | None = None,
 ) -> RowStats:
-    """log p_S(y_n), log p_T(y_n) and H_T(n) of every row, (N,) each; a token outside the vocabulary gives NaN.
+    """Return log p_S(y_n), log p_T(y_n) and H_T(n) of every row, (N,) each; NaN for tokens outside the vocabulary.
 
-    One more product of each head than the loss alone needs; nothing of the size of the vocabulary outlives its tile.
+    This costs one more matrix product per head than the loss alone. No (N, V) tensor is created.
     """
     num_rows, vocab = hidden_NH.shape[0], head.vocab
     check_rows_and_head(hidden_NH, head, "student")
@@ -179,7 +178,7 @@ def linear_row_stats(
     rows.check_token_dtype(token_ids_N)
     tokens = ChosenTokens.of(token_ids_N, vocab)
     student = prepare_operands(hidden_NH, head)
-    terms = tuple(prepared_term(term) for term in teacher_terms)
+    terms = tuple(prepare_term(term) for term in teacher_terms)
     wide = products.product_dtype(student.hidden)
     stats_3N = torch.empty(3, num_rows, dtype=wide, device=hidden_NH.device)
 
@@ -197,5 +196,5 @@ def linear_row_stats(
     )
     with torch.autocast(hidden_NH.device.type, enabled=False):
         visit_tiles(student, plan, slice(0, num_rows), visit, num_scratch=num_term_tiles(terms), with_grad=False)
-    # Not raised here: on a GPU that would wait for the verdict. The loss that is weighted with it complains.
-    return RowStats(*torch.where(tokens.given_N == tokens.safe_N, stats_3N, math.nan).unbind(0))
+    # Raising here would make the host wait for the GPU. With NaN, the loss that is weighted with these raises instead.
+    return RowStats(*torch.where(tokens.ids_N == tokens.safe_N, stats_3N, math.nan).unbind(0))

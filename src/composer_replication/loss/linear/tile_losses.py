@@ -1,7 +1,7 @@
-"""One tile of logits in, the rows' values out, and their weighted gradient written where the caller wants it.
+"""Losses of one tile of logits: return the values of its rows and write their weighted gradient.
 
-Every row function is differentiated by autograd on the tile, so the fused path runs the very formula of the dense one.
-Where a Triton kernel exists (CUDA), it does the same in three passes over the tile.
+Autograd differentiates the row functions of the dense losses on the tile, so both paths use the same formula. On CUDA,
+divergences with a Triton kernel are computed by it in three passes over the tile.
 """
 
 from __future__ import annotations
@@ -22,39 +22,53 @@ from composer_replication.loss.lm_ce import TokenCrossEntropy
 
 @dataclass(frozen=True, eq=False)
 class ChosenTokens:
-    """Token ids made safe to index with; whether they had to be changed is looked at later, without a wait."""
+    """Token ids, and the same clamped to the vocabulary, which are safe to index with.
 
-    given_N: Tensor
+    So whether the ids are valid can be checked later, without a wait for the GPU.
+    """
+
+    ids_N: Tensor
     safe_N: Tensor
     vocab: int
 
     @classmethod
     def of(cls, token_ids_N: Tensor, vocab: int) -> ChosenTokens:
-        # A copy: the caller may reuse the buffer before the verdict is read.
+        """Return the ids with their clamped version."""
+        # A copy: the caller may reuse the buffer before the ids are checked.
         return cls(token_ids_N.clone(), token_ids_N.clamp(0, vocab - 1).contiguous(), vocab)
 
     def are_valid(self) -> Tensor:
-        return (self.given_N == self.safe_N).all()
+        """Return, as a tensor on the ids' device, whether all ids are in the vocabulary."""
+        return (self.ids_N == self.safe_N).all()
 
     def check(self) -> None:
-        rows.check_token_ids(self.given_N, self.vocab)
+        """Raise InputError if an id is outside the vocabulary."""
+        rows.check_token_ids(self.ids_N, self.vocab)
 
 
 class TileLoss(Protocol):
-    """A loss of one tile of student logits. `grad_nV=None` asks for values only."""
+    """A loss of one tile of student logits."""
 
     @property
-    def has_kernel(self) -> bool: ...
+    def has_kernel(self) -> bool:
+        """Whether a Triton kernel computes it."""
+        ...
 
     def __call__(
         self, student_nV: Tensor, tile: slice, weights_n: Tensor, grad_nV: Tensor | None, scratch: list[Tensor]
-    ) -> Tensor: ...
+    ) -> Tensor:
+        """Return the values of the rows, and write their weighted gradient to `grad_nV` unless that is None."""
+        ...
 
     @property
-    def num_scratch(self) -> int: ...
+    def num_scratch(self) -> int:
+        """The number of tile-sized buffers that it needs."""
+        ...
 
     @property
-    def tokens(self) -> ChosenTokens | None: ...
+    def tokens(self) -> ChosenTokens | None:
+        """The tokens whose ids remain to be checked, if any."""
+        ...
 
 
 def values_and_grad_by_autograd(
@@ -64,7 +78,7 @@ def values_and_grad_by_autograd(
     token_clip: float | None,
     grad_nV: Tensor | None,
 ) -> Tensor:
-    """Row values, and d(sum weights * capped values)/d logits into `grad_nV`."""
+    """Return the rows' values, and write d(sum weights * capped values) / d logits to `grad_nV`."""
     with torch.enable_grad():
         leaf = student_nV.detach().requires_grad_(grad_nV is not None)
         values_n = row_function(leaf)
@@ -77,7 +91,7 @@ def values_and_grad_by_autograd(
 
 @dataclass(frozen=True, eq=False)
 class DivergenceTile:
-    """A divergence to the teacher's tile, which is summed up term by term."""
+    """A divergence from the teacher, whose logits are summed term by term."""
 
     divergence: rows.Divergence
     terms: Sequence[TeacherTerm]
@@ -107,15 +121,15 @@ class DivergenceTile:
 
 
 def num_term_tiles(terms: Sequence[TeacherTerm]) -> int:
-    """One tile for the sum, one more when a second head must be added to it."""
+    """Return the number of scratch tiles of `sum_of_terms`: one for the sum, and one more if heads are added to it."""
     return 1 + (sum(term.hidden is not None for term in terms) > 1)
 
 
 def sum_of_terms(terms: Sequence[TeacherTerm], student_nV: Tensor, tile: slice, scratch: list[Tensor]) -> Tensor:
-    """The teacher's logits of a tile, in the first of its `num_term_tiles` scratch tiles."""
+    """Return the teacher's logits of a tile, in the first of its `num_term_tiles` scratch tiles."""
     total_nV = scratch[0]
     is_empty = True
-    # Heads first, then the student's own logits: the first head can then be written straight into the sum.
+    # Heads come before the student's own logits, so that the first head can be written directly into the sum.
     for term in sorted(terms, key=lambda term: term.hidden is None):
         if term.coefficient == 0.0:
             continue
@@ -133,6 +147,7 @@ def sum_of_terms(terms: Sequence[TeacherTerm], student_nV: Tensor, tile: slice, 
 
 
 def _swap_arguments(divergence: rows.Divergence, teacher_nV: Tensor, student_nV: Tensor) -> Tensor:
+    # `partial` binds leading arguments, and the teacher is the second one of a divergence.
     return divergence(student_nV, teacher_nV)
 
 
@@ -170,22 +185,21 @@ class CrossEntropyTile:
         return TokenCrossEntropy(label_smoothing=self.label_smoothing)(student_nV, token_ids_n)
 
 
-# ---- what waits for the backward pass
-#
-# Autograd releases what was saved with it as soon as the graph is done, and notices when a saved tensor was changed in
-# between. A tensor hung on the context as an attribute would stay alive as long as anybody holds the loss. So records
-# of tensors are taken apart for `save_for_backward`, and put together again.
-
+# Autograd frees tensors from `save_for_backward` as soon as the graph is done, and notices if one was changed in
+# between. A tensor in an attribute of the context would live as long as the loss does. So dataclasses with tensors are
+# taken apart for `save_for_backward`, and reassembled in the backward pass.
 _RECORDS = (ChosenTokens, CrossEntropyTile, DivergenceTile, LinearHead, Operands, TeacherTerm)
 
 
 @dataclass(frozen=True)
 class _Slot:
+    """The index of a saved tensor, in the tensor's place."""
+
     index: int
 
 
 def without_tensors(record: Any, tensors: list[Tensor]) -> Any:
-    """The record with every tensor moved to `tensors` and a slot left in its place."""
+    """Return the record with a slot in place of every tensor; the tensors are appended to `tensors`."""
     if isinstance(record, Tensor):
         tensors.append(record)
         return _Slot(len(tensors) - 1)
@@ -193,14 +207,14 @@ def without_tensors(record: Any, tensors: list[Tensor]) -> Any:
 
 
 def with_tensors(record: Any, tensors: tuple[Tensor, ...]) -> Any:
-    """The inverse of `without_tensors`."""
+    """Return the record with its tensors restored: the inverse of `without_tensors`."""
     if isinstance(record, _Slot):
         return tensors[record.index]
     return _mapped(record, partial(with_tensors, tensors=tensors))
 
 
 def _mapped(record: Any, change: Callable[[Any], Any]) -> Any:
-    """The record or tuple with every part changed; anything else as it is."""
+    """Return a record or tuple with every part changed, and anything else unchanged."""
     if isinstance(record, tuple):
         return tuple(change(part) for part in cast("tuple[Any, ...]", record))
     if isinstance(record, _RECORDS):

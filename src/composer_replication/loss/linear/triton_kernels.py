@@ -1,8 +1,9 @@
 # pyright: basic, reportCallIssue=false, reportGeneralTypeIssues=false
-"""Triton kernels over a tile of logits: one program per row, the row streamed in blocks.
+"""Triton kernels over a tile of logits: one program per row, which reads the row in blocks.
 
-Pass 1 finds both normalisers, pass 2 the row's value, pass 3 the gradient with the row's weight and cap folded in.
-p, q are the tempered teacher and student distributions; d value / d student logit is, times 1 / temperature,
+The divergence kernel makes three passes over a row: the first computes both normalizers, the second the row's value,
+and the third the gradient, including the row's weight and cap. With p and q the teacher's and the student's
+distributions at the temperature, d value / d student logit is 1 / temperature times
 
     kl_ts, cross_entropy   q - p
     kl_st                  q (log q - log p - kl_st)
@@ -30,11 +31,10 @@ _MODES = {"kl_ts": 0, "kl_st": 1, "jsd": 2, "cross_entropy": 3, "entropy_soft": 
 
 
 @triton.jit
-def _log_normaliser(row_ptr, n_cols: tl.constexpr, inv_temperature, BLOCK: tl.constexpr):
-    """The row's maximum and log sum exp(z - maximum), online: the running sum is rescaled whenever the maximum grows.
-
-    The two stay apart because their sum would round away digits that every log-prob of the row needs.
-    """
+def _log_normalizer(row_ptr, n_cols: tl.constexpr, inv_temperature, BLOCK: tl.constexpr):
+    """Return the row's maximum, and log sum exp(z - maximum)."""
+    # Not added: their sum would lose digits that every log-prob of the row needs. The running sum is rescaled whenever
+    # the maximum grows (online softmax).
     largest = -float("inf")
     total = 0.0
     for start in range(0, n_cols, BLOCK):
@@ -49,6 +49,7 @@ def _log_normaliser(row_ptr, n_cols: tl.constexpr, inv_temperature, BLOCK: tl.co
 
 @triton.jit
 def _log_mixture(log_q, log_p, log_1_minus_beta, log_beta):
+    # logaddexp: the larger term is factored out, so that the exponential cannot overflow.
     a = log_q + log_1_minus_beta
     b = log_p + log_beta
     return tl.maximum(a, b) + tl.log(1.0 + tl.exp(-tl.abs(a - b)))
@@ -69,8 +70,8 @@ def _row_sums(
     MODE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The row's sums that the value and its gradient need, and in the gated mode the teacher's entropy."""
-    # Per-lane sums, folded once at the end: no cross-warp reduction inside the loop.
+    """Return the two sums that the value and its gradient need, and for `entropy_soft` the teacher's entropy."""
+    # Sums per lane, reduced once at the end, so that the loop has no reduction across warps.
     first_sum = tl.zeros((BLOCK,), dtype=tl.float32)
     second_sum = tl.zeros((BLOCK,), dtype=tl.float32)
     entropy_sum = tl.zeros((BLOCK,), dtype=tl.float32)
@@ -99,7 +100,7 @@ def _row_sums(
 
 @triton.jit
 def _gradient(log_q, log_p, first, second, unsure, beta, log_beta, log_1_minus_beta, MODE: tl.constexpr):
-    """Gradient of the value at one block of student logits, before the row's weight and the temperature."""
+    """Return the gradient of the value at one block of student logits, without the row's weight and temperature."""
     q = tl.exp(log_q)
     if MODE == 0 or MODE == 3:
         grad = q - tl.exp(log_p)
@@ -123,7 +124,7 @@ def _divergence_kernel(
     student_stride,
     teacher_stride,
     grad_stride,
-    n_cols: tl.constexpr,  # a model has one vocabulary: compiling for it lets the loops be planned
+    n_cols: tl.constexpr,  # constant per model, and a constant bound lets the compiler plan the loops
     inv_temperature,
     beta,
     log_beta,
@@ -134,11 +135,12 @@ def _divergence_kernel(
     WRITE_GRAD: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    # int64, because row * stride may exceed 2**31.
     row = tl.program_id(0).to(tl.int64)
     student_row = student_ptr + row * student_stride
     teacher_row = teacher_ptr + row * teacher_stride
-    top_q, rest_q = _log_normaliser(student_row, n_cols, inv_temperature, BLOCK)
-    top_p, rest_p = _log_normaliser(teacher_row, n_cols, inv_temperature, BLOCK)
+    top_q, rest_q = _log_normalizer(student_row, n_cols, inv_temperature, BLOCK)
+    top_p, rest_p = _log_normalizer(teacher_row, n_cols, inv_temperature, BLOCK)
 
     first, second, entropy = _row_sums(
         student_row,
@@ -164,6 +166,7 @@ def _divergence_kernel(
     tl.store(value_ptr + row, value)
 
     if WRITE_GRAD:
+        # The factor of the whole row: its weight, the temperature's derivative, and the cap (see `rows.cap_rows`).
         pull = tl.load(weight_ptr + row) * inv_temperature
         pull = tl.where(value > cap, pull * (cap / value), pull)
         for start in range(0, n_cols, BLOCK):
@@ -184,10 +187,11 @@ def divergence_rows(
     token_clip: float | None,
     grad_nV: Tensor | None,
 ) -> Tensor:
-    """Values of the tile's rows; their weighted, capped gradient goes into `grad_nV` when given."""
+    """Return the values of the tile's rows, and write their weighted, capped gradient to `grad_nV` if given."""
     num_rows, vocab = student_nV.shape
     values_n = torch.empty(num_rows, dtype=torch.float32, device=student_nV.device)
-    grad = student_nV if grad_nV is None else grad_nV  # never touched without WRITE_GRAD
+    # A kernel needs a pointer; without WRITE_GRAD it is not used.
+    grad = student_nV if grad_nV is None else grad_nV
     mixes = kernel.mode == "jsd"
     _divergence_kernel[(num_rows,)](
         student_nV,
@@ -211,9 +215,6 @@ def divergence_rows(
         num_warps=NUM_WARPS,
     )
     return values_n
-
-
-# Triton kernels for one chosen token per row: its logit, the row's normaliser, and the cross-entropy's gradient.
 
 
 @triton.jit
@@ -248,10 +249,11 @@ def _token_grad_kernel(
     grad_ptr,
     logits_stride,
     grad_stride,
-    n_cols: tl.constexpr,  # a model has one vocabulary: compiling for it lets the loops be planned
+    n_cols: tl.constexpr,  # constant per model, as above
     label_smoothing,
     BLOCK: tl.constexpr,
 ):
+    # One program per block: without sums over the row, the blocks are independent.
     row = tl.program_id(0).to(tl.int64)
     offsets = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = offsets < n_cols
@@ -262,7 +264,7 @@ def _token_grad_kernel(
 
 
 def token_stats(logits_nV: Tensor, token_ids_n: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(log normaliser, chosen token's logit, mean logit) of each row."""
+    """Return the log normalizer, the given token's logit, and the mean logit of each row."""
     num_rows, vocab = logits_nV.shape
     log_z, chosen, mean = (torch.empty(num_rows, dtype=torch.float32, device=logits_nV.device) for _ in range(3))
     _token_stats_kernel[(num_rows,)](
@@ -282,7 +284,7 @@ def token_stats(logits_nV: Tensor, token_ids_n: Tensor) -> tuple[Tensor, Tensor,
 def write_token_grad(
     logits_nV: Tensor, token_ids_n: Tensor, log_z_n: Tensor, pull_n: Tensor, label_smoothing: float, grad_nV: Tensor
 ) -> None:
-    """grad = pull * (softmax - (1 - eps) onehot - eps / V)."""
+    """Write pull * (softmax - (1 - eps) onehot - eps / V) to `grad_nV`."""
     num_rows, vocab = logits_nV.shape
     _token_grad_kernel[(num_rows, triton.cdiv(vocab, BLOCK_COLUMNS))](
         logits_nV,

@@ -1,8 +1,8 @@
-"""sum_n weight_n * loss_n from hidden rows and the LM head, with no (N, V) tensor kept for backward.
+"""Compute sum_n weight_n * loss_n from hidden rows and the LM head, with no (N, V) tensor kept for backward.
 
-The weights are known in the forward pass, so the gradients of the weighted sum are too: logits are computed once,
-become their gradient instead of being stored, and are multiplied into both gradients; backward only scales. That is
-four matrix products for a divergence; keeping nothing but the normalisers would cost eight.
+The weights are known in the forward pass, so the gradients of the weighted sum can be computed there: logits are
+computed once, turned into their gradient, and multiplied into the gradients of hidden rows and weight. The backward
+pass only scales those. That is four matrix products for a divergence; storing only the normalizers would need eight.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from composer_replication.loss.linear.head import (
     check_teacher_terms,
     plan_tiles,
     prepare_operands,
-    prepared_term,
+    prepare_term,
 )
 from composer_replication.loss.linear.tile_losses import (
     ChosenTokens,
@@ -51,7 +51,7 @@ from composer_replication.loss.taid import CrossEntropyToTeacher
 
 
 class LinearLoss(NamedTuple):
-    """`loss` is the differentiable weighted sum; `row_values` the rows' values before cap and weights, detached."""
+    """The differentiable weighted sum, and the detached values of the rows before cap and weights."""
 
     loss: Tensor
     row_values: Tensor
@@ -68,9 +68,10 @@ def linear_divergence(
     tile_rows: int | None = None,
     backend: kernels.Backend = "auto",
 ) -> LinearLoss:
-    """sum_n weight_n * min(1, token_clip / d_n) * d_n, with d_n the divergence of student row n to the summed teacher.
+    """Return sum_n weight_n * min(1, token_clip / d_n) * d_n, with d_n the divergence of row n from the summed teacher.
 
-    Gradients go to `hidden_NH`, `head.weight` and `head.bias`; weights (default 1 / N) and teacher terms are constants.
+    Differentiable in `hidden_NH`, `head.weight` and `head.bias`. Weights (default 1 / N), the factor of the clip and
+    teacher terms are constants.
     """
     num_rows, vocab = hidden_NH.shape[0], head.vocab
     check_rows_and_head(hidden_NH, head, "student")
@@ -79,7 +80,7 @@ def linear_divergence(
     if token_clip is not None:
         rows.check_positive(token_clip, "token_clip")
     student = prepare_operands(hidden_NH, head)
-    terms = tuple(prepared_term(term) for term in teacher_terms)
+    terms = tuple(prepare_term(term) for term in teacher_terms)
     kernel = divergence_kernel(divergence, vocab) if kernels.wants_triton(backend, student.hidden) else None
     tile_loss = DivergenceTile(divergence, terms, token_clip, kernel)
     return _weighted_sum(hidden_NH, head, student, tile_loss, row_weights, token_clip, tile_rows)
@@ -95,7 +96,7 @@ def linear_cross_entropy(
     tile_rows: int | None = None,
     backend: kernels.Backend = "auto",
 ) -> LinearLoss:
-    """sum_n weight_n * cross_entropy(row n, token n); weights default to 1 / N."""
+    """Return sum_n weight_n * cross_entropy(row n, token n); weights default to 1 / N."""
     check_rows_and_head(hidden_NH, head, "student")
     check_label_smoothing(label_smoothing)
     check_row_vector(token_ids_N, hidden_NH, "token_ids")
@@ -107,10 +108,8 @@ def linear_cross_entropy(
 
 
 def divergence_kernel(divergence: rows.Divergence, vocab: int) -> kernels.DivergenceKernel | None:
-    """The kernel of this divergence, or None where only the torch formula exists (top-k variants, custom ones).
-
-    The exact type decides: a subclass may have changed the formula.
-    """
+    """Return the kernel of a divergence, or None if it has only a torch formula (top-k variants, custom ones)."""
+    # The exact type is compared, because a subclass may have changed the formula.
     if type(divergence) is JSD and divergence.top_k is None:
         mode = {0.0: "kl_ts", 1.0: "kl_st"}.get(divergence.beta, "jsd")
         return kernels.DivergenceKernel(mode, beta=divergence.beta, temperature=divergence.temperature)
@@ -150,14 +149,15 @@ def _weighted_sum(
 
 
 class _Job(NamedTuple):
-    """One weighted sum on detached operands: what a second backward needs to do it again."""
+    """A weighted sum on detached operands, which a second backward pass can compute again."""
 
     student: Operands
     tile_loss: TileLoss
     weights_N: Tensor
     plan: TilePlan
 
-    def run(self, wanted: NeededGradients) -> tuple[Tensor, Gradients]:
+    def run(self, needed: NeededGradients) -> tuple[Tensor, Gradients]:
+        """Return the rows' values and the needed gradients of the weighted sum."""
         weights_N, tile_loss = self.weights_N, self.tile_loss
         values_N = torch.empty(self.plan.num_rows, dtype=weights_N.dtype, device=weights_N.device)
 
@@ -165,11 +165,12 @@ class _Job(NamedTuple):
             values_N[tile] = tile_loss(logits_nV, tile, weights_N[tile], grad_nV, scratch)
 
         with torch.autocast(weights_N.device.type, enabled=False):
-            gradients = accumulate_gradients(self.student, self.plan, wanted, visit, num_scratch=tile_loss.num_scratch)
+            gradients = accumulate_gradients(self.student, self.plan, needed, visit, num_scratch=tile_loss.num_scratch)
         return values_N, gradients
 
 
-def _complain(tokens: ChosenTokens | None, values_N: Tensor, loss: Tensor) -> None:
+def _raise_error(tokens: ChosenTokens | None, values_N: Tensor, loss: Tensor) -> None:
+    """Raise the error that explains a failed check, the most specific one first."""
     if tokens is not None:
         tokens.check()
     rows.check_finite_rows(values_N, "linear-fused loss")
@@ -187,20 +188,21 @@ class _LinearWeightedSum(torch.autograd.Function):
         token_clip: float | None,
         grad_enabled: bool,
     ) -> tuple[Tensor, Tensor]:
-        # needs_input_grad says nothing about no_grad, and grad mode is always off in here: the caller tells.
+        # needs_input_grad ignores no_grad, and grad mode is always off inside `forward`, so the caller passes it.
         needs_grad = NeededGradients(*(grad_enabled and needed for needed in ctx.needs_input_grad[:3]))
         values_N, gradients = job.run(needs_grad)
         loss = (job.weights_N * rows.cap_rows(values_N, token_clip)).sum()
         tokens = job.tile_loss.tokens
         passed = torch.isfinite(values_N).all() & torch.isfinite(loss)
         passed = passed if tokens is None else passed & tokens.are_valid()
-        complain = partial(_complain, tokens, values_N, loss.clone())
-        ctx.check = check_now_or_after_backward(passed, complain, backward_follows=any(needs_grad))
+        # A clone: through the check, the output would keep its own graph alive.
+        raise_error = partial(_raise_error, tokens, values_N, loss.clone())
+        ctx.check = check_now_or_after_backward(passed, raise_error, backward_follows=any(needs_grad))
         saved: list[Tensor] = []
         ctx.job = _Job(*without_tensors(tuple(job), saved))
         ctx.save_for_backward(hidden_NH, weight_VH, bias_V, *saved)
-        # Cast right away: the fp32 sum of the head's gradient is freed before the backward pass needs the room.
-        ctx.gradients, ctx.wanted = gradients.stored_like(hidden_NH, weight_VH, bias_V), needs_grad
+        # Cast now, so that the fp32 sum of the head's gradient is freed before the backward pass needs the memory.
+        ctx.gradients, ctx.needed = gradients.stored_like(hidden_NH, weight_VH, bias_V), needs_grad
         ctx.mark_non_differentiable(values_N)
         return loss, values_N
 
@@ -210,12 +212,12 @@ class _LinearWeightedSum(torch.autograd.Function):
         (*originals,) = ctx.saved_tensors[:3]
         if ctx.check is not None:
             ctx.check.resolve_after_backward()
-        # The gradients are handed over and scaled in place, which spares a copy of the head. A second backward through
-        # a retained graph computes them again.
+        # The gradients are given away and scaled in place, which saves a copy of the head's. A second backward pass
+        # through a retained graph computes them again.
         gradients, ctx.gradients, ctx.check = ctx.gradients, None, None
         if gradients is None:
             job = _Job(*with_tensors(tuple(ctx.job), ctx.saved_tensors[3:]))
-            gradients = job.run(ctx.wanted)[1].stored_like(*originals)
+            gradients = job.run(ctx.needed)[1].stored_like(*originals)
         return (*gradients.scaled_like(grad_loss, *originals), None, None, None)
 
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from composer_replication.action_text import action_text, answer_turn
 from composer_replication.atomic import atomic_write_json
 from composer_replication.batch.model_folder import load_tokenizer
-from composer_replication.batch.pair_tokens import PairIds, ResponseIds, compared_ids
+from composer_replication.batch.pair_tokens import PairIds, ResponseIds, comparable_ids
 from composer_replication.batch.render.renderer import Renderer
 from composer_replication.batch.trace_messages import to_conversation
 from composer_replication.errors import InputError, RunError, explain
@@ -399,7 +399,7 @@ class BatchMaker:
         state = to_conversation(pair["state_messages"], conversation_id=name)
         answers = [answer_turn(pair[side], turn_id=f"{name}:{side}") for side in ("chosen", "rejected")]
         labels = {"conversation_id": name, "format_name": state.format}
-        ids = compared_ids(self._renderer, state.turns, *answers, **labels)
+        ids = comparable_ids(self._renderer, state.turns, *answers, **labels)
         if not isinstance(ids, str) and max(len(side.ids) for side in ids) > self.settings.max_pair_tokens:
             ids = "pair_too_long"
         self.counts["pairs" if not isinstance(ids, str) else f"dropped:{ids}"] += 1

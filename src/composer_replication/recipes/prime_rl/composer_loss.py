@@ -28,7 +28,7 @@ from composer_replication.loss.rows import (
     check_at_least_zero,
     check_finite_rows,
     in_compute_dtype,
-    kept_from_mask,
+    to_boolean_mask,
 )
 
 _REF_MASK_LOW = 0.2
@@ -153,7 +153,7 @@ def _read(inputs: LossInputs) -> _LossSample:
     lengths = {name: tensor.shape[0] for name, tensor in tensors.items()}
     if len(set(lengths.values())) > 1:
         raise ShapeError(explain("inputs lengths", got=lengths, expected="one length"))
-    mask = kept_from_mask(tensors.pop("loss_mask"), tensors["trainer_logprobs"][:, None], "inputs.loss_mask")
+    mask = to_boolean_mask(tensors.pop("loss_mask"), tensors["trainer_logprobs"][:, None], "inputs.loss_mask")
     assert mask is not None
     # Masked tokens' entries may be anything, NaN included; zeroed here, no gradient can pick them up later.
     clean = {name: torch.where(mask, in_compute_dtype(tensor), 0.0) for name, tensor in tensors.items()}

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from composer_replication.batch.flat_batch import checked_keys, read_pairs
+from composer_replication.batch.flat_batch import check_inputs, read_pairs
 from composer_replication.batch.tree import build_tree
 from composer_replication.batch.tree_batch import (
     PairRows,
@@ -31,7 +31,7 @@ def reference_logprobs(model: nn.Module, inputs: Mapping[str, Tensor]) -> dict[s
 
     Call it once, before the first optimizer step, and keep the result: `batch |= reference_logprobs(model, batch)`.
     """
-    tensors = checked_keys(inputs, embedding_count(model))
+    tensors = check_inputs(inputs, embedding_count(model))
     sequences, pairs = read_pairs(tensors, needs_reference=False)
     if sequences is None:
         raise InputError(explain("batch", got=sorted(tensors), expected="the dpo_chosen_* and dpo_rejected_* keys"))
@@ -81,7 +81,7 @@ def pair_logprobs(model: nn.Module, batch: TreeBatch | Mapping[str, Tensor]) -> 
     if isinstance(batch, TreeBatch):
         tokens, pairs = batch.tree, batch.pairs
     else:
-        tokens, pairs = read_pairs(checked_keys(batch, embedding_count(model)), needs_reference=False)
+        tokens, pairs = read_pairs(check_inputs(batch, embedding_count(model)), needs_reference=False)
     if tokens is None or pairs is None:
         return []
     chosen, rejected = _pair_logprobs(model, tokens, pairs).chunk(2)

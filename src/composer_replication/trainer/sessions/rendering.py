@@ -17,7 +17,7 @@ from composer_replication.action_text import (
     turn_of,
 )
 from composer_replication.batch.hint_placement import Part, Placement, why_no_target
-from composer_replication.batch.pair_tokens import compared_ids
+from composer_replication.batch.pair_tokens import comparable_ids
 from composer_replication.batch.render.decision import CallWords, Decision, decide_against
 from composer_replication.batch.render.renderer import (
     TEXT_FOLLOWS_CALL,
@@ -276,7 +276,7 @@ def _pair(
     answer = answer_turn(pair.chosen, turn_id=name) if pair.action is None else turn_of(pair.action, turn_id=name)
     options = {"conversation_id": pair.state_id, "format_name": conversation.format}  # for the session's tools
     try:
-        sides = compared_ids(renderer, before, answer, logged, **options, logged=location)
+        sides = comparable_ids(renderer, before, answer, logged, **options, logged=location)
     except InputError:
         return NOT_RENDERED
     if isinstance(sides, str):

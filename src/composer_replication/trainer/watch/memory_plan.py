@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import nn
 
-from composer_replication.batch.model_folder import reading
+from composer_replication.batch.model_folder import catch_load_errors
 from composer_replication.errors import InputError, explain
 
 GIB = 2**30
@@ -227,7 +227,7 @@ def shape_of(model: Any) -> Shape:
         return _shape(model)
     from transformers import AutoModelForCausalLM
 
-    with reading(str(getattr(model, "_name_or_path", "")), "config of the model"), torch.device("meta"):
+    with catch_load_errors(str(getattr(model, "_name_or_path", "")), "config of the model"), torch.device("meta"):
         return _shape(AutoModelForCausalLM.from_config(model, trust_remote_code=False))
 
 
