@@ -1,19 +1,16 @@
-"""Teachers asked about logged states: what would they have done? Cached, within a hard cap.
+"""Teachers: other models are asked what they would have done in logged states, cached and within a spending cap.
 
-teachers         who is asked, where, with which key and at which price
-nano_dollars     prices and caps in whole nano-dollars
-prices           what an endpoint's models cost, as it says itself
-injection_fence  tool results as data in a prompt, and what in them reads like an instruction
-requests         the bytes of a request, the most it can cost, and the key of its reply
-endpoint/        one attempt, and whether an endpoint is any use
-store/           replies and money spent
-ask_and_retry    one question: from the store, else within the budget, with patience
-concurrency      many sessions at once, so that prompt caches help
-votes/           what answers mean together, and whether another one can matter
-replay           every teacher at every state
-cost_survey      what all of it would ask and cost, before a cent is spent
-asked_tools      with which tools a session was asked about
-hint_writer      hints that a model writes, checked
+teachers       which models are asked, where, with which key and at which price
+prices         looks up what an endpoint's models cost
+requests       the bytes of a request, with tool results fenced as data, its highest cost and its cache key
+endpoint       one HTTP attempt: a reply, or a failure and what it means for retrying and money
+ask_and_retry  one question: from the store, else within the cap, with retries; many sessions at once
+ledger         the store: replies and money spent, shared by processes
+tables         the tables of the store, and the check of a whole store
+votes          what the answers agree on, and whether another answer can matter
+replay         every teacher at every state
+cost_survey    what a replay would ask and cost, before anything is sent
+forget         removes sessions from the store, and remembers the tools that a session was asked about with
 """
 
 from __future__ import annotations

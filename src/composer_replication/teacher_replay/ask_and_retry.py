@@ -1,4 +1,4 @@
-"""One question to one teacher: from the store if it was answered before, else within the budget, with patience."""
+"""One question to one teacher: from the store if it was answered before, else within the spending cap, with retries."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from composer_replication.teacher_replay.teachers import Teacher, to_dollars
 from composer_replication.types import Action, TeacherCallResult, TraceState
 
 _log = logging.getLogger(__name__)
-# How often to look whether another process has the answer that it is asking for.
+# How often to check whether another process has the answer that it is asking for.
 _FIRST_LOOK_S, _LONGEST_LOOK_S = 0.01, 0.5
-# And after how long to say whom we wait for: most answers take less.
+# When to log whom we wait for: most answers take less time.
 _SAID_AFTER_S = 10.0
-_ROOM = "room in the cap"  # beside lock files, what a warning of a wait was about
+_ROOM = "room in the cap"  # like a lock file, a thing that a warning about waiting names
 HELD_BACK = "held back by the last gate"
 NOT_SENT = "not sent: it looks as if it held a secret"
 KEPT_BACK = "kept back by the cap"
@@ -40,8 +40,8 @@ AFTER_STOP = "not sent after the stop"
 class Patience(NamedTuple):
     """How often to try, and how long to wait in between: a random part of a time that doubles.
 
-    `longest_claim_s`: how long to wait for another process that is sending the same request or has reserved the rest of
-    the cap. The second wait is shared by all requests of a replay, and begins again when that process makes progress.
+    `longest_claim_s` is how long to wait for another process that is sending the same request or has reserved the rest
+    of the cap. All requests of a replay share the second wait, which begins again when that process makes progress.
     """
 
     max_attempts: int = 6
@@ -54,16 +54,16 @@ class Patience(NamedTuple):
             raise InputError(explain("max_attempts", got=repr(self.max_attempts), expected="1 or more"))
 
     def wait_s(self, attempt: int, asked_for: float | None, draw: random.Random) -> float | None:
-        """Seconds before the next attempt; None where an endpoint asks for more than we would ever wait."""
+        """Return the seconds before the next attempt; None if the endpoint asks for a longer wait than we allow."""
         if asked_for is not None:
             return None if asked_for > self.longest_wait_s else asked_for + draw.uniform(0, self.first_wait_s)
         return draw.uniform(0, min(self.longest_wait_s, self.first_wait_s * 2**attempt))
 
 
 class TeacherAnswer(NamedTuple):
-    """What a teacher said, or why it said nothing.
+    """A teacher's answer, or why there is none.
 
-    `was_refused`: it was not asked, for lack of budget or of use, or because of what the request holds.
+    `was_refused`: the teacher was not asked, because of the cap, a useless endpoint, or the contents of the request.
     """
 
     reply: dict[str, Any] | None
@@ -75,24 +75,24 @@ class TeacherAnswer(NamedTuple):
 
 
 class _Sent(NamedTuple):
-    """A reply and the reservation that it is to be settled with."""
+    """A reply and the reservation that it settles."""
 
     intent: int
     reply: Reply
 
 
 class _Claimed(NamedTuple):
-    """Another process is asking; so many attempts of ours came before."""
+    """Another process is asking; `attempts` of ours came before."""
 
     by: Elsewhere
     attempts: int
 
 
 class Asker:
-    """Ask within one cap. `counts` adds up over questions: asked, cached, attempts, failures by name, kept back.
+    """Asks questions within one cap. `counts` sums up: asked, cached, attempts, failures by name, kept back.
 
-    "asked" are questions that were sent. One that finds no room in the cap waits until requests under way are settled,
-    and is kept back only where it would not fit even then.
+    "asked" are questions that were sent. A question that finds no room in the cap waits until requests under way are
+    settled, and is kept back only if it would not fit even then.
     """
 
     def __init__(
@@ -110,9 +110,9 @@ class Asker:
         self._patience.check()
         self._draw = random.Random(seed)  # noqa: S311 (jitter, not a secret)
         self._asking: dict[bytes, asyncio.Future[None]] = {}
-        # Who waits for room in the cap waits in a row, so that small requests do not overtake a large one for ever.
+        # Requests that wait for room in the cap queue up, so that small ones do not overtake a large one forever.
         self._row, self._settled, self._num_reserved = asyncio.Lock(), asyncio.Event(), 0
-        # How long other processes alone have held the room, without one reserving or settling anything meanwhile.
+        # Since when other processes alone have held the room without reserving or settling anything.
         self._held_s, self._held_by_others = 0.0, (0, 0.0)
         self._named = set[str]()
         self._endpoints = Endpoints()
@@ -120,11 +120,13 @@ class Asker:
 
     @property
     def given_up(self) -> str | None:
-        """Why nothing more is sent: an endpoint that is of no use."""
+        """Why nothing more is sent, if an endpoint is of no use."""
         return self._endpoints.given_up
 
     async def ask(self, request: Request) -> TeacherAnswer:
-        """The answer to a request. The same request, asked twice at once, is sent once, also by another process."""
+        """Return the answer to a request. The same request, asked twice at once, is sent once, even by several
+        processes.
+        """
         waits, attempts, waited_s = 0, 0, 0.0
         while True:
             while (in_flight := self._asking.get(request.key)) is not None:
@@ -133,7 +135,7 @@ class Asker:
             if stored_reply is not None:
                 self.counts["cached"] += 1
                 self._store.ascribe(request.key, request.session)
-                await asyncio.sleep(0)  # requests in flight must not wait until all that is known is told
+                await asyncio.sleep(0)  # replies from the store must not starve requests in flight
                 return answer_of(stored_reply, is_cached=True)
             outcome = await self._ask_alone(request, attempts)
             if isinstance(outcome, TeacherAnswer):
@@ -148,7 +150,7 @@ class Asker:
                 waited_s += await self._wait_for(claim, waits, waited_s)
 
     async def _wait_for(self, claim: Elsewhere, waits: int, waited_s: float) -> float:
-        """A look later; seconds that it took. Whoever keeps us waiting is named once."""
+        """Wait before checking the store again; return the seconds waited. Logs once whom we wait for."""
         begin = time.monotonic()
         if waited_s >= _SAID_AFTER_S and claim.lock_file not in self._named:
             self._named.add(claim.lock_file)
@@ -166,7 +168,7 @@ class Asker:
             done.set_result(None)
 
     async def _ask(self, request: Request, attempts_made: int) -> TeacherAnswer | _Claimed:
-        """As many attempts as are left after those that were made."""
+        """Make the attempts that remain after `attempts_made`."""
         if finds := self._gate.in_request(request.body, request.place):
             self.counts[HELD_BACK] += 1
             await asyncio.sleep(0)
@@ -192,7 +194,7 @@ class Asker:
     async def _attempt(
         self, request: Request, *, is_first: bool, is_last: bool
     ) -> _Sent | FailedRequest | RequestRefused | Elsewhere:
-        """One request, when it is its turn; a failure is settled here, a reply with what is kept of it."""
+        """Send one request when it is its turn. A failure is settled here; a reply is settled when it is stored."""
         async with self._endpoints.turn(request.teacher):
             if self._endpoints.given_up is not None:
                 self.counts[AFTER_STOP] += 1
@@ -202,7 +204,9 @@ class Asker:
             if isinstance(intent, Elsewhere):
                 return intent
             if isinstance(intent, RequestRefused):
-                is_stop = intent.reason.startswith("stopped: ")  # a teacher took too much: the cap has room
+                is_stop = intent.reason.startswith(
+                    "stopped: "
+                )  # a teacher was stopped for billing too much; the cap still has room
                 self.counts[AFTER_STOP if is_stop else KEPT_BACK] += 1
                 await asyncio.sleep(0)
                 return intent
@@ -216,7 +220,7 @@ class Asker:
             return outcome if isinstance(outcome, FailedRequest) else _Sent(intent, outcome)
 
     async def _reserve(self, request: Request) -> int | RequestRefused | Elsewhere:
-        """Reserve the bound of a request, once requests that are under way leave room for it in the cap."""
+        """Reserve the highest cost of a request once requests under way leave room for it in the cap."""
         async with self._row:
             while self._endpoints.given_up is None:
                 intent = self._store.reserve(request.key, request.teacher.slug, request.bound_nano, self._cap_nano)
@@ -227,7 +231,7 @@ class Asker:
                     await self._wait_for_room()
                     continue
                 self._store.take_over_the_dead()
-                if (under_way := self._store.under_way()) != self._held_by_others:  # all of it is of other processes
+                if (under_way := self._store.under_way()) != self._held_by_others:  # other processes hold all of it
                     self._held_s, self._held_by_others = 0.0, under_way
                 reason = f"{intent.reason}, reserved by other processes for {self._held_s:.0f} s without an answer"
                 if self._held_s >= self._patience.longest_claim_s:
@@ -239,7 +243,7 @@ class Asker:
         return RequestRefused(f"stopped: {self._endpoints.given_up}")
 
     async def _wait_for_room(self) -> float:
-        """Wait until a request of ours is settled, or for one look; return the seconds that it took."""
+        """Wait until one of our requests is settled, or for a short time; return the seconds waited."""
         begin = time.monotonic()
         self._settled.clear()
         with contextlib.suppress(TimeoutError):
@@ -253,7 +257,7 @@ class Asker:
         reply: tuple[bytes, str, dict[str, Any]] | None = None,
         session: str = "",
     ) -> None:
-        """Settle a reservation, and wake whoever waits for room."""
+        """Settle a reservation, and wake requests that wait for room."""
         self._store.settle(intent, cost_nano, reply=reply, session=session)
         self._num_reserved -= 1
         self._settled.set()
@@ -269,7 +273,7 @@ class Asker:
                 self._settle(intent, None)
 
     def _keep(self, request: Request, sent: _Sent, latency_s: float, attempt: int) -> TeacherAnswer:
-        """A reply without a cost costs what was reserved: nobody said it was less."""
+        # A reply that states no cost counts for what was reserved.
         intent, reply = sent
         cost = request.bound_nano if reply.cost_nano is None else reply.cost_nano
         data = {**reply._asdict(), "cost_nano": cost, "latency_s": round(latency_s, 4), "attempts": attempt}
@@ -283,7 +287,7 @@ def answer_of(data: dict[str, Any], *, is_cached: bool) -> TeacherAnswer:
 
 
 def call_result(state_id: str, found: list[str], slug: str, answer: TeacherAnswer) -> TeacherCallResult:
-    """What came of a call, with the flags that were found on its state."""
+    """Return the result of a call, with the flags found in its state."""
     reply = answer.reply or {}
     message = reply.get("message")
     return TeacherCallResult(
@@ -304,7 +308,7 @@ def call_result(state_id: str, found: list[str], slug: str, answer: TeacherAnswe
 
 
 def reply_text(message: Mapping[str, Any]) -> str:
-    """A teacher's message in the form of a student's action: text, then a line for each call."""
+    """Return a teacher's message in the form of a student's action: text, then a line for each call."""
     return text_of(Action(text=content_text(message.get("content")), calls=message_calls(message, "a reply")))
 
 
@@ -313,29 +317,29 @@ def _waited_for(claim: Elsewhere) -> str:
 
 
 def _cost_of(failure: FailedRequest) -> int | None:
-    """Said, or nothing for a request that was refused, or unknown."""
+    """Return the cost of a failed request: stated, zero if it was refused, or None if unknown."""
     if failure.cost_nano is not None:
         return failure.cost_nano
     return 0 if failure.billing == "none" else None
 
 
-# Whether an endpoint is any use: one that refuses the key, or cannot be reached, ends a replay after a few requests.
-#
-# Until an endpoint has given a first answer, one request at a time is under way to it: a wrong key is found out by
-# three calls and not by all of them, and an answer far longer than `max_tokens` allows is paid for once. Faults that
-# pass (busy, broken, slow) prove that an endpoint is there; they are the asker's, and change nothing here. Once an
-# endpoint has proved itself, only many refusals or failures to connect in a row, with no answer between them, end the
-# replay: credit that ran out, a network that is gone.
+# ---- endpoints that are of no use
+
+# An endpoint that refuses the key or cannot be reached ends a replay after a few requests. Until an endpoint has
+# answered for the first time, it gets one request at a time: a wrong key costs three calls instead of all of them.
+# Temporary faults (busy, broken, slow) prove that an endpoint exists, and retrying handles them. Once an endpoint has
+# answered, only many refusals or failed connections in a row end the replay: the credit ran out, or the network is
+# down.
 
 _FIRST_FEW = 3
 _IN_A_ROW = 8
-# A server that is just starting is given this long, however fast it refuses.
+# A server that is starting gets this long, however fast it refuses connections.
 _STARTING_S = 2.0
 
 
 @dataclass(slots=True)
 class _Endpoint:
-    """What is known of one address with one key. Refusals and missed connections are those since the last answer."""
+    """What is known of one address with one key. Refusals and missed connections are counted since the last answer."""
 
     is_proven: bool = False
     num_in_flight: int = 0
@@ -371,7 +375,7 @@ class _Endpoint:
 
 
 class Endpoints:
-    """The endpoints of a replay. `given_up` is one sentence, for a person, once one of them is of no use."""
+    """The endpoints of a replay. `given_up` is a sentence for the user once one of them is of no use."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, str | None], _Endpoint] = {}
@@ -380,7 +384,9 @@ class Endpoints:
 
     @asynccontextmanager
     async def turn(self, teacher: Teacher) -> AsyncIterator[None]:
-        """A request's turn: at once, or when an endpoint that is not proven yet has room for one more."""
+        """Wait for a turn to send: immediate, or when an endpoint that has not answered yet has room for one more
+        request.
+        """
         endpoint = self._of(teacher)
         while not endpoint.has_room and self.given_up is None:
             endpoint.moved.clear()
@@ -393,7 +399,7 @@ class Endpoints:
             endpoint.moved.set()
 
     def note(self, teacher: Teacher, outcome: Reply | FailedRequest, *, is_last_attempt: bool) -> None:
-        """What came of an attempt."""
+        """Record the outcome of an attempt."""
         endpoint = self._of(teacher)
         if isinstance(outcome, FailedRequest) and outcome.concerns == "account":
             endpoint.num_refused += 1
@@ -408,7 +414,7 @@ class Endpoints:
         endpoint.moved.set()
 
     async def pause(self, seconds: float) -> None:
-        """A wait between attempts, which ends at once where there is nothing left to wait for."""
+        """Wait between attempts; returns at once when the replay is given up."""
         try:
             await asyncio.wait_for(self._is_over.wait(), seconds)
         except TimeoutError:
@@ -438,35 +444,39 @@ def _away(teacher: Teacher, failure: FailedRequest, times: int) -> str:
     return f"{what}: look at the address and the network"
 
 
-# Many sessions at once, and how the states of one session follow each other: prompt caches live on that.
-#
-# A state's prompt begins with that of every earlier state of its session. So a provider that has read the longest one
-# has read them all: it is asked first, and the others side by side when it is answered. In order instead, each waits
-# for the one before it: slow, but right for caches that keep only the ends of prompts they have seen.
+# ---- many sessions at once
+
+# The prompt of a state begins with those of all earlier states of its session. A provider that caches prompts and has
+# read the longest one has read them all, so it is asked first and the others side by side after it. With
+# `order="in_order"` each state waits for the one before it, which suits caches that keep only ends of prompts.
 
 T = TypeVar("T")
 
 
 class Numbered(NamedTuple):
-    """A state and its place among all of them."""
+    """A state and its position among all states."""
 
     number: int
     state: TraceState
 
 
 def session_of(state: TraceState) -> str:
-    """What a state belongs to: its session if it says so, else what its id begins with."""
+    """Return the session of a state: the one it names, else the first part of its id."""
     return state.get("session_id") or state["state_id"].rpartition("::")[0] or state["state_id"]
 
 
 def sessions(states: Iterable[TraceState]) -> Iterator[list[Numbered]]:
-    """Neighbours of one session, together. One session at a time is held, so memory does not grow with the log."""
+    """Group neighboring states of a session. Only one session is held at a time, so memory does not
+    grow with the log.
+    """
     for _, group in groupby(starmap(Numbered, enumerate(states)), key=lambda numbered: session_of(numbered.state)):
         yield list(group)
 
 
 async def work_off(jobs: Iterable[T], work: Callable[[T], Awaitable[None]], *, num_workers: int) -> None:
-    """Every job, `num_workers` at a time, taken from the iterator as workers become free. The first error ends all."""
+    """Work on all jobs, `num_workers` at a time, reading the iterator as workers become free.
+    Raises the first error.
+    """
     waiting = iter(jobs)
 
     async def worker() -> None:
@@ -479,9 +489,9 @@ async def work_off(jobs: Iterable[T], work: Callable[[T], Awaitable[None]], *, n
 async def work_off_lanes(
     lanes: Iterable[Sequence[T]], work: Callable[[T], Awaitable[None]], *, num_workers: int
 ) -> None:
-    """As `work_off`: of each lane the first job alone, and when it is done the others side by side.
+    """Work on lanes of jobs as `work_off` does: the first job of a lane alone, then the others side by side.
 
-    A lane is opened only when nothing of the open ones can be done, so few are held at a time.
+    A lane is opened only when no open lane has a job that can start, so few lanes are held at a time.
     """
     waiting, ready = iter(lanes), deque[T]()
     num_opening, moved = 0, asyncio.Event()
@@ -513,11 +523,11 @@ async def _together(worker: Callable[[], Coroutine[Any, Any, None]], num_workers
             for _ in range(num_workers):
                 group.create_task(worker())
     except BaseExceptionGroup as errors:
-        raise errors.exceptions[0] from None  # the others are what it did to the rest
+        raise errors.exceptions[0] from None  # the other errors follow from the first
 
 
 def by_teacher(states: Iterable[TraceState], num_teachers: int) -> Iterator[tuple[Sequence[Numbered], int]]:
-    """A session for each teacher by itself: they do not wait for each other."""
+    """Yield each session once per teacher, so that teachers do not wait for each other."""
     for group in sessions(states):
         for teacher in range(num_teachers):
             yield group, teacher

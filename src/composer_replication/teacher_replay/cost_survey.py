@@ -1,4 +1,4 @@
-"""What a replay would ask and cost, found out before a cent is spent and before a byte goes out."""
+"""What a replay would ask and cost, computed before anything is sent."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ from composer_replication.teacher_replay.requests import RequestBuilder, flags
 from composer_replication.teacher_replay.teachers import Teacher, to_dollars
 from composer_replication.types import TraceState
 
-# Real prompts have about four bytes a token, and answers of coding agents are short: the low end of what it may cost.
+# Real prompts have about four bytes per token and the answers of coding agents are short: the low end of the cost.
 _BYTES_PER_TOKEN, _USUAL_ANSWER = 4, 120
 
 
 class PlannedState(NamedTuple):
-    """A state that is asked about; `keys` are those of its requests, by teacher, empty where none can hold it."""
+    """A state that is asked about; `keys` are those of its requests by teacher, empty if no request
+    can hold the state.
+    """
 
     state_id: str
     session: str
@@ -31,10 +33,10 @@ class PlannedState(NamedTuple):
 
 @dataclass(kw_only=True)
 class PriceRange:
-    """Before a cent is spent: calls to send, calls in the store, the price range of those to send.
+    """The calls to send, the calls in the store, and the range of prices, before anything is spent.
 
-    `spent_usd` is of earlier replays, `left_nano` what is left of the cap. The cap leaves room for about `num_fitting`
-    calls; `cheapest_nano` is the most that the cheapest of them can cost, None where there is none to send.
+    `spent_usd` is the cost of earlier replays, `left_nano` the rest of the cap, which suffices for about `num_fitting`
+    calls. `cheapest_nano` is the highest possible cost of the cheapest call, None if there is none to send.
     """
 
     num_calls: int = 0
@@ -48,9 +50,9 @@ class PriceRange:
 
 
 class Survey:
-    """Builds the requests of all states, looks at their bytes, and adds up what is not in the store.
+    """Builds the requests of all states, checks their bytes, and adds up the cost of those that are not in the store.
 
-    `finds` are texts that look as if they held a secret, each once, at the first state that shows it.
+    `finds` are texts that look like secrets, each once, at the first state that contains it.
     """
 
     def __init__(
@@ -67,7 +69,7 @@ class Survey:
         for teacher, builder in zip(self._teachers, self._builders, strict=True):
             try:
                 request = request_of(builder, state)
-            except InputError:  # it will be a call with that error, and costs nothing
+            except InputError:  # the call will fail with this error, at no cost
                 keys.append(b"")
                 continue
             keys.append(request.key)
@@ -81,7 +83,7 @@ class Survey:
         return PlannedState(state["state_id"], session_of(state), flags(state["messages"]), tuple(keys))
 
     def price(self, spent: int, left: int) -> PriceRange:
-        """What asking everyone once would cost at least and at most, cached replies aside."""
+        """Return the lowest and highest price of asking every teacher once, without cached replies."""
         return PriceRange(
             num_calls=len(self._bounds),
             num_cached=self._num_cached,
@@ -94,7 +96,9 @@ class Survey:
         )
 
     def _fitting(self, remaining: int) -> int:
-        """Return about how many calls fit in order: each needs its bound, and then costs what is usual."""
+        """Return about how many calls fit in order: each needs its highest cost reserved, and then
+        costs what is usual.
+        """
         number = 0
         for bound, usual in zip(self._bounds, self._usual, strict=True):
             if bound <= remaining:

@@ -1,7 +1,7 @@
-"""One HTTP client for any endpoint that speaks the chat-completions API.
+"""One HTTP client for any endpoint with the chat-completions API, and the outcome of each attempt.
 
-A few connection pools share the work: one pool with all connections spends more time looking for a free one than the
-requests take. The key goes into a header and nowhere else.
+A few connection pools share the work: a single pool with all connections spends more time on finding a free one than
+the requests take. The key is sent in a header and appears nowhere else.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from composer_replication.teacher_replay.requests import Request
 from composer_replication.teacher_replay.teachers import to_nano
 
 _CONNECTIONS_A_POOL = 8
-_CONNECT_S = 10.0  # an address that nobody answers at is known long before an answer would be due
+_CONNECT_S = 10.0  # an unreachable address is noticed long before an answer would be due
 
 
 class TeacherClient:
-    """Sends requests, at most `max_concurrency` at a time. An async context manager."""
+    """Sends requests, at most `max_concurrency` at a time; an async context manager."""
 
     def __init__(self, *, max_concurrency: int = 64, timeout_s: float = 120.0) -> None:
         self._httpx: Any = require("httpx", extra="replay")
@@ -43,7 +43,7 @@ class TeacherClient:
         limits = self._httpx.Limits(
             max_connections=_CONNECTIONS_A_POOL, max_keepalive_connections=_CONNECTIONS_A_POOL, keepalive_expiry=30
         )
-        context = self._httpx.create_ssl_context()  # made once: it takes longer than a request
+        context = self._httpx.create_ssl_context()  # created once: it takes longer than a request
         for _ in range(self._num_pools):
             timeout = self._httpx.Timeout(self._timeout_s, connect=min(self._timeout_s, _CONNECT_S))
             pool = self._httpx.AsyncClient(limits=limits, timeout=timeout, verify=context, trust_env=True)
@@ -60,7 +60,7 @@ class TeacherClient:
         self._pools.clear()
 
     async def send(self, request: Request) -> Reply | FailedRequest:
-        """One attempt. Whatever goes wrong comes back as a Failure; only being cancelled is raised."""
+        """Make one attempt. Every failure is returned as a FailedRequest; only cancellation is raised."""
         pool = await self._free.get()
         try:
             outcome = await self._post(pool, request)
@@ -69,7 +69,7 @@ class TeacherClient:
         return _without_key(outcome, request.teacher.api_key)
 
     async def get_json(self, url: str, api_key: str | None) -> tuple[int, bytes]:
-        """A plain GET, for lists of models."""
+        """Send a plain GET request, for lists of models; return status and body."""
         pool = await self._free.get()
         what = f"GET {url.partition('?')[0]}"
         try:
@@ -97,7 +97,7 @@ class TeacherClient:
                 async with pool.stream("POST", url, content=request.body, headers=headers) as response:
                     body = await _limited_body(response)
         except (httpx.LocalProtocolError, httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
-            reason = f"not sent: {type(error).__name__}"  # its text may hold the header
+            reason = f"not sent: {type(error).__name__}"  # the text of the error may hold the header
             return FailedRequest(reason, False, "none", concerns="connection")
         except httpx.PoolTimeout:
             return FailedRequest("no connection was free", True, "none")
@@ -119,15 +119,16 @@ def _headers(api_key: str | None) -> dict[str, str]:
 
 
 def _without_key(outcome: Reply | FailedRequest, key: str | None) -> Reply | FailedRequest:
-    """An endpoint may put the key it was given into its complaint."""
+    # An endpoint may quote the key in its error message.
     if isinstance(outcome, FailedRequest) and key and key in outcome.error:
         return outcome._replace(error=outcome.error.replace(key, "<key>"))
     return outcome
 
 
-# The body of an answer, bounded while it is unpacked: a megabyte of gzip can stand for gigabytes.
-#
-# Only gzip is asked for, and unpacked here, because HTTP clients unpack whatever arrives at once and count afterwards.
+# ---- bodies of answers
+
+# The body is bounded while it is decompressed, since a megabyte of gzip can become gigabytes. Only gzip is requested,
+# and it is decompressed here: HTTP clients decompress a whole chunk before its size can be checked.
 
 MAX_BODY = 16 * 2**20
 ASKED_FOR = {"accept-encoding": "gzip"}
@@ -136,9 +137,10 @@ _GZIP_BEGINS = b"\x1f\x8b"
 
 
 async def _limited_body(response: Any) -> bytes | FailedRequest:
-    """The whole body of a streamed answer, unpacked; a Failure where it is longer than any answer, or in no known form.
+    """Return the whole decompressed body of a streamed answer, or a failure if it is too long or in an unknown
+    encoding.
 
-    Never more than `MAX_BODY` bytes are held: what would be more is not unpacked, and not read to its end.
+    Never more than `MAX_BODY` bytes are held: the rest is neither decompressed nor read.
     """
     encoding = str(response.headers.get("content-encoding", "")).strip().lower()
     unpackers = {"": _AsItIs, "identity": _AsItIs, "gzip": _Gzip, "x-gzip": _Gzip, "deflate": _Deflate}
@@ -161,7 +163,7 @@ async def _limited_body(response: Any) -> bytes | FailedRequest:
 
 
 def _unreadable(error: str) -> FailedRequest:
-    """It came whole, and is paid for: asked again it would come in the same form, and be paid for again."""
+    # The whole answer came and is paid for. A retry would get, and pay for, the same encoding.
     return FailedRequest(error, False, "unknown")
 
 
@@ -173,11 +175,11 @@ class _AsItIs:
 
 
 class _Gzip:
-    """One member after the other, as the format allows; what follows the last one and is none means nothing."""
+    """Decompresses gzip members one after another, as the format allows; ignores what follows the last member."""
 
     def __init__(self) -> None:
         self._member = zlib.decompressobj(wbits=_GZIP_BITS)
-        self._behind = b""  # a member: what may begin another one
+        self._behind = b""  # after a member: what may begin another one
 
     @property
     def is_whole(self) -> bool:
@@ -202,7 +204,7 @@ class _Gzip:
 
 
 class _Deflate:
-    """With the header of zlib, as the standard says, or without it, as some servers send it."""
+    """Decompresses deflate with the header of zlib, as the standard says, or without it, as some servers send it."""
 
     def __init__(self) -> None:
         self._begin, self._stream = b"", None
@@ -221,16 +223,16 @@ class _Deflate:
         return self._stream.decompress(raw, limit)
 
 
-# What came back from an endpoint, told apart: a reply, or a failure with what it means for retrying and for money.
-#
-# What an answer counts for under the cap is never taken from the endpoint's word alone. Its token counts are credited
-# at the teacher's price where they are plausible for the characters that were sent and received; a `cost` can only
-# raise that (a stated discount cannot be told from a lie, and with the user's own provider key the `cost` leaves out
-# what the provider bills). In every other case the answer counts for the reserved bound.
+# ---- outcomes
+
+# What an answer counts for under the cap never depends on the endpoint's word alone. Its token counts are charged at
+# the teacher's price if they are plausible for the characters sent and received. A stated `cost` can only raise that: a
+# discount cannot be told from a lie, and with the user's own provider key `cost` omits what the provider bills. In all
+# other cases the answer counts for the reserved bound.
 
 Billing = Literal["none", "unknown"]
 Concerns = Literal["call", "account", "connection"]
-# A request that was refused was not worked on. Of everything else nobody can be sure.
+# A refused request was not worked on. In all other cases nobody can be sure.
 _REFUSED = {400, 401, 402, 403, 404, 405, 409, 410, 413, 415, 422, 429}
 _RETRIED = {408, 409, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524, 529}
 _IN_FLIGHT = "openrouter_in_flight_budget"
@@ -253,7 +255,7 @@ _WIDE = re.compile("[\u1100-\u11ff\u2e80-\ua4cf\ua960-\ua97f\uac00-\ud7ff\uf900-
 
 
 class Reply(NamedTuple):
-    """An assistant message. `error` where it is no answer all the same: it was cut off, or filtered.
+    """An assistant message. `error` is set if the message is unusable: cut off, or filtered.
 
     `cost_nano` is what it counts for under the cap; None is the reserved bound.
     """
@@ -267,9 +269,9 @@ class Reply(NamedTuple):
 
 
 class FailedRequest(NamedTuple):
-    """No message. `cost_nano` where more was billed than was reserved; else `billing` says what is known.
+    """A failed attempt. `cost_nano` is set if more was billed than was reserved; else `billing` says what is known.
 
-    `concerns`: this call alone, whoever asks (a key, credit), or the way there. The last two are every call's.
+    `concerns` is whose problem it is: this call alone, everyone with this key (a key, credit), or the connection.
     """
 
     error: str
@@ -281,7 +283,7 @@ class FailedRequest(NamedTuple):
 
 
 def read_response(status: int, headers: Mapping[str, str], body: bytes, request: Request) -> Reply | FailedRequest:
-    """Return the outcome of a request that got an answer of some kind. What cannot be read is a failure too."""
+    """Return the outcome of a request that got any response. A response that cannot be parsed is a failure, too."""
     try:
         return _read(status, headers, body, request)
     except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError) as error:
@@ -296,8 +298,8 @@ def _read(status: int, headers: Mapping[str, str], body: bytes, request: Request
     cost = None if data is None else _counted_cost(data, request)
     was_answered = 200 <= status < 300
     outcome = _answer(data, cost) if data is not None and was_answered else _refusal(status, headers, data, body)
-    # What a failure was worth cannot be seen, so it counts for its bound, or for nothing if it was a refusal. Only a
-    # bill above the bound counts for more.
+    # The cost of a failure is unknown, so it counts for its bound, or for nothing if it was a refusal. Only a bill
+    # above the bound counts for more.
     is_overrun = cost is not None and cost > request.bound_nano
     return outcome._replace(cost_nano=cost) if isinstance(outcome, FailedRequest) and is_overrun else outcome
 
@@ -313,14 +315,14 @@ def _answer(data: dict[str, Any], cost: int | None) -> Reply | FailedRequest:
 
 
 def broken(error: str, *, was_sent: bool) -> FailedRequest:
-    """A request without an answer: if it may have arrived, it may have been billed."""
+    """Return the failure of a request without a response: if it may have arrived, it may have been billed."""
     return (
         FailedRequest(error, True, "unknown") if was_sent else FailedRequest(error, True, "none", concerns="connection")
     )
 
 
 def _with_status(status: int, headers: Mapping[str, str], unread: FailedRequest) -> FailedRequest:
-    """An answer whose body could not be read: a refusal is one all the same, by its status."""
+    """Return the failure for a response whose body could not be read; a refusal is still recognized by its status."""
     return unread if 200 <= status < 300 else _refusal(status, headers, None, unread.error.encode())
 
 
@@ -339,7 +341,7 @@ def _reply(choice: dict[str, Any], data: dict[str, Any], cost: int | None) -> Re
 
 
 def _clean_message(message: dict[str, Any]) -> dict[str, Any]:
-    """What an answer is made of; providers add much else."""
+    """Return the parts of a message that an answer consists of; providers add many others."""
     clean_message: dict[str, Any] = {"role": "assistant", "content": content_text(message.get("content"), separator="")}
     calls = [
         call_entry(call.id if isinstance(call.id, str) else "", call.name, _as_text(call.arguments))
@@ -356,7 +358,7 @@ def _as_text(arguments: object) -> str:
 
 
 def _error_inside(error: Any) -> FailedRequest:
-    """HTTP 200 with an error: generation had begun. Its code says whether asking again can help."""
+    # HTTP 200 with an error: generation had begun. The code says whether a retry can help.
     about: dict[str, Any] = error if isinstance(error, dict) else {"message": str(error)}
     code = about.get("code")
     status = int(code) if isinstance(code, int) or (isinstance(code, str) and re.fullmatch("[0-9]{3}", code)) else 502
@@ -372,9 +374,9 @@ def _refusal(status: int, headers: Mapping[str, str], data: dict[str, Any] | Non
     is_retried = status in _RETRIED
     metadata: Any = about.get("metadata")
     details: Mapping[str, Any] = cast("dict[str, Any]", metadata) if isinstance(metadata, dict) else {}
-    if status == 402:  # credits are gone, or only for as long as other requests hold them
+    if status == 402:  # credits are used up, or only for as long as other requests hold them
         is_retried = details.get("limit_source") == _IN_FLIGHT
-    # 403 is said of keys and budgets, and of a text that a moderator did not like: that is one call's.
+    # 403 is used for keys and budgets, and for a text that a moderator rejected, which concerns one call only.
     is_of_all = (status in (401, 402) and not is_retried) or (status == 403 and not _MODERATED & set(details))
     return FailedRequest(
         f"HTTP {status}: {_told(about)}", is_retried, billing, wait, concerns="account" if is_of_all else "call"
@@ -382,7 +384,7 @@ def _refusal(status: int, headers: Mapping[str, str], data: dict[str, Any] | Non
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds to wait, from either form of the header; None without one."""
+    """Return the seconds to wait, from either form of the header; None without one."""
     value = headers.get("retry-after")
     if value is None:
         return None
@@ -412,7 +414,9 @@ def _counted_cost(data: dict[str, Any], request: Request) -> int | None:
         completion = max(tokens[1], max_tokens) if was_cut else tokens[1]
         return max(cost, price.bound(tokens[0], completion))
     counted = cost or 0
-    if sum(map(len, written)) > _MOST_CHARS_PER_TOKEN * max_tokens > 0:  # it ignores max_tokens: count bytes as tokens
+    if (
+        sum(map(len, written)) > _MOST_CHARS_PER_TOKEN * max_tokens > 0
+    ):  # the endpoint ignored max_tokens: count bytes as tokens
         counted = max(counted, price.bound(len(request.body), sum(len(text.encode()) for text in written)))
     return counted if counted > request.bound_nano else None
 
@@ -421,7 +425,7 @@ def _fewest_tokens(texts: Sequence[str]) -> float:
     """Return the fewest tokens that a usual tokenizer makes of texts: a smaller count is not a count of them."""
     num_chars = num_words = num_digits = num_wide = 0
     for text in texts:
-        shorter = _RUN.sub(r"\1", " ".join(text.split()))  # blanks too, which are often part of a token
+        shorter = _RUN.sub(r"\1", " ".join(text.split()))  # blanks too, as they are often part of a token
         narrow, wide = (shorter, 0) if shorter.isascii() else _WIDE.subn(" ", shorter)
         digits = sum(map(narrow.count, "0123456789"))
         num_chars += len(shorter) - wide - digits
@@ -429,7 +433,7 @@ def _fewest_tokens(texts: Sequence[str]) -> float:
         num_digits, num_wide = num_digits + digits, num_wide + wide
     of_words = max(num_chars / _MOST_CHARS_PER_TOKEN, _SLACK * min(num_words, num_chars / _USUAL_CHARS_PER_TOKEN))
     of_wide = max(0.0, num_wide / _MOST_WIDE_PER_TOKEN - 1)
-    # One token less, because a short text can be an unusual one; but nothing that was written has no token.
+    # One token less, because a short text can be an unusual one; but any text has at least one token.
     return max(min(1, num_chars + num_digits + num_wide), of_words + num_digits / _MOST_DIGITS_PER_TOKEN + of_wide - 1)
 
 
@@ -445,7 +449,7 @@ def _claimed_cost(usage: Mapping[str, Any]) -> int | None:
 
 
 def _amount(value: object) -> Decimal | None:
-    """Return dollars, 0 for none; None where the value is not an amount: text, negative, not finite, a boolean."""
+    """Return dollars, 0 for None. Returns None if the value is not an amount: text, negative, not finite, a boolean."""
     if value is None:
         return Decimal(0)
     if isinstance(value, bool) or not isinstance(value, int | float | str):
@@ -458,14 +462,14 @@ def _amount(value: object) -> Decimal | None:
 
 
 def _claimed_tokens(usage: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Return the tokens read and written, thinking that is not shown included; None where they are not two counts."""
+    """Return the tokens read and written, including hidden thinking; None if they are not two counts."""
     prompt, completion = (_count(usage.get(name)) for name in ("prompt_tokens", "completion_tokens"))
     if prompt is None or completion is None:
         return None
     details = usage.get("completion_tokens_details")
     thought = _count(cast("dict[str, Any]", details).get("reasoning_tokens")) if isinstance(details, dict) else None
     thought, total = thought or 0, _count(usage.get("total_tokens")) or 0
-    # Most endpoints count thinking as completion; some beside it, and then the total or the larger count shows that.
+    # Most endpoints count thinking as completion. For the others, the total or the larger count shows it.
     return prompt, max(completion if thought <= completion else completion + thought, total - prompt)
 
 
@@ -482,7 +486,7 @@ def _messages_of(data: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def _texts(message: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the texts of a message that a tokenizer saw for certain: words, thinking that is shown, arguments."""
+    """Yield the texts of a message that a tokenizer certainly saw: words, visible thinking, arguments."""
     yield content_text(message.get("content"), separator="")
     thinking = [text for name in ("reasoning", "reasoning_content") if isinstance(text := message.get(name), str)]
     yield max(thinking, key=len, default="")

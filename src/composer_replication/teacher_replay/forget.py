@@ -1,7 +1,7 @@
-"""Sessions out of what a replay keeps beside its calls: the store of paid answers, and the tools they were asked with.
+"""Removes sessions from the files beside a replay's calls: the store of paid answers, and the tools of each session.
 
-`teacher_cache.sqlite` says for which sessions each answer was asked, and an answer stays as long as one of them does.
-Stores of earlier versions do not say whose an answer is; the next replay that finds one there writes it down.
+`teacher_cache.sqlite` records for which sessions each answer was asked, and an answer stays as long as one of them
+does. Stores of earlier versions lack this; the next replay that finds an answer there records it.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from composer_replication.types import Conversation
 
 STORE = "teacher_cache"
 OWN = frozenset({STORE, "asked_tools"})
-"""Artefacts that are cleaned here."""
-# A session that was compacted or went on under another name has other ids than when it was asked for: nobody's, too.
+"""The artefacts that are cleaned here."""
+# A session that was compacted or renamed has other ids than when it was asked about; its answers have no owner.
 _UNOWNED = (
     "SELECT COUNT(*) FROM replies WHERE key NOT IN (SELECT key FROM reply_owners JOIN alive USING (session)) "
     "AND key NOT IN (SELECT key FROM reply_owners JOIN forgotten USING (session))"
 )
 _KEPT = "SELECT COUNT(*) FROM replies WHERE key IN (SELECT key FROM reply_owners JOIN alive USING (session))"
 _DROP = "DELETE FROM replies WHERE key NOT IN (SELECT key FROM reply_owners JOIN alive USING (session))"
-# An entry of the books that names a reply promises that it is there.
+# An entry of the books that names a reply promises that the reply exists.
 _RELEASE = "UPDATE bills SET key = NULL, digest = NULL WHERE key NOT IN (SELECT key FROM replies)"
 
 
 @dataclass(frozen=True, slots=True)
 class AnswersOfRun:
-    """How many answers stay with the sessions that stay, go with those that go, and belong to nobody known."""
+    """How many answers stay with remaining sessions, are removed with forgotten ones, and have no known owner."""
 
     num_kept: int
     num_gone: int
@@ -44,9 +44,9 @@ class AnswersOfRun:
 
 
 def count_answers(run: RunDir, alive: Set[str], gone: Set[str]) -> AnswersOfRun | None:
-    """What would stay without the sessions that go; None where there is no store. Nothing is changed.
+    """Return how many answers would stay and go, without changing anything; None if there is no store.
 
-    A link to a store is none: other runs may share what it leads to, and their answers are not ours to delete.
+    A link to a store does not count: other runs may share its target, and their answers are not ours to delete.
     """
     path = run.path(STORE)
     if path.is_symlink() or not path.exists():
@@ -59,9 +59,9 @@ def count_answers(run: RunDir, alive: Set[str], gone: Set[str]) -> AnswersOfRun 
 
 
 def forget(run: RunDir, gone: Set[str], alive: Set[str]) -> None:
-    """Take every answer out that no living session owns, for good, and what the others were not asked with.
+    """Delete all answers without a remaining session, and the tools recorded for forgotten sessions.
 
-    What was spent stays, or a cap would begin anew.
+    The amount spent is preserved, since the cap covers all that the store ever spent.
     """
     if count_answers(run, alive, gone) is not None:
         _keep_answers(run.path(STORE), alive)
@@ -102,19 +102,18 @@ def _opened(path: Path, alive: Set[str], forgotten: Set[str] = frozenset()) -> G
         connection.close()
 
 
-# With which tools teachers were asked about a session, so that what was paid for once is found again.
-#
-# A request holds the tools of the session's agent, and these are inferred from all its sessions: one more session may
-# add a tool, or see an argument first that came second before. The answers to the others' requests would then be
-# found no more, and paid for anew. So a session is asked about with the tools of its first time, as long as it calls
-# no other.
+# ---- the tools that a session was asked about with
+
+# A request holds the tools of the session's agent, which are inferred from all its sessions. Another session may add a
+# tool or change the order of arguments; then cached answers to the other sessions would not be found, and would be paid
+# for again. So a session keeps the tools of its first replay as long as it calls no other tool.
 
 _NAME = "asked_tools"
 Tool = dict[str, Any]
 
 
 class AskedTools:
-    """Those of a run; `keep` adds to them."""
+    """The recorded tools of a run; `keep` adds to them."""
 
     def __init__(self, run: RunDir) -> None:
         self._run = run
@@ -127,7 +126,7 @@ class AskedTools:
             self._digest_of[str(row["conversation_id"])] = digest
 
     def of(self, conversation: Conversation, current: list[Tool]) -> list[Tool]:
-        """The tools to ask about a session with: those of the first time, or the current ones."""
+        """Return the tools for asking about a session: those of the first time, or the current ones."""
         first_tools = self._lists.get(self._digest_of.get(conversation.id, ""))
         if first_tools is None:
             return current
@@ -135,7 +134,7 @@ class AskedTools:
         return first_tools if called & _names(current) <= _names(first_tools) else current
 
     def keep(self, conversation_id: str, tools: list[Tool]) -> None:
-        """Write down what a session is asked about with, before it is."""
+        """Record the tools of a session, before it is asked about."""
         text = encode_as_written(tools, where="tools").decode()
         digest = sha256(text.encode()).hexdigest()
         if self._digest_of.get(conversation_id) == digest:
@@ -147,7 +146,7 @@ class AskedTools:
 
 
 def _forget_asked(run: RunDir, gone: Iterable[str]) -> None:
-    """Take sessions out, and the tools that no other was asked about with."""
+    """Remove sessions, and the tools that only they were asked about with."""
     gone, rows = set(gone), _rows(run)
     texts = {row["digest"]: row["tools"] for row in rows if row["tools"] is not None}
     last = {row["conversation_id"]: row["digest"] for row in rows if row["conversation_id"] not in gone}
@@ -155,7 +154,7 @@ def _forget_asked(run: RunDir, gone: Iterable[str]) -> None:
     if not last:
         path.unlink(missing_ok=True)
         return
-    # Beside it and then over it: a crash between the two must not cost the answers of those who stay.
+    # Written beside the file and then over it: a crash must not lose the tools of the remaining sessions.
     beside = path.with_name(f".{path.name}.tmp")
     beside.unlink(missing_ok=True)
     with Journal(beside) as journal:

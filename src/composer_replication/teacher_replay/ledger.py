@@ -1,12 +1,12 @@
-"""Replies that were paid for and what has been spent, in one SQLite file that several processes may use at once.
+"""The store: paid replies and money spent, in one SQLite file that several processes may use at once.
 
-Before a request is sent, the most it can cost is reserved, in the same transaction that checks the cap; afterwards the
-reservation becomes what it did cost. A process that dies leaves reservations behind: they stay counted as spent
-(`unknown`), because nobody can know. So the sum of what was ever billed never passes the cap, over all processes
-and restarts of a store. A reservation is a claim, too: as long as its process lives, no other one sends that request.
+Before a request is sent, its highest cost is reserved in the transaction that checks the cap; afterwards the
+reservation is replaced by the real cost. Reservations of a process that died stay counted as spent (`unknown`), since
+nobody can know. So the sum of all bills never exceeds the cap, over all processes and restarts. A reservation is also a
+claim: as long as its process lives, no other process sends that request.
 
-A store is checked as a whole when it is opened (`tables`). What is damaged is an error by name; nothing in it is
-changed, and no answer that was paid for is forgotten in silence.
+The whole store is checked when it is opened (see `tables`). Damage raises an error; nothing is changed and no paid
+answer is silently lost.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ from composer_replication.teacher_replay.teachers import to_dollars
 
 
 class TeacherStore:
-    """Opened with a path, or in memory for a single replay. Close it, or use it as a context manager."""
+    """The store in a file, or in memory for a single replay. Close it, or use it as a context manager."""
 
     def __init__(self, path: str | Path | None = None) -> None:
-        # Followed once: SQLite follows links too, and the lock files must lie beside the file that all of them mean.
+        # Resolved here: SQLite follows links too, and the lock files must be next to the file that all processes use.
         self._path = None if path is None else Path(os.path.realpath(path))
         if self._path is not None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -72,7 +72,7 @@ class TeacherStore:
 
     def close(self) -> None:
         if self._owner is not None:
-            with contextlib.suppress(sqlite3.Error):  # what is left of a hold ends with its owner anyway
+            with contextlib.suppress(sqlite3.Error):  # whatever remains of a hold ends with its owner anyway
                 self._connection.execute("DELETE FROM holds WHERE owner = ?", (self._owner_name,))
         self._connection.close()
         if self._owner is not None:
@@ -80,7 +80,9 @@ class TeacherStore:
             self._owner = None
 
     def hold(self, what: str) -> None:
-        """Be the only one who does `what` with this store until it is closed; RunError says who else does it."""
+        """Make this process the only one to do `what` with the store until it is closed. Raises RunError if another
+        does.
+        """
         if self._path is None or self._owner is None:
             return
         with self._transaction():
@@ -91,7 +93,7 @@ class TeacherStore:
             self._execute("INSERT OR REPLACE INTO holds VALUES (?, ?, ?, ?, ?)", mine)
 
     def reply(self, key: bytes) -> dict[str, Any] | None:
-        """A reply that was paid for before."""
+        """Return a reply that was paid for before, or None."""
         row = self._execute("SELECT reply FROM replies WHERE key = ?", (key,)).fetchone()
         try:
             return None if row is None else orjson.loads(row[0])
@@ -99,7 +101,7 @@ class TeacherStore:
             raise self._corrupt(f"a reply that cannot be read ({error})") from error
 
     def ascribe(self, key: bytes, session: str) -> None:
-        """Write down that a reply is this session's, too: it is kept as long as one of its sessions is."""
+        """Record that a reply is also for this session: it is stored as long as one of its sessions is."""
         if session:
             with self._named_errors():
                 tables.ascribe(self._connection, key, session)
@@ -118,9 +120,10 @@ class TeacherStore:
     def reserve(
         self, key: bytes, teacher: str, bound_nano: int, cap_nano: int
     ) -> int | NoRoom | RequestRefused | Elsewhere:
-        """Return the number of an intent to send, or why not. What is reserved, spent and unknown never passes the cap.
+        """Reserve a request's highest cost and return its number, or why it may not be sent.
 
-        NoRoom may change when other requests are settled; Refused is final.
+        Reserved, spent and unknown amounts never exceed the cap. NoRoom may change when other requests are settled;
+        RequestRefused is final.
         """
         _check_amount("bound of a request", bound_nano)
         _check_amount("cap", cap_nano)
@@ -145,7 +148,7 @@ class TeacherStore:
             return cursor.lastrowid
 
     def _elsewhere(self, key: bytes) -> Elsewhere | None:
-        """Whether another process has this reply or is asking for it. What a dead one asked is taken over."""
+        """Return who else has this reply or is asking for it, if anyone. Claims of dead processes are taken over."""
         if self._execute("SELECT 1 FROM replies WHERE key = ?", (key,)).fetchone():
             return Elsewhere(None)
         claims = self._execute(
@@ -165,7 +168,7 @@ class TeacherStore:
         reply: tuple[bytes, str, dict[str, Any]] | None,
         session: str = "",
     ) -> None:
-        """What a request did cost (None: nobody can know), its reply and whose that is, in one transaction."""
+        """Record the cost of a request (None: unknown), its reply and the session of the reply, in one transaction."""
         _check_amount("cost of a request", cost_nano or 0)
         with self._transaction():
             held, teacher = self._drop(intent)
@@ -180,11 +183,11 @@ class TeacherStore:
                 self._execute("UPDATE meter SET halted = COALESCE(halted, ?)", (reason,))
 
     def resume_after_overrun(self) -> None:
-        """Let requests go out again after a teacher took more than its bound: a person has looked at it."""
+        """Allow requests again after a teacher billed more than its bound, once a person has looked at it."""
         self._execute("UPDATE meter SET halted = NULL")
 
     def _keep(self, reply: tuple[bytes, str, dict[str, Any]], session: str) -> tuple[bytes, bytes] | None:
-        """Key and digest of a reply that is kept; None where there is one already."""
+        """Store a reply and return its key and digest; None if it is stored already."""
         key, slug, data = reply
         text = orjson.dumps(data)
         cursor = self._execute("INSERT OR IGNORE INTO replies VALUES (?, ?, ?)", (key, slug, text))
@@ -193,14 +196,14 @@ class TeacherStore:
 
     def _drop(self, intent: int) -> tuple[int | None, str]:
         row = self._execute("SELECT reserved, teacher FROM intents WHERE id = ?", (intent,)).fetchone()
-        if row is None:  # another process took us for dead and counted it; adding it again would only be careful
+        if row is None:  # another process took us for dead and counted it already
             return None, "a teacher"
         self._execute("DELETE FROM intents WHERE id = ?", (intent,))
         self._execute("UPDATE meter SET reserved = reserved - ?", (row[0],))
         return row[0], row[1]
 
     def _add_bill(self, teacher: str, nano: int, *, is_known: bool, kept: tuple[bytes, bytes] | None) -> None:
-        """An entry, and the totals with it."""
+        """Add a bill and update the totals."""
         row = (time.time(), teacher, nano, is_known, *(kept or (None, None)))
         self._execute("INSERT INTO bills (at, teacher, amount, is_known, key, digest) VALUES (?, ?, ?, ?, ?, ?)", row)
         if is_known:
@@ -215,7 +218,7 @@ class TeacherStore:
             raise RunError(explain(str(self._path), got=str(error), expected="a folder that can be written")) from error
 
     def take_over_the_dead(self) -> None:
-        """Count reservations of processes that are gone as spent."""
+        """Count reservations of dead processes as spent."""
         rows = self._execute("SELECT DISTINCT owner FROM intents").fetchall()
         for owner in dead_owners(self._path, [row[0] for row in rows], self._owner_name):
             with self._transaction():
@@ -234,12 +237,12 @@ class TeacherStore:
             self._refuse(tables.fault_of_shape(self._connection))
             is_current = tables.version_of(self._connection) == tables.VERSION
         if not is_current:
-            with self._transaction():  # another process may have done it meanwhile; what is wrong is not upgraded
+            with self._transaction():  # another process may have upgraded it meanwhile; a damaged store is not upgraded
                 self._refuse(tables.fault_of_shape(self._connection))
                 tables.upgrade(self._connection)
                 self._refuse(tables.fault_of_content(self._connection))
         self._connection.execute("PRAGMA journal_mode = WAL")
-        self._connection.execute("PRAGMA synchronous = NORMAL")  # survives a killed process, which is what we need
+        self._connection.execute("PRAGMA synchronous = NORMAL")  # survives a killed process, which is all we need
         with self._view():
             self._refuse(tables.fault_of_content(self._connection))
 
@@ -249,7 +252,7 @@ class TeacherStore:
 
     @contextmanager
     def _view(self) -> Iterator[None]:
-        """One view of all tables, whoever writes meanwhile."""
+        """Read all tables in one consistent view while others write."""
         self._connection.execute("BEGIN")
         try:
             yield
@@ -265,7 +268,7 @@ class TeacherStore:
     def _named_errors(self) -> Iterator[None]:
         try:
             yield
-        except sqlite3.OperationalError as error:  # busy, read-only, full: the file itself is well
+        except sqlite3.OperationalError as error:  # busy, read-only, full: the file itself is not damaged
             fix = "Nothing that was paid for is lost; the same command goes on when that is mended."
             message = explain(str(self._path), got=str(error), expected="a store that can be written", fix=fix)
             raise RunError(message) from error
@@ -291,7 +294,7 @@ class TeacherStore:
             yield
             end = "COMMIT"
         finally:
-            if self._connection.in_transaction:  # a full disk has ended it already
+            if self._connection.in_transaction:  # a full disk has already ended it
                 self._execute(end)
 
 
@@ -300,19 +303,19 @@ def _check_amount(what: str, nano: int) -> None:
         raise InputError(explain(what, got=repr(nano), expected="whole nano-dollars, 0 or more"))
 
 
-# Which processes that reserved money, or hold a run, are still alive: each has a small file beside the store.
-#
-# The file says who it is, and the process holds its lock as long as it lives: the lock goes with the process, however
-# that ends, and does not come back with another one of the same number. Where a file system has no locks, the number
-# and the start of the process decide; of another machine nobody can know then, and its processes count as alive.
+# ---- processes that reserved money or hold a run
 
-# A file that says nothing yet, and is this young, is of a process that is just starting.
+# Each process has a small file beside the store and holds its lock while it lives. The system releases the lock however
+# the process ends, and a new process with the same number does not get it. On file systems without locks, the number
+# and start time of the process decide; processes of other machines then count as alive.
+
+# An empty file that is this young belongs to a process that is just starting.
 _STARTING_S = 5.0
 _ATTEMPTS = 20
 
 
 class _Holder(NamedTuple):
-    """Who it is, for a person to find."""
+    """The process that holds a store, as a person would look for it."""
 
     pid: int
     host: str
@@ -324,7 +327,7 @@ class _Holder(NamedTuple):
 
 
 class Owner:
-    """This process's lock file beside a store; it goes away with `close`, and its lock with the process."""
+    """This process's lock file beside a store. `close` removes it; the lock ends with the process."""
 
     def __init__(self, store: Path) -> None:
         self.holder = _Holder(os.getpid(), socket.gethostname(), time.time())
@@ -342,7 +345,7 @@ class Owner:
         os.close(self._descriptor)
 
     def _has_settled(self) -> bool:
-        """Whether the file is locked, written and still ours: another process may have taken it for a dead one's."""
+        """Return whether the file is locked, written and still ours: another process may have removed it as stale."""
         if not try_lock(self._descriptor):
             return False
         record = self.holder._asdict() | {"start": _start_of(os.getpid()), "is_locked": self._is_really_locked()}
@@ -355,7 +358,7 @@ class Owner:
         return (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino)
 
     def _is_really_locked(self) -> bool:
-        """Where there are no locks, everybody gets them."""
+        # Without working locks, everybody gets the lock.
         try:
             again = os.open(self._path, os.O_RDWR)
         except FileNotFoundError:
@@ -367,10 +370,10 @@ class Owner:
 
 
 def is_alive(store: Path, name: str) -> bool:
-    """Whether the process of this name lives; the lock file of one that does not is removed, where it may be."""
+    """Return whether the process of this name is alive; removes the lock file of a dead one if permitted."""
     path = _lock_path(store, name)
     try:
-        descriptor = os.open(path, os.O_RDONLY)  # another user's can be looked into, too
+        descriptor = os.open(path, os.O_RDONLY)  # another user's file can be read, too
     except FileNotFoundError:
         return False
     except PermissionError:
@@ -386,7 +389,7 @@ def is_alive(store: Path, name: str) -> bool:
 
 
 def dead_owners(store: Path | None, names: Sequence[str], own: str = "") -> Iterator[str]:
-    """Of these, the processes that are gone. Lock files of all that are gone are removed."""
+    """Yield the names of dead processes, and remove the lock files of all dead ones."""
     if store is None:
         return
     lock_names = {path.name[len(store.name) + 1 : -len(".lock")] for path in store.parent.glob(f"{store.name}.*.lock")}
@@ -396,7 +399,7 @@ def dead_owners(store: Path | None, names: Sequence[str], own: str = "") -> Iter
 
 
 def _holder_of(store: Path, name: str) -> _Holder | None:
-    """What the lock file of a process says about it."""
+    """Return what the lock file of a process says about it."""
     try:
         record = _read(_lock_path(store, name).read_bytes())
         return _Holder(record["pid"], record["host"], record["since"])
@@ -405,7 +408,7 @@ def _holder_of(store: Path, name: str) -> _Holder | None:
 
 
 def _said_of_holder(path: Path, what: str, owner: str, holder: _Holder) -> str:
-    """What a second process is told."""
+    """Return the message for a second process."""
     is_here = holder.host == socket.gethostname()
     where = "" if is_here else f" on {holder.host}"
     fix = (
@@ -418,7 +421,7 @@ def _said_of_holder(path: Path, what: str, owner: str, holder: _Holder) -> str:
 
 
 def _lives_without_lock(descriptor: int) -> bool:
-    """For a lock that we got: there may be none on this file system, and the process may live all the same."""
+    """Return whether the process may live although we got its lock: the file system may have no locks."""
     record = _read(os.pread(descriptor, 4096, 0) if sys.platform != "win32" else os.read(descriptor, 4096))
     if not record:
         return time.time() - os.fstat(descriptor).st_mtime < _STARTING_S
@@ -431,7 +434,7 @@ def _lives_without_lock(descriptor: int) -> bool:
 
 
 def _start_of(pid: Any) -> str | None:
-    """What tells a process from a later one with its number; None where it is gone."""
+    """Return what tells a process from a later one with its number; None if the process is gone."""
     if type(pid) is not int or pid <= 0:
         return None
     try:
@@ -460,5 +463,5 @@ def _read(data: bytes) -> dict[str, Any]:
 
 
 def _lock_path(store: Path, name: str) -> Path:
-    """The lock file of a process of this name."""
+    """Return the path of the lock file of a process."""
     return store.with_name(f"{store.name}.{name}.lock")

@@ -17,7 +17,7 @@ _MILLION = Decimal(1_000_000)
 
 
 class Listed(NamedTuple):
-    """A model that an endpoint offers: its price where it says one, how much it reads, whether it takes tools."""
+    """A model that an endpoint offers: its price if stated, its context length, and whether it supports tools."""
 
     slug: str
     spec: TeacherSpec | None
@@ -26,7 +26,7 @@ class Listed(NamedTuple):
 
 
 async def list_models(base_url: str, api_key: str | None, *, timeout_s: float = 30.0) -> list[Listed]:
-    """Every model of an endpoint, in its order."""
+    """Return all models of an endpoint, in its order."""
     url = f"{base_url.rstrip('/')}/models"
     async with TeacherClient(max_concurrency=1, timeout_s=timeout_s) as client:
         status, body = await client.get_json(url, api_key)
@@ -41,7 +41,9 @@ async def list_models(base_url: str, api_key: str | None, *, timeout_s: float = 
 
 
 def with_prices(teachers: Iterable[Mapping[str, Any]], listed: Iterable[Listed]) -> list[TeacherSpec]:
-    """The teachers with the prices of the list; one that is not in it, or has no price there, is an error."""
+    """Return the teachers with the listed prices. Raises InputError for a teacher that is not
+    listed or has no price.
+    """
     entries = {entry.slug: entry for entry in listed}
     priced_teachers: list[TeacherSpec] = []
     for teacher in teachers:
@@ -67,9 +69,9 @@ def _listed(row: dict[str, Any]) -> Listed:
 def _spec(slug: str, pricing: dict[str, Any]) -> TeacherSpec | None:
     amounts = [_amount(pricing.get(name)) for name in ("prompt", "completion")]
     if None in amounts:
-        return None  # some routers list -1: it depends
+        return None  # some routers list -1 for "it depends"
     prompt, completion = cast("list[Decimal]", amounts)
-    # What is written to a provider's cache costs more than what is read by the model: the bound is on the dearer.
+    # Writing to a provider's cache costs more than plain input: the bound uses the higher price.
     written = _amount(pricing.get("input_cache_write")) or Decimal(0)
     spec = TeacherSpec(
         slug=slug,

@@ -1,4 +1,6 @@
-"""Ask teachers what they would have done at each state: cached, within a hard cap, whatever the endpoint does."""
+"""Asks teachers what they would have done in each state, cached and within a spending cap, whatever
+the endpoint does.
+"""
 
 from __future__ import annotations
 
@@ -49,19 +51,20 @@ T = TypeVar("T")
 GateName = Literal["exact", "agree"]
 OrderName = Literal["longest_first", "in_order"]
 OnResult = Callable[[int, int, TeacherCallResult], None]
-"""Called with the number of a state, the number of a teacher, and what came of it."""
+"""Called with the number of a state, the number of a teacher, and the result."""
 OnMeter = Callable[[Meter], None]
-"""Called with what is spent and held, after each result."""
+"""Called with the amounts spent and reserved, after each result."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayOptions:
     """How to ask.
 
-    `cache` is a file (a store of replies and of money spent, shared by restarts and processes) or None for this call
-    alone. `gate`: None asks everyone; "exact" asks the next teacher only while its vote can change the pair; "agree"
-    stops when the first teacher agrees with the student. `order`: of a session the longest state first, then the others
-    side by side, all of whose prompts a provider's cache now holds; or "in_order", one state after the other.
+    `cache` is a file (a store of replies and of money spent, shared by restarts and processes), or None for this call
+    only. `gate`: None asks all teachers; "exact" asks the next teacher only while its vote can change the pair; "agree"
+    stops when the first teacher agrees with the student. `order`: the longest state of a session first and then the
+    others side by side, since the provider's cache then holds all their prompts; or "in_order", one state after the
+    other.
     """
 
     base_url: str | None = None
@@ -75,9 +78,9 @@ class ReplayOptions:
     patience: Patience = field(default_factory=Patience)
     prices: Mapping[str, Price] = field(default_factory=dict[str, Price])
     environment: Mapping[str, str] | None = field(default=None, repr=False)
-    """Where keys are looked up; None is the process's own."""
+    """The environment for keys; None is the process's own."""
     last_gate: LastGate | None = None
-    """Looks at every request before it is sent; None is one that knows the environment's secrets."""
+    """Checks every request before it is sent; None is a check that knows the environment's secrets."""
 
     def __post_init__(self) -> None:
         for name in ("max_concurrency", "agreement_threshold"):
@@ -91,9 +94,9 @@ class ReplayOptions:
 
 @dataclass(kw_only=True)
 class ReplayReport:
-    """What a replay did: counts by name, and money of the store as a whole, in US dollars.
+    """What a replay did: counts by name, and the money of the store as a whole, in US dollars.
 
-    `stopped` says which teacher took more than its bound, `given_up` which endpoint was of no use: both end it all.
+    `stopped` names a teacher that billed more than its bound, `given_up` an endpoint of no use: both end the replay.
     """
 
     counts: dict[str, int] = field(default_factory=dict[str, int])
@@ -117,13 +120,13 @@ async def replay_trace(
     gate: GateName | None = None,
     options: ReplayOptions | None = None,
 ) -> list[TeacherCallResult]:
-    """Every teacher's answer at every state, state by state; fewer where the cap or a gate cut calls.
+    """Return the answers of all teachers in all states, state by state; fewer if the cap or a gate cut calls.
 
-    After an endpoint was given up, or a teacher took more than its bound, a call has an `error` "stopped: …", unsent.
-    The cap is hard: before a request is sent, the most it can cost is reserved, and none is sent that could pass it; it
-    waits until requests under way leave room. A cap below the price of every single call is an InputError.
-    With a `cache`, what was answered before is not asked again, and the cap is over everything that store ever spent.
-    `resume=False` refuses a store that holds replies already. `options` has the rest.
+    After an endpoint was given up, or a teacher billed more than its bound, calls are not sent and have an `error` that
+    begins with "stopped: ". The cap is hard: the highest cost of a request is reserved before it is sent, and requests
+    wait until those under way leave room. Raises InputError for a cap below the price of every single call. With a
+    `cache`, answers are not asked for again, and the cap covers all that the store ever spent. `resume=False` refuses a
+    store that holds replies already. `options` has everything else.
     """
     keywords = {"base_url": base_url, "cache": cache, "max_concurrency": max_concurrency, "gate": gate}
     changed = {name: value for name, value in keywords.items() if value not in (None, 64)}
@@ -157,12 +160,12 @@ def _warn_of_stop(why: str, results: Collection[TeacherCallResult]) -> None:
 
 
 def environment_of(options: ReplayOptions) -> Mapping[str, str]:
-    """Where keys and known secrets are looked up."""
+    """Return the environment in which keys and known secrets are looked up."""
     return os.environ if options.environment is None else options.environment
 
 
 def teachers_of(specs: Sequence[Mapping[str, Any]], api_key: str | None, options: ReplayOptions) -> list[Teacher]:
-    """The teachers that are described, each with its key and price."""
+    """Return the described teachers, each with its key and price."""
     return read_teachers(
         specs,
         environment=environment_of(options),
@@ -182,8 +185,10 @@ async def replay(
     on_meter: OnMeter | None = None,
     store: TeacherStore | None = None,
 ) -> ReplayReport:
-    """As `replay_trace`, with each result handed over as it comes: memory does not grow with the number of states.
-    `store` is one that is open already, instead of `options.cache`; it stays open."""
+    """Ask as `replay_trace` does, but hand over each result as it comes, so that memory does not grow with the states.
+
+    `store` is an open store to use instead of `options.cache`; it stays open.
+    """
     cap_nano = check_cap(max_total_usd)
     report = ReplayReport()
     client = TeacherClient(max_concurrency=options.max_concurrency, timeout_s=options.timeout_s)
@@ -220,7 +225,7 @@ class _Replay:
         self.gate: Gate | None = gate_of(options.gate, options.agreement_threshold, len(teachers))
 
     async def all_of(self, states: Iterable[TraceState], order: OrderName, *, num_workers: int) -> None:
-        """Every question: a session in order one by one, or the longest state of it first and then all others."""
+        """Ask all questions: a session one by one in order, or its longest state first and then all others."""
         if self.gate is None:
             lanes = ([(numbered, index) for numbered in group] for group, index in by_teacher(states, len(self._slugs)))
             await self._work_off(lanes, self._of_one_teacher, order, num_workers)
@@ -240,7 +245,7 @@ class _Replay:
             await work_off_lanes((lane[::-1] for lane in lanes), work, num_workers=num_workers)
 
     def _gated(self, states: Iterable[TraceState]) -> Iterator[list[Numbered]]:
-        """Sessions, each read by the gate in order when its turn has come: it is not asked about in order."""
+        """Yield sessions after the gate has read their states in order, since they are not asked about in order."""
         assert self.gate is not None
         for group in sessions(states):
             self.gate.read_ahead([numbered.state for numbered in group])
@@ -250,7 +255,7 @@ class _Replay:
         await self._ask(*job)
 
     async def _of_all_teachers(self, numbered: Numbered) -> None:
-        """The next teacher only while the gate says that it matters."""
+        """Ask one teacher after the other, as long as the gate says that another answer matters."""
         assert self.gate is not None
         answers: list[TeacherCallResult] = []
         for teacher in range(len(self._slugs)):
@@ -264,7 +269,7 @@ class _Replay:
         _check(state, number)
         try:
             request = request_of(self._builders[teacher], state)
-        except InputError as error:  # a state that no request can hold costs nothing, and stops nobody else
+        except InputError as error:  # a state that no request can hold costs nothing, and the others go on
             answer = TeacherAnswer(None, f"not sent: {error}"[:300], False, False, 0.0, 0)
         else:
             answer = await self._asker.ask(request)
@@ -274,13 +279,13 @@ class _Replay:
 
 
 def request_of(builder: RequestBuilder, state: TraceState) -> Request:
-    """The request that asks about a state."""
+    """Return the request that asks about a state."""
     label = f"state {state['state_id']}"
     return builder.build(state["messages"], state.get("tools"), session_of(state), place=label)
 
 
 def check_threshold(num_teachers: int, threshold: int) -> None:
-    """Raise InputError where that many teachers can never agree: none of their answers would make a pair."""
+    """Raise InputError if that many teachers can never agree, so that no answer would make a pair."""
     if num_teachers < threshold:
         some = f"{num_teachers} teacher{'s' * (num_teachers != 1)}"
         fix = f"Name {threshold - num_teachers} more, or lower the threshold (replay.threshold, agreement_threshold)."
@@ -290,7 +295,7 @@ def check_threshold(num_teachers: int, threshold: int) -> None:
 
 
 def check_cap_fits_a_call(left_nano: int, cheapest_nano: int, max_total_usd: float) -> None:
-    """Raise InputError where the rest of a cap is below the bound of the cheapest call."""
+    """Raise InputError if the rest of a cap is below the bound of the cheapest call."""
     if left_nano < cheapest_nano:
         got = f"${max_total_usd:g}, of which ${to_dollars(max(0, left_nano)):.6f} is left"
         expected = f"${to_dollars(cheapest_nano):.6f} or more: the most that the cheapest call can cost"
@@ -301,7 +306,7 @@ def check_cap_fits_a_call(left_nano: int, cheapest_nano: int, max_total_usd: flo
 def _check_affordable(
     states: Sequence[TraceState], teachers: Sequence[Teacher], max_total_usd: float, options: ReplayOptions
 ) -> None:
-    """Raise InputError where no call fits into the cap and none is answered already."""
+    """Raise InputError if no call fits into the cap and none is answered already."""
     cap_nano, cheapest = check_cap(max_total_usd), None
     builders = [RequestBuilder(teacher, options.settings) for teacher in teachers]
     is_new = options.cache is None or not Path(options.cache).exists()
@@ -312,7 +317,7 @@ def _check_affordable(
             for builder in builders:
                 try:
                     request = request_of(builder, state)
-                except InputError:  # it is reported as that state's result, and costs nothing
+                except InputError:  # this is reported as that state's result, and costs nothing
                     continue
                 if request.bound_nano <= remaining_nano or store.reply(request.key) is not None:
                     return
@@ -322,7 +327,7 @@ def _check_affordable(
 
 
 def _check_all(states: Sequence[TraceState]) -> None:
-    """Before anything is paid for: every state is one, and no two have one name."""
+    """Check, before anything is paid for, that all states are states with different ids."""
     seen_ids: set[str] = set()
     for number, state in enumerate(states):
         _check(state, number)

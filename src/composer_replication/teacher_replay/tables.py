@@ -1,10 +1,8 @@
-"""The tables of a store and what it says, what became of them over versions, and the check of a whole store.
+"""The tables of a store, their upgrade from earlier versions, and the check of a whole store when it is opened.
 
-It is made when a store is opened.
-
-Every amount is there twice: in an entry of `bills`, and in the totals of `meter`. Every reply that was paid for has an
-entry with its digest. So a total that was changed, a reply that is gone and a reply that is another one show up. It
-guards against damage and careless hands, not against somebody who writes both sides anew.
+Every amount is stored twice: in an entry of `bills`, and in the totals of `meter`. Every paid reply has an entry with
+its digest. So a changed total, a missing reply and a replaced reply are detected. This guards against damage and
+mistakes, not against somebody who rewrites both sides.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from composer_replication.errors import ArtefactCorruptError, RunError, explain
 from composer_replication.teacher_replay.teachers import to_dollars
 
 EXPECTED = "a store of teachers' replies"
-VERSION = 3  # 1 did not say whose a reply is, 2 had totals without entries
+VERSION = 3  # version 1 did not say whose a reply is, version 2 had totals without entries
 _REPLIES = "CREATE TABLE replies (key BLOB PRIMARY KEY, teacher TEXT NOT NULL, reply BLOB NOT NULL) WITHOUT ROWID;"
 _AMOUNT = "INTEGER NOT NULL CHECK (typeof({0}) = 'integer' AND {0} >= 0)"
 _MONEY = f"""
@@ -58,14 +56,14 @@ _COLUMNS = {
     "bills": "id at teacher amount is_known key digest",
     "holds": "what owner pid host since",
 }
-# The last two came with version 3, and owners with 2.
+# The last two tables came with version 3, and owners with version 2.
 _TABLES_OF = {1: list(_COLUMNS)[:3], 2: list(_COLUMNS)[:4], 3: list(_COLUMNS)}
 _LATER = f" of the store, this program knows {VERSION}"
 _CARRIED_OVER = "carried over from a store of an earlier version"
 
 
 class Meter(NamedTuple):
-    """Nano-dollars: settled, held by requests in flight, and of requests that may or may not have been billed."""
+    """Nano-dollars: settled, reserved by requests in flight, and of requests that may or may not have been billed."""
 
     spent: int
     reserved: int
@@ -75,7 +73,7 @@ class Meter(NamedTuple):
 
     @property
     def committed(self) -> int:
-        """What counts against a cap."""
+        """The amount that counts against a cap."""
         return self.spent + self.reserved + self.unknown
 
 
@@ -86,15 +84,15 @@ class RequestRefused(NamedTuple):
 
 
 class NoRoom(NamedTuple):
-    """Why a request may not be sent yet: it fits into the cap if requests under way cost less than they hold."""
+    """Why a request may not be sent yet: it fits into the cap if requests under way cost less than they reserve."""
 
     reason: str
 
 
 class Elsewhere(NamedTuple):
-    """Not sent, because another process is asking this very thing (who), or just has (None: its reply is here).
+    """Not sent, because another process is asking for the same reply (`who`) or has just stored it (None).
 
-    `lock_file` is what keeps its claim alive, beside the store.
+    `lock_file`, beside the store, keeps the claim of that process alive.
     """
 
     holder: str | None
@@ -102,7 +100,7 @@ class Elsewhere(NamedTuple):
 
 
 def make_if_new(path: Path) -> None:
-    """A new store appears whole: so an empty file is never one of ours that was just begun."""
+    """Create a store atomically, so that an empty file is never a store that was just begun."""
     if path.exists():
         if path.stat().st_size == 0:
             fix = "Put an earlier copy back; or remove it, if nothing was ever paid for with it."
@@ -113,9 +111,11 @@ def make_if_new(path: Path) -> None:
     fresh.executescript(f"{NEW} PRAGMA user_version = {VERSION};")
     data = bytearray(fresh.serialize())
     fresh.close()
-    data[18:20] = b"\2\2"  # with a write-ahead log from the start: processes that open it first together do not wait
+    data[18:20] = (
+        b"\2\2"  # with a write-ahead log from the start, so that processes that open it first together do not wait
+    )
     try:
-        with staged(path) as stage, contextlib.suppress(FileExistsError):  # somebody else was faster
+        with staged(path) as stage, contextlib.suppress(FileExistsError):  # another process was faster
             stage.file.write(data)
             stage.commit_new()
     except OSError as error:
@@ -123,10 +123,10 @@ def make_if_new(path: Path) -> None:
 
 
 def _refuse_lone_log(path: Path) -> None:
-    """A write-ahead log without its store is paid answers whose store was moved; a new one would make them useless."""
+    # A write-ahead log without its store: the store was moved away, and a new one would make the log useless.
     log = path.with_name(f"{path.name}-wal")
     try:
-        is_lone = log.stat().st_size > 0 and not path.exists()  # looked at last: somebody may just have made it
+        is_lone = log.stat().st_size > 0 and not path.exists()  # checked last: another process may just have created it
     except FileNotFoundError:
         return
     if is_lone:
@@ -143,7 +143,7 @@ def version_of(connection: sqlite3.Connection) -> int:
 
 
 def fault_of_shape(connection: sqlite3.Connection) -> str | None:
-    """Why a database is no store of any version; None if it is one."""
+    """Return why a database is not a store of any version; None if it is one."""
     version = version_of(connection)
     if version > VERSION:
         return f"version {version}{_LATER}"
@@ -161,7 +161,7 @@ def fault_of_shape(connection: sqlite3.Connection) -> str | None:
             return f"a table {name} with columns {columns!r:.100}"
     later = sorted(set(_COLUMNS) & set(names) - set(_TABLES_OF[version]))
     if version == 1 and later == ["bills", "holds"]:
-        return None  # set back by hand to forget whose answers are whose: its books are checked like any other's
+        return None  # set back by hand to forget the owners of answers: its books are checked like any other
     return f"version {version} with tables of a later one: {', '.join(later)}" if later else None
 
 
@@ -170,9 +170,11 @@ def is_of_later_version(fault: str) -> bool:
 
 
 def fault_of_content(connection: sqlite3.Connection) -> str | None:
-    """What is wrong with a store of this version, all of it read once; None where all is well."""
+    """Return what is wrong with a store of this version, after reading all of it; None if nothing is."""
     fault = _fault_of_money(connection) or _fault_of_replies(connection)
-    finding = fault or connection.execute("PRAGMA quick_check(1)").fetchone()[0]  # pages, and that no entry is negative
+    finding = (
+        fault or connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+    )  # checks pages, and that no entry is negative
     return fault or (None if finding == "ok" else f"a damaged file ({finding})")
 
 
@@ -214,7 +216,7 @@ def _fault_of_replies(connection: sqlite3.Connection) -> str | None:
 
 
 def upgrade(connection: sqlite3.Connection) -> None:
-    """A store of an earlier version to this one, in the transaction that is open; what was spent is carried over."""
+    """Upgrade a store of an earlier version within the open transaction; the amount spent is preserved."""
     version = version_of(connection)
     if version == VERSION:
         return
@@ -231,7 +233,7 @@ def _open_books(connection: sqlite3.Connection) -> None:
         connection.execute(f"ALTER TABLE {name} RENAME TO old_{name}")
     for statement in _statements(_MONEY):
         connection.execute(statement)
-    for name in ("intents", "meter"):  # amounts that are none are refused here, by name of the table
+    for name in ("intents", "meter"):  # invalid amounts are refused here, with the name of the table
         connection.execute(f"INSERT INTO {name} SELECT * FROM old_{name}")  # noqa: S608
         connection.execute(f"DROP TABLE old_{name}")
     (spent, unknown, number), now = (
@@ -251,8 +253,8 @@ def _statements(script: str) -> list[str]:
 
 
 def ascribe(connection: sqlite3.Connection, key: bytes, session: str) -> None:
-    """Write down that an answer is this session's too; within whatever transaction is open."""
+    """Record that an answer is also for this session, within any open transaction."""
     row = (key, session)
     existing_row = connection.execute("SELECT 1 FROM reply_owners WHERE key = ? AND session = ?", row).fetchone()
-    if existing_row is None:  # looked up first: reading takes no lock
+    if existing_row is None:  # checked first: reading takes no lock
         connection.execute("INSERT OR IGNORE INTO reply_owners VALUES (?, ?)", row)

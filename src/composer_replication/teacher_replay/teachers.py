@@ -1,4 +1,4 @@
-"""Whom to ask: the default teachers, and what a teacher's record may hold."""
+"""Teachers: the default ones, what the description of a teacher may hold, and prices in whole nano-dollars."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from composer_replication.types import TeacherSpec
 
 OPENROUTER = "https://openrouter.ai/api/v1"
 OPENROUTER_KEY = "OPENROUTER_API_KEY"
-# Published prices; `crf teachers` looks up those of today. Every request to OpenRouter names its price as the highest
-# (`provider.max_price`), so a price that has risen since leads to a refusal and not to a higher bill.
+# Published prices; `crf teachers` looks up those of today. Every request to OpenRouter states its price as the maximum
+# (`provider.max_price`), so that a price increase leads to a refusal and not to a higher bill.
 # Claude Opus 4.7 and GPT-5: OpenRouter's list of 2026-06-12, as models.dev keeps it
 # (github.com/anomalyco/models.dev, providers/openrouter/models).
 # DeepSeek V4 Pro: its price at peak hours, twice that of other hours, as api-docs.deepseek.com/quick_start/pricing
@@ -39,7 +39,7 @@ _OURS = {
     "prompt",
     "transforms",
     "models",
-    # Each of these is billed besides the tokens of the prompt and the answer, or at another price.
+    # Each of these is billed in addition to the tokens of prompt and answer, or at another price.
     "plugins",
     "web_search_options",
     "service_tier",
@@ -50,7 +50,7 @@ _KNOWN = {"slug", "input_per_mtok", "output_per_mtok", "per_request_usd", "base_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Teacher:
-    """A teacher, read and checked. The key is no part of what is shown."""
+    """A checked teacher. Its repr does not show the key."""
 
     slug: str
     base_url: str
@@ -58,7 +58,7 @@ class Teacher:
     extra: Mapping[str, Any]
     api_key: str | None = field(repr=False)
     key_name: str = "api_key"
-    """Where the key comes from: a variable of the environment, or the argument."""
+    """The origin of the key: an environment variable, or the argument."""
 
     @property
     def is_openrouter(self) -> bool:
@@ -66,7 +66,7 @@ class Teacher:
 
 
 def read_specs(path: str | None, key: str) -> list[dict[str, Any]]:
-    """The descriptions of teachers in a file that `crf teachers` wrote; `key` is the option that names the file."""
+    """Return the teachers described in a file of `crf teachers`; `key` is the option that names the file."""
 
     def refused(got: object) -> InputError:
         expected, fix = "a JSON list of teachers, each an object", "`crf teachers -o teachers.json` writes one."
@@ -87,7 +87,7 @@ def read_specs(path: str | None, key: str) -> list[dict[str, Any]]:
 
 
 def writer_in(path: str | None) -> str | None:
-    """The model of such a file that writes hints, its first; None where templates alone do."""
+    """Return the model that writes hints, the first of such a file; None if only templates do."""
     first, *_ = [{}] if path is None else read_specs(path, "sites.writer") or [{}]
     return None if not first else str(first.get("slug"))
 
@@ -100,7 +100,7 @@ def read_teachers(
     base_url: str | None = None,
     prices: Mapping[str, Price] | None = None,
 ) -> list[Teacher]:
-    """Teachers with their endpoint, price and key; what is missing is named before anything is sent."""
+    """Return teachers with their endpoint, price and key. Raises for anything missing, before a request is sent."""
     if not given:
         raise InputError(explain("teachers", got="none", expected="at least one"))
     slugs = [str(spec.get("slug") or "") for spec in given]
@@ -133,7 +133,7 @@ def _read(
     if price is None:
         fix = "`crf teachers` looks prices up; or give input_per_mtok and output_per_mtok."
         raise InputError(explain(f"price of {slug}", got="none", expected="one: a cap needs it", fix=fix))
-    # A key for one endpoint is nobody else's: it goes to another address only where that was asked for by name.
+    # The key of one endpoint is sent to another address only if the user asked for that by name.
     default = (base_url or OPENROUTER).rstrip("/")
     is_meant = bool(key_name) or address == OPENROUTER or (api_key is not None and address == default)
     return Teacher(
@@ -147,7 +147,7 @@ def _read(
 
 
 def _extra(spec: Mapping[str, Any], slug: str) -> dict[str, Any]:
-    """Further fields of the request; not those that decide what it may cost or what it asks."""
+    """Return further fields of the request, except those that decide its cost or content."""
     extra: Any = spec.get("extra") or {}
     if not isinstance(extra, Mapping):
         raise InputError(explain(f"extra of {slug}", got=type(extra).__name__, expected="fields of a request"))
@@ -158,7 +158,7 @@ def _extra(spec: Mapping[str, Any], slug: str) -> dict[str, Any]:
 
 
 def _clean(key: str | None) -> str | None:
-    """A key as it was meant: files from other systems end their lines in more than one way."""
+    """Return a key without line ends, of which files from other systems have several kinds."""
     if key is None:
         return None
     stripped = key.strip()
@@ -177,15 +177,17 @@ class MissingKeyError(InputError, RuntimeError):
         )
 
 
-# Money as whole nano-dollars: sums are exact, and a bound is never rounded below what it bounds.
+# ---- money
+
+# Amounts are whole nano-dollars: sums are exact, and a bound is never rounded down below what it bounds.
 
 NANO = 10**9
-# SQLite holds sums below 2**63: a thousand amounts that are none of this world still fit.
+# SQLite holds sums below 2**63: a thousand absurdly large amounts still fit.
 _MOST = 2**53
 
 
 def to_nano(dollars: float | str | Decimal) -> int:
-    """Rounded up to the next nano-dollar; what no ledger can hold is the most that one can."""
+    """Return nano-dollars, rounded up and limited to what a ledger can hold."""
     amount = Decimal(str(dollars))
     return _MOST if amount > _MOST // NANO else int((amount * NANO).to_integral_value(ROUND_CEILING))
 
@@ -195,20 +197,20 @@ def to_dollars(nano: int) -> float:
 
 
 class Price(NamedTuple):
-    """US dollars per million tokens, and per request where a provider takes that too."""
+    """US dollars per million tokens, and per request if a provider charges that, too."""
 
     input_per_mtok: Decimal
     output_per_mtok: Decimal
     per_request: Decimal = Decimal(0)
 
     def bound(self, prompt_tokens: int, completion_tokens: int) -> int:
-        """The most that this many tokens can cost, in nano-dollars."""
+        """Return the highest cost of this many tokens, in nano-dollars."""
         tokens = prompt_tokens * self.input_per_mtok + completion_tokens * self.output_per_mtok
         return to_nano(tokens / 1_000_000 + self.per_request)
 
 
 def price_of(teacher: Mapping[str, Any]) -> Price | None:
-    """A teacher's price; None where it has none. A price that is no price is an error, not a zero."""
+    """Return a teacher's price, or None if it has none. Raises for an invalid price."""
     token_prices = [teacher.get(name) for name in ("input_per_mtok", "output_per_mtok")]
     if any(price is None for price in token_prices):
         return None
@@ -217,7 +219,7 @@ def price_of(teacher: Mapping[str, Any]) -> Price | None:
 
 
 def check_cap(max_total_usd: float) -> int:
-    """The cap in nano-dollars, rounded down: a cap is a promise."""
+    """Return the cap in nano-dollars, rounded down."""
     if not isinstance(max_total_usd, int | float | Decimal) or not math.isfinite(max_total_usd) or max_total_usd < 0:
         raise InputError(explain("max_total_usd", got=repr(max_total_usd), expected="0 or more US dollars"))
     return int(Decimal(str(max_total_usd)) * NANO)

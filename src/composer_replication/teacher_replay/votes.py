@@ -1,9 +1,9 @@
-"""Votes of teachers over classes of equal actions, and when the votes still to come cannot change the pair.
+"""Votes of teachers for equal actions, and when the votes still to come cannot change the preference pair.
 
-The class with the most votes wins if it has the threshold; a tie at the top is no consensus. A teacher that failed has
-no vote. The pair's chosen text is that of the winning class's first teacher in the order they are asked. So those asked
-so far must be the first ones of that order: then a class that has won whatever the others say has a teacher among them,
-and everyone not yet asked stands behind that teacher. The chosen text cannot change either.
+The class of equal actions with the most votes wins if it reaches the threshold; a tie is no consensus. A teacher that
+failed has no vote. The chosen text of the pair is that of the first teacher of the winning class, in the order of
+asking. The teachers asked so far are the first ones of that order: a class that wins whatever the others answer has a
+teacher among them, which precedes all that are not asked yet. So the chosen text cannot change either.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from composer_replication.types import (
 
 
 class _Voter(NamedTuple):
-    """`action` is None where there is no vote; then `reason` says why: error, unreadable or empty."""
+    """A vote; `action` is None if there is none, and then `reason` says why: error, unreadable or empty."""
 
     action: Action | None
     reason: str = ""
@@ -47,7 +47,7 @@ def is_unsent(result: TeacherCallResult) -> bool:
 
 
 def voter_of(result: TeacherCallResult) -> _Voter:
-    """What a teacher did: by the structured message where there is one, else by its text."""
+    """Return what a teacher did, from the structured message if there is one, else from its text."""
     if result["error"] is not None:
         return _Voter(None, "error")
     message = cast("Mapping[str, Any]", result).get("message")
@@ -59,7 +59,7 @@ def voter_of(result: TeacherCallResult) -> _Voter:
 
 
 def reply_text(result: TeacherCallResult, action: Action) -> str:
-    """A teacher's own words, with the calls that only the message holds written behind them."""
+    """Return a teacher's text, followed by the calls that only the message holds."""
     text = result["response_text"] or ""
     if not action.calls or len(parse_reply(text).calls) == len(action.calls):
         return text or action.text
@@ -71,7 +71,7 @@ Reason = Literal["consensus", "tie", "below_threshold", "no_votes"]
 
 @dataclass(frozen=True, slots=True)
 class _VoteClass:
-    """Teachers that did the same, in the order they were asked."""
+    """Teachers that did the same, in the order of asking."""
 
     key: str
     teachers: tuple[str, ...]
@@ -79,7 +79,9 @@ class _VoteClass:
 
 @dataclass(frozen=True, slots=True)
 class Vote:
-    """`classes` are ordered by votes, then by who was asked first; `winner` is one of them or None."""
+    """The result of a vote. `classes` are ordered by votes, then by who was asked first; `winner` is one of them or
+    None.
+    """
 
     winner: _VoteClass | None
     reason: Reason
@@ -91,12 +93,12 @@ class Vote:
 
     @property
     def num_agreeing_pairs(self) -> int:
-        """Pairs of teachers that did the same, of num_votes * (num_votes - 1) / 2."""
+        """The number of pairs of teachers that agree, of num_votes * (num_votes - 1) / 2."""
         return sum(len(vote_class.teachers) * (len(vote_class.teachers) - 1) // 2 for vote_class in self.classes)
 
 
 def count_votes(keys_by_teacher: Mapping[str, str | None], threshold: int = 2) -> Vote:
-    """The vote of teachers in the order of the mapping, by the keys of their actions; None is a teacher that failed."""
+    """Count the votes of teachers by the keys of their actions; None is a teacher that failed."""
     _check_threshold(threshold)
     teachers: dict[str, list[str]] = {}
     for teacher, key in keys_by_teacher.items():
@@ -122,10 +124,10 @@ def can_still_change(
     *,
     count_matters: bool = False,
 ) -> bool:
-    """Whether some way for the remaining teachers to vote or fail gives another pair than the votes so far.
+    """Return whether the remaining teachers could vote or fail such that the pair changes.
 
     `votes` are the keys of the teachers asked so far (None: failed), `student` is the key of what the student did. Two
-    pairs are the same if both are missing or both choose the same class; with `count_matters`, if as many agree.
+    pairs are the same if both are missing or both choose the same class; with `count_matters`, if as many agree, too.
     """
     _check_threshold(threshold)
     counts = Counter(key for key in votes if key is not None)
@@ -135,9 +137,9 @@ def can_still_change(
     if num_remaining <= 0:
         return False
     if top >= threshold and top > second and ordered[0][0] != student:
-        # A pair stands. What may undo it is a rival that comes level; one nobody has voted for yet counts as well.
+        # There is a pair. A rival that draws level undoes it; a class without votes so far counts as a rival, too.
         return count_matters or second + num_remaining >= top
-    # No pair stands. It takes a class other than the student's that reaches the threshold and leaves all others behind.
+    # There is no pair. That changes if a class other than the student's reaches the threshold and beats all others.
     new_class = num_remaining >= threshold and num_remaining > top
     return new_class or any(
         number + num_remaining >= threshold and number + num_remaining > _highest_but(key, counts)
@@ -155,13 +157,13 @@ def _check_threshold(threshold: int) -> None:
         raise InputError(explain("agreement threshold", got=repr(threshold), expected="an integer of at least 1"))
 
 
-# What the messages before a state had shown: the folder, the tools' schemas, and the files.
+# ---- what the messages before a state had shown: the folder, the schemas of tools, and the files
 
-_MAX_SESSIONS = 64  # as many as are asked about at one time
+_MAX_SESSIONS = 64  # as many as are asked about at the same time
 
 
 class ContextAlong:
-    """What the messages before one state after the other show; those that the last state had are not read again."""
+    """Reads what the messages before successive states of a session show; each message is read once."""
 
     def __init__(self, *, cwd: str | None = None, tools: Tools | None = None) -> None:
         self._cwd = normal_path(cwd, None) if cwd else None
@@ -181,7 +183,7 @@ class ContextAlong:
 
 
 class StateContexts:
-    """Contexts of states of any session: what an earlier state of one has shown is not read again for a later one."""
+    """Contexts of states of any session: messages that an earlier state has shown are not read again."""
 
     def __init__(self, *, cwd: str | None = None, tools: Tools | None = None) -> None:
         self._cwd, self._tools = cwd, tools
@@ -201,7 +203,7 @@ class StateContexts:
 
 
 class _StateReader:
-    """Tells a session's state what its messages say."""
+    """Adds what messages say to a session's state."""
 
     def __init__(self, cwd: str | None) -> None:
         self.state = SessionState(cwd)
@@ -230,14 +232,14 @@ class _StateReader:
             self.state.add(call, text, failed=failed)
 
 
-# Whether another teacher is worth asking: exactly (its vote can still change the pair), or by a rule of thumb.
+# ---- whether another teacher is worth asking: exactly (its vote can change the pair), or by a rule of thumb
 
 
 class StateVotes:
-    """What the answers to a state so far decide, read as `extract_pairs` reads them: what it says the pairs will be.
+    """What the answers to a state so far decide, by the same reading as `extract_pairs`.
 
-    What an earlier state of a session has shown is not read again for a later one: states come in order, or are read
-    ahead in order and then come in any.
+    Messages that an earlier state of a session has shown are not read again: states come in order, or are read ahead in
+    order and then come in any order.
     """
 
     def __init__(self, *, cwd: str | None = None, tools: Tools | None = None) -> None:
@@ -245,7 +247,7 @@ class StateVotes:
         self._ahead: dict[str, ActionContext] = {}
 
     def read_ahead(self, states: Sequence[TraceState]) -> None:
-        """What each state of a session has shown, kept until that state is done with."""
+        """Read the states of a session ahead, and store what each shows until the state is done."""
         for state in states:
             self._ahead[state["state_id"]] = self._context(state)
 
@@ -253,7 +255,7 @@ class StateVotes:
         self._ahead.pop(state["state_id"], None)
 
     def agrees_with_student(self, state: TraceState, answer: TeacherCallResult) -> bool:
-        """Whether a teacher did what the student did."""
+        """Return whether a teacher did what the student did."""
         action = voter_of(answer).action
         if action is None:
             return False
@@ -263,14 +265,16 @@ class StateVotes:
     def can_change(
         self, state: TraceState, answers: Sequence[TeacherCallResult], *, threshold: int, num_teachers: int
     ) -> bool:
-        """Whether the teachers not yet asked can change the pair; `answers` are those of the first ones in order."""
+        """Return whether teachers that were not asked yet can change the pair; `answers` are those of the first ones in
+        order.
+        """
         actions = [voter_of(answer).action for answer in answers]
-        if not any(actions):  # nobody has voted yet: whom the votes will be compared to does not matter
+        if not any(actions):  # nobody has voted yet: what the votes are compared with does not matter
             return can_still_change([], "", threshold, num_teachers - len(answers))
         context = self._context(state)
         student = self._student_key(state, context)
         if student is None:
-            return False  # what the student did cannot be read: no pair, whatever the teachers say
+            return False  # the student's action cannot be read: there is no pair, whatever the teachers answer
         votes = [None if action is None else action_key(action, context) for action in actions]
         return can_still_change(votes, student, threshold, num_teachers - len(answers))
 
@@ -286,9 +290,9 @@ class StateVotes:
 
 
 class Gate:
-    """Count what it saved, and for a rule of thumb the pairs it may have lost.
+    """Counts the calls that a gate saved and, for a rule of thumb, the pairs it may have lost.
 
-    A call is saved where the answers so far decide the pair, not where an earlier teacher could not be asked.
+    A call is saved if the answers so far decide the pair, not if an earlier teacher could not be asked.
     """
 
     def __init__(self, kind: Literal["exact", "agree"], threshold: int, num_teachers: int, votes: StateVotes) -> None:
@@ -296,7 +300,7 @@ class Gate:
         self.counts: Counter[str] = Counter()
 
     def read_ahead(self, states: Sequence[TraceState]) -> None:
-        """The states of a session in order, before they are asked about in any."""
+        """Read the states of a session in order, before they are asked about in any order."""
         self._votes.read_ahead(states)
 
     def is_done_with(self, state: TraceState) -> None:
