@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from composer_replication.atomic import remove
 from composer_replication.errors import InputError, RunError, explain
-from composer_replication.ingestion import forget as ingested
+from composer_replication.ingestion import forget as ingested_sessions
 from composer_replication.runs import ARTEFACTS, RunDir
 from composer_replication.runs import files as rows
 from composer_replication.runs.artefacts import ArtefactMeta
@@ -165,7 +165,8 @@ def forget(run: RunDir, sessions: Sequence[str], *, discard_answers: bool = Fals
         read_tools(run, with_test=True)  # what cannot be read is found out before anything is taken away
         removed_ids = frozenset(plan.conversations)
         alive = {identity for identity, _, _ in _links(run)} - removed_ids
-        ingested.mark(run, removed_ids)  # first: from here on, no crash brings them back
+        # First: from here on, no crash brings them back.
+        ingested_sessions.mark_forgotten(run, removed_ids)
         replayed.forget(run, removed_ids, alive)
         forget_conventions(run, removed_ids)
         for name in plan.deleted:
@@ -175,7 +176,7 @@ def forget(run: RunDir, sessions: Sequence[str], *, discard_answers: bool = Fals
         metas = {name: run.meta(name) for name in plan.filtered}
         for name, meta in metas.items():
             _forget_rows(run, name, removed_ids, meta)
-        ingested.forget(run, removed_ids)
+        ingested_sessions.forget(run, removed_ids)
         for name, meta in metas.items():  # once more: they are current only beside the new conversations
             _forget_rows(run, name, removed_ids, meta)
         return plan

@@ -1,4 +1,8 @@
-"""The rows of every planned family, new and old, as lines on disk: which of them stay is decided afterwards."""
+"""Plan an ingest and gather the rows of all families in a temporary file; which of them stay is decided in `into_run`.
+
+A family is a session log with the files of its subagents. The rows of a family depend only on its files and the scrub
+settings, and families are returned in the order of the plan. So one process or many write the same bytes.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +32,9 @@ from composer_replication.ingestion.registry import (
     is_ignored,
     read_with_files,
 )
-from composer_replication.ingestion.scrubbing import FamilyScrubber, ScrubSettings, shown
+from composer_replication.ingestion.scrubbing import FamilyScrubber, ScrubSettings, printable
 from composer_replication.ingestion.session_sources import (
-    Earlier,
+    EarlierIngest,
     Row,
     RowFacts,
     SessionSource,
@@ -48,7 +52,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class GatheredFamily:
-    """A family whose lines lie in a file from `offset` on, their ids without suffix."""
+    """A family whose lines are in a file from `offset` on; their ids have no suffix yet."""
 
     source: SessionSource
     was_read: bool
@@ -67,13 +71,13 @@ class GatheredFamily:
 @contextlib.contextmanager
 def gather(
     folder: Path,
-    planned: list[Planned],
-    earlier: Earlier,
+    planned: list[PlannedFamily],
+    earlier: EarlierIngest,
     scrub: ScrubSettings | None,
     num_workers: int | None,
     progress: Callable[[int, int], None] | None,
 ) -> Generator[list[GatheredFamily], None, None]:
-    """Read what is to be read, take over the rest. The spool has no name and is gone with the process."""
+    """Read the families that have to be read and reuse the rows of the others. The temporary file has no name."""
     total, done = sum(planned_family.num_bytes for planned_family in planned), 0
     families_to_read = (
         (planned_family.source, planned_family.family)
@@ -82,15 +86,15 @@ def gather(
     )
     gathered: list[GatheredFamily] = []
     with tempfile.TemporaryFile(dir=folder) as spool:
-        taking = _TakingOver(earlier, spool, None if scrub is None else scrub.family_scrubber())
-        reading = _read_families(
+        reuse = _RowReuse(earlier, spool, None if scrub is None else scrub.family_scrubber())
+        read_families = _read_families(
             families_to_read, scrub, earlier.forgotten, num_workers=num_workers or workers_for(total)
         )
         for planned_family in planned:
             gathered.append(
-                taking.whole(planned_family)
+                reuse.reuse_rows(planned_family)
                 if planned_family.family is None
-                else taking.beside(planned_family, next(reading))
+                else reuse.merge_rows(planned_family, next(read_families))
             )
             done += planned_family.num_bytes
             if progress is not None:
@@ -98,14 +102,14 @@ def gather(
         yield gathered
 
 
-class _TakingOver:
-    """Rows of the last ingest: where they lie, or made anew where the settings are others."""
+class _RowReuse:
+    """Reuses rows of the last ingest: in place, or scrubbed again if the settings have changed."""
 
-    def __init__(self, earlier: Earlier, spool: BinaryIO, scrubber: FamilyScrubber | None) -> None:
+    def __init__(self, earlier: EarlierIngest, spool: BinaryIO, scrubber: FamilyScrubber | None) -> None:
         self._earlier, self._spool, self._scrubber = earlier, spool, scrubber
 
-    def whole(self, planned: Planned) -> GatheredFamily:
-        """A family that is not read."""
+    def reuse_rows(self, planned: PlannedFamily) -> GatheredFamily:
+        """Return the rows that the last ingest stored for a family, without reading its logs."""
         old, earlier = planned.old or planned.source, self._earlier
         if earlier.same_settings and not old.id_suffix:
             offset, rows = earlier.take(old)
@@ -115,10 +119,10 @@ class _TakingOver:
         source = replace(planned.source, id_suffix="") if earlier.same_settings else source
         return self._spooled(source, *self._written(rows), was_read=False)
 
-    def beside(self, planned: Planned, read: _FamilyLines) -> GatheredFamily:
-        """What was read, and the conversations of files of the family that are no longer there."""
+    def merge_rows(self, planned: PlannedFamily, read: _FamilyLines) -> GatheredFamily:
+        """Return the rows just read, with the stored rows of the family's deleted files."""
         old = planned.old
-        if old is None or not planned.gone.intersection(old.file_of):
+        if old is None or not planned.deleted_files.intersection(old.file_of):
             return self._spooled(*read, was_read=True)
         account, rows = self._rows(old)
         lines, facts = self._written(rows)
@@ -126,23 +130,23 @@ class _TakingOver:
         kept_lines = [
             (file, line, fact)
             for name, file, line, fact in zip(old.file_of, account.file_of, lines, facts, strict=True)
-            if name in planned.gone and fact.id not in ids and fact.mark not in marks  # not just renamed
+            if name in planned.deleted_files
+            and fact.id not in ids
+            and fact.mark not in marks  # else the file was only renamed
         ]
-        together = sorted(
+        merged = sorted(
             [*kept_lines, *zip(read.source.file_of, read.lines, read.facts, strict=True)],
             key=lambda entry: file_order(entry[0]),
         )
         source = replace(
             read.source,
             format=read.source.format or account.format,
-            conversations=[fact.id for _, _, fact in together],
-            file_of=[file for file, _, _ in together],
+            conversations=[fact.id for _, _, fact in merged],
+            file_of=[file for file, _, _ in merged],
             redactions=dict(Counter(account.redactions) + Counter(read.source.redactions)),
         )
-        source = with_rows(source, [orjson.loads(line) for _, line, _ in together])
-        return self._spooled(
-            source, [line for _, line, _ in together], [fact for _, _, fact in together], was_read=True
-        )
+        source = with_rows(source, [orjson.loads(line) for _, line, _ in merged])
+        return self._spooled(source, [line for _, line, _ in merged], [fact for _, _, fact in merged], was_read=True)
 
     def _spooled(
         self, source: SessionSource, lines: Sequence[bytes], facts: Sequence[RowFacts], *, was_read: bool
@@ -157,44 +161,49 @@ class _TakingOver:
         return lines, [facts_of(row, self._earlier.forgotten) for row in rows]
 
     def _rows(self, source: SessionSource) -> tuple[SessionSource, list[Row]]:
-        """Its account and rows, their ids without suffix; scrubbed once more where the settings are others."""
+        """Return a family's account and rows without id suffixes, scrubbed again if the settings have changed."""
         stored = with_suffix(self._earlier.take(source)[1], suffix="", remove=source.id_suffix)
         source = replace(source, id_suffix="")
         if self._earlier.same_settings:
             return source, stored
         if self._scrubber is None:
             return source, [conversation_to_row(conversation_from_row(row)) for row in stored]
-        scope = self._scrubber.scope()  # there is no file any more: all there is to scrub is what was kept
+        # The log is gone, so the stored text is scrubbed once more. It already has placeholders, whose numbers must not
+        # be used for other values.
+        scope = self._scrubber.scope()
         scope.reserve(stored)
         scrubbed = [conversation_to_row(self._scrubber.scrub(conversation_from_row(row), scope)) for row in stored]
         return replace(
             source,
-            path=shown(source.path, scope),
-            name=shown(source.name, scope),
-            files=[shown(file, scope) for file in source.files],
-            file_of=[shown(file, scope) for file in source.file_of],
+            path=printable(source.path, scope),
+            name=printable(source.name, scope),
+            files=[printable(file, scope) for file in source.files],
+            file_of=[printable(file, scope) for file in source.file_of],
             conversations=[row["id"] for row in scrubbed],
-            skipped={shown(reason, scope): number for reason, number in source.skipped.items()},
-            skips=[(shown(str(reason), scope), shown(str(file), scope), line) for reason, file, line in source.skips],
+            skipped={printable(reason, scope): number for reason, number in source.skipped.items()},
+            skips=[
+                (printable(str(reason), scope), printable(str(file), scope), line)
+                for reason, file, line in source.skips
+            ],
             redactions=scope.report.to_dict() or source.redactions,
         ), scrubbed
 
 
-# Which families have to be read, and which rows of an earlier ingest can be taken over.
+# The plan: which families have to be read, and which rows of the last ingest can be reused.
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
-    """One family of the artefact to be: to be read when `family` is there, else taken over.
+class PlannedFamily:
+    """One family of the artifact to write: read if `family` is set, otherwise reused.
 
-    `old` is its account from the earlier ingest. Of a family that is read, `gone` names files that the earlier ingest
-    had and that are no longer there: their conversations stay.
+    `old` is its account from the last ingest. `deleted_files` are files of a family to read that the last ingest had
+    and that no longer exist: their conversations stay.
     """
 
     source: SessionSource
     family: Family | None = None
     old: SessionSource | None = None
-    gone: frozenset[str] = frozenset()
+    deleted_files: frozenset[str] = frozenset()
 
     @property
     def num_bytes(self) -> int:
@@ -203,11 +212,11 @@ class Planned:
 
 @dataclass
 class IngestPlan:
-    """All families in the order of the artefact, what was left out while looking for files, and the empty paths."""
+    """All families in the order of the artifact, what was skipped during discovery, and the paths without sessions."""
 
-    families: list[Planned] = field(default_factory=list[Planned])
-    outside: IngestReport = field(default_factory=IngestReport)
-    of_root: dict[Path, set[str]] = field(default_factory=dict[Path, set[str]])
+    families: list[PlannedFamily] = field(default_factory=list[PlannedFamily])
+    discovery: IngestReport = field(default_factory=IngestReport)
+    paths_of_root: dict[Path, set[str]] = field(default_factory=dict[Path, set[str]])
     all_ignored: set[Path] = field(default_factory=set[Path])
     unused_patterns: list[str] = field(default_factory=list[str])
 
@@ -215,25 +224,27 @@ class IngestPlan:
 def plan(
     run_root: Path,
     roots: Sequence[Path],
-    earlier: Earlier,
+    earlier: EarlierIngest,
     *,
     scrub: ScrubSettings | None,
     exclude: Sequence[str],
     reread: bool,
     follow_links: bool = False,
 ) -> IngestPlan:
-    """Look at the files below `roots` and decide what to do with each family, and with those of earlier ingests."""
-    work = _Planning(run_root, earlier, None if scrub is None else scrub.scrubber(), exclude, follow_links)
+    """Find the files below `roots` and decide what to do with every family, including those of earlier ingests."""
+    planning = _Planning(run_root, earlier, None if scrub is None else scrub.scrubber(), exclude, follow_links)
     for root in roots:
-        work.look_at(root)
-    return work.settle(reread=reread or not earlier.same_settings)
+        planning.discover(root)
+    return planning.finish(reread=reread or not earlier.same_settings)
 
 
 class _Planning:
+    """Collects the families below several roots and compares them with the last ingest."""
+
     def __init__(
         self,
         run_root: Path,
-        earlier: Earlier,
+        earlier: EarlierIngest,
         scrubber: Scrubber | None,
         exclude: Sequence[str],
         follow_links: bool,
@@ -242,49 +253,56 @@ class _Planning:
         self._run_root, self._earlier, self._scrubber = run_root, earlier, scrubber
         self._exclude = list(exclude)
         self._patterns = list(exclude)
-        self._found: dict[str, tuple[SessionSource, Family]] = {}
-        self._seen: dict[frozenset[str], str] = {}
+        self._families: dict[str, tuple[SessionSource, Family]] = {}
+        """Path -> the account to complete and the family."""
+        self._path_of_files: dict[frozenset[str], str] = {}
+        """Resolved files -> path: a family below two roots is read once."""
         self._paths: set[str] = set()
         self._num_alike: Counter[str] = Counter()
         self._ignored: list[str] = []
         self._ignored_inodes: set[int] = set()
         self._plan = IngestPlan()
 
-    def look_at(self, root: Path) -> None:
+    def discover(self, root: Path) -> None:
+        """Add the families below a root."""
         folder = root if root.is_dir() else root.parent
         folder_name = portable_name(folder.resolve(), self._run_root)
-        report, left_out, below = IngestReport(), list[str](), self._plan.of_root.setdefault(root, set())
+        report, left_out, below = IngestReport(), list[str](), self._plan.paths_of_root.setdefault(root, set())
         files_below = discover(root, report, exclude=self._exclude, ignored=left_out, follow_links=self._follow_links)
         for family in families(files_below):
             files = family.files()
-            if files not in self._seen:
-                self._seen[files] = path = self._unique(self._shown(f"{folder_name}/{family.name}"))
-                self._found[path] = (self._draft(path, family), family)
-            below.add(self._seen[files])
+            if files not in self._path_of_files:
+                self._path_of_files[files] = path = self._unique(self._printable(f"{folder_name}/{family.name}"))
+                self._families[path] = (self._draft(path, family), family)
+            below.add(self._path_of_files[files])
         if left_out and not below:
             self._plan.all_ignored.add(root)
         self._ignored += left_out
         self._ignored_inodes |= {(folder / name).stat().st_ino for name in left_out if (folder / name).is_file()}
         self._patterns += ignore_patterns(folder) if root.is_dir() else []
-        self._plan.outside.skipped.update(report.skipped)
-        self._plan.outside.skips += [Skip(skip.reason, self._shown(skip.file), skip.line) for skip in report.skips]
+        self._plan.discovery.skipped.update(report.skipped)
+        self._plan.discovery.skips += [
+            Skip(skip.reason, self._printable(skip.file), skip.line) for skip in report.skips
+        ]
 
-    def settle(self, *, reread: bool) -> IngestPlan:
+    def finish(self, *, reread: bool) -> IngestPlan:
+        """Return the plan; `reread` reads every family whose files exist."""
         matches = self._matches()
         claimed = {id(account) for account in matches.values()}
         lost_accounts = [
             account for account in self._earlier.sources if id(account) not in claimed and account.conversations
         ]
         kept_accounts = [account for account in lost_accounts if not self._is_left_out(account)]
-        # The session that a copy was a copy of may be gone, so copies are looked at again where anything has changed.
-        is_still = len(kept_accounts) == len(lost_accounts) and all(
-            path in matches and _is_same(matches[path], draft) for path, (draft, _) in self._found.items()
+        # If anything has changed, copies are read again: the session that they duplicated may no longer be there.
+        is_unchanged = len(kept_accounts) == len(lost_accounts) and all(
+            path in matches and _is_same(matches[path], draft) for path, (draft, _) in self._families.items()
         )
         planned = [
-            _decide(draft, family, matches.get(path), reread, is_still) for path, (draft, family) in self._found.items()
+            _decide(draft, family, matches.get(path), reread, is_unchanged)
+            for path, (draft, family) in self._families.items()
         ]
-        for account in kept_accounts:  # somebody else's file may have the place of one that is gone
-            planned.append(Planned(replace(account, path=self._unique(account.path)), old=account))
+        for account in kept_accounts:  # a new file may have the path of a deleted one
+            planned.append(PlannedFamily(replace(account, path=self._unique(account.path)), old=account))
         self._plan.families = sorted(planned, key=lambda planned_family: planned_family.source.path)
         used = {pattern for pattern in self._exclude if any(is_ignored(name, [pattern]) for name in self._ignored)}
         used |= {p for p in self._exclude if any(is_ignored(account.name, [p]) for account in self._earlier.sources)}
@@ -292,12 +310,15 @@ class _Planning:
         return self._plan
 
     def _matches(self) -> dict[str, SessionSource]:
-        """Accounts of the families that are there: the same file first, then the same path; each is claimed once."""
+        """Return path -> the last ingest's account of the same family, each used at most once.
+
+        The same file counts first (a renamed folder keeps its rows), then the same path.
+        """
         matches: dict[str, SessionSource] = {}
         claimed: set[int] = set()
         for key_of in (self._file_key, lambda account: account.path):
             accounts = {key_of(account): account for account in self._earlier.sources if id(account) not in claimed}
-            for path, (draft, _) in self._found.items():
+            for path, (draft, _) in self._families.items():
                 same = accounts.get(key_of(draft))
                 if path not in matches and same is not None and id(same) not in claimed:
                     matches[path] = same
@@ -305,67 +326,71 @@ class _Planning:
         return matches
 
     def _file_key(self, account: SessionSource) -> tuple[int, str]:
-        """Inode and name: the inode of a deleted file is soon another's. Other settings may have scrubbed the name."""
+        """Return inode and name: the file system reuses the inode of a deleted file.
+
+        With other scrub settings the name may be redacted differently, so only the inode counts.
+        """
         inode = account.inodes[0] if account.inodes else 0
         return inode, account.name.rpartition("/")[2] if self._earlier.same_settings else ""
 
     def _is_left_out(self, account: SessionSource) -> bool:
-        """What is excluded goes, whether or not its file is still there."""
-        if self._ignored_inodes.intersection(account.inodes[:1]):  # its name may be scrubbed here
+        """Return whether an account is excluded, whether or not its file still exists."""
+        if self._ignored_inodes.intersection(account.inodes[:1]):  # the account's name may be redacted
             return True
         names = [account.name, *account.files]
         return any(is_ignored(name, self._patterns) for name in names)
 
     def _draft(self, path: str, family: Family) -> SessionSource:
-        stamp, names = family.stamp(), [self._shown(source.name) for source in family.sources]
+        """Return the account of a family before it is read."""
+        stamp, names = family.stamp(), [self._printable(source.name) for source in family.sources]
         return SessionSource(
             path=path,
-            name=self._shown(family.name),
+            name=self._printable(family.name),
             files=names,
             sizes=[file_stamp.size for file_stamp in stamp],
             mtimes_ns=[file_stamp.mtime_ns for file_stamp in stamp],
             inodes=[file_stamp.inode for file_stamp in stamp],
         )
 
-    def _shown(self, text: str) -> str:
-        return shown(text, None if self._scrubber is None else self._scrubber.scope())
+    def _printable(self, text: str) -> str:
+        """Return a name as artifacts may show it."""
+        return printable(text, None if self._scrubber is None else self._scrubber.scope())
 
     def _unique(self, path: str) -> str:
-        """Two people's folders may look the same scrubbed: the second gets a number."""
+        """Return the path with a number if needed: two users' folders may look the same once redacted."""
         unique = path
         while unique in self._paths:
-            self._num_alike[path] += 1  # the numbers up to here are taken: many may look the same
+            self._num_alike[path] += 1  # remembered, so that many equal paths do not each count up from 1
             unique = f"{path}~{self._num_alike[path] + 1}"
         self._paths.add(unique)
         return unique
 
 
-def _decide(draft: SessionSource, family: Family, old: SessionSource | None, reread: bool, is_still: bool) -> Planned:
+def _decide(
+    draft: SessionSource, family: Family, old: SessionSource | None, reread: bool, is_unchanged: bool
+) -> PlannedFamily:
     if old is None:
-        return Planned(draft, family)
-    if _is_same(old, draft) and (is_still or old.status != "duplicate") and not reread:
-        return Planned(replace(old, inodes=draft.inodes), old=old)
-    # Of a family that was partly gone before, `files` has only what was left of it.
-    return Planned(draft, family, old, frozenset([*old.files, *old.file_of]) - frozenset(draft.files))
+        return PlannedFamily(draft, family)
+    if _is_same(old, draft) and (is_unchanged or old.status != "duplicate") and not reread:
+        return PlannedFamily(replace(old, inodes=draft.inodes), old=old)
+    # `files` lacks those that were deleted before the last ingest; `file_of` still has them.
+    return PlannedFamily(draft, family, old, frozenset([*old.files, *old.file_of]) - frozenset(draft.files))
 
 
 def _is_same(old: SessionSource, draft: SessionSource) -> bool:
     return (old.stamp, old.name, old.path) == (draft.stamp, draft.name, draft.path)
 
 
-# Families to finished lines of `conversations.jsonl`, one after the other or in several processes.
-#
-# The lines of a family depend on nothing but its files and the settings, and come back in the order they were asked
-# for: one process or many, the artefact has the same bytes.
+# Reading: families become finished lines of `conversations.jsonl`, in this process or in several.
 
-# How many results may wait for the one before them, per process: enough to keep all busy, and memory flat.
-_AHEAD = 4
-_MOST_WORKERS = 8
-_BYTES_PER_WORKER = 1 << 20  # what one process reads while another one starts
+# How many results per process may wait for the one before them: keeps all processes busy, and bounds memory.
+_MAX_AHEAD = 4
+_MAX_WORKERS = 8
+_BYTES_PER_WORKER = 1 << 20  # about what one process reads in the time that another needs to start
 
 
 class _FamilyLines(NamedTuple):
-    """What a family gave: its conversations as lines of JSON, what is to be known of each, and the account of it."""
+    """A family after reading: its account, its conversations as lines of JSON, and the facts about each."""
 
     source: SessionSource
     lines: list[bytes]
@@ -373,38 +398,37 @@ class _FamilyLines(NamedTuple):
 
 
 def workers_for(num_bytes: int) -> int:
-    """How many processes pay off: one per core, but none for so little that it is read before they have begun."""
+    """Return how many processes pay off: one per core, but none for logs that are read before it has started."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(_MOST_WORKERS, cores, 1 + num_bytes // _BYTES_PER_WORKER)
+    return min(_MAX_WORKERS, cores, 1 + num_bytes // _BYTES_PER_WORKER)
 
 
 def _read_families(
-    asked: Iterable[tuple[SessionSource, Family]],
+    drafts: Iterable[tuple[SessionSource, Family]],
     settings: ScrubSettings | None,
     forgotten: frozenset[str],
     *,
     num_workers: int,
 ) -> Iterator[_FamilyLines]:
-    """The lines of every family, in order; `asked` brings the account to complete."""
+    """Yield the lines of every family in order; `drafts` are the accounts to complete, with their families."""
     if num_workers <= 1:
         scrubber = None if settings is None else settings.family_scrubber()
-        for draft, family in asked:
+        for draft, family in drafts:
             yield read_lines(draft, family, scrubber, forgotten)
         return
-    # Not fork: the caller may have threads, a progress bar's for one, and a lock that one of them holds stays held.
+    # Not fork: a lock that another thread of the caller holds (a progress bar has one) would stay locked in the child.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(num_workers, context, initializer=_start_worker, initargs=(settings, forgotten)) as pool:
         waiting: deque[Future[_FamilyLines]] = deque()
         try:
-            for draft, family in asked:
+            for draft, family in drafts:
                 waiting.append(pool.submit(_read_in_worker, draft, family))
-                if len(waiting) > num_workers * _AHEAD:
+                if len(waiting) > num_workers * _MAX_AHEAD:
                     yield waiting.popleft().result()
             while waiting:
                 yield waiting.popleft().result()
-        except (BrokenProcessPool, BrokenPipeError) as error:  # a pipe to a worker that never began, not one of ours
-            died = "a worker process could not start or died, perhaps for lack of memory: try `--workers 1`"
-            raise RunError(died) from error
+        except (BrokenProcessPool, BrokenPipeError) as error:  # the pipe is to a worker that never started
+            raise RunError("A worker process died or did not start, perhaps out of memory. Try --workers 1.") from error
         finally:
             for future in waiting:
                 future.cancel()
@@ -413,7 +437,10 @@ def _read_families(
 def read_lines(
     draft: SessionSource, family: Family, scrubber: FamilyScrubber | None, forgotten: frozenset[str]
 ) -> _FamilyLines:
-    """Read, scrub and encode one family. What cannot be written is counted and named like what cannot be read."""
+    """Read, scrub and encode one family.
+
+    A conversation that JSON cannot hold is skipped and counted, like a record that cannot be read.
+    """
     report, scope = IngestReport(), None if scrubber is None else scrubber.scope()
     names = dict(zip((source.name for source in family.sources), draft.files, strict=True))
     lines, facts, file_of = list[bytes](), list[RowFacts](), list[str]()
@@ -432,7 +459,7 @@ def read_lines(
         file_of.append(names[file])
     skipped: Counter[str] = Counter()
     for reason, number in report.skipped.items():
-        skipped[shown(reason, scope)] += number
+        skipped[printable(reason, scope)] += number
     source = replace(
         draft,
         status="kept" if lines else "empty",
@@ -441,7 +468,7 @@ def read_lines(
         file_of=tuple(file_of),
         counts=dict(sorted(report.counts.items())),
         skipped=dict(sorted(skipped.items())),
-        skips=tuple((shown(skip.reason, scope), shown(skip.file, scope), skip.line) for skip in report.skips),
+        skips=tuple((printable(skip.reason, scope), printable(skip.file, scope), skip.line) for skip in report.skips),
         redactions={} if scope is None or not lines else scope.report.to_dict(),
     )
     return _FamilyLines(source, lines, facts)

@@ -1,4 +1,9 @@
-"""Sessions into a run directory: what is new is read, the rest taken over, and the bytes are those of a fresh run."""
+"""Ingest sessions into a run directory, reading only what is new. The result has the same bytes as a fresh ingest.
+
+Three steps: `gather.plan` decides which families (a session with its subagents' files) have to be read, `gather.gather`
+puts the rows of all families into a temporary file, and `drop_duplicates` decides which of them go into
+`conversations.jsonl`.
+"""
 
 from __future__ import annotations
 
@@ -13,26 +18,25 @@ import orjson
 
 from composer_replication.canonical_json import encode_as_written
 from composer_replication.errors import InputError, RunError, explain
-from composer_replication.ingestion import states as tool_schemas
 from composer_replication.ingestion.gather import (
     GatheredFamily,
     IngestPlan,
-    Planned,
+    PlannedFamily,
     gather,
     plan,
 )
-from composer_replication.ingestion.registry import no_session
+from composer_replication.ingestion.registry import no_session_error
 from composer_replication.ingestion.scrubbing import ScrubSettings
 from composer_replication.ingestion.session_sources import (
     COPY,
     FORGOTTEN,
     OLDER,
-    Earlier,
+    EarlierIngest,
     Row,
     RowFacts,
     SessionSource,
     add_totals,
-    first_places,
+    first_locations,
     id_mark,
     marks_along,
     read_earlier,
@@ -41,18 +45,19 @@ from composer_replication.ingestion.session_sources import (
     write_accounts,
 )
 from composer_replication.ingestion.source import IMAGES, UNPLACED, IngestReport
+from composer_replication.ingestion.states import write_tools
 from composer_replication.messages import ToolSchemas
 from composer_replication.privacy.scrubber import NAME_KIND
 from composer_replication.runs import RunDir
-from composer_replication.runs import files as rows
 from composer_replication.runs.artefacts import EncodedRow
+from composer_replication.runs.files import CONVERSATIONS_SCHEMA, CONVERSATIONS_VERSION, KEYS
 
 if TYPE_CHECKING:
     from composer_replication.ingestion.gather import GatheredFamily
 
 
 Progress = Callable[[int, int], None]
-"""Called with the bytes done and the bytes in all."""
+"""Called with the number of bytes done and the total number of bytes."""
 
 
 def ingest_into(
@@ -67,11 +72,11 @@ def ingest_into(
     follow_links: bool = False,
     progress: Progress | None = None,
 ) -> IngestSummary:
-    """Write `conversations.jsonl`, `session_sources.jsonl` and `tools.jsonl` of all sessions below `paths`.
+    """Write `conversations.jsonl`, `session_sources.jsonl` and `tools.jsonl` from all sessions below `paths`.
 
-    Sessions of earlier calls stay, also those whose files are gone by now; what is excluded or forgotten does not.
-    `scrub=None` leaves secrets in, and the sidecars say so. `num_workers=None` is as many processes as pay off.
-    On an error the run is left as it was.
+    Sessions of earlier ingests stay, even if their files are gone; excluded and forgotten ones are removed. With
+    `scrub=None` secrets stay in, and the sidecars say so. `num_workers=None` uses as many processes as pay off. On an
+    error the run is left unchanged.
     """
     with run.exclusive("ingest"):
         run.remove_leftovers("conversations", "session_sources", "tools")
@@ -86,9 +91,9 @@ def ingest_into(
                 reread=reread,
                 follow_links=follow_links,
             )
-            _refuse_what_cannot_be_read_anew(run, planned, earlier)
+            _check_logs_of_old_rows(run, planned, earlier)
             with gather(run.root, planned.families, earlier, scrub, num_workers, progress) as gathered:
-                _refuse_empty(planned, gathered)
+                _check_paths_hold_sessions(planned, gathered)
                 return _write(run, planned, gathered, earlier, scrub, tools or {})
         finally:
             earlier.close()
@@ -98,19 +103,19 @@ def _write(
     run: RunDir,
     planned: IngestPlan,
     gathered: Sequence[GatheredFamily],
-    earlier: Earlier,
+    earlier: EarlierIngest,
     scrub: ScrubSettings | None,
     tools: Mapping[str, Mapping[str, Any]],
 ) -> IngestSummary:
     sources, inferred = list[SessionSource](), ToolSchemas()
-    counts, drops = Counter[str](), Counter(planned.outside.skipped)
+    counts, drops = Counter[str](), Counter(planned.discovery.skipped)
 
     def all_lines() -> Iterator[EncodedRow]:
-        for family in settle(gathered):
+        for family in drop_duplicates(gathered):
             sources.append(family.source)
             for line, facts in zip(family.lines, family.facts, strict=True):
                 inferred.add(facts.tools)
-                yield EncodedRow(line, rows.KEYS)
+                yield EncodedRow(line, KEYS)
         add_totals(sources, counts, drops)
 
     settings = {"scrubbed": scrub is not None}
@@ -118,29 +123,29 @@ def _write(
     run.write_jsonl(
         "conversations",
         all_lines(),
-        schema=rows.CONVERSATIONS_SCHEMA,
-        version=rows.CONVERSATIONS_VERSION,
+        schema=CONVERSATIONS_SCHEMA,
+        version=CONVERSATIONS_VERSION,
         counts=counts,
         drops=drops,
         settings=settings | salted,
     )
     write_accounts(run, sources, is_scrubbed=scrub is not None)
     given_tools = tools if scrub is None else scrub.scrubber().scope().value(dict(tools))
-    tool_schemas.write_tools(run, inferred, given_tools, is_scrubbed=scrub is not None)
+    write_tools(run, inferred, given_tools, is_scrubbed=scrub is not None)
     return IngestSummary.of(sources, planned, gathered, lost=earlier.lost, is_scrubbed=scrub is not None)
 
 
 def _roots(paths: Iterable[str | Path]) -> list[Path]:
-    """An empty string is an unset variable, not the folder one happens to be in."""
+    """Return the paths. An empty string is refused: it is an unset variable, and would mean the current folder."""
     paths = list(paths)
     if any(str(path) == "" for path in paths):
         raise InputError(explain("path", got="an empty string", expected="a file or a folder with session logs"))
     return [Path(path) for path in paths]
 
 
-def _refuse_what_cannot_be_read_anew(run: RunDir, planned: IngestPlan, earlier: Earlier) -> None:
-    """Rows of an older version are read anew from their logs, all of which have to be among those named now."""
-    if not earlier.is_old:
+def _check_logs_of_old_rows(run: RunDir, planned: IngestPlan, earlier: EarlierIngest) -> None:
+    """Raise RunError if rows of an older version have to be read again, but some of their logs are missing."""
+    if not earlier.is_outdated:
         return
     missing = [
         planned_family.source.path
@@ -148,36 +153,34 @@ def _refuse_what_cannot_be_read_anew(run: RunDir, planned: IngestPlan, earlier: 
         if planned_family.family is None or _has_lost_files(planned_family)
     ]
     if missing:
-        got = (
-            f"a run made before arguments kept their order, with {len(missing)} sessions whose logs are not among"
-            " those that were named this time"
-        )
-        expected = f"the logs of all its sessions, to read them anew; the first that is missing: {missing[0]}"
-        fix = "Name them too. If they are gone, ingest the others into a new run: `crf ingest PATH... -o NEW_RUN`"
+        got = f"a run of an older version (arguments out of order) and {len(missing)} sessions without their logs"
+        expected = f"the logs of all its sessions, which have to be read again; the first missing one: {missing[0]}"
+        fix = "Add their paths. If they are deleted, ingest the others into a new run: `crf ingest PATH... -o NEW_RUN`"
         raise RunError(explain(str(run.root), got=got, expected=expected, fix=fix))
 
 
-def _has_lost_files(planned: Planned) -> bool:
-    return planned.old is not None and bool(planned.gone.intersection(planned.old.file_of))
+def _has_lost_files(planned: PlannedFamily) -> bool:
+    return planned.old is not None and bool(planned.deleted_files.intersection(planned.old.file_of))
 
 
-def _refuse_empty(planned: IngestPlan, gathered: Sequence[GatheredFamily]) -> None:
-    """A path that holds no session at all is an error, also beside others that do."""
-    held = {family.source.path: family for family in gathered}
-    for root, paths in planned.of_root.items():
-        below = [held[path] for path in paths]
+def _check_paths_hold_sessions(planned: IngestPlan, gathered: Sequence[GatheredFamily]) -> None:
+    """Raise InputError for a path without any session, even if other paths have some."""
+    by_path = {family.source.path: family for family in gathered}
+    for root, paths in planned.paths_of_root.items():
+        below = [by_path[path] for path in paths]
         if root in planned.all_ignored or any(family.facts or FORGOTTEN in family.source.skipped for family in below):
             continue
-        reasons = Counter[str](planned.outside.skipped)
+        reasons = Counter[str](planned.discovery.skipped)
         for family in below:
             reasons.update(family.source.skipped)
-        raise no_session(root, reasons)
+        raise no_session_error(root, reasons)
 
 
-# Which of the gathered rows stay: no copies, no older copies, nothing forgotten, and no two equal ids.
+# Duplicates: the same session is often in several logs, since resuming one copies its messages into a new file. A row
+# is dropped if it is a copy, an older copy, or forgotten, and two rows never have the same id.
 
 
-class _SettledFamily(NamedTuple):
+class _FinalFamily(NamedTuple):
     """A family as it goes into the run."""
 
     source: SessionSource
@@ -185,38 +188,40 @@ class _SettledFamily(NamedTuple):
     facts: Sequence[RowFacts] = ()
 
 
-def settle(gathered: Sequence[GatheredFamily]) -> Iterator[_SettledFamily]:
-    """Each family's account and the lines that stay, in order; only those that change are written anew."""
+def drop_duplicates(gathered: Sequence[GatheredFamily]) -> Iterator[_FinalFamily]:
+    """Yield the account and the remaining lines of every family in order; only rows that change are encoded again."""
     reasons = _copies(gathered)
-    taken_ids: set[str] = set()
+    used_ids: set[str] = set()
     for number, family in enumerate(gathered):
         if number in reasons:
-            yield _SettledFamily(_as_copy(family.source, reasons[number]))
+            yield _FinalFamily(_as_copy(family.source, reasons[number]))
             continue
         source, facts = family.source, [row_facts for row_facts in family.facts if not row_facts.is_forgotten]
-        num_lost, ids = len(family.facts) - len(facts), {row_facts.id for row_facts in facts}
-        suffix = "@" + id_mark("path", source.path).partition(":")[2][:8] if ids & taken_ids else ""
-        taken_ids |= {f"{identity}{suffix}" for identity in ids}
-        if not num_lost and not suffix:
-            yield _SettledFamily(source, family.lines(), facts)
+        num_forgotten, ids = len(family.facts) - len(facts), {row_facts.id for row_facts in facts}
+        # Derived from the path, so that it is the same in every ingest.
+        suffix = "@" + id_mark("path", source.path).partition(":")[2][:8] if ids & used_ids else ""
+        used_ids |= {f"{identity}{suffix}" for identity in ids}
+        if not num_forgotten and not suffix:
+            yield _FinalFamily(source, family.lines(), facts)
             continue
         kept_rows = [
             row for row, row_facts in zip(family.rows(), family.facts, strict=True) if not row_facts.is_forgotten
         ]
-        source = with_rows(source, kept_rows, left_out={FORGOTTEN: num_lost}) if num_lost else source
+        source = with_rows(source, kept_rows, left_out={FORGOTTEN: num_forgotten}) if num_forgotten else source
         lines = [encode_as_written(row, where="conversation") for row in with_suffix(kept_rows, suffix=suffix)]
-        yield _SettledFamily(replace(source, id_suffix=suffix), lines, facts)
+        yield _FinalFamily(replace(source, id_suffix=suffix), lines, facts)
 
 
-# Shorter ids of turns are numbers that many logs have.
-_SHORTEST_NAME = 16
+# Shorter turn ids are numbers, which many logs have in common.
+_MIN_ID_LENGTH = 16
 
 
 def _copies(gathered: Sequence[GatheredFamily]) -> dict[int, str]:
-    """Return, by number of the family, why it is a copy: all its conversations are in other families, whole or longer.
+    """Return number of a family -> why it is a copy: other families have all its conversations, the same or longer.
 
-    Of two equal families the later one is the copy, unless the later one holds the continuation of the other's end.
-    Each family is looked up in indexes of the others, so the work grows with the logs and not with the pairs of them.
+    Of two equal families the later one is the copy, unless it holds the continuation of a conversation of the earlier
+    one. Families are looked up in indexes, so the work grows with the size of the logs, not with the number of their
+    pairs.
     """
     other_families = _SharedConversations(gathered)
     earlier_marks: set[str] = set()
@@ -233,10 +238,13 @@ def _copies(gathered: Sequence[GatheredFamily]) -> dict[int, str]:
 
 
 def _why_copy(family: GatheredFamily, other_families: _SharedConversations, earlier_marks: set[str]) -> str | None:
-    """Return the reason, or None for a family with a conversation of its own; `earlier_marks` are those before it."""
+    """Return why a family is a copy, or None if a conversation of it is nowhere else.
+
+    `earlier_marks` are the marks of the conversations of all earlier families that stay.
+    """
     verdicts, equal_only = set[str](), list[RowFacts]()
     for facts in family.facts:
-        # A greeting may well be said twice; a long conversation, word for word, is not.
+        # Two sessions may begin with the same greeting, but not repeat a long conversation word for word.
         is_repeated = facts.mark.startswith("begins:") and facts.mark in earlier_marks
         if is_repeated or other_families.has_earlier_equal(facts):
             verdicts.add(COPY)
@@ -259,18 +267,21 @@ def _why_copy(family: GatheredFamily, other_families: _SharedConversations, earl
 
 
 def _keys(facts: RowFacts) -> Iterator[str]:
-    """Yield what a conversation has in common with its copies: its id, or its first record under another name."""
+    """Yield the keys that copies of a conversation have in common.
+
+    These are its id, and the id of its first turn: a resumed session repeats the turns under a new session id.
+    """
     if not facts.num_turns:
         return
     yield f"id {facts.id}"
-    if len(facts.beginning) >= _SHORTEST_NAME:
+    if len(facts.beginning) >= _MIN_ID_LENGTH:
         yield f"first {facts.beginning}"
 
 
 class _SharedConversations:
-    """Families by the beginnings of those conversations that share a key with a conversation of another family.
+    """Families indexed by those beginnings of their conversations at which some conversation ends.
 
-    Only beginnings at which some conversation ends are indexed: no others are asked for.
+    Only conversations that share a key with one of another family are indexed.
     """
 
     def __init__(self, gathered: Sequence[GatheredFamily]) -> None:
@@ -285,18 +296,18 @@ class _SharedConversations:
                 for key in self._keys(facts):
                     self._ends[key, facts.mark] = set()
                     self._continued[key, facts.mark] = set()
-                    if facts.num_turns > 1:  # a half-written first message says too little
+                    if facts.num_turns > 1:  # a half-written first message is no evidence
                         self._versions[key, facts.mark_before_last, facts.last_turn] = _TurnVersions()
         for number, family in enumerate(gathered):
             self._add(number, family)
 
     def remove(self, number: int) -> None:
-        """Take a family out of the indexes: those that are left are the others."""
+        """Remove a family from the indexes, so that lookups return only other families."""
         for numbers in self._sets_of.get(number, ()):
             numbers.discard(number)
 
     def restore(self, number: int, family: GatheredFamily) -> None:
-        """Add a family that stays again; it is an earlier one for all that follow."""
+        """Put a family back that stays. For all families after it, it is an earlier one."""
         for numbers in self._sets_of.get(number, ()):
             numbers.add(number)
         self._earlier_ends.update((key, facts.mark) for facts in family.facts for key in self._keys(facts))
@@ -313,7 +324,7 @@ class _SharedConversations:
     def with_continuation(self, facts: RowFacts) -> Iterator[set[int]]:
         """Yield sets of families with a longer conversation that begins with this one; some may be empty.
 
-        The last message of a live log may have been only half written.
+        The last message may be longer as well: a log that was copied while it was being written ends in half a message.
         """
         for key in self._keys(facts):
             yield self._continued[key, facts.mark]
@@ -342,7 +353,7 @@ class _SharedConversations:
 
 
 def _shared_keys(gathered: Sequence[GatheredFamily]) -> set[str]:
-    """Return the keys that conversations of two families or more have."""
+    """Return the keys that conversations of at least two families have."""
     first_family: dict[str, int] = {}
     return {
         key
@@ -354,7 +365,7 @@ def _shared_keys(gathered: Sequence[GatheredFamily]) -> set[str]:
 
 
 class _TurnVersions:
-    """What different families have as the turn of one id after one beginning, by the mark of its content."""
+    """The versions of one turn that different families have after the same beginning, by mark."""
 
     def __init__(self) -> None:
         self._parts: dict[str, tuple[str, ...]] = {}
@@ -362,31 +373,33 @@ class _TurnVersions:
         self._orders: list[list[tuple[str, str]]] = []
 
     def families(self, mark: str, turn: Row) -> set[int]:
-        """Return the set of the families that have the turn with this content."""
+        """Return the set of families that have the turn with this content; the caller adds to it."""
         if mark not in self._parts:
             self._parts[mark], self._families[mark] = _parts(turn), set()
         return self._families[mark]
 
     def longer_than(self, mark: str) -> Iterator[set[int]]:
         """Yield the families of every version that this one is a part of."""
-        mine = self._parts[mark]
+        parts = self._parts[mark]
         if len(self._parts) == 1:
             return
         if not self._orders:
-            self._orders = [sorted((parts[at], name) for name, parts in self._parts.items()) for at in range(len(mine))]
-        # Of each part, the versions that begin with this one's lie next to each other: the fewest are compared.
-        ranges = [_beginning_with(part, order) for part, order in zip(mine, self._orders, strict=True)]
+            self._orders = [
+                sorted((texts[at], name) for name, texts in self._parts.items()) for at in range(len(parts))
+            ]
+        # In the sorted order of a part, all versions that begin with it are neighbors. Compare only the shortest range.
+        ranges = [_beginning_with(part, order) for part, order in zip(parts, self._orders, strict=True)]
         first, last, order = min(
             ((*ends, order) for ends, order in zip(ranges, self._orders, strict=True)),
             key=lambda candidate: candidate[1] - candidate[0],
         )
         for _, other_mark in reversed(order[first:last]):  # the longest first: shorter ones may have been dropped
-            if other_mark != mark and all(map(str.startswith, self._parts[other_mark], mine)):
+            if other_mark != mark and all(map(str.startswith, self._parts[other_mark], parts)):
                 yield self._families[other_mark]
 
 
 def _parts(turn: Row) -> tuple[str, ...]:
-    """Return four texts of a turn, each of which only grows at its end while the turn is written."""
+    """Return four texts of a turn, each of which only grows at its end while the turn is being written."""
     calls, results = (
         b"".join(orjson.dumps(part, option=orjson.OPT_SORT_KEYS) + b"\n" for part in turn[name]).decode()
         for name in ("calls", "results")
@@ -395,12 +408,13 @@ def _parts(turn: Row) -> tuple[str, ...]:
 
 
 def _beginning_with(text: str, order: list[tuple[str, str]]) -> tuple[int, int]:
-    """Return where, in a sorted list, those that begin with a text begin and end."""
+    """Return the range of the entries in a sorted list that begin with a text."""
     first = bisect_left(order, text, key=lambda entry: entry[0])
     return first, bisect_right(order, text, lo=first, key=lambda entry: entry[0][: len(text)])
 
 
 def _as_copy(source: SessionSource, reason: str) -> SessionSource:
+    """Return the account of a family that is left out as a copy."""
     counts = {key: number for key, number in source.counts.items() if key.startswith("files")}
     return replace(
         source,
@@ -414,8 +428,9 @@ def _as_copy(source: SessionSource, reason: str) -> SessionSource:
     )
 
 
-# What an ingest did, for a table or for a machine: numbers, kinds and places, never a value.
+# The summary that `crf ingest` prints: counts, kinds and locations, never a value from a log.
 
+# Prefixes of the counts in `IngestSummary.beside`.
 _BESIDE = ("queued messages", "attachments ", IMAGES)
 _COLUMNS = ("sessions", "conversations", "turns", "calls", "results", "errors")
 
@@ -433,12 +448,12 @@ class _FormatCounts:
     results: int
     errors: int
     secrets: int
-    names: int  # home directories and user names, which are no secrets
+    names: int  # home directories and user names, which are not secrets
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
-    """Something that was left out: why, how often, and where first."""
+class SkipSummary:
+    """A reason why something was left out, how often, and where first."""
 
     reason: str
     number: int
@@ -447,7 +462,7 @@ class Left:
 
 @dataclass(frozen=True, slots=True)
 class _Unplaced:
-    """Calls or results of one format that have no counterpart: what, and how many."""
+    """Calls or results of one format that have no counterpart: what they are, and how many."""
 
     format: str
     what: str
@@ -456,15 +471,15 @@ class _Unplaced:
 
 @dataclass(frozen=True, slots=True)
 class IngestSummary:
-    """The run as it is after an ingest; `num_read` files were read, `num_reused` taken over as they were.
+    """The state of a run after an ingest; `num_read` files were read, `num_reused` were unchanged.
 
-    `beside` counts what logs hold beside messages: queued messages, attachments, images.
+    `beside` counts what logs hold besides messages: queued messages, attachments, images.
     """
 
     formats: tuple[_FormatCounts, ...]
     total: _FormatCounts
     redactions: Mapping[str, int]
-    skipped: tuple[Left, ...]
+    skipped: tuple[SkipSummary, ...]
     unplaced: tuple[_Unplaced, ...]
     beside: Mapping[str, int]
     num_read: int
@@ -473,7 +488,7 @@ class IngestSummary:
     remarks: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON."""
+        """Return the summary as plain JSON data."""
         return asdict(self)
 
     @staticmethod
@@ -485,6 +500,7 @@ class IngestSummary:
         lost: str | None,
         is_scrubbed: bool,
     ) -> IngestSummary:
+        """Return the summary of an ingest; `lost` says why the earlier ingest could not be reused."""
         by_format: dict[str, list[SessionSource]] = {}
         for source in sources:
             if source.format is not None and source.status == "kept":
@@ -493,13 +509,13 @@ class IngestSummary:
         redactions: Counter[str] = Counter()
         for source in sources:
             redactions.update(source.redactions)
-        first_skips = first_places([*sources, _account_of(planned.outside)])
+        first_skips = first_locations([*sources, _account_of(planned.discovery)])
         num_read = sum(len(family.source.sizes) for family in gathered if family.was_read)
         return IngestSummary(
             formats=tuple(formats),
             total=_counts("all", [source for group in by_format.values() for source in group]),
             redactions=dict(redactions.most_common()),
-            skipped=tuple(Left(reason, *first_skips[reason]) for reason in sorted(first_skips)),
+            skipped=tuple(SkipSummary(reason, *first_skips[reason]) for reason in sorted(first_skips)),
             unplaced=tuple(_unplaced(by_format)),
             beside=_beside([source for group in by_format.values() for source in group]),
             num_read=num_read,
@@ -526,9 +542,9 @@ def _beside(sources: Sequence[SessionSource]) -> dict[str, int]:
 
 def _remarks(planned: IngestPlan, lost: str | None) -> Iterator[str]:
     if lost is not None:
-        yield f"the earlier ingest could not be taken over, so everything was read again: {lost}"
+        yield f"the earlier ingest could not be reused, so everything was read again: {lost}"
     for pattern in planned.unused_patterns:
-        yield f"--exclude {pattern!r} matched no file; patterns are tried on paths below the folder that was named"
+        yield f"--exclude {pattern!r} matched no file; patterns apply to paths relative to PATH"
 
 
 def _counts(name: str, sources: Sequence[SessionSource]) -> _FormatCounts:

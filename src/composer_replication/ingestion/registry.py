@@ -1,4 +1,4 @@
-"""Every format in one table: which one a file is, and its conversations, those of a family linked."""
+"""Find session files, detect their format, and read their conversations with subagents linked to their calls."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from composer_replication.types import Conversation
 if TYPE_CHECKING:
     from composer_replication.privacy import Scrubber
 
-# In the order they are tried: the most particular first.
+# In the order in which they are tried: the most specific first.
 FORMATS = (
     "claude_code",
     "codex",
@@ -32,24 +32,20 @@ FORMATS = (
     "mini_sweagent",
     "openai_messages",
 )
+# How much of a file its format is detected from.
 _HEAD_BYTES = 64 * 1024
 
 
-# Which files below a path may be sessions, and which of them belong together.
-#
-# A family is a main log and the sub-agents in the folder of its name; any other file is a family of its own. Families
-# do not know each other, so they can be read in any order, in other processes, or not at all when nothing changed.
-#
-# A symbolic link that leads out of the folder may lead to anybody's files.
-
 SUFFIXES = frozenset({".jsonl", ".json", ".traj", ".eval"})
-
-
-_KINDS = " or ".join(sorted(SUFFIXES))
+IGNORE_FILE = ".crfignore"
+# Reasons for leaving a file out; sidecars of runs hold them.
+LEADS_OUT = "link that leads out of the folder (--follow-links follows it)"
+TO_A_FOLDER = "link to a folder"  # its files are found at their real location; following it could run in circles
+_SUBAGENTS = "subagents"
 
 
 class _Ingester(Protocol):
-    """What every format's module offers."""
+    """The interface of a format's module."""
 
     FORMAT: str
 
@@ -59,13 +55,14 @@ class _Ingester(Protocol):
 
 
 def ingester(name: str) -> _Ingester:
+    """Return the module of a format; raises InputError for an unknown one."""
     if name not in FORMATS:
         raise InputError(explain("format", got=repr(name), expected=f"one of {', '.join(FORMATS)}"))
     return cast("_Ingester", import_module(f"composer_replication.ingestion.formats.{name}"))
 
 
 def detect(path: Path) -> _Ingester | None:
-    """The format of a file by its content, or None."""
+    """Return the module of the format that a file's content has, or None."""
     with path.open("rb") as file:
         head = file.read(_HEAD_BYTES)
     return next((candidate for candidate in map(ingester, FORMATS) if candidate.sniff(head, path)), None)
@@ -79,24 +76,25 @@ def ingest(
     exclude: Sequence[str] = (),
     follow_links: bool = False,
 ) -> Iterator[Conversation]:
-    """Conversations of all sessions below `paths`, scrubbed, sub-agents linked to the call that started them.
+    """Yield the conversations of all sessions below `paths`, scrubbed, with subagents linked to the calls that started
+    them.
 
-    `scrubber=None` leaves secrets in: the caller has said so. A path without any session is an error.
+    With `scrubber=None` secrets stay in. A path without any session raises InputError.
     """
     for path in map(Path, paths):
         has_session = False
         for family in families(discover(path, report, exclude=exclude, follow_links=follow_links)):
             scope = None if scrubber is None else scrubber.scope()
-            for conversation in _read_family(family, report):
+            for conversation, _ in read_with_files(family, report):
                 has_session = True
                 report.counts.update(counts_of(conversation))
                 yield conversation if scope is None else scrub_conversation(conversation, scope)
         if not has_session:
-            raise no_session(path, report.skipped)
+            raise no_session_error(path, report.skipped)
 
 
 def read_any(source: SourceFile, report: IngestReport) -> Iterator[Conversation]:
-    """The conversations of a file in whatever format it is; a file in none is counted."""
+    """Yield the conversations of a file in any format; a file of no known format is counted."""
     try:
         module = detect(source.path)
     except OSError as error:
@@ -109,13 +107,11 @@ def read_any(source: SourceFile, report: IngestReport) -> Iterator[Conversation]
     yield from module.read(source, report)
 
 
-def _read_family(family: Family, report: IngestReport) -> Iterator[Conversation]:
-    """Its conversations, each sub-agent with the very turn and call that started it where the main log names it."""
-    return (conversation for conversation, _ in read_with_files(family, report))
-
-
 def read_with_files(family: Family, report: IngestReport) -> Iterator[tuple[Conversation, str]]:
-    """The same, each with the name of its file."""
+    """Yield the conversations of a family, each with the name of its file.
+
+    A subagent is linked to the turn and the call that started it, if the main log names it.
+    """
     read = [(conversation, source.name) for source in family.sources for conversation in read_any(source, report)]
     conversations = [conversation for conversation, _ in read]
     started = {
@@ -133,24 +129,17 @@ def read_with_files(family: Family, report: IngestReport) -> Iterator[tuple[Conv
         yield conversation, file
 
 
-def no_session(path: Path, reasons: Mapping[str, int]) -> InputError:
-    """The error for a path below which no file is a session."""
+def no_session_error(path: Path, reasons: Mapping[str, int]) -> InputError:
+    """Return the error for a path below which no file is a session."""
     why = "; ".join(f"{number} x {reason}" for reason, number in sorted(reasons.items()))
-    got = f"no session in any known format ({why or f'no {_KINDS} file'})"
-    fix = f"Formats that were tried: {', '.join(FORMATS)}"
+    why = why or f"no {' or '.join(sorted(SUFFIXES))} file"
+    got = f"no session in any known format ({why})"
+    fix = f"Known formats: {', '.join(FORMATS)}"
     return InputError(explain(str(path), got=got, expected="session logs", fix=fix))
 
 
-IGNORE_FILE = ".crfignore"
-
-
-LEADS_OUT = "link that leads out of the folder (--follow-links follows it)"
-TO_A_FOLDER = "link to a folder"  # that is read at its own place, or it would lead round in circles
-_SUBAGENTS = "subagents"
-
-
 class _FileStamp(NamedTuple):
-    """What says that a file is the same one, and unchanged."""
+    """Size, modification time and inode: if equal, it is the same file, unchanged."""
 
     size: int
     mtime_ns: int
@@ -159,22 +148,26 @@ class _FileStamp(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """The files of one session below one root; `name` is that of its main log, whether or not the log is there."""
+    """The files of one session below a root: a main log and the subagents in the folder of its name.
+
+    `name` is the main log's, whether or not it exists. Any other file is a family of its own. Families are independent,
+    so they can be read in any order, in other processes, or not at all if nothing has changed.
+    """
 
     name: str
     sources: tuple[SourceFile, ...]
 
     def stamp(self) -> tuple[_FileStamp, ...]:
-        """Of each file: a log that has not changed need not be read again."""
+        """Return the stamp of every file: a log that has not changed need not be read again."""
         return tuple(_stamp_of(source.path) for source in self.sources)
 
     def files(self) -> frozenset[str]:
-        """The files themselves, however they were named."""
+        """Return the resolved paths, which are equal however the files were found."""
         return frozenset(str(source.path.resolve()) for source in self.sources)
 
 
 def families(sources: Iterable[SourceFile]) -> list[Family]:
-    """All families in the order of their names."""
+    """Return all families, ordered by name."""
     files_of: dict[str, list[SourceFile]] = {}
     for source in sources:
         folder, _, _ = source.name.rpartition("/")
@@ -186,7 +179,7 @@ def families(sources: Iterable[SourceFile]) -> list[Family]:
 
 
 def file_order(name: str) -> tuple[bool, str]:
-    """The main log first: its calls are what the others hang on."""
+    """Return the sort key of a file in its family: the main log first, since subagents are linked to its calls."""
     return f"{_SUBAGENTS}/" in name, name
 
 
@@ -198,10 +191,11 @@ def discover(
     ignored: list[str] | None = None,
     follow_links: bool = False,
 ) -> Iterator[SourceFile]:
-    """The files below `path` that may be sessions, in a fixed order.
+    """Yield the files below `path` that may be sessions, in a fixed order.
 
-    Links that lead out of `path` are counted, and followed with `follow_links`; `path` itself may be one. A link to a
-    folder below it never is: what is there is read at its own place. `ignored` takes names that a pattern left out.
+    Links that lead out of `path` are counted, and followed only with `follow_links`; `path` itself may be a link. A
+    link to a folder inside `path` is never followed, since its files are found at their real location. `ignored`
+    collects the names that a pattern excluded.
     """
     if not path.exists():
         fix = "Claude Code keeps its logs in ~/.claude/projects, Codex in ~/.codex/sessions."
@@ -216,7 +210,7 @@ def discover(
         report.skip(f"unreadable folder: {error.strerror}", where)
 
     for folder, folders, files in os.walk(path, onerror=unreadable, followlinks=follow_links):
-        folders[:] = _entered(Path(folder), folders, links, report, path)
+        folders[:] = _folders_to_enter(Path(folder), folders, links, report, path)
         for name in sorted(files):
             file = Path(folder) / name
             relative = file.relative_to(path).as_posix()
@@ -228,15 +222,17 @@ def discover(
                 report.skip(reason, relative)
             elif file.is_file():
                 yield SourceFile(file, relative)
-            else:  # a pipe would be waited for, a link may lead nowhere
+            else:  # reading a pipe would block, and a link may be broken
                 report.skip("not a regular file", relative)
 
 
-def _entered(folder: Path, names: Sequence[str], links: _LinkRules, report: IngestReport, root: Path) -> Iterator[str]:
-    """The folders below that are looked into: not all links, and no run of our own."""
+def _folders_to_enter(
+    folder: Path, names: Sequence[str], links: _LinkRules, report: IngestReport, root: Path
+) -> Iterator[str]:
+    """Yield the subfolders to search: no links that must not be followed, and no run directory."""
     for name in sorted(names):
         reason = links.why_not_entered(folder / name) if (folder / name).is_symlink() else ""
-        # Not Path.is_file: it raises where the folder is closed to us, which the walk itself counts.
+        # Not Path.is_file: it raises if the folder is not readable, which os.walk reports by itself.
         if not reason and os.path.isfile(folder / name / RUN_MARKER):  # noqa: PTH113
             reason = "run directory"
         if reason:
@@ -246,7 +242,7 @@ def _entered(folder: Path, names: Sequence[str], links: _LinkRules, report: Inge
 
 
 def ignore_patterns(folder: Path) -> list[str]:
-    """What the folder's own file says to leave out."""
+    """Return the patterns of the folder's `.crfignore` file."""
     try:
         lines = (folder / IGNORE_FILE).read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -255,27 +251,30 @@ def ignore_patterns(folder: Path) -> list[str]:
 
 
 def is_ignored(relative: str, patterns: Sequence[str]) -> bool:
-    """A pattern matches a whole path, a file name, or any folder above the file."""
+    """Return whether a pattern matches the whole path, the file name, or a folder above the file."""
     parts = relative.split("/")
     candidates = [relative, parts[-1], *("/".join(parts[:n]) for n in range(1, len(parts))), *parts[:-1]]
     return any(fnmatch.fnmatchcase(candidate, pattern.rstrip("/")) for pattern in patterns for candidate in candidates)
 
 
 class _LinkRules:
-    """Which links below a folder are followed: none that leads out of it, unless asked; no folder twice."""
+    """Which links below a folder are followed: none that leads out of it, unless `follow` is set; no folder twice.
+
+    A link out of the folder may lead to files that its owner did not mean to ingest.
+    """
 
     def __init__(self, root: Path, *, follow: bool) -> None:
         self._root, self._follow = _real(root), follow
         self._entered = [self._root]
 
     def why_not_read(self, file: Path) -> str:
-        """Why a file is not read; empty where it is no link, or one that is followed."""
+        """Return why a file is not read; "" if it is not a link, or one that is followed."""
         if self._follow or not file.is_symlink():
             return ""
         return "" if _real(file).is_relative_to(self._root) else LEADS_OUT
 
     def why_not_entered(self, folder: Path) -> str:
-        """Why a link to a folder is not followed; empty where it is."""
+        """Return why a link to a folder is not followed; "" if it is."""
         target = _real(folder)
         if any(target.is_relative_to(entered_folder) for entered_folder in self._entered) or self._root.is_relative_to(
             target
@@ -288,7 +287,7 @@ class _LinkRules:
 
 
 def _real(path: Path) -> Path:
-    """Without links; one that leads round in circles stays as it is."""
+    """Return the path without links; a link in a circle stays as it is."""
     return Path(os.path.realpath(path))
 
 

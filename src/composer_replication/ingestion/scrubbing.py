@@ -1,4 +1,4 @@
-"""Secrets out of a whole conversation, with what a run knows of them: handed to every process, written nowhere."""
+"""Scrub whole conversations. The settings are passed to every process, but never written to a file."""
 
 from __future__ import annotations
 
@@ -44,37 +44,39 @@ class _ScrubScope(Protocol):
 
 
 HoldsSecret = Callable[[str], bool]
-"""Whether a rule knows something in an id, randomness aside: ids are random, and most of them mean nothing."""
+"""Whether a rule other than randomness matches an id. Ids are random, so that says nothing about them."""
 
 
 def scrub_conversation(
     conversation: Conversation, scope: _ScrubScope, *, holds_secret: HoldsSecret | None = None
 ) -> Conversation:
-    """The conversation with every text, argument, path, title and name scrubbed.
+    """Return the conversation with every text, argument, path, title and name scrubbed.
 
-    Ids may be made of file names, so they are scrubbed too, where `holds_secret` says that there is something in them:
-    equal ids stay equal within a scope. Token ids that could spell what was taken out are left out.
+    Ids may contain file names, so those in which `holds_secret` finds something are scrubbed as well; equal ids stay
+    equal within a scope. Token ids of scrubbed text are removed, since they would spell what was redacted.
     """
-    work = _Work(scope, holds_secret or (lambda _: False))
+    scrubber = _ConversationScrubber(scope, holds_secret or (lambda _: False))
     return replace(
         conversation,
         id=scope.text(conversation.id),
-        session_id=work.text(conversation.session_id),
-        parent=work.link(conversation.parent),
-        agent_version=work.text(conversation.agent_version),
-        turns=tuple(work.turn(turn) for turn in conversation.turns),
-        title=work.text(conversation.title),
-        cwd=work.text(conversation.cwd),
+        session_id=scrubber.text(conversation.session_id),
+        parent=scrubber.link(conversation.parent),
+        agent_version=scrubber.text(conversation.agent_version),
+        turns=tuple(scrubber.turn(turn) for turn in conversation.turns),
+        title=scrubber.text(conversation.title),
+        cwd=scrubber.text(conversation.cwd),
         extra=scope.value(dict(conversation.extra)),
     )
 
 
-class _Work:
+class _ConversationScrubber:
+    """Scrubs the turns of one conversation in order."""
+
     def __init__(self, scope: _ScrubScope, holds_secret: HoldsSecret) -> None:
         self._scope, self._holds_secret = scope, holds_secret
         self._question = ""  # the last message, which may ask for a secret
-        self._printing: set[str] = set()  # ids of calls whose result may hold a secret
-        self._changed = False  # anything so far: a prompt's token ids spell all that came before
+        self._secret_printing_calls: set[str] = set()  # ids of calls whose result may hold a secret
+        self._is_changed = False  # whether any text so far changed: a prompt's token ids spell all of it
 
     def text(self, text: str | None) -> str | None:
         return None if text is None else self._scope.text(text)
@@ -100,9 +102,9 @@ class _Work:
         self._note_questions(text, calls, results)
         is_same = (text, thinking) == (turn.text, turn.thinking)
         extra = dict(turn.extra) if is_same or "blocks" not in turn.extra else recut_blocks(turn, text, thinking)
-        own_change = (text, thinking, calls) != (turn.text, turn.thinking, turn.calls)
-        self._changed = self._changed or own_change or results != turn.results
-        if self._changed and isinstance(extra.get("atif"), dict):
+        is_turn_changed = (text, thinking, calls) != (turn.text, turn.thinking, turn.calls)
+        self._is_changed = self._is_changed or is_turn_changed or results != turn.results
+        if self._is_changed and isinstance(extra.get("atif"), dict):
             extra["atif"] = {key: value for key, value in extra["atif"].items() if key != "prompt_token_ids"}
         return replace(
             turn,
@@ -115,13 +117,13 @@ class _Work:
             model=self.text(turn.model),
             timestamp=None if turn.timestamp is None else self.id(turn.timestamp),
             provenance=replace(turn.provenance, file=scope.text(turn.provenance.file)),
-            token_ids=None if own_change else turn.token_ids,
-            logprobs=None if own_change else turn.logprobs,
+            token_ids=None if is_turn_changed else turn.token_ids,
+            logprobs=None if is_turn_changed else turn.logprobs,
             extra=scope.value(extra),
         )
 
     def _message(self, turn: Turn) -> str:
-        """Return the scrubbed text of a turn; of one that was asked for a secret, without the answer."""
+        """Return the scrubbed text of a turn, without the secret if the message before it asked for one."""
         spans = chat_spans
         if self._question and may_answer(turn.text) and asks(self._question):
             spans = partial(answer_spans, of_phrase=asks_for_phrase(self._question))
@@ -132,10 +134,10 @@ class _Work:
         if text.strip():
             self._question = text
         elif results:
-            prompt = results[-1].text[-_LONGEST_PROMPT:].rstrip()
+            prompt = results[-1].text[-_MAX_PROMPT_LENGTH:].rstrip()
             self._question = prompt if prompt.endswith((":", "?")) else ""
         commands = ((call.id, _arguments_text(call)) for call in calls)
-        self._printing |= {identity for identity, command in commands if prints_secret(command)}
+        self._secret_printing_calls |= {identity for identity, command in commands if prints_secret(command)}
 
     def _call(self, call: ToolCall) -> ToolCall:
         return replace(
@@ -147,11 +149,13 @@ class _Work:
         )
 
     def _raw_arguments(self, raw: str) -> str:
-        """Return arguments as a model wrote them, scrubbed as the data that they mean and as text: the outgoing check
-        looks at both."""
-        for _ in range(_MOST_ROUNDS):
+        """Return arguments as a model wrote them, scrubbed both as the data they mean and as text.
+
+        The outgoing check looks at both. A placeholder may change how text parses, hence the rounds.
+        """
+        for _ in range(_MAX_ROUNDS):
             data = arguments_as_data(raw)
-            if isinstance(data, str):  # no JSON, or cut short
+            if isinstance(data, str):  # invalid or truncated JSON
                 return self._scope.text(raw)
             clean = self._scope.value(data)
             scrubbed = self._scope.text(raw if clean is data else rewritten(raw, data, clean))
@@ -161,7 +165,7 @@ class _Work:
         return raw
 
     def _result(self, result: ToolResult) -> ToolResult:
-        is_printed = result.call_id in self._printing
+        is_printed = result.call_id in self._secret_printing_calls
         text = self._scope.answer(result.text, printed_spans if is_printed else chat_spans)
         return replace(result, call_id=self.id(result.call_id), text=text)
 
@@ -172,13 +176,14 @@ def _no_spans(_: str) -> Iterable[Span]:
 
 
 def _arguments_text(call: ToolCall) -> str:
-    """Return the strings among a call's arguments, a line each: a command, a path, a question."""
+    """Return the strings among a call's arguments, one per line: a command, a path, a question."""
     return "\n".join(value for value in call.arguments.values() if isinstance(value, str))
 
 
-_MAX_SHOWN = 200
-_LONGEST_PROMPT = 200  # of a program that waits for an answer: `[sudo] password for ada:`
-_MOST_ROUNDS = 3  # a placeholder can bring together what means something else as data
+_MAX_NAME_LENGTH = 200
+_MAX_PROMPT_LENGTH = 200  # of a program that waits for an answer: `[sudo] password for ada:`
+_MAX_ROUNDS = 3
+# The code that determines the content of rows. If it changes, stored rows are scrubbed or read again.
 _CODE = (
     *("types.py", "canonical_json.py", "runs/files.py"),
     *("messages.py", "action_text.py"),
@@ -188,13 +193,13 @@ _CODE = (
 
 @dataclass(frozen=True, kw_only=True)
 class ScrubSettings:
-    """What a `Scrubber` is made of. Its repr shows no value."""
+    """The settings of a `Scrubber`. Its repr shows no value."""
 
     env_values: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     home_dirs: tuple[str, ...] = field(default=(), repr=False)
     user_names: tuple[str, ...] = field(default=(), repr=False)
     kingfisher: bool = False
-    people: bool = False  # e-mail addresses, phone numbers and names of others, too
+    people: bool = False  # also e-mail addresses, phone numbers and names of other people
 
     def scrubber(self, *, entropy: bool = True) -> Scrubber:
         extra = (kingfisher_rule(),) if self.kingfisher else ()
@@ -212,31 +217,31 @@ class ScrubSettings:
 
 
 class FamilyScrubber:
-    """The scrubbers of one process: one for texts, and one that tells whether there is something in an id."""
+    """The scrubbers of one process: one for texts, and one that finds out whether an id holds something."""
 
     def __init__(self, settings: ScrubSettings) -> None:
         self._texts, self._ids = settings.scrubber(), settings.scrubber(entropy=False).scope()
 
     def scope(self) -> Scope:
-        """A numbering for one family."""
+        """Return a new numbering of placeholders, for one family."""
         return self._texts.scope()
 
     def scrub(self, conversation: Conversation, scope: Scope) -> Conversation:
         return scrub_conversation(conversation, scope, holds_secret=lambda text: self._ids.text(text) != text)
 
 
-def shown(text: str, scope: Scope | None) -> str:
-    """A reason or a file name as it may be written: both can quote what a stranger put there, at any length."""
+def printable(text: str, scope: Scope | None) -> str:
+    """Return a reason or file name fit for an artifact: scrubbed, printable and short. Both may quote a log."""
     text = text if scope is None else scope.text(text)
     plain = "".join(character if character.isprintable() else "\ufffd" for character in text)
-    return plain if len(plain) <= _MAX_SHOWN else plain[: _MAX_SHOWN - 1] + "…"
+    return plain if len(plain) <= _MAX_NAME_LENGTH else plain[: _MAX_NAME_LENGTH - 1] + "…"
 
 
 @dataclass(frozen=True)
 class ScrubFingerprint:
-    """Tells whether rows were made with the same rules and the same known values, without telling the values.
+    """A fingerprint of the scrub rules and the secret values they were given, which does not reveal the values.
 
-    A plain hash of a short password can be guessed. This one is salted and slow, over all values together.
+    The plain hash of a short password can be guessed. This one is salted and slow, over all values together.
     """
 
     salt: str
@@ -244,19 +249,20 @@ class ScrubFingerprint:
 
     @staticmethod
     def of(settings: ScrubSettings | None, salt: str | None = None) -> ScrubFingerprint:
+        """Return the fingerprint of settings; without a salt, with a new one."""
         salt = secrets.token_hex(16) if salt is None else salt
-        known_values: list[object] | None = None
+        secret_values: list[object] | None = None
         if settings is not None:
-            known_values = [dict(settings.env_values), sorted(settings.home_dirs), sorted(settings.user_names)]
+            secret_values = [dict(settings.env_values), sorted(settings.home_dirs), sorted(settings.user_names)]
         kingfisher = settings is not None and settings.kingfisher
         people = settings is not None and settings.people
-        data = encode([_code_hash(), kingfisher, people, known_values], where="scrub settings")
+        data = encode([_code_hash(), kingfisher, people, secret_values], where="scrub settings")
         digest = hashlib.scrypt(data, salt=salt.encode(), n=2**14, r=8, p=1, dklen=16)
         return ScrubFingerprint(salt, digest.hex())
 
 
 def code_files() -> list[Path]:
-    """The code and the lists of words that say what rows hold: rows made by others are made anew."""
+    """Return the code and word lists that determine the content of rows."""
     root = Path(__file__).parents[1]
     return [
         file

@@ -1,6 +1,6 @@
-"""Rows of `session_sources.jsonl`: which files each session came from, what they gave, and what was left out.
+"""Rows of `session_sources.jsonl`: the files of each session, what they contributed, and what was left out.
 
-It is what makes a second ingest read only what is new. Names are scrubbed like any other text.
+They let a second ingest read only what is new. Names in them are scrubbed like any other text.
 """
 
 from __future__ import annotations
@@ -29,21 +29,23 @@ from composer_replication.runs.artefacts import OLDEST_READ, check_pair, open_re
 from composer_replication.runs.files import conversation_from_row
 
 SCHEMA, VERSION = "session_source", 1
+# Reasons for leaving a row out; sidecars of runs hold them.
 FORGOTTEN = "forgotten session"
 COPY = "copy of another session"
 OLDER = "older copy of a session that went on"
 Status = Literal["kept", "duplicate", "empty"]
 Row = dict[str, Any]
-_OF_ROWS = (*COUNTED, *UNPLACED, IMAGES)
+# Counts that follow from the rows alone, and are counted again when rows change.
+_ROW_COUNTS = (*COUNTED, *UNPLACED, IMAGES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionSource:
-    """One family of files.
+    """The account of one family: a session log with the files of its subagents.
 
-    `path` is where its main log is, as the run sees it, and the order of all artefacts; `name` is the same from the
-    folder that was asked for. The lists about files go together; `file_of` is the file that each conversation came
-    from. `id_suffix` stands behind the ids because another family has the same.
+    `path` is the location of the main log relative to the run, and orders all artifacts; `name` is the same relative to
+    the folder that was ingested. `files`, `sizes`, `mtimes_ns` and `inodes` have one entry per file; `file_of` has the
+    file of each conversation. `id_suffix` was appended to the ids because another family has the same ones.
     """
 
     path: str
@@ -64,7 +66,7 @@ class SessionSource:
 
     @property
     def stamp(self) -> tuple[tuple[str, int, int], ...]:
-        """What says that nothing has changed."""
+        """Name, size and modification time of every file: if equal, nothing has changed."""
         return tuple(zip(self.files, self.sizes, self.mtimes_ns, strict=True))
 
     def to_row(self) -> dict[str, object]:
@@ -80,27 +82,27 @@ class SessionSource:
 
 
 def with_rows(
-    source: SessionSource, kept: Sequence[Row], *, left_out: Mapping[str, int] | None = None
+    source: SessionSource, rows: Sequence[Row], *, left_out: Mapping[str, int] | None = None
 ) -> SessionSource:
-    """The account of a family of which the rows `kept`, their ids without suffix, are what there is."""
-    counts: Counter[str] = Counter({key: number for key, number in source.counts.items() if key not in _OF_ROWS})
-    for row in kept:
+    """Return the account of a family with only these rows, whose ids have no suffix."""
+    counts: Counter[str] = Counter({key: number for key, number in source.counts.items() if key not in _ROW_COUNTS})
+    for row in rows:
         counts.update(counts_of(conversation_from_row(row)))
     index = {identity: number for number, identity in enumerate(source.conversations)}
-    positions = [index.get(row["id"]) for row in kept]
+    positions = [index.get(row["id"]) for row in rows]
     return replace(
         source,
-        status="kept" if kept else "empty",
-        conversations=[row["id"] for row in kept],
+        status="kept" if rows else "empty",
+        conversations=[row["id"] for row in rows],
         file_of=[source.file_of[at] if at is not None else "" for at in positions],
         counts=dict(sorted(counts.items())),
         skipped=dict(sorted((Counter(source.skipped) + Counter(left_out)).items())),
-        redactions=source.redactions if kept else {},
+        redactions=source.redactions if rows else {},
     )
 
 
 def with_suffix(rows: Sequence[Row], *, suffix: str, remove: str = "") -> list[Row]:
-    """Rows with another suffix behind their ids, and behind those that their links name within the family."""
+    """Return rows with another suffix on their ids, and on the ids that links name within the family."""
     if suffix == remove:
         return list(rows)
     names = {row["id"]: row["id"].removesuffix(remove) + suffix for row in rows}
@@ -112,12 +114,15 @@ def with_suffix(rows: Sequence[Row], *, suffix: str, remove: str = "") -> list[R
 
 
 def read_accounts(run: RunDir) -> list[SessionSource]:
-    """The accounts of the last ingest, in order."""
+    """Return the accounts of the last ingest in order."""
     return [SessionSource.from_row(row) for row in run.read_jsonl("session_sources", schema=SCHEMA, version=VERSION)]
 
 
 def write_accounts(run: RunDir, sources: Iterable[SessionSource], *, is_scrubbed: bool) -> None:
-    """After `conversations.jsonl`: its hash tells whether the accounts are those of its rows."""
+    """Write `session_sources.jsonl`, after `conversations.jsonl`.
+
+    Its sidecar holds the hash of the conversations, which shows whether both files are of the same ingest.
+    """
     accounts = (source.to_row() for source in sources)
     settings = {"scrubbed": is_scrubbed}
     run.write_jsonl(
@@ -126,15 +131,15 @@ def write_accounts(run: RunDir, sources: Iterable[SessionSource], *, is_scrubbed
 
 
 def add_totals(sources: Iterable[SessionSource], counts: Counter[str], drops: Counter[str]) -> None:
-    """Add up what the sidecar of `conversations.jsonl` says."""
+    """Add the counts and reasons of all accounts to those for the sidecar of `conversations.jsonl`."""
     for source in sources:
         counts.update(source.counts)
         counts.update({f"redacted: {kind}": number for kind, number in source.redactions.items()})
         drops.update(source.skipped)
 
 
-def first_places(sources: Sequence[SessionSource]) -> dict[str, tuple[int, str]]:
-    """Reason -> how often something was left out for it, and where first."""
+def first_locations(sources: Sequence[SessionSource]) -> dict[str, tuple[int, str]]:
+    """Return reason -> how often something was left out for it, and where first."""
     first: dict[str, tuple[int, str]] = {}
     for source in sources:
         locations: dict[str, str] = {}
@@ -146,17 +151,17 @@ def first_places(sources: Sequence[SessionSource]) -> dict[str, tuple[int, str]]
     return first
 
 
-# What an earlier ingest left in the run: its rows can be taken over where nothing has changed.
+# The last ingest: its rows are reused where nothing has changed.
 
 FORGOTTEN_SCHEMA, FORGOTTEN_VERSION = "forgotten", 1
 
 
 @dataclass
-class Earlier:
-    """The families of the last ingest, in order, and their rows; nothing where there was none.
+class EarlierIngest:
+    """The families of the last ingest in order, and their rows; empty if there was none.
 
-    `lost` says why an earlier ingest could not be taken over, if there was one. Rows of one that `is_old` can only be
-    read anew.
+    `lost` says why an earlier ingest could not be reused. Rows that are `is_outdated` have an older schema version and
+    can only be read again from their logs.
     """
 
     fingerprint: ScrubFingerprint
@@ -164,13 +169,14 @@ class Earlier:
     sources: list[SessionSource] = field(default_factory=list[SessionSource])
     forgotten: frozenset[str] = frozenset()
     lost: str | None = None
-    is_old: bool = False
+    is_outdated: bool = False
     file: BinaryIO | None = None
     _offsets: list[int] = field(default_factory=list[int])
-    _first_rows: dict[int, int] = field(default_factory=dict[int, int])  # by identity: paths may be equal
+    _first_rows: dict[int, int] = field(default_factory=dict[int, int])
+    """id() of a source -> number of its first row; not by path, which two sources may share."""
 
     def take(self, source: SessionSource) -> tuple[int, list[Row]]:
-        """Where in `file` the rows of one of `sources` begin, and the rows as they were written."""
+        """Return the offset in `file` of the rows of one of `sources`, and the rows as they were written."""
         if not source.conversations or self.file is None:
             return 0, []
         offset = self._offsets[self._first_rows[id(source)]]
@@ -178,7 +184,7 @@ class Earlier:
         rows = [orjson.loads(self.file.readline()) for _ in source.conversations]
         if [row["id"] for row in rows] != [f"{identity}{source.id_suffix}" for identity in source.conversations]:
             expected = f"the conversations of {source.path}"
-            fix = "Ingest with --reread"
+            fix = "Ingest again with --reread."
             raise ArtefactCorruptError(explain("conversations.jsonl", got="other rows", expected=expected, fix=fix))
         return offset, rows
 
@@ -187,71 +193,74 @@ class Earlier:
             self.file.close()
 
 
-def read_earlier(run: RunDir, scrub: ScrubSettings | None) -> Earlier:
-    """The earlier ingest of this run, if there was a complete one.
+def read_earlier(run: RunDir, scrub: ScrubSettings | None) -> EarlierIngest:
+    """Return the last ingest of this run, if it is complete.
 
-    A crash between two renames leaves files that do not belong together. Then nothing is taken over and everything is
-    read again; what must stay forgotten is in a file of its own, which an ingest never writes.
+    A crash between two renames leaves files of different ingests. Then nothing is reused and everything is read again.
+    What has to stay forgotten is in a file of its own, which an ingest never writes.
     """
     forgotten = frozenset(_read_forgotten(run))
     try:
-        return _complete(run, scrub, forgotten)
+        return _read_complete(run, scrub, forgotten)
     except ArtefactNotFoundError:
-        return Earlier(ScrubFingerprint.of(scrub), forgotten=forgotten)
+        return EarlierIngest(ScrubFingerprint.of(scrub), forgotten=forgotten)
     except ArtefactCorruptError as error:
-        return Earlier(ScrubFingerprint.of(scrub), same_settings=False, forgotten=forgotten, lost=str(error))
+        return EarlierIngest(ScrubFingerprint.of(scrub), same_settings=False, forgotten=forgotten, lost=str(error))
 
 
 def _read_forgotten(run: RunDir) -> Iterator[str]:
-    """The marks of what must not come back."""
+    """Yield the marks of conversations that must not come back."""
     if run.path("forgotten").exists():
         rows = run.read_jsonl("forgotten", schema=FORGOTTEN_SCHEMA, version=FORGOTTEN_VERSION)
         yield from (str(row["mark"]) for row in rows)
 
 
 def write_forgotten(run: RunDir, marks: set[str]) -> None:
-    """Add marks to those that are there."""
+    """Add marks to the ones already stored."""
     all_marks = {*_read_forgotten(run), *marks}
     rows = ({"mark": mark} for mark in sorted(all_marks))
     run.write_jsonl("forgotten", rows, schema=FORGOTTEN_SCHEMA, version=FORGOTTEN_VERSION)
 
 
-def _complete(run: RunDir, scrub: ScrubSettings | None, forgotten: frozenset[str]) -> Earlier:
+def _read_complete(run: RunDir, scrub: ScrubSettings | None, forgotten: frozenset[str]) -> EarlierIngest:
+    """Return the last ingest; raises if one of its files is missing or does not match the others."""
     meta, file = open_records(run.root, ARTEFACTS["conversations"])
-    with contextlib.ExitStack() as on_the_way_out:
-        on_the_way_out.callback(file.close)
+    with contextlib.ExitStack() as on_error:
+        on_error.callback(file.close)
         account, sources = run.meta("session_sources"), read_accounts(run)
         check_pair(file, meta, ARTEFACTS["conversations"], verify=True)
         if account.sources[0].sha256 != meta.sha256:
-            raise ArtefactCorruptError("session_sources.jsonl is about other conversations: a crash came between them")
+            raise ArtefactCorruptError(
+                "session_sources.jsonl does not match conversations.jsonl: an ingest crashed before it had written both"
+            )
         offsets = [0, *accumulate(len(line) for line in file)]
-        on_the_way_out.pop_all()  # all is well, and the caller closes it
+        on_error.pop_all()  # the file stays open; the caller closes it
     salt, digest = meta.settings.get("settings_salt"), meta.settings.get("settings_digest")
     fingerprint = ScrubFingerprint.of(scrub, salt=salt if isinstance(salt, str) else None)
     starts = accumulate((len(source.conversations) for source in sources), initial=0)
     first_rows = {id(source): start for source, start in zip(sources, starts, strict=False)}
-    is_old = meta.version < OLDEST_READ[meta.schema]
-    same = fingerprint.digest == digest and not is_old
-    return Earlier(fingerprint, same, sources, forgotten, None, is_old, file, offsets, first_rows)
+    is_outdated = meta.version < OLDEST_READ[meta.schema]
+    same = fingerprint.digest == digest and not is_outdated
+    return EarlierIngest(fingerprint, same, sources, forgotten, None, is_outdated, file, offsets, first_rows)
 
 
-# What is kept of a row while it is decided which rows stay: hashes by which its content is known again, and its tools.
+# Facts and marks: what is held of every row in memory while duplicates are looked for.
 #
-# The turns are hashed in a chain, so that a conversation that goes on has the mark of the shorter one among its own.
-# Marks are made of scrubbed content: a hash of what was scrubbed away would let a short password be guessed.
+# Turns are hashed in a chain, so the marks of a continued conversation include the mark of the shorter one. Marks are
+# computed from scrubbed content: the hash of a short password would let it be guessed.
 
 MarkRow = Mapping[str, Any]
-_SIZE = 32
-# A greeting and its answer begin many conversations: so short a one is known only as a whole.
-_SHORTEST_BEGINNING = 400
-_OPTIONS = orjson.OPT_SORT_KEYS
+_NUM_HEX_DIGITS = 32
+# Many conversations begin with the same greeting and answer: a beginning this short, in bytes, identifies nothing.
+_MIN_BEGINNING_BYTES = 400
+_SORT_KEYS = orjson.OPT_SORT_KEYS
 
 
 class RowFacts(NamedTuple):
-    """So much of a row that it need not be read back: its id without suffix, the mark of the whole, and the rest.
+    """The facts about a row that are needed without reading it back; the id has no suffix.
 
-    `beginning` and `last_turn` are the ids of its first and last turn, where a log gave them one; `mark_before_last` is
-    the mark of all turns but the last, empty where there is no other.
+    `mark` identifies the whole conversation and `mark_before_last` all turns but the last (empty if there is only one).
+    `beginning` and `last_turn` are the ids of the first and last turn as the log has them.
     """
 
     id: str
@@ -265,6 +274,7 @@ class RowFacts(NamedTuple):
 
 
 def facts_of(row: MarkRow, forgotten: frozenset[str]) -> RowFacts:
+    """Return the facts about a row."""
     marks = list(marks_along(row))
     turns, whole = row["turns"], marks[-1] if marks else "whole:"
     tools = ToolSchemas()
@@ -282,38 +292,38 @@ def facts_of(row: MarkRow, forgotten: frozenset[str]) -> RowFacts:
 
 
 def marks_along(row: MarkRow) -> Iterator[str]:
-    """One mark per turn: of the conversation up to there."""
+    """Yield one mark per turn, of the conversation up to and including it."""
     digest, length = hashlib.sha256(), 0
     for turn in row["turns"]:
         content = _content(turn)
         digest.update(content)
         length += len(content)
-        kind = "begins" if length >= _SHORTEST_BEGINNING else "whole"
-        yield f"{kind}:{digest.hexdigest()[:_SIZE]}"
+        kind = "begins" if length >= _MIN_BEGINNING_BYTES else "whole"
+        yield f"{kind}:{digest.hexdigest()[:_NUM_HEX_DIGITS]}"
 
 
 def mark_of(row: MarkRow) -> str:
-    """The mark of the whole conversation."""
+    """Return the mark of the whole conversation."""
     return deque(marks_along(row), maxlen=1)[0] if row["turns"] else "whole:"
 
 
-def is_marked(marks: Sequence[str], known: frozenset[str] | set[str]) -> bool:
-    """Whether a conversation with these marks is one that is known, or goes on from one."""
-    if not marks or not known:
+def is_marked(marks: Sequence[str], forgotten: frozenset[str] | set[str]) -> bool:
+    """Return whether a conversation with these marks equals a forgotten one, or continues one."""
+    if not marks or not forgotten:
         return False
-    return marks[-1] in known or any(mark in known for mark in marks if mark.startswith("begins:"))
+    return marks[-1] in forgotten or any(mark in forgotten for mark in marks if mark.startswith("begins:"))
 
 
 def id_mark(kind: str, identity: str) -> str:
-    """A mark of an id: of a `session`, or of a `conversation`."""
-    return f"{kind}:{hashlib.sha256(identity.encode('utf-8', 'surrogatepass')).hexdigest()[:_SIZE]}"
+    """Return the mark of an id; `kind` is "session", "conversation" or "path"."""
+    return f"{kind}:{hashlib.sha256(identity.encode('utf-8', 'surrogatepass')).hexdigest()[:_NUM_HEX_DIGITS]}"
 
 
 def forgotten_marks(dead: Iterable[MarkRow], living: Iterable[MarkRow]) -> set[str]:
-    """What tells rows that are forgotten from all others, wherever they turn up again.
+    """Return marks that identify forgotten rows wherever they turn up again.
 
-    Ids count only where the log gave them: many are nothing but a file's name and a number. The id of a session counts
-    only when the whole of it goes.
+    An id counts only if the log has it: others are just a file name and a number. The id of a session counts only if no
+    conversation of it stays.
     """
     dead = list(dead)
     alive = {row["session_id"] for row in living}
@@ -327,20 +337,20 @@ def forgotten_marks(dead: Iterable[MarkRow], living: Iterable[MarkRow]) -> set[s
     return marks
 
 
-def is_forgotten(row: MarkRow, marks: Sequence[str], known: frozenset[str] | set[str]) -> bool:
-    """Whether a row must not come back."""
-    if not known:
+def is_forgotten(row: MarkRow, marks: Sequence[str], forgotten: frozenset[str] | set[str]) -> bool:
+    """Return whether a row must not come back."""
+    if not forgotten:
         return False
     session = row["session_id"]
     if session is None:
-        return is_marked(marks, known)
-    if {id_mark("conversation", row["id"]), id_mark("session", session)} & known:
+        return is_marked(marks, forgotten)
+    if {id_mark("conversation", row["id"]), id_mark("session", session)} & forgotten:
         return True
-    # Another session may well say the same few words; one that repeats many has copied them.
-    return is_marked([mark for mark in marks if mark.startswith("begins:")], known)
+    # Another session may have the same few words in it; one that repeats a long beginning is a copy.
+    return is_marked([mark for mark in marks if mark.startswith("begins:")], forgotten)
 
 
 def _content(turn: MarkRow) -> bytes:
     calls = [[call["name"], call["arguments"], call["raw_arguments"]] for call in turn["calls"]]
     results = [[result["text"], result["is_error"]] for result in turn["results"]]
-    return orjson.dumps([turn["role"], turn["text"], turn["thinking"], calls, results], option=_OPTIONS)
+    return orjson.dumps([turn["role"], turn["text"], turn["thinking"], calls, results], option=_SORT_KEYS)

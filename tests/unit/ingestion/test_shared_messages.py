@@ -15,7 +15,7 @@ import pytest
 from claude_records import Log, text
 from run_pieces import ingested
 
-from composer_replication.ingestion import into_run as drop_copies
+from composer_replication.ingestion import into_run
 from composer_replication.ingestion.gather import GatheredFamily
 from composer_replication.ingestion.session_sources import (
     COPY,
@@ -64,7 +64,7 @@ def family(number, conversations):
 
 
 def settled(families):
-    return [each.source.skips[0][0] if each.source.skips else None for each in drop_copies.settle(families)]
+    return [each.source.skips[0][0] if each.source.skips else None for each in into_run.drop_duplicates(families)]
 
 
 def num_lines(families):
@@ -73,7 +73,7 @@ def num_lines(families):
 
     def trace(frame, event, _):
         nonlocal count
-        if frame.f_code.co_filename != drop_copies.__file__:
+        if frame.f_code.co_filename != into_run.__file__:
             return None
         count += event == "line"
         return trace
@@ -116,7 +116,7 @@ def test_a_row_that_may_be_a_copy_is_read_once_to_find_out(monkeypatch):
         return real(row)
 
     families = [family(i, [(f"log-{i}", [turn(*each) for each in SHAPES["forks"](i)])]) for i in range(20)]
-    monkeypatch.setattr(drop_copies, "marks_along", counting)
+    monkeypatch.setattr(into_run, "marks_along", counting)
     assert settled(families) == [None] * 20
     assert num_read == 20
 
@@ -124,7 +124,7 @@ def test_a_row_that_may_be_a_copy_is_read_once_to_find_out(monkeypatch):
 def test_people_whose_paths_look_alike_scrubbed_are_numbered_once_each(tmp_path):
     from composer_replication.ingestion.gather import _Planning
     from composer_replication.ingestion.scrubbing import ScrubFingerprint
-    from composer_replication.ingestion.session_sources import Earlier
+    from composer_replication.ingestion.session_sources import EarlierIngest
 
     class Paths(set):
         num_asked = 0
@@ -133,7 +133,7 @@ def test_people_whose_paths_look_alike_scrubbed_are_numbered_once_each(tmp_path)
             Paths.num_asked += 1
             return super().__contains__(path)
 
-    planning = _Planning(tmp_path, Earlier(ScrubFingerprint.of(None)), None, (), False)
+    planning = _Planning(tmp_path, EarlierIngest(ScrubFingerprint.of(None)), None, (), False)
     planning._paths = Paths()
     assert [planning._unique("a") for _ in range(200)] == ["a", *(f"a~{number}" for number in range(2, 201))]
     assert Paths.num_asked <= 400

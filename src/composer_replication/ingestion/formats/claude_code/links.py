@@ -1,10 +1,10 @@
-"""Which link of a Claude Code log is believed: what hangs from a wrong one would take whole stretches with it.
+"""Decide which parent links of a Claude Code log to trust. Everything below a wrong link would be lost with it.
 
-A record whose parent is not the record before it leaves a stretch behind. That is right for parallel calls, whose
-records and results are siblings, and for a rewind: a user's message that takes the place of another one, or follows one
-in its answer's place. In the middle of a turn nobody rewinds; such a link is damage, and the record is attached to the
-one before it, by guess, and counted as that. A message that looks like a rewind is none where the log's own clock or
-token counts say that the session went on.
+A record whose parent is not the record before it abandons the stretch in between. That is correct for parallel calls,
+whose records and results are siblings, and for a rewind: the user edits an earlier message, or asks again after an
+answer. Nobody rewinds in the middle of a turn, so such a link is damage: the record is attached to the one before it,
+and counted as a guess. A message that looks like a rewind is not one if the log's timestamps or token counts show that
+the session continued.
 """
 
 from __future__ import annotations
@@ -25,12 +25,15 @@ NO_PARENT = "no parent: attached by guess to the record before it"
 GUESSED = "wrong parent: attached by guess to the record before it"
 NO_BOUNDARY = "no boundary before a compaction's summary: the context before it closed by guess"
 GUESSED_END = "wrong end of a compacted context: the record before it taken by guess"
-# What is left beside the thread are the records of one message or two; more is a stretch that is left behind.
+# Parallel calls leave the records of one or two messages beside the thread. More than this is an abandoned stretch.
 _MAX_BESIDE = 64
 
 
 class RecordLinks:
-    """Takes the records in order; `nodes`, `parents`, `nearest`, `chain_of` and `ended_at` are a `RecordTree`'s."""
+    """Resolves the parents of a log's records, which it takes in order.
+
+    The attributes `nodes`, `parents`, `nearest`, `chain_of` and `ended_at` become those of a `RecordTree`.
+    """
 
     def __init__(self, file: str, report: IngestReport) -> None:
         self._file, self._report = file, report
@@ -39,35 +42,39 @@ class RecordLinks:
         self.nearest: dict[str, str | None] = {}
         self.chain_of: dict[str, SubagentChain] = {}
         self.ended_at: dict[str, str] = {}
-        self._above: dict[str, _LinkedRecord | None] = {}  # any record -> the message or boundary at or above it
+        self._above: dict[str, _LinkedRecord | None] = {}
+        """Any record -> the message or boundary at or above it."""
         self._callers: dict[str, Node] = {}
         self._tail: _LinkedRecord | None = None
-        """Where the main thread stands: its last message or boundary."""
+        """The last message or boundary of the main thread."""
         self._last_message: Node | None = None
         self._last_main: str | None = None
         self._messages: list[Node] = []
         self._lengths: _ContextLengths | None = None
-        self._num_before = 0
-        self._named: set[str] = set()
+        self._num_messages = 0
+        self._referenced_uuids: set[str] = set()
         self._answered: set[str] = set()
         self._guessed: set[str] = set()
-        self._strayed: dict[str, Any] = {}
-        """Silent records that go back, and those that hang from them -> when the first of them was written."""
+        self._stray_times: dict[str, Any] = {}
+        """Records without a message that point back, and their descendants -> timestamp of the first of them."""
 
-    def settle(self, entries: list[Entry]) -> None:
+    def resolve(self, entries: list[Entry]) -> None:
+        """Resolve the parents of all records of a log."""
         nodes = [entry.node for entry in entries if entry.node is not None]
         self._messages = [node for node in nodes if node.is_main_message]
         self._answered = {call_id for node in self._messages for call_id in node.answered}
-        self._named = {name for entry in entries for name in (entry.parent, entry.follows) if isinstance(name, str)}
+        self._referenced_uuids = {
+            name for entry in entries for name in (entry.parent, entry.follows) if isinstance(name, str)
+        }
         sides, messages = _Sidechains(entries), Messages(self._file, self._report)
         for entry in entries:
             if entry.is_sidechain:
                 self._take_side(entry, sides)
             else:
-                self._take(entry, messages)
+                self._take_main(entry, messages)
             if entry.node is not None and entry.is_sidechain:
                 messages.take(entry.node, sides.of[entry.uuid].name)
-        messages.settle()
+        messages.assign_ids()
         self.chain_of = sides.of
 
     def _take_side(self, entry: Entry, sides: _Sidechains) -> None:
@@ -76,32 +83,32 @@ class RecordLinks:
             self._count(NO_PARENT if is_guess else None, entry)
         else:
             self._count(ORPHAN if entry.parent not in self.parents else GUESSED if is_guess else None, entry)
-        self._set(entry, parent)
+        self._attach(entry, parent)
 
     def _count(self, what: str | None, record: Entry | Node) -> None:
         if what is not None:
             self._report.skip(what, self._file, record.line)
 
-    def _take(self, entry: Entry, messages: Messages) -> None:
+    def _take_main(self, entry: Entry, messages: Messages) -> None:
         node, parent = entry.node, entry.parent
-        moves_on = True
+        moves_tail = True
         if node is not None:
             messages.take(node, "")
         if not isinstance(parent, str) or parent not in self.parents:
-            parent = self._instead(entry)
+            parent = self._guess_parent(entry)
         elif node is not None and node.is_main_message:
-            parent, moves_on = self._judged(node, parent)
+            parent, moves_tail = self._checked_parent(node, parent)
         else:
             self._note_stray(entry, parent)
-        position = self._set(entry, parent)
+        position = self._attach(entry, parent)
         self._last_main = entry.uuid
         if node is not None and position is not None:
-            self._num_before += node.is_main_message
-            if node.is_boundary or moves_on:
+            self._num_messages += node.is_main_message
+            if node.is_boundary or moves_tail:
                 self._tail = position
 
-    def _set(self, entry: Entry, parent: str | None) -> _LinkedRecord | None:
-        """Its parent, and where it stands if it is a message or a boundary."""
+    def _attach(self, entry: Entry, parent: str | None) -> _LinkedRecord | None:
+        """Attach a record to its parent. Return its position if it is a message or a boundary."""
         node = entry.node
         self.parents[entry.uuid] = parent
         above = None if parent is None else self._above.get(parent)
@@ -116,7 +123,7 @@ class RecordLinks:
         if not node.is_sidechain:
             self._note_main(node, above)
         is_start = node.is_boundary or node.uuid in self.ended_at
-        self._above[entry.uuid] = position = place_of(node, None if is_start else above, self._owner(node))
+        self._above[entry.uuid] = position = _linked_record(node, None if is_start else above, self._owner(node))
         return position
 
     def _note_main(self, node: Node, above: _LinkedRecord | None) -> None:
@@ -130,31 +137,35 @@ class RecordLinks:
             self._callers.update(dict.fromkeys(node.called, node))
         self._last_message = node
 
-    def _instead(self, entry: Entry) -> str | None:
-        """For a parent that is not there, and for a second root of the main thread, the record before them:
-        upstream loses links, and a log without any links is still one conversation."""
+    def _guess_parent(self, entry: Entry) -> str | None:
+        """Return the record before this one, in place of a parent that is missing.
+
+        Claude Code loses links, and a log without any links is still one conversation. Returns None for a record that
+        really begins a thread: a boundary, or a prompt that replaced the very first one.
+        """
         tail, node = self._tail, entry.node
         is_message = node is not None and node.is_main_message
         if isinstance(entry.parent, str):
             self._count(ORPHAN, entry)
-        elif node is not None and (node.is_boundary or self._begins_again(node)):
+        elif node is not None and (node.is_boundary or self._replaces_first_prompt(node)):
             return None
-        elif self._named and tail is not None and is_message:
-            self._count(NO_PARENT, entry)  # a log without any links has none to miss
-        previous = self._last_main if tail is None else tail.node.uuid  # a silent record may hang from anywhere
+        elif self._referenced_uuids and tail is not None and is_message:
+            self._count(NO_PARENT, entry)  # not in a log that has no links at all
+        # Without a message so far, a record without one may be the parent.
+        previous = self._last_main if tail is None else tail.node.uuid
         if previous is not None:
             self._guessed.add(entry.uuid)
         return previous
 
-    def _begins_again(self, node: Node) -> bool:
-        """Whether a prompt without a parent took the place of the very first one, as the token counts say."""
+    def _replaces_first_prompt(self, node: Node) -> bool:
+        """Return whether a prompt without a parent replaced the very first one, by its token counts."""
         first = None if self._tail is None or node.kind != "user" else self._tail.topmost_after(-1)
         if first is None or not (node.begins_turn and first.node.begins_turn) or first.node.uuid in self.ended_at:
             return False
         return self._verdict(None, node.record.get("timestamp")) == "went back"
 
-    def _judged(self, node: Node, parent: str) -> tuple[str, bool]:
-        """The parent of a message of the main thread, and whether the thread goes on from it."""
+    def _checked_parent(self, node: Node, parent: str) -> tuple[str, bool]:
+        """Return the parent of a main-thread message, and whether the thread continues from the message."""
         tail, target = self._tail, self._above[parent]
         if tail is None or target is tail:
             return parent, True
@@ -163,30 +174,32 @@ class RecordLinks:
                 return parent, True
             if self._is_late_result(node, target):
                 return parent, False
-            came = self._strayed.get(parent, node.record.get("timestamp"))
-            if self._is_rewind(tail, node, target, came):
+            written_at = self._stray_times.get(parent, node.record.get("timestamp"))
+            if self._is_rewind(tail, node, target, written_at):
                 return parent, True
         self._count(GUESSED, node)
         self._guessed.add(node.uuid)
         return tail.node.uuid, True
 
     def _is_late_result(self, node: Node, target: _LinkedRecord | None) -> bool:
-        """Whether it answers calls where it hangs, and the thread goes on elsewhere: nothing hangs from it."""
+        """Return whether a leaf answers calls above its parent while the thread continues elsewhere."""
         is_last = node is self._messages[-1]
-        askers = [] if node.kind == "assistant" or is_last or node.uuid in self._named else self._asking(node)
-        return bool(askers) and all(_is_above(asker, target) for asker in askers)
+        if node.kind == "assistant" or is_last or node.uuid in self._referenced_uuids:
+            return False
+        callers = self._callers_of(node)
+        return bool(callers) and all(_is_above(caller, target) for caller in callers)
 
     def _note_stray(self, entry: Entry, parent: str) -> None:
-        if parent in self._strayed:
-            self._strayed[entry.uuid] = self._strayed[parent]
+        if parent in self._stray_times:
+            self._stray_times[entry.uuid] = self._stray_times[parent]
         elif self._tail is not None and self._above[parent] is not self._tail:
-            self._strayed[entry.uuid] = entry.time
+            self._stray_times[entry.uuid] = entry.time
 
     def _is_beside(self, tail: _LinkedRecord, node: Node, target: _LinkedRecord | None) -> bool:
-        """Whether all that came after `target` is of messages on the way to `node`: their records and results."""
+        """Return whether all records after `target` are records or results of the messages leading to `node`."""
         if target is None:
             return False
-        keys = {asker.message_key for asker in self._asking(target.node)}
+        keys = {caller.message_key for caller in self._callers_of(target.node)}
         if node.kind == "assistant":
             keys.add(node.message_key)
         position: _LinkedRecord | None = tail
@@ -202,38 +215,41 @@ class RecordLinks:
         return False
 
     def _answers_above(self, node: Node, keys: set[str], target: _LinkedRecord) -> bool:
-        """Whether it holds results, and only of calls of these messages, or of calls at or above `target`."""
-        askers = [] if node.kind == "assistant" else self._asking(node)
-        return bool(askers) and all(asker.message_key in keys or _is_above(asker, target) for asker in askers)
+        """Return whether a record holds results only, of calls of these messages or of calls at or above `target`."""
+        callers = [] if node.kind == "assistant" else self._callers_of(node)
+        return bool(callers) and all(caller.message_key in keys or _is_above(caller, target) for caller in callers)
 
-    def _asking(self, node: Node) -> list[Node]:
-        """The assistant's records that a record belongs to: itself, or those whose calls it answers."""
+    def _callers_of(self, node: Node) -> list[Node]:
+        """Return the assistant records a record belongs to: itself, or those whose calls it answers."""
         if node.kind == "assistant":
             return [node]
         return [self._callers[call_id] for call_id in node.answered if call_id in self._callers]
 
     def _owner(self, node: Node) -> str:
-        keys = {asker.message_key for asker in self._asking(node)}
+        keys = {caller.message_key for caller in self._callers_of(node)}
         return keys.pop() if len(keys) == 1 else ""
 
-    def _is_rewind(self, tail: _LinkedRecord, node: Node, target: _LinkedRecord | None, came: Any) -> bool:
+    def _is_rewind(self, tail: _LinkedRecord, node: Node, target: _LinkedRecord | None, written_at: Any) -> bool:
+        """Return whether a message whose parent is `target`, not `tail`, was written after a rewind to `target`."""
         abandoned_top = tail.topmost_after(-1 if target is None else target.node.index)
         if abandoned_top is not None and abandoned_top.node.uuid in self._guessed:
-            return False  # it was put there by us: nobody went back from it
-        has_met = abandoned_top is not None and abandoned_top.up is target
-        if not node.begins_turn:  # an answer again, in the place of an error message
-            return has_met and _reaches(tail.harness, abandoned_top)
-        if node.kind == "assistant" and has_met and _reaches(tail.prompts, abandoned_top):
-            return True  # the harness, when a session goes on, instead of the command that ended it
-        verdict = self._verdict(target, came)
-        if abandoned_top is None or not has_met:  # back to the end of a branch that was left before
-            at = None if target is None else target.node
-            return verdict == "went back" and at is not None and not at.called and not at.answered
+            return False  # its own parent is a guess of ours, so its position proves nothing
+        is_on_path = abandoned_top is not None and abandoned_top.up is target
+        if not node.begins_turn:  # only an error message of the harness is replaced by another answer
+            return is_on_path and _reaches(tail.harness, abandoned_top)
+        if node.kind == "assistant" and is_on_path and _reaches(tail.prompts, abandoned_top):
+            return True  # a resumed session: words of the harness replace the command that ended it
+        verdict = self._verdict(target, written_at)
+        if abandoned_top is None or not is_on_path:  # back to the end of a branch that was abandoned before
+            target_node = None if target is None else target.node
+            if target_node is None or target_node.called or target_node.answered:
+                return False
+            return verdict == "went back"
         is_at_prompt = abandoned_top.node.begins_turn or (target is not None and target.node.begins_turn)
         return (is_at_prompt or self._is_unanswered(tail, abandoned_top)) and verdict != "went on"
 
     def _is_unanswered(self, tail: _LinkedRecord, abandoned_top: _LinkedRecord) -> bool:
-        """Whether only a message is left behind whose calls nobody answered: no session can go on from these."""
+        """Return whether only one message is abandoned, whose calls nobody answered: no session goes on from it."""
         if not _reaches(tail.same_owner, abandoned_top) or tail.owner != abandoned_top.owner:
             return False
         calls = {
@@ -244,21 +260,25 @@ class RecordLinks:
         }
         return bool(calls) and calls.isdisjoint(self._answered)
 
-    def _verdict(self, target: _LinkedRecord | None, came: Any) -> Verdict | None:
-        """What clock and token counts say of a message that may be a rewind, and `came` at this time."""
+    def _verdict(self, target: _LinkedRecord | None, written_at: Any) -> Verdict | None:
+        """Return what timestamps and token counts say about a possible rewind, for a message written at this time."""
         tail = self._tail
         assert tail is not None
         times = [
             (self._messages[0] if position is None else position.node).record.get("timestamp")
             for position in (tail, target)
         ]
-        if _is_too_soon(came, *times):
+        if _is_too_soon(written_at, *times):
             return "went on"
+        # Built late: most logs have no link to doubt.
         self._lengths = self._lengths or _ContextLengths(self._messages)
-        return self._lengths.verdict(self._num_before, tail, target)
+        return self._lengths.verdict(self._num_messages, tail, target)
 
     def _close_context(self, boundary: Node) -> None:
-        """Where the context ended that a compaction closed: where it says, unless that leaves something behind."""
+        """Record where the context ended that a compaction closed.
+
+        The boundary names that record. If this would abandon messages, the context ends with the last one instead.
+        """
         logical = boundary.record.get("logicalParentUuid")
         last, tail = self._last_message, self._tail
         if last is None:
@@ -273,63 +293,62 @@ class RecordLinks:
             self._count(GUESSED_END, boundary)
 
 
-def _is_above(asker: Node, position: _LinkedRecord | None) -> bool:
-    """Whether a message, by this record of it or a later one, is at `position` or above it."""
-    if position is None or position.node.index < asker.index:
+def _is_above(caller: Node, position: _LinkedRecord | None) -> bool:
+    """Return whether a message, by this record of it or a later one, is at `position` or above it."""
+    if position is None or position.node.index < caller.index:
         return False
-    return position.is_below(asker) or any(
-        neighbour.node.message_key == asker.message_key and neighbour.node.index >= asker.index
-        for neighbour in position.near()
+    return position.is_below(caller) or any(
+        nearby.node.message_key == caller.message_key and nearby.node.index >= caller.index
+        for nearby in position.near()
     )
 
 
 def _reaches(top: _LinkedRecord | None, abandoned_top: _LinkedRecord | None) -> bool:
-    """Whether a row of records that begins at `top` has everything in it that was left."""
+    """Return whether the row of records that begins at `top` covers everything that was abandoned."""
     return top is not None and abandoned_top is not None and top.node.index <= abandoned_top.node.index
 
 
-# What is above a message of a Claude Code log, found in few steps, and whether it went on from there or back.
+# Ancestry. Any record may name any other as its parent, so a walk up the links can be as long as the log, for every
+# record of it. Each position therefore stores a far ancestor as well as its parent (a skip list), and how far up the
+# records of the same sort reach.
 #
-# Any record may name any other as its parent, so a walk up the links may be as long as the log, for every record of it.
-# Each place remembers a far ancestor beside its parent, and how far up the records reach that are like it.
-#
-# After a rewind the context is as long as it was at the record that was gone back to; after a wrong link it goes on
-# growing from the record before it. And a rewind takes a person a moment: what was written within the same second as
-# the record before it, such as the parts of a command, follows that.
+# Context length. After a rewind the prompt is as long as it was at the target; after a wrong link it keeps growing from
+# the record before it. Time. A rewind takes a person a moment: what was written within a second of the record before
+# it, such as the parts of a slash command, follows that record.
 
-# Records of one message and results of its calls lie close together.
+# How far up the records of one message and the results of its calls are looked for.
 _NEAR = 256
 Verdict = Literal["went on", "went back"]
 _PROMPT_FIELDS = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
 _CHARACTERS_PER_TOKEN = 4
 _TOKENS_OF_AN_IMAGE = 1500
-# Of 854 messages of real logs the prompt behind them was 0 to 500 tokens longer than reckoned in half of all cases, and
-# more than 1,600 in a twentieth; in a tenth it was shorter by 4,000 and more (old results are left out after a pause).
-_LEAST_GAP = 800
-_NEAR_SHARE = 0.25
-_MOMENT = timedelta(seconds=1)
+# Measured on 854 messages of real logs: the next prompt was 0 to 500 tokens longer than estimated in half of all cases,
+# over 1,600 longer in 5%, and 4,000 or more shorter in 10% (old results are dropped after a pause).
+_MIN_GAP_TOKENS = 800
+_MAX_RELATIVE_DISTANCE = 0.25  # from one of the two expected lengths, as a share of the gap between them
+_MIN_REWIND_TIME = timedelta(seconds=1)
 
 
 @dataclass(slots=True)
 class _LinkedRecord:
-    """A message or boundary with what is above it; nothing is above the start of a context."""
+    """A message or boundary linked to its ancestors; nothing is above the start of a context."""
 
     node: Node
     up: _LinkedRecord | None
     far: _LinkedRecord | None
-    """An ancestor: chosen so that the way to any other takes steps like the logarithm of the depth."""
+    """A far ancestor, chosen so that reaching any ancestor takes a logarithmic number of steps."""
     depth: int
     owner: str
-    """The assistant's message that it is a record of, or whose calls it answers; "" for neither or for several."""
+    """Key of the assistant message it is a record of, or whose calls it answers; "" for neither or several."""
     same_owner: _LinkedRecord
-    """The topmost of the records, from here up without a gap, that have this owner."""
+    """The topmost record of the unbroken row from here up with this owner."""
     prompts: _LinkedRecord | None
-    """The topmost of the records, from here up without a gap, that begin a turn; None where this one does not."""
+    """The topmost record of the unbroken row of turn beginnings from here up; None if this begins no turn."""
     harness: _LinkedRecord | None
-    """The same for the harness's own words in the model's place."""
+    """The same for words of the harness in the model's place."""
 
     def topmost_after(self, index: int) -> _LinkedRecord | None:
-        """The oldest at or above this one that is newer than record number `index`."""
+        """Return the oldest record at or above this one that is newer than record number `index`."""
         position = self
         if position.node.index <= index:
             return None
@@ -338,13 +357,13 @@ class _LinkedRecord:
             position = far if far is not None and far.node.index > index else position.up
         return position
 
-    def is_below(self, other: Node) -> bool:
-        """Whether `other` is this record or above it."""
-        top = self.topmost_after(other.index - 1)
-        return top is not None and top.node is other
+    def is_below(self, ancestor: Node) -> bool:
+        """Return whether `ancestor` is this record or above it."""
+        top = self.topmost_after(ancestor.index - 1)
+        return top is not None and top.node is ancestor
 
     def near(self) -> Iterator[_LinkedRecord]:
-        """This one and those above it, not very many."""
+        """Yield this record and the closest ones above it."""
         return islice(self._upwards(), _NEAR)
 
     def _upwards(self) -> Iterator[_LinkedRecord]:
@@ -354,7 +373,8 @@ class _LinkedRecord:
             position = position.up
 
 
-def place_of(node: Node, up: _LinkedRecord | None, owner: str) -> _LinkedRecord:
+def _linked_record(node: Node, up: _LinkedRecord | None, owner: str) -> _LinkedRecord:
+    # Not the constructor: the row of a record may begin with the record itself, which has to exist first.
     position = _LinkedRecord.__new__(_LinkedRecord)
     position.node, position.up, position.owner = node, up, owner
     position.depth = 0 if up is None else up.depth + 1
@@ -367,7 +387,7 @@ def place_of(node: Node, up: _LinkedRecord | None, owner: str) -> _LinkedRecord:
 
 
 def _far(up: _LinkedRecord) -> _LinkedRecord:
-    """As far above `up` as its own two last jumps together, where these are equally long; else `up` itself."""
+    """Return the record that the last two jumps above `up` reach together if equally long, else `up` itself."""
     far = up.far
     if far is None or far.far is None or up.depth - far.depth != far.depth - far.far.depth:
         return up
@@ -375,57 +395,66 @@ def _far(up: _LinkedRecord) -> _LinkedRecord:
 
 
 class _ContextLengths:
-    """The answers of the main thread with the length of their prompts, in order."""
+    """Lengths of the prompts that the main thread's answers report, and estimates of the lengths in between."""
 
     def __init__(self, messages: list[Node]) -> None:
         self._messages = messages
-        self._places = [at for at, node in enumerate(messages) if _prompt_tokens(node) is not None]
-        self._said = [0.0, *accumulate(map(_tokens, messages))]
-        """Tokens of everything before each message."""
-        self._behind: dict[str, float] = {}
+        self._answer_indices = [at for at, node in enumerate(messages) if _prompt_tokens(node) is not None]
+        self._tokens_before = [0.0, *accumulate(map(_tokens, messages))]
+        self._length_at: dict[str, float] = {}
+        """Uuid -> tokens of the context up to and including this record."""
 
     def verdict(self, at: int, tail: _LinkedRecord, target: _LinkedRecord | None) -> Verdict | None:
-        """Of message number `at`: it went on from `tail`, back to `target` (None: the start), or it cannot be told."""
-        next_answer = bisect_left(self._places, at)
-        if next_answer == len(self._places):
+        """Return whether the thread went on from `tail` or back to `target` (None: the start) before message number
+        `at`.
+
+        Returns None if the lengths do not decide it.
+        """
+        next_answer = bisect_left(self._answer_indices, at)
+        if next_answer == len(self._answer_indices):
             return None
-        answered_at = self._places[next_answer]
-        tokens_between = self._said[answered_at] - self._said[at]
+        answered_at = self._answer_indices[next_answer]
+        tokens_between = self._tokens_before[answered_at] - self._tokens_before[at]
         length = (_prompt_tokens(self._messages[answered_at]) or 0) - tokens_between
-        going_on, going_back = self._length_behind(tail), self._length_behind(target)
+        going_on, going_back = self._length_after(tail), self._length_after(target)
         gap = going_on - going_back
-        if abs(gap) < _LEAST_GAP:
+        if abs(gap) < _MIN_GAP_TOKENS:
             return None
         share = (length - going_back) / gap
-        return "went on" if share > 1 - _NEAR_SHARE else "went back" if share < _NEAR_SHARE else None
+        if share > 1 - _MAX_RELATIVE_DISTANCE:
+            return "went on"
+        return "went back" if share < _MAX_RELATIVE_DISTANCE else None
 
-    def _length_behind(self, position: _LinkedRecord | None) -> float:
-        """Tokens of the context with everything up to `position` in it; each message is looked at once."""
-        way: list[Node] = []
-        while position is not None and position.node.uuid not in self._behind:
-            way.append(position.node)
+    def _length_after(self, position: _LinkedRecord | None) -> float:
+        """Return the tokens of the context up to and including `position`. Each message is looked at once."""
+        path: list[Node] = []
+        while position is not None and position.node.uuid not in self._length_at:
+            path.append(position.node)
             if _prompt_tokens(position.node) is not None:
                 break
             position = position.up
-        total = self._before_all() if position is None else self._behind.get(position.node.uuid, 0.0)
-        for node in reversed(way):
+        total = self._harness_prompt_tokens() if position is None else self._length_at.get(position.node.uuid, 0.0)
+        for node in reversed(path):
             tokens = _prompt_tokens(node)
             total = total + _tokens(node) if tokens is None else tokens + _answer_tokens(node)
-            self._behind[node.uuid] = total
+            self._length_at[node.uuid] = total
         return total
 
-    def _before_all(self) -> float:
-        """The prompt of the harness itself, which no log holds: what the first answer had read beside the messages."""
-        first = self._places[0]
-        return max((_prompt_tokens(self._messages[first]) or 0) - self._said[first], 0)
+    def _harness_prompt_tokens(self) -> float:
+        """Return the tokens of the harness's own prompt, which no log holds.
+
+        They are what the first answer read in addition to the messages before it.
+        """
+        first = self._answer_indices[0]
+        return max((_prompt_tokens(self._messages[first]) or 0) - self._tokens_before[first], 0)
 
 
-def _is_too_soon(came: Any, left: Any, gone_to: Any) -> bool:
-    """Of three times as logs have them: whether a message came before, or within a second of, what it would leave."""
-    came, left, gone_to = _time(came), _time(left), _time(gone_to)
-    if came is None or left is None or gone_to is None:
+def _is_too_soon(written_at: Any, tail_at: Any, target_at: Any) -> bool:
+    """Return whether a message came too soon after the tail for a rewind to the target, by timestamps of a log."""
+    written_at, tail_at, target_at = _time(written_at), _time(tail_at), _time(target_at)
+    if written_at is None or tail_at is None or target_at is None:
         return False
-    return came - left < _MOMENT <= left - gone_to
+    return written_at - tail_at < _MIN_REWIND_TIME <= tail_at - target_at
 
 
 def _time(value: Any) -> datetime | None:
@@ -459,6 +488,7 @@ def _tokens(node: Node) -> float:
 def _characters(value: Any, depth: int) -> int:
     if isinstance(value, str):
         return len(value)
+    # Logs can nest values without end. No content block of a real message is this deep.
     if depth > 6 or not isinstance(value, (dict, list)):
         return 0
     if isinstance(value, dict):
@@ -468,32 +498,32 @@ def _characters(value: Any, depth: int) -> int:
     return sum(_characters(child, depth + 1) for child in cast("list[Any]", value))
 
 
-# Which inline sub-agent a record of a sidechain belongs to: several may work at once, and their records interleave.
-#
-# Each sidechain begins with the prompt that a call of the main thread gave it. A result belongs where its call was
-# made, any other record where its parent stands. Where that cannot be, a chain that waits for its next record and
-# that nobody else goes on from is the one that misses it; without such a chain it begins one of its own.
+# Several inline sub-agents may work at once, and their records interleave. Each sidechain begins with the prompt that a
+# call of the main thread passed to it. A result belongs to the chain of its call, any other record to that of its
+# parent. If that is impossible, a chain that waits for its next record, and that no other record continues, is the one
+# that misses it. Without such a chain the record begins one of its own.
 
-# Sub-agents that work at the same time are few.
-_NUM_AT_WORK = 64
+# Sub-agents that work at the same time are few, so only the latest chains are considered.
+_MAX_PARALLEL = 64
 
 
 @dataclass(slots=True)
 class SubagentChain:
-    """One inline sub-agent: where it stands, and until when other records name its own."""
+    """The records of one inline sub-agent so far: the last one, and those that the next may name as its parent."""
 
     name: str
     last_uuid: str
     agent: str | None = None
     tail: Node | None = None
     latest: set[str] = field(default_factory=set)
-    """The records of its last message, and what followed: what comes next names one of these."""
+    """The records of its last message and those after it; the next record names one of these."""
     latest_key: str = ""
     named_until: int = -1
+    """The number of the last sidechain record that names one of this chain's records as its parent."""
 
     @property
-    def waits(self) -> bool:
-        """Whether something is to follow: an answer, a result, or the rest of a message."""
+    def is_waiting(self) -> bool:
+        """Whether a record has to follow: an answer, a result, or the rest of a message."""
         node = self.tail
         return node is None or node.kind != "assistant" or bool(node.called) or not _says_something(node)
 
@@ -513,12 +543,12 @@ class SubagentChain:
 
 
 class _Sidechains:
-    """Takes the sidechains' records in order; `of` says for each to which chain it belongs."""
+    """Assigns the sidechain records of a log, which it takes in order, to chains; `of` maps uuids to chains."""
 
     def __init__(self, entries: list[Entry]) -> None:
         self.of: dict[str, SubagentChain] = {}
         self._by_age: dict[str, SubagentChain] = {}
-        """All of them, the one written to last at the end."""
+        """All chains, the most recently written one at the end."""
         self._by_agent: dict[Any, SubagentChain] = {}
         self._by_message: dict[Any, SubagentChain] = {}
         self._by_missing: dict[Any, SubagentChain] = {}
@@ -530,10 +560,10 @@ class _Sidechains:
         self._num_answers = Counter(call_id for node in nodes for call_id in node.answered)
         self._prompts = _prompts_of_calls(entries) if side else set[str]()
 
-    def parent_of(self, entry: Entry, known: Mapping[str, str | None]) -> tuple[str | None, bool]:
-        """What it hangs from, and whether that is a guess, whatever it says."""
+    def parent_of(self, entry: Entry, parents: Mapping[str, str | None]) -> tuple[str | None, bool]:
+        """Return the parent of a record, and whether it is a guess; `parents` has the records so far."""
         self._at += 1
-        named_parent = entry.parent if isinstance(entry.parent, str) and entry.parent in known else None
+        named_parent = entry.parent if isinstance(entry.parent, str) and entry.parent in parents else None
         linked = self.of.get(named_parent) if named_parent is not None else None
         names_other = named_parent is not None and linked is None
         chain = None if self._is_root(entry, names_other) else self._chain(entry, linked)
@@ -550,7 +580,10 @@ class _Sidechains:
         return parent, is_guess
 
     def _is_root(self, entry: Entry, names_other: bool) -> bool:
-        """Whether it begins a chain: a boundary, or a prompt that names none of a sidechain, or that a call gave."""
+        """Return whether a record begins a chain.
+
+        It does if it is a boundary, a prompt whose parent is not in a sidechain, or a prompt that a call passed on.
+        """
         node = entry.node
         if node is not None and node.is_boundary:
             return True
@@ -559,6 +592,7 @@ class _Sidechains:
         return names_other or not isinstance(entry.parent, str) or first_text(node) in self._prompts
 
     def _chain(self, entry: Entry, linked: SubagentChain | None) -> SubagentChain | None:
+        """Return the chain that a record belongs to, the most reliable evidence first; None begins one."""
         node = entry.node
         fits = linked is not None and (node is None or self._fits(entry, node, linked))
         caller = None if node is None else self._caller(node, linked, fits)
@@ -567,20 +601,23 @@ class _Sidechains:
         agent = self._by_agent.get(entry.agent)
         if agent is not None and (linked is None or linked.agent != entry.agent):
             return agent
-        for chain in self._said_to_be_in(entry):
-            if chain is not linked and (not fits or (chain.waits and self._is_open(chain))):
+        for chain in self._chains_by_name(entry):
+            if chain is not linked and (not fits or (chain.is_waiting and self._is_open(chain))):
                 return chain
         return linked if fits else self._next_waiting(entry) or linked
 
-    def _said_to_be_in(self, entry: Entry) -> Iterator[SubagentChain]:
-        """By its message's other records, or by others that name the same missing parent."""
+    def _chains_by_name(self, entry: Entry) -> Iterator[SubagentChain]:
+        """Return the chains with other records of its message, or with records that name the same missing parent."""
         node = entry.node
         key = node.message_key if node is not None and node.kind == "assistant" else None
         chains = (self._by_message.get(key), self._by_missing.get(entry.named_parent or ""))
         return (chain for chain in chains if chain is not None)
 
     def _caller(self, node: Node, linked: SubagentChain | None, fits: bool) -> SubagentChain | None:
-        """Where its calls were made; of a call with two results the one whose link fits may bear a wrong name."""
+        """Return the chain that made the calls which a record answers.
+
+        If a call has two results, the link is trusted over the call's id, which may be wrong.
+        """
         for call_id in node.answered:
             chains = self._callers.get(call_id)
             if chains and linked is not None and linked.name in chains:
@@ -597,11 +634,13 @@ class _Sidechains:
         return chain.named_until <= self._at
 
     def _next_waiting(self, entry: Entry) -> SubagentChain | None:
-        """The chain written to last of those that miss a record; one that seems finished may miss the call of a result,
-        or anything where nothing has a name."""
-        latest = islice(reversed(self._by_age.values()), _NUM_AT_WORK)
+        """Return the most recently written chain that misses a record.
+
+        A chain that seems finished may still miss the call of a result, or any record if no record names a parent.
+        """
+        latest = islice(reversed(self._by_age.values()), _MAX_PARALLEL)
         opened = [chain for chain in latest if self._is_open(chain)]
-        waiting = next((chain for chain in opened if chain.waits), None)
+        waiting = next((chain for chain in opened if chain.is_waiting), None)
         is_result = entry.node is not None and bool(entry.node.answered)
         return waiting or (opened[0] if opened and (is_result or not isinstance(entry.parent, str)) else None)
 
@@ -623,11 +662,12 @@ class _Sidechains:
 
 
 def first_text(node: Node) -> str:
+    """Return the text of a record's blocks, by which a sidechain's prompt is compared with that of a call."""
     return "\n".join(block["text"] for block in node.blocks if isinstance(block.get("text"), str)).strip()
 
 
 def prompt_of(block: dict[str, Any]) -> str | None:
-    """The prompt that a call gives to a sub-agent, where it is one that does."""
+    """Return the prompt that a call passes to a sub-agent, or None for any other block."""
     arguments = block.get("input")
     if block.get("type") != "tool_use" or not isinstance(arguments, dict):
         return None

@@ -1,4 +1,4 @@
-"""Claude Code session logs, CLI 1.x to 2.1.x, as conversations: single files, the web export, sub-agent files."""
+"""Read Claude Code session logs as conversations: logs of the CLI 1.x to 2.1.x, the web export, sub-agents' files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from composer_replication.ingestion.formats.claude_code.record import (
 from composer_replication.ingestion.formats.claude_code.tree import (
     ContextPart,
     RecordTree,
-    groups_apart,
+    connected_groups,
     live_parts,
     sidechains,
 )
@@ -51,25 +51,30 @@ from composer_replication.types import (
 )
 
 FORMAT = "claude_code"
-_TYPED = re.compile(rb'"type"\s*:\s*"(?:user|assistant|progress|summary|system|file-history-snapshot)"')
-# Other tools have session ids and types too; these keys are this one's.
+# Matches '"type": "user"' or '"type":"summary"'; not '"type": "message"', which the API's own responses have.
+_RECORD_TYPE = re.compile(rb'"type"\s*:\s*"(?:user|assistant|progress|summary|system|file-history-snapshot)"')
+# Other tools write session ids and types too; only Claude Code writes these keys.
 _OWN_KEYS = (b'"parentUuid"', b'"isSidechain"', b'"isSnapshotUpdate"', b'"leafUuid"')
+# "s1/subagents/agent-a1b2.jsonl" -> id "a1b2"; not "agent-a1b2.json".
 _AGENT_FILE = re.compile(r"agent-(?P<id>[\w-]+)\.jsonl$")
 
 
 def sniff(head: bytes, path: Path) -> bool:
-    """Records of a known type with the links only these logs have, or a web export's list of them."""
+    """Return whether the head has records of a known type with keys that only these logs have, or is a web export."""
     del path
     head = as_utf8(head)
     if b'"loglines"' in head[:4096]:
         return True
-    return _TYPED.search(head) is not None and any(key in head for key in _OWN_KEYS)
+    return _RECORD_TYPE.search(head) is not None and any(key in head for key in _OWN_KEYS)
 
 
 def read(source: SourceFile, report: IngestReport, *, with_branches: bool = False) -> Iterator[Conversation]:
-    """The main thread (one conversation per context between compactions), inline sidechains, on request branches."""
+    """Return the conversations of a log: one per context of the main thread, then inline sub-agents.
+
+    With `with_branches`, stretches that a rewind abandoned follow as conversations of their own.
+    """
     was_on = gc.isenabled()
-    gc.disable()  # nothing is garbage while a log is read, and looking for some costs more than the parsing
+    gc.disable()  # nothing is garbage while a log is read, and searching for it costs more than the parsing
     try:
         conversations = list(_read(source, report, with_branches))
     finally:
@@ -83,7 +88,7 @@ def _read(source: SourceFile, report: IngestReport, with_branches: bool) -> Iter
     tree = RecordTree(source.name, report, is_agent=agent is not None)
     for line, record in _records(source, report):
         tree.add(line, record)
-    tree.settle()
+    tree.build()
     report.counts["records"] += tree.num_records
     report.counts["records without a message"] += tree.num_silent
     if not tree.nodes:
@@ -97,7 +102,7 @@ def _records(source: SourceFile, report: IngestReport) -> Iterator[tuple[int, Re
 
 
 def _exported_records(source: SourceFile, report: IngestReport) -> Iterator[tuple[int, Record]]:
-    """The records of a web export; lines under its file name are read as lines."""
+    """Yield the records of a web export; a file of that name that holds lines is read as lines."""
     for line, value in read_lines_or_document(source, report):
         export: Any = cast("Record", value).get("loglines") if isinstance(value, dict) else None
         if isinstance(export, list):
@@ -117,6 +122,8 @@ def _objects(loglines: list[Any], source: SourceFile, report: IngestReport) -> I
 
 
 class _LogReader:
+    """Turns the tree of a log into conversations."""
+
     def __init__(self, source: SourceFile, report: IngestReport, tree: RecordTree, agent_id: str | None) -> None:
         self._source, self._report, self._tree, self._agent_id = source, report, tree, agent_id
         self._queued: dict[str, list[Queued]] = {}
@@ -127,9 +134,9 @@ class _LogReader:
 
     def conversations(self, with_branches: bool) -> Iterator[Conversation]:
         parts = live_parts(self._tree)
-        self._queued = self._placed_queue()
+        self._queued = self._queued_by_answer()
         at_end = self._queued.pop("", [])
-        lived = {node.uuid for part in parts for node in part.nodes}
+        live_uuids = {node.uuid for part in parts for node in part.nodes}
         previous: Conversation | None = None
         part_of: dict[str, str] = {}
         for number, part in enumerate(parts):
@@ -139,18 +146,18 @@ class _LogReader:
             previous = self._conversation(identity, part.nodes, self._part_link(part, previous), closing)
             yield previous
         yield from self._sidechains(part_of)
-        other_nodes = (node for node in self._tree.nodes.values() if node.uuid not in lived)
-        rest = [node for node in other_nodes if not node.is_sidechain and not node.is_boundary]
+        dead_nodes = (node for node in self._tree.nodes.values() if node.uuid not in live_uuids)
+        rewound = [node for node in dead_nodes if not node.is_sidechain and not node.is_boundary]
         if with_branches:
-            yield from self._branches(rest, part_of)
-        for node in () if with_branches else rest:
+            yield from self._branches(rewound, part_of)
+        for node in () if with_branches else rewound:
             if node.attachment is None:
                 self._report.skip("rewound branch", self._source.name, node.line)
         for lines in (message.lines for group in self._queued.values() for message in group):
             self._report.skip("queued message in a rewound branch", self._source.name, lines[0])
 
-    def _placed_queue(self) -> dict[str, list[Queued]]:
-        """Queued messages by the assistant record before which the model saw them."""
+    def _queued_by_answer(self) -> dict[str, list[Queued]]:
+        """Return queued messages by the uuid of the assistant record before which the model saw them."""
         queue = _MessageQueue(self._report)
         for line, record in self._tree.queue_operations:
             queue.take(line, record)
@@ -166,7 +173,7 @@ class _LogReader:
         return Link(kind=kind, conversation_id=self._session_id)
 
     def _sidechains(self, part_of: dict[str, str]) -> Iterator[Conversation]:
-        """Old CLIs keep sub-agents inline: each tree of sidechain records is a conversation of its own."""
+        """Yield inline sub-agents, as old CLIs log them: each tree of sidechain records is a conversation."""
         groups = sidechains(self._tree)
         prompts = self._prompts_of_calls() if groups else {}
         for number, group in enumerate(groups):
@@ -177,7 +184,10 @@ class _LogReader:
             yield self._conversation(f"{self._base_id}/sidechain-{number}", group, link)
 
     def _prompts_of_calls(self) -> dict[str, tuple[str, Node]]:
-        """Prompt text -> the call that gave it to a sub-agent: inline sidechains carry no other link."""
+        """Return prompt text -> the call that passed it to a sub-agent, and its record.
+
+        Inline sidechains have no other link to their call.
+        """
         calls: dict[str, tuple[str, Node]] = {}
         for node in self._tree.nodes.values():
             if node.is_sidechain or node.kind != "assistant":
@@ -188,8 +198,8 @@ class _LogReader:
                     calls.setdefault(prompt, (name, node))
         return calls
 
-    def _branches(self, rest: list[Node], part_of: dict[str, str]) -> Iterator[Conversation]:
-        for number, group in enumerate(groups_apart(self._tree, rest)):
+    def _branches(self, rewound: list[Node], part_of: dict[str, str]) -> Iterator[Conversation]:
+        for number, group in enumerate(connected_groups(self._tree, rewound)):
             fork = self._tree.ancestor(group[0].parent)
             where = part_of.get(fork, self._base_id) if fork else self._base_id
             turn_id = self._tree.nodes[fork].message_key if fork else None
@@ -236,8 +246,9 @@ def _text_or_none(value: Any) -> str | None:
     return value if isinstance(value, str) else None
 
 
-# Records of one context as turns: split messages merged, results grouped behind the turn that called.
+# Turns: the records of one context are merged into messages, and results follow the turn with their calls.
 
+# Nearly every message has its blocks in this order; only another order is stored.
 _PLAIN_ORDER = ("thinking", "text", "call")
 _USAGE = {
     "input_tokens": "input_tokens",
@@ -249,7 +260,7 @@ _USAGE = {
 
 @dataclass(slots=True)
 class _Draft:
-    """A turn that may still grow."""
+    """A turn under construction."""
 
     id: str
     role: Role
@@ -264,23 +275,24 @@ class _Draft:
     usage: dict[str, int] = field(default_factory=dict)
     order: list[str] = field(default_factory=list)
     agents: dict[str, str] = field(default_factory=dict)
-    beside: str | None = None
-    """The kind of attachment it is, or that it came through the queue."""
+    attachment_kind: str | None = None
+    """The kind of attachment it is, `QUEUED` for a queued message, None for an ordinary message."""
     images: int = 0
-    unseen: tuple[str, ...] = ()
+    unseen_kinds: tuple[str, ...] = ()
 
     def freeze(self, file: str) -> Turn:
+        """Return the finished turn."""
         record, message = self.node.record, self.node.message
         model, parent, timestamp = message.get("model"), record.get("parentUuid"), record.get("timestamp")
         extra: dict[str, Any] = {"agents": self.agents} if self.agents else {}
         if self.role == "assistant" and not self._is_plain():
             extra["blocks"] = self._block_lengths()
-        if self.beside is not None:
-            extra["attachment"] = self.beside
+        if self.attachment_kind is not None:
+            extra["attachment"] = self.attachment_kind
         if self.images:
             extra["images"] = self.images
-        if self.unseen:
-            extra["unseen_context"] = list(self.unseen)
+        if self.unseen_kinds:
+            extra["unseen_context"] = list(self.unseen_kinds)
         return Turn(
             id=self.id,
             role=self.role,
@@ -298,7 +310,7 @@ class _Draft:
         )
 
     def _is_plain(self) -> bool:
-        """Thinking, then text, then calls is what nearly every message holds; only other orders need to be kept."""
+        """Return whether the blocks are in the plain order: thinking, then text, then calls."""
         if len(self.texts) > 1 or len(self.thoughts) > 1:
             return False
         return len(self.order) == 1 or self.order == sorted(self.order, key=_PLAIN_ORDER.index)
@@ -313,14 +325,16 @@ class _Draft:
 
 
 class TurnBuilder:
-    """Takes the nodes of one context in file order."""
+    """Builds the turns of one context from its records, which it takes in file order."""
 
     def __init__(self, file: str, report: IngestReport) -> None:
         self._file, self._report = file, report
         self._drafts: list[_Draft] = []
         self._assistants: dict[str, _Draft] = {}
         self._caller_of: dict[str, _Draft] = {}
-        self._unseen: dict[str, None] = {}  # kinds of what the model saw before this and nobody can show
+        self._unseen_kinds: dict[
+            str, None
+        ] = {}  # of attachments so far whose text is in no log; a dict keeps the order
 
     def add(self, node: Node) -> None:
         if node.kind == "assistant":
@@ -330,13 +344,16 @@ class TurnBuilder:
         else:
             self._add_user(node)
 
-    def add_queued(self, said: Queued) -> None:
-        """A message that no record holds but those of the queue."""
-        origin: Origin = "meta" if is_notification(said.text) else "human"
-        record: Record = {"timestamp": said.timestamp or None}
-        name = f"queued-line-{said.lines[0]}"
-        node = Node(0, said.lines[0], name, record, None, False, "user", {}, name, [], None)
-        draft = _Draft(name, "user", origin, node, texts=[said.text], lines=list(said.lines), beside=QUEUED)
+    def add_queued(self, message: Queued) -> None:
+        """Add a message that only records of the queue hold."""
+        origin: Origin = "meta" if is_notification(message.text) else "human"
+        record: Record = {"timestamp": message.timestamp or None}
+        # No record is the message itself, so one is put together.
+        name = f"queued-line-{message.lines[0]}"
+        node = Node(0, message.lines[0], name, record, None, False, "user", {}, name, [], None)
+        draft = _Draft(
+            name, "user", origin, node, texts=[message.text], lines=list(message.lines), attachment_kind=QUEUED
+        )
         self._drafts.append(draft)
 
     def _add_attachment(self, node: Node) -> None:
@@ -345,7 +362,7 @@ class TurnBuilder:
         if not attachment.is_known:
             self._report.skip(f"unknown attachment type {attachment.kind!r}", self._file, node.line)
         if attachment.text is None:
-            self._unseen[attachment.kind] = None
+            self._unseen_kinds[attachment.kind] = None
             if attachment.is_known:
                 self._report.counts[f"attachments without text: {attachment.kind}"] += 1
             return
@@ -357,7 +374,7 @@ class TurnBuilder:
             node,
             texts=[attachment.text],
             lines=[node.line],
-            beside=attachment.kind,
+            attachment_kind=attachment.kind,
         )
         draft.images = attachment.images
         self._drafts.append(draft)
@@ -371,7 +388,7 @@ class TurnBuilder:
             draft = _Draft(node.message_key, "assistant", "meta" if node.is_harness else "model", node)
             self._assistants[node.message_key] = draft
             self._drafts.append(draft)
-            draft.unseen = tuple(self._unseen)
+            draft.unseen_kinds = tuple(self._unseen_kinds)
         draft.lines.append(node.line)
         _raise_usage(draft.usage, node.message.get("usage"))
         for block in node.blocks:
@@ -412,10 +429,11 @@ class TurnBuilder:
         for result in answers:
             if result.call_id not in self._caller_of:
                 self._report.skip("tool result without its call", self._file, node.line)
-        # What hooks say about one of several parallel calls stands between their results, and was shown after them.
+        # The output of hooks on one of several parallel calls is logged between their results, but was shown after
+        # them.
         last = self._drafts[-1] if self._drafts else None
-        if last is not None and last.beside is not None:
-            last = next((draft for draft in reversed(self._drafts) if draft.beside is None), None)
+        if last is not None and last.attachment_kind is not None:
+            last = next((draft for draft in reversed(self._drafts) if draft.attachment_kind is None), None)
         same_caller = last is not None and last.results and self._caller_of.get(last.results[0].call_id) is caller
         if last is None or not same_caller or caller is None:
             last = _Draft(node.uuid, "tool", "tool", node)
@@ -439,37 +457,42 @@ def _origin(node: Node) -> Origin:
 
 
 def _tool_result(block: Record) -> ToolResult:
-    flag = block.get("is_error")
-    # The format leaves the flag out where nothing went wrong.
+    flag = block.get("is_error")  # the format omits the flag if the call succeeded
     return ToolResult(
         call_id=str(block.get("tool_use_id", "")), text=as_text(block.get("content")), is_error=flag is True
     )
 
 
 def _raise_usage(usage: dict[str, int], record_usage: Any) -> None:
-    """The maximum over the records of one message: later ones repeat and complete earlier ones, a sum counts twice."""
+    """Raise token counts to the maximum over the records of one message.
+
+    Later records repeat and complete the counts of earlier ones, so a sum would count tokens twice.
+    """
     if isinstance(record_usage, dict):
-        for theirs, ours in _USAGE.items():
-            value = record_usage.get(theirs)
-            if type(value) is int and usage.get(ours, -1) < value <= MAX_COUNT:
-                usage[ours] = value
+        for logged_name, name in _USAGE.items():
+            value = record_usage.get(logged_name)
+            if type(value) is int and usage.get(name, -1) < value <= MAX_COUNT:
+                usage[name] = value
 
 
-# Messages that were typed while Claude Code worked: `queue-operation` records, and where the model saw each message.
+# The queue of messages typed while Claude Code worked: `queue-operation` records, and where the model saw each message.
 #
-# `enqueue` brings the text. Then one of these happens (counted on real sessions, versions 2.0.76 to 2.1.39):
+# `enqueue` adds a text. Then one of these follows (counted on real sessions, versions 2.0.76 to 2.1.39):
 #
 # * `dequeue`: the turn is over, and the message follows as a record of its own: a text as it was typed, a slash command
-#   as tags with its name and its arguments. Nothing is to be done.
-# * `remove`: the message went into the running turn, beside the results of its calls. Up to these versions nothing else
-#   says so, and the model answers it next; later ones add an `attachment` record, and often a `reason`.
-# * `popAll`: the user took it back into the editor.
+#   as tags with its name and arguments. Nothing needs to be added.
+# * `remove`: the message was put into the running turn, after the results of its calls. Up to these versions no other
+#   record says so, and the model answers it next; later versions add an `attachment` record, and often a `reason`.
+# * `popAll`: the user took all messages back into the editor.
 
+# "2025-11-02T10:00:00.123Z"; not "2025-11-02T10:00:00+01:00", which does not compare as text.
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+Z$")
-# How Claude Code writes a slash command into the message that runs it; some versions leave out the slash.
+# A slash command as the message that runs it has it: "<command-name>/review</command-name>" -> "/review", and
+# "<command-args>src tests</command-args>" -> "src tests". Some versions omit the slash.
 _COMMAND_NAME = re.compile(r"<command-name>\s*(\S+?)\s*</command-name>")
 _COMMAND_ARGUMENTS = re.compile(r"<command-args>(.*?)</command-args>", re.DOTALL)
 _ABSORBED = "absorbed_mid_turn"
+# Names of counts, which sidecars of runs hold.
 PLACED, TAKEN_BACK = "queued messages placed", "queued messages taken back"
 NOT_DELIVERED = "queued messages never delivered"
 
@@ -487,11 +510,11 @@ class Queued:
 
 @dataclass(slots=True)
 class _MessageQueue:
-    """The queue of one log, as its records tell it."""
+    """The queue of one log, replayed from its records."""
 
     report: IngestReport
     _waiting: list[Queued] = field(default_factory=list[Queued])
-    _left: list[Queued] = field(default_factory=list[Queued])
+    _removed: list[Queued] = field(default_factory=list[Queued])
 
     def take(self, line: int, record: Record) -> None:
         operation = record.get("operation")
@@ -501,29 +524,32 @@ class _MessageQueue:
             self.report.counts[TAKEN_BACK] += len(self._waiting)
             self._waiting.clear()
         elif operation in ("dequeue", "remove") and self._waiting:
-            message = self._waiting.pop(self._place_of(record.get("content")))
+            message = self._waiting.pop(self._index_of(record.get("content")))
             reason = record.get("reason")
             reason = reason if isinstance(reason, str) else None
-            self._left.append(Queued(message.text, (*message.lines, line), _time(record), operation, reason))
+            self._removed.append(Queued(message.text, (*message.lines, line), _time(record), operation, reason))
 
-    def _place_of(self, content: Any) -> int:
-        """Which message a record means: the one it quotes, else the oldest."""
+    def _index_of(self, content: Any) -> int:
+        """Return the index of the waiting message that a record quotes, or 0 for the oldest one."""
         texts = [message.text for message in self._waiting]
         return texts.index(content) if content in texts else 0
 
     def place(self, nodes: Iterable[Node], attachments: list[Record]) -> dict[str, list[Queued]]:
-        """Uuid of the answer before which the model saw it -> messages that no other record holds; "" is the end."""
+        """Return uuid of the answer before which the model saw it -> messages that no other record holds.
+
+        The key "" is for messages after the last answer.
+        """
         if self._waiting:
             self.report.counts[NOT_DELIVERED] += len(self._waiting)
-        if not self._left:
+        if not self._removed:
             return {}
         main = [node for node in nodes if not node.is_sidechain]
-        shown_texts = Counter(plain_prompt(record) for record in attachments)
+        num_attached = Counter(plain_prompt(record) for record in attachments)
         placed: dict[str, list[Queued]] = {}
-        for message in self._left:
+        for message in self._removed:
             text = message.text.strip()
-            if shown_texts[text] > 0:  # the attachment is the message
-                shown_texts[text] -= 1
+            if num_attached[text] > 0:  # the attachment is the message
+                num_attached[text] -= 1
             elif message.operation == "dequeue" and _has_own_record(message, main):
                 continue
             elif message.operation == "remove" and not _was_absorbed(message, bool(attachments)):
@@ -535,28 +561,34 @@ class _MessageQueue:
 
 
 def _was_absorbed(removed: Queued, has_attachments: bool) -> bool:
-    """Where a log keeps attachments, a message that was removed without one and without a reason was taken back."""
+    """Return whether a removed message went into the running turn.
+
+    In a log with attachments, one that was removed without an attachment and without a reason was taken back.
+    """
     return removed.reason == _ABSORBED or (removed.reason is None and not has_attachments)
 
 
 def _has_own_record(message: Queued, main: list[Node]) -> bool:
     text = message.text.strip()
     users = (node for node in main if node.kind == "user" and node.line > message.lines[0])
-    return any(_says(_words(block.get("text")), text) for node in users for block in node.blocks)
+    return any(_contains(_words(block.get("text")), text) for node in users for block in node.blocks)
 
 
-def _says(words: str, text: str) -> bool:
-    """Whether a message holds what was queued: as typed, or, of `/name arguments`, in the tags of a command."""
+def _contains(words: str, text: str) -> bool:
+    """Return whether a message contains a queued text: as typed, or `/name arguments` in the tags of a command."""
     name = _COMMAND_NAME.search(words)
     if name is None or not text.startswith("/"):
         return text in words
     arguments = _COMMAND_ARGUMENTS.search(words)
-    called = [name[1].removeprefix("/"), *(arguments[1].split() if arguments else ())]
-    return called == text.removeprefix("/").split()
+    command = [name[1].removeprefix("/"), *(arguments[1].split() if arguments else ())]
+    return command == text.removeprefix("/").split()
 
 
 def _answer_to(message: Queued, main: list[Node]) -> str:
-    """The first assistant message that began after it: records of one that was being written stand behind it too."""
+    """Return the uuid of the first assistant message that began after a queued message, or "".
+
+    A message that was already being written does not count, although some of its records come later.
+    """
     seen_keys = {node.message_key for node in main if node.line < message.lines[-1]}
     for node in main:
         if node.kind != "assistant" or node.line < message.lines[-1] or node.message_key in seen_keys:
@@ -572,6 +604,6 @@ def _words(content: Any) -> str:
 
 
 def _time(record: Record) -> str:
-    """When it was written, where that is a time that can be compared as text."""
+    """Return the timestamp of a record if it compares as text, else ""."""
     written = record.get("timestamp")
     return written if isinstance(written, str) and _TIME.match(written) else ""

@@ -1,8 +1,8 @@
-"""One record of a Claude Code log: where it stands, what it names as its parent, the message it holds; and messages.
+"""One record of a Claude Code log: its message, the parent it names, and which records are one message.
 
-An assistant's message is spread over records. The service's id says which, but one wrong id must not tear a message out
-of its place. Of 33,165 records of real logs none has the id of another one on the far side of a prompt or a compaction,
-and none of one message have two request ids.
+An assistant message is spread over several records that share the id of the service's response. A single wrong id must
+not move a record out of its message. Of 33,165 records of real logs, none shares an id with a record on the other side
+of a prompt or a compaction, and no message has two request ids.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from composer_replication.ingestion.source import (
 )
 from composer_replication.types import Origin
 
-# The service runs the second kind itself; their results come back under the call's id all the same.
+# The service itself runs calls of the second kind; their results come back under the call's id as well.
 CALL_BLOCKS = ("tool_use", "server_tool_use")
 SHARED = "message id of another message: read as a message of its own"
 
@@ -37,10 +37,10 @@ class Node:
     kind: str
     message: Record
     message_key: str
-    """What the records of one assistant message share; the uuid stands in where the id is missing."""
+    """The id that the records of one assistant message share; the record's uuid if it has none."""
     blocks: list[Record]
     agent: str | None
-    """The sub-agent whose work came back as a result here."""
+    """The id of the sub-agent whose result this record holds."""
     attachment: Attachment | None = None
 
     @property
@@ -65,23 +65,25 @@ class Node:
 
     @property
     def is_summary(self) -> bool:
-        """Whether it is what a compaction left of the context before it."""
+        """Whether it is the summary that a compaction put in place of the context before it."""
         return self.kind == "user" and self.record.get("isCompactSummary") is True
 
     @property
     def begins_turn(self) -> bool:
-        """A user's message that answers no call, or what the harness said in the model's place as a session went on."""
+        """Whether it is a user's message that answers no call, or the harness in the model's place when a session
+        resumes.
+        """
         if self.kind == "assistant":
             return self.is_harness
         return self.kind == "user" and not self.answered and not self.is_summary
 
     @property
     def is_harness(self) -> bool:
-        """Whether an assistant's message is the harness's own words ("API Error", "No response requested.")."""
+        """Whether it is an assistant message that the harness wrote ("API Error", "No response requested.")."""
         return self.message.get("model") == "<synthetic>" or self.record.get("isApiErrorMessage") is True
 
     def rename(self, uuid: str) -> None:
-        """Another name, where its own is taken."""
+        """Give the record another uuid because its own is in use."""
         if self.message_key == self.uuid:
             self.message_key = uuid
         self.uuid = uuid
@@ -89,9 +91,10 @@ class Node:
 
 @dataclass(slots=True)
 class Entry:
-    """A record as it stands in the file: `parent` and `time` are what it says, whatever that is.
+    """A record as the file has it; `parent` and `time` are unchecked.
 
-    `node` is None for a silent one."""
+    `node` is None for a record without a message, an attachment or a boundary.
+    """
 
     line: int
     uuid: str
@@ -100,16 +103,18 @@ class Entry:
     time: Any
     node: Node | None
     agent: str | None = None
-    """The sub-agent that a record of a sidechain says it is of."""
+    """The id of the sub-agent that a sidechain record names."""
 
     @property
     def named_parent(self) -> str | None:
-        """The parent, where what the record says can be one."""
+        """The uuid that the record names as its parent, if it is a string."""
         return self.parent if isinstance(self.parent, str) else None
 
     @property
     def follows(self) -> str | None:
-        """The record it must stand behind: its parent, or where the context ended that a compaction closed."""
+        """The uuid of the record it must come after: its parent, or for a boundary the last record of the closed
+        context.
+        """
         node = self.node
         uuid = node.record.get("logicalParentUuid") if node is not None and node.is_boundary else self.parent
         return uuid if isinstance(uuid, str) else None
@@ -119,28 +124,28 @@ def _name(value: Any) -> str:
     return value if isinstance(value, str) else ""
 
 
-def node_of(uuid: str, kind: str, line: int, record: Record, is_sidechain: bool, shown: Attachment | None) -> Node:
-    """A record that holds something; its index and its parent are set when its place is known."""
+def node_of(uuid: str, kind: str, line: int, record: Record, is_sidechain: bool, attachment: Attachment | None) -> Node:
+    """Return the node of a record that holds something; its index and parent are set once its position is known."""
     message = record.get("message")
     if not isinstance(message, dict):
         message = {}
     name = message.get("id")
     key = name if isinstance(name, str) and name else uuid
-    # It repeats the result, often a whole file, in a shape nobody reads; without it there is half as much to hold.
+    # It repeats the result, often a whole file, in a form we do not use. Dropping it halves the memory.
     details = record.pop("toolUseResult", None)
     agent = details.get("agentId") if isinstance(details, dict) else None
     agent = agent if isinstance(agent, str) else None
-    return Node(-1, line, uuid, record, None, is_sidechain, kind, message, key, _blocks(message), agent, shown)
+    return Node(-1, line, uuid, record, None, is_sidechain, kind, message, key, _blocks(message), agent, attachment)
 
 
 def _blocks(message: Record) -> list[Record]:
-    """The content blocks of a message; a plain string is one text block, and so is a bare string in the list."""
+    """Return the content blocks of a message; a plain string, also one inside the list, becomes a text block."""
     content: Any = message.get("content")
     if isinstance(content, str):
         return [{"type": "text", "text": content}]
     if not isinstance(content, list):
         return []
-    if len(content) == 1 and isinstance(content[0], dict):  # nearly all of them
+    if len(content) == 1 and isinstance(content[0], dict):  # nearly all messages
         return content
     return [
         block if isinstance(block, dict) else {"type": "text", "text": block}
@@ -151,21 +156,23 @@ def _blocks(message: Record) -> list[Record]:
 
 @dataclass(slots=True)
 class _LoggedMessage:
+    """The records of one assistant message."""
+
     nodes: list[Node] = field(default_factory=list)
 
-    def own_key(self, name: str) -> str:
-        """Another name than that which it shares; a uuid may be somebody's message id."""
+    def unshared_key(self, name: str) -> str:
+        """Return a key that no other message has; the uuid does not do, since it may be another message's id."""
         return f"{name} of line {self.nodes[0].line}"
 
 
 class Messages:
-    """Takes the records of every thread in order; a node's `message_key` is its message's alone."""
+    """Groups assistant records into messages and sets the `message_key` of each; takes the records in order."""
 
     def __init__(self, file: str, report: IngestReport) -> None:
         self._file, self._report = file, report
         self._open: dict[str, dict[str, dict[str | None, _LoggedMessage]]] = {}
-        """Thread -> id -> request -> a message that may still get records."""
-        self._all: dict[str, list[_LoggedMessage]] = {}
+        """Thread -> message id -> request id -> a message that may still get records."""
+        self._all_messages: dict[str, list[_LoggedMessage]] = {}
 
     def take(self, node: Node, thread: str) -> None:
         if node.is_boundary or (node.begins_turn and node.kind == "user"):
@@ -176,38 +183,38 @@ class Messages:
     def _take_record(self, node: Node, opened: dict[str, dict[str | None, _LoggedMessage]]) -> None:
         name, request = node.message_key, node.record.get("requestId")
         request = request if isinstance(request, str) else None
-        of_id = opened.setdefault(name, {})
-        known_message = of_id.get(request) or of_id.get(None)
-        message = next(iter(of_id.values()), None) if request is None else known_message
+        by_request = opened.setdefault(name, {})
+        # A record without a request id fits any message of this id, and a message without one fits any record.
+        existing = by_request.get(request) or by_request.get(None)
+        message = next(iter(by_request.values()), None) if request is None else existing
         if message is None:
-            message = of_id[request] = _LoggedMessage()
-            self._all.setdefault(name, []).append(message)
+            message = by_request[request] = _LoggedMessage()
+            self._all_messages.setdefault(name, []).append(message)
         message.nodes.append(node)
-        node.message_key = name if message is self._all[name][0] else message.own_key(name)
+        node.message_key = name if message is self._all_messages[name][0] else message.unshared_key(name)
 
-    def settle(self) -> None:
-        """Of several messages with one id that with the most records keeps it; the others are counted."""
-        for name, messages in self._all.items():
+    def assign_ids(self) -> None:
+        """Let the message with the most records keep an id that several have; rename and count the others."""
+        for name, messages in self._all_messages.items():
             if len(messages) == 1:
                 continue
             holder = max(messages, key=lambda message: len(message.nodes))
             for message in messages:
-                key = name if message is holder else message.own_key(name)
+                key = name if message is holder else message.unshared_key(name)
                 for node in message.nodes:
                     node.message_key = key
                     if message is not holder:
                         self._report.skip(SHARED, self._file, node.line)
 
 
-# What Claude Code shows its model beside the messages: files, notes, hooks, messages that were typed while it worked.
-#
-# Newer versions keep these as `attachment` records, each of a kind. The words around them are the harness's and in no
-# log; what they are about is, for most kinds. A kind is one of: shown with its text here, shown with words that are not
-# in the log, never shown, or unknown. The first becomes a turn; the turns after the second and the last are marked.
+# Attachments: what Claude Code shows its model besides messages, such as files, notes, output of hooks, and messages
+# typed while it worked. Newer versions log them as records of type `attachment`, each of some kind. The harness puts
+# them into words that are in no log. So a kind is one of four: its text is in the log (it becomes a turn), it was shown
+# in words that are not in the log (the next answer is marked), it was never shown, or it is unknown (marked as well).
 
 QUEUED = "queued_command"
-# Kind -> where its text stands, the first that is there. "" is for kinds of which the name and the subject say all.
-_TEXT_AT: dict[str, tuple[str, ...]] = {
+# Kind -> paths of its text; the first that exists counts. "": the name of the kind and the subject say everything.
+_TEXT_PATHS: dict[str, tuple[str, ...]] = {
     "agent_listing_delta": ("addedLines",),
     "agent_mention": ("agentType",),
     "already_read_file": ("content.file.content", "content", ""),
@@ -244,6 +251,7 @@ _TEXT_AT: dict[str, tuple[str, ...]] = {
     "token_usage": ("remaining",),
     "total_tokens_reminder": ("text",),
 }
+# Shown to the model, in words that the log does not have.
 _WITHOUT_TEXT = frozenset(
     {
         "auto_mode",
@@ -269,15 +277,17 @@ _NEVER_SHOWN = frozenset(
         "structured_output",
     }
 )
-# What other hooks print when all is well is for the screen.
-_HOOKS_THAT_SPEAK = ("SessionStart", "UserPromptSubmit")
+# The model sees the output of these hooks; other successful hooks print to the screen only.
+_HOOKS_SHOWN_TO_MODEL = ("SessionStart", "UserPromptSubmit")
+# Fields that name what an attachment is about, the first that exists counts.
 _SUBJECTS = ("displayPath", "filename", "path", "uri", "hookName", "planFilePath")
-_LONGEST_TAG = 80
+_MAX_TAG_LENGTH = 80
+# "<task-notification>" or " <notification>"; not "<b>" and not a notification quoted later in the text.
 _NOTIFICATION = re.compile(r"\s*<[a-z-]*notification>")
 
 
 class Attachment(NamedTuple):
-    """What a record shows: `text` is None where the model saw words that the log does not have."""
+    """What an attachment record shows the model; `text` is None if the log does not have the words."""
 
     kind: str
     text: str | None
@@ -287,30 +297,30 @@ class Attachment(NamedTuple):
 
 
 def attachment_of(record: Record) -> Attachment | None:
-    """The attachment of a record, or None for one that no model saw."""
+    """Return the attachment of a record, or None if no model saw it."""
     attachment = record.get("attachment")
     fields = cast("Record", attachment) if isinstance(attachment, dict) else {}
     kind = fields.get("type")
     kind = kind if isinstance(kind, str) else type(kind).__name__
-    if kind in _NEVER_SHOWN or (kind == "hook_success" and fields.get("hookEvent") not in _HOOKS_THAT_SPEAK):
+    if kind in _NEVER_SHOWN or (kind == "hook_success" and fields.get("hookEvent") not in _HOOKS_SHOWN_TO_MODEL):
         return None
     if kind == QUEUED:
         prompt = fields.get("prompt")
         return Attachment(kind, as_text(prompt), _writer(fields), images_in(prompt), True)
-    is_known = kind in _TEXT_AT or kind in _WITHOUT_TEXT
+    is_known = kind in _TEXT_PATHS or kind in _WITHOUT_TEXT
     content = fields.get("content")
     is_image = isinstance(content, dict) and cast("Record", content).get("type") == "image"
     return Attachment(kind, "[image]" if is_image else _text(kind, fields), "meta", int(is_image), is_known)
 
 
 def attachment_kind(record: Record) -> str:
-    """The kind of a record's attachment, for a count."""
+    """Return the kind of a record's attachment, as a key for counting."""
     attachment = record.get("attachment")
     return str(cast("Record", attachment).get("type")) if isinstance(attachment, dict) else type(attachment).__name__
 
 
 def plain_prompt(record: Record) -> str:
-    """The words of a queued message, by which the queue's own records know it; "" for other attachments."""
+    """Return the text of a queued message, as the queue's own records have it; "" for other attachments."""
     attachment = record.get("attachment")
     fields = cast("Record", attachment) if isinstance(attachment, dict) else {}
     prompt: Any = fields.get("prompt") if fields.get("type") == QUEUED else ""
@@ -321,8 +331,8 @@ def plain_prompt(record: Record) -> str:
 
 
 def is_notification(text: str) -> bool:
-    """Whether the harness wrote a message that went through the queue: a task that ended says so this way."""
-    return "notification>" in text[:_LONGEST_TAG] and _NOTIFICATION.match(text) is not None
+    """Return whether the harness wrote a queued message, to report that a background task ended."""
+    return "notification>" in text[:_MAX_TAG_LENGTH] and _NOTIFICATION.match(text) is not None
 
 
 def _writer(fields: Record) -> Origin:
@@ -333,7 +343,7 @@ def _writer(fields: Record) -> Origin:
 
 
 def _text(kind: str, fields: Record) -> str | None:
-    paths = _TEXT_AT.get(kind)
+    paths = _TEXT_PATHS.get(kind)
     if paths is None:
         return None
     body = next((text for path in paths if path and (text := _at(fields, path))), "")
@@ -354,7 +364,7 @@ def _at(fields: Record, path: str) -> str:
 
 
 def _line(item: Any) -> str:
-    """An entry of a list: its text, with its state before it where it is something to do."""
+    """Return the text of a list entry; of a task, with its status in front."""
     if not isinstance(item, dict):
         return as_text(item)
     entry = cast("Record", item)
