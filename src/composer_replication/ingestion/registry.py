@@ -76,8 +76,7 @@ def ingest(
     exclude: Sequence[str] = (),
     follow_links: bool = False,
 ) -> Iterator[Conversation]:
-    """Yield the conversations of all sessions below `paths`, scrubbed, with subagents linked to the calls that started
-    them.
+    """Yield the conversations of all sessions below `paths`, scrubbed, and with subagents linked to their calls.
 
     With `scrubber=None` secrets stay in. A path without any session raises InputError.
     """

@@ -44,7 +44,7 @@ class _ScrubScope(Protocol):
 
 
 HoldsSecret = Callable[[str], bool]
-"""Whether a rule other than randomness matches an id. Ids are random, so that says nothing about them."""
+"""Returns whether a rule matches an id. Randomness is not among the rules: ids are random anyway."""
 
 
 def scrub_conversation(
@@ -53,7 +53,7 @@ def scrub_conversation(
     """Return the conversation with every text, argument, path, title and name scrubbed.
 
     Ids may contain file names, so those in which `holds_secret` finds something are scrubbed as well; equal ids stay
-    equal within a scope. Token ids of scrubbed text are removed, since they would spell what was redacted.
+    equal within a scope. Token ids of changed text are removed, since they would spell what was redacted.
     """
     scrubber = _ConversationScrubber(scope, holds_secret or (lambda _: False))
     return replace(
