@@ -1,12 +1,12 @@
-"""What an assistant turn did, read back from the text of a state's `student_action`.
+"""Convert between an assistant turn, its text in a state's `student_action`, and the replies of teachers.
 
-The text is the turn's blocks in order, joined by newlines: thinking as `[THINKING] …`, a call as one line
-`[TOOL_USE] name=Read input={…json…}`, text as it is. What is not exactly that stays plain text. Two things the text
-does not say and that are decided here:
+The text is the turn's blocks in order, joined by newlines: thinking as `[THINKING] ...`, a call as one line `[TOOL_USE]
+name=Read input={...json...}`, text as it is. Whatever does not have exactly this form is plain text. Two things are not
+in the text and are decided here:
 
-* Where thinking ends and text begins. Blocks are joined by one newline and paragraphs by two, so the newline that
-  stands alone is the join: the last such one where a call follows (a short remark before it), else the first.
-* Where arguments end that are no JSON. They begin with `{` and run up to the next block that is marked, or to the end.
+* Where thinking ends and text begins. Blocks are joined by one newline and paragraphs by two, so a single newline is
+  the join: the last one if a call follows (models make a short remark before a call), else the first one.
+* Where arguments end that are not valid JSON. They begin with `{` and extend to the next marked block or the end.
 """
 
 from __future__ import annotations
@@ -33,16 +33,19 @@ from composer_replication.types import (
     Turn,
 )
 
+# "[THINKING] Let me look.", "[TOOL_USE] name=Read input={}"; not "see [THINKING] above", which is within a line.
 _MARK = re.compile(r"^\[(?:THINKING|TOOL_USE)\] ", re.MULTILINE)
+# '[TOOL_USE] name=Read input={"path": "a.py"}' -> name "Read", input '{"path": "a.py"}'
 _CALL = re.compile(r"\[TOOL_USE\] name=(?P<name>[^\n]*?) input=(?P<input>[^\n]*)")
 _THINKING = "[THINKING] "
+# The newline of "thought\ntext"; none of "first paragraph\n\nsecond paragraph".
 _JOIN = re.compile(r"(?<!\n)\n(?!\n)")
 Block = list[str | int]
-"""[kind, size]: characters of a thinking or text block, the number of a call."""
+"""[kind, size]: the number of characters of a thinking or text block, the index of a call."""
 
 
 class _ParsedAction(NamedTuple):
-    """The action and its thinking; `blocks` is their order, as `Turn.extra["blocks"]` keeps it."""
+    """An action with its thinking; `blocks` is their order, as in `Turn.extra["blocks"]`."""
 
     action: Action
     thinking: str
@@ -50,10 +53,10 @@ class _ParsedAction(NamedTuple):
 
 
 def parse_action_text(text: str) -> _ParsedAction:
-    """Calls, text and thinking of an action; ids of calls are not in the text and are made up."""
+    """Return calls, text and thinking of an action. The ids of calls are not in the text and are generated."""
     blocks = _Blocks()
-    at = 0  # where the next block begins
-    for mark, call in _marked(text):
+    at = 0  # start of the next block
+    for mark, call in _marked_blocks(text):
         if mark < at:
             continue
         blocks.add_text(text[at : mark - 1] if mark > at else None, call_follows=call is not None)
@@ -70,7 +73,7 @@ def parse_action_text(text: str) -> _ParsedAction:
 
 
 def answer_turn(text: str, *, turn_id: str) -> Turn:
-    """An assistant turn that does what the text says."""
+    """Return an assistant turn that does what the text says."""
     action, thinking, blocks = parse_action_text(text)
     return Turn(
         id=turn_id,
@@ -90,8 +93,11 @@ class _Call(NamedTuple):
     end: int
 
 
-def _marked(text: str) -> list[tuple[int, _Call | None]]:
-    """Where marked blocks begin: a call with its end, or None for thinking. A mark that opens no call is plain text."""
+def _marked_blocks(text: str) -> list[tuple[int, _Call | None]]:
+    """Return the start of every marked block, with its call, or None for thinking.
+
+    A mark without a valid call is plain text.
+    """
     blocks: list[tuple[int, _Call | None]] = []
     marks = [match.start() for match in _MARK.finditer(text)]
     for number, start in enumerate(marks):
@@ -121,6 +127,8 @@ def _call_at(text: str, start: int, next_mark: int) -> _Call | None:
 
 @dataclass(slots=True)
 class _Blocks:
+    """The blocks of an action, collected in order."""
+
     texts: list[str] = field(default_factory=list[str])
     thoughts: list[str] = field(default_factory=list[str])
     calls: list[ToolCall] = field(default_factory=list[ToolCall])
@@ -131,7 +139,7 @@ class _Blocks:
         self._is_thinking = True
 
     def add_text(self, text: str | None, *, call_follows: bool) -> None:
-        """What stands before a mark or the end: text, or thinking and then perhaps text; None where nothing does."""
+        """Add the text before a mark or the end, of which the first part may be thinking; None if there is none."""
         if self._is_thinking:
             self._is_thinking = False
             thought, text = _split_thinking(text or "", call_follows=call_follows)
@@ -154,15 +162,15 @@ def _split_thinking(text: str, *, call_follows: bool) -> tuple[str, str | None]:
     return text[:at], text[at + 1 :]
 
 
-# What an assistant turn did, as one text: the form that states and pairs are known by. `parse` reads it back.
+# The other direction: the text of a turn.
 
 _BLOCK_KINDS = ("thinking", "text", "call")
 TEXT_AFTER_CALL = "text_after_call"
-"""Key of `Turn.extra` for turns whose blocks are not known any more, but that text followed a call."""
+"""Key of `Turn.extra` for turns whose blocks are no longer known, but in which text followed a call."""
 
 
 def action_text(turn: Turn) -> str:
-    """What an assistant turn did, as one text: its blocks in order, joined by newlines."""
+    """Return what an assistant turn did as one text: its blocks in order, joined by newlines."""
     blocks: Any = turn.extra.get("blocks")
     layout: list[Any] = blocks if _fits(blocks, turn) else _plain_layout(turn)
     texts, thoughts = _JoinedText(turn.text), _JoinedText(turn.thinking)
@@ -178,12 +186,15 @@ def action_text(turn: Turn) -> str:
 
 
 def text_follows_call(turn: Turn) -> bool:
-    """Whether the turn says something after one of its calls, which templates that write text first cannot show."""
+    """Return whether the turn has text after one of its calls.
+
+    Chat templates put the text first, so they cannot render such a turn.
+    """
     if turn.extra.get(TEXT_AFTER_CALL) is True:
         return True
     blocks: Any = turn.extra.get("blocks")
     if not turn.calls or not _fits(blocks, turn):
-        return False  # the plain order: thinking, text, calls
+        return False  # in the plain order no text follows a call
     texts, has_called = _JoinedText(turn.text), False
     for kind, size in blocks:
         has_called = has_called or kind == "call"
@@ -193,18 +204,21 @@ def text_follows_call(turn: Turn) -> bool:
 
 
 def thinking_comes_late(turn: Turn) -> bool:
-    """Whether a thought of the turn comes behind its text or a call; templates show thinking first."""
+    """Return whether a thought of the turn comes after its text or a call.
+
+    Chat templates put thinking first, so they cannot render such a turn.
+    """
     blocks: Any = turn.extra.get("blocks")
     if not turn.thinking.strip() or not _fits(blocks, turn):
         return False
-    kinds = [kind for kind, size in blocks if kind == "call" or size]
+    kinds = [kind for kind, size in blocks if kind == "call" or size]  # without empty blocks
     return "thinking" in kinds[next((at for at, kind in enumerate(kinds) if kind != "thinking"), len(kinds)) :]
 
 
 def recut_blocks(turn: Turn, text: str, thinking: str) -> dict[str, Any]:
-    """`turn.extra` for new texts, which differ within lines: their pieces end at the same newlines as before.
+    """Return `turn.extra` for rewritten texts: their blocks end at the same newlines as before.
 
-    Where lines came or went nobody can tell the pieces apart, and what stays is whether text follows a call.
+    If the number of lines changed, the blocks cannot be told apart, and only whether text follows a call is kept.
     """
     rest = {key: value for key, value in turn.extra.items() if key != "blocks"}
     blocks: Any = turn.extra.get("blocks")
@@ -230,37 +244,41 @@ def _recut(old: str, new: str, blocks: list[Any], kind: str) -> list[int] | None
 
 
 def action_text_without_thinking(turn: Turn) -> str:
-    """The same without what the turn thought."""
+    """Return the same text without what the turn thought."""
     blocks: Any = turn.extra.get("blocks")
-    kept_blocks = [block for block in blocks if block[0] != "thinking"] if _fits(blocks, turn) else None
-    return action_text(replace(turn, thinking="", extra={**turn.extra, "blocks": kept_blocks}))
+    spoken_blocks = [block for block in blocks if block[0] != "thinking"] if _fits(blocks, turn) else None
+    return action_text(replace(turn, thinking="", extra={**turn.extra, "blocks": spoken_blocks}))
 
 
 def text_of(action: Action) -> str:
-    """An action that is in no log in the same form: its text, then a line for each call."""
+    """Return an action that is not in a log in the same form: its text, then a line for each call."""
     return action_text(turn_of(action, turn_id="action"))
 
 
 def turn_of(action: Action, *, turn_id: str) -> Turn:
-    """An assistant turn that does this and thinks nothing."""
+    """Return an assistant turn that performs the action, without thinking."""
     where = Provenance(file=turn_id, lines=(1,))
     return Turn(id=turn_id, role="assistant", origin="model", text=action.text, calls=action.calls, provenance=where)
 
 
 class _JoinedText:
-    """Cuts a text that was joined by newlines back into its pieces."""
+    """A text that was joined from pieces by newlines, to be cut into them again."""
 
     def __init__(self, text: str) -> None:
         self._text, self._at = text, 0
 
     def take(self, size: int) -> str:
+        """Return the next piece, which has `size` characters."""
         piece = self._text[self._at : self._at + size]
         self._at += size + 1
         return piece
 
 
 def _fits(blocks: Any, turn: Turn) -> bool:
-    """Whether a layout cuts this turn's texts where they were joined and names each call once: logs can be forged."""
+    """Return whether a block list cuts the turn's texts where they were joined, and names each call once.
+
+    It may come from a log, and logs can be forged.
+    """
     if not isinstance(blocks, list) or not all(_is_block(block) for block in cast("list[Any]", blocks)):
         return False
     sizes = {kind: [size for block_kind, size in blocks if block_kind == kind] for kind in _BLOCK_KINDS}
@@ -302,49 +320,51 @@ def _call_text(call: ToolCall) -> str:
 
 
 def arguments_text(call: ToolCall) -> str:
-    """The arguments as the model wrote them, or as JSON."""
+    """Return the arguments as the model wrote them, or as JSON."""
     if call.raw_arguments is not None:
         return call.raw_arguments
     try:
         return orjson.dumps(dict(call.arguments)).decode()
-    except TypeError:  # a model may write integers of any length, and half of a surrogate pair
+    except TypeError:  # orjson refuses integers beyond 64 bits and lone surrogates; models write both
         return json.dumps(dict(call.arguments), separators=(",", ":"), default=str)
 
 
-# A reply as an action, whatever shape it comes in: text, calls written in text, OpenAI and Anthropic messages.
+# Replies of teachers: text, calls written in text, or messages in the OpenAI or Anthropic format.
 #
-# Thinking is left out. Arguments that are no JSON object stay raw. A call written in text counts only where there is
-# nothing else to the text but remarks: beside other code it may be an example.
+# Thinking is left out. Arguments that are not a JSON object stay raw. Calls written in text count only if the rest of
+# the text is remarks: next to other code they may be an example.
 
 _THOUGHTS = ("think", "thinking")
 _TAG, _TAG_END = "<tool_call>", "</tool_call>"
+# Info strings of code fences that may hold a call.
 _JSON_MARKS = ("", "json", "tool_call", "tool_use", "tool")
 _NAME_KEYS = ("name", "tool", "tool_name", "function_name")
 _ARGUMENT_KEYS = ("arguments", "input", "args", "parameters", "tool_input")
-_AROUND = frozenset({*_NAME_KEYS, *_ARGUMENT_KEYS, "id", "type", "call_id", "recipient"})
+# The only keys that an object may have to count as a call.
+_CALL_KEYS = frozenset({*_NAME_KEYS, *_ARGUMENT_KEYS, "id", "type", "call_id", "recipient"})
 
 
 def parse_reply(reply: str | Mapping[str, Any] | Sequence[Any]) -> Action:
-    """The action of a reply: a text, a message, or a message's list of content blocks."""
+    """Return the action of a reply: a text, a message, or a message's list of content blocks."""
     if isinstance(reply, str):
-        return _of_text(reply)
+        return _action_of_text(reply)
     if isinstance(reply, Mapping):
-        return _of_message(reply)
+        return _action_of_message(reply)
     if isinstance(reply, list | tuple):
-        return _of_message({"content": reply})
+        return _action_of_message({"content": reply})
     raise InputError(explain("reply", got=type(reply).__name__, expected="a text, a message or a list of blocks"))
 
 
-def _of_text(text: str) -> Action:
+def _action_of_text(text: str) -> Action:
     action = parse_action_text(without_thought(text)).action
-    written = _written_calls(action.text) if not action.calls else None
-    return written if written is not None else action
+    action_of_calls = _action_of_written_calls(action.text) if not action.calls else None
+    return action_of_calls if action_of_calls is not None else action
 
 
 def without_thought(text: str) -> str:
-    """Without the thinking that some models write in front of what they say.
+    """Return the text without the thinking that some models write in front of their answer.
 
-    The opening tag may be missing, since some templates write it into the prompt; then the closing one ends a line.
+    The opening tag may be missing, since some templates put it into the prompt; then the closing tag has to end a line.
     """
     for tag in _THOUGHTS:
         before, end, after = text.partition(f"</{tag}>")
@@ -354,8 +374,8 @@ def without_thought(text: str) -> str:
     return text
 
 
-def _written_calls(text: str) -> Action | None:
-    """Calls in `<tool_call>` tags, in fences, or alone as JSON; None where the text holds anything more than that."""
+def _action_of_written_calls(text: str) -> Action | None:
+    """Return calls in `<tool_call>` tags, in fences or as bare JSON; None if the text holds more than that."""
     if _TAG in text:
         first, *parts = text.split(_TAG)
         bodies = [part.partition(_TAG_END) for part in parts]
@@ -372,7 +392,7 @@ def _written_calls(text: str) -> Action | None:
 
 
 def _fenced(text: str) -> tuple[list[tuple[str, str]], str]:
-    """(mark, body) of every fenced block, and what stands around them."""
+    """Return (info string, body) of every fenced block, and the text around them."""
     fences: list[tuple[str, str]] = []
     remarks: list[str] = []
     inside: list[str] | None = None
@@ -387,12 +407,12 @@ def _fenced(text: str) -> tuple[list[tuple[str, str]], str]:
         else:
             (remarks if inside is None else inside).append(line)
     if inside is not None:
-        remarks.append("```")  # one that does not end
+        remarks.append("```")  # an unclosed fence: the caller refuses remarks that contain one
     return fences, "\n".join(remarks)
 
 
 def _calls_in(texts: list[str]) -> tuple[ToolCall, ...] | None:
-    """Every text as a call, or as a list of them; None if one is neither."""
+    """Return the calls in texts that are each a call or a list of calls; None if one is neither."""
     calls: list[ToolCall] = []
     for text in texts:
         try:
@@ -408,22 +428,23 @@ def _calls_in(texts: list[str]) -> tuple[ToolCall, ...] | None:
 
 
 def _call_of_object(value: object, number: int) -> ToolCall | None:
-    """An object that is a call and nothing else: a name, arguments, and what goes around them."""
+    """Return the call that an object is, if it has a name, arguments, and no keys that a call does not have."""
     body = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
     if isinstance(body.get("function"), dict) and body.keys() <= {"function", "id", "type"}:
         body = cast("dict[str, Any]", body["function"])
     names = [body[key] for key in _NAME_KEYS if isinstance(body.get(key), str) and body[key]]
     argument_values = [body[key] for key in _ARGUMENT_KEYS if key in body]
-    if len(names) != 1 or len(argument_values) != 1 or not body.keys() <= _AROUND:
+    if len(names) != 1 or len(argument_values) != 1 or not body.keys() <= _CALL_KEYS:
         return None
     arguments = argument_values[0]
+    # Arguments with a schema's keys are the definition of a tool, not a call.
     is_schema = isinstance(arguments, dict) and isinstance(arguments.get("properties"), dict) and "type" in arguments
     if is_schema or not isinstance(arguments, dict | str):
         return None
     return tool_call(f"call_{number}", names[0], arguments)
 
 
-def _of_message(message: Mapping[str, Any]) -> Action:
+def _action_of_message(message: Mapping[str, Any]) -> Action:
     content = message.get("content")
     if content is not None and not isinstance(content, str | list | tuple):
         raise InputError(explain("content of a reply", got=type(content).__name__, expected="a text, a list or null"))
@@ -434,4 +455,4 @@ def _of_message(message: Mapping[str, Any]) -> Action:
     if calls:
         return Action(text=without_thought(text) if isinstance(content, str) else text, calls=calls)
     refusal = message.get("refusal")
-    return _of_text(text or (refusal if isinstance(refusal, str) else ""))
+    return _action_of_text(text or (refusal if isinstance(refusal, str) else ""))

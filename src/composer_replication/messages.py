@@ -1,8 +1,8 @@
-"""The one reading of a chat message: the text of its content, its thinking, and its calls, in every shape they have.
+"""Read chat messages in every format: the text of their content, their thinking, and their calls.
 
-Endpoints, trainers, logs and tables of records write the same message in different shapes; what a shape means is
-decided here. What to do about an entry that is no call is the caller's: `message_calls` refuses it, and who reads
-`written_calls` may count it and go on.
+Endpoints, trainers, logs and tables write the same message in different formats, and what a format means is decided
+here. What to do about an invalid call is left to the caller: `message_calls` raises, while a reader of `written_calls`
+may count it and continue. Tool schemas that are inferred from calls are at the end of the module.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from composer_replication.types import ToolCall
 THINKING_KEYS = ("reasoning_content", "reasoning", "thinking")
 _CALL_KEYS = ("tool_call", "tool_calls", "function_call")
 _THOUGHTS = ("thinking", "redacted_thinking", "reasoning", "reasoning_text")
-_CALL_SHAPES = "{name, arguments or input, id?}, {id, function: {name, arguments}}, or a list of those"
+_CALL_FORMATS = "{name, arguments or input, id?}, {id, function: {name, arguments}}, or a list of those"
 
 
 class WrittenCall(NamedTuple):
-    """An entry of a message's calls as it stands there; what is no call has None, or no text, for a name."""
+    """An entry of a message's calls, unchecked; the name of an invalid one is None or not a string."""
 
-    place: str  # "tool call 0"
+    location: str  # "tool call 0"
     entry: object
     id: object = None
     name: object = None
@@ -36,9 +36,9 @@ class WrittenCall(NamedTuple):
 
 
 def written_calls(message: Mapping[str, Any]) -> list[WrittenCall]:
-    """Every call that a message writes down, beside its content or in it, and every entry that should be one.
+    """Return every entry of a message that is or should be a call, in the content or outside it.
 
-    A record of nothing but nulls, which is how a table shows a message without a call, is none of them.
+    A record of nothing but nulls is not one: that is how a table shows a message without a call.
     """
     calls: list[WrittenCall] = []
     for key in _CALL_KEYS:
@@ -46,46 +46,52 @@ def written_calls(message: Mapping[str, Any]) -> list[WrittenCall]:
         is_list = isinstance(value, list | tuple)
         for entry in cast("Sequence[object]", value) if is_list else (value,) if value or key == "tool_calls" else ():
             if not _is_null(entry):
-                calls.append(_written(entry, f"tool call {len(calls)}" if is_list or key == "tool_call" else key))
+                calls.append(_written_call(entry, f"tool call {len(calls)}" if is_list or key == "tool_call" else key))
     content = message.get("content")
     for number, part in enumerate(cast("Sequence[object]", content) if isinstance(content, list | tuple) else ()):
         if isinstance(part, Mapping) and part.get("type") == "tool_use":
-            calls.append(_written(cast("object", part), f"block {number}"))
+            calls.append(_written_call(cast("object", part), f"block {number}"))
     return calls
 
 
 def message_calls(
     message: Mapping[str, Any], where: str, new_id: Callable[[int], str] = "call_{}".format
 ) -> tuple[ToolCall, ...]:
-    """The calls of a message; `new_id` names the one of a number that has no id, and what is no call is an error."""
+    """Return the calls of a message; `new_id` generates the id of the call with a number that has none.
+
+    Raises InputError for an entry that is not a call.
+    """
     calls: list[ToolCall] = []
-    for number, (position, entry, identity, name, arguments) in enumerate(written_calls(message)):
+    for number, (location, entry, identity, name, arguments) in enumerate(written_calls(message)):
         if not isinstance(name, str):
             got = f"keys {sorted(map(str, entry))}" if isinstance(entry, Mapping) else type(entry).__name__
-            raise InputError(explain(f"{position} of {where}", got=got, expected=_CALL_SHAPES))
+            raise InputError(explain(f"{location} of {where}", got=got, expected=_CALL_FORMATS))
         calls.append(tool_call(identity if isinstance(identity, str) and identity else new_id(number), name, arguments))
     return tuple(calls)
 
 
 def call_entry(identity: str, name: str, arguments: object) -> dict[str, Any]:
-    """A call as an entry of `tool_calls`; its arguments are text or an object, as the reader wants them."""
+    """Return a call as an entry of `tool_calls`; its arguments are text or an object, as the reader expects them."""
     return {"id": identity, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def content_text(content: object, *, other: Callable[[Any], str | None] = lambda _: None, separator: str = "\n") -> str:
-    """The text of a message's content: a string, or the text of a list's parts, joined.
+def content_text(
+    content: object, *, fallback: Callable[[Any], str | None] = lambda _: None, separator: str = "\n"
+) -> str:
+    """Return the text of a message's content: a string, or the text of a list's parts, joined.
 
-    Thinking is left out. What has no text (an image, a result, a call) is what `other` makes of it; None leaves it out.
+    Thinking is left out. `fallback` returns the text for a part that has none (an image, a result, a call), or None to
+    leave it out.
     """
     if content is None or isinstance(content, str):
         return content or ""
     parts = cast("Sequence[object]", content) if isinstance(content, list | tuple) else (content,)
-    texts = (_part_text(part, other) for part in parts)
+    texts = (_part_text(part, fallback) for part in parts)
     return separator.join(text for text in texts if text is not None)
 
 
 def required_text(content: object, where: str) -> str:
-    """`content_text` where all of it has to be text: an image or a call inside content is an error and not silence."""
+    """Return `content_text` of content that must be text; raises InputError for an image or a call in it."""
 
     def refuse(part: object) -> str:
         kind = cast("Mapping[str, object]", part).get("type", "dict") if isinstance(part, Mapping) else None
@@ -93,11 +99,11 @@ def required_text(content: object, where: str) -> str:
         fix = "Calls go into tool_calls, results into tool messages; images cannot be rendered."
         raise InputError(explain(f"content of {where}", got=got, expected="text or text parts", fix=fix))
 
-    return content_text(content, other=refuse)
+    return content_text(content, fallback=refuse)
 
 
 def thinking_text(message: Mapping[str, Any], where: str) -> str:
-    """What a message keeps of the thinking before it, under any of its known keys."""
+    """Return the thinking that a message has stored, under any of its usual keys."""
     return required_text(next((message[key] for key in THINKING_KEYS if message.get(key)), ""), where)
 
 
@@ -106,7 +112,7 @@ def _is_null(entry: object) -> bool:
     return entry is None or (bool(fields) and all(value is None for value in fields))
 
 
-def _written(entry: object, location: str) -> WrittenCall:
+def _written_call(entry: object, location: str) -> WrittenCall:
     if not isinstance(entry, Mapping):
         return WrittenCall(location, entry)
     call = cast("Mapping[str, object]", entry)
@@ -122,30 +128,30 @@ def _written(entry: object, location: str) -> WrittenCall:
     return WrittenCall(location, entry, call.get("id"), fields.get("name"), arguments)
 
 
-def _part_text(part: object, other: Callable[[Any], str | None]) -> str | None:
+def _part_text(part: object, fallback: Callable[[Any], str | None]) -> str | None:
     if isinstance(part, str):
         return part
     fields = cast("Mapping[str, object]", part) if isinstance(part, Mapping) else {}
     if fields.get("type") in _THOUGHTS:
         return None
     text = fields.get("text", fields.get("refusal"))
-    return text if isinstance(text, str) else other(part)
+    return text if isinstance(text, str) else fallback(part)
 
 
-# A tool call as a record, whatever a model wrote for its arguments: what is no JSON object stays as text.
+# Tool calls: whatever a model wrote as arguments, and is not a JSON object, is kept as text.
 
-MAX_DEPTH = 50  # of values inside arguments; templates walk through them by recursion
-_LEAVES = frozenset(
-    (str, int, float, bool, type(None))
-)  # every call of every log is looked at: nearly all of it is these
+MAX_DEPTH = 50  # of values inside arguments; chat templates render them by recursion
+# Nearly all values are of these types. Skipping them early matters, since every call of every log is checked.
+_LEAVES = frozenset((str, int, float, bool, type(None)))
+# '{"id": 12345678901234567890}', which may exceed 64 bits; not '{"id": 1234567890}'.
 _LONG_INTEGER = re.compile(r"\d{19}")
 
 
 def tool_call(identity: str, name: str, arguments: object) -> ToolCall:
-    """A call with its arguments as a dict: keys in their written order, the last value of a key that is there twice.
+    """Return a call with its arguments as a dict, in their written order; of a repeated key the last value counts.
 
-    Text that is no JSON object goes to `raw_arguments` as it is, never an exception. So does text with what no artefact
-    could hold: NaN, infinite floats, integers beyond 64 bits, half characters, values nested beyond `MAX_DEPTH`.
+    Text that is not a JSON object goes to `raw_arguments` unchanged. So does text with values that no artifact can
+    hold: NaN, infinite floats, integers beyond 64 bits, lone surrogates, and values nested deeper than `MAX_DEPTH`.
     """
     value, raw = arguments, None
     if isinstance(value, str):
@@ -160,7 +166,7 @@ def tool_call(identity: str, name: str, arguments: object) -> ToolCall:
 
 
 def json_value(text: str) -> object:
-    """The value of strict JSON; ValueError for NaN, for what is nested beyond reason, and for what is no JSON."""
+    """Return the value of strict JSON; raises ValueError for NaN, for deep nesting, and for invalid JSON."""
     try:
         value: object = json.loads(text, parse_constant=_refuse)
     except RecursionError as error:
@@ -171,23 +177,27 @@ def json_value(text: str) -> object:
 
 
 def _object_in(text: str) -> tuple[object, str | None]:
+    """Return (object, None), or (None, text) for text that must stay as it is."""
     if not text.strip():
         return {}, None
     try:
         value = orjson.loads(text)
         if _LONG_INTEGER.search(text):
-            orjson.dumps(json_value(text))  # the reader makes a float of what the writer refuses
+            orjson.dumps(json_value(text))  # orjson reads an integer beyond 64 bits as a float, but refuses to write it
     except (ValueError, TypeError):
         return None, text
     return (value, None) if isinstance(value, dict) and _is_flat_enough(value) else (None, text)
 
 
 def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no JSON")
+    raise ValueError(f"{constant} is not valid JSON")
 
 
 def _is_flat_enough(value: object) -> bool:
-    """Whether what is in a value is nested at most `MAX_DEPTH` deep; level by level, for this must not recurse."""
+    """Return whether values are nested at most `MAX_DEPTH` deep.
+
+    It goes level by level, since recursion would fail on the very values that it has to refuse.
+    """
     level = [value]
     for _ in range(MAX_DEPTH + 1):
         level = [inner for outer in level for inner in _inside(outer) if type(inner) not in _LEAVES]
@@ -202,18 +212,18 @@ def _inside(value: object) -> Iterable[object]:
     return cast("list[object]", value) if isinstance(value, list | tuple) else ()
 
 
-# Tool schemas inferred from the calls that sessions show, since logs hold none.
+# Tool schemas, inferred from the calls of sessions, since logs do not contain them.
 
 _Tool = tuple[str, str]
-"""The format of the logs, which says whose tool it is, and the tool's name: two agents may have tools of one name."""
+"""(format of the logs, name of the tool): two agents may have tools of the same name."""
 _TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
 _KINDS = {kind: frozenset((name,)) for kind, name in _TYPES.items()}
 _NULL = frozenset(("null",))
 
 
 @dataclass(slots=True)
-class _Calls:
-    """The good calls of one tool: how many, and of each argument the types and how many calls had it."""
+class _CallStatistics:
+    """The successful calls of one tool: their number, and the types and frequency of each argument."""
 
     number: int = 0
     kinds: dict[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
@@ -222,38 +232,42 @@ class _Calls:
     def add(self, number: int, kinds: Mapping[str, frozenset[str]], present: Mapping[str, int]) -> None:
         self.number += number
         self.present.update(present)
-        for name, theirs in kinds.items():
-            ours = self.kinds.get(name, theirs)
-            self.kinds[name] = ours if theirs <= ours else ours | theirs
+        for name, new_kinds in kinds.items():
+            old_kinds = self.kinds.get(name, new_kinds)
+            self.kinds[name] = old_kinds if new_kinds <= old_kinds else old_kinds | new_kinds
 
 
 class ToolSchemas:
-    """What the good calls of conversations show about their tools."""
+    """What the successful calls of conversations show about their tools."""
 
     def __init__(self) -> None:
-        self._calls: dict[_Tool, _Calls] = {}
+        self._calls: dict[_Tool, _CallStatistics] = {}
 
     def add_row(self, row: Mapping[str, Any]) -> None:
-        """The good calls of a row of `conversations.jsonl`. A failed call teaches nothing about what is required."""
+        """Add the successful calls of a row of `conversations.jsonl`. A failed call may lack a required argument."""
         turns = row["turns"]
         failed = {result["call_id"] for turn in turns for result in turn["results"] if result["is_error"] is True}
         for call in (call for turn in turns for call in turn["calls"]):
             if call["raw_arguments"] is None and call["id"] not in failed:
                 kinds = {name: _KINDS.get(type(value), _NULL) for name, value in call["arguments"].items()}
-                self._calls.setdefault((row["format"], call["name"]), _Calls()).add(1, kinds, dict.fromkeys(kinds, 1))
+                self._calls.setdefault((row["format"], call["name"]), _CallStatistics()).add(
+                    1, kinds, dict.fromkeys(kinds, 1)
+                )
 
-    def add(self, other: ToolSchemas) -> None:
-        """Those of later conversations."""
-        for tool, theirs in other._calls.items():
-            self._calls.setdefault(tool, _Calls()).add(theirs.number, theirs.kinds, theirs.present)
+    def add(self, schemas: ToolSchemas) -> None:
+        """Add the calls of later conversations."""
+        for tool, calls in schemas._calls.items():
+            self._calls.setdefault(tool, _CallStatistics()).add(calls.number, calls.kinds, calls.present)
 
     def num_calls(self) -> dict[_Tool, int]:
         return {tool: calls.number for tool, calls in sorted(self._calls.items())}
 
     def schemas(self) -> dict[_Tool, dict[str, Any]]:
-        """Format and tool -> a JSON-schema object: every argument seen, its types, and as required what no call lacked.
+        """Return (format, tool) -> a JSON schema with every argument, its types, and those that no call lacked as
+        required.
 
-        Arguments stand in the order in which calls first had them."""
+        Arguments are in the order in which calls first had them.
+        """
         return {
             tool: {
                 "type": "object",
@@ -264,16 +278,19 @@ class ToolSchemas:
         }
 
 
-def tool_rows(inferred: ToolSchemas, given: Mapping[str, Mapping[str, Any]]) -> list[dict[str, object]]:
-    """Rows of `tools.jsonl`, by name: a given schema is every agent's, and goes before inferred ones of its name."""
+def tool_rows(inferred: ToolSchemas, user_schemas: Mapping[str, Mapping[str, Any]]) -> list[dict[str, object]]:
+    """Return the rows of `tools.jsonl`, ordered by name.
+
+    A schema of the user's applies to every agent, and replaces inferred ones of that name.
+    """
     by_tool, num_calls = inferred.num_calls(), Counter[str]()
     for (_, name), number in by_tool.items():
         num_calls[name] += number
-    rows = [_row(name, None, schema, num_calls[name]) for name, schema in given.items()]
+    rows = [_row(name, None, schema, num_calls[name]) for name, schema in user_schemas.items()]
     rows += [
         _row(name, format_name, schema, by_tool[format_name, name])
         for (format_name, name), schema in inferred.schemas().items()
-        if name not in given
+        if name not in user_schemas
     ]
     return sorted(rows, key=lambda row: (str(row["name"]), str(row["format"])))
 

@@ -1,4 +1,4 @@
-"""Records that cross stages: plain data, no third-party types, in the shapes users already know."""
+"""Records that several stages use: plain data without third-party types, in the public format."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypedDict
 
 Message = dict[str, object]
-"""One chat message in the OpenAI shape: role, content, and what else the role carries."""
+"""One chat message in the OpenAI format: a role, content, and further keys of the role."""
 
 Role = Literal["system", "user", "assistant", "tool"]
 Origin = Literal["human", "model", "tool", "meta", "summary", "copied"]
@@ -17,7 +17,7 @@ LinkKind = Literal["subagent", "sidechain", "compaction", "compaction_agent", "b
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:
-    """Where a turn was read: the file (relative to what was ingested) and the lines its records stand on."""
+    """Where a turn was read: the file, relative to the ingested folder, and the lines of its records."""
 
     file: str
     lines: tuple[int, ...]
@@ -25,7 +25,10 @@ class Provenance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCall:
-    """A call as the model made it; arguments that are no JSON object stand in `raw_arguments`, with `arguments` {}."""
+    """A call as the model made it.
+
+    Arguments that are not a JSON object are kept in `raw_arguments`, and `arguments` is empty.
+    """
 
     id: str
     name: str
@@ -35,7 +38,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolResult:
-    """What came back for one call; `is_error` is None where the format has no such flag."""
+    """The result of one call; `is_error` is None if the format has no such flag."""
 
     call_id: str
     text: str
@@ -44,7 +47,7 @@ class ToolResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Tokens of one assistant message, counted once however many records it was split over."""
+    """Token counts of one assistant message, counted once even if it is split over several records."""
 
     input_tokens: int = 0
     output_tokens: int = 0
@@ -87,7 +90,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """How a conversation hangs on another: through which turn or call, and as what."""
+    """How a conversation belongs to another one: as what, and from which turn or call it started."""
 
     kind: LinkKind
     conversation_id: str
@@ -97,7 +100,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
-    """One context as the model saw it: a session, a part of one after compaction, a sub-agent, or a rewound branch."""
+    """One context as the model saw it: a session, a part of one after a compaction, a subagent, or a rewound branch."""
 
     id: str
     format: str
@@ -112,11 +115,11 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorSite:
-    """A failing tool call: what kind, whose doing, how sure, and the text that shows it.
+    """A failed tool call: its kind, who is to blame, how certain that is, and the text that shows it.
 
     It belongs to the assistant turn that made the call. `evidence` is a span of the result's text. `repeats` counts
-    earlier failures of the very same call, `between` the calls made since the last of them. Only a kept site may teach;
-    `reason` says why one was kept or not.
+    earlier failures of the very same call, and `between` the calls since the last of them. Only kept sites are trained
+    on; `reason` says why a site was kept or not.
     """
 
     id: str
@@ -141,7 +144,7 @@ class ErrorSite:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hint:
-    """What to say before the erring turn: where it comes from, and the facts of the session it was made of."""
+    """A text to put before the erring turn, its source, and the facts of the session that it uses."""
 
     text: str
     source: Literal["template", "raw_error", "writer", "user"]
@@ -155,10 +158,10 @@ class _TeacherSpecRequired(TypedDict):
 
 
 class TeacherSpec(_TeacherSpecRequired, total=False):
-    """A teacher behind an OpenAI-compatible endpoint, with its price in US dollars per million tokens.
+    """A teacher at an OpenAI-compatible endpoint, with its price in US dollars per million tokens.
 
-    Without a price it cannot be asked under a cap. `base_url` and `api_key_env` (the name of an environment variable)
-    say where else than OpenRouter it is; `extra` goes into the request as it is.
+    Without a price it cannot be asked under a spending cap. `base_url` and `api_key_env` (the name of an environment
+    variable) are for endpoints other than OpenRouter; `extra` is added to the request unchanged.
     """
 
     input_per_mtok: float
@@ -176,10 +179,10 @@ class _TraceStateRequired(TypedDict):
 
 
 class TraceState(_TraceStateRequired, total=False):
-    """A moment in a logged session: the messages so far, and what the student did next.
+    """A state in a logged session: the messages so far, and what the student did next.
 
-    `session_id` (else what stands before `::` in the state's id) says which states are one session; `tools` are the
-    schemas a teacher is given; `cwd` is what relative paths are relative to.
+    States with the same `session_id` (by default the part of `state_id` before `::`) are of one session. `tools` are
+    the schemas that a teacher gets; relative paths are relative to `cwd`.
     """
 
     session_id: str
@@ -201,7 +204,7 @@ class _TeacherCallResultRequired(TypedDict):
 class TeacherCallResult(_TeacherCallResultRequired, total=False):
     """One teacher's answer at one state; a failed call has an `error` and no text.
 
-    `response_text` is the whole answer in the form of `student_action`; `message` is the same as the endpoint sent it.
+    `response_text` is the whole answer in the format of `student_action`, and `message` is the answer of the endpoint.
     """
 
     message: Message | None
@@ -212,7 +215,7 @@ class TeacherCallResult(_TeacherCallResultRequired, total=False):
 
 
 class DPOPair(TypedDict):
-    """What the teachers agreed on (chosen) against what the student did (rejected) at one state."""
+    """What the teachers agreed on (chosen) and what the student did (rejected) in one state."""
 
     state_id: str
     state_messages: list[Message]

@@ -1,18 +1,17 @@
-"""Session logs of coding agents as exact conversations, secrets out.
+"""Read session logs of coding agents as exact conversations, with secrets removed.
 
-discovery     which files below a path may be sessions, and which belong together
-reading/      lines and documents of any make; turns in the making
-formats/      one module a format
-registry      which format a file is, and its conversations
-scrubbing     secrets out of a conversation, and what a run knows of secrets and people
-cache/        what is read again, what is taken over from the last ingest, and what stays
-tool_schemas  tools of a run, inferred or from a file
-into_run      all of it, into a run directory
-forget        a session out of a run
-states        conversations as the states teachers are asked about
-claude_code   `ClaudeCodeIngester`, the interface users already know
-gate_view     what the last gate looks at
-last_gate     the last look before text leaves the machine
+source           files, lines and JSON text, however damaged
+documents        JSON documents, and which files are lines
+turn_list        turns under construction, shared by the formats
+formats          one module per format
+registry         session files below a path, their format, and their conversations
+scrubbing        secrets removed from whole conversations
+session_sources  accounts of the files of each session, and the last ingest
+gather           what is read again, what is reused from the last ingest, and all rows
+into_run         an ingest into a run directory
+forget           sessions removed from a run
+states           conversations as the states that teachers are asked about; tool schemas
+claude_code      `ClaudeCodeIngester`, the public class for Claude Code logs
 """
 
 from composer_replication.action_text import action_text

@@ -1,4 +1,4 @@
-"""`ClaudeCodeIngester`: Claude Code's logs as states, through the interface users already know."""
+"""`ClaudeCodeIngester`, the public class that reads Claude Code logs as states."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from composer_replication.types import Conversation, TraceState
 
 __all__ = ["SYSTEM_PROMPT", "ClaudeCodeIngester", "IngestionStats"]
 
+# CLI versions that the reader was tested on: "1.0.98", "2.1.39"; not "2.10.0".
 _TESTED_VERSIONS = re.compile(r"^(1\.|2\.[01]\.)")
 
 
 @dataclass
 class IngestionStats:
-    """What one file gave; unknown versions are read all the same and named in `version_warnings`."""
+    """Counts for one file; unknown CLI versions are read as well, and named in `version_warnings`."""
 
     n_records_total: int = 0
     n_records_skipped: int = 0
@@ -37,7 +38,7 @@ class IngestionStats:
 
 
 class ClaudeCodeIngester:
-    """Claude Code logs as states, one per assistant message; secrets are scrubbed unless `scrub=False` is said."""
+    """Reads Claude Code logs as states, one per assistant message; scrubs secrets unless `scrub=False` is passed."""
 
     def __init__(
         self,
@@ -59,7 +60,10 @@ class ClaudeCodeIngester:
         self.last_report = IngestReport()
 
     def ingest(self, path: str | Path) -> Iterator[TraceState]:
-        """One state per assistant message, in order; `last_stats` is complete when the iterator is exhausted."""
+        """Yield one state per assistant message in order.
+
+        `last_stats` is complete once the iterator is exhausted.
+        """
         path = Path(path)
         index = 0
         for conversation in self.ingest_conversations(path):
@@ -74,7 +78,10 @@ class ClaudeCodeIngester:
                 index += 1
 
     def ingest_conversation(self, path: str | Path) -> Conversation:
-        """The conversation as it stood at the end; after a compaction, `ingest_conversations` has the earlier parts."""
+        """Return the conversation as it was at the end of the session.
+
+        After a compaction this is only the last part; `ingest_conversations` returns the earlier ones as well.
+        """
         main = [
             conversation
             for conversation in self.ingest_conversations(path)
@@ -85,17 +92,18 @@ class ClaudeCodeIngester:
         return main[-1]
 
     def ingest_conversations(self, path: str | Path) -> list[Conversation]:
-        """Every context of one log: the parts between compactions and, with `skip_sidechain=False`, the sub-agents."""
+        """Return every context of one log: all parts of the session and, with `skip_sidechain=False`, the subagents."""
         path = Path(path)
         if not path.is_file():
             raise InputError(explain(str(path), got="no such file", expected="a Claude Code session log"))
         self.last_report, self.last_stats = IngestReport(), IngestionStats()
         contexts = list(read(SourceFile(path, path.name), self.last_report))
         conversations = contexts
-        if self._skip_sidechain:  # a sub-agent's file may not say in its records whose it is
-            is_agents_own = path.match("agent-*.jsonl")
+        if self._skip_sidechain:
+            # The records of a subagent's file may not say that they are a subagent's; the file name does.
+            is_agent_file = path.match("agent-*.jsonl")
             conversations = [
-                context for context in contexts if not is_agents_own and (context.parent is None or _continues(context))
+                context for context in contexts if not is_agent_file and (context.parent is None or _continues(context))
             ]
         if self._scrubber is not None:
             scope = self._scrubber.scope()
@@ -121,5 +129,5 @@ class ClaudeCodeIngester:
 
 
 def _continues(conversation: Conversation) -> bool:
-    """Whether it is the same thread after a compaction, rather than another agent's or a rewound one."""
+    """Return whether it is the same thread after a compaction, not another agent's or a rewound branch."""
     return conversation.parent is not None and conversation.parent.kind == "compaction"

@@ -1,4 +1,4 @@
-"""JSON documents: telling them from lines, judging a file by its head, and keeping what stands before damage."""
+"""Read JSON documents: tell them from lines, judge a file by its head, and keep what precedes damage."""
 
 from __future__ import annotations
 
@@ -10,34 +10,42 @@ from typing import Any, cast
 
 import orjson
 
-from composer_replication.ingestion import source as json_text
 from composer_replication.ingestion.source import (
     BUFFER_BYTES,
     MAX_LINE_BYTES,
     IngestReport,
     SourceFile,
+    as_utf8,
     is_too_large,
+    loads,
+    mended,
     read_records,
     records_in,
+    shallow,
+    utf8_lines,
 )
 
-# A whole string, or one character that opens, closes or separates; a lone quote is a string that never ends.
+# A whole string, or one character that opens, closes or separates: '"a, b"', '{', ','. In '"never closed' only the
+# quote matches.
 _TOKEN = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"|["{}\[\],]', re.DOTALL)
 _CLOSES = {"{": "}", "[": "]"}
 _HEAD_LINES = 16
-# So much of a file that is too large for a document says whether it is lines.
+# How much of a file that is too large for a document decides whether it is lines.
 _HEAD_OF_LINES = 2**20
-# Deeper than any format puts its messages, and no deeper than the parser follows.
+# Deeper than the messages of any format, and less deep than the parser follows.
 _MAX_DEPTH = 64
+# Damage can open any number of brackets. The parser refuses so many, and building their closers takes gigabytes.
+_MAX_OPEN_BRACKETS = 300
 
 
 @lru_cache(maxsize=2)
 def head_values(head: bytes) -> list[Any]:
-    """The JSON values a file begins with: its first lines, or one document as far as the head goes.
+    """Return the JSON values that a file begins with: those of its first lines, or one document as far as the head
+    goes.
 
-    Every format asks for them; the head is taken apart once.
+    Every format asks for them, so the last results are cached.
     """
-    head = json_text.as_utf8(head)
+    head = as_utf8(head)
     lines = [line for line in head.split(b"\n") if line.strip()][:_HEAD_LINES]
     if not lines:
         return []
@@ -48,13 +56,14 @@ def head_values(head: bytes) -> list[Any]:
 
 
 def read_lines_or_document(source: SourceFile, report: IngestReport) -> Iterator[tuple[int, Any]]:
-    """(line, object) of every good line, or (0, document); of a damaged document the whole messages before the damage.
+    """Yield (line, object) for every valid line, or (0, document).
 
-    What the first line holds says which it is, and is not parsed again.
+    Of a damaged document, the whole messages before the damage are returned. The first line decides which of the two a
+    file is, and is not parsed again.
     """
     try:
         with source.path.open("rb", buffering=BUFFER_BYTES) as file:
-            lines = enumerate(json_text.utf8_lines(file, MAX_LINE_BYTES), start=1)
+            lines = enumerate(utf8_lines(file, MAX_LINE_BYTES), start=1)
             number, line = next((numbered_line for numbered_line in lines if numbered_line[1].strip()), (0, b""))
             if not line:
                 report.skip("empty file", source.name)
@@ -76,7 +85,7 @@ def read_lines_or_document(source: SourceFile, report: IngestReport) -> Iterator
 
 def _read_document(source: SourceFile, report: IngestReport) -> Iterator[tuple[int, Any]]:
     with source.path.open("rb") as file:
-        data = json_text.as_utf8(file.read(MAX_LINE_BYTES + 1))
+        data = as_utf8(file.read(MAX_LINE_BYTES + 1))
     is_large = is_too_large(data)
     try:
         if not is_large:
@@ -97,18 +106,21 @@ def _read_document(source: SourceFile, report: IngestReport) -> Iterator[tuple[i
 
 
 def parsed(data: bytes, report: IngestReport) -> Any:
-    """The value of a document, also with the NaN that Python writes; raises ValueError where it is damaged."""
+    """Return the value of a document, also with the NaN that Python writes; raises ValueError if it is damaged."""
     try:
         return orjson.loads(data)
     except orjson.JSONDecodeError as error:
-        value = json_text.loads(json_text.shallow(data) if str(error).startswith("depth limit") else data)
+        value = loads(shallow(data) if str(error).startswith("depth limit") else data)
     report.counts["repaired documents"] += 1
     return value
 
 
 def salvage(data: bytes, *, depth: int = _MAX_DEPTH) -> Any:
-    """The document up to its first damage, closed there, or None; nothing deeper than `depth` is kept half."""
-    text = json_text.mended(data).decode("utf-8", "replace").replace("\x00", "\ufffd")
+    """Return the document up to its first damage, closed there, or None.
+
+    A value no deeper than `depth` is kept even if it is incomplete; deeper ones are kept whole or not at all.
+    """
+    text = mended(data).decode("utf-8", "replace").replace("\x00", "\ufffd")
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError as error:
@@ -120,9 +132,10 @@ def salvage(data: bytes, *, depth: int = _MAX_DEPTH) -> Any:
 
 
 def before_damage(data: bytes) -> tuple[Any, int]:
-    """The whole messages before the damage, and the position of the first broken one (0: outside of them).
+    """Return the whole messages before the damage, and the position of the first broken one (0: outside of the
+    messages).
 
-    A document that a crash or a full disk cut off ends there; bytes that are no text cost nothing else.
+    A document that a crash or a full disk cut off ends there. Invalid bytes cost only the messages that contain them.
     """
     depth = _depth_of_messages(salvage(data))
     before = _last_list(salvage(data[: _first_bad_byte(data)], depth=depth), depth)
@@ -130,7 +143,7 @@ def before_damage(data: bytes) -> tuple[Any, int]:
 
 
 def _first_bad_byte(data: bytes) -> int:
-    """Where the first byte stands that no text holds, or the end."""
+    """Return the position of the first byte that is not text, or the length."""
     nul = data.find(b"\x00")
     end = len(data) if nul < 0 else nul
     try:
@@ -141,7 +154,7 @@ def _first_bad_byte(data: bytes) -> int:
 
 
 def _depth_of_messages(value: Any) -> int:
-    """How deep the list of messages lies: it is the document, or stands in it, or in each item of it."""
+    """Return how deep the list of messages is: it is the document, or in it, or in each entry of it."""
     if isinstance(value, dict):
         return 2
     first = value[0] if isinstance(value, list) and value else None
@@ -151,24 +164,21 @@ def _depth_of_messages(value: Any) -> int:
 
 
 def _last_list(value: Any, depth: int) -> list[Any] | None:
-    """The list at that depth that was being written last."""
+    """Return the list at that depth that was being written last."""
     for _ in range(depth - 1):
         inner = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
         value = inner[-1] if inner else None
     return cast("list[Any]", value) if isinstance(value, list) else None
 
 
-_DEEPEST = 300
-
-
 def _last_whole(text: str, depth: int) -> tuple[int, str]:
-    """Where the last whole value ends, not deeper than `depth`, and what closes the document there."""
+    """Return where the last whole value ends, not deeper than `depth`, and the brackets that close the document."""
     stack: list[str] = []
     end, closers = 0, ""
     for token in _TOKEN.finditer(text):
         symbol = token.group()
         if symbol in _CLOSES:
-            if len(stack) > _DEEPEST:  # the parser would refuse it, and closing it again and again costs gigabytes
+            if len(stack) > _MAX_OPEN_BRACKETS:
                 break
             stack.append(_CLOSES[symbol])
             position = token.end()
@@ -188,9 +198,9 @@ def _last_whole(text: str, depth: int) -> tuple[int, str]:
 
 
 def _is_mostly_lines(data: bytes) -> bool:
-    """Whether a file that is no document is lines with a damaged first one, not a damaged document over many lines."""
+    """Return whether an invalid document is really lines, the first of them damaged."""
     num_lines = num_objects = 0
-    for line in io.BytesIO(data):  # not a list of them: a file of line ends would need forty times its size
+    for line in io.BytesIO(data):  # not a list: for a file of empty lines it would take forty times the file's size
         if line.strip():
             num_lines += 1
             num_objects += isinstance(_object_or_list(line)[0], dict)
@@ -198,13 +208,13 @@ def _is_mostly_lines(data: bytes) -> bool:
 
 
 def _object_or_list(line: bytes) -> tuple[Any, bool]:
-    """The value of a line, None where it is neither, and whether it had to be mended."""
+    """Return the value of a line (None if it is neither object nor list), and whether it was repaired."""
     is_repaired = False
     try:
         value = orjson.loads(line)
     except orjson.JSONDecodeError:
         try:
-            value, is_repaired = json_text.loads(line), True
+            value, is_repaired = loads(line), True
         except ValueError:
             return None, False
     return (value, is_repaired) if isinstance(value, (dict, list)) else (None, False)

@@ -1,4 +1,4 @@
-"""Reading session files without giving up: what cannot be read is counted, named with file and line, and left out."""
+"""Read session files without giving up: what cannot be read is counted, reported with file and line, and skipped."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ import orjson
 from composer_replication.messages import content_text
 from composer_replication.types import Conversation, Turn
 
-# Longer lines and documents are counted and skipped. The longest line of the sessions at hand has 0.3 MB, and a request
-# of an agent, images and all, may have 32 MB; what is read and scrubbed needs up to twenty times its size in memory.
+# Longer lines and documents are counted and skipped. The longest line in our sessions has 0.3 MB, and a request with
+# images may have 32 MB. Reading and scrubbing a line needs up to twenty times its size in memory.
 MAX_LINE_BYTES = 32 * 2**20
-# The lines of a file are held together. Beyond this weight they are counted and skipped, so that a file needs less than
-# 1 GB; the largest of those sessions weighs 10 MB.
+# All lines of a file are in memory together. Lines beyond this weight are counted and skipped, so that a file needs
+# less than 1 GB. Our largest session weighs 10 MB.
 MAX_FILE_WEIGHT = 192 * 2**20
-# An empty list takes three bytes of a file and sixty of memory.
+# A value needs more memory than text: an empty list takes three bytes of a file and sixty of memory.
 _BYTES_PER_VALUE = 32
-# Lines are long: with the usual 8 kB, cutting them out of the file costs as much as a third of parsing them.
+# Lines are long: with the default of 8 kB, splitting a file into lines costs a third as much as parsing them.
 BUFFER_BYTES = 2**20
-# Every skip is counted; only so many are kept with their place.
-_MAX_NAMED_SKIPS = 1000
+# Every skip is counted, but the locations of only so many are kept.
+_MAX_LOCATED_SKIPS = 1000
 TOO_DEEP = "nested too deeply"
-# No tool nests content deeper; the parser would let a damaged line go on for a thousand levels.
+# No tool nests content deeper. Without a limit, a damaged line can nest a thousand levels.
 _MAX_DEPTH = 50
-# More tokens than this nobody counted; beyond it sums leave the 64 bits that can be written.
+# No session has more tokens. Larger counts are damage, and their sums would exceed the 64 bits of the writer.
 MAX_COUNT = 2**53
-# A reason may quote what it found there, and that may be anything. It is cut short only after it was scrubbed.
-_MAX_REASON = 2000
+# A reason may quote any text of the log. It is shortened further only after scrubbing: half a secret is not recognized.
+_MAX_REASON_LENGTH = 2000
 
 
 @dataclass(frozen=True, slots=True)
 class Skip:
-    """Something that was left out: why, and where it stands (line 0: the file as a whole)."""
+    """Something that was left out: why, and where (line 0: the file as a whole)."""
 
     reason: str
     file: str
@@ -50,46 +50,47 @@ class Skip:
 
 @dataclass(slots=True)
 class IngestReport:
-    """What was read and what was not; reports of several files add up."""
+    """Counts of what was read, and of what was left out and why; reports of several files add up."""
 
     counts: Counter[str] = field(default_factory=Counter[str])
     skipped: Counter[str] = field(default_factory=Counter[str])
     skips: list[Skip] = field(default_factory=list[Skip])
 
     def skip(self, reason: str, file: str, line: int = 0) -> None:
-        reason = reason[:_MAX_REASON]
+        reason = reason[:_MAX_REASON_LENGTH]
         self.skipped[reason] += 1
-        if len(self.skips) < _MAX_NAMED_SKIPS:
+        if len(self.skips) < _MAX_LOCATED_SKIPS:
             self.skips.append(Skip(reason, file, line))
 
-    def merge(self, other: IngestReport) -> None:
-        self.counts.update(other.counts)
-        self.skipped.update(other.skipped)
-        self.skips.extend(other.skips[: _MAX_NAMED_SKIPS - len(self.skips)])
+    def merge(self, report: IngestReport) -> None:
+        self.counts.update(report.counts)
+        self.skipped.update(report.skipped)
+        self.skips.extend(report.skips[: _MAX_LOCATED_SKIPS - len(self.skips)])
 
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """A file to read, and the name under which it appears in artefacts (never an absolute path)."""
+    """A file to read, and the name under which it appears in artifacts (never an absolute path)."""
 
     path: Path
     name: str
 
     def __post_init__(self) -> None:
-        # A name that is no UTF-8 holds lone surrogates here, which no artefact can hold.
+        # A file name that is not UTF-8 has lone surrogates here, which cannot be written as JSON.
         object.__setattr__(self, "name", self.name.encode("utf-8", "replace").decode())
 
 
 Record = dict[str, Any]
-# Where blocks of different interfaces keep what they say.
+# Keys under which the blocks of different APIs hold their text.
 _TEXT_KEYS = ("text", "content", "refusal", "resource", "json")
 
 
 def read_records(source: SourceFile, report: IngestReport) -> Iterator[tuple[int, Record]]:
-    """(line number, JSON object) of every good line; a broken line never costs its neighbours."""
+    """Yield (line number, JSON object) for every valid line; a broken line costs no other line."""
     try:
         with source.path.open("rb", buffering=BUFFER_BYTES) as file:
-            # Twice the size: UTF-16 may grow when it is read.
+            # A small file cannot reach the limit, so counting its values is skipped. Twice the size, because text in
+            # UTF-16 may grow when it is converted to UTF-8.
             is_light = 2 * os.fstat(file.fileno()).st_size * (1 + _BYTES_PER_VALUE) <= MAX_FILE_WEIGHT
             lines = enumerate(utf8_lines(file, MAX_LINE_BYTES), start=1)
             yield from records_in(lines, source, report, weigh=len if is_light else weight_of)
@@ -104,7 +105,7 @@ def records_in(
     *,
     weigh: Callable[[bytes], int] | None = None,
 ) -> Iterator[tuple[int, Record]]:
-    """Yield the records of numbered lines; `weigh` may be a cheaper measure where a file is too small for the limit."""
+    """Yield the records of numbered lines. `weigh` may be a cheaper measure for files that cannot reach the limit."""
     weigh = weigh or weight_of
     total = 0
     for number, line in lines:
@@ -127,7 +128,7 @@ def records_in(
 
 
 def weight_of(data: bytes) -> int:
-    """Return how much memory the JSON in `data` needs, relative to text of so many bytes."""
+    """Return how much memory the JSON in `data` needs, in bytes of plain text."""
     return len(data) + _BYTES_PER_VALUE * sum(map(data.count, (b",", b"[", b"{")))
 
 
@@ -137,7 +138,7 @@ def is_too_large(data: bytes) -> bool:
 
 
 def _repaired_object(line: bytes, number: int, file: str, report: IngestReport) -> Record | None:
-    """The object of a line that is none at first sight, or None with the reason counted; blank lines are nothing."""
+    """Return the object of a line that strict JSON refuses, or None with the reason counted unless it is blank."""
     if line.isspace():
         return None
     try:
@@ -153,9 +154,10 @@ def _repaired_object(line: bytes, number: int, file: str, report: IngestReport) 
 
 
 def _why_unreadable(line: bytes, error: str) -> str:
+    """Return the reason to report for a line that cannot be repaired."""
     if error.startswith("depth limit"):
         return TOO_DEEP
-    # A live log usually ends in the middle of a line; anywhere else it is damage.
+    # The last line of a log that is being written is often incomplete.
     if not line.endswith(b"\n"):
         return "truncated last line"
     if b"\x00" in line:
@@ -168,7 +170,7 @@ def _why_unreadable(line: bytes, error: str) -> str:
 
 
 def check_depth(value: Any, depth: int = 0) -> None:
-    """Raises RecursionError for what is nested beyond reason: orjson reads a thousand levels but writes only 254."""
+    """Raise RecursionError for values nested too deeply: orjson reads a thousand levels but writes only 254."""
     if depth > _MAX_DEPTH:
         raise RecursionError(TOO_DEEP)
     inner: Any = cast("Record", value).values() if isinstance(value, dict) else value
@@ -178,13 +180,13 @@ def check_depth(value: Any, depth: int = 0) -> None:
 
 
 _IMAGE_TYPES = frozenset({"image", "image_url", "input_image"})
-# Where Gemini puts what a part holds.
+# Keys under which a part of a Gemini message holds a file.
 _INLINE = ("inlineData", "inline_data", "fileData")
 IMAGE = "[image]"
 
 
 def is_image(block: Any) -> bool:
-    """Whether a content block is an image, in the shape of any interface."""
+    """Return whether a content block is an image, in the format of any API."""
     if not isinstance(block, dict):
         return False
     data = cast("Record", block)
@@ -197,32 +199,32 @@ def is_image(block: Any) -> bool:
 
 
 def images_in(content: Any) -> int:
-    """How many images a content field shows: text models cannot see them, and `as_text` leaves a mark for each."""
+    """Return how many images a content field has. Text models cannot see them; `as_text` leaves a mark for each."""
     if isinstance(content, list):
         return sum(is_image(block) for block in cast("list[Any]", content))
     return int(is_image(content))
 
 
 def image_count(*contents: Any) -> Record:
-    """What a turn's `extra` says about the images in its content fields: nothing where there are none."""
+    """Return the `extra` of a turn about the images in its content fields: empty if it has none."""
     number = sum(images_in(content) for content in contents)
     return {"images": number} if number else {}
 
 
 def as_text(content: Any, depth: int = 0) -> str:
-    """The text of a content field in any of its shapes, with a mark for what has none.
+    """Return the text of a content field in any format, with a mark for each part that has none.
 
-    Raises RecursionError early for content nested beyond reason, for the caller to count.
+    Raises RecursionError for content nested too deeply, which the caller counts.
     """
     if isinstance(content, str):
         return content
     if depth > _MAX_DEPTH:
         raise RecursionError("content nested too deeply")
-    return content_text(content, other=lambda part: _without_text(part, depth + 1))
+    return content_text(content, fallback=lambda part: _text_of_part(part, depth + 1))
 
 
-def _without_text(part: Any, depth: int) -> str:
-    """What is shown for a part that has no text of its own: that of what is in it, or its type."""
+def _text_of_part(part: Any, depth: int) -> str:
+    """Return the text for a part that has none of its own: that of what it contains, or its type."""
     if isinstance(part, list):
         return as_text(part, depth)
     if not isinstance(part, dict):
@@ -234,26 +236,29 @@ def _without_text(part: Any, depth: int) -> str:
     return as_text(inner, depth) if inner is not None else f"[{block.get('type', 'block')}]"
 
 
-# JSON text as real programs leave it: byte order marks, UTF-16, NaN, numbers beyond all bounds, lone surrogates.
-#
-# Python writes NaN, JavaScript escapes half an emoji as a lone surrogate, and Windows shells redirect into UTF-16. None
-# of these may cost a record, and none may come back out: what JSON cannot hold becomes null or U+FFFD.
+# JSON as real programs write it. Python writes NaN, JavaScript escapes half an emoji as a lone surrogate, and Windows
+# shells redirect output as UTF-16. None of these may cost a record, and none may be written again: whatever JSON cannot
+# hold becomes null or U+FFFD.
 
-# The mark and the first character, which is ASCII in JSON: the mark alone may be two broken bytes.
+# A byte order mark and the first character, which in JSON is ASCII: b'\xff\xfe{\x00' (UTF-16, little-endian) or
+# b'\xfe\xff\x00{'; not b'\xef\xbb\xbf{', which is UTF-8. The mark alone could be two broken bytes.
 _UTF16_START = re.compile(codecs.BOM_UTF16_LE + rb"[^\x00]\x00|" + codecs.BOM_UTF16_BE + rb"\x00[^\x00]")
-_LONGEST_START = 4
-_BLOCK = 2**20
-# A whole string, a number, or one of the words that Python's writer adds to JSON.
+_NUM_START_BYTES = 4
+_BLOCK_BYTES = 2**20
+# A whole string, a number, or one of the constants that Python writes: b'"a \\" b"', b'-1.5e3', b'NaN', b'-Infinity';
+# not b'true'.
 _TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|-?Infinity|NaN|-?\d[\d.eE+-]*+', re.DOTALL)
-# Escapes are read from the left, so that an escaped backslash is never taken for the start of the next one.
+# Matches an escape: b'\\ud83d\\ude00' (a pair), b'\\ud83d' (group "lone"), or b'\\n'. Reading from the left, it takes
+# an escaped backslash as a whole: b'\\\\ud83d' has no lone surrogate.
 _ESCAPE = re.compile(
     rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(?P<lone>\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\.",
     re.DOTALL,
 )
+# A whole string, so that b'"{"' is no bracket, or one of the brackets in b'{"a": []}'.
 _BRACKET = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[{}\[\]]', re.DOTALL)
-_STEPS = {b"{": 1, b"[": 1, b"}": -1, b"]": -1}
-# Deeper than anybody looks, and no deeper than the parser follows.
-_JSON_TEXT_MAX_DEPTH = 200
+_DEPTH_CHANGE = {b"{": 1, b"[": 1, b"}": -1, b"]": -1}
+# Deeper than any reader looks, and less deep than the parser follows.
+_MAX_DOCUMENT_DEPTH = 200
 
 
 def _is_utf16(data: bytes) -> bool:
@@ -261,62 +266,63 @@ def _is_utf16(data: bytes) -> bool:
 
 
 def as_utf8(data: bytes) -> bytes:
-    """The same text in UTF-8, without a byte order mark."""
+    """Return the same text in UTF-8, without a byte order mark."""
     if _is_utf16(data):
         return data.decode("utf-16", "replace").encode()
     return data.removeprefix(codecs.BOM_UTF8)
 
 
-def utf8_lines(file: BinaryIO, longest: int = 2**31) -> Iterable[bytes]:
-    """The lines of an open file in UTF-8, without a byte order mark.
+def utf8_lines(file: BinaryIO, max_bytes: int = 2**31) -> Iterable[bytes]:
+    """Return the lines of an open file in UTF-8, without a byte order mark.
 
-    Of a line that is longer than `longest` so much comes and a little more, never all: memory has to hold it.
+    Of a line longer than `max_bytes` only about as much is returned: the whole of it may not fit into memory.
     """
-    start = file.read(_LONGEST_START)
+    start = file.read(_NUM_START_BYTES)
     size = file.seek(0, io.SEEK_END)
     file.seek(len(codecs.BOM_UTF8) if start.startswith(codecs.BOM_UTF8) else 0)
     if _is_utf16(start):
-        return _utf16_lines(file, longest)
-    return file if size <= longest else _bounded_lines(file.readline, longest)
+        return _utf16_lines(file, max_bytes)
+    return file if size <= max_bytes else _bounded_lines(file.readline, max_bytes)
 
 
-def _utf16_lines(file: BinaryIO, longest: int) -> Iterator[bytes]:
+def _utf16_lines(file: BinaryIO, max_bytes: int) -> Iterator[bytes]:
     text = io.TextIOWrapper(file, "utf-16", errors="replace", newline="\n")
     try:
-        yield from _bounded_lines(lambda limit: text.readline(limit).encode(), longest)
+        yield from _bounded_lines(lambda limit: text.readline(limit).encode(), max_bytes)
     finally:
-        text.detach()  # whoever opened the file closes it
+        text.detach()  # otherwise the wrapper would close the caller's file
 
 
-def _bounded_lines(readline: Callable[[int], bytes], longest: int) -> Iterator[bytes]:
-    while line := readline(longest + 1):
+def _bounded_lines(readline: Callable[[int], bytes], max_bytes: int) -> Iterator[bytes]:
+    while line := readline(max_bytes + 1):
         yield line
-        while not line.endswith(b"\n") and len(line) > longest and (rest := readline(_BLOCK)):
+        # Skip the rest of the line.
+        while not line.endswith(b"\n") and len(line) > max_bytes and (rest := readline(_BLOCK_BYTES)):
             if rest.endswith(b"\n"):
                 break
 
 
 def loads(data: bytes) -> Any:
-    """The value of a text that strict JSON refuses; raises ValueError where there is more wrong with it than that."""
+    """Return the value of a text that strict JSON refuses; raises ValueError if it cannot be repaired."""
     return orjson.loads(mended(data))
 
 
 def shallow(data: bytes) -> bytes:
-    """The text with null in place of what is nested beyond reason, so that it costs no more than itself."""
+    """Return the text with null in place of values nested too deeply, so that they cost no memory."""
     pieces, depth, start = list[bytes](), 0, 0
     for token in _BRACKET.finditer(data):
-        step = _STEPS.get(token.group(), 0)
-        if step > 0 and depth == _JSON_TEXT_MAX_DEPTH:
+        step = _DEPTH_CHANGE.get(token.group(), 0)
+        if step > 0 and depth == _MAX_DOCUMENT_DEPTH:
             pieces.append(data[start : token.start()])
         depth += step
-        if step < 0 and depth == _JSON_TEXT_MAX_DEPTH:
+        if step < 0 and depth == _MAX_DOCUMENT_DEPTH:
             pieces.append(b"null")
             start = token.end()
-    return b"".join([*pieces, data[start:] if depth <= _JSON_TEXT_MAX_DEPTH else b""])
+    return b"".join([*pieces, data[start:] if depth <= _MAX_DOCUMENT_DEPTH else b""])
 
 
 def mended(data: bytes) -> bytes:
-    """The text with null in place of numbers JSON does not know, and U+FFFD in place of half characters."""
+    """Return the text with null in place of numbers that JSON lacks, and U+FFFD in place of lone surrogates."""
     return _TOKEN.sub(_writable, as_utf8(data))
 
 
@@ -334,7 +340,7 @@ def _paired(escape: re.Match[bytes]) -> bytes:
     return rb"\ufffd" if escape["lone"] is not None else escape.group()
 
 
-# What a conversation holds, in numbers; calls and results that have no counterpart are counted each by its name.
+# Counts of a conversation. Calls and results without a counterpart are counted under a name of their own.
 
 COUNTED = ("conversations", "sessions", "turns", "assistant turns", "calls", "results", "errors")
 LOST = "calls without a result"
@@ -347,7 +353,7 @@ _INTERRUPT = "[Request interrupted by user"
 
 
 def counts_of(conversation: Conversation) -> Counter[str]:
-    """All of `COUNTED`, and what of `UNPLACED` and `IMAGES` there is."""
+    """Return all counts of `COUNTED`, and the nonzero ones of `UNPLACED` and `IMAGES`."""
     counts: Counter[str] = Counter(dict.fromkeys(COUNTED, 0))
     counts["conversations"] = 1
     counts["sessions"] = int(conversation.parent is None)
@@ -362,18 +368,18 @@ def counts_of(conversation: Conversation) -> Counter[str]:
 
 
 def unplaced_in(conversation: Conversation) -> Counter[str]:
-    """What of a conversation has no counterpart, and how many images it shows; nothing is counted that is not there."""
+    """Return the nonzero counts of calls and results without a counterpart, and of images."""
     turns, counts = conversation.turns, Counter[str]()
     waiting: dict[str, list[int]] = {}
-    known_ids: set[str] = set()
+    call_ids: set[str] = set()
     for number, turn in enumerate(turns):
         for call in turn.calls:
             waiting.setdefault(call.id, []).append(number)
-            known_ids.add(call.id)
+            call_ids.add(call.id)
         for result in turn.results:
             if waiting.get(result.call_id):
                 waiting[result.call_id].pop(0)
-            elif result.call_id in known_ids:
+            elif result.call_id in call_ids:
                 counts[TWICE] += 1
         images = turn.extra.get("images", 0)
         if type(images) is int and images > 0:
@@ -385,7 +391,7 @@ def unplaced_in(conversation: Conversation) -> Counter[str]:
 
 
 def _why_unanswered(turns: Sequence[Turn], number: int) -> str:
-    """What became of a call of this turn: the log may end before its result, or the user stop it."""
+    """Return why a call has no result: the log ends before it, the user interrupted it, or it is lost."""
     after = next((turn for turn in turns[number + 1 :] if turn.role != "tool"), None)
     if after is None:
         return IN_FLIGHT

@@ -1,9 +1,9 @@
-"""Conversations as the states teachers are asked about: the messages so far, and what the student did next.
+"""Turn conversations into the states that teachers are asked about: the messages so far, and what the student did next.
 
-The messages are all of them, or as many as a limit leaves. Without the task a question about its tenth step has no
-answer. What was said before the first answer therefore always stays (the system prompt, the first user message), with
-the latest word of the user and the newest turn; of the others the oldest go first. A short message at each gap says how
-many turns it stands for.
+With a token limit, old messages are dropped. Without the task, a question about its tenth step has no answer, so the
+messages before the first answer always stay (the system prompt, the user's first message), and so do the user's latest
+message and the newest turn. Of the rest the oldest go first, and a short message at each gap says how many turns it
+replaces.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from composer_replication.types import (
     Turn,
 )
 
-# The key of a user's message that says "tool" where a program wrote it. It is for us: no request holds it.
+# Key of a user message that a program wrote; its value is "tool". It is for this package only: no request contains it.
 ORIGIN = "origin"
 SYSTEM_PROMPT = (
     "You are a senior software engineer working as a coding agent in a terminal. You read and change files and run "
     "commands through the tools you are given, one step at a time, and you check your work."
 )
-# Text in these logs runs at about four bytes a token; the limit is on what is sent, so an estimate is enough.
+# Text in these logs has about four bytes per token. The limit applies to what is sent, so an estimate is enough.
 _BYTES_PER_TOKEN = 4
-_NOT_SAID = ("meta", "tool")  # origins of user messages that no person wrote
+_MACHINE_ORIGINS = ("meta", "tool")  # of user messages that no person wrote
 
 
 def states(
@@ -45,7 +45,10 @@ def states(
     strip_thinking: bool = True,
     max_history_tokens: int | None = None,
 ) -> Iterator[tuple[list[Message], Turn]]:
-    """(messages before it, turn) for every assistant turn; message objects are shared between states, not copied."""
+    """Yield (messages before it, turn) for every assistant turn.
+
+    Message objects are shared between states, not copied.
+    """
     system: Message = {"role": "system", "content": system_prompt}
     history = _MessageHistory(max_history_tokens)
     for turn in conversation.turns:
@@ -55,6 +58,7 @@ def states(
 
 
 def trace_state(state_id: str, messages: list[Message], turn: Turn) -> TraceState:
+    """Return a state in the form of the public interface."""
     return TraceState(state_id=state_id, messages=messages, student_action=action_text(turn))
 
 
@@ -64,7 +68,7 @@ def _messages(turn: Turn, strip_thinking: bool) -> Iterator[Message]:
             yield {"role": "tool", "tool_call_id": result.call_id, "content": result.text}
         return
     message: Message = {"role": turn.role, "content": turn.text}
-    if turn.role == "user" and turn.origin == "tool":  # what a program printed, in a user's message
+    if turn.role == "user" and turn.origin == "tool":  # output of a program in a user message
         message[ORIGIN] = turn.origin
     if turn.thinking and not strip_thinking:
         message["reasoning_content"] = turn.thinking
@@ -77,99 +81,99 @@ def _messages(turn: Turn, strip_thinking: bool) -> Iterator[Message]:
 
 
 @dataclass(slots=True)
-class _Unit:
-    """What may not be torn apart: an assistant turn with all up to the results of its calls, or one other turn."""
+class _MessageGroup:
+    """Messages that must not be separated: an assistant turn up to the results of its calls, or one other turn."""
 
     messages: list[Message]
     call_ids: set[str]
     size: int = 0
     num_turns: int = 1
-    stays: bool = False
-    is_users_word: bool = False
+    is_required: bool = False
+    is_from_user: bool = False
 
-    def take(self, other: _Unit) -> None:
-        self.messages += other.messages
-        self.call_ids |= other.call_ids
-        self.size += other.size
-        self.num_turns += other.num_turns
-        self.stays |= other.stays
-        self.is_users_word |= other.is_users_word
+    def append(self, group: _MessageGroup) -> None:
+        self.messages += group.messages
+        self.call_ids |= group.call_ids
+        self.size += group.size
+        self.num_turns += group.num_turns
+        self.is_required |= group.is_required
+        self.is_from_user |= group.is_from_user
 
 
 class _MessageHistory:
-    """Turns are added in order; `messages` are those before the next one, at most `max_tokens` where that is given."""
+    """The messages before the next turn, at most `max_tokens` of them; turns are added in order."""
 
     def __init__(self, max_tokens: int | None) -> None:
         self._max_tokens = max_tokens
-        self._units: list[_Unit] = []
-        self._is_answered = self._is_asked = False
+        self._groups: list[_MessageGroup] = []
+        self._has_answer = self._has_user_message = False
 
     def add(self, turn: Turn, messages: list[Message]) -> None:
         size = 0 if self._max_tokens is None else sum(len(orjson.dumps(message)) for message in messages)
-        is_users_word = turn.role == "user" and turn.origin not in _NOT_SAID
-        is_first_word = turn.role == "user" and not self._is_asked
-        is_opening = not self._is_answered and (turn.role == "system" or is_users_word)
-        unit = _Unit(messages, {call.id for call in turn.calls}, size)
-        unit.stays, unit.is_users_word = is_opening or is_first_word, is_users_word
-        self._is_asked |= turn.role == "user"
-        self._is_answered |= turn.role == "assistant"
-        self._units.append(unit)
+        is_from_user = turn.role == "user" and turn.origin not in _MACHINE_ORIGINS
+        is_first_message = turn.role == "user" and not self._has_user_message
+        is_opening = not self._has_answer and (turn.role == "system" or is_from_user)
+        group = _MessageGroup(messages, {call.id for call in turn.calls}, size)
+        group.is_required, group.is_from_user = is_opening or is_first_message, is_from_user
+        self._has_user_message |= turn.role == "user"
+        self._has_answer |= turn.role == "assistant"
+        self._groups.append(group)
         if turn.role == "tool":
             self._join({result.call_id for result in turn.results})
 
     def messages(self) -> Iterator[Message]:
-        left_out = 0
-        kept_indices = self._kept()
-        for number, unit in enumerate(self._units):
+        num_dropped = 0
+        kept_indices = self._kept_indices()
+        for number, group in enumerate(self._groups):
             if number not in kept_indices:
-                left_out += unit.num_turns
+                num_dropped += group.num_turns
                 continue
-            if left_out:
-                yield _mark(left_out)
-                left_out = 0
-            yield from unit.messages
+            if num_dropped:
+                yield _gap_message(num_dropped)
+                num_dropped = 0
+            yield from group.messages
 
     def _join(self, call_ids: set[str]) -> None:
-        """The newest unit, made of results, with the one that holds their calls and whatever stands between."""
-        last = len(self._units) - 1
+        """Merge the newest group, which holds results, with the group of their calls and those in between."""
+        last = len(self._groups) - 1
         home, unanswered = last, call_ids
         for at in reversed(range(last)):  # from the newest: some logs give every turn's calls the same ids
-            if self._units[at].call_ids & unanswered:
-                home, unanswered = at, unanswered - self._units[at].call_ids
+            if self._groups[at].call_ids & unanswered:
+                home, unanswered = at, unanswered - self._groups[at].call_ids
             if not unanswered:
                 break
-        for unit in self._units[home + 1 :]:
-            self._units[home].take(unit)
-        del self._units[home + 1 :]
+        for group in self._groups[home + 1 :]:
+            self._groups[home].append(group)
+        del self._groups[home + 1 :]
 
-    def _kept(self) -> set[int] | range:
-        units = self._units
-        if self._max_tokens is None or not units:
-            return range(len(units))
-        latest = next((at for at in reversed(range(len(units))) if units[at].is_users_word), None)
-        kept_indices = {at for at, unit in enumerate(units) if unit.stays} | {len(units) - 1}
+    def _kept_indices(self) -> set[int] | range:
+        groups = self._groups
+        if self._max_tokens is None or not groups:
+            return range(len(groups))
+        latest = next((at for at in reversed(range(len(groups))) if groups[at].is_from_user), None)
+        kept_indices = {at for at, group in enumerate(groups) if group.is_required} | {len(groups) - 1}
         kept_indices |= set() if latest is None else {latest}
-        room = self._max_tokens * _BYTES_PER_TOKEN - sum(units[at].size for at in kept_indices)
-        for at in reversed(range(len(units))):
+        remaining_bytes = self._max_tokens * _BYTES_PER_TOKEN - sum(groups[at].size for at in kept_indices)
+        for at in reversed(range(len(groups))):
             if at in kept_indices:
                 continue
-            room -= units[at].size
-            if room < 0:
+            remaining_bytes -= groups[at].size
+            if remaining_bytes < 0:
                 break
             kept_indices.add(at)
         return kept_indices
 
 
-def _mark(num_turns: int) -> Message:
+def _gap_message(num_turns: int) -> Message:
     subject = "1 turn of this session is" if num_turns == 1 else f"{num_turns} turns of this session are"
     return {"role": "user", "content": f"[{subject} left out here]"}
 
 
-# `tools.jsonl`: schemas inferred from the calls of sessions, or read from a file the user has.
+# `tools.jsonl`: schemas inferred from the calls of sessions, or read from the user's file.
 
 
 def load_tool_schemas(path: Path) -> dict[str, dict[str, Any]]:
-    """Tool name -> schema from a JSON list of tools, as the OpenAI, Anthropic or MCP interfaces write them."""
+    """Return tool name -> schema from a JSON list of tools in the OpenAI, Anthropic or MCP format."""
     try:
         value = orjson.loads(path.read_bytes())
     except (OSError, orjson.JSONDecodeError) as error:
@@ -177,17 +181,17 @@ def load_tool_schemas(path: Path) -> dict[str, dict[str, Any]]:
     tools = cast("dict[str, Any]", value).get("tools") if isinstance(value, dict) else value
     if not isinstance(tools, list) or not tools:
         got = "an empty list" if isinstance(tools, list) else "no list" if tools is None else type(tools).__name__
-        fix = 'Write the schemas of the tools: [{"name": ..., "parameters": ...}], or leave --tools out.'
-        expected = "a list with tools in it, or an object with one"
+        fix = 'List the schemas of the tools, [{"name": ..., "parameters": ...}], or omit --tools.'
+        expected = "a non-empty list of tools, or an object with one under `tools`"
         raise InputError(explain(str(path), got=got, expected=expected, fix=fix))
     return dict(_named_schema(tool, f"{path}, tool {number}") for number, tool in enumerate(cast("list[Any]", tools)))
 
 
 def write_tools(
-    run: RunDir, inferred: ToolSchemas, given: Mapping[str, Mapping[str, Any]], *, is_scrubbed: bool
+    run: RunDir, inferred: ToolSchemas, user_schemas: Mapping[str, Mapping[str, Any]], *, is_scrubbed: bool
 ) -> None:
-    """`tools.jsonl`, after the conversations it was inferred from."""
-    rows, settings = tool_rows(inferred, given), {"scrubbed": is_scrubbed}
+    """Write `tools.jsonl`, after the conversations that it was inferred from."""
+    rows, settings = tool_rows(inferred, user_schemas), {"scrubbed": is_scrubbed}
     run.write_jsonl(
         "tools", rows, schema=TOOLS_SCHEMA, version=TOOLS_VERSION, sources=["conversations"], settings=settings
     )

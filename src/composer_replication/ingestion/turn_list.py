@@ -1,4 +1,4 @@
-"""What the formats share: turns collected in order, messages and calls read, and the outline of a JSON file's head."""
+"""Helpers of the formats: turns collected in order, messages and calls read, and the outline of a file's head."""
 
 from __future__ import annotations
 
@@ -35,10 +35,12 @@ from composer_replication.types import (
 ORPHAN = "tool result without its call"
 NO_OBJECT = "message is no object"
 NO_CALL = "tool call of unknown shape"
+# A whole string or one character of structure: b'"a"', b'{', b':'; of b'"cut off' only the quote.
 _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*+"|[{}\[\]:,"]', re.DOTALL)
 _MAX_OUTLINE_DEPTH = 4
+# Endings of session files, which may be combined: "run.traj.json".
 _SUFFIXES = (".json", ".jsonl", ".traj", ".eval")
-_WRITERS: dict[Any, tuple[Role, Origin]] = {
+_ROLE_AND_ORIGIN: dict[Any, tuple[Role, Origin]] = {
     "system": ("system", "meta"),
     "developer": ("system", "meta"),
     "user": ("user", "human"),
@@ -47,7 +49,10 @@ _WRITERS: dict[Any, tuple[Role, Origin]] = {
 
 
 class TurnList:
-    """Turns of one conversation: ids made unique, results of one assistant turn in one turn, orphans counted."""
+    """The turns of one conversation, collected in order.
+
+    Ids are made unique, results of one assistant turn go into one turn, and results without a call are counted.
+    """
 
     def __init__(self, file: str, report: IngestReport) -> None:
         self.turns: list[Turn] = []
@@ -60,79 +65,81 @@ class TurnList:
     def skip(self, reason: str, line: int) -> None:
         self.report.skip(reason, self._file, line)
 
-    def kept(self, fields: Mapping[str, Any], line: int = 0) -> Record:
-        return kept_fields(fields, self._file, line, self.report)
+    def safe_fields(self, fields: Mapping[str, Any], line: int = 0) -> Record:
+        return safe_fields(fields, self._file, line, self.report)
 
-    def each(self, items: Iterable[Any], add: Callable[[Record, int], object]) -> None:
-        """`add` with each object of a list and its position; what is none, or nested too deeply, is counted."""
-        for position, item in enumerate(items, start=1):
-            if not isinstance(item, dict):
+    def for_each_object(self, entries: Iterable[Any], add: Callable[[Record, int], object]) -> None:
+        """Call `add` with every object of a list and its position; count what is no object or nested too deeply."""
+        for position, entry in enumerate(entries, start=1):
+            if not isinstance(entry, dict):
                 self.skip(NO_OBJECT, position)
                 continue
             try:
-                add(cast("Record", item), position)
+                add(cast("Record", entry), position)
             except RecursionError:
                 self.skip(TOO_DEEP, position)
 
     def conversation(self, id: str, format: str, **fields: Any) -> Iterator[Conversation]:
-        """The conversation, if there is a turn in it."""
+        """Yield the conversation, if it has any turns."""
         if self.turns:
             yield Conversation(id=id, format=format, turns=tuple(self.turns), **fields)
 
     def add(self, turn: Turn) -> Turn:
+        """Add a turn, under another id if its own is in use, and return it as added."""
         turn = replace(turn, id=unique(turn.id, self._ids))
         for call in turn.calls:
             self._caller_of[call.id] = len(self.turns)
             self._answered.discard(call.id)
         for result in turn.results:
-            self._see(result, turn.provenance.lines[0])
+            self._note_answered(result, turn.provenance.lines[0])
         self.turns.append(turn)
         return turn
 
     def say(self, id: str, role: Role, origin: Origin, line: int, text: str = "", **fields: Any) -> Turn:
-        """A turn that stands in one line."""
+        """Add a turn that was read from one line."""
         where = Provenance(file=self._file, lines=(line,))
         return self.add(Turn(id=id, role=role, origin=origin, text=text, provenance=where, **fields))
 
-    def add_message(self, message: Record, id: str, line: int, **given: Any) -> bool:
-        """A system's, user's or assistant's message in the OpenAI shape; `given` goes before what it says.
+    def add_message(self, message: Record, id: str, line: int, **overrides: Any) -> bool:
+        """Add a system, user or assistant message in the OpenAI format; `overrides` replace fields of the turn.
 
-        False where it is another's.
+        Returns False, and adds nothing, for a message of another role.
         """
         writer = as_string(message.get("role"))
-        if writer not in _WRITERS:
+        if writer not in _ROLE_AND_ORIGIN:
             return False
-        (role, origin), content = _WRITERS[writer], message.get("content")
+        (role, origin), content = _ROLE_AND_ORIGIN[writer], message.get("content")
         fields: Record = {"origin": origin, "extra": image_count(content)}
-        if "text" not in given:
+        if "text" not in overrides:
             fields["text"] = as_text(content)
         if role == "assistant":
             thoughts = (as_text(message.get(key)) for key in THINKING_KEYS)
             fields |= {"thinking": next((text for text in thoughts if text), "")}
-            fields |= {} if "calls" in given else {"calls": self.calls(message, line)}
-        self.say(id, role, line=line, **fields | given)
+            fields |= {} if "calls" in overrides else {"calls": self.calls(message, line)}
+        self.say(id, role, line=line, **fields | overrides)
         return True
 
     def calls(self, message: Record, line: int, new_id: str = "") -> tuple[ToolCall, ...]:
-        """The calls of a message in the OpenAI shape; a broken one is counted and costs no other."""
+        """Return the calls of a message in the OpenAI format; a broken one is counted and costs no other."""
         calls: list[ToolCall] = []
         for number, written in enumerate(written_calls(message)):
             if written.name is None and written.arguments is None:
                 self.skip(NO_CALL, line)
                 continue
-            made_up = f"{new_id or f'call-{line}-'}{number}"
-            calls.append(logged_call(written.id or made_up, written.name, written.arguments))
+            generated_id = f"{new_id or f'call-{line}-'}{number}"
+            calls.append(logged_call(written.id or generated_id, written.name, written.arguments))
+        # `written_calls` passes over null, which tables use for "no call". In a log it is a call that was lost.
         for _ in range(as_list(message.get("tool_calls")).count(None)):
             self.skip(NO_CALL, line)
         return tuple(calls)
 
     def add_calls(self, index: int, calls: tuple[ToolCall, ...]) -> None:
-        """More calls of an assistant turn whose records are spread over the file."""
+        """Add calls to an assistant turn whose records are spread over the file."""
         self.turns[index] = replace(self.turns[index], calls=self.turns[index].calls + calls)
         self._caller_of.update({call.id: index for call in calls})
 
     def grow(self, line: int, *, id: str | None = None, **fields: Any) -> None:
-        """The last turn with more in it, of which this line is a part, and perhaps under another id."""
+        """Add fields of another line to the last turn, and give it another id if one is passed."""
         last = self.turns[-1]
         lines = last.provenance.lines if line in last.provenance.lines else (*last.provenance.lines, line)
         name = last.id if id is None else unique(id, self._ids)
@@ -149,44 +156,44 @@ class TurnList:
         origin: Origin = "tool",
         **more: Any,
     ) -> None:
-        """What came back for a call: with the other results of its turn, or in a turn of its own."""
+        """Add the result of a call: to the turn with the other results of its turn, or as a turn of its own."""
         result = ToolResult(call_id=call_id, text=text, is_error=is_error)
         caller, last = self._caller_of.get(call_id), self.turns[-1] if self.turns else None
         of_last = self._caller_of.get(last.results[0].call_id) if last is not None and last.results else None
         if last is not None and caller is not None and of_last == caller:
-            self._see(result, line)
+            self._note_answered(result, line)
             self.grow(line, results=(*last.results, result), extra=_with_images(last.extra, more.get("extra", {})))
             return
         self.say(id, "tool", origin, line, results=(result,), **more)
 
     def open_calls(self) -> list[ToolCall]:
-        """The last assistant turn's calls that nothing has answered yet."""
+        """Return the calls of the last assistant turn that have no result yet."""
         last = next((turn for turn in reversed(self.turns) if turn.role == "assistant"), None)
         return [] if last is None else [call for call in last.calls if call.id not in self._answered]
 
-    def _see(self, result: ToolResult, line: int) -> None:
+    def _note_answered(self, result: ToolResult, line: int) -> None:
         self._answered.add(result.call_id)
         if result.call_id not in self._caller_of:
             self.skip(ORPHAN, line)
 
 
 def _with_images(before: Mapping[str, Any], more: Mapping[str, Any]) -> Record:
-    """Both extras of a turn that grows; images add up."""
+    """Return both extras of a turn that grows; the numbers of images are added."""
     images = before.get("images", 0) + more.get("images", 0)
     return {**before, **more, **({"images": images} if images else {})}
 
 
-def unique(id: str, taken: set[str]) -> str:
-    """The id, with a number behind it if it is taken; the answer is taken from then on."""
-    free, number = id, 2
-    while free in taken:
-        free, number = f"{id}#{number}", number + 1
-    taken.add(free)
-    return free
+def unique(id: str, used_ids: set[str]) -> str:
+    """Return the id, with a number appended if it is in use, and add it to the used ones."""
+    unused_id, number = id, 2
+    while unused_id in used_ids:
+        unused_id, number = f"{id}#{number}", number + 1
+    used_ids.add(unused_id)
+    return unused_id
 
 
 def logged_call(id: Any, name: Any, arguments: Any) -> ToolCall:
-    """A call with whatever a log has for its id and name; RecursionError where its arguments are nested too deeply."""
+    """Return a call with any id and name a log may have; raises RecursionError for arguments nested too deeply."""
     try:
         return tool_call("" if id is None else as_text(id), "" if name is None else as_text(name), arguments)
     except InputError as error:
@@ -194,18 +201,19 @@ def logged_call(id: Any, name: Any, arguments: Any) -> ToolCall:
 
 
 def usage_of(
-    given: Any, input: str, output: str, cached: str, created: str = "", *, is_disjoint: bool = False
+    fields: Any, input: str, output: str, cached: str, created: str = "", *, is_disjoint: bool = False
 ) -> Usage | None:
-    """Token counts under a format's names: `a.b` is within `a`, `a b` are added.
+    """Return the token counts in `fields`, under a format's names for them, or None if there are none.
 
-    Ours are disjoint; most formats count cached tokens within those of the prompt.
+    `a.b` is the key `b` within `a`; `a b` are two keys to add. `Usage` counts cached tokens separately (`is_disjoint`),
+    while most formats include them in the tokens of the prompt.
     """
-    if not isinstance(given, dict):
+    if not isinstance(fields, dict):
         return None
-    total, read, written = (count(_at(given, path)) for path in (input, cached, created))
+    total, read, written = (count(_at(fields, path)) for path in (input, cached, created))
     return Usage(
         input_tokens=total if is_disjoint else max(total - read - written, 0),
-        output_tokens=sum(count(_at(given, path)) for path in output.split()),
+        output_tokens=sum(count(_at(fields, path)) for path in output.split()),
         cache_read_tokens=read,
         cache_creation_tokens=written,
     )
@@ -217,16 +225,20 @@ def _at(value: Any, path: str) -> Any:
     return value
 
 
-def openai_usage(given: Any) -> Usage | None:
-    return usage_of(given, "prompt_tokens", "completion_tokens", "prompt_tokens_details.cached_tokens")
+def openai_usage(fields: Any) -> Usage | None:
+    return usage_of(fields, "prompt_tokens", "completion_tokens", "prompt_tokens_details.cached_tokens")
 
 
 def count(value: Any) -> int:
+    """Return a token count, or 0 for a value that is none."""
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= MAX_COUNT else 0
 
 
-def kept_fields(fields: Mapping[str, Any], file: str, line: int, report: IngestReport) -> Record:
-    """Fields to keep beside a turn or conversation, without those nested beyond reason and without a forged agent."""
+def safe_fields(fields: Mapping[str, Any], file: str, line: int, report: IngestReport) -> Record:
+    """Return the fields of a log that can be stored with a turn or conversation.
+
+    Values nested too deeply are left out and counted, and so is an `agent_id` that is not a plain value.
+    """
     record: Record = {}
     for key, value in fields.items():
         try:
@@ -234,7 +246,7 @@ def kept_fields(fields: Mapping[str, Any], file: str, line: int, report: IngestR
         except RecursionError:
             report.skip(TOO_DEEP, file, line)
             continue
-        # Sub-agents are looked up by it.
+        # Subagents are looked up by it in a dict, so it must be hashable.
         if key == "agent_id" and isinstance(value, dict | list):
             report.skip("broken agent_id", file, line)
         else:
@@ -255,7 +267,7 @@ def as_string(value: Any) -> str | None:
 
 
 def stem(name: str) -> str:
-    """The file's name without folders and without the endings of session files."""
+    """Return the file name without folders and without the endings of session files."""
     base = PurePath(name).name
     while (path := PurePath(base)).suffix in _SUFFIXES and path.stem:
         base = path.stem
@@ -264,18 +276,21 @@ def stem(name: str) -> str:
 
 @lru_cache(maxsize=2)
 def outline(head: bytes) -> frozenset[str]:
-    """Where the keys of a JSON text stand, as in `history[].role`, read from its beginning even if it is cut off."""
+    """Return the paths of all keys in a JSON text, such as `history[].role`.
+
+    The text may be the beginning of a longer one: it is read up to where it is cut off.
+    """
     paths: set[str] = set()
     stack: list[str] = []  # the path of every open container
     key, text = "", b""
     for match in _TOKEN.finditer(as_utf8(head)):
         token = match.group()
-        if token == b'"':  # a string that the end of the head cuts off
+        if token == b'"':  # a string that is cut off
             break
         if token in (b"{", b"["):
             base = stack[-1] if stack else ""
             here = f"{base}.{key}" if key and base else key or base
-            # Below the depth that is looked at, paths would only grow longer with every bracket.
+            # Beyond the maximum depth, paths would grow with every bracket and use a lot of memory.
             stack.append("" if len(stack) > _MAX_OUTLINE_DEPTH else f"{here}[]" if token == b"[" else here)
             key = ""
         elif token in (b"}", b"]"):

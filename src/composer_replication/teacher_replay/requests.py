@@ -217,4 +217,4 @@ def _fenced_block(block: Any, mark: str) -> Any:
 
 def _text(content: object) -> str:
     """Return text with the output of tools, which may be a part of the content or have parts of its own."""
-    return content_text(content, other=lambda part: _text(part.get("content")) if _is_result(part) else None)
+    return content_text(content, fallback=lambda part: _text(part.get("content")) if _is_result(part) else None)

@@ -96,7 +96,7 @@ def test_the_text_of_content_leaves_thinking_out_and_asks_about_the_rest():
     image, thought = {"type": "image"}, {"type": "thinking", "text": "secret"}
     content = [{"type": "text", "text": "One."}, thought, "two", image, {"type": "refusal", "refusal": "No."}]
     assert content_text(content) == "One.\ntwo\nNo."
-    assert content_text(content, separator="", other=lambda _: "[image]") == "One.two[image]No."
+    assert content_text(content, separator="", fallback=lambda _: "[image]") == "One.two[image]No."
     assert content_text("as it is") == "as it is"
     assert content_text(None) == content_text(3) == content_text(image) == ""
     with refusal(InputError, what="content", got="'image'") as caught:

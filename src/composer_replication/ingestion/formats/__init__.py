@@ -1,8 +1,8 @@
-"""One module a format, each with `FORMAT`, `sniff` (is this file one of ours) and `read` (its conversations).
+"""One module per format, with `FORMAT`, `sniff` (whether a file has this format) and `read` (its conversations).
 
-Which of them a file is asked about, and in what order: `ingestion/registry.py`.
+`ingestion/registry.py` decides which of them are tried, and in what order.
 
-    claude_code      Claude Code: logs are trees of records, so it has a folder
+    claude_code      Claude Code (a package, since its logs are trees of records)
     codex            Codex CLI rollouts
     gemini           Gemini CLI chats
     opencode         OpenCode exports
@@ -11,6 +11,6 @@ Which of them a file is asked about, and in what order: `ingestion/registry.py`.
     mini_sweagent    mini-swe-agent trajectories
     openai_messages  OpenAI chat messages, tau-bench
     inspect_eval     Inspect logs
-    atif             ATIF documents, read
-    atif_write       ATIF documents, written
+    atif             ATIF documents
+    atif_write       writing conversations as ATIF documents
 """

@@ -1,7 +1,7 @@
-"""ATIF (Agent Trajectory Interchange Format) documents, with those of their sub-agents; `to_atif` writes them.
+"""Read ATIF (Agent Trajectory Interchange Format) documents with those of their subagents; `atif_write` writes them.
 
-The error flag of a result is `extra["is_error"]` (None where it is missing). `Turn.extra["atif"]` keeps the fields of a
-step that a turn has no place for, and `Turn.extra["read_from"]` where the log stood that the document was made from.
+The error flag of a result is `extra["is_error"]` (None if it is missing). `Turn.extra["atif"]` keeps the fields of a
+step that `Turn` does not have, and `Turn.extra["read_from"]` the location in the log that the document was made from.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from composer_replication.ingestion.documents import read_lines_or_document
 from composer_replication.ingestion.formats.atif_write import (
     CACHE_KEY,
     ERROR_KEY,
-    KEPT_OF_DOCUMENT,
-    KEPT_OF_METRICS,
-    KEPT_OF_STEP,
     OURS,
     RAW_KEY,
     UNKNOWN_VERSION,
+    UNMAPPED_DOCUMENT_KEYS,
+    UNMAPPED_METRICS_KEYS,
+    UNMAPPED_STEP_KEYS,
     USUAL_ORIGIN,
 )
 from composer_replication.ingestion.source import (
@@ -64,24 +64,29 @@ _ROLES: dict[str, Role] = {"system": "system", "user": "user", "agent": "assista
 
 
 def sniff(head: bytes, path: Path) -> bool:  # noqa: ARG001
+    """Return whether the head has a schema version of ATIF, or steps with its keys."""
     keys, head = outline(head), as_utf8(head)
     return ("schema_version" in keys and b'"ATIF-' in head) or {"steps[].step_id", "steps[].source"} <= keys
 
 
 def read(source: SourceFile, report: IngestReport) -> Iterator[Conversation]:
+    """Yield the conversations of a file, those of subagents after the one that they belong to."""
     taken_ids: set[str] = set()
     for _, document in read_lines_or_document(source, report):
         if isinstance(document, dict):
-            yield from _family(document, source, report, taken_ids)
+            yield from _conversations(document, source, report, taken_ids)
         else:
             report.skip("not a JSON object", source.name)
 
 
-def _family(document: Record, source: SourceFile, report: IngestReport, taken_ids: set[str]) -> Iterator[Conversation]:
+def _conversations(
+    document: Record, source: SourceFile, report: IngestReport, taken_ids: set[str]
+) -> Iterator[Conversation]:
+    """Yield the conversation of a document, then those of the subagents embedded in it."""
     waiting: deque[tuple[Record, Link | None, str]] = deque([(document, None, stem(source.name))])
     while waiting:
         trajectory, parent, name = waiting.popleft()
-        reader = _Trajectory(trajectory, unique(_id(trajectory) or name, taken_ids), source.name, report)
+        reader = _TrajectoryReader(trajectory, unique(_id(trajectory) or name, taken_ids), source.name, report)
         conversation = reader.conversation(parent)
         if conversation.turns:
             yield conversation
@@ -97,8 +102,8 @@ def _id(trajectory: Record) -> str | None:
     return as_string(trajectory.get("trajectory_id")) or as_string(trajectory.get("session_id"))
 
 
-class _Trajectory:
-    """One document's steps as turns, and the links of the sub-agents it names."""
+class _TrajectoryReader:
+    """Turns one document's steps into turns, and collects links for the subagents that its steps name."""
 
     def __init__(self, document: Record, id: str, file: str, report: IngestReport) -> None:
         self.turns, self.links = TurnList(file, report), dict[str, Link]()
@@ -111,26 +116,26 @@ class _Trajectory:
         steps = self._document.get("steps")
         if not isinstance(steps, list):
             self._report.skip("no steps", self._file)
-        self.turns.each(as_list(steps), self._add)
-        document, own_fields = self._document, as_record(as_record(self._document.get("extra")).get(OURS))
-        version, source_format = as_string(self._agent.get("version")), as_string(own_fields.get("format"))
-        kept_fields = {key: document[key] for key in KEPT_OF_DOCUMENT if document.get(key) is not None}
-        kept_fields |= _rest("extra", document.get("extra"), {OURS})
+        self.turns.for_each_object(as_list(steps), self._add)
+        document, our_fields = self._document, as_record(as_record(self._document.get("extra")).get(OURS))
+        version, source_format = as_string(self._agent.get("version")), as_string(our_fields.get("format"))
+        unmapped_fields = {key: document[key] for key in UNMAPPED_DOCUMENT_KEYS if document.get(key) is not None}
+        unmapped_fields |= _rest("extra", document.get("extra"), {OURS})
         handled_keys = {"version", "name"} if self._agent.get("name") == source_format else {"version"}
-        kept_fields |= _rest("agent", self._agent, handled_keys)
-        extra = self.turns.kept(as_record(own_fields.get("extra")), 0)
+        unmapped_fields |= _rest("agent", self._agent, handled_keys)
+        extra = self.turns.safe_fields(as_record(our_fields.get("extra")), 0)
         if source_format not in (None, FORMAT):
             extra["source_format"] = source_format
         return Conversation(
             id=self._id,
             format=FORMAT,
             turns=tuple(self.turns.turns),
-            parent=_link(own_fields.get("parent"), parent) or parent,
+            parent=_link(our_fields.get("parent"), parent) or parent,
             session_id=as_string(document.get("session_id")),
-            title=as_string(own_fields.get("title")),
-            cwd=as_string(own_fields.get("cwd")),
+            title=as_string(our_fields.get("title")),
+            cwd=as_string(our_fields.get("cwd")),
             agent_version=None if version == UNKNOWN_VERSION else version,
-            extra=extra | self.turns.kept({"atif": kept_fields} if kept_fields else {}, 0),
+            extra=extra | self.turns.safe_fields({"atif": unmapped_fields} if unmapped_fields else {}, 0),
         )
 
     def _add(self, step: Record, number: int) -> None:
@@ -138,18 +143,18 @@ class _Trajectory:
         if not isinstance(source, str) or source not in _ROLES:
             self._report.skip(f"unknown record type {source!r}", self._file, number)
             return
-        own_fields = as_record(as_record(step.get("extra")).get(OURS))
+        our_fields = as_record(as_record(step.get("extra")).get(OURS))
         results = [
             result for result in as_list(as_record(step.get("observation")).get("results")) if isinstance(result, dict)
         ]
-        turn = self._turn(step, own_fields, number)
-        if own_fields.get("role") == "tool":
-            self._add_results(replace(turn, role="tool", origin=_origin(step, own_fields, "tool")), results)
+        turn = self._turn(step, our_fields, number)
+        if our_fields.get("role") == "tool":
+            self._add_results(replace(turn, role="tool", origin=_origin(step, our_fields, "tool")), results)
             return
-        # A system step may be there for its results alone.
-        if source != "system" or turn.text or own_fields or not results:
+        # A system step may consist of results only; then it adds no turn of its own.
+        if source != "system" or turn.text or our_fields or not results:
             turn = self.turns.add(turn)
-        for tool_turn in as_list(own_fields.get("tool_turns")) if results else []:
+        for tool_turn in as_list(our_fields.get("tool_turns")) if results else []:
             part = as_record(tool_turn)
             part_results, results = results[: count(part.get("n"))], results[count(part.get("n")) :]
             if part_results:
@@ -157,41 +162,43 @@ class _Trajectory:
         if results:
             self._add_results(self._tool_turn(step, {}, turn, number), results, caller=turn)
 
-    def _turn(self, step: Record, own_fields: Record, number: int) -> Turn:
+    def _turn(self, step: Record, our_fields: Record, number: int) -> Turn:
         role, message = _ROLES[step["source"]], step.get("message")
-        metrics = as_record(step.get("metrics")) or as_record(own_fields.get("metrics"))
-        kept_fields = {key: step[key] for key in KEPT_OF_STEP if step.get(key) is not None}
-        kept_fields |= {key: metrics[key] for key in KEPT_OF_METRICS if metrics.get(key) is not None}
-        kept_fields |= _rest("extra", step.get("extra"), {OURS}) | _rest(
+        metrics = as_record(step.get("metrics")) or as_record(our_fields.get("metrics"))
+        unmapped_fields = {key: step[key] for key in UNMAPPED_STEP_KEYS if step.get(key) is not None}
+        unmapped_fields |= {key: metrics[key] for key in UNMAPPED_METRICS_KEYS if metrics.get(key) is not None}
+        unmapped_fields |= _rest("extra", step.get("extra"), {OURS}) | _rest(
             "metrics_extra", metrics.get("extra"), {CACHE_KEY}
         )
-        kept_fields |= {"message": message} if isinstance(message, list) else {}
+        unmapped_fields |= {"message": message} if isinstance(message, list) else {}
         model = (
-            step.get("model_name", self._agent.get("model_name")) if role == "assistant" else own_fields.get("model")
+            step.get("model_name", self._agent.get("model_name")) if role == "assistant" else our_fields.get("model")
         )
         return Turn(
-            id=as_string(own_fields.get("id")) or as_text(step.get("step_id", number)),
+            id=as_string(our_fields.get("id")) or as_text(step.get("step_id", number)),
             role=role,
-            origin=_origin(step, own_fields, role),
+            origin=_origin(step, our_fields, role),
             text=as_text(message),
-            thinking=as_text(step.get("reasoning_content", own_fields.get("thinking"))),
+            thinking=as_text(step.get("reasoning_content", our_fields.get("thinking"))),
             calls=self._calls(step, number) if role == "assistant" else (),
-            parent_id=as_string(own_fields.get("parent_id")),
+            parent_id=as_string(our_fields.get("parent_id")),
             model=as_string(model),
             usage=_usage(metrics),
-            timestamp=as_string(step.get("timestamp")) or as_string(own_fields.get("timestamp")),
+            timestamp=as_string(step.get("timestamp")) or as_string(our_fields.get("timestamp")),
             provenance=Provenance(file=self._file, lines=(number,)),
             token_ids=self._numbers(metrics.get("completion_token_ids"), int, number),
             logprobs=self._numbers(metrics.get("logprobs"), float, number),
             extra=image_count(message)
-            | self._extra(own_fields, number)
-            | self.turns.kept({"atif": self.turns.kept(kept_fields, number)} if kept_fields else {}, number),
+            | self._extra(our_fields, number)
+            | self.turns.safe_fields(
+                {"atif": self.turns.safe_fields(unmapped_fields, number)} if unmapped_fields else {}, number
+            ),
         )
 
-    def _extra(self, own_fields: Record, number: int) -> Record:
-        """What the conversation that was written kept beside this turn, and where that turn had been read."""
-        read_from = {"read_from": own_fields["read_from"]} if isinstance(own_fields.get("read_from"), dict) else {}
-        extra = self.turns.kept(as_record(own_fields.get("extra")) | read_from, number)
+    def _extra(self, our_fields: Record, number: int) -> Record:
+        """Return what `atif_write` stored about a turn: its `extra`, and where the turn was read."""
+        read_from = {"read_from": our_fields["read_from"]} if isinstance(our_fields.get("read_from"), dict) else {}
+        extra = self.turns.safe_fields(as_record(our_fields.get("extra")) | read_from, number)
         agents = extra.get("agents", {})
         if not isinstance(agents, dict) or not all(isinstance(agent, str) for agent in agents.values()):
             self._report.skip("broken agents", self._file, number)
@@ -209,15 +216,15 @@ class _Trajectory:
             calls.append(replace(call, raw_arguments=raw) if isinstance(raw, str) else call)
         return tuple(calls)
 
-    def _tool_turn(self, step: Record, own_fields: Record, turn: Turn, number: int) -> Turn:
+    def _tool_turn(self, step: Record, our_fields: Record, turn: Turn, number: int) -> Turn:
         return Turn(
-            id=as_string(own_fields.get("id")) or f"{turn.id}:observation",
+            id=as_string(our_fields.get("id")) or f"{turn.id}:observation",
             role="tool",
-            origin=_origin(step, own_fields, "tool"),
-            parent_id=as_string(own_fields.get("parent_id")),
-            timestamp=as_string(own_fields.get("timestamp")),
+            origin=_origin(step, our_fields, "tool"),
+            parent_id=as_string(our_fields.get("parent_id")),
+            timestamp=as_string(our_fields.get("timestamp")),
             provenance=Provenance(file=self._file, lines=(number,)),
-            extra=self._extra(own_fields, number),
+            extra=self._extra(our_fields, number),
         )
 
     def _add_results(self, turn: Turn, entries: list[Record], caller: Turn | None = None) -> None:
@@ -230,38 +237,38 @@ class _Trajectory:
             for ref in map(as_record, as_list(entry.get("subagent_trajectory_ref"))):
                 child = as_string(ref.get("trajectory_id"))
                 if child in self._embedded and child is not None:
-                    hook = None if caller is None else caller.id
+                    turn_id = None if caller is None else caller.id
                     self.links.setdefault(
-                        child, Link(kind="subagent", conversation_id=self._id, turn_id=hook, call_id=id)
+                        child, Link(kind="subagent", conversation_id=self._id, turn_id=turn_id, call_id=id)
                     )
                 else:
                     outside.setdefault(id, []).append(ref)
         extra = image_count(*(entry.get("content") for entry in entries)) | dict(turn.extra)
         if outside:
-            extra |= self.turns.kept(
+            extra |= self.turns.safe_fields(
                 {"atif": {**extra.get("atif", {}), "references": outside}}, turn.provenance.lines[0]
             )
         self.turns.add(replace(turn, results=tuple(results), extra=extra))
 
     def _numbers(self, values: Any, kind: type, number: int) -> Any:
-        """A tuple of numbers, or None; a list with anything else in it is counted and left out as a whole."""
+        """Return a tuple of numbers, or None; a list with anything else in it is counted and left out as a whole."""
         if values is None:
             return None
-        good = (int,) if kind is int else (int, float)
+        types = (int,) if kind is int else (int, float)
         if isinstance(values, list) and all(
-            isinstance(value, good) and not isinstance(value, bool) for value in values
+            isinstance(value, types) and not isinstance(value, bool) for value in values
         ):
             return tuple(map(kind, values))
         self._report.skip("broken token ids or logprobs", self._file, number)
         return None
 
 
-def _origin(step: Record, own_fields: Record, role: Role) -> Origin:
+def _origin(step: Record, our_fields: Record, role: Role) -> Origin:
     if step.get("is_copied_context") is True:
         return "copied"
-    if own_fields.get("origin") in get_args(Origin):
-        return cast("Origin", own_fields["origin"])
-    # A step without any model call was dispatched by the harness.
+    if our_fields.get("origin") in get_args(Origin):
+        return cast("Origin", our_fields["origin"])
+    # No model call means that the harness dispatched the step.
     return "meta" if role == "assistant" and step.get("llm_call_count") == 0 else USUAL_ORIGIN[role]
 
 
@@ -271,6 +278,7 @@ def _usage(metrics: Record) -> Usage | None:
 
 
 def _link(fields: Any, parent: Link | None) -> Link | None:
+    """Return the stored link to the parent, or None; an embedded document belongs to the document around it."""
     link = as_record(fields)
     kind, where = link.get("kind"), as_string(link.get("conversation_id"))
     if kind not in get_args(LinkKind) or where is None:
@@ -281,5 +289,6 @@ def _link(fields: Any, parent: Link | None) -> Link | None:
 
 
 def _rest(name: str, fields: Any, ours: set[str]) -> Record:
+    """Return the fields that this package does not handle itself, under a name, or {} if there are none."""
     rest = {key: value for key, value in as_record(fields).items() if key not in ours}
     return {name: rest} if rest else {}

@@ -1,7 +1,7 @@
-"""A conversation as an ATIF document (schema ATIF-v1.8).
+"""Write a conversation as an ATIF document (schema ATIF-v1.8).
 
-What the schema has no field for travels in its `extra` fields: `is_error` in a result's, `raw_arguments` in a call's,
-and what belongs to a turn or a conversation under `composer_replication` in a step's and the document's.
+What the schema has no field for goes into its `extra` fields: `is_error` into a result's, `raw_arguments` into a
+call's, and what belongs to a turn or a conversation under `composer_replication` into a step's and the document's.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from composer_replication.types import (
     Turn,
 )
 
+# Keys and values of the file format, which `atif` reads.
 SCHEMA_VERSION = "ATIF-v1.8"
 OURS = "composer_replication"
 ERROR_KEY = "is_error"
@@ -28,15 +29,15 @@ RAW_KEY = "raw_arguments"
 CACHE_KEY = "cache_creation_tokens"
 UNKNOWN_VERSION = "unknown"
 USUAL_ORIGIN: dict[str, Origin] = {"system": "meta", "user": "human", "assistant": "model", "tool": "tool"}
-# Fields of the schema that a conversation or a turn has no place for; `extra["atif"]` keeps those that were read.
-KEPT_OF_DOCUMENT = ("notes", "final_metrics", "continued_trajectory_ref")
-KEPT_OF_STEP = ("reasoning_effort", "llm_call_count")
-KEPT_OF_METRICS = ("cost_usd", "prompt_token_ids")
+# Fields of the schema that `Conversation` and `Turn` do not have; `extra["atif"]` keeps those that were read.
+UNMAPPED_DOCUMENT_KEYS = ("notes", "final_metrics", "continued_trajectory_ref")
+UNMAPPED_STEP_KEYS = ("reasoning_effort", "llm_call_count")
+UNMAPPED_METRICS_KEYS = ("cost_usd", "prompt_token_ids")
 _SOURCES = {"system": "system", "user": "user", "assistant": "agent", "tool": "system"}
 
 
 def to_atif(conversation: Conversation, *, subagents: Iterable[Conversation] = ()) -> dict[str, Any]:
-    """The document as plain JSON data; conversations of `subagents` are embedded below the one they hang on."""
+    """Return the document as plain JSON data; conversations of `subagents` are embedded in their parents."""
     children: dict[str, list[Conversation]] = {}
     for subagent in subagents:
         if subagent.parent is not None:
@@ -45,7 +46,7 @@ def to_atif(conversation: Conversation, *, subagents: Iterable[Conversation] = (
 
 
 def _is_iso(timestamp: str) -> bool:
-    """Whether the schema accepts the timestamp."""
+    """Return whether the schema accepts the timestamp."""
     try:
         datetime.fromisoformat(timestamp.replace("Z", "+00:00"))
     except ValueError:
@@ -56,13 +57,13 @@ def _is_iso(timestamp: str) -> bool:
 def _document(
     conversation: Conversation, children: Mapping[str, list[Conversation]], seen_ids: set[str]
 ) -> dict[str, Any]:
-    kept_fields = as_record(conversation.extra.get("atif"))
-    agent = as_record(kept_fields.get("agent"))
+    unmapped_fields = as_record(conversation.extra.get("atif"))
+    agent = as_record(unmapped_fields.get("agent"))
     source_format = as_text(conversation.extra.get("source_format", conversation.format))
     below = [child for child in children.get(conversation.id, []) if child.id not in seen_ids]
     seen_ids |= {child.id for child in below}
     parent = conversation.parent
-    own_fields = {
+    our_fields = {
         "format": source_format,
         "title": conversation.title,
         "cwd": conversation.cwd,
@@ -76,14 +77,15 @@ def _document(
         "trajectory_id": conversation.id,
         "agent": {"name": source_format, **agent, "version": conversation.agent_version or UNKNOWN_VERSION},
         "steps": _steps(conversation.turns, _references(below)),
-        **{key: kept_fields.get(key) for key in KEPT_OF_DOCUMENT},
-        "extra": {**as_record(kept_fields.get("extra")), OURS: _given(own_fields)},
+        **{key: unmapped_fields.get(key) for key in UNMAPPED_DOCUMENT_KEYS},
+        "extra": {**as_record(unmapped_fields.get("extra")), OURS: _without_none(our_fields)},
         "subagent_trajectories": [_document(child, children, seen_ids) for child in below] or None,
     }
-    return _given(document)
+    return _without_none(document)
 
 
 def _references(children: list[Conversation]) -> dict[str, list[dict[str, Any]]]:
+    """Return call id -> references to the subagents that the call started."""
     references: dict[str, list[dict[str, Any]]] = {}
     for child in children:
         if child.parent is not None and child.parent.call_id is not None:
@@ -98,7 +100,7 @@ def _steps(turns: tuple[Turn, ...], references: dict[str, list[dict[str, Any]]])
         results = _results(turn, references)
         if caller is not None and _answers(turn, caller):
             steps[-1].setdefault("observation", {"results": []})["results"] += results
-            steps[-1]["extra"][OURS].setdefault("tool_turns", []).append({**_own(turn), "n": len(results)})
+            steps[-1]["extra"][OURS].setdefault("tool_turns", []).append({**_our_fields(turn), "n": len(results)})
             continue
         step = _step(turn, len(steps) + 1)
         if results:
@@ -109,7 +111,7 @@ def _steps(turns: tuple[Turn, ...], references: dict[str, list[dict[str, Any]]])
 
 
 def _answers(turn: Turn, caller: Turn) -> bool:
-    """Whether a turn is nothing but results of the calls before it, which a step shows beside its calls."""
+    """Return whether a turn is only results of the calls before it, which a step holds next to its calls."""
     ids = {call.id for call in caller.calls}
     return (
         turn.role == "tool"
@@ -121,36 +123,43 @@ def _answers(turn: Turn, caller: Turn) -> bool:
 
 
 def _step(turn: Turn, number: int) -> dict[str, Any]:
-    kept_fields = as_record(turn.extra.get("atif"))
-    own_fields, metrics = _own(turn), _metrics(turn, kept_fields)
-    step: dict[str, Any] = {"step_id": number, "source": _SOURCES[turn.role], "message": _message(turn, kept_fields)}
+    unmapped_fields = as_record(turn.extra.get("atif"))
+    our_fields, metrics = _our_fields(turn), _metrics(turn, unmapped_fields)
+    step: dict[str, Any] = {
+        "step_id": number,
+        "source": _SOURCES[turn.role],
+        "message": _message(turn, unmapped_fields),
+    }
     if turn.timestamp is not None and _is_iso(turn.timestamp):
         step["timestamp"] = turn.timestamp
-        del own_fields["timestamp"]
+        del our_fields["timestamp"]
     if turn.role == "assistant":
-        step |= _given(
+        step |= _without_none(
             {
                 "model_name": turn.model,
                 "reasoning_content": turn.thinking or None,
                 "tool_calls": [_call(call) for call in turn.calls] or None,
                 "metrics": metrics or None,
-                **{key: kept_fields.get(key) for key in KEPT_OF_STEP},
+                **{key: unmapped_fields.get(key) for key in UNMAPPED_STEP_KEYS},
             }
         )
-    else:  # the schema knows these on an agent's steps only
-        own_fields |= _given({"model": turn.model, "thinking": turn.thinking or None, "metrics": metrics or None})
+    else:  # the schema has these fields on an agent's steps only
+        our_fields |= _without_none(
+            {"model": turn.model, "thinking": turn.thinking or None, "metrics": metrics or None}
+        )
     if turn.role == "tool":
-        own_fields["role"] = "tool"
+        our_fields["role"] = "tool"
     if turn.origin == "copied":
         step["is_copied_context"] = True
-    step["extra"] = {**as_record(kept_fields.get("extra")), OURS: own_fields}
+    step["extra"] = {**as_record(unmapped_fields.get("extra")), OURS: our_fields}
     return step
 
 
-def _own(turn: Turn) -> dict[str, Any]:
+def _our_fields(turn: Turn) -> dict[str, Any]:
+    """Return the fields of a turn that the schema has no field for."""
     read_from = turn.extra.get("read_from", {"file": turn.provenance.file, "lines": list(turn.provenance.lines)})
     extra = {key: value for key, value in turn.extra.items() if key not in ("atif", "read_from")}
-    return _given(
+    return _without_none(
         {
             "id": turn.id,
             "origin": None if turn.origin in (USUAL_ORIGIN[turn.role], "copied") else turn.origin,
@@ -162,26 +171,26 @@ def _own(turn: Turn) -> dict[str, Any]:
     )
 
 
-def _message(turn: Turn, kept_fields: Mapping[str, Any]) -> Any:
-    """The parts of a multimodal message as they were read, as long as the text is still theirs."""
-    parts = kept_fields.get("message")
+def _message(turn: Turn, unmapped_fields: Mapping[str, Any]) -> Any:
+    """Return the parts of a multimodal message as they were read, unless its text has changed since."""
+    parts = unmapped_fields.get("message")
     return parts if isinstance(parts, list) and as_text(parts) == turn.text else turn.text
 
 
 def _call(call: ToolCall) -> dict[str, Any]:
     extra = None if call.raw_arguments is None else {RAW_KEY: call.raw_arguments}
     arguments = dict(call.arguments)
-    return _given({"tool_call_id": call.id, "function_name": call.name, "arguments": arguments, "extra": extra})
+    return _without_none({"tool_call_id": call.id, "function_name": call.name, "arguments": arguments, "extra": extra})
 
 
 def _results(turn: Turn, references: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
     outside = as_record(as_record(turn.extra.get("atif")).get("references"))
     return [
-        _given(
+        _without_none(
             {
                 "source_call_id": result.call_id or None,
                 "content": result.text,
-                # Each sub-agent hangs on one result.
+                # `pop`: a subagent is referenced by one result, even if several have its call id.
                 "subagent_trajectory_ref": references.pop(result.call_id, []) + as_list(outside.get(result.call_id))
                 or None,
                 "extra": None if result.is_error is None else {ERROR_KEY: result.is_error},
@@ -191,10 +200,10 @@ def _results(turn: Turn, references: dict[str, list[dict[str, Any]]]) -> list[di
     ]
 
 
-def _metrics(turn: Turn, kept_fields: Mapping[str, Any]) -> dict[str, Any]:
-    usage, metrics, extra = turn.usage, {}, dict(as_record(kept_fields.get("metrics_extra")))
+def _metrics(turn: Turn, unmapped_fields: Mapping[str, Any]) -> dict[str, Any]:
+    usage, metrics, extra = turn.usage, {}, dict(as_record(unmapped_fields.get("metrics_extra")))
     if usage is not None:
-        # The schema counts cached tokens within the prompt's; ours are disjoint.
+        # The schema includes cached tokens in those of the prompt; `Usage` counts them separately.
         metrics["prompt_tokens"] = usage.input_tokens + usage.cache_read_tokens + usage.cache_creation_tokens
         metrics["completion_tokens"] = usage.output_tokens
         metrics["cached_tokens"] = usage.cache_read_tokens or None
@@ -206,9 +215,9 @@ def _metrics(turn: Turn, kept_fields: Mapping[str, Any]) -> dict[str, Any]:
         metrics["logprobs"] = list(turn.logprobs)
     elif turn.logprobs is not None:  # JSON has no infinity
         extra["logprobs"] = [repr(logprob) for logprob in turn.logprobs]
-    metrics |= {key: kept_fields.get(key) for key in KEPT_OF_METRICS}
-    return _given({**metrics, "extra": extra or None})
+    metrics |= {key: unmapped_fields.get(key) for key in UNMAPPED_METRICS_KEYS}
+    return _without_none({**metrics, "extra": extra or None})
 
 
-def _given(fields: dict[str, Any]) -> dict[str, Any]:
+def _without_none(fields: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in fields.items() if value is not None}

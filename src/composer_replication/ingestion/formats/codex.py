@@ -1,4 +1,4 @@
-"""Codex CLI rollouts: JSONL of {timestamp, type, payload}, of which only the response items are the conversation."""
+"""Read Codex CLI rollouts: JSONL of {timestamp, type, payload}, of which the response items are the conversation."""
 
 from __future__ import annotations
 
@@ -39,16 +39,23 @@ from composer_replication.types import (
 FORMAT = "codex"
 
 _LINE_TYPES = {"session_meta", "turn_context", "response_item", "event_msg", "compacted"}
-# Known and no part of what the model said or read.
+# Known, but neither written nor read by the model.
 _IGNORED_LINES = {"world_state", "security_risk_score"}
 _IGNORED_ITEMS = {"ghost_snapshot", "compaction", "context_compaction"}
 _CALL_ITEMS = {"function_call", "custom_tool_call", "web_search_call", "local_shell_call"}
 _RESULT_ITEMS = {"function_call_output", "custom_tool_call_output"}
-# The agent writes its own notes in the user's role; they begin like this.
-_NOTES = ("<environment_context>", "<user_instructions>", "# AGENTS.md instructions", "<turn_aborted>", "<skill>")
+# The harness writes its own notes in the user's role; they begin like this.
+_NOTE_PREFIXES = (
+    "<environment_context>",
+    "<user_instructions>",
+    "# AGENTS.md instructions",
+    "<turn_aborted>",
+    "<skill>",
+)
 
 
 def sniff(head: bytes, path: Path) -> bool:  # noqa: ARG001 (the content says it all)
+    """Return whether a record of the head has a type of this format and a payload."""
     return any(
         isinstance(value, dict)
         and as_string(value.get("type")) in _LINE_TYPES
@@ -58,7 +65,10 @@ def sniff(head: bytes, path: Path) -> bool:  # noqa: ARG001 (the content says it
 
 
 def read(source: SourceFile, report: IngestReport) -> Iterator[Conversation]:
-    """The session as one conversation, or several where it was compacted: later parts hang on the one before."""
+    """Yield the session as one conversation, or several if it was compacted.
+
+    A later part is linked to the one before it.
+    """
     part = _ConversationDraft(source, report)
     for line, record in read_records(source, report):
         kind, payload = as_string(record.get("type")), record.get("payload")
@@ -82,7 +92,7 @@ def _count_other(kind: str | None, source: SourceFile, report: IngestReport, lin
 
 
 class _ConversationDraft:
-    """One conversation in the making, number `number` of its session."""
+    """One conversation under construction, a part of its session."""
 
     def __init__(self, source: SourceFile, report: IngestReport, before: _ConversationDraft | None = None) -> None:
         self.turns = TurnList(source.name, report)
@@ -91,20 +101,23 @@ class _ConversationDraft:
         self._model = None if before is None else before._model
         self._number = 0 if before is None else before._number + 1
         self._parent = None if before is None else before._link()
-        self._origin: Origin | None = None  # of everything that is only copied from before the compaction
+        self._origin: Origin | None = None  # "copied" while the history from before a compaction is added
 
     @property
     def session_id(self) -> str:
+        """The session's id, or the file's name."""
         return as_string((self._meta or {}).get("id")) or Path(self._source.name).stem
 
     @property
     def id(self) -> str:
+        """The session's id, with the number of the part for all but the first."""
         return f"{self.session_id}:{self._number}" if self._number else self.session_id
 
     def take(self, kind: str, item: _Item) -> None:
+        """Add a record."""
         if kind == "session_meta":
-            # A forked session repeats the one it came from after its own.
-            self._meta = self._meta or self.turns.kept(item.payload, item.line)
+            # A forked session repeats the record of the session it was forked from, after its own.
+            self._meta = self._meta or self.turns.safe_fields(item.payload, item.line)
         elif kind == "turn_context":
             self._model = as_string(item.payload.get("model")) or self._model
         elif kind == "event_msg":
@@ -112,9 +125,9 @@ class _ConversationDraft:
             if item.kind == "token_count":
                 self._add_usage(item.payload.get("info"))
         else:
-            self._take_item(item)
+            self._add_item_safely(item)
 
-    def _take_item(self, item: _Item) -> None:
+    def _add_item_safely(self, item: _Item) -> None:
         try:
             self._add_item(item)
         except RecursionError:
@@ -143,7 +156,7 @@ class _ConversationDraft:
         elif role in ("system", "developer"):
             self._add(item, "system", "meta", text=text, extra=images)
         elif role == "user":
-            origin: Origin = "meta" if text.lstrip().startswith(_NOTES) else self._origin or "human"
+            origin: Origin = "meta" if text.lstrip().startswith(_NOTE_PREFIXES) else self._origin or "human"
             self._add(item, "user", origin, text=text, extra=images)
         else:
             self.turns.skip(f"unknown role {role}", item.line)
@@ -151,7 +164,7 @@ class _ConversationDraft:
     def _extend(
         self, item: _Item, *, text: str = "", thinking: str = "", calls: tuple[ToolCall, ...] = (), begins: bool = False
     ) -> None:
-        """Adds to the assistant message that is being written; a second text, or text after calls, is a new one."""
+        """Add to the assistant message being written; a second text, or text after calls, begins a new one."""
         origin: Origin = self._origin or "model"
         last = self.turns.turns[-1] if self.turns.turns else None
         if last is None or last.role != "assistant" or last.origin != origin or (begins and (last.text or last.calls)):
@@ -179,7 +192,7 @@ class _ConversationDraft:
         self.turns.say(item.name, role, origin, item.line, timestamp=as_string(item.timestamp), **content)
 
     def _add_usage(self, info: Any) -> None:
-        """Token counts are repeated freely, so only the first one after an assistant message is its own."""
+        """Add token counts. They are repeated freely, so only the first after an assistant message counts."""
         last_usage, turns = as_record(info).get("last_token_usage"), self.turns.turns
         index = next((n for n in reversed(range(len(turns))) if turns[n].origin == "model"), None)
         if index is not None and turns[index].usage is None:
@@ -187,27 +200,31 @@ class _ConversationDraft:
             turns[index] = replace(turns[index], usage=usage)
 
     def _link(self) -> Link | None:
-        """What the part after a compaction hangs on."""
+        """Return the link for the part after a compaction."""
         turns = self.turns.turns
         return Link(kind="compaction", conversation_id=self.id, turn_id=turns[-1].id) if turns else self._parent
 
     def after_compaction(self, item: _Item) -> _ConversationDraft:
-        """What the model sees from here on: the history that replaced the old one, or else the summary alone."""
-        after = _ConversationDraft(self._source, self._report, before=self)
-        after._origin = "copied"
+        """Return the draft of what the model sees from here on.
+
+        It begins with the history that replaced the old one, or else with the summary alone.
+        """
+        draft = _ConversationDraft(self._source, self._report, before=self)
+        draft._origin = "copied"
         for index, payload in enumerate(as_list(item.payload.get("replacement_history"))):
             if isinstance(payload, dict):
-                after._take_item(_Item(payload, item.line, item.timestamp, index))
+                draft._add_item_safely(_Item(payload, item.line, item.timestamp, index))
             else:
                 self.turns.skip(NO_OBJECT, item.line)
-        after._origin = None
-        after._mark_summary(item, as_string(item.payload.get("message")) or "")
-        return after
+        draft._origin = None
+        draft._mark_summary(item, as_string(item.payload.get("message")) or "")
+        return draft
 
     def _mark_summary(self, item: _Item, summary: str) -> None:
+        """Mark the user's turn that ends with the summary, or add the summary if there are no turns."""
         turns = self.turns.turns
-        is_it = (index for index, turn in enumerate(turns) if turn.role == "user" and turn.text.endswith(summary))
-        index = next(is_it, None) if summary else None
+        indices = (index for index, turn in enumerate(turns) if turn.role == "user" and turn.text.endswith(summary))
+        index = next(indices, None) if summary else None
         if index is not None:
             turns[index] = replace(turns[index], origin="summary")
         elif summary and not turns:
@@ -228,7 +245,7 @@ class _ConversationDraft:
 
 @dataclass(frozen=True, slots=True)
 class _Item:
-    """A payload with its place."""
+    """A payload with its location in the file."""
 
     payload: Record
     line: int
@@ -241,7 +258,7 @@ class _Item:
 
     @property
     def name(self) -> str:
-        """The item's own id, or its place."""
+        """The item's own id, or its location."""
         position = f"line-{self.line}" if self.index is None else f"line-{self.line}.{self.index}"
         return as_string(self.payload.get("id")) or position
 
@@ -257,12 +274,15 @@ def _call_of(item: _Item) -> ToolCall:
         return logged_call(item.call_id, payload.get("name"), {"input": text} if isinstance(text, str) else text)
     if item.kind == "function_call":
         return logged_call(item.call_id, payload.get("name"), payload.get("arguments"))
-    # Tools of the service itself have no name of their own and say what they do in `action`.
+    # Tools that the service runs have no name of their own; `action` holds their arguments.
     return logged_call(item.call_id, item.kind.removesuffix("_call"), payload.get("action"))
 
 
 def _text_and_flag(output: Any) -> tuple[str, bool | None]:
-    """Text and error flag: of a string (older: JSON with an exit code), a list of blocks, or {content, success}."""
+    """Return text and error flag of an output.
+
+    It is a string (older versions: JSON with an exit code), a list of blocks, or {content, success}.
+    """
     if isinstance(output, dict):
         success = output.get("success")
         return as_text(output.get("content")), not success if isinstance(success, bool) else None

@@ -1,4 +1,8 @@
-"""Gemini CLI chats: one JSON document, later a JSONL log that is folded first (same id again, `$set`, `$rewindTo`)."""
+"""Read Gemini CLI chats: one JSON document, or in later versions a JSONL log that is replayed first.
+
+In a log, a message with a known id replaces the earlier one, `$set` changes fields of the chat, and `$rewindTo` removes
+messages.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +28,8 @@ from composer_replication.ingestion.turn_list import (
     as_list,
     as_record,
     as_string,
-    kept_fields,
     logged_call,
+    safe_fields,
     usage_of,
 )
 from composer_replication.types import (
@@ -41,13 +45,14 @@ from composer_replication.types import (
 FORMAT = "gemini"
 
 _TYPES = {"user", "gemini", "info", "error", "warning"}
-# Written on the screen, never shown to the model.
+# Printed on the screen, never shown to the model.
 _SCREEN_ONLY = {"info", "error", "warning"}
-# How a call can end; before that, nothing has come back.
+# Final states of a call; before one of them there is no result.
 _IS_ERROR = {"success": False, "error": True, "cancelled": True}
 
 
 def sniff(head: bytes, path: Path) -> bool:  # noqa: ARG001 (the content says it all)
+    """Return whether a value of the head is a chat or one of its messages."""
     return any(isinstance(value, dict) and _is_chat(cast("Record", value)) for value in head_values(head))
 
 
@@ -58,11 +63,11 @@ def _is_chat(value: Record) -> bool:
 
 
 def read(source: SourceFile, report: IngestReport) -> Iterator[Conversation]:
-    """The chat as one conversation, or several where its context was replaced by a summary."""
-    log = _Log(source=source, report=report)
+    """Yield the chat as one conversation, or several if a summary replaced its context."""
+    log = _ChatLog(source=source, report=report)
     for line, value in read_lines_or_document(source, report):
         if isinstance(value, dict):
-            log.fold(cast("Record", value), line)
+            log.apply(cast("Record", value), line)
         else:
             report.skip("not a JSON object", source.name, line)
     yield from log.conversations()
@@ -70,16 +75,16 @@ def read(source: SourceFile, report: IngestReport) -> Iterator[Conversation]:
 
 @dataclass(slots=True)
 class _Entry:
-    """A message as last written, and every line it was written on."""
+    """The latest version of a message, and every line that it was written on."""
 
     message: Record
     lines: tuple[int, ...]
-    copied: bool = False
+    is_copied: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
-class _Log:
-    """What the log says in the end; `before` are the contexts that a summary replaced."""
+class _ChatLog:
+    """The final state of the log; `before` are the contexts that a summary replaced."""
 
     source: SourceFile
     report: IngestReport
@@ -87,7 +92,8 @@ class _Log:
     entries: dict[str, _Entry] = field(default_factory=dict[str, _Entry])
     before: list[dict[str, _Entry]] = field(default_factory=list[dict[str, _Entry]])
 
-    def fold(self, record: Record, line: int) -> None:
+    def apply(self, record: Record, line: int) -> None:
+        """Apply one record of the log, or the whole document."""
         if "$rewindTo" in record:
             self._rewind(as_string(record["$rewindTo"]), line)
         elif "$set" in record or "sessionId" in record or isinstance(record.get("messages"), list):
@@ -99,7 +105,7 @@ class _Log:
             if isinstance(messages, list):
                 self._replace(cast("list[Any]", messages), line)
             fields = {key: value for key, value in change.items() if key != "messages"}
-            self.meta.update(kept_fields(fields, self.source.name, line, self.report))
+            self.meta.update(safe_fields(fields, self.source.name, line, self.report))
         else:
             self._put(self.entries, record, line, line)
 
@@ -110,15 +116,15 @@ class _Log:
             return
         key = as_string(message.get("id")) or f"message-{position}"
         if line == 0:
-            # A document is no log: two messages with one id are two messages.
+            # In a document, unlike a log, two messages with one id are two messages.
             key = key if key not in entries else f"{key}#{position}"
-        known_entry = entries.get(key) or self.entries.get(key)
-        lines = known_entry.lines if known_entry else ()
+        earlier_entry = entries.get(key) or self.entries.get(key)
+        lines = earlier_entry.lines if earlier_entry else ()
         line_number = line or position
         entries[key] = _Entry(message, lines if line_number in lines else (*lines, line_number))
 
     def _rewind(self, target: str | None, line: int) -> None:
-        """The message it names goes too, and everything after it; an unknown name takes everything."""
+        """Remove the named message and everything after it; an unknown name removes everything."""
         ids = list(self.entries)
         if target not in self.entries:
             self.report.skip("rewind to an unknown message", self.source.name, line)
@@ -128,15 +134,21 @@ class _Log:
         self.report.counts["rewound messages"] += len(removed_ids)
 
     def _replace(self, messages: list[Any], line: int) -> None:
-        """A whole new list: new messages in place of answers begin a new context, all else only corrects this one."""
+        """Replace the list of messages.
+
+        If answers are missing from the new list and new messages are in it, a summary replaced them, and a new context
+        begins. Any other list only corrects the current context.
+        """
         entries: dict[str, _Entry] = {}
         for position, message in enumerate(messages, start=1):
             self._put(entries, message, line, position)
-        lost = [key for key, entry in self.entries.items() if key not in entries and entry.message["type"] == "gemini"]
-        if lost and entries.keys() - self.entries.keys():
+        missing_answers = [
+            key for key, entry in self.entries.items() if key not in entries and entry.message["type"] == "gemini"
+        ]
+        if missing_answers and entries.keys() - self.entries.keys():
             self.before.append(self.entries)
             for key in entries.keys() & self.entries.keys():
-                entries[key].copied = True
+                entries[key].is_copied = True
         self.entries = entries
 
     def conversations(self) -> Iterator[Conversation]:
@@ -175,12 +187,12 @@ class _Log:
             return
         where = Provenance(file=self.source.name, lines=entry.lines)
         copied = ("copied", "copied", "copied")
-        origins: tuple[Origin, Origin, Origin] = copied if entry.copied else ("human", "model", "tool")
-        text, written = _parts_text(message.get("content")), as_string(message.get("timestamp"))
+        origins: tuple[Origin, Origin, Origin] = copied if entry.is_copied else ("human", "model", "tool")
+        text, timestamp = _parts_text(message.get("content")), as_string(message.get("timestamp"))
         if kind == "user":
             images = image_count(message.get("content"))
             yield Turn(
-                id=key, role="user", origin=origins[0], text=text, timestamp=written, provenance=where, extra=images
+                id=key, role="user", origin=origins[0], text=text, timestamp=timestamp, provenance=where, extra=images
             )
             return
         calls, results = self._calls(message.get("toolCalls"), key, entry.lines[-1])
@@ -193,7 +205,7 @@ class _Log:
             calls=calls,
             model=as_string(message.get("model")),
             usage=usage_of(message.get("tokens"), "input", "output thoughts", "cached"),
-            timestamp=written,
+            timestamp=timestamp,
             provenance=where,
         )
         if results:
@@ -207,10 +219,10 @@ class _Log:
                 extra=result_images,
             )
 
-    def _calls(self, written: Any, key: str, line: int) -> tuple[tuple[ToolCall, ...], tuple[ToolResult, ...]]:
+    def _calls(self, entries: Any, key: str, line: int) -> tuple[tuple[ToolCall, ...], tuple[ToolResult, ...]]:
         calls: list[ToolCall] = []
         results: list[ToolResult] = []
-        for index, call in enumerate(as_list(written)):
+        for index, call in enumerate(as_list(entries)):
             if not isinstance(call, dict):
                 self.report.skip(NO_CALL, self.source.name, line)
                 continue
@@ -224,7 +236,10 @@ class _Log:
 
 
 def _parts_text(content: Any) -> str:
-    """Text of a part list: plain text, or what a tool answered (its output, its error, or all it said, as JSON)."""
+    """Return the text of a list of parts.
+
+    A part is text, or what a tool returned: its output, its error, or the whole response as JSON.
+    """
     if isinstance(content, list):
         return "\n".join(_parts_text(part) for part in cast("list[Any]", content))
     answer = content.get("functionResponse") if isinstance(content, dict) else None

@@ -1,7 +1,7 @@
-"""Inspect `.eval` logs: a zip with one JSON document per sample, read in memory and never unpacked to disk.
+"""Read Inspect `.eval` logs: a zip with one JSON document per sample, read in memory and never unpacked to disk.
 
-Sizes are capped, names of members are only compared, and a compression method that the standard library cannot read
-costs that sample alone.
+Sizes are limited, names of members are only compared, and a compression method that the standard library cannot read
+costs only that sample.
 """
 
 from __future__ import annotations
@@ -39,32 +39,37 @@ from composer_replication.types import Conversation
 FORMAT = "inspect_eval"
 MAX_MEMBER_BYTES = MAX_LINE_BYTES
 MAX_TOTAL_BYTES = MAX_FILE_WEIGHT  # of one archive; the samples beyond that are left out
-# Decided by the archive's directory, before anything is read: sessions in JSON pack to a tenth or a twentieth, and a
-# file of a few megabytes that claims gigabytes is there to keep a reader busy.
+# Checked in the archive's directory before anything is read. Sessions in JSON compress to between a tenth and a
+# twentieth, so an archive of a few megabytes that claims gigabytes is a zip bomb.
 MAX_RATIO, FREE_BYTES = 50, 64 * 2**20
 MAX_MEMBERS = 100_000
-# What Inspect writes and zipfile can unpack in bounded steps; its newer zstd (93) waits for a newer Python.
+# Methods that Inspect writes and zipfile can unpack in bounded steps. Its newer zstd (93) needs a newer Python.
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+# "samples/1_epoch_1.json"; not "samples/a/b.json" and not "samples/..\\x.json".
 _SAMPLE = re.compile(r"samples/[^/\\]+\.json")
+# "attachment://0f3a" -> "0f3a", "tc://0F3A" -> "0F3A"; not "see attachment://0f3a", since the whole text must match.
 _ATTACHMENT = re.compile(r"(?:attachment|tc)://([0-9a-fA-F]+)")
 _CACHED = ("input_tokens_cache_read", "input_tokens_cache_write")
+# What zipfile, zlib and the file system raise for a damaged archive.
 _BROKEN = (zipfile.BadZipFile, OSError, EOFError, ValueError, RuntimeError, zlib.error, struct.error)
 
 
 def sniff(head: bytes, path: Path) -> bool:
+    """Return whether the file is a zip with Inspect's ending or Inspect's journal."""
     if not head.startswith((b"PK\x03\x04", b"PK\x05\x06")):
         return False
     return path.suffix == ".eval" or b"_journal/start.json" in head
 
 
 def read(source: SourceFile, report: IngestReport) -> Iterator[Conversation]:
+    """Yield one conversation per sample."""
     try:
         archive = zipfile.ZipFile(source.path)
     except _BROKEN as error:
         report.skip(f"unreadable zip: {type(error).__name__}", source.name)
         return
     with archive:
-        # A name written again replaces what it named before.
+        # A later member replaces an earlier one of the same name.
         members = {info.filename: info for info in archive.infolist()}
         samples = [info for name, info in members.items() if _SAMPLE.fullmatch(name)]
         if (reason := _too_large(archive, samples, source.path)) is not None:
@@ -86,7 +91,7 @@ def read(source: SourceFile, report: IngestReport) -> Iterator[Conversation]:
 
 
 def _too_large(archive: zipfile.ZipFile, samples: list[zipfile.ZipInfo], path: Path) -> str | None:
-    """Why an archive is left out unread, or None."""
+    """Return why an archive is left out unread, or None."""
     if len(archive.infolist()) > MAX_MEMBERS:
         return f"zip with more than {MAX_MEMBERS:,} members"
     allowed = max(FREE_BYTES, MAX_RATIO * path.stat().st_size)
@@ -96,7 +101,7 @@ def _too_large(archive: zipfile.ZipFile, samples: list[zipfile.ZipInfo], path: P
 def _load(
     archive: zipfile.ZipFile, info: zipfile.ZipInfo | None, remaining_bytes: int, file: str, report: IngestReport
 ) -> Any:
-    """A member's JSON, or None with the reason counted."""
+    """Return a member's JSON, or None with the reason counted."""
     if info is None:
         return None
     limit = min(MAX_MEMBER_BYTES, remaining_bytes)
@@ -127,7 +132,7 @@ def _conversation(
     sample: Record, header: Record, name: str, file: str, report: IngestReport, taken_ids: set[str]
 ) -> Iterator[Conversation]:
     reader = _EvalSample(sample, file, report)
-    reader.turns.each(reader.messages(), reader.add)
+    reader.turns.for_each_object(reader.messages(), reader.add)
     if not reader.turns.turns:
         report.skip("sample without messages", file)
         return
@@ -137,11 +142,11 @@ def _conversation(
     yield from reader.turns.conversation(
         unique(as_string(sample.get("uuid")) or name, taken_ids),
         FORMAT,
-        # Epochs of a sample are one task; samples of an evaluation are not.
+        # Epochs of a sample are the same task; samples of an evaluation are different ones.
         session_id=f"{as_string(header.get('eval_id')) or name}/{sample.get('id', name)}",
         title=as_string(header.get("task")),
         agent_version=as_string(packages.get("inspect_ai")),
-        extra=reader.turns.kept({"sample_id": sample.get("id"), **sample_fields, **task}),
+        extra=reader.turns.safe_fields({"sample_id": sample.get("id"), **sample_fields, **task}),
     )
 
 
@@ -152,7 +157,8 @@ class _EvalSample:
         self.turns = TurnList(file, report)
         self._sample, self._file, self._report = sample, file, report
         self._attachments = as_record(sample.get("attachments"))
-        self._left = MAX_MEMBER_BYTES  # attachments may be named often: what they grow to is capped as well
+        # An attachment may be referenced many times, so the total size after resolving is limited as well.
+        self._remaining_characters = MAX_MEMBER_BYTES
         self._events = [
             event
             for event in as_list(sample.get("events"))
@@ -161,7 +167,7 @@ class _EvalSample:
         self._event_of = {as_string(_output_message(event).get("id")): event for event in self._events}
 
     def messages(self) -> list[Any]:
-        """The sample's messages; where it has none, the last model call's input and answer."""
+        """Return the sample's messages; if it has none, the input and answer of the last model call."""
         messages = as_list(self._sample.get("messages"))
         if messages or not self._events:
             return messages
@@ -172,12 +178,15 @@ class _EvalSample:
         return as_list(last.get("input")) + self._from_pool(last.get("input_refs"), pool) + ([answer] if answer else [])
 
     def _from_pool(self, refs: Any, pool: list[Any]) -> list[Any]:
-        """Messages by ranges of the pool, its end left out; the same range twice is no more than the pool's length."""
+        """Return messages by ranges of the pool, which exclude their end.
+
+        Ranges may overlap, so the total is limited to four times the pool.
+        """
         messages: list[Any] = []
         for ref in as_list(refs):
             bounds = [bound for bound in as_list(ref) if isinstance(bound, int)]
-            good = len(bounds) == 2 and 0 <= bounds[0] <= bounds[1] <= len(pool)
-            if not good or len(messages) + bounds[1] - bounds[0] > max(len(pool), 1) * 4:
+            is_valid = len(bounds) == 2 and 0 <= bounds[0] <= bounds[1] <= len(pool)
+            if not is_valid or len(messages) + bounds[1] - bounds[0] > max(len(pool), 1) * 4:
                 self._report.skip("message reference outside the pool", self._file)
                 continue
             messages += pool[bounds[0] : bounds[1]]
@@ -188,17 +197,17 @@ class _EvalSample:
         role, id = message.get("role"), as_string(message.get("id")) or str(number)
         if role == "tool":
             error = message.get("error")
-            failed = self.turns.kept({"error": error} if error is not None else {}, number)
+            failed = self.turns.safe_fields({"error": error} if error is not None else {}, number)
             extra = failed | image_count(message.get("content"))
             call_id, text = as_text(message.get("tool_call_id")), _tool_text(message)
             self.turns.answer(call_id, text, error is not None, id=id, line=number, extra=extra)
         elif not self.turns.add_message(
-            message, id, number, **self._answered(message, id) if role == "assistant" else {}
+            message, id, number, **self._answer_fields(message, id) if role == "assistant" else {}
         ):
             self.turns.skip(f"unknown record type {role!r}", number)
 
-    def _answered(self, message: Record, id: str) -> Record:
-        """What of an assistant's message is in its blocks, and in the event of the model call that it answers."""
+    def _answer_fields(self, message: Record, id: str) -> Record:
+        """Return the fields of an assistant turn, from the message's blocks and the event of its model call."""
         content = message.get("content")
         blocks = content if isinstance(content, list) else [{"type": "text", "text": content}]
         event = self._event_of.get(id, {})
@@ -213,7 +222,7 @@ class _EvalSample:
         }
 
     def _resolved(self, value: Any, number: int) -> Any:
-        """The value with `attachment://` references replaced by what they name."""
+        """Return the value with `attachment://` references replaced by the attachments."""
         if isinstance(value, dict):
             return {key: self._resolved(child, number) for key, child in value.items()}
         if isinstance(value, list):
@@ -222,10 +231,10 @@ class _EvalSample:
         if match is None:
             return value
         attachment = self._attachments.get(match[1])
-        if not isinstance(attachment, str) or len(attachment) > self._left:
+        if not isinstance(attachment, str) or len(attachment) > self._remaining_characters:
             self._report.skip("attachment is missing or too large", self._file, number)
             return value
-        self._left -= len(attachment)
+        self._remaining_characters -= len(attachment)
         return attachment
 
 
@@ -243,6 +252,6 @@ def _reasoning(block: Record) -> str:
 
 
 def _tool_text(message: Record) -> str:
-    """What the tool said and, if it failed, the error the model was shown."""
+    """Return the output of the tool and, if it failed, the error that the model was shown."""
     content, error = as_text(message.get("content")), as_text(as_record(message.get("error")).get("message"))
     return content if error in content else f"{error}\n{content}" if content else error

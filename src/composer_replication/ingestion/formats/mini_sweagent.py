@@ -1,4 +1,4 @@
-"""mini-swe-agent trajectories: a list of messages, or a document that holds one; commands stand inside the text."""
+"""Read mini-swe-agent trajectories: a list of messages, or a document with one; commands are part of the text."""
 
 from __future__ import annotations
 
@@ -27,19 +27,21 @@ from composer_replication.ingestion.turn_list import (
 from composer_replication.types import Conversation, Origin
 
 FORMAT = "mini_sweagent"
-# What the agent's own templates leave in every trajectory.
+# Strings that the agent's templates leave in every trajectory.
 _MARKS = (b"mswea_bash_command", b"<returncode>", b"mini-swe-agent")
 _OUTPUT_MARKS = ("<returncode>", "<output", "<exception>")
-# How the harness begins when it speaks about its protocol. Whatever else it writes may hold what a program printed.
+# How messages of the harness about its protocol begin: "Please always provide exactly one action", "Format error".
+# Not "The file was written": any other message may be the output of a program.
 _PROTOCOL = re.compile(
     r"\s*(?:please\b|<format_error>|format error|(?:tool )?call error|error parsing|interrupted|the user\b"
     r"|limits? ?exceeded|(?:your|the) (?:last )?(?:response|output|message|answer)\b)",
     re.IGNORECASE,
 )
-_KEPT = ("exit_status", "submission")
+_KEPT_INFO_KEYS = ("exit_status", "submission")
 
 
 def sniff(head: bytes, path: Path) -> bool:
+    """Return whether the head is a trajectory of this agent."""
     keys, head = outline(head), as_utf8(head)
     ours = path.name.endswith(".traj.json") or any(mark in head for mark in _MARKS)
     if head.lstrip()[:1] == b"[":
@@ -50,6 +52,7 @@ def sniff(head: bytes, path: Path) -> bool:
 
 
 def read(source: SourceFile, report: IngestReport) -> Iterator[Conversation]:
+    """Yield the conversations of the file."""
     taken_ids: set[str] = set()
     for _, document in read_lines_or_document(source, report):
         yield from _conversation(document, source, report, taken_ids)
@@ -64,12 +67,12 @@ def _conversation(
         report.skip("no list of messages", source.name)
         return
     turns, info = TurnList(source.name, report), as_record(record.get("info"))
-    turns.each(messages, lambda message, number: _add(turns, message, number))
+    turns.for_each_object(messages, lambda message, number: _add(turns, message, number))
     yield from turns.conversation(
         unique(as_string(record.get("instance_id")) or stem(source.name), taken_ids),
         FORMAT,
         agent_version=as_string(info.get("mini_version")),
-        extra=turns.kept({key: info[key] for key in _KEPT if key in info}),
+        extra=turns.safe_fields({key: info[key] for key in _KEPT_INFO_KEYS if key in info}),
     )
 
 
@@ -79,16 +82,17 @@ def _add(turns: TurnList, message: Record, number: int) -> None:
         call_id, extra = as_text(message.get("tool_call_id")), image_count(content)
         turns.answer(call_id, as_text(content), None, id=id, line=number, extra=extra)
         return
-    # Later versions call tools; a command inside the text is the model's text and stays there.
+    # Later versions call tools. In older ones the command is part of the model's text, and stays there.
     fields = {"origin": _origin(turns, as_text(content))} if role == "user" else {"model": _model(message)}
     if not turns.add_message(message, id, number, **fields):
         turns.skip(f"unknown record type {role!r}", number)
 
 
 def _origin(turns: TurnList, text: str) -> Origin:
-    """After the model has spoken the harness writes as the user: outputs of commands, and words about the protocol.
+    """Return who wrote a user message.
 
-    The templates of outputs are the user's to write, and the last output stands alone, so words are known, not outputs.
+    After the model's first answer it is the harness: with the output of a command, or about its protocol. Users can
+    change the templates of outputs, and the last output has none, so the protocol's phrases are matched instead.
     """
     if not any(turn.role == "assistant" for turn in turns.turns):
         return "human"

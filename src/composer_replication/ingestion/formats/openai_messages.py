@@ -1,4 +1,4 @@
-"""OpenAI chat messages: {messages: []}, tau-bench {traj: []}, as JSONL, in an array or alone, or one message a line."""
+"""Read OpenAI chat messages, in {messages: []} or bare, and tau-bench's {traj: []}: as lines, in an array, or alone."""
 
 from __future__ import annotations
 
@@ -27,17 +27,18 @@ from composer_replication.types import Conversation, ToolCall
 FORMAT = "openai_messages"
 
 _LISTS = ("messages", "traj")
-# tau-bench's few-shot examples are what a reader was shown: the calls are gone and roles are only the start of a line.
+# tau-bench's few-shot examples are rendered for human readers: without calls, and with roles as prefixes of lines.
 _DISPLAY = "messages_display"
 DISPLAY_ONLY = "messages as display text only, without their calls"
 _ROLES = {"system", "developer", "user", "assistant", "tool", "function"}
 
 
 def sniff(head: bytes, path: Path) -> bool:
+    """Return whether the values of the head are records with messages, or messages."""
     values = head_values(head)
     if len(values) == 1 and isinstance(values[0], list):
         values = cast("list[Any]", values[0])
-        # A bare list of messages in a trajectory file is mini-swe-agent's.
+        # In a trajectory file, a bare list of messages is mini-swe-agent's.
         if ".traj" in path.name and not any(_is_record(value) for value in values):
             return False
     return any(_is_record(value) for value in values) or (bool(values) and all(_is_message(value) for value in values))
@@ -53,7 +54,7 @@ def _is_record(value: Any) -> bool:
 
 
 def _is_message(value: Any) -> bool:
-    """Whether it has a role and nothing of the other formats' records around it."""
+    """Return whether a value has a role and none of the keys of other formats' records."""
     return isinstance(value, dict) and as_string(value.get("role")) in _ROLES and not {"type", "parts"} & value.keys()
 
 
@@ -62,15 +63,15 @@ def _messages_of(record: Record) -> list[Any] | None:
 
 
 class _StoredConversation(NamedTuple):
-    """One conversation as it lies in the file: what stands around its messages, and (line or position, message)."""
+    """One conversation of the file: the record around its messages, and (line or position, message)."""
 
     line: int
-    around: Record
+    record: Record
     messages: list[tuple[int, Any]]
 
 
 def read(source: SourceFile, report: IngestReport) -> Iterator[Conversation]:
-    """Every conversation of the file; they are numbered if there are several."""
+    """Yield every conversation of the file; they are numbered if there are several."""
     conversations = _find(source, report)
     ahead = [
         conversation
@@ -86,7 +87,7 @@ def read(source: SourceFile, report: IngestReport) -> Iterator[Conversation]:
             thread.take(message, at, position)
         if not thread.turns.turns:
             report.skip("no messages", source.name, line)
-        extra = thread.turns.kept({key: value for key, value in around.items() if key not in _LISTS}, line)
+        extra = thread.turns.safe_fields({key: value for key, value in around.items() if key not in _LISTS}, line)
         yield from thread.turns.conversation(conversation_id, FORMAT, session_id=session_id, extra=extra)
 
 
@@ -116,7 +117,7 @@ def _values(source: SourceFile, report: IngestReport) -> Iterator[tuple[int, Any
 
 
 class _Thread:
-    """One conversation in the making; `waiting` are the calls nothing has come back for."""
+    """One conversation under construction; `waiting` are the calls without a result."""
 
     def __init__(self, turns: TurnList, conversation_id: str) -> None:
         self.turns, self._id = turns, conversation_id

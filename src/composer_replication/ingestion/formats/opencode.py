@@ -1,4 +1,4 @@
-"""OpenCode exports: {info, messages: [{info, parts}]}, where a tool part holds the call and what came back."""
+"""Read OpenCode exports: {info, messages: [{info, parts}]}, where a tool part holds both the call and its result."""
 
 from __future__ import annotations
 
@@ -36,12 +36,13 @@ from composer_replication.types import (
 
 FORMAT = "opencode"
 
-# Bookkeeping of the agent, no part of what was said.
+# Bookkeeping of the agent, not part of the conversation.
 _IGNORED_PARTS = {"step-finish", "snapshot", "patch", "agent", "retry", "compaction", "subtask"}
 _TOKENS = ("input", "output reasoning", "cache.read", "cache.write")
 
 
 def sniff(head: bytes, path: Path) -> bool:  # noqa: ARG001 (the content says it all)
+    """Return whether a value of the head is an export."""
     return any(isinstance(value, dict) and _is_export(cast("Record", value)) for value in head_values(head))
 
 
@@ -56,7 +57,7 @@ def _is_export(value: Record) -> bool:
 
 
 def read(source: SourceFile, report: IngestReport) -> Iterator[Conversation]:
-    """The session as one conversation, or several where a summary took the place of what was said before."""
+    """Yield the session as one conversation, or several if a summary replaced the earlier messages."""
     values = (value for _, value in read_lines_or_document(source, report))
     for number, value in enumerate(values):
         if isinstance(value, dict) and isinstance(value.get("messages"), list):
@@ -67,7 +68,7 @@ def read(source: SourceFile, report: IngestReport) -> Iterator[Conversation]:
 
 def _session(record: Record, number: int, source: SourceFile, report: IngestReport) -> Iterator[Conversation]:
     turns = TurnList(source.name, report)
-    info, stem = turns.kept(as_record(record.get("info"))), Path(source.name).stem
+    info, stem = turns.safe_fields(as_record(record.get("info"))), Path(source.name).stem
     session_id = as_string(info.get("id")) or (f"{stem}:{number}" if number else stem)
     owner, part = as_string(info.get("parentID")), 0
     parent = Link(kind="subagent", conversation_id=owner) if owner else None
@@ -76,9 +77,9 @@ def _session(record: Record, number: int, source: SourceFile, report: IngestRepo
             turns.skip(NO_OBJECT, position)
             continue
         if turns.turns and _is_summary(message):
-            (done,) = _conversation(turns, info, session_id, part, parent)
-            yield done
-            parent = Link(kind="compaction", conversation_id=done.id, turn_id=turns.turns[-1].id)
+            (earlier_part,) = _conversation(turns, info, session_id, part, parent)
+            yield earlier_part
+            parent = Link(kind="compaction", conversation_id=earlier_part.id, turn_id=turns.turns[-1].id)
             part, turns = part + 1, TurnList(source.name, report)
         _ExportedMessage(message, position, turns).add()
     yield from _conversation(turns, info, session_id, part, parent)
@@ -107,7 +108,7 @@ def _is_summary(message: Record) -> bool:
 
 @dataclass(slots=True)
 class _ModelAnswer:
-    """What one answer of the model holds: a message has several where the model was asked again after its calls."""
+    """One answer of the model; a message has several if the model was called again after its tool calls."""
 
     texts: list[str] = field(default_factory=list[str])
     thoughts: list[str] = field(default_factory=list[str])
@@ -118,11 +119,11 @@ class _ModelAnswer:
 
     @property
     def extra(self) -> Record:
-        """The order of the blocks where it is not thinking, text, calls; and how many images the calls brought."""
+        """The order of the blocks if it is not the plain one, for `Turn.extra`."""
         plain = ("thinking", "text", "call")
         if self.order == sorted(self.order, key=plain.index):
             return {}
-        # Thoughts are joined by an empty line: the first newline of it is the end of the thought before.
+        # Thoughts are joined by two newlines, blocks by one. The other newline counts as part of the thought before it.
         last = len(self.thoughts) - 1
         sizes = {
             "thinking": iter([len(thought) + (number < last) for number, thought in enumerate(self.thoughts)]),
@@ -137,7 +138,7 @@ class _ModelAnswer:
 
 
 class _ExportedMessage:
-    """One message of the export, its place, and the turns it is added to."""
+    """One message of the export, its position, and the turns that it is added to."""
 
     def __init__(self, message: Record, position: int, turns: TurnList) -> None:
         self._message, self._position, self._turns = message, position, turns
@@ -178,7 +179,7 @@ class _ExportedMessage:
                 self._turns.report.counts["ignored opencode text"] += 1
             elif kind == "text":
                 texts.append(as_text(part.get("text")))
-                # Text the agent put in for the user (a file's content, a reminder) is marked as synthetic.
+                # Text that the agent inserted (the content of a file, a reminder) is marked as synthetic.
                 origin = origin if part.get("synthetic") else "human"
             elif kind == "file":
                 images += is_image(part)
@@ -193,62 +194,63 @@ class _ExportedMessage:
             self._turns.say(self._id, "user", origin, self._position, text, timestamp=when, extra=extra)
 
     def _add_assistant(self) -> None:
-        steps = [step for step in self._steps() if not step.is_empty]
-        failed = {} if self._info.get("error") is None else {"error": self._info["error"]}
-        failed = self._turns.kept(failed, self._position)
-        if not steps and failed:
-            steps = [_ModelAnswer()]
-        for number, step in enumerate(steps):
+        answers = [answer for answer in self._answers() if not answer.is_empty]
+        error_fields = {} if self._info.get("error") is None else {"error": self._info["error"]}
+        error_fields = self._turns.safe_fields(error_fields, self._position)
+        if not answers and error_fields:
+            answers = [_ModelAnswer()]
+        for number, answer in enumerate(answers):
             turn_id = f"{self._id}#{number + 1}" if number else self._id
-            last = number == len(steps) - 1
+            is_last = number == len(answers) - 1
             self._turns.say(
                 turn_id,
                 "assistant",
                 "summary" if _is_summary(self._message) else "model",
                 self._position,
-                "\n".join(step.texts),
-                thinking="\n\n".join(step.thoughts),
-                calls=tuple(step.calls),
+                "\n".join(answer.texts),
+                thinking="\n\n".join(answer.thoughts),
+                calls=tuple(answer.calls),
                 parent_id=as_string(self._info.get("parentID")),
                 model=as_string(self._info.get("modelID")),
-                usage=usage_of(self._info.get("tokens"), *_TOKENS, is_disjoint=True) if last else None,
+                usage=usage_of(self._info.get("tokens"), *_TOKENS, is_disjoint=True) if is_last else None,
                 timestamp=self._timestamp,
-                extra=step.extra | (failed if last else {}),
+                extra=answer.extra | (error_fields if is_last else {}),
             )
-            if step.results:
-                results, extra = tuple(step.results), {"images": step.images} if step.images else {}
+            if answer.results:
+                results, extra = tuple(answer.results), {"images": answer.images} if answer.images else {}
                 self._turns.say(f"{turn_id}:results", "tool", "tool", self._position, results=results, extra=extra)
 
-    def _steps(self) -> list[_ModelAnswer]:
-        steps = [_ModelAnswer()]
+    def _answers(self) -> list[_ModelAnswer]:
+        """Return the answers in the message; `step-start` parts separate them."""
+        answers = [_ModelAnswer()]
         for index, part in enumerate(self._parts()):
             kind = as_string(part.get("type"))
             if kind == "step-start":
-                steps.append(_ModelAnswer())
+                answers.append(_ModelAnswer())
             elif kind == "text":
-                steps[-1].texts.append(as_text(part.get("text")))
-                steps[-1].order.append("text")
+                answers[-1].texts.append(as_text(part.get("text")))
+                answers[-1].order.append("text")
             elif kind == "reasoning":
-                steps[-1].thoughts.append(as_text(part.get("text")))
-                steps[-1].order.append("thinking")
+                answers[-1].thoughts.append(as_text(part.get("text")))
+                answers[-1].order.append("thinking")
             elif kind == "tool":
-                self._add_tool(part, index, steps[-1])
+                self._add_tool(part, index, answers[-1])
             else:
                 self._count_other(kind)
-        return steps
+        return answers
 
-    def _add_tool(self, part: Record, index: int, step: _ModelAnswer) -> None:
+    def _add_tool(self, part: Record, index: int, answer: _ModelAnswer) -> None:
         state = as_record(part.get("state"))
         call_id = as_string(part.get("callID")) or f"{self._id}:call-{index}"
-        step.calls.append(logged_call(call_id, part.get("tool"), state.get("input")))
-        step.order.append("call")
-        step.images += sum(is_image(attachment) for attachment in as_list(state.get("attachments")))
+        answer.calls.append(logged_call(call_id, part.get("tool"), state.get("input")))
+        answer.order.append("call")
+        answer.images += sum(is_image(attachment) for attachment in as_list(state.get("attachments")))
         status = state.get("status")
         if status == "completed":
-            step.results.append(ToolResult(call_id=call_id, text=as_text(state.get("output")), is_error=False))
+            answer.results.append(ToolResult(call_id=call_id, text=as_text(state.get("output")), is_error=False))
         elif status == "error":
             text = as_text(state.get("error", state.get("output")))
-            step.results.append(ToolResult(call_id=call_id, text=text, is_error=True))
+            answer.results.append(ToolResult(call_id=call_id, text=text, is_error=True))
         elif status not in ("pending", "running"):
             self._turns.skip(f"unknown tool status {status}", self._position)
 

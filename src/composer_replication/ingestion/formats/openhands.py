@@ -1,7 +1,8 @@
-"""OpenHands output: JSONL with a `history` of events, or a saved trajectory that is the list of events itself.
+"""Read OpenHands output: JSONL with a `history` of events, or a saved trajectory that is the list of events itself.
 
-Older files hold [action, observation] pairs, or events without ids and call metadata; both are read. An error is what
-the format flags: `success`, an exit code, `extras.error`, or an error observation; other results carry None.
+Older files hold [action, observation] pairs, or events without ids and call metadata; both are read. A result is an
+error if the format says so (`success`, an exit code, `extras.error`, or an error observation); otherwise the flag is
+None.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def _words(names: str) -> frozenset[str]:
 
 
 # Events of the harness that no model wrote or saw.
-_HARNESS = _words(
+_HARNESS_EVENTS = _words(
     "null change_agent_state agent_state_changed recall initialize start pause resume stop close condensation_request"
     " add_task modify_task loop_recovery"
 )
@@ -62,6 +63,7 @@ _NOT_ARGUMENTS = _words(
 
 
 def sniff(head: bytes, path: Path) -> bool:
+    """Return whether the head has a history of events, or the keys of an OpenHands output."""
     keys = outline(head)
     if path.suffix == ".traj" or "trajectory" in keys or "history[].role" in keys:
         return False
@@ -69,11 +71,12 @@ def sniff(head: bytes, path: Path) -> bool:
         inside = {key.removeprefix(f"{event}.") for key in keys if key.startswith(f"{event}.")}
         if inside & {"action", "observation"} and inside & {"args", "extras", "source", "content"}:
             return "role" not in inside
-    # A large patch may fill the head before the history begins.
+    # A large patch may fill the head before the history begins; then the keys of the output decide.
     return {"instance_id", "test_result"} <= keys or {"instance_id", "metadata.agent_class"} <= keys
 
 
 def read(source: SourceFile, report: IngestReport) -> Iterator[Conversation]:
+    """Yield one conversation per history."""
     taken_ids: set[str] = set()
     in_lines = source.path.suffix == ".jsonl"
     for index, (line, value) in enumerate(read_lines_or_document(source, report)):
@@ -91,7 +94,7 @@ def _conversation(
         return
     reader = _History(file, line, report)
     for index, entry in enumerate(history, start=1):
-        # Each pair starts anew: its observation answers its own action.
+        # In a pair, the observation is the result of the action next to it.
         for event in entry if isinstance(entry, list) else [entry]:
             try:
                 reader.add(event, index)
@@ -104,13 +107,13 @@ def _conversation(
         unique(as_string(record.get("instance_id")) or name, taken_ids),
         FORMAT,
         agent_version=reader.version or as_string(metadata.get("git_commit")),
-        extra=reader.turns.kept(extra, line),
+        extra=reader.turns.safe_fields(extra, line),
     )
 
 
 @dataclass(slots=True)
 class _History:
-    """Events of one history as turns: calls of one model response together, observations by their call."""
+    """The events of one history as turns: calls of one model response together, observations after their call."""
 
     file: str
     line: int
@@ -144,11 +147,11 @@ class _History:
             self.version = self.version or as_string(args.get("openhands_version"))
             self._say(event, "system", text, index, line)
         elif action == "condensation":
-            # The model goes on with less than the turns that stand here; the summary is what it got instead.
+            # From here on the model sees fewer turns than the history has. The summary is what replaced them.
             self.report.skip("condensed history is kept unfolded", self.file, line)
             if args.get("summary"):
                 self._say(event, "summary", as_text(args["summary"]), index, line)
-        elif action in _HARNESS:
+        elif action in _HARNESS_EVENTS:
             self.report.counts["openhands harness events"] += 1
         elif event.get("source") == "user":
             self._say(event, "user", text, index, line)
@@ -171,7 +174,7 @@ class _History:
         if isinstance(event.get("id"), int):
             self._call_of_event[event["id"]] = call_id
         at = self._response_at.get(as_string(response.get("id")) or "")
-        if at is not None:  # a later call of a response that is already here
+        if at is not None:  # a further call of an earlier response
             if all(call.id != call_id for call in self.turns.turns[at].calls):
                 self.turns.add_calls(at, (_call_of_action(call_id, metadata, action, args),))
             return
@@ -208,9 +211,9 @@ class _History:
         if call_id is None and isinstance(cause, int):
             call_id = self._call_of_event.get(cause)
         if call_id is None and kind in _OBSERVATIONS and "id" not in event and waiting:
-            call_id = waiting[0].id  # events without ids: in order
+            call_id = waiting[0].id  # events without ids come in the order of their calls
         if call_id is None and kind not in _OBSERVATIONS:
-            if kind in _HARNESS:
+            if kind in _HARNESS_EVENTS:
                 self.report.counts["openhands harness events"] += 1
             else:
                 self.report.skip(f"unknown record type {kind!r}", self.file, line)
@@ -222,15 +225,15 @@ class _History:
 
 
 def _with_images(text: str, fields: Any) -> tuple[str, Record]:
-    """The text with a mark for each image that is shown with it, and how many there are."""
+    """Return the text with a mark for every image shown with it, and the number of images as `extra`."""
     number = len(as_list(as_record(fields).get("image_urls")))
     return "\n".join([text, *[IMAGE] * number]), {"images": number} if number else {}
 
 
 def _event_id(event: Record, index: int) -> str:
     event_id = event.get("id")
-    made_up = f"{'o' if 'observation' in event else 'a'}{index}"
-    return str(event_id) if isinstance(event_id, int | str) and event_id != "" else made_up
+    generated_id = f"{'o' if 'observation' in event else 'a'}{index}"
+    return str(event_id) if isinstance(event_id, int | str) and event_id != "" else generated_id
 
 
 def _message(response: Record) -> Record:
@@ -239,13 +242,13 @@ def _message(response: Record) -> Record:
 
 
 def _call_of_action(call_id: str, metadata: Record, action: str, args: Record) -> ToolCall:
-    """The call as the action shows it, for events that do not keep the model's own words."""
+    """Return the call as the action shows it, for events without the model's own response."""
     arguments = {key: value for key, value in args.items() if action == "think" or key not in _NOT_ARGUMENTS}
     return logged_call(call_id, as_string(metadata.get("function_name")) or action, arguments)
 
 
 def _knowledge(event: Record) -> str:
-    """The text that a recall puts before the model."""
+    """Return the text that a recall shows to the model."""
     extras = as_record(event.get("extras"))
     notes = [as_record(entry).get("content") for entry in as_list(extras.get("microagent_knowledge"))]
     parts = [extras.get("repo_instructions"), extras.get("additional_agent_instructions"), *notes]

@@ -1,6 +1,6 @@
-"""SWE-agent `.traj` files: the history of messages where there is one, else the steps of the trajectory.
+"""Read SWE-agent `.traj` files: the history of messages if there is one, otherwise the steps of the trajectory.
 
-The format has no error flag: `is_error` is always None.
+The format has no error flag, so `is_error` is always None.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ from composer_replication.ingestion.turn_list import (
 from composer_replication.types import Conversation, ToolCall
 
 FORMAT = "sweagent"
-# An action that was no function call is a line for the agent's shell.
+# The tool of an action that was not a function call, but a line for the agent's shell.
 SHELL = "bash"
 _STEP_KEYS = frozenset({"action", "observation", "response", "thought", "state"})
 
 
 def sniff(head: bytes, path: Path) -> bool:
+    """Return whether the head is a document with steps or a history of this format."""
     keys, head = outline(head), as_utf8(head)
     if head.lstrip()[:1] != b"{":
         return False
@@ -45,10 +46,11 @@ def sniff(head: bytes, path: Path) -> bool:
 
 
 def read(source: SourceFile, report: IngestReport) -> Iterator[Conversation]:
+    """Yield the conversations of the file."""
     taken_ids: set[str] = set()
     for _, value in read_lines_or_document(source, report):
         document, name = as_record(value), stem(source.name)
-        # An agent that retries keeps all attempts, and a copy of the best one at the top.
+        # A retrying agent stores all attempts, and repeats the best one at the top level.
         attempts = [attempt for attempt in as_list(document.get("attempts")) if isinstance(attempt, dict)]
         for index, attempt in enumerate(attempts):
             yield from _conversation(attempt, unique(f"{name}:{index}", taken_ids), source.name, report)
@@ -61,11 +63,11 @@ def _conversation(document: Record, id: str, file: str, report: IngestReport) ->
     if not isinstance(history, list) and not isinstance(steps, list):
         report.skip("neither history nor trajectory", file)
         return
-    spoken = any(isinstance(message, dict) and message.get("role") == "assistant" for message in as_list(history))
+    has_answer = any(isinstance(message, dict) and message.get("role") == "assistant" for message in as_list(history))
     turns = TurnList(file, report)
-    turns.each(as_list(history), lambda message, number: _add_message(turns, message, number))
-    if not spoken and steps:
-        turns.each(as_list(steps), lambda step, number: _add_step(turns, step, number))
+    turns.for_each_object(as_list(history), lambda message, number: _add_message(turns, message, number))
+    if not has_answer and steps:
+        turns.for_each_object(as_list(steps), lambda step, number: _add_step(turns, step, number))
     else:
         _add_last_observation(turns, as_list(steps))
     info = as_record(document.get("info"))
@@ -73,28 +75,28 @@ def _conversation(document: Record, id: str, file: str, report: IngestReport) ->
     if environment := as_string(document.get("environment")):
         extra["environment"] = environment
     version = as_string(info.get("swe_agent_version"))
-    yield from turns.conversation(id, FORMAT, agent_version=version, extra=turns.kept(extra))
+    yield from turns.conversation(id, FORMAT, agent_version=version, extra=turns.safe_fields(extra))
 
 
 def _add_message(turns: TurnList, message: Record, number: int) -> None:
     role, content, id = message.get("role"), message.get("content"), str(number)
     waiting = [call.id for call in turns.open_calls()]
-    # Demonstrations are shown to the model; nobody in this session wrote them.
+    # Demonstrations were shown to the model, but come from another session.
     fields: Record = {"origin": "copied"} if message.get("is_demo") is True else {}
     if role == "tool" or (role == "user" and waiting and _is_observation(message)):
-        # One observation answers all calls it names; without names it answers the first that waits.
+        # An observation answers all calls that it names, or else the first one without a result.
         ids = [as_text(call_id) for call_id in as_list(message.get("tool_call_ids"))]
         ids = ids or [as_text(message.get("tool_call_id"))] if role == "tool" else ids or waiting[:1]
         for call_id in ids:
             turns.answer(call_id, as_text(content), None, id=id, line=number, extra=image_count(content))
         return
-    fields |= _spoken(turns, message, number) if role == "assistant" else {}
+    fields |= _answer_fields(turns, message, number) if role == "assistant" else {}
     if not turns.add_message(message, id, number, **fields):
         turns.skip(f"unknown record type {role!r}", number)
 
 
-def _spoken(turns: TurnList, message: Record, number: int) -> Record:
-    """What an assistant's message has in places of its own: an action, the thought before it, thinking in blocks."""
+def _answer_fields(turns: TurnList, message: Record, number: int) -> Record:
+    """Return the fields of an assistant turn that the format stores under keys of its own."""
     content, action = as_text(message.get("content")), as_text(message.get("action"))
     calls, text, extra = turns.calls(message, number), content, {}
     if not calls and action.strip():
@@ -107,12 +109,12 @@ def _spoken(turns: TurnList, message: Record, number: int) -> Record:
 
 
 def _is_observation(message: Record) -> bool:
-    """Whether a user's message, while a call waits, is what came back: older versions do not say what a message is."""
+    """Return whether a user message is the result of a waiting call; older versions do not mark results."""
     return message.get("message_type") in (None, "observation") and message.get("is_demo") is not True
 
 
 def _add_last_observation(turns: TurnList, steps: list[Any]) -> None:
-    """The history ends with the last action; what came back for it is in the last step alone."""
+    """Add the result of the last action. The history ends with the action; only the last step has the result."""
     waiting, last = turns.open_calls(), as_record(steps[-1]) if steps else {}
     if len(waiting) != 1 or waiting[0] not in turns.turns[-1].calls or last.get("observation") is None:
         return
@@ -130,14 +132,14 @@ def _add_step(turns: TurnList, step: Record, number: int) -> None:
     text = as_text(step["thought"]) if isinstance(step.get("thought"), str) else response
     calls = (_shell(action, number),) if action.strip() else ()
     extra: dict[str, Any] = {} if response in ("", text) else {"content": response}
-    extra |= turns.kept({"state": step["state"]} if "state" in step else {}, number)
+    extra |= turns.safe_fields({"state": step["state"]} if "state" in step else {}, number)
     turns.say(f"step-{number}", "assistant", "model", number, text, calls=calls, extra=extra)
     observation, id = step.get("observation"), f"observation-{number}"
     if observation is None:
         return
     if calls:
         turns.answer(calls[0].id, as_text(observation), None, id=id, line=number)
-    else:  # the harness answered words that held no action
+    else:  # the harness replied to a text without an action
         turns.say(id, "user", "meta", number, as_text(observation))
 
 

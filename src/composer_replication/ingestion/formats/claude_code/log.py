@@ -259,7 +259,7 @@ _USAGE = {
 
 
 @dataclass(slots=True)
-class _Draft:
+class _TurnDraft:
     """A turn under construction."""
 
     id: str
@@ -329,9 +329,9 @@ class TurnBuilder:
 
     def __init__(self, file: str, report: IngestReport) -> None:
         self._file, self._report = file, report
-        self._drafts: list[_Draft] = []
-        self._assistants: dict[str, _Draft] = {}
-        self._caller_of: dict[str, _Draft] = {}
+        self._drafts: list[_TurnDraft] = []
+        self._assistants: dict[str, _TurnDraft] = {}
+        self._caller_of: dict[str, _TurnDraft] = {}
         self._unseen_kinds: dict[
             str, None
         ] = {}  # of attachments so far whose text is in no log; a dict keeps the order
@@ -351,7 +351,7 @@ class TurnBuilder:
         # No record is the message itself, so one is put together.
         name = f"queued-line-{message.lines[0]}"
         node = Node(0, message.lines[0], name, record, None, False, "user", {}, name, [], None)
-        draft = _Draft(
+        draft = _TurnDraft(
             name, "user", origin, node, texts=[message.text], lines=list(message.lines), attachment_kind=QUEUED
         )
         self._drafts.append(draft)
@@ -367,7 +367,7 @@ class TurnBuilder:
                 self._report.counts[f"attachments without text: {attachment.kind}"] += 1
             return
         self._report.counts[PLACED if attachment.kind == QUEUED else f"attachments placed: {attachment.kind}"] += 1
-        draft = _Draft(
+        draft = _TurnDraft(
             node.uuid,
             "user",
             attachment.origin,
@@ -385,7 +385,7 @@ class TurnBuilder:
     def _add_assistant(self, node: Node) -> None:
         draft = self._assistants.get(node.message_key)
         if draft is None:
-            draft = _Draft(node.message_key, "assistant", "meta" if node.is_harness else "model", node)
+            draft = _TurnDraft(node.message_key, "assistant", "meta" if node.is_harness else "model", node)
             self._assistants[node.message_key] = draft
             self._drafts.append(draft)
             draft.unseen_kinds = tuple(self._unseen_kinds)
@@ -394,7 +394,7 @@ class TurnBuilder:
         for block in node.blocks:
             self._add_block(draft, block, node)
 
-    def _add_block(self, draft: _Draft, block: Record, node: Node) -> None:
+    def _add_block(self, draft: _TurnDraft, block: Record, node: Node) -> None:
         kind = block.get("type")
         if kind == "text":
             draft.texts.append(as_text(block.get("text")))
@@ -417,7 +417,7 @@ class TurnBuilder:
             self._add_results(node, results)
         texts = [as_text(block) for block in content if block.get("type") != "tool_result"]
         if texts or not content:
-            draft = _Draft(node.uuid, "user", _origin(node), node, texts=texts, lines=[node.line])
+            draft = _TurnDraft(node.uuid, "user", _origin(node), node, texts=texts, lines=[node.line])
             draft.order = ["text"] * len(texts)
             if len(content) > 1 or not isinstance(content[0].get("text") if content else "", str):
                 draft.images = images_in([block for block in content if block.get("type") != "tool_result"])
@@ -436,7 +436,7 @@ class TurnBuilder:
             last = next((draft for draft in reversed(self._drafts) if draft.attachment_kind is None), None)
         same_caller = last is not None and last.results and self._caller_of.get(last.results[0].call_id) is caller
         if last is None or not same_caller or caller is None:
-            last = _Draft(node.uuid, "tool", "tool", node)
+            last = _TurnDraft(node.uuid, "tool", "tool", node)
             self._drafts.append(last)
         last.results += answers
         last.lines.append(node.line)
@@ -487,9 +487,10 @@ def _raise_usage(usage: dict[str, int], record_usage: Any) -> None:
 
 # "2025-11-02T10:00:00.123Z"; not "2025-11-02T10:00:00+01:00", which does not compare as text.
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+Z$")
-# A slash command as the message that runs it has it: "<command-name>/review</command-name>" -> "/review", and
-# "<command-args>src tests</command-args>" -> "src tests". Some versions omit the slash.
+# A slash command as the message that runs it has it; some versions omit the slash.
+# "<command-name>/review</command-name>" -> "/review"
 _COMMAND_NAME = re.compile(r"<command-name>\s*(\S+?)\s*</command-name>")
+# "<command-args>src tests</command-args>" -> "src tests"
 _COMMAND_ARGUMENTS = re.compile(r"<command-args>(.*?)</command-args>", re.DOTALL)
 _ABSORBED = "absorbed_mid_turn"
 # Names of counts, which sidecars of runs hold.
