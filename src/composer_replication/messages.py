@@ -19,6 +19,7 @@ import orjson
 from composer_replication.errors import InputError, explain
 from composer_replication.types import ToolCall
 
+# The first key that exists counts: vLLM and DeepSeek, OpenRouter, and others, in this order.
 THINKING_KEYS = ("reasoning_content", "reasoning", "thinking")
 _CALL_KEYS = ("tool_call", "tool_calls", "function_call")
 _THOUGHTS = ("thinking", "redacted_thinking", "reasoning", "reasoning_text")

@@ -110,8 +110,10 @@ class _RowReuse:
 
     def reuse_rows(self, planned: PlannedFamily) -> GatheredFamily:
         """Return the rows that the last ingest stored for a family, without reading its logs."""
+        # `source` may have a new path, while `old` knows where the rows are.
         old, earlier = planned.old or planned.source, self._earlier
         if earlier.same_settings and not old.id_suffix:
+            # Nothing to change: the lines stay where they are, in the file of the last ingest.
             offset, rows = earlier.take(old)
             facts = [facts_of(row, earlier.forgotten) for row in rows]
             return GatheredFamily(planned.source, False, facts, earlier.file or self._spool, offset)
@@ -278,6 +280,7 @@ class _Planning:
         if left_out and not below:
             self._plan.all_ignored.add(root)
         self._ignored += left_out
+        # By inode as well: the names in accounts may be redacted, and do not match a pattern any more.
         self._ignored_inodes |= {(folder / name).stat().st_ino for name in left_out if (folder / name).is_file()}
         self._patterns += ignore_patterns(folder) if root.is_dir() else []
         self._plan.discovery.skipped.update(report.skipped)
@@ -304,6 +307,7 @@ class _Planning:
         for account in kept_accounts:  # a new file may have the path of a deleted one
             planned.append(PlannedFamily(replace(account, path=self._unique(account.path)), old=account))
         self._plan.families = sorted(planned, key=lambda planned_family: planned_family.source.path)
+        # A pattern counts as used if it matched a file now, or an account of the last ingest.
         used = {pattern for pattern in self._exclude if any(is_ignored(name, [pattern]) for name in self._ignored)}
         used |= {p for p in self._exclude if any(is_ignored(account.name, [p]) for account in self._earlier.sources)}
         self._plan.unused_patterns = [pattern for pattern in self._exclude if pattern not in used]
@@ -316,6 +320,7 @@ class _Planning:
         """
         matches: dict[str, SessionSource] = {}
         claimed: set[int] = set()
+        # Two passes, so that no path match takes the account of a file that was only moved.
         for key_of in (self._file_key, lambda account: account.path):
             accounts = {key_of(account): account for account in self._earlier.sources if id(account) not in claimed}
             for path, (draft, _) in self._families.items():
@@ -399,6 +404,7 @@ class _FamilyLines(NamedTuple):
 
 def workers_for(num_bytes: int) -> int:
     """Return how many processes pay off: one per core, but none for logs that are read before it has started."""
+    # In a container, the number of usable cores is often lower than os.cpu_count().
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(_MAX_WORKERS, cores, 1 + num_bytes // _BYTES_PER_WORKER)
 
@@ -422,6 +428,7 @@ def _read_families(
         waiting: deque[Future[_FamilyLines]] = deque()
         try:
             for draft, family in drafts:
+                # Submitted a few at a time, or the results of a large folder would pile up in memory.
                 waiting.append(pool.submit(_read_in_worker, draft, family))
                 if len(waiting) > num_workers * _MAX_AHEAD:
                     yield waiting.popleft().result()
@@ -448,6 +455,7 @@ def read_lines(
     for conversation, file in read_with_files(family, report):
         scrubbed = conversation if scrubber is None or scope is None else scrubber.scrub(conversation, scope)
         row = conversation_to_row(scrubbed)
+        # For example, integers beyond 64 bits in a field that a log adds.
         try:
             lines.append(encode_as_written(row, where="conversation"))
         except InputError:
@@ -457,6 +465,7 @@ def read_lines(
         file_format = file_format or conversation.format
         facts.append(facts_of(row, forgotten))
         file_of.append(names[file])
+    # Reasons may quote the log, and become equal once they are scrubbed.
     skipped: Counter[str] = Counter()
     for reason, number in report.skipped.items():
         skipped[printable(reason, scope)] += number

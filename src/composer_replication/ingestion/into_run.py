@@ -79,6 +79,7 @@ def ingest_into(
     error the run is left unchanged.
     """
     with run.exclusive("ingest"):
+        # A crashed ingest leaves temporary files.
         run.remove_leftovers("conversations", "session_sources", "tools")
         earlier = read_earlier(run, scrub)
         try:
@@ -111,6 +112,7 @@ def _write(
     counts, drops = Counter[str](), Counter(planned.discovery.skipped)
 
     def all_lines() -> Iterator[EncodedRow]:
+        # One pass while the file is written: accounts, schemas and counts need every row, and all rows need memory.
         for family in drop_duplicates(gathered):
             sources.append(family.source)
             for line, facts in zip(family.lines, family.facts, strict=True):
@@ -119,6 +121,7 @@ def _write(
         add_totals(sources, counts, drops)
 
     settings = {"scrubbed": scrub is not None}
+    # Shows the next ingest whether rules and secret values are still the same, without revealing the values.
     salted = {f"settings_{name}": getattr(earlier.fingerprint, name) for name in ("salt", "digest")}
     run.write_jsonl(
         "conversations",
@@ -130,6 +133,7 @@ def _write(
         settings=settings | salted,
     )
     write_accounts(run, sources, is_scrubbed=scrub is not None)
+    # Descriptions and examples in the user's schemas may hold secrets, too.
     given_tools = tools if scrub is None else scrub.scrubber().scope().value(dict(tools))
     write_tools(run, inferred, given_tools, is_scrubbed=scrub is not None)
     return IngestSummary.of(sources, planned, gathered, lost=earlier.lost, is_scrubbed=scrub is not None)
@@ -170,6 +174,7 @@ def _check_paths_hold_sessions(planned: IngestPlan, gathered: Sequence[GatheredF
         below = [by_path[path] for path in paths]
         if root in planned.all_ignored or any(family.facts or FORGOTTEN in family.source.skipped for family in below):
             continue
+        # The error lists why the files below the path were not sessions.
         reasons = Counter[str](planned.discovery.skipped)
         for family in below:
             reasons.update(family.source.skipped)
@@ -254,6 +259,8 @@ def _why_copy(family: GatheredFamily, other_families: _SharedConversations, earl
             equal_only.append(facts)
         else:
             return None
+    # The same conversations may be in a later family. Then this one is a copy only if that family also has its other
+    # ones.
     if equal_only:
         continued = [
             numbers for facts in family.facts for numbers in other_families.with_continuation(facts) if numbers
@@ -298,6 +305,7 @@ class _SharedConversations:
                     self._continued[key, facts.mark] = set()
                     if facts.num_turns > 1:  # a half-written first message is no evidence
                         self._versions[key, facts.mark_before_last, facts.last_turn] = _TurnVersions()
+        # Only now are all beginnings known that rows have to be looked up by.
         for number, family in enumerate(gathered):
             self._add(number, family)
 
@@ -415,6 +423,7 @@ def _beginning_with(text: str, order: list[tuple[str, str]]) -> tuple[int, int]:
 
 def _as_copy(source: SessionSource, reason: str) -> SessionSource:
     """Return the account of a family that is left out as a copy."""
+    # The files were read; everything else is counted where the session is kept.
     counts = {key: number for key, number in source.counts.items() if key.startswith("files")}
     return replace(
         source,

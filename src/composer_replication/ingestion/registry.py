@@ -83,6 +83,7 @@ def ingest(
     for path in map(Path, paths):
         has_session = False
         for family in families(discover(path, report, exclude=exclude, follow_links=follow_links)):
+            # One scope per family: linked conversations get the same placeholders for the same secret.
             scope = None if scrubber is None else scrubber.scope()
             for conversation, _ in read_with_files(family, report):
                 has_session = True
@@ -113,6 +114,7 @@ def read_with_files(family: Family, report: IngestReport) -> Iterator[tuple[Conv
     """
     read = [(conversation, source.name) for source in family.sources for conversation in read_any(source, report)]
     conversations = [conversation for conversation, _ in read]
+    # Call id -> agent id is in the turns of the main log; the agent's own file has only its agent id.
     started = {
         agent: (conversation.id, turn.id, call_id)
         for conversation in conversations
@@ -209,6 +211,7 @@ def discover(
         report.skip(f"unreadable folder: {error.strerror}", where)
 
     for folder, folders, files in os.walk(path, onerror=unreadable, followlinks=follow_links):
+        # In place: os.walk descends into the folders that are left in its list.
         folders[:] = _folders_to_enter(Path(folder), folders, links, report, path)
         for name in sorted(files):
             file = Path(folder) / name
@@ -252,6 +255,7 @@ def ignore_patterns(folder: Path) -> list[str]:
 def is_ignored(relative: str, patterns: Sequence[str]) -> bool:
     """Return whether a pattern matches the whole path, the file name, or a folder above the file."""
     parts = relative.split("/")
+    # Like .gitignore: "build" matches a folder at any depth, and "a/b" only that path.
     candidates = [relative, parts[-1], *("/".join(parts[:n]) for n in range(1, len(parts))), *parts[:-1]]
     return any(fnmatch.fnmatchcase(candidate, pattern.rstrip("/")) for pattern in patterns for candidate in candidates)
 
@@ -281,6 +285,7 @@ class _LinkRules:
             return TO_A_FOLDER
         if not self._follow:
             return LEADS_OUT
+        # Two links may lead to the same folder.
         self._entered.append(target)
         return ""
 

@@ -99,6 +99,7 @@ class _ConversationScrubber:
         text, thinking = self._message(turn), scope.answer(turn.thinking, _no_spans)
         calls = tuple(self._call(call) for call in turn.calls)
         results = tuple(self._result(result) for result in turn.results)
+        # Scrubbed text is enough to recognize a question, and never puts a secret into `_question`.
         self._note_questions(text, calls, results)
         is_same = (text, thinking) == (turn.text, turn.thinking)
         extra = dict(turn.extra) if is_same or "blocks" not in turn.extra else recut_blocks(turn, text, thinking)
@@ -134,6 +135,7 @@ class _ConversationScrubber:
         if text.strip():
             self._question = text
         elif results:
+            # A program may end its output with a question, which the next message answers.
             prompt = results[-1].text[-_MAX_PROMPT_LENGTH:].rstrip()
             self._question = prompt if prompt.endswith((":", "?")) else ""
         commands = ((call.id, _arguments_text(call)) for call in calls)
@@ -233,6 +235,7 @@ class FamilyScrubber:
 def printable(text: str, scope: Scope | None) -> str:
     """Return a reason or file name fit for an artifact: scrubbed, printable and short. Both may quote a log."""
     text = text if scope is None else scope.text(text)
+    # Control characters in a file name could change what a terminal shows.
     plain = "".join(character if character.isprintable() else "\ufffd" for character in text)
     return plain if len(plain) <= _MAX_NAME_LENGTH else plain[: _MAX_NAME_LENGTH - 1] + "…"
 
@@ -257,6 +260,7 @@ class ScrubFingerprint:
         kingfisher = settings is not None and settings.kingfisher
         people = settings is not None and settings.people
         data = encode([_code_hash(), kingfisher, people, secret_values], where="scrub settings")
+        # About 50 ms and 16 MB per guess; once per ingest for us.
         digest = hashlib.scrypt(data, salt=salt.encode(), n=2**14, r=8, p=1, dklen=16)
         return ScrubFingerprint(salt, digest.hex())
 

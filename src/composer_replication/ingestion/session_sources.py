@@ -85,6 +85,7 @@ def with_rows(
     source: SessionSource, rows: Sequence[Row], *, left_out: Mapping[str, int] | None = None
 ) -> SessionSource:
     """Return the account of a family with only these rows, whose ids have no suffix."""
+    # Counts of files and of records without a message do not depend on the rows.
     counts: Counter[str] = Counter({key: number for key, number in source.counts.items() if key not in _ROW_COUNTS})
     for row in rows:
         counts.update(counts_of(conversation_from_row(row)))
@@ -342,6 +343,7 @@ def is_forgotten(row: MarkRow, marks: Sequence[str], forgotten: frozenset[str] |
     if not forgotten:
         return False
     session = row["session_id"]
+    # Without a session id in the log, the ids are made of the file's name, which another log may have.
     if session is None:
         return is_marked(marks, forgotten)
     if {id_mark("conversation", row["id"]), id_mark("session", session)} & forgotten:
@@ -351,6 +353,7 @@ def is_forgotten(row: MarkRow, marks: Sequence[str], forgotten: frozenset[str] |
 
 
 def _content(turn: MarkRow) -> bytes:
+    # Neither ids nor timestamps: a resumed session repeats its turns with new ones.
     calls = [[call["name"], call["arguments"], call["raw_arguments"]] for call in turn["calls"]]
     results = [[result["text"], result["is_error"]] for result in turn["results"]]
     return orjson.dumps([turn["role"], turn["text"], turn["thinking"], calls, results], option=_SORT_KEYS)

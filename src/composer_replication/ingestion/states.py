@@ -109,6 +109,7 @@ class _MessageHistory:
         self._has_answer = self._has_user_message = False
 
     def add(self, turn: Turn, messages: list[Message]) -> None:
+        # Without a limit no sizes are needed, and encoding every message is the most expensive part.
         size = 0 if self._max_tokens is None else sum(len(orjson.dumps(message)) for message in messages)
         is_from_user = turn.role == "user" and turn.origin not in _MACHINE_ORIGINS
         is_first_message = turn.role == "user" and not self._has_user_message
@@ -158,6 +159,7 @@ class _MessageHistory:
             if at in kept_indices:
                 continue
             remaining_bytes -= groups[at].size
+            # Stop at the first group that does not fit: with gaps in the middle, a conversation is hard to follow.
             if remaining_bytes < 0:
                 break
             kept_indices.add(at)
@@ -200,6 +202,7 @@ def write_tools(
 def _named_schema(tool: Any, where: str) -> tuple[str, dict[str, Any]]:
     body = tool.get("function", tool) if isinstance(tool, dict) else {}
     name = body.get("name") if isinstance(body, dict) else None
+    # The names of the schema in the APIs of OpenAI, Anthropic and MCP.
     keys = ("parameters", "input_schema", "inputSchema")
     schema = next((body[key] for key in keys if isinstance(body.get(key), dict)), None) if name else None
     if not isinstance(name, str) or schema is None:

@@ -20,6 +20,7 @@ from typing import Any, Literal, cast
 from composer_replication.ingestion.formats.claude_code.record import Entry, Messages, Node
 from composer_replication.ingestion.source import IngestReport
 
+# Reasons in the report: each names a link that was replaced, or a context's end that was guessed.
 ORPHAN = "orphan attached to the record before it"
 NO_PARENT = "no parent: attached by guess to the record before it"
 GUESSED = "wrong parent: attached by guess to the record before it"
@@ -61,6 +62,7 @@ class RecordLinks:
     def resolve(self, entries: list[Entry]) -> None:
         """Resolve the parents of all records of a log."""
         nodes = [entry.node for entry in entries if entry.node is not None]
+        # Rewinds are judged with what follows them, so the whole log is indexed before the first link is.
         self._messages = [node for node in nodes if node.is_main_message]
         self._answered = {call_id for node in self._messages for call_id in node.answered}
         self._referenced_uuids = {
@@ -79,6 +81,7 @@ class RecordLinks:
 
     def _take_side(self, entry: Entry, sides: _Sidechains) -> None:
         parent, is_guess = sides.parent_of(entry, self.parents)
+        # A sidechain begins without a parent, so a missing one is reported only if it had to be guessed.
         if not isinstance(entry.parent, str):
             self._count(NO_PARENT if is_guess else None, entry)
         else:
@@ -102,6 +105,7 @@ class RecordLinks:
             self._note_stray(entry, parent)
         position = self._attach(entry, parent)
         self._last_main = entry.uuid
+        # Records without a message and attachments do not move the tail: the next message follows the last message.
         if node is not None and position is not None:
             self._num_messages += node.is_main_message
             if node.is_boundary or moves_tail:
@@ -122,6 +126,7 @@ class RecordLinks:
             return None
         if not node.is_sidechain:
             self._note_main(node, above)
+        # Nothing is above the start of a context, so that a walk up never leaves the context.
         is_start = node.is_boundary or node.uuid in self.ended_at
         self._above[entry.uuid] = position = _linked_record(node, None if is_start else above, self._owner(node))
         return position
@@ -130,6 +135,7 @@ class RecordLinks:
         if node.is_boundary:
             self._close_context(node)
             return
+        # A summary without the boundary that should precede it: the context ended with the record before it.
         if node.is_summary and above is not None and not above.node.is_boundary:
             self._count(NO_BOUNDARY, node)
             self.ended_at[node.uuid] = above.node.uuid
@@ -169,11 +175,13 @@ class RecordLinks:
         tail, target = self._tail, self._above[parent]
         if tail is None or target is tail:
             return parent, True
+        # The link leads somewhere else. From the most certain explanation to the least; if none fits, it is damage.
         if target is None or not target.node.is_sidechain:
             if self._is_beside(tail, node, target):
                 return parent, True
             if self._is_late_result(node, target):
                 return parent, False
+            # If records of hooks came before the message, the user acted when the first of them was written.
             written_at = self._stray_times.get(parent, node.record.get("timestamp"))
             if self._is_rewind(tail, node, target, written_at):
                 return parent, True
@@ -207,7 +215,7 @@ class RecordLinks:
             if position is None or position.node.index <= target.node.index:
                 return True
             if position.owner in keys:
-                position = position.same_owner.up
+                position = position.same_owner.up  # skips the whole row of records of this message
             elif self._answers_above(position.node, keys, target):
                 position = position.up
             else:
@@ -245,6 +253,7 @@ class RecordLinks:
             if target_node is None or target_node.called or target_node.answered:
                 return False
             return verdict == "went back"
+        # People go back to a prompt of theirs. Anywhere else only a message with unanswered calls can be abandoned.
         is_at_prompt = abandoned_top.node.begins_turn or (target is not None and target.node.begins_turn)
         return (is_at_prompt or self._is_unanswered(tail, abandoned_top)) and verdict != "went on"
 
@@ -252,6 +261,7 @@ class RecordLinks:
         """Return whether only one message is abandoned, whose calls nobody answered: no session goes on from it."""
         if not _reaches(tail.same_owner, abandoned_top) or tail.owner != abandoned_top.owner:
             return False
+        # A message may be split over several records, each with some of the calls.
         calls = {
             call_id
             for position in tail.near()
@@ -320,6 +330,7 @@ def _reaches(top: _LinkedRecord | None, abandoned_top: _LinkedRecord | None) -> 
 _NEAR = 256
 Verdict = Literal["went on", "went back"]
 _PROMPT_FIELDS = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
+# Rough averages: only differences of many hundreds of tokens decide anything.
 _CHARACTERS_PER_TOKEN = 4
 _TOKENS_OF_AN_IMAGE = 1500
 # Measured on 854 messages of real logs: the next prompt was 0 to 500 tokens longer than estimated in half of all cases,
@@ -389,6 +400,7 @@ def _linked_record(node: Node, up: _LinkedRecord | None, owner: str) -> _LinkedR
 def _far(up: _LinkedRecord) -> _LinkedRecord:
     """Return the record that the last two jumps above `up` reach together if equally long, else `up` itself."""
     far = up.far
+    # Two equal jumps are merged into one twice as long, as in a skew-binary random-access list.
     if far is None or far.far is None or up.depth - far.depth != far.depth - far.far.depth:
         return up
     return far.far
@@ -410,6 +422,7 @@ class _ContextLengths:
 
         Returns None if the lengths do not decide it.
         """
+        # Only an answer reports the length of its prompt, so the next one after the message is looked at.
         next_answer = bisect_left(self._answer_indices, at)
         if next_answer == len(self._answer_indices):
             return None
@@ -420,6 +433,7 @@ class _ContextLengths:
         gap = going_on - going_back
         if abs(gap) < _MIN_GAP_TOKENS:
             return None
+        # 0: the prompt is as long as after going back; 1: as long as after going on.
         share = (length - going_back) / gap
         if share > 1 - _MAX_RELATIVE_DISTANCE:
             return "went on"
@@ -459,6 +473,7 @@ def _is_too_soon(written_at: Any, tail_at: Any, target_at: Any) -> bool:
 
 def _time(value: Any) -> datetime | None:
     try:
+        # All times of a log are in UTC; comparing an aware time with a naive one would raise.
         return datetime.fromisoformat(value).replace(tzinfo=None)
     except (TypeError, ValueError):
         return None
@@ -498,7 +513,7 @@ def _characters(value: Any, depth: int) -> int:
     return sum(_characters(child, depth + 1) for child in cast("list[Any]", value))
 
 
-# Several inline sub-agents may work at once, and their records interleave. Each sidechain begins with the prompt that a
+# Several inline subagents may work at once, and their records interleave. Each sidechain begins with the prompt that a
 # call of the main thread passed to it. A result belongs to the chain of its call, any other record to that of its
 # parent. If that is impossible, a chain that waits for its next record, and that no other record continues, is the one
 # that misses it. Without such a chain the record begins one of its own.
@@ -509,7 +524,7 @@ _MAX_PARALLEL = 64
 
 @dataclass(slots=True)
 class SubagentChain:
-    """The records of one inline sub-agent so far: the last one, and those that the next may name as its parent."""
+    """The records of one inline subagent so far: the last one, and those that the next may name as its parent."""
 
     name: str
     last_uuid: str
@@ -535,6 +550,7 @@ class SubagentChain:
                 self.latest.add(entry.uuid)
             return
         self.tail = node
+        # A new message or prompt replaces the records that the next one may name.
         is_next = node.kind == "assistant" and not node.is_harness and node.message_key != self.latest_key
         if is_next or (node.begins_turn and node.kind == "user"):
             self.latest = set()
@@ -555,6 +571,7 @@ class _Sidechains:
         self._callers: dict[str, dict[str, SubagentChain]] = {}
         self._at = -1
         side = [entry for entry in entries if entry.is_sidechain]
+        # A chain that a later record names is continued by that record, so no other one is attached to it.
         self._last_named = {entry.parent: at for at, entry in enumerate(side) if isinstance(entry.parent, str)}
         nodes = [entry.node for entry in side if entry.node is not None]
         self._num_answers = Counter(call_id for node in nodes for call_id in node.answered)
@@ -598,6 +615,7 @@ class _Sidechains:
         caller = None if node is None else self._caller(node, linked, fits)
         if caller is not None:
             return caller
+        # Newer logs name the subagent in every record.
         agent = self._by_agent.get(entry.agent)
         if agent is not None and (linked is None or linked.agent != entry.agent):
             return agent
@@ -648,6 +666,7 @@ class _Sidechains:
         self.of[entry.uuid] = chain
         chain.take(entry, parent)
         chain.named_until = max(chain.named_until, self._last_named.get(entry.uuid, -1))
+        # Removed and inserted again, which moves it to the end of the dict.
         self._by_age.pop(chain.name, None)
         self._by_age[chain.name] = chain
         if entry.agent is not None:
@@ -667,7 +686,7 @@ def first_text(node: Node) -> str:
 
 
 def prompt_of(block: dict[str, Any]) -> str | None:
-    """Return the prompt that a call passes to a sub-agent, or None for any other block."""
+    """Return the prompt that a call passes to a subagent, or None for any other block."""
     arguments = block.get("input")
     if block.get("type") != "tool_use" or not isinstance(arguments, dict):
         return None

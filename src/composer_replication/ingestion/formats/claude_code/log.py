@@ -1,4 +1,4 @@
-"""Read Claude Code session logs as conversations: logs of the CLI 1.x to 2.1.x, the web export, sub-agents' files."""
+"""Read Claude Code session logs as conversations: logs of the CLI 1.x to 2.1.x, the web export, subagents' files."""
 
 from __future__ import annotations
 
@@ -63,13 +63,14 @@ def sniff(head: bytes, path: Path) -> bool:
     """Return whether the head has records of a known type with keys that only these logs have, or is a web export."""
     del path
     head = as_utf8(head)
+    # The web export is one document; the key is near its beginning.
     if b'"loglines"' in head[:4096]:
         return True
     return _RECORD_TYPE.search(head) is not None and any(key in head for key in _OWN_KEYS)
 
 
 def read(source: SourceFile, report: IngestReport, *, with_branches: bool = False) -> Iterator[Conversation]:
-    """Return the conversations of a log: one per context of the main thread, then inline sub-agents.
+    """Return the conversations of a log: one per context of the main thread, then inline subagents.
 
     With `with_branches`, stretches that a rewind abandoned follow as conversations of their own.
     """
@@ -173,7 +174,7 @@ class _LogReader:
         return Link(kind=kind, conversation_id=self._session_id)
 
     def _sidechains(self, part_of: dict[str, str]) -> Iterator[Conversation]:
-        """Yield inline sub-agents, as old CLIs log them: each tree of sidechain records is a conversation."""
+        """Yield inline subagents, as old CLIs log them: each tree of sidechain records is a conversation."""
         groups = sidechains(self._tree)
         prompts = self._prompts_of_calls() if groups else {}
         for number, group in enumerate(groups):
@@ -184,7 +185,7 @@ class _LogReader:
             yield self._conversation(f"{self._base_id}/sidechain-{number}", group, link)
 
     def _prompts_of_calls(self) -> dict[str, tuple[str, Node]]:
-        """Return prompt text -> the call that passed it to a sub-agent, and its record.
+        """Return prompt text -> the call that passed it to a subagent, and its record.
 
         Inline sidechains have no other link to their call.
         """

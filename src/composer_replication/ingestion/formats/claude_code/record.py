@@ -40,7 +40,7 @@ class Node:
     """The id that the records of one assistant message share; the record's uuid if it has none."""
     blocks: list[Record]
     agent: str | None
-    """The id of the sub-agent whose result this record holds."""
+    """The id of the subagent whose result this record holds."""
     attachment: Attachment | None = None
 
     @property
@@ -103,7 +103,7 @@ class Entry:
     time: Any
     node: Node | None
     agent: str | None = None
-    """The id of the sub-agent that a sidechain record names."""
+    """The id of the subagent that a sidechain record names."""
 
     @property
     def named_parent(self) -> str | None:
@@ -309,6 +309,7 @@ def attachment_of(record: Record) -> Attachment | None:
         return Attachment(kind, as_text(prompt), _writer(fields), images_in(prompt), True)
     is_known = kind in _TEXT_PATHS or kind in _WITHOUT_TEXT
     content = fields.get("content")
+    # A file that was read may be an image.
     is_image = isinstance(content, dict) and cast("Record", content).get("type") == "image"
     return Attachment(kind, "[image]" if is_image else _text(kind, fields), "meta", int(is_image), is_known)
 
@@ -368,6 +369,7 @@ def _line(item: Any) -> str:
     if not isinstance(item, dict):
         return as_text(item)
     entry = cast("Record", item)
+    # Lists of todos, memories, skills, diagnostics and resources name their text differently.
     content = next((entry[key] for key in ("content", "subject", "text", "name", "uri") if entry.get(key)), None)
     text = as_text(content if content is not None else item)
     return f"[{entry['status']}] {text}" if isinstance(entry.get("status"), str) else text

@@ -52,12 +52,12 @@ class RecordTree:
     file: str
     report: IngestReport
     is_agent: bool = False
-    """Whether the log is a sub-agent's own file."""
+    """Whether the log is a subagent's own file."""
     nodes: dict[str, Node] = field(default_factory=dict[str, Node])
     nearest: dict[str, str | None] = field(default_factory=dict[str, "str | None"])
     """Any record -> the nearest node at or above it."""
     chain_of: dict[str, SubagentChain] = field(default_factory=dict[str, SubagentChain])
-    """Any sidechain record -> the inline sub-agent it belongs to."""
+    """Any sidechain record -> the inline subagent it belongs to."""
     title: str | None = None
     num_records: int = 0
     num_silent: int = 0
@@ -80,10 +80,11 @@ class RecordTree:
         is_boundary = not holds_message and self._is_boundary(kind, record, line)
         uuid = record.get("uuid")
         if not isinstance(uuid, str):
+            # No record can name it as its parent, so it matters only if it has something to show.
             if not holds_message and attachment is None:
                 return
             uuid = f"line-{line}"
-        # In a sub-agent's own file every record is marked as a sidechain; there it is the main thread.
+        # In a subagent's own file every record is marked as a sidechain; there it is the main thread.
         is_sidechain = record.get("isSidechain") is True and not self.is_agent
         is_node = holds_message or is_boundary or attachment is not None
         node = node_of(uuid, kind, line, record, is_sidechain, attachment) if is_node else None
@@ -99,6 +100,7 @@ class RecordTree:
         links.resolve(_in_link_order(unique_entries))
         self.nodes, self.nearest, self.ended_at = links.nodes, links.nearest, links.ended_at
         self.chain_of = links.chain_of
+        # A resumed session may begin in another file: the parent of its first record is in that file.
         first = next((entry for entry in self._entries if not entry.is_sidechain), None)
         parent = None if first is None else first.parent
         self.begins_inside = isinstance(parent, str) and all(entry.uuid != parent for entry in self._entries)
@@ -164,6 +166,7 @@ class ContextPart:
 def live_parts(tree: RecordTree) -> list[ContextPart]:
     """Return the main thread as it was at the end, cut at compactions, oldest part first."""
     main = _MainThread(tree)
+    # The thread that the session ended with is the live one.
     leaf = next((node for node in reversed(main.nodes) if not node.is_boundary and node.attachment is None), None)
     parts: list[ContextPart] = []
     taken_uuids: set[str] = set()
@@ -203,7 +206,9 @@ class _MainThread:
         calls = {call_id for node in messages for call_id in node.called}
         answers = [node for call_id in calls for node in self._answers.get(call_id, ())]
         context = self._context[path[0].uuid] if path else None
+        # Some logs repeat call ids after a compaction; only results of the same context are siblings.
         answers = [node for node in answers if self._context[node.uuid] == context]
+        # A record with results of other calls as well belongs to another branch.
         siblings = [node for node in answers if calls.issuperset(node.answered)]
         live_nodes = {node.uuid: node for node in (*path, *messages, *siblings)}
         if self._leaf_attachments:
@@ -224,6 +229,7 @@ def _leaf_attachments(tree: RecordTree, nodes: list[Node]) -> dict[str, list[Nod
     attachments = [node for node in nodes if node.attachment is not None]
     if not attachments:
         return {}
+    # Walk up from every message: attachments on the way have a successor.
     inner_attachments: set[str] = set()
     for node in nodes:
         above = tree.ancestor(node.parent) if node.attachment is None else None
@@ -252,7 +258,7 @@ def _before_boundary(tree: RecordTree, boundary: Node | None, taken_uuids: set[s
 
 
 def sidechains(tree: RecordTree) -> list[list[Node]]:
-    """Return the records of every inline sub-agent in file order."""
+    """Return the records of every inline subagent in file order."""
     groups: dict[str, list[Node]] = {}
     for node in tree.nodes.values():
         if node.is_sidechain and not node.is_boundary:
@@ -294,6 +300,7 @@ def _without_copies(entries: list[Entry], file: str, report: IngestReport) -> li
 
     Copies of its message are dropped and counted. Another message under the same uuid gets a new one.
     """
+    # Nearly all logs have no duplicates.
     number_of = Counter(entry.uuid for entry in entries)
     if len(number_of) == len(entries):
         return entries
@@ -341,6 +348,7 @@ def _fit(entries: list[Entry], at: int, first: dict[str, int]) -> tuple[int, int
     """Return how well a record fits its position: its parent is earlier, ideally just before, its child just after."""
     entry = entries[at]
     follows = entry.follows
+    # Being just after the parent weighs more than being after it at all, and having the child next weighs most.
     fit = int(follows is None or first.get(follows, at) < at)
     if any(before.uuid == follows for before in _neighbors(entries, at, -1)):
         fit += 2
@@ -379,6 +387,7 @@ def _moved_positions(entries: list[Entry]) -> dict[int, tuple[int, int]]:
     }
     if not forward:
         return {}
+    # Either the record was moved up or its parent was moved down; what follows them in the file tells which.
     names = {entries[at].uuid for at in forward}
     first_child: dict[str, int] = {}
     for at, entry in enumerate(entries):
