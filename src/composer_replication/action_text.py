@@ -59,6 +59,7 @@ def parse_action_text(text: str) -> _ParsedAction:
     for mark, call in _marked_blocks(text):
         if mark < at:
             continue
+        # Without the newline that joins this block to the next.
         blocks.add_text(text[at : mark - 1] if mark > at else None, call_follows=call is not None)
         if call is None:
             blocks.open_thinking()
@@ -119,6 +120,7 @@ def _call_at(text: str, start: int, next_mark: int) -> _Call | None:
     try:
         json_value(input_text)
     except ValueError:
+        # Broken arguments may span lines, so they extend to the next mark.
         is_broken_object = input_text.startswith("{")
         raw = text[match.start("input") : next_mark]
         return _Call(name, raw, next_mark) if is_broken_object else None
@@ -338,6 +340,7 @@ _THOUGHTS = ("think", "thinking")
 _TAG, _TAG_END = "<tool_call>", "</tool_call>"
 # Info strings of code fences that may hold a call.
 _JSON_MARKS = ("", "json", "tool_call", "tool_use", "tool")
+# Keys under which models write the name and the arguments of a call.
 _NAME_KEYS = ("name", "tool", "tool_name", "function_name")
 _ARGUMENT_KEYS = ("arguments", "input", "args", "parameters", "tool_input")
 # The only keys that an object may have to count as a call.
@@ -432,6 +435,7 @@ def _call_of_object(value: object, number: int) -> ToolCall | None:
     body = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
     if isinstance(body.get("function"), dict) and body.keys() <= {"function", "id", "type"}:
         body = cast("dict[str, Any]", body["function"])
+    # Exactly one of each: with two names it is unclear which one is meant.
     names = [body[key] for key in _NAME_KEYS if isinstance(body.get(key), str) and body[key]]
     argument_values = [body[key] for key in _ARGUMENT_KEYS if key in body]
     if len(names) != 1 or len(argument_values) != 1 or not body.keys() <= _CALL_KEYS:

@@ -20,6 +20,7 @@ from composer_replication.errors import InputError, explain
 from composer_replication.types import ToolCall
 
 # The first key that exists counts: vLLM and DeepSeek, OpenRouter, and others, in this order.
+# Keys of a message's thinking outside its content; the first one that is not empty counts.
 THINKING_KEYS = ("reasoning_content", "reasoning", "thinking")
 _CALL_KEYS = ("tool_call", "tool_calls", "function_call")
 _THOUGHTS = ("thinking", "redacted_thinking", "reasoning", "reasoning_text")
@@ -50,6 +51,7 @@ def written_calls(message: Mapping[str, Any]) -> list[WrittenCall]:
                 calls.append(_written_call(entry, f"tool call {len(calls)}" if is_list or key == "tool_call" else key))
     content = message.get("content")
     for number, part in enumerate(cast("Sequence[object]", content) if isinstance(content, list | tuple) else ()):
+        # Anthropic's format has calls as blocks of the content.
         if isinstance(part, Mapping) and part.get("type") == "tool_use":
             calls.append(_written_call(cast("object", part), f"block {number}"))
     return calls
@@ -86,6 +88,7 @@ def content_text(
     """
     if content is None or isinstance(content, str):
         return content or ""
+    # A single part may come without a list.
     parts = cast("Sequence[object]", content) if isinstance(content, list | tuple) else (content,)
     texts = (_part_text(part, fallback) for part in parts)
     return separator.join(text for text in texts if text is not None)
@@ -219,6 +222,7 @@ _Tool = tuple[str, str]
 """(format of the logs, name of the tool): two agents may have tools of the same name."""
 _TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
 _KINDS = {kind: frozenset((name,)) for kind, name in _TYPES.items()}
+# The only other value in JSON is null.
 _NULL = frozenset(("null",))
 
 

@@ -9,9 +9,11 @@ from typing import Any, Literal, TypedDict
 Message = dict[str, object]
 """One chat message in the OpenAI format: a role, content, and further keys of the role."""
 
+# Roles of the messages that a model sees, and who wrote them: in an agent's log, most user messages are not a person's.
 Role = Literal["system", "user", "assistant", "tool"]
 Origin = Literal["human", "model", "tool", "meta", "summary", "copied"]
 Blame = Literal["model", "harness", "task", "user", "env", "unknown"]
+# A "sidechain" is a subagent inside its main log, a "branch" a stretch that a rewind abandoned.
 LinkKind = Literal["subagent", "sidechain", "compaction", "compaction_agent", "branch"]
 
 

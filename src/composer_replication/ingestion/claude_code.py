@@ -117,6 +117,7 @@ class ClaudeCodeIngester:
         stats.n_records_skipped = report.skipped.total() + report.counts["records without a message"]
         stats.skipped_truncated_lines = report.skipped["truncated last line"]
         stats.skipped_summary = report.counts["summaries"]
+        # Turns of the contexts that were left out.
         stats.skipped_subagent = sum(len(context.turns) for context in contexts) - sum(
             len(conversation.turns) for conversation in conversations
         )

@@ -50,6 +50,7 @@ def head_values(head: bytes) -> list[Any]:
     if not lines:
         return []
     parsed = [_object_or_list(line)[0] for line in lines]
+    # The head of a document over many lines: its first line alone is no value.
     if parsed[0] is None:
         parsed[0] = salvage(head)
     return [value for value in parsed if value is not None]
@@ -74,6 +75,7 @@ def read_lines_or_document(source: SourceFile, report: IngestReport) -> Iterator
                 yield from [(number, first)] if first is not None else records_in([(number, line)], source, report)
                 yield from records_in(lines, source, report)
                 return
+            # A list on the first line, and nothing after it: a document on one line.
             if first is not None and not any(rest.strip() for _, rest in lines):
                 report.counts.update({"repaired documents": 1} if is_repaired else {})
                 yield 0, first
@@ -93,6 +95,7 @@ def _read_document(source: SourceFile, report: IngestReport) -> Iterator[tuple[i
             return
     except ValueError:
         pass
+    # A file of lines may be large; only a single document has to fit into memory.
     if is_large and not _is_mostly_lines(data[:_HEAD_OF_LINES]):
         report.skip("document too large", source.name)
         return

@@ -27,6 +27,7 @@ from composer_replication.runs.files import CONVERSATIONS_SCHEMA, CONVERSATIONS_
 def mark_forgotten(run: RunDir, ids: Set[str]) -> None:
     """Store what must not come back. From here on neither a crash nor an ingest restores these conversations."""
     dead = [_bare(row) for row in _stored(run) if row["id"] in ids]
+    # A generator, since all rows together may not fit into memory. Only their session ids are needed.
     alive = ({"session_id": row["session_id"]} for row in _stored(run) if row["id"] not in ids)
     write_forgotten(run, forgotten_marks(dead, alive))
 
@@ -45,6 +46,7 @@ def forget(run: RunDir, ids: Set[str]) -> None:
                 if not remaining_rows:
                     continue  # not even the name of the log stays
                 bare = with_suffix(remaining_rows, suffix="", remove=account.id_suffix)
+                # Skipped records are named by file and line, which would say that more was there.
                 account = replace(with_rows(account, bare), skipped={}, skips=())
             sources.append(account)
             for row in remaining_rows:

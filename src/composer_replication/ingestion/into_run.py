@@ -112,7 +112,7 @@ def _write(
     counts, drops = Counter[str](), Counter(planned.discovery.skipped)
 
     def all_lines() -> Iterator[EncodedRow]:
-        # One pass while the file is written: accounts, schemas and counts need every row, and all rows need memory.
+        # Collected while the rows are written, since all rows together may not fit into memory.
         for family in drop_duplicates(gathered):
             sources.append(family.source)
             for line, facts in zip(family.lines, family.facts, strict=True):
@@ -259,8 +259,8 @@ def _why_copy(family: GatheredFamily, other_families: _SharedConversations, earl
             equal_only.append(facts)
         else:
             return None
-    # The same conversations may be in a later family. Then this one is a copy only if that family also has its other
-    # ones.
+    # Only later families have these conversations unchanged. This one is the copy only if such a family also continues
+    # another of its conversations.
     if equal_only:
         continued = [
             numbers for facts in family.facts for numbers in other_families.with_continuation(facts) if numbers

@@ -255,7 +255,7 @@ def ignore_patterns(folder: Path) -> list[str]:
 def is_ignored(relative: str, patterns: Sequence[str]) -> bool:
     """Return whether a pattern matches the whole path, the file name, or a folder above the file."""
     parts = relative.split("/")
-    # Like .gitignore: "build" matches a folder at any depth, and "a/b" only that path.
+    # "build" matches a file or folder at any depth, "a/b" only one below the root.
     candidates = [relative, parts[-1], *("/".join(parts[:n]) for n in range(1, len(parts))), *parts[:-1]]
     return any(fnmatch.fnmatchcase(candidate, pattern.rstrip("/")) for pattern in patterns for candidate in candidates)
 

@@ -105,6 +105,7 @@ class _ConversationScrubber:
         extra = dict(turn.extra) if is_same or "blocks" not in turn.extra else recut_blocks(turn, text, thinking)
         is_turn_changed = (text, thinking, calls) != (turn.text, turn.thinking, turn.calls)
         self._is_changed = self._is_changed or is_turn_changed or results != turn.results
+        # The ids of a prompt's tokens spell every turn before it.
         if self._is_changed and isinstance(extra.get("atif"), dict):
             extra["atif"] = {key: value for key, value in extra["atif"].items() if key != "prompt_token_ids"}
         return replace(
@@ -138,6 +139,7 @@ class _ConversationScrubber:
             # A program may end its output with a question, which the next message answers.
             prompt = results[-1].text[-_MAX_PROMPT_LENGTH:].rstrip()
             self._question = prompt if prompt.endswith((":", "?")) else ""
+        # `gh auth token`, for example.
         commands = ((call.id, _arguments_text(call)) for call in calls)
         self._secret_printing_calls |= {identity for identity, command in commands if prints_secret(command)}
 
@@ -260,7 +262,7 @@ class ScrubFingerprint:
         kingfisher = settings is not None and settings.kingfisher
         people = settings is not None and settings.people
         data = encode([_code_hash(), kingfisher, people, secret_values], where="scrub settings")
-        # About 50 ms and 16 MB per guess; once per ingest for us.
+        # These parameters take 16 MB of memory per guess.
         digest = hashlib.scrypt(data, salt=salt.encode(), n=2**14, r=8, p=1, dklen=16)
         return ScrubFingerprint(salt, digest.hex())
 

@@ -353,7 +353,7 @@ def is_forgotten(row: MarkRow, marks: Sequence[str], forgotten: frozenset[str] |
 
 
 def _content(turn: MarkRow) -> bytes:
-    # Neither ids nor timestamps: a resumed session repeats its turns with new ones.
+    # Neither ids nor timestamps, which copies of a session need not share.
     calls = [[call["name"], call["arguments"], call["raw_arguments"]] for call in turn["calls"]]
     results = [[result["text"], result["is_error"]] for result in turn["results"]]
     return orjson.dumps([turn["role"], turn["text"], turn["thinking"], calls, results], option=_SORT_KEYS)

@@ -109,7 +109,7 @@ class _MessageHistory:
         self._has_answer = self._has_user_message = False
 
     def add(self, turn: Turn, messages: list[Message]) -> None:
-        # Without a limit no sizes are needed, and encoding every message is the most expensive part.
+        # Without a limit no sizes are needed, and encoding every message takes time.
         size = 0 if self._max_tokens is None else sum(len(orjson.dumps(message)) for message in messages)
         is_from_user = turn.role == "user" and turn.origin not in _MACHINE_ORIGINS
         is_first_message = turn.role == "user" and not self._has_user_message

@@ -32,14 +32,17 @@ from composer_replication.types import (
     Usage,
 )
 
+# Reasons for leaving something out, which sidecars hold.
 ORPHAN = "tool result without its call"
 NO_OBJECT = "message is no object"
 NO_CALL = "tool call of unknown shape"
 # A whole string or one character of structure: b'"a"', b'{', b':'; of b'"cut off' only the quote.
 _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*+"|[{}\[\]:,"]', re.DOTALL)
+# No format has to be recognized by keys that are deeper.
 _MAX_OUTLINE_DEPTH = 4
 # Endings of session files, which may be combined: "run.traj.json".
 _SUFFIXES = (".json", ".jsonl", ".traj", ".eval")
+# "developer" is OpenAI's newer name for "system".
 _ROLE_AND_ORIGIN: dict[Any, tuple[Role, Origin]] = {
     "system": ("system", "meta"),
     "developer": ("system", "meta"),
@@ -89,6 +92,7 @@ class TurnList:
         turn = replace(turn, id=unique(turn.id, self._ids))
         for call in turn.calls:
             self._caller_of[call.id] = len(self.turns)
+            # Some agents give the calls of every turn the same ids.
             self._answered.discard(call.id)
         for result in turn.results:
             self._note_answered(result, turn.provenance.lines[0])
@@ -113,6 +117,7 @@ class TurnList:
         if "text" not in overrides:
             fields["text"] = as_text(content)
         if role == "assistant":
+            # The first key with any text counts.
             thoughts = (as_text(message.get(key)) for key in THINKING_KEYS)
             fields |= {"thinking": next((text for text in thoughts if text), "")}
             fields |= {} if "calls" in overrides else {"calls": self.calls(message, line)}
@@ -159,6 +164,7 @@ class TurnList:
         """Add the result of a call: to the turn with the other results of its turn, or as a turn of its own."""
         result = ToolResult(call_id=call_id, text=text, is_error=is_error)
         caller, last = self._caller_of.get(call_id), self.turns[-1] if self.turns else None
+        # A result goes into the last turn if that turn's results answer the same assistant turn.
         of_last = self._caller_of.get(last.results[0].call_id) if last is not None and last.results else None
         if last is not None and caller is not None and of_last == caller:
             self._note_answered(result, line)

@@ -59,6 +59,7 @@ from composer_replication.types import (
 )
 
 FORMAT = "atif"
+# Token counts of a step's metrics.
 _COUNTS = ("prompt_tokens", "completion_tokens", "cached_tokens")
 _ROLES: dict[str, Role] = {"system": "system", "user": "user", "agent": "assistant"}
 
@@ -90,6 +91,7 @@ def _conversations(
         conversation = reader.conversation(parent)
         if conversation.turns:
             yield conversation
+        # Breadth first, without recursion: documents can nest subagents to any depth.
         for index, child in enumerate(as_list(trajectory.get("subagent_trajectories"))):
             if not isinstance(child, dict):
                 report.skip("sub-agent is not an object", source.name)
@@ -121,6 +123,7 @@ class _TrajectoryReader:
         version, source_format = as_string(self._agent.get("version")), as_string(our_fields.get("format"))
         unmapped_fields = {key: document[key] for key in UNMAPPED_DOCUMENT_KEYS if document.get(key) is not None}
         unmapped_fields |= _rest("extra", document.get("extra"), {OURS})
+        # The name is stored only if it says more than the format of the log.
         handled_keys = {"version", "name"} if self._agent.get("name") == source_format else {"version"}
         unmapped_fields |= _rest("agent", self._agent, handled_keys)
         extra = self.turns.safe_fields(as_record(our_fields.get("extra")), 0)
@@ -154,6 +157,7 @@ class _TrajectoryReader:
         # A system step may consist of results only; then it adds no turn of its own.
         if source != "system" or turn.text or our_fields or not results:
             turn = self.turns.add(turn)
+        # One step holds the results of several tool turns; `n` says how many results each of them has.
         for tool_turn in as_list(our_fields.get("tool_turns")) if results else []:
             part = as_record(tool_turn)
             part_results, results = results[: count(part.get("n"))], results[count(part.get("n")) :]
@@ -200,6 +204,7 @@ class _TrajectoryReader:
         read_from = {"read_from": our_fields["read_from"]} if isinstance(our_fields.get("read_from"), dict) else {}
         extra = self.turns.safe_fields(as_record(our_fields.get("extra")) | read_from, number)
         agents = extra.get("agents", {})
+        # Links between conversations are made from it, so a forged document must not put other types there.
         if not isinstance(agents, dict) or not all(isinstance(agent, str) for agent in agents.values()):
             self._report.skip("broken agents", self._file, number)
             del extra["agents"]
@@ -237,6 +242,7 @@ class _TrajectoryReader:
             for ref in map(as_record, as_list(entry.get("subagent_trajectory_ref"))):
                 child = as_string(ref.get("trajectory_id"))
                 if child in self._embedded and child is not None:
+                    # The subagent is linked to the turn with the call, not to the one with the result.
                     turn_id = None if caller is None else caller.id
                     self.links.setdefault(
                         child, Link(kind="subagent", conversation_id=self._id, turn_id=turn_id, call_id=id)

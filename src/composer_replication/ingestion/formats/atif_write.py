@@ -60,6 +60,7 @@ def _document(
     unmapped_fields = as_record(conversation.extra.get("atif"))
     agent = as_record(unmapped_fields.get("agent"))
     source_format = as_text(conversation.extra.get("source_format", conversation.format))
+    # Parent links may form a circle; a conversation is written once.
     below = [child for child in children.get(conversation.id, []) if child.id not in seen_ids]
     seen_ids |= {child.id for child in below}
     parent = conversation.parent
@@ -98,6 +99,7 @@ def _steps(turns: tuple[Turn, ...], references: dict[str, list[dict[str, Any]]])
     caller: Turn | None = None  # the assistant turn of the last step
     for turn in turns:
         results = _results(turn, references)
+        # A step holds the results of its own calls, so the tool turn becomes part of the step.
         if caller is not None and _answers(turn, caller):
             steps[-1].setdefault("observation", {"results": []})["results"] += results
             steps[-1]["extra"][OURS].setdefault("tool_turns", []).append({**_our_fields(turn), "n": len(results)})
@@ -130,6 +132,7 @@ def _step(turn: Turn, number: int) -> dict[str, Any]:
         "source": _SOURCES[turn.role],
         "message": _message(turn, unmapped_fields),
     }
+    # Any other timestamp stays in our fields.
     if turn.timestamp is not None and _is_iso(turn.timestamp):
         step["timestamp"] = turn.timestamp
         del our_fields["timestamp"]

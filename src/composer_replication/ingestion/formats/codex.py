@@ -38,6 +38,7 @@ from composer_replication.types import (
 
 FORMAT = "codex"
 
+# Record types of the conversation. Records of other types are counted and skipped.
 _LINE_TYPES = {"session_meta", "turn_context", "response_item", "event_msg", "compacted"}
 # Known, but neither written nor read by the model.
 _IGNORED_LINES = {"world_state", "security_risk_score"}
@@ -122,6 +123,7 @@ class _ConversationDraft:
             self._model = as_string(item.payload.get("model")) or self._model
         elif kind == "event_msg":
             self._report.counts["ignored event_msg"] += 1
+            # Other events repeat what response items say, for the screen.
             if item.kind == "token_count":
                 self._add_usage(item.payload.get("info"))
         else:
@@ -170,6 +172,7 @@ class _ConversationDraft:
         if last is None or last.role != "assistant" or last.origin != origin or (begins and (last.text or last.calls)):
             self._add(item, "assistant", origin, text=text, thinking=thinking, calls=calls, model=self._model)
             return
+        # Summaries of one response's reasoning come in several items.
         thoughts = "\n\n".join(part for part in (last.thinking, thinking) if part)
         self.turns.grow(item.line, id=item.name if begins else None, text=last.text or text, thinking=thoughts)
         self.turns.add_calls(len(self.turns.turns) - 1, calls)
@@ -294,6 +297,7 @@ def _text_and_flag(output: Any) -> tuple[str, bool | None]:
         return output, None
     metadata = inner.get("metadata")
     code = metadata.get("exit_code") if isinstance(metadata, dict) else None
+    # Output that merely is JSON, of `cat package.json` for example, has other keys.
     if set(inner) == {"output", "metadata"} and isinstance(code, int):
         return as_text(inner["output"]), code != 0
     return output, None

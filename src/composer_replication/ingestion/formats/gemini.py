@@ -44,6 +44,7 @@ from composer_replication.types import (
 
 FORMAT = "gemini"
 
+# Types of messages.
 _TYPES = {"user", "gemini", "info", "error", "warning"}
 # Printed on the screen, never shown to the model.
 _SCREEN_ONLY = {"info", "error", "warning"}
@@ -57,6 +58,7 @@ def sniff(head: bytes, path: Path) -> bool:  # noqa: ARG001 (the content says it
 
 
 def _is_chat(value: Record) -> bool:
+    # Claude Code's records have session ids as well, but also a message and a uuid.
     if as_string(value.get("sessionId")) and ("projectHash" in value or "startTime" in value):
         return "message" not in value and "uuid" not in value
     return value.get("type") == "gemini" and "id" in value
@@ -186,6 +188,7 @@ class _ChatLog:
             self.report.counts[f"ignored gemini {kind}"] += 1
             return
         where = Provenance(file=self.source.name, lines=entry.lines)
+        # A context after a summary repeats messages of the one before it.
         copied = ("copied", "copied", "copied")
         origins: tuple[Origin, Origin, Origin] = copied if entry.is_copied else ("human", "model", "tool")
         text, timestamp = _parts_text(message.get("content")), as_string(message.get("timestamp"))
@@ -230,6 +233,7 @@ class _ChatLog:
             calls.append(logged_call(call_id, call.get("name"), call.get("args")))
             is_error = _IS_ERROR.get(as_string(call.get("status")) or "")
             if call.get("result") is not None or is_error is not None:
+                # Some calls have only a result for display.
                 text = _parts_text(call.get("result")) or as_text(call.get("resultDisplay"))
                 results.append(ToolResult(call_id=call_id, text=text, is_error=is_error))
         return tuple(calls), tuple(results)
@@ -251,6 +255,7 @@ def _parts_text(content: Any) -> str:
     output = response.get("output", response.get("error"))
     if output is not None:
         return as_text(output)
+    # orjson writes at most 254 levels.
     check_depth(response)
     return orjson.dumps(response).decode()
 

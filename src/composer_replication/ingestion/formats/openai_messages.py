@@ -30,6 +30,7 @@ _LISTS = ("messages", "traj")
 # tau-bench's few-shot examples are rendered for human readers: without calls, and with roles as prefixes of lines.
 _DISPLAY = "messages_display"
 DISPLAY_ONLY = "messages as display text only, without their calls"
+# "function" is OpenAI's older name for "tool".
 _ROLES = {"system", "developer", "user", "assistant", "tool", "function"}
 
 
@@ -72,6 +73,7 @@ class _StoredConversation(NamedTuple):
 
 def read(source: SourceFile, report: IngestReport) -> Iterator[Conversation]:
     """Yield every conversation of the file; they are numbered if there are several."""
+    # Two conversations are read ahead to know whether there are several.
     conversations = _find(source, report)
     ahead = [
         conversation

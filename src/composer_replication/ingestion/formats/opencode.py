@@ -50,6 +50,7 @@ def _is_export(value: Record) -> bool:
     info, messages = value.get("info"), value.get("messages")
     if not isinstance(info, dict) or not isinstance(messages, list):
         return False
+    # An empty export is recognized by the prefix of its session ids.
     if not messages:
         return (as_string(info.get("id")) or "").startswith("ses")
     first = cast("list[Any]", messages)[0]
@@ -76,6 +77,7 @@ def _session(record: Record, number: int, source: SourceFile, report: IngestRepo
         if not isinstance(message, dict):
             turns.skip(NO_OBJECT, position)
             continue
+        # A summary begins a new context, which continues the one before it.
         if turns.turns and _is_summary(message):
             (earlier_part,) = _conversation(turns, info, session_id, part, parent)
             yield earlier_part
@@ -197,6 +199,7 @@ class _ExportedMessage:
         answers = [answer for answer in self._answers() if not answer.is_empty]
         error_fields = {} if self._info.get("error") is None else {"error": self._info["error"]}
         error_fields = self._turns.safe_fields(error_fields, self._position)
+        # An answer that failed before its first word is a turn as well.
         if not answers and error_fields:
             answers = [_ModelAnswer()]
         for number, answer in enumerate(answers):
@@ -251,6 +254,7 @@ class _ExportedMessage:
         elif status == "error":
             text = as_text(state.get("error", state.get("output")))
             answer.results.append(ToolResult(call_id=call_id, text=text, is_error=True))
+        # A call without a final state has no result yet.
         elif status not in ("pending", "running"):
             self._turns.skip(f"unknown tool status {status}", self._position)
 

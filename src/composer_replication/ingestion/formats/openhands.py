@@ -65,6 +65,7 @@ _NOT_ARGUMENTS = _words(
 def sniff(head: bytes, path: Path) -> bool:
     """Return whether the head has a history of events, or the keys of an OpenHands output."""
     keys = outline(head)
+    # SWE-agent's files have actions and observations, too.
     if path.suffix == ".traj" or "trajectory" in keys or "history[].role" in keys:
         return False
     for event in ("history[]", "history[][]", "[]", "[][]"):
@@ -171,8 +172,10 @@ class _History:
         response = as_record(metadata.get("model_response"))
         calls = self.turns.calls(_message(response), line)
         call_id = as_string(metadata.get("tool_call_id")) or f"event-{_event_id(event, index)}"
+        # An observation names its cause by the id of the event.
         if isinstance(event.get("id"), int):
             self._call_of_event[event["id"]] = call_id
+        # A response with several calls is logged as one event per call, each with the whole response.
         at = self._response_at.get(as_string(response.get("id")) or "")
         if at is not None:  # a further call of an earlier response
             if all(call.id != call_id for call in self.turns.turns[at].calls):
@@ -257,6 +260,7 @@ def _knowledge(event: Record) -> str:
 
 def _is_error(event: Record, kind: str) -> bool | None:
     extras = as_record(event.get("extras"))
+    # The exit code is in `extras` or in its metadata.
     exit_code = extras.get("exit_code", as_record(extras.get("metadata")).get("exit_code"))
     if kind == "error":
         return True

@@ -40,6 +40,7 @@ def sniff(head: bytes, path: Path) -> bool:
     keys, head = outline(head), as_utf8(head)
     if head.lstrip()[:1] != b"{":
         return False
+    # Two keys are enough: not every step has all of them.
     steps = len({f"trajectory[].{key}" for key in _STEP_KEYS} & keys)
     history = "history[].role" in keys and bool({"history[].agent", "history[].message_type"} & keys)
     return steps >= 2 or history or (path.suffix == ".traj" and bool({"trajectory", "history", "attempts"} & keys))
@@ -66,6 +67,7 @@ def _conversation(document: Record, id: str, file: str, report: IngestReport) ->
     has_answer = any(isinstance(message, dict) and message.get("role") == "assistant" for message in as_list(history))
     turns = TurnList(file, report)
     turns.for_each_object(as_list(history), lambda message, number: _add_message(turns, message, number))
+    # A history without an answer is only the prompt; then the steps are the conversation.
     if not has_answer and steps:
         turns.for_each_object(as_list(steps), lambda step, number: _add_step(turns, step, number))
     else:

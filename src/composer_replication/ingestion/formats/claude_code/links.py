@@ -20,7 +20,7 @@ from typing import Any, Literal, cast
 from composer_replication.ingestion.formats.claude_code.record import Entry, Messages, Node
 from composer_replication.ingestion.source import IngestReport
 
-# Reasons in the report: each names a link that was replaced, or a context's end that was guessed.
+# Reasons in the report.
 ORPHAN = "orphan attached to the record before it"
 NO_PARENT = "no parent: attached by guess to the record before it"
 GUESSED = "wrong parent: attached by guess to the record before it"
@@ -105,7 +105,7 @@ class RecordLinks:
             self._note_stray(entry, parent)
         position = self._attach(entry, parent)
         self._last_main = entry.uuid
-        # Records without a message and attachments do not move the tail: the next message follows the last message.
+        # The next message follows the last one, not an attachment or a record without a message.
         if node is not None and position is not None:
             self._num_messages += node.is_main_message
             if node.is_boundary or moves_tail:
@@ -455,10 +455,7 @@ class _ContextLengths:
         return total
 
     def _harness_prompt_tokens(self) -> float:
-        """Return the tokens of the harness's own prompt, which no log holds.
-
-        They are what the first answer read in addition to the messages before it.
-        """
+        """Return the tokens of the harness's own prompt, in no log: the first answer's prompt without messages."""
         first = self._answer_indices[0]
         return max((_prompt_tokens(self._messages[first]) or 0) - self._tokens_before[first], 0)
 
@@ -597,10 +594,7 @@ class _Sidechains:
         return parent, is_guess
 
     def _is_root(self, entry: Entry, names_other: bool) -> bool:
-        """Return whether a record begins a chain.
-
-        It does if it is a boundary, a prompt whose parent is not in a sidechain, or a prompt that a call passed on.
-        """
+        """Return whether a record begins a chain: a boundary, a prompt from outside the sidechain, or one of a call."""
         node = entry.node
         if node is not None and node.is_boundary:
             return True
@@ -615,7 +609,7 @@ class _Sidechains:
         caller = None if node is None else self._caller(node, linked, fits)
         if caller is not None:
             return caller
-        # Newer logs name the subagent in every record.
+        # A record that names its subagent belongs to it.
         agent = self._by_agent.get(entry.agent)
         if agent is not None and (linked is None or linked.agent != entry.agent):
             return agent
@@ -632,10 +626,7 @@ class _Sidechains:
         return (chain for chain in chains if chain is not None)
 
     def _caller(self, node: Node, linked: SubagentChain | None, fits: bool) -> SubagentChain | None:
-        """Return the chain that made the calls which a record answers.
-
-        If a call has two results, the link is trusted over the call's id, which may be wrong.
-        """
+        """Return the chain of the calls that a record answers; of a call with two results, a fitting link decides."""
         for call_id in node.answered:
             chains = self._callers.get(call_id)
             if chains and linked is not None and linked.name in chains:

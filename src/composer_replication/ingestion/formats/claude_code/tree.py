@@ -206,7 +206,7 @@ class _MainThread:
         calls = {call_id for node in messages for call_id in node.called}
         answers = [node for call_id in calls for node in self._answers.get(call_id, ())]
         context = self._context[path[0].uuid] if path else None
-        # Some logs repeat call ids after a compaction; only results of the same context are siblings.
+        # A result in another context belongs to that context, even if the call id is the same.
         answers = [node for node in answers if self._context[node.uuid] == context]
         # A record with results of other calls as well belongs to another branch.
         siblings = [node for node in answers if calls.issuperset(node.answered)]
@@ -300,7 +300,7 @@ def _without_copies(entries: list[Entry], file: str, report: IngestReport) -> li
 
     Copies of its message are dropped and counted. Another message under the same uuid gets a new one.
     """
-    # Nearly all logs have no duplicates.
+    # Most logs have no duplicates.
     number_of = Counter(entry.uuid for entry in entries)
     if len(number_of) == len(entries):
         return entries
