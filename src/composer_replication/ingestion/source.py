@@ -62,10 +62,10 @@ class IngestReport:
         if len(self.skips) < _MAX_LOCATED_SKIPS:
             self.skips.append(Skip(reason, file, line))
 
-    def merge(self, report: IngestReport) -> None:
-        self.counts.update(report.counts)
-        self.skipped.update(report.skipped)
-        self.skips.extend(report.skips[: _MAX_LOCATED_SKIPS - len(self.skips)])
+    def merge(self, other: IngestReport) -> None:
+        self.counts.update(other.counts)
+        self.skipped.update(other.skipped)
+        self.skips.extend(other.skips[: _MAX_LOCATED_SKIPS - len(self.skips)])
 
 
 @dataclass(frozen=True, slots=True)
