@@ -92,7 +92,7 @@ class Recorder(TrainerCallback):
     def score(self, original: Any, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """With the rewards and the groups, which TRL then shuffles with the rest."""
         batch = self._score(original, inputs)
-        batch["rewards"] = self._trainer.sampling._rewards_of_all.clone()
+        batch["rewards"] = self._trainer.sampling._all_rewards.clone()
         batch["group"] = torch.arange(ROWS) // GROUP
         batch["place"] = torch.arange(ROWS)
         batch["task_seeds"] = torch.tensor([each["seed"] for each in inputs])
@@ -224,7 +224,7 @@ def trainer_values(folder: Path, batch: Batch, *, alpha: float) -> tuple[dict[st
         loss.backward()
     figures = {name: values[-1] for name, values in trainer._metrics["train"].items() if values}
     assert figures["loss/alpha_sdpo"] == alpha, "the first step's weight"
-    means = trainer.figures.take("train")
+    means = trainer.channel_metrics.take("train")
     found = {"grpo": figures["loss/grpo"], "total": figures["loss/total"], "sdpo": means["loss/sdpo_kl"]}
     return found, {name: each.grad.clone() for name, each in trainer.model.named_parameters()}
 

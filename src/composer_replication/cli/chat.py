@@ -28,7 +28,7 @@ from composer_replication.evaluation.arms import Arm, arms_of, device_and_dtype
 from composer_replication.runs import RunDir
 from composer_replication.runs.files import read_site
 from composer_replication.runs.split import sides_of
-from composer_replication.trainer.from_config.inputs import learnt_context, make_renderer, tools_of
+from composer_replication.trainer.from_config.inputs import max_context, make_renderer, tools_of
 from composer_replication.trainer.objective.distributed import rows_in_place
 from composer_replication.trainer.trained import Trained
 
@@ -285,7 +285,7 @@ class Arms:
 
     def _fitted(self, prompt: Prompt) -> Prompt:
         """The newest part of what the model has learnt to read at once, half of that where it is longer."""
-        most = learnt_context(self.trained.base, self.tokenizer)
+        most = max_context(self.trained.base, self.tokenizer)
         if not most or len(prompt.ids) < most:
             return prompt
         return prompt._replace(ids=prompt.ids[-(most // 2) :], num_left_out=len(prompt.ids) - most // 2)

@@ -254,7 +254,7 @@ def _model(name: str) -> Iterator[_CheckLine]:
     """Tokenizer and template, as training and chat will use them; of the weights only whether they are there."""
     from composer_replication.batch.model_folder import load_config, load_tokenizer
     from composer_replication.config import CrfConfig
-    from composer_replication.trainer.from_config.inputs import learnt_context
+    from composer_replication.trainer.from_config.inputs import max_context
 
     try:
         tokenizer = load_tokenizer(name)
@@ -267,7 +267,7 @@ def _model(name: str) -> Iterator[_CheckLine]:
             "Name a folder with config.json, tokenizer.json and weights, or a hub name",
         )
         return
-    text, learnt = config.get_text_config(), learnt_context(name, tokenizer)
+    text, learnt = config.get_text_config(), max_context(name, tokenizer)
     window, _ = CrfConfig().train.batch.fitted(learnt).window
     context_note = (
         f"has learnt contexts of up to {learnt:,} tokens" if learnt else "does not say how long its contexts may be"

@@ -28,7 +28,7 @@ from composer_replication.errors import InputError, explain
 from composer_replication.runs import RunDir
 from composer_replication.runs.files import read_site
 from composer_replication.trainer.from_config.inputs import make_renderer, tools_of
-from composer_replication.trainer.from_config.offline import why_not_taught
+from composer_replication.trainer.from_config.offline import why_not_trained_on
 from composer_replication.trainer.objective.hint_proof import HintProof
 from composer_replication.trainer.sessions.proof import read_proofs
 from composer_replication.trainer.sessions.rendering import LoggedSession
@@ -197,4 +197,4 @@ def _why_left_out(
         return ""
     if config.loss.alpha_sdpo == 0:
         return "loss.alpha_sdpo is 0"
-    return why_not_taught(config, renderer, LoggedSession(conversation=conversation, sites=[(site, hint)]))
+    return why_not_trained_on(config, renderer, LoggedSession(conversation=conversation, sites=[(site, hint)]))

@@ -200,7 +200,7 @@ def _show_plan(plan: TrainingPlan, *, as_json: bool) -> None:
     for remark in plan.remarks:
         say(remark)
     for change in plan.changed:
-        say(f"set otherwise than when the run began: {change}")
+        say(f"changed since the run began: {change}")
 
 
 def _show_result(result: TrainingResult, *, as_json: bool) -> None:

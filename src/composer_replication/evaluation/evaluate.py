@@ -217,7 +217,7 @@ def _answers(
         if view.asked.states:
             said_ids = ids_said(session.rendered for session in view.held.sessions)
             untrained = untrained_rows(model, view.renderer.tokenizer, said_ids)
-            answers.unlearnt |= {} if untrained is None else {arm.name: untrained.in_words()}
+            answers.unlearnt |= {} if untrained is None else {arm.name: untrained.describe()}
     return Answers(broken=answers.broken) if {"before", "after"} & set(answers.broken) else answers
 
 

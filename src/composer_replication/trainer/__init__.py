@@ -1,25 +1,28 @@
-"""Objective to a better model. Names are resolved when they are first used: importing this loads no trainer.
+"""Train a model on the objective. The names below are imported on first use, so importing this package loads no
+trainer.
 
-channel_settings  the knobs of channels 2 and 3, and how a weight changes over a run
-presets           what a preset says, as arguments
-same_start        what all processes of one training must begin with
-teacher_keeper    who teaches channel 2 over a run
-start_model       the start weights, as a trainer takes them
-token_rows        tokens of the template that the weights never learnt, and how an adapter learns them
-metrics_file      `metrics.jsonl`, and how a trainer hears of its own steps
-checkpoints/      complete or passed over, resumed bit for bit
-watch/            will it fit, has it collapsed, why does it not learn
-overrides         every method of transformers' and TRL's trainers that a part takes over, a line each
-offline/          parts of the offline trainer
+presets           recommended settings as arguments, and the knobs of channels 2 and 3
+same_start        what all processes of a training must begin with
+teacher_keeper    the teacher of channel 2 over a run
+start_model       the initial model as a trainer takes it, and rows of its head that were never trained
+metrics_file      `metrics.jsonl`, and the callback for a trainer's own steps
+checkpoints/      checkpoints that are complete or ignored, and resume bit for bit
+watch/            memory estimate, collapse alarm, diagnosis
+overrides         every method of transformers' and TRL's trainers that is overridden
 offline_trainer   training on logged sessions
-warmup            channel 1 first, for a model that does not speak the harness
+offline_checks    checks before and after an offline run, and its metrics
+warmup            channel 1 alone first, for a model that does not know the harness
+composer_trainer  GRPO with two more channels, on top of TRL
 composer/         parts of the composer trainer
-composer_trainer  GRPO with two more channels, inside TRL
-traces/           one trace as rows of token ids
 data_collator     traces to a batch for all three channels
-reference         a known path: `sessions.reference`
-replica           a training as one of several
-from_config/      what `crf train` does, as a library
+trace_rows        one trace as rows of token ids
+reference         an alias of `sessions.reference`
+replica           a training as one of several DiLoCo replicas
+trained           trained weights by name, and their cards
+objective/        a model and a batch in, losses out
+sessions/         a run's sessions as windows and batches
+rollouts/         error sites and channel 2 on rollouts
+from_config/      `crf train` as a library
 """
 
 from __future__ import annotations

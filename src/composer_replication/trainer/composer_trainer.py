@@ -1,8 +1,8 @@
-"""GRPO with two more channels, inside TRL: total = GRPO + alpha_sdpo * channel 2 + beta_replay * channel 3.
+"""GRPO with two more channels, on top of TRL: total = GRPO + alpha_sdpo * channel 2 + beta_replay * channel 3.
 
-Channel 2 teaches the erring turns of this batch's own rollouts, on the token ids that were sampled; error sites are
-found as rollouts are generated. Channel 3, and channel 2 on logged traces, come from a store beside the rollouts.
-With both weights 0 nothing of TRL's step is touched.
+Channel 2 trains on the erring turns of the batch's own rollouts, on the very token ids that were sampled; error sites
+are located when rollouts are generated. Channel 3, and channel 2 on logged traces, take their batches from a store of
+logged data. With both weights 0, TRL's step is unchanged.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from composer_replication.optional import available, require
 from composer_replication.trainer.composer.channels import (
     LOGGED_PAIRS,
     LOGGED_SITES,
+    ChannelMetrics,
     ComposerChannels,
-    ComposerFigures,
     MicroStepLoss,
 )
-from composer_replication.trainer.composer.generation import Generation, answering
-from composer_replication.trainer.composer.heeding import HeedWatch, HintComparison
+from composer_replication.trainer.composer.generation import Generation, with_none_check
+from composer_replication.trainer.composer.heeding import HintComparison, HintGate
 from composer_replication.trainer.composer.logged_batches import (
     REPLAY,
     SDPO,
@@ -68,13 +68,13 @@ from composer_replication.trainer.watch.diagnosis import RunDiagnosis
 
 
 class _WithoutTrl:
-    """Stands where TRL's trainer would: the class can be named without it, not made."""
+    """Takes the place of TRL's trainer if TRL is not installed: the class can be imported, but not instantiated."""
 
     def __init__(self, *_args: object, **_options: object) -> None:
         require("trl", extra="train")
 
 
-_Trainer: Any = _WithoutTrl  # TRL's own types do not say what it does with them
+_Trainer: Any = _WithoutTrl  # Any, because this class also overrides private methods, which TRL does not type
 if available("trl"):
     from trl.trainer.grpo_trainer import GRPOTrainer
 
@@ -83,32 +83,34 @@ __all__ = ["ComposerReplicationTrainer", "RolloutOptions"]
 
 logger = logging.getLogger(__name__)
 _KNOBS = {knob.name for knob in fields(ChannelSettings)}
-_NOT_GIVEN = object()
+_NO_DEFAULT = object()
 _LOGGED_METRIC = {SDPO: LOGGED_SITES, REPLAY: LOGGED_PAIRS}
 
 
 class ComposerReplicationTrainer(TaughtRollouts, _Trainer):
-    """`trl.GRPOTrainer` with channels 2 and 3. All of its arguments are passed on; those below are new.
+    """`trl.GRPOTrainer` with channels 2 and 3. It takes all of TRL's arguments and those below.
 
     Args:
-        model: as TRL takes it; `student` is the tiny model that comes with the package, as on the command line.
-        alpha_sdpo, beta_replay: weights of channels 2 and 3; 0 turns a channel off. A channel with a weight and no data
-            is skipped, and one message says so.
-        sdpo_jsd_beta, sdpo_temperature, sdpo_token_clip, replay_dpo_beta: as in `compose_loss`; the other knobs of
-            `ChannelSettings` (sdpo_wrapper, dpo_variant, anneal, ...) are taken too, or all of them as `settings`.
-        teacher: "live", "frozen", "ema", "trust_region", or a `TeacherKeeper` with settings of its own.
-        rollouts: how sites of rollouts are found and taught.
-        sdpo_weighting: which of the erring tokens count more (`RowWeighting`).
-        heed_gate: let channel 2 rest on rollouts until the model is seen to heed hints, as is measured on them.
-        trace_dataset, data_collator: logged traces and what makes batches of them (`ComposerDataCollator`). Without a
-            `trace_dataset` the rows of `train_dataset` have to be TraceExamples: they are the logged traces, and those
-            without a `prompt` get one, the messages before the agent's first turn.
-        logged_sessions: sessions of a run directory (`LoggedSessions`) instead of those two.
-        logged_batch_size: logged items per process and micro-step.
-        measure_channels: compute channel 2 even where its weight is 0, to look at it.
-        alarm: watches for collapse and keeps the best checkpoint; the default one says so and does not stop the run.
-        diagnosis: says why a run cannot learn; the default one looks every 50 steps and at the end.
-        metrics_path: where everything that is logged goes, besides `report_to`; `metrics.jsonl` in the output folder.
+        model: As in TRL; `student` is the tiny model that comes with the package, as on the command line.
+        alpha_sdpo, beta_replay: Weights of channels 2 and 3; 0 turns a channel off. A channel with a weight and without
+            data is skipped, and a warning says so.
+        sdpo_jsd_beta, sdpo_temperature, sdpo_token_clip, replay_dpo_beta: As in `compose_loss`. The other fields of
+            `ChannelSettings` (sdpo_wrapper, dpo_variant, anneal, ...) are accepted as well, or all of them as
+            `settings`.
+        teacher: "live", "frozen", "ema", "trust_region", or a `TeacherKeeper` with other settings.
+        rollouts: How rollouts are generated and their error sites are located.
+        sdpo_weighting: How much each token of an erring turn counts (`RowWeighting`).
+        heed_gate: Keep channel 2 off on rollouts until the model is measured to react to hints.
+        trace_dataset, data_collator: Logged traces, and what makes batches of them (`ComposerDataCollator`). Without a
+            `trace_dataset`, the rows of `train_dataset` must be TraceExamples: these are the logged traces, and rows
+            without a `prompt` get the messages before the agent's first turn as their prompt.
+        logged_sessions: Sessions of a run directory (`LoggedSessions`), in place of these two.
+        logged_batch_size: Logged items per process and micro-step.
+        measure_channels: Compute channel 2 even if its weight is 0, for its metrics.
+        alarm: Warns of a collapse and keeps the best checkpoint. The default alarm does not stop the run.
+        diagnosis: Explains why a run cannot learn. The default one runs every 50 steps and at the end.
+        metrics_path: The file for all metrics, which also go to `report_to`; default `metrics.jsonl` in the output
+            folder.
     """
 
     def __init__(
@@ -135,12 +137,12 @@ class ComposerReplicationTrainer(TaughtRollouts, _Trainer):
         metrics_path: str | Path | None = None,
         **kwargs: Any,
     ) -> None:
-        arguments = locals()
+        arguments = locals()  # must stay the first statement
         knobs = {name: arguments[name] for name in _DEFAULTS}
         knobs |= {name: kwargs.pop(name) for name in sorted(_KNOBS & kwargs.keys())}
-        self.settings, self.figures = _settings_of(knobs, settings), ComposerFigures()
+        self.settings, self.channel_metrics = _settings_of(knobs, settings), ChannelMetrics()
         self.wants_sites = self.settings.alpha_sdpo > 0 or measure_channels
-        if available("trl"):  # else the base class raises
+        if available("trl"):  # otherwise the constructor of the base class raises below
             kwargs, args = _by_name(args, kwargs), ()
             if isinstance(name := kwargs.get("model"), str):
                 kwargs["model"] = resolve_model(name)
@@ -148,7 +150,7 @@ class ComposerReplicationTrainer(TaughtRollouts, _Trainer):
                 trace_dataset = kwargs.get("train_dataset")
                 kwargs["train_dataset"] = prompts_of_traces(trace_dataset)
                 if not (self.settings.alpha_sdpo > 0 or self.settings.beta_replay > 0):
-                    trace_dataset = data_collator = None  # GRPO alone: the channels that read traces are off
+                    trace_dataset = data_collator = None  # plain GRPO: both channels that read traces are off
         super().__init__(*args, **kwargs)
         self._check_all_processes(logged_sessions, trace_dataset)
         settle_token_rows(self.model)
@@ -156,29 +158,31 @@ class ComposerReplicationTrainer(TaughtRollouts, _Trainer):
         self.settings = self.usable.settings
         options = rollouts or RolloutOptions()
         self._check_arguments(options)
-        self.reward_funcs = list(map(answering, self.reward_func_names, self.reward_funcs))
+        self.reward_funcs = list(map(with_none_check, self.reward_func_names, self.reward_funcs))
         self.teacher = teacher if isinstance(teacher, TeacherKeeper) else TeacherKeeper(teacher)
         contrast = sdpo_weighting is not None and sdpo_weighting.contrast is not None
-        watch = self._make_watch(gates=heed_gate, has_contrast=contrast)
-        self.sampling = Generation(self, options, self.figures, wants_sites=self.wants_sites, watch=watch)
+        hint_gate = self._make_hint_gate(is_gated=heed_gate, has_contrast=contrast)
+        self.sampling = Generation(
+            self, options, self.channel_metrics, wants_sites=self.wants_sites, hint_gate=hint_gate
+        )
         self.channels = ComposerChannels(
             self.settings,
             self.teacher,
             weighting=sdpo_weighting,
             logged=self._make_store(trace_dataset, data_collator, logged_sessions, logged_batch_size),
-            watch=watch,
+            hint_gate=hint_gate,
             sum_over=self.sum_over,
             autocast=self.accelerator.autocast,
         )
-        self.channel_loss = MicroStepLoss(self, self.channels, self.figures, wants_sites=self.wants_sites)
+        self.channel_loss = MicroStepLoss(self, self.channels, self.channel_metrics, wants_sites=self.wants_sites)
         self._attach_teacher(self.teacher)
         self.sampling.start_model = self._make_start_model(options)
         self.alarm = alarm or CollapseAlarm()
         self._add_callbacks(diagnosis, metrics_path)
-        self._tell_channels()
+        self._log_channels()
 
-    def _tell_channels(self) -> None:
-        """Log at WARNING, so that it shows without any logging configuration."""
+    def _log_channels(self) -> None:
+        """Log which channels are on, at WARNING so that it shows without any logging configuration."""
         if not self.accelerator.is_main_process:
             return
         for remark in self.usable.skipped.values():
@@ -188,7 +192,8 @@ class ComposerReplicationTrainer(TaughtRollouts, _Trainer):
             logger.warning(warning)
 
     def _check_all_processes(self, sessions: Any, traces: Sequence[Any] | None) -> None:
-        """Raise where a process is alone, or begins with another tokenizer, logged data, weights or reference."""
+        """Raise if a process runs alone, or has another tokenizer, logged data, weights or reference model than
+        rank 0."""
         check_is_in_group(self.args.world_size)
         if self.args.world_size > 1:
             tokenizer = getattr(self.processing_class, "tokenizer", self.processing_class)
@@ -208,10 +213,10 @@ class ComposerReplicationTrainer(TaughtRollouts, _Trainer):
             refuse_missing_weights(self.ref_model, what="weights of TRL's reference model", fix=fix)
 
     def _check_arguments(self, options: RolloutOptions) -> None:
-        if is_sharded(self.model):  # by hand: tells the base class to leave the wrapping to whoever did it
+        if is_sharded(self.model):  # by the caller; this flag keeps transformers from wrapping the model again
             self.is_distributed_loading_by_transformers = True
         if options.max_resamples and self.multi_objective_aggregation != "sum_then_normalize":
-            expected = "'sum_then_normalize': the other one scales by a batch that is no longer the same"
+            expected = "'sum_then_normalize': the other one normalizes over the batch, which resampling changes"
             raise InputError(
                 explain("aggregation with max_resamples", got=self.multi_objective_aggregation, expected=expected)
             )
@@ -223,7 +228,7 @@ class ComposerReplicationTrainer(TaughtRollouts, _Trainer):
         self.add_callback(diagnosis or RunDiagnosis(max_completion_length=self.max_completion_length))
 
     def channels_on(self) -> list[str]:
-        """The channels that this run computes, by name."""
+        """Return the names of the channels that this run computes."""
         names = ["grpo"]
         if self.wants_sites:
             names.append("sdpo on rollouts" if self.settings.alpha_sdpo > 0 else "sdpo on rollouts, measured only")
@@ -231,34 +236,37 @@ class ComposerReplicationTrainer(TaughtRollouts, _Trainer):
         names += [REPLAY] * (REPLAY in self.usable.logged)
         return names
 
-    # A step
+    # ---- the optimizer step
 
     def before_steps(self) -> None:
-        """TAID's schedule is made where it is first asked for."""
+        """Do nothing: the TAID schedule is created when it is first needed."""
 
     def after_step(self) -> None:
-        """After an optimiser step, before anything is logged or saved."""
+        """Update the channels after an optimizer step, before anything is logged or saved."""
         per_generation = self.args.steps_per_generation or 1
-        micro_step = self._step % (per_generation * self.num_iterations)  # of the micro-step that comes next
-        whole = micro_step == 0 or micro_step >= per_generation
-        warning = self.channels.after_step(self.model, self.state.global_step, ends_generation=whole)
-        if warning and self.accelerator.is_main_process:
-            logger.warning("step %d: %s", self.state.global_step, warning)
-        watch = self.channels.watch
-        self._metrics["train"].update({name: [value] for name, value in (watch.metrics() if watch else {}).items()})
-        self.figures.end_step(self._metrics["train"])
+        # `_step` counts micro-steps. The first pass over a generation ends after `per_generation` of them.
+        next_micro_step = self._step % (per_generation * self.num_iterations)
+        is_whole = next_micro_step == 0 or next_micro_step >= per_generation
+        message = self.channels.after_step(self.model, self.state.global_step, ends_generation=is_whole)
+        if message and self.accelerator.is_main_process:
+            logger.warning("step %d: %s", self.state.global_step, message)
+        hint_gate = self.channels.hint_gate
+        self._metrics["train"].update(
+            {name: [value] for name, value in (hint_gate.metrics() if hint_gate else {}).items()}
+        )
+        self.channel_metrics.end_step(self._metrics["train"])
 
     def mode(self) -> str:
-        """As TRL's metrics are kept."""
+        """Return the key of TRL's metrics: "train" or "eval"."""
         return "train" if self.model.training else "eval"
 
     def sum_over(self, values: Tensor) -> Tensor:
-        """Added up over all processes."""
+        """Return the sum over all processes."""
         return values if self.accelerator.num_processes == 1 else self.accelerator.reduce(values, reduction="sum")
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         mode = self.mode()
-        self._metrics[mode].update({name: [mean] for name, mean in self.figures.take(mode).items()})
+        self._metrics[mode].update({name: [mean] for name, mean in self.channel_metrics.take(mode).items()})
         self._metrics[mode].update({f"ran/{_LOGGED_METRIC[name]}": [0.0] for name in self.usable.skipped})
         super().log(logs, start_time)
 
@@ -272,27 +280,32 @@ class ComposerReplicationTrainer(TaughtRollouts, _Trainer):
         super().load_extra_state(tree)
         load_run_state(self, tree["composer"])
 
-    # Parts
+    # ---- parts of the constructor
 
-    def _make_watch(self, *, gates: bool, has_contrast: bool) -> HeedWatch | None:
-        """Where rollouts are taught, and either a gate or a contrast wants another kind's hint beside their own."""
-        gates = gates and self.settings.alpha_sdpo > 0
-        if not self.wants_sites or not (gates or has_contrast):
+    def _make_hint_gate(self, *, is_gated: bool, has_contrast: bool) -> HintGate | None:
+        """Return the hint gate if channel 2 runs on rollouts and either a gate or a contrast needs unrelated hints."""
+        is_gated = is_gated and self.settings.alpha_sdpo > 0
+        if not self.wants_sites or not (is_gated or has_contrast):
             return None
-        return HeedWatch(gates=gates, has_contrast=has_contrast, gather=self._from_all_processes)
+        return HintGate(enabled=is_gated, has_contrast=has_contrast, gather=self._gather_comparisons)
 
-    def _from_all_processes(self, values: list[HintComparison]) -> list[HintComparison]:
-        """Those of every process, on every process: as text in tensors, since objects would be pickled."""
+    def _gather_comparisons(self, values: list[HintComparison]) -> list[HintComparison]:
+        """Return the comparisons of all processes, on every process.
+
+        They are gathered as text in tensors, because accelerate would pickle objects.
+        """
         accelerator = self.accelerator
         if accelerator.num_processes == 1:
             return values
         text = json.dumps(values).encode()
         padded = accelerator.pad_across_processes(torch.tensor([list(text)], device=accelerator.device), dim=1)
         rows = accelerator.gather(padded).tolist()
+        # Shorter texts are padded with zeros.
         return [HintComparison(*comparison) for row in rows for comparison in json.loads(bytes(row).rstrip(b"\0"))]
 
     def _make_start_model(self, options: RolloutOptions) -> nn.Module | None:
-        """A copy of the start weights for k1, where neither an adapter nor TRL's reference model has them."""
+        """Return a copy of the initial model for the k1 penalty, if neither an adapter nor TRL's reference model
+        provides it."""
         if not options.k1_coefficient or self.ref_model is not None or has_adapter(self.model):
             return None
         from trl.trainer.utils import add_fused_lm_head
@@ -307,7 +320,7 @@ class ComposerReplicationTrainer(TaughtRollouts, _Trainer):
     def _make_store(self, traces: Any, collator: Any, sessions: Any, batch_size: int) -> LoggedStore | None:
         if self.usable.is_empty or (traces is None and collator is None and sessions is None):
             return None
-        with self.accelerator.autocast():  # references are compared with what is computed under it
+        with self.accelerator.autocast():  # the steps compute under autocast, so reference log-probs must as well
             sessions = with_what_is_needed(self.model, self.settings, traces, collator, sessions)
         return LoggedStore(
             traces=traces,
@@ -326,16 +339,17 @@ class ComposerReplicationTrainer(TaughtRollouts, _Trainer):
 
 
 def _by_name(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return all arguments of TRL's trainer by name; TypeError where they do not fit."""
+    """Return all arguments of TRL's trainer by name. Raises TypeError if they do not fit its signature."""
     bound = inspect.signature(_Trainer.__init__).bind_partial(None, *args, **kwargs).arguments
     return {name: value for name, value in bound.items() if name != "self"}
 
 
 def _settings_of(knobs: dict[str, Any], settings: ChannelSettings | None) -> ChannelSettings:
-    """From single knobs or all at once; both ways together would leave one of them unheard."""
+    """Return the settings from single knobs or from `settings`; a mix is refused, since one of the two would be
+    ignored."""
     if settings is None:
         return ChannelSettings(**knobs)
-    changed_knobs = [name for name, value in knobs.items() if value != _DEFAULTS.get(name, _NOT_GIVEN)]
+    changed_knobs = [name for name, value in knobs.items() if value != _DEFAULTS.get(name, _NO_DEFAULT)]
     if changed_knobs:
         raise InputError(
             explain("channel knobs", got=f"settings and {', '.join(changed_knobs)}", expected="one of the two")
@@ -343,5 +357,6 @@ def _settings_of(knobs: dict[str, Any], settings: ChannelSettings | None) -> Cha
     return settings
 
 
+# The single knobs of the constructor with their defaults, so that `_settings_of` can tell which ones were set.
 _SIGNATURE = inspect.signature(ComposerReplicationTrainer.__init__).parameters
 _DEFAULTS = {name: parameter.default for name, parameter in _SIGNATURE.items() if name in _KNOBS}

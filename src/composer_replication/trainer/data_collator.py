@@ -1,4 +1,4 @@
-"""Traces to a batch for all three channels: ids, masks and index pairs from one rendering of each trace."""
+"""Collate traces into batches for all three channels: ids, masks and index pairs from one rendering of each trace."""
 
 from __future__ import annotations
 
@@ -45,11 +45,12 @@ __all__ = ["CollatorConfig", "ComposerDataCollator", "TokenizerLike", "TraceExam
 
 
 HintGenerator = Callable[[str, Any], str | None]
-"""(error_kind, error_meta) to a hint, or None for none. `hint_generator.dispatch` is one."""
+"""A function of (error_kind, error_meta) that returns a hint, or None for no hint, such as
+`hint_generator.dispatch`."""
 
 
 class TraceTurn(TypedDict, total=False):
-    """One message. Those of the OpenAI shape (tool_calls, tool_call_id, a system role) are taken as well."""
+    """One message. Messages of the OpenAI format (tool_calls, tool_call_id, a system role) are accepted as well."""
 
     role: Literal["user", "assistant", "tool"]
     content: str
@@ -59,7 +60,7 @@ class TraceTurn(TypedDict, total=False):
 
 
 class TraceExample(TypedDict, total=False):
-    """A session, its reward, and the pairs made of its states."""
+    """A session, its reward, and the preference pairs made from its states."""
 
     trace_id: str
     turns: Sequence[TraceTurn]
@@ -68,10 +69,10 @@ class TraceExample(TypedDict, total=False):
 
 
 class TokenizerLike(Protocol):
-    """What the collator needs of a tokenizer: ids for a text.
+    """What the collator needs of a tokenizer: token ids for a text.
 
     With a fast Hugging Face tokenizer and a chat template (its own, or `CollatorConfig.chat_template`) conversations
-    are rendered by the template. With any other, the content of each turn is tokenised on its own.
+    are rendered with the template. With any other tokenizer, the content of each turn is tokenized on its own.
     """
 
     @property
@@ -87,11 +88,16 @@ class TokenizerLike(Protocol):
 class CollatorConfig:
     """How traces become a batch.
 
-    `pad_token_id` fills rows; what is padding is said by the attention masks, so any id of the vocabulary will do.
-    `ignore_index` (-100 or 0) stands in `sdpo_loss_mask` where a token is no target; all other masks are 0 and 1.
-    `placement` is where a hint goes, `tools` are schemas for the template, `chat_template` replaces the tokenizer's.
-    `thinking` says what becomes of the messages' `reasoning_content`: by default that of the student itself, known by
-    the messages' `model`, is learned (`ThinkingRules.student_models`; `render.thinking.ALL_OWN` where all of it is).
+    Args:
+        pad_token_id: Fills up rows. Any id of the vocabulary will do, since the attention masks say what is padding.
+        ignore_index: The value (-100 or 0) in `sdpo_loss_mask` of tokens that are no targets. All other masks are 0 and
+            1.
+        hint_generator: Makes the hints; without one there are no targets for channel 2.
+        placement: Where a hint is inserted.
+        tools: Tool schemas for the chat template.
+        chat_template: Replaces the tokenizer's template.
+        thinking: Which `reasoning_content` is learned. By default that of the student itself, recognized by the
+            messages' `model` (`ThinkingRules.student_models`); with `render.thinking.ALL_OWN` all of it.
     """
 
     max_seq_len: int = 4096
@@ -109,12 +115,12 @@ class CollatorConfig:
     thinking: ThinkingRules | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (("max_seq_len", 2), ("max_dpo_seq_len", 2), ("pad_token_id", 0)):
+        for name, minimum in (("max_seq_len", 2), ("max_dpo_seq_len", 2), ("pad_token_id", 0)):
             value = getattr(self, name)
-            if type(value) is not int or value < least:
-                raise InputError(explain(name, got=repr(value), expected=f"a whole number, {least} or more"))
+            if type(value) is not int or value < minimum:
+                raise InputError(explain(name, got=repr(value), expected=f"a whole number, {minimum} or more"))
         if self.ignore_index not in (IGNORE_INDEX, 0):
-            expected = f"{IGNORE_INDEX} or 0, what a mask may hold where it does not count"
+            expected = f"{IGNORE_INDEX} or 0"
             raise InputError(explain("ignore_index", got=self.ignore_index, expected=expected))
         if self.placement not in PLACEMENTS:
             raise InputError(explain("placement", got=repr(self.placement), expected=f"one of {PLACEMENTS}"))
@@ -127,24 +133,26 @@ class CollatorConfig:
 class ComposerDataCollator:
     """Makes batches for `compose_loss` from traces.
 
-    Always there: input_ids, attention_mask, response_mask (B, T), 1 on every token of every assistant turn with its
-    end-of-turn token, and rewards (B,). With `enable_sdpo`, a hint generator and a site: ctx_teacher_input_ids and its
-    attention mask, one row a site; sdpo_student_index, sdpo_teacher_index and sdpo_loss_mask. With `enable_replay_dpo`
-    and a pair: dpo_{chosen,rejected}_{input_ids,attention_mask,response_mask}, and with a `reference` its log-probs.
+    Every batch has input_ids, attention_mask, response_mask (B, T), which is 1 on every token of every assistant turn
+    including its end-of-turn token, and rewards (B,). With `enable_sdpo`, a hint generator and an error site it also
+    has ctx_teacher_input_ids and its attention mask, one row per site; sdpo_student_index, sdpo_teacher_index and
+    sdpo_loss_mask. With `enable_replay_dpo` and a pair it has dpo_{chosen,rejected}_{input_ids,attention_mask,
+    response_mask}, and with a `reference` their log-probs.
 
-    With a tokenizer that has no fast backend or no chat template, each turn's content is tokenised on its own and masks
-    go by these segments; making the collator then warns, and a turn's mask has no end-of-turn token to cover.
+    If a tokenizer has no fast backend or no chat template, each turn's content is tokenized on its own and masks follow
+    these segments. The constructor then warns, and there are no end-of-turn tokens that a mask could include.
 
-    A trace is one row; where a template rewrites history it is one row a sequence, each with the trace's reward. A
-    trace without a reward has NaN there, counted as `no_reward`. Rows longer than `max_seq_len` keep their end, from
-    the start of a message on if one starts in time. Nothing that is scored is cut: a turn, site or pair that is not
-    whole is left out. `counts` says how often, by reason, over all calls in this process (each worker of a data loader
-    has its own; `counts.clear()` starts anew); what a template could not say as it was is in `renderer.counts`. Where
-    no row is left, `batch_without_rows`, there is one of a single token with nothing to score, and a reward of NaN:
-    `compose_loss` runs, and says in `active` that lm_ce did not.
+    A trace is one row, or one row per sequence if a template rewrites history; each row gets the trace's reward. A
+    trace without a reward gets NaN, counted as `no_reward`. Rows longer than `max_seq_len` keep their end, from the
+    start of a message on if possible. Targets are never cut: a turn, site or pair that does not fit is left out.
+
+    `counts` has the number of dropped items by reason, over all calls in this process (each data loader worker has its
+    own; `counts.clear()` resets it). What a template could not render faithfully is counted in `renderer.counts`. If no
+    row is left (`batch_without_rows`), the batch has one row of a single token without a target and a reward of NaN:
+    `compose_loss` runs, and its `active` shows that lm_ce did not.
     """
 
-    tokenizer: TokenizerLike | Any  # transformers adds pad_token_id when it runs: a checker does not see it
+    tokenizer: TokenizerLike | Any  # transformers adds pad_token_id at run time, so type checkers do not see it
     config: CollatorConfig
     _: KW_ONLY
     reference: _ReferenceLookup | None = None
@@ -162,7 +170,7 @@ class ComposerDataCollator:
         self._num_ids = _vocabulary_size(self.tokenizer)
 
     def __call__(self, batch: Sequence[TraceExample]) -> dict[str, Tensor]:
-        """The batch, checked as `compose_loss` will check it."""
+        """Return the batch, validated as `compose_loss` will validate it."""
         if not batch:
             raise InputError(explain("batch", got="no traces", expected="at least one"))
         students, sites, pairs, rewards = list[StudentRow](), list[SiteRow](), list[PairIds](), list[float]()
@@ -174,16 +182,21 @@ class ComposerDataCollator:
             students += rows.students
             rewards += [reward] * len(rows.students)
             pairs += self._trace_pairs(example, where)
-        if not students:  # one token that nothing scores: a long run must not end at one batch of unusable traces
+        # One token without a target, so that a batch of unusable traces does not end a long run.
+        if not students:
             self.counts["batch_without_rows"] += 1
             students, rewards = [StudentRow([self.config.pad_token_id], [])], [math.nan]
         return self._tensors(students, sites, pairs, rewards)
 
     def pairs(self, traces: Iterable[TraceExample]) -> Iterator[PairIds]:
-        """The pairs that batches of these traces hold, for `trainer.reference.precompute_ref_logprobs`. Not counted."""
-        for number, example in enumerate(traces):
+        """Yield the pairs that batches of these traces contain, for `trainer.reference.precompute_ref_logprobs`.
+
+        They are not added to `counts`.
+        """
+        for index, example in enumerate(traces):
             before = Counter(self.counts)
-            pairs = self._trace_pairs(example, _name(example, number))
+            pairs = self._trace_pairs(example, _name(example, index))
+            # `counts` is restored before the yield, which may never return.
             self.counts.clear()
             self.counts.update(before)
             yield from pairs
@@ -198,10 +211,10 @@ class ComposerDataCollator:
             self.counts["empty_conversation"] += 1
             return TraceRows([], [])
         hints = list(self._hints(messages, conversation)) if self.config.enable_sdpo else []
-        once = list(dict.fromkeys(hints))  # a call and its result may both be marked: that is one failure
-        if len(once) < len(hints):
-            self.counts["same_hint_again"] += len(hints) - len(once)
-        return self._rows.rows(conversation, once)
+        unique_hints = list(dict.fromkeys(hints))  # a call and its result may both be marked, for the same error
+        if len(unique_hints) < len(hints):
+            self.counts["same_hint_again"] += len(hints) - len(unique_hints)
+        return self._rows.rows(conversation, unique_hints)
 
     def _hints(self, messages: Sequence[TraceTurn], conversation: Conversation) -> Iterator[Hinted]:
         generate = self.config.hint_generator
@@ -238,7 +251,7 @@ class ComposerDataCollator:
         except (TypeError, ValueError):
             reward = math.nan
         if not math.isfinite(reward):
-            fix = "Leave the key out where there is no reward."
+            fix = "Leave the key out if there is no reward."
             raise InputError(explain(f"{key} of {where}", got=repr(value), expected="a finite number", fix=fix))
         return reward
 
@@ -254,35 +267,36 @@ class ComposerDataCollator:
         if pairs and self.reference is not None:
             batch |= _reference_tensors(pairs, self.reference)
         ids = (value for name, value in batch.items() if name.endswith("input_ids"))
-        num_ids = self._num_ids or 1 + max(int(value.max()) for value in ids)  # a stub may not say how many it has
+        # A stub may not state the size of its vocabulary.
+        num_ids = self._num_ids or 1 + max(int(value.max()) for value in ids)
         read_flat_batch(batch, max(num_ids, pad + 1), NeededChannels(reference=self.reference is not None))
         return batch
 
 
 def _renderer_of(tokenizer: Any, config: CollatorConfig) -> Renderer | SegmentRenderer:
-    """Return what renders conversations: the chat template, or turn by turn with a warning where that cannot be."""
+    """Return the renderer of conversations: by chat template, or turn by turn, with a warning, without a template."""
     is_fast = hasattr(tokenizer, "backend_tokenizer")
     if is_fast and (config.chat_template is not None or getattr(tokenizer, "chat_template", None)):
         return Renderer(tokenizer, tools=config.tools, chat_template=config.chat_template, thinking=config.thinking)
     name = type(tokenizer).__name__
     if config.chat_template is not None:
-        fix = "Load a fast one with AutoTokenizer, or leave chat_template out: turns are then tokenised one by one."
-        got = f"a text, and a tokenizer without a fast backend ({name})"
-        raise InputError(explain("chat_template", got=got, expected="a fast tokenizer beside it", fix=fix))
+        fix = "Load a fast one with AutoTokenizer, or leave chat_template out: turns are then tokenized one by one."
+        got = f"a template, and a tokenizer without a fast backend ({name})"
+        raise InputError(explain("chat_template", got=got, expected="a fast tokenizer with it", fix=fix))
     renderer = SegmentRenderer(tokenizer, tools=config.tools, thinking=config.thinking)
     lacks = "no chat template" if is_fast else "no fast backend"
     warnings.warn(
-        f"tokenizer {name} has {lacks}: the content of each turn is tokenised on its own, and masks are aligned by "
-        "these segments. The ids hold no role headers and no end-of-turn tokens, so they differ from what a chat model "
+        f"tokenizer {name} has {lacks}: the content of each turn is tokenized on its own, and masks are aligned by "
+        "these segments. There are no role headers and no end-of-turn tokens, so the ids differ from what a chat model "
         "sees. For a chat model, load a fast tokenizer with a template, or pass CollatorConfig(chat_template=...).",
         UserWarning,
-        stacklevel=4,  # where the collator is made
+        stacklevel=4,  # the caller that creates the collator
     )
     return renderer
 
 
 def _vocabulary_size(tokenizer: Any) -> int | None:
-    """Return how many ids there are; None where the tokenizer does not say."""
+    """Return the number of token ids; None if the tokenizer does not state it."""
     if hasattr(tokenizer, "__len__"):
         return len(tokenizer)
     size = getattr(tokenizer, "vocab_size", None)
@@ -295,13 +309,13 @@ def _name(example: TraceExample, number: int) -> str:
     return str(example.get("trace_id") or f"trace {number}")
 
 
-# Marked errors of a trace: which assistant turn made them, of what kind, and what a hint may be made of.
-
-_SAYS_LITTLE = ("other", "nonzero_exit")
+# Kinds that are too general to override evidence of malformed arguments.
+_GENERIC_KINDS = ("other", "nonzero_exit")
 
 
 class _MarkedError(NamedTuple):
-    """The assistant turn that erred, by number, and what the hint generator is asked with."""
+    """An error that a trace marks: the index of the assistant turn at fault, and the arguments of the hint
+    generator."""
 
     turn: int
     kind: str
@@ -311,12 +325,12 @@ class _MarkedError(NamedTuple):
 def _marked_errors(
     messages: Sequence[Mapping[str, Any]], turns: Sequence[Turn], counts: Counter[str]
 ) -> Iterator[_MarkedError]:
-    """Every message with a `tool_error`, at the assistant turn it is about; what is about none is counted.
+    """Yield the error of every message with a `tool_error`; errors without an assistant turn are counted.
 
-    The kind is `error_meta["error_kind"]`. Without it, `tool_error` itself where that names a kind, or else what the
-    rules of `sites` make of the call and its result (arguments that are no JSON: json_decode; other arguments that do
-    not fit: type_error), and runtime_error where no rule knows. Without an `error_meta`, the generator gets what the
-    trace shows: tool_name and error_message.
+    The kind is `error_meta["error_kind"]`. Without it, `tool_error` itself if it names a kind. Otherwise the rules of
+    `sites` classify the call and its result: json_decode for arguments that are no JSON, type_error for others that do
+    not fit, and runtime_error if no rule matches. Without an `error_meta`, the generator gets the tool_name and
+    error_message of the trace.
     """
     for index, message in enumerate(messages):
         error = message.get("tool_error")
@@ -338,7 +352,7 @@ def _marked_errors(
         if not isinstance(kind, str):
             where = f"error_kind of {turns[index].id}"
             raise InputError(explain(where, got=type(kind).__name__, expected="the name of a kind"))
-        yield _MarkedError(caller, kind, meta or _shown(call, text))
+        yield _MarkedError(caller, kind, meta or _meta_from_trace(call, text))
 
 
 def _meta_of(message: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -349,7 +363,7 @@ def _meta_of(message: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _call_and_result(turns: Sequence[Turn], caller: int, marked: int) -> tuple[ToolCall | None, ToolResult | None]:
-    """The call that failed and what came back; an assistant turn's own mark is about its first call."""
+    """Return the call that failed and its result. A mark on an assistant turn refers to the turn's first call."""
     calls = turns[caller].calls
     if marked != caller:
         result = turns[marked].results[0]
@@ -364,21 +378,18 @@ def _kind_of(call: ToolCall | None, text: str) -> str:
     is_json = is_json_error(call, text)
     if kind == "input_validation":
         return "json_decode" if is_json else "type_error"
-    if kind in _SAYS_LITTLE and call is not None and call.raw_arguments is not None:
+    if kind in _GENERIC_KINDS and call is not None and call.raw_arguments is not None:
         return "json_decode"
     return "runtime_error" if kind == "other" else kind
 
 
-def _shown(call: ToolCall | None, text: str) -> dict[str, Any]:
+def _meta_from_trace(call: ToolCall | None, text: str) -> dict[str, Any]:
     facts = {"tool_name": call.name if call else "", "error_message": text}
     return {key: value for key, value in facts.items() if value}
 
 
-# Rows of token ids as the tensors of a batch: padded on the right, with masks that mark tokens.
-
-
 class _ReferenceLookup(Protocol):
-    """The start weights' summed log-probs of both answers of a pair, found by the very ids the batch holds."""
+    """Returns the log-probs of both answers of a pair under the initial model, by the ids in the batch."""
 
     def lookup(
         self, chosen_ids: Sequence[int], chosen_start: int, rejected_ids: Sequence[int], rejected_start: int
@@ -386,7 +397,7 @@ class _ReferenceLookup(Protocol):
 
 
 def padded(rows: Sequence[Sequence[int]], value: int) -> Tensor:
-    """(B, T) with T the longest row; lengths, and never an id, say what is padding."""
+    """Return (B, T), with T the longest row. Padding is marked by lengths, never by an id."""
     width = max(map(len, rows))
     return torch.tensor([[*row, *[value] * (width - len(row))] for row in rows], dtype=torch.int64)
 
@@ -405,13 +416,14 @@ def _student_tensors(rows: Sequence[StudentRow], pad: int) -> dict[str, Tensor]:
 
 
 def _site_tensors(sites: Sequence[SiteRow], input_ids: Tensor, pad: int, ignore_index: int) -> dict[str, Tensor]:
-    """Channel 2's keys; row n of both indices predicts the same token. The mask marks those tokens in `input_ids`."""
+    """Return the keys of channel 2. Row n of both indices predicts the same token; the mask marks it in `input_ids`."""
     mask = torch.full_like(input_ids, ignore_index)
     student: list[Tensor] = []
     teacher: list[Tensor] = []
     for number, site in enumerate(sites):
         offsets = torch.arange(len(site.ids) - site.start)
         mask[site.student_row, site.student_start + offsets] = 1
+        # The hidden state of a token predicts the next one, hence the - 1.
         student.append(_index(site.student_row, site.student_start - 1 + offsets))
         teacher.append(_index(number, site.start - 1 + offsets))
     ids = [site.ids for site in sites]
@@ -425,8 +437,12 @@ def _site_tensors(sites: Sequence[SiteRow], input_ids: Tensor, pad: int, ignore_
 
 
 def _pair_tensors(pairs: Sequence[PairIds], pad: int) -> dict[str, Tensor]:
-    sides = {"chosen": [pair.chosen for pair in pairs], "rejected": [pair.rejected for pair in pairs]}
-    return {f"dpo_{side}_{key}": value for side, rows in sides.items() for key, value in _side(rows, pad).items()}
+    answers = {"chosen": [pair.chosen for pair in pairs], "rejected": [pair.rejected for pair in pairs]}
+    return {
+        f"dpo_{name}_{key}": value
+        for name, rows in answers.items()
+        for key, value in _answer_tensors(rows, pad).items()
+    }
 
 
 def _reference_tensors(pairs: Sequence[PairIds], reference: _ReferenceLookup) -> dict[str, Tensor]:
@@ -439,10 +455,10 @@ def _reference_tensors(pairs: Sequence[PairIds], reference: _ReferenceLookup) ->
     return {"dpo_chosen_ref_logprobs": chosen.clone(), "dpo_rejected_ref_logprobs": rejected.clone()}
 
 
-def _side(rows: Sequence[ResponseIds], pad: int) -> dict[str, Tensor]:
+def _answer_tensors(rows: Sequence[ResponseIds], pad: int) -> dict[str, Tensor]:
     ids = [row.ids for row in rows]
-    answers = [[0] * row.start + [1] * (len(row.ids) - row.start) for row in rows]
-    return {"input_ids": padded(ids, pad), "attention_mask": attention(ids), "response_mask": padded(answers, 0)}
+    masks = [[0] * row.start + [1] * (len(row.ids) - row.start) for row in rows]
+    return {"input_ids": padded(ids, pad), "attention_mask": attention(ids), "response_mask": padded(masks, 0)}
 
 
 def _index(row: int, positions: Tensor) -> Tensor:

@@ -1,4 +1,5 @@
-"""How a trainer's callbacks serve it: every set of figures as a line of `metrics.jsonl`, and word of its own steps."""
+"""Write every line of metrics to `metrics.jsonl`, call a trainer after its own steps, and send evaluations to a
+tracker."""
 
 from __future__ import annotations
 
@@ -18,10 +19,10 @@ from composer_replication.runs.journal import Journal, read_journal
 
 
 class MetricsFile(TrainerCallback):
-    """Appends one checked line a log call, on the main process alone.
+    """Appends a checksummed line per log call, on the main process only.
 
-    A resumed run goes on after the step it resumes from: what a killed process logged later is dropped, since those
-    steps are made again. A run that begins anew begins a new file. A figure that is no finite number becomes null.
+    A resumed run continues after the step that it resumes from: lines that a killed process logged for later steps are
+    dropped, since those steps are repeated. A new run starts a new file. Numbers that are not finite become null.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -41,6 +42,7 @@ class MetricsFile(TrainerCallback):
             journal.append({"step": state.global_step, **{str(key): _plain(value) for key, value in logs.items()}})
 
     def _keep_up_to(self, step: int) -> None:
+        # `read_journal` drops a damaged end of the file, so only the first lines are known to be valid.
         rows = read_journal(self.path).rows
         lines = self.path.read_bytes().split(b"\n")[: len(rows)]
         kept_lines = [line for line, row in zip(lines, rows, strict=True) if step and _step_of(row) <= step]
@@ -53,7 +55,7 @@ def _step_of(row: dict[str, object]) -> int:
 
 
 def _plain(value: Any) -> Any:
-    """Numbers of other libraries as Python's own; text and flags as they are."""
+    """Return numbers of other libraries as Python's own, and other values as they are."""
     if hasattr(value, "item"):
         value = value.item()
     if isinstance(value, float) and not math.isfinite(value):
@@ -62,12 +64,14 @@ def _plain(value: Any) -> Any:
 
 
 class Steps(Protocol):
+    """A trainer with methods that `TellSteps` calls."""
+
     def before_steps(self) -> None: ...
     def after_step(self) -> None: ...
 
 
 class TellSteps(TrainerCallback):
-    """Tells that a run begins, and that the optimiser has made a step, before anything is logged or saved."""
+    """Calls the trainer at the start of a run, and after each optimizer step, before anything is logged or saved."""
 
     def __init__(self, trainer: Steps) -> None:
         self._trainer = trainer
@@ -79,14 +83,13 @@ class TellSteps(TrainerCallback):
         self._trainer.after_step()
 
 
-# The evaluation in trackio or Weights & Biases, beside the training that it judges: what `train.report_to` names.
-
-# Where transformers' own callbacks put a training, unless the environment names another project.
+# The project that transformers' own callbacks use, unless the environment names another one.
 _PROJECT = "huggingface"
 
 
 def evaluation_metrics(evaluation: Mapping[str, Any]) -> dict[str, float]:
-    """Figures as metrics: `evaluation/ARM/NAME` and its interval's ends; by kind with the kind behind the name."""
+    """Return results as metrics: `evaluation/ARM/NAME` and the ends of its interval. Results by kind end with the
+    kind."""
     metrics: dict[str, float] = {}
     for figure in evaluation["figures"]:
         name = "/".join(
@@ -103,7 +106,7 @@ def evaluation_metrics(evaluation: Mapping[str, Any]) -> dict[str, float]:
 
 
 def report_evaluation(report_to: str, evaluation: Mapping[str, Any], *, run_name: str) -> dict[str, float]:
-    """Log the figures as one run of the tracker, and return them; "none" logs nothing."""
+    """Log the results as a run of the tracker that `train.report_to` names, and return them; "none" logs nothing."""
     metrics = evaluation_metrics(evaluation)
     if report_to == "none":
         return metrics

@@ -1,4 +1,4 @@
-"""What an offline run is told: before it begins, settings that cannot work; at the end, channels that never ran."""
+"""Checks before an offline run (settings that cannot work) and after it (channels that never ran), and its metrics."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ _KNOBS = dict(zip(CHANNELS, ("lm_weight", "alpha_sdpo", "beta_replay"), strict=T
 
 
 def check_arguments(args: Any) -> None:
-    """One device a process, all processes in one group, and as many micro-batches on each."""
+    """Raise ConfigError unless each process has one device, all are in one group, and all get as many micro-batches."""
     check_is_in_group(args.world_size)
     if args.n_gpu > 1:
         fix = "Start one process a GPU: `torchrun --nproc-per-node N` or `accelerate launch`."
         raise ConfigError(explain("GPUs of this process", got=args.n_gpu, expected=1, fix=fix))
     if args.world_size > 1 and not args.accelerator_config.even_batches:
-        fix = "A process with fewer micro-batches than the others would leave them waiting."
+        fix = "Set it to True: a process with fewer micro-batches would leave the others waiting."
         raise ConfigError(explain("accelerator_config.even_batches", got=False, expected=True, fix=fix))
 
 
@@ -57,10 +57,11 @@ def ready_sessions(
     with_adapter: bool = False,
     shuffle_seed: int | None = None,
 ) -> LoggedSessions:
-    """With hints proved and reference log-probs where they are asked for; called under the autocast of the steps."""
+    """Return the sessions with checked hints and reference log-probs as needed. Call it under the autocast of the
+    steps."""
     if hint_margin is not None:
         sessions = sessions.prove(model, hint_margin, with_adapter=with_adapter)
-    if shuffle_seed is not None:  # after the proof: a control learns at the very sites that the right hints may teach
+    if shuffle_seed is not None:  # after the hint check, so that a control has the same sites as the real training
         sessions = sessions.shuffled(shuffle_seed)
     sessions.require_items()
     needs_references = settings.beta_replay > 0 and settings.dpo_variant == "dpo"
@@ -72,17 +73,21 @@ def ready_sessions(
 
 
 def take_warmed_up(model: nn.Module, checkpoint: Path) -> dict[str, str]:
-    """Put the weights that a warm-up ended with into the model it is of; and which phase of a training comes now."""
+    """Load the weights that a warm-up ended with into its model, and return the phase of the training that follows.
+
+    Raises StaleArtefactError if the checkpoint is not that of a warm-up, or of one that began with other weights.
+    """
     manifest = check_manifest(checkpoint)
     if manifest["about"]["data"].get("phase") != WARM_UP:
-        fix = "Give the folder that `trainer.warmup.warm_up` names."
-        raise StaleArtefactError(explain(str(checkpoint), got="no checkpoint of a warm-up", expected="one", fix=fix))
+        fix = "Give the checkpoint that `trainer.warmup.warm_up` names."
+        got = "a checkpoint, but not of a warm-up"
+        raise StaleArtefactError(explain(str(checkpoint), got=got, expected="one of a warm-up", fix=fix))
     check_identity(manifest["about"]["model"], model_identity(model), checkpoint)
-    start_weights, began_with = weights_digest(model), manifest["about"]["data"]
+    start_weights, origin = weights_digest(model), manifest["about"]["data"]
     start = {"start_weights": start_weights, "start_adapter": trained_adapter_digest(model)}
     for name, now in start.items():
-        if (before := began_with.get(name)) != now:
-            fix = "Give the model that the warm-up began with, or warm this one up in another folder."
+        if (before := origin.get(name)) != now:
+            fix = "Use the model that the warm-up began with, or warm this one up in another folder."
             got, expected = f"a warm-up that began with {name} {str(before)[:12]}", f"these, {str(now)[:12]}"
             raise StaleArtefactError(explain(str(checkpoint), got=got, expected=expected, fix=fix))
     load_weights(model, checkpoint)
@@ -94,45 +99,49 @@ def take_warmed_up(model: nn.Module, checkpoint: Path) -> dict[str, str]:
     }
 
 
-def what_cannot_work(trainer: Any, model: nn.Module, sessions: LoggedSessions) -> list[str]:
-    """All that is to be said before the first step of an `OfflineTrainer`; what cannot go on at all is refused."""
+def startup_warnings(trainer: Any, model: nn.Module, sessions: LoggedSessions) -> list[str]:
+    """Return the warnings before the first step of an `OfflineTrainer`. Raises if the run cannot work at all."""
     cannot_run = _channels_that_cannot_run(sessions.channels, trainer.weights())
-    live = live_teacher_warning(trainer.teacher.kind, trainer.settings.alpha_sdpo, trainer)
+    live_teacher = live_teacher_warning(trainer.teacher.kind, trainer.settings.alpha_sdpo, trainer)
     plan: MemoryPlan = trainer.plan()
     too_large = None if plan.fits else f"the largest step may not fit into memory:\n{plan}"
-    return [sentence for sentence in (*cannot_run, live, check_router_loss(model), too_large) if sentence]
+    return [warning for warning in (*cannot_run, live_teacher, check_router_loss(model), too_large) if warning]
 
 
 def _channels_that_cannot_run(items: Mapping[str, int], weights: Mapping[str, float]) -> list[str]:
-    """A sentence for each channel with a weight and no items; a run without any channel is refused."""
+    """Return a warning for each channel with a weight and no items. Raises InactiveChannelError if no channel can
+    run."""
     if not any(items[name] and weights[name] > 0 for name in CHANNELS):
         got = ", ".join(f"{_KNOBS[name]} {weights[name]:g} with {items[name]} items" for name in CHANNELS)
-        fix = "Give a channel that has items a weight, or the sessions sites and pairs."
-        raise InactiveChannelError(explain("channels", got=got, expected="one that runs", fix=fix))
+        fix = "Set the weight of a channel that has items, or add sites and pairs to the sessions."
+        raise InactiveChannelError(explain("channels", got=got, expected="at least one that runs", fix=fix))
     return [
         NO_PAIR.format(weights[name])
         if name == CHANNELS[2]
-        else f"channel {name} cannot run: {_KNOBS[name]} is {weights[name]:g}, and there is no item"
+        else f"channel {name} cannot run: {_KNOBS[name]} is {weights[name]:g}, but it has no items"
         for name in CHANNELS
         if weights[name] > 0 and not items[name]
     ]
 
 
 def channels_that_never_ran(log: ChannelLog, items: Mapping[str, int]) -> Iterator[str]:
-    """A sentence for each: the largest weight it had, its items in the steps that were made, and in all sessions."""
+    """Yield a warning for each channel that never ran: its largest weight, and its items in the steps and in all
+    sessions."""
     for name in CHANNELS:
         if not log.ran_steps.get(name, 0):
             coverage = f"{log.seen_items[name]:,} of its {items[name]:,} items in them"
-            did = "was not taught" if log.seen_items[name] else "never ran"
-            yield f"channel {name} {did} in {log.num_steps} steps: {coverage}, {_KNOBS[name]} {log.top_weights[name]:g}"
+            yield (
+                f"channel {name} never ran in {log.num_steps} steps: {coverage}, {_KNOBS[name]} "
+                f"{log.top_weights[name]:g}"
+            )
 
 
 def plan_run(
     model: nn.Module, args: Any, sessions: LoggedSessions, teacher: str, *, warmed_up: bool = False
 ) -> MemoryPlan:
-    """The memory of the largest step that these sessions can make, on the device of this process.
+    """Return the memory of the largest step that these sessions can make, on the device of this process.
 
-    The model is there already: what it takes counts as free.
+    The model is loaded already, so its memory counts as available.
     """
     bare = unwrapped(model)
     adapters: Mapping[str, Any] = getattr(bare, "peft_config", None) or {}
@@ -143,17 +152,18 @@ def plan_run(
     local_tensors = (
         parameter.to_local() if hasattr(parameter, "to_local") else parameter for parameter in bare.parameters()
     )
-    held = sum(tensor.numel() * tensor.element_size() for tensor in local_tensors)
+    model_bytes = sum(tensor.numel() * tensor.element_size() for tensor in local_tensors)
     optim = str(getattr(args.optim, "value", args.optim))
     return plan_memory(
         causal_lm_of(model).config,
         longest_tree=sum(sizes[: args.per_device_train_batch_size]),
-        available=free_memory(args.device) + held,
+        available=free_memory(args.device) + model_bytes,
         device=args.device,
         weight_bytes=weight_bytes,
         compute_bytes=2 if args.bf16 or args.fp16 else weight_bytes,
         checkpointing=args.gradient_checkpointing,
         lora_rank=max((adapter.r for adapter in adapters.values() if hasattr(adapter, "r")), default=None),
+        # bitsandbytes packs two 4-bit weights into a uint8.
         four_bit=any(parameter.dtype == torch.uint8 for parameter in bare.parameters()),
         teacher=teacher,
         warmed_up=warmed_up,
@@ -163,16 +173,17 @@ def plan_run(
     )
 
 
-# What the channels did since the last log: means over the items of the steps on which each ran, and how often.
-
 NAMES: dict[str, str] = dict(zip(CHANNELS, ("lm_ce", "sdpo_kl", "trace_replay_dpo"), strict=True))
-"""The channels as metrics call them."""
+"""The names of the channels in metrics."""
 
 
 class ChannelLog:
-    """Sums of micro-batches become steps, and steps become means. A value stays on its device until it is logged.
+    """The channels' metrics since the last log line: means over the items of the steps in which each ran, and how often
+    it ran.
 
-    Over the whole run: `ran_steps`, `seen_items` (also where a weight was 0) and `top_weights`, the largest each had.
+    Micro-batches add up to steps, and steps to means. Values stay on their device until they are logged. Over the whole
+    run it has `ran_steps`, `seen_items` (also those of steps with weight 0) and `top_weights`, each channel's largest
+    weight.
     """
 
     def __init__(self) -> None:
@@ -184,12 +195,12 @@ class ChannelLog:
         self._reset()
 
     def add(self, components: LossComponents) -> None:
-        """One micro-batch, each channel already divided by what the whole batch holds."""
+        """Add one micro-batch, in which each channel is already divided by its items in the whole batch."""
         values = torch.stack([getattr(components, name).detach().float() for name in CHANNELS])
         self._open = values if self._open is None else self._open + values
 
     def take_step(self) -> Tensor:
-        """(3,): this process's part of the step that ends here."""
+        """Return (3,), this process's part of the step that ends here, and begin the next step."""
         values = torch.zeros(len(CHANNELS)) if self._open is None else self._open
         self._open = None
         return values
@@ -197,9 +208,9 @@ class ChannelLog:
     def finish_step(
         self, values: Tensor, items: Mapping[str, int], weights: Mapping[str, float], *, tokens: int = 0
     ) -> None:
-        """Values of the whole step, over all processes; a channel ran where it had items and a weight.
+        """Add the values of a whole step, over all processes. A channel ran if it had items and a weight above 0.
 
-        `tokens` are those of all trees that the step has read.
+        `tokens` is the number of tokens in all trees of the step.
         """
         ran = [name for name in CHANNELS if items.get(name, 0) and weights[name] > 0]
         self.ran_steps.update(ran)
@@ -216,7 +227,8 @@ class ChannelLog:
         self._weights = dict(weights)
 
     def take(self) -> dict[str, float]:
-        """The metrics since the last call: a channel that never ran has a 0 under `ran/` and no loss."""
+        """Return the metrics since the last call, and reset them. A channel that never ran has 0 under `ran/`, and no
+        loss."""
         if not self._steps:
             return {}
         metrics: dict[str, float] = {"loss/total": self._total / self._steps, "tokens": self._tokens / self._steps}
@@ -252,7 +264,7 @@ class ChannelLog:
         self.seen_items, self.top_weights = Counter(tree["seen_items"]), dict(tree["top_weights"])
         since = tree["since_log"]
         self._steps, self._ran, self._items = since["steps"], Counter(since["ran"]), Counter(since["items"])
-        self._tokens = since.get("tokens", 0)
+        self._tokens = since.get("tokens", 0)  # checkpoints of earlier versions have none
         self._sums = torch.tensor(since["sums"], dtype=torch.float64)
         self._total, self._weights = since["total"], dict(since["weights"])
 
@@ -265,7 +277,7 @@ class ChannelLog:
 
 
 class EvaluationSums:
-    """Sums over an evaluation, so that its losses are those of all items and not means of means."""
+    """Sums over an evaluation, so that its losses are means over all items and not means of means."""
 
     def __init__(self) -> None:
         self._sums = torch.zeros(len(CHANNELS), dtype=torch.float64)
@@ -278,12 +290,12 @@ class EvaluationSums:
         self._items += items
 
     def both(self) -> Tensor:
-        """(2, 3), to be added up over processes."""
+        """Return (2, 3): sums and item counts, to be added up over processes."""
         return torch.stack([self._sums, self._items])
 
     @staticmethod
     def metrics(both: Tensor, weights: Mapping[str, float]) -> dict[str, float]:
-        """`total` and each channel that had items."""
+        """Return `total` and the loss of each channel that had items."""
         sums, items = both.cpu().double().tolist()
         means = {name: total / count for name, total, count in zip(CHANNELS, sums, items, strict=True) if count}
         total = sum(weights[name] * value for name, value in means.items())
@@ -291,10 +303,10 @@ class EvaluationSums:
 
 
 def weighted_total(components: LossComponents, weights: Mapping[str, float]) -> Tensor:
-    """The loss that is trained on; `compose_loss` itself gives channel 1 a weight of 1."""
+    """Return the loss to train on. In `compose_loss` itself, channel 1 always has weight 1."""
     return components.total if weights[CHANNELS[0]] == 1.0 else weighted_sum(components, weights)
 
 
 def weighted_sum(components: LossComponents, weights: Mapping[str, float]) -> Tensor:
-    """The same from the channels alone, whatever weights they were computed with."""
+    """Return the weighted sum of the channels, whatever weights they were computed with."""
     return sum((weights[name] * getattr(components, name) for name in CHANNELS), start=components.lm_ce.new_zeros(()))

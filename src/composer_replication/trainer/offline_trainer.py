@@ -1,9 +1,9 @@
-"""Training on logged sessions alone: tree batches of windows, three channels, on `transformers.Trainer`.
+"""Train on logged sessions alone: tree batches of windows, three channels, on `transformers.Trainer`.
 
     loss = lm_weight * lm_ce + alpha_sdpo * sdpo + beta_replay * replay
 
-Each channel is a mean over all its items of an optimiser step, in all micro-batches and on all processes: how a batch
-is cut into micro-batches or spread over processes changes nothing.
+Each channel is a mean over all its items of an optimizer step, in all micro-batches and on all processes. How a batch
+is divided into micro-batches or over processes therefore changes nothing.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from composer_replication.trainer.offline_checks import (
     check_arguments,
     plan_run,
     ready_sessions,
+    startup_warnings,
     take_warmed_up,
     weighted_sum,
     weighted_total,
-    what_cannot_work,
 )
 from composer_replication.trainer.overrides import WithTeacher
 from composer_replication.trainer.presets import ChannelSettings
@@ -68,17 +68,32 @@ _log = logging.getLogger(__name__)
 class OfflineTrainer(WithTeacher, Trainer):
     """Trains a model on `LoggedSessions`.
 
-    `model` is one that is loaded, a folder, a hub name, or `student`, the tiny model that comes with the package.
-    A micro-batch is `per_device_train_batch_size` items of `sessions`, side by side in one tree batch. Pairs without
-    reference log-probs get them here, from the model as it is given and in the precision of its steps
-    (`reference_path`, or the run directory, keeps them). With `hint_margin` sites have to pass the hint proof first.
-    Without a `teacher` that of channel 2 is a trust region. `peft_config` puts an adapter on; `quantization="4bit"`
-    loads the weights below it in four bits. Weights that are trained are whole: without an adapter a name is loaded in
-    fp32, and `bf16` is what autocast computes in. Figures go to `metrics.jsonl` in `output_dir`, besides `report_to`.
-    `warmed_up` is the checkpoint that a warm-up ended with (`trainer.warmup`): its weights are taken, and proof,
-    references and teacher begin with them. With `fsdp` the weights are spread over the processes (FSDP2).
-    `shuffle_seed` makes it a control: at the same sites the hints of other kinds, and half of the pairs turned round.
-    `options` are those of `transformers.Trainer`: optimizers, processing_class and the like.
+    A micro-batch is `per_device_train_batch_size` items of `sessions`, side by side in one tree batch.
+
+    Args:
+        model: A loaded model, a folder, a hub name, or `student`, the tiny model that comes with the package. Weights
+            to train are kept in full precision: without an adapter, a name is loaded in fp32, and `bf16` is the
+            precision of autocast.
+        args: The `transformers.TrainingArguments`.
+        sessions: The sessions to train on.
+        settings: The knobs of channels 2 and 3.
+        teacher: The teacher of channel 2; a trust region by default.
+        weighting: How much each token of an erring turn counts.
+        lm_weight: Weight of channel 1.
+        eval_sessions: The sessions to evaluate on.
+        peft_config: Adds an adapter.
+        quantization: "4bit" loads the weights below the adapter in four bits.
+        fsdp: Shard the weights over the processes (FSDP2).
+        warmed_up: The last checkpoint of a warm-up (`trainer.warmup`). Its weights are loaded, and hint check,
+            reference log-probs and teacher start from them.
+        hint_margin: If given, sites have to pass the hint check first.
+        shuffle_seed: Makes the run a control: the same sites get hints of other kinds, and half of the pairs are
+            swapped.
+        reference_path: Where reference log-probs of pairs are stored, by default in the run directory. Missing ones are
+            computed from the initial model in the precision of its steps.
+        metrics_path: The file for metrics, which also go to `report_to`; default `metrics.jsonl` in `output_dir`.
+        callbacks: More callbacks.
+        options: Passed to `transformers.Trainer`: optimizers, processing_class and the like.
     """
 
     loss_is_scaled_for_ga = True  # every channel is divided by the items of the whole optimiser step
@@ -88,7 +103,7 @@ class OfflineTrainer(WithTeacher, Trainer):
     _taid_state: Mapping[str, float | None] | None = None
     _evaluation: EvaluationSums | None = None
     phase: Mapping[str, str] = {}
-    """What part of a training with a warm-up this is; its checkpoints say so, and others are not gone on from."""
+    """The phase of a training with a warm-up. Checkpoints store it, and those of another phase are not resumed from."""
 
     def __init__(
         self,
@@ -117,13 +132,13 @@ class OfflineTrainer(WithTeacher, Trainer):
         check_arguments(args)
         refuse_differences({"tokenizer": tokenizer_digest(sessions.renderer.tokenizer), "sessions": sessions.digest})
         self.settings, self.lm_weight = settings or ChannelSettings(), lm_weight
-        # A copy of the start weights is of use to channel 2 alone.
+        # Only channel 2 uses a teacher, so without it no copy of the initial model is needed.
         self.teacher = teacher or TeacherKeeper("trust_region" if self.settings.alpha_sdpo > 0 else "live")
         self.weighting, self.channel_log = weighting, ChannelLog()
         metrics = MetricsFile(metrics_path or Path(args.output_dir or "", "metrics.jsonl"))
         start = prepare_model(model, args, peft_config=peft_config, quantization=quantization)
-        if spreads := fsdp and args.world_size > 1 and not is_sharded(start):
-            self._spread(start, args, warmed_up)
+        if is_sharded_here := fsdp and args.world_size > 1 and not is_sharded(start):
+            self._shard(start, args, warmed_up)
         super().__init__(
             model=start,
             args=args,
@@ -134,24 +149,24 @@ class OfflineTrainer(WithTeacher, Trainer):
             **options,
         )
         model = self._start_model
-        if is_sharded(model):  # tells the base class to leave the wrapping to whoever did it
+        if is_sharded(model):  # this flag keeps the base class from wrapping the model again
             self.is_distributed_loading_by_transformers = True
-        if not spreads and warmed_up is not None:
+        if not is_sharded_here and warmed_up is not None:
             self.phase = take_warmed_up(model, Path(warmed_up))
-        with self.accelerator.autocast():  # as the steps compute: what is compared has to be rounded alike
+        with self.accelerator.autocast():  # log-probs are compared with those of the steps, so round them alike
             shared_options = {"settings": self.settings, "lm_weight": lm_weight, "with_adapter": bool(self.phase)}
             proof = {"hint_margin": hint_margin, "shuffle_seed": shuffle_seed}
             self.train_dataset = ready_sessions(sessions, model, reference_path, **proof, **shared_options)
             if eval_sessions is not None:
                 self.eval_dataset = ready_sessions(eval_sessions, model, reference_path, **shared_options)
-        for sentence in what_cannot_work(self, model, self._train_sessions):
-            self._say(sentence)
-        if not spreads:
+        for warning in startup_warnings(self, model, self._train_sessions):
+            self._warn(warning)
+        if not is_sharded_here:
             attach_teacher(self.teacher, model, with_adapter=bool(self.phase))
         self._num_weights = sum(parameter.numel() for parameter in model.parameters())
 
-    def _spread(self, model: nn.Module, args: TrainingArguments, warmed_up: str | Path | None) -> None:
-        """Spread model and teacher over all processes, once a warm-up's weights are taken and the teacher's copied."""
+    def _shard(self, model: nn.Module, args: TrainingArguments, warmed_up: str | Path | None) -> None:
+        """Shard model and teacher over all processes, after loading a warm-up's weights and copying the teacher."""
         if warmed_up is not None:
             self.phase = take_warmed_up(model, Path(warmed_up))
         attach_teacher(self.teacher, model, with_adapter=bool(self.phase))
@@ -159,32 +174,36 @@ class OfflineTrainer(WithTeacher, Trainer):
         shard_teacher(self.teacher, model)
 
     def plan(self) -> MemoryPlan:
-        """Whether the largest step fits into the memory at hand, and what to change if not; an estimate."""
+        """Return an estimate of whether the largest step fits into memory, and what to change if it does not."""
         model, sessions = self._start_model, self._train_sessions
         return plan_run(model, self.args, sessions, self.teacher.kind, warmed_up=bool(self.phase))
 
     # ---- what a step is made of
 
     def weights(self) -> dict[str, float]:
-        """What each channel is multiplied by at the step that comes next."""
+        """Return the weight of each channel in the next step."""
         alpha = self.settings.alpha_at(self.state.global_step, self.state.max_steps)
         return dict(zip(CHANNELS, (self.lm_weight, alpha, self.settings.beta_replay), strict=True))
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[list[Any], Any]:
-        """The micro-batches of an optimiser step, and the items of each channel in them on all processes."""
+        """Return the micro-batches of an optimizer step, and each channel's number of items in them over all
+        processes."""
         batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
-        mine = items_of(batches)
-        everywhere = self._everywhere(torch.tensor([mine[name] for name in (*CHANNELS, TOKENS)])).tolist()
-        self._step_items = dict(zip(CHANNELS, everywhere[:-1], strict=True))
-        self._step_tokens = everywhere[-1]
+        local_items = items_of(batches)
+        totals = self._sum_over_processes(torch.tensor([local_items[name] for name in (*CHANNELS, TOKENS)])).tolist()
+        self._step_items = dict(zip(CHANNELS, totals[:-1], strict=True))
+        self._step_tokens = totals[-1]
         return batches, self._step_items
 
     def compute_loss(
         self, model: nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        """This micro-batch's share of the step's loss; processes' shares add up, where wrappers take the mean."""
+        """Return this micro-batch's share of the step's loss.
+
+        It is multiplied by the number of processes, because the shares have to add up and DDP and FSDP take the mean.
+        """
         weights = self.weights()
         components = self._components(model, inputs[KEY], weights, num_items_in_batch)
         loss = weighted_total(components, weights)
@@ -196,9 +215,9 @@ class OfflineTrainer(WithTeacher, Trainer):
     def prediction_step(
         self, model: nn.Module, inputs: Any, prediction_loss_only: bool, ignore_keys: list[str] | None = None
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        del prediction_loss_only, ignore_keys  # there is nothing but a loss
+        del prediction_loss_only, ignore_keys  # the loss is the only output
         weights = self.weights()
-        # What a channel has come to is asked most of all at the end, where its weight may have fallen to 0.
+        # With an annealed weight, channel 2 is of interest most of all at the end, when its weight may be 0.
         measured = {**weights, CHANNELS[1]: weights[CHANNELS[1]] or self.settings.alpha_sdpo}
         with torch.no_grad():
             components = self._components(model, inputs[KEY], measured, None)
@@ -207,10 +226,10 @@ class OfflineTrainer(WithTeacher, Trainer):
         return weighted_sum(components, weights).detach(), None, None
 
     def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **options: Any) -> Any:
-        """As always, with the channels' losses over all items, and `loss` as their weighted sum."""
+        """Evaluate as transformers does, and add the channels' losses over all items; `loss` is their weighted sum."""
         self._evaluation = EvaluationSums()
         output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **options)
-        metrics = EvaluationSums.metrics(self._everywhere(self._evaluation.both()), self.weights())
+        metrics = EvaluationSums.metrics(self._sum_over_processes(self._evaluation.both()), self.weights())
         self._evaluation = None
         metrics["loss"] = metrics.pop("total")
         assert output.metrics is not None
@@ -223,7 +242,7 @@ class OfflineTrainer(WithTeacher, Trainer):
         options = self.settings.loss_options()
         if self.settings.sdpo_wrapper == "taid":
             options["taid_t"] = self.taid.t
-        # The model's body is called without its own forward, where mixed precision would have been switched on.
+        # Only the model's body is called and not its own forward, which is where Accelerate enables autocast.
         with self.accelerator.autocast():
             return compose_loss(
                 model,
@@ -240,34 +259,36 @@ class OfflineTrainer(WithTeacher, Trainer):
 
     @property
     def taid(self) -> TAIDScheduler:
-        """TAID's schedule over the steps of this run; before a run, which alone knows their number, where it begins."""
+        """TAID's schedule over the steps of this run; its initial value if the run, and with it their number, is not
+        known yet."""
         return self._taid or self.settings.taid_schedule(1)
 
     def before_steps(self) -> None:
-        """A schedule over the run's steps, from where a checkpoint left it if one was loaded."""
+        """Create the TAID schedule for the run's steps, and restore its state if a checkpoint was loaded."""
         self._taid = self.settings.taid_schedule(self.state.max_steps)
         if self._taid_state is not None:
             self._taid.load_state_dict(self._taid_state)
         self._taid_state = None
 
     def after_step(self) -> None:
-        """After the optimiser's step: figures of all processes, TAID's schedule, the teacher."""
-        values = self._everywhere(self.channel_log.take_step())
-        done = self.state.global_step
-        alpha = self.settings.alpha_at(done - 1, self.state.max_steps)
+        """Log the step's losses over all processes, and update TAID's schedule and the teacher."""
+        values = self._sum_over_processes(self.channel_log.take_step())
+        num_steps = self.state.global_step
+        # The weight that the finished step had; `weights` is about the next one.
+        alpha = self.settings.alpha_at(num_steps - 1, self.state.max_steps)
         weights = {**self.weights(), CHANNELS[1]: alpha}
         self.channel_log.finish_step(values, self._step_items, weights, tokens=self._step_tokens)
         if self.settings.sdpo_wrapper == "taid" and alpha > 0 and self._step_items[CHANNELS[1]]:
-            self.taid.update_t(values[1], done)
+            self.taid.update_t(values[1], num_steps)
         if not self.accelerator.optimizer_step_was_skipped:
             reshard(self.teacher)
             self.teacher.after_step(self.model_wrapped)
 
-    def _everywhere(self, mine: Tensor) -> Tensor:
-        """The sum over all processes."""
+    def _sum_over_processes(self, local: Tensor) -> Tensor:
+        """Return the sum over all processes."""
         if self.accelerator.num_processes == 1:
-            return mine
-        total: Any = self.accelerator.reduce(mine.to(self.args.device), reduction="sum")
+            return local
+        total: Any = self.accelerator.reduce(local.to(self.args.device), reduction="sum")
         return total
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
@@ -277,22 +298,22 @@ class OfflineTrainer(WithTeacher, Trainer):
                 logs["loss/taid_t"] = self.taid.t
         if "train_runtime" in logs:
             logs |= {f"ran_steps/{NAMES[name]}": self.channel_log.ran_steps[name] for name in CHANNELS}
-            self._say_what_never_ran()
+            self._warn_about_idle_channels()
         super().log(logs, start_time)
 
     def floating_point_ops(self, inputs: Any) -> int:
-        """Two a weight and token forward, four backward."""
+        """Return 6 operations per weight and token: 2 in the forward pass, 4 in the backward pass."""
         return 6 * self._num_weights * len(inputs[KEY].batch.tree)
 
     def resume_geometry(self) -> dict[str, Any]:
-        """The sessions themselves: as many others are other data."""
+        """Add the digest of the sessions, since other sessions may be just as many."""
         return {**super().resume_geometry(), "sessions": self._train_sessions.digest, **self.phase}
 
     def extra_state(self) -> dict[str, Any]:
-        """What a resumed run needs besides weights, optimiser and random numbers."""
+        """Return what a resumed run needs besides weights, optimizer and random number generators."""
         taid = self.taid.state_dict() if self.settings.sdpo_wrapper == "taid" else None
-        own_state = {"teacher": local_state(self.teacher), "taid": taid, "channels": self.channel_log.state()}
-        return super().extra_state() | own_state
+        state = {"teacher": local_state(self.teacher), "taid": taid, "channels": self.channel_log.state()}
+        return super().extra_state() | state
 
     def load_extra_state(self, tree: dict[str, Any]) -> None:
         super().load_extra_state(tree)
@@ -308,12 +329,13 @@ class OfflineTrainer(WithTeacher, Trainer):
         assert self.model is not None
         return self.model
 
-    def _say_what_never_ran(self) -> None:
-        never_ran = channels_that_never_ran(self.channel_log, self._train_sessions.channels)
-        for sentence in () if self.phase.get("phase") == WARM_UP else never_ran:
-            self._say(sentence)
+    def _warn_about_idle_channels(self) -> None:
+        if self.phase.get("phase") == WARM_UP:  # a warm-up trains channel 1 only
+            return
+        for warning in channels_that_never_ran(self.channel_log, self._train_sessions.channels):
+            self._warn(warning)
 
-    def _say(self, message: str) -> None:
+    def _warn(self, message: str) -> None:
         if self.is_world_process_zero():
             _log.warning(message)
 

@@ -1,7 +1,8 @@
-"""Every method of transformers' and TRL's trainers that a part takes over, a line each: the part is given the original.
+"""Every method of transformers' and TRL's trainers that is overridden, each in one line that passes on the original.
 
-`tests/contract/test_transformers_trainer.py` and `test_trl.py` hold what these methods rely on, and `test_overrides.py`
-that no other file overrides a private one. The class that uses one of these names a trainer after it in its bases.
+`tests/contract/test_transformers_trainer.py` and `test_trl.py` check what these methods rely on, and
+`test_overrides.py` checks that no other file overrides a private method. A class that uses one of these names a trainer
+after it in its bases.
 """
 
 from __future__ import annotations
@@ -25,27 +26,28 @@ class SafeCheckpoints(_Trainer):
     """Put before a Trainer class: `class MyTrainer(SafeCheckpoints, Trainer)`. See `checkpoints.run_checkpoints`."""
 
     stop_signals: tuple[signal.Signals, ...] = (signal.SIGTERM,)
-    """Signals that end training after the step at hand, with a checkpoint; add SIGINT for Ctrl-C."""
+    """Signals that end training after the current step, with a checkpoint; add SIGINT for Ctrl-C."""
     stopped_by: str = ""
-    """The name of the signal that ended the last `train`, or nothing."""
+    """The name of the signal that ended the last `train`, or ""."""
     was_finished: bool = False
-    """Whether the last `train` found all steps made, and took the weights of their checkpoint."""
+    """Whether the last `train` found all steps finished, and loaded the weights of their checkpoint."""
     resumed_from: Path | None = None
-    """The checkpoint that the last `train` went on from."""
+    """The checkpoint that the last `train` resumed from."""
 
     @functools.cached_property
     def checkpoints(self) -> RunCheckpoints:
         return RunCheckpoints(self)
 
     def extra_state(self) -> dict[str, Any]:
-        """What else this process needs to go on as if nothing had happened, as a tree; add to what `super` gives."""
+        """Return what else this process needs for an exact resume, as a tree. Subclasses add to what `super`
+        returns."""
         return {}
 
     def load_extra_state(self, tree: dict[str, Any]) -> None:
-        """Take back what `extra_state` gave, before the first step; call `super` too."""
+        """Restore what `extra_state` returned, before the first step. Subclasses call `super`."""
 
     def resume_geometry(self) -> dict[str, Any]:
-        """Settings, as JSON, that have to be the same on resume; add to what `super` gives. Another one is refused."""
+        """Return settings, as JSON, that must be the same on resume. Subclasses add to what `super` returns."""
         return {}
 
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -101,7 +103,7 @@ class WithTeacher(SafeCheckpoints):
 
 
 class TaughtRollouts(WithTeacher):
-    """A GRPO trainer whose rollouts are taught from."""
+    """A GRPO trainer with channel 2 on its rollouts."""
 
     sampling: Generation
     channel_loss: MicroStepLoss

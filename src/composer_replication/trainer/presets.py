@@ -1,7 +1,7 @@
-"""Recommended settings, kept once, in recipes/presets/*.toml: as a config to start from and as arguments of TRL.
+"""Recommended settings from recipes/presets/*.toml, as a config and as arguments of the trainers.
 
 composer   Dr. GRPO, one pass over each rollout, k1 in the advantage, effort penalty as a reward; kl_st, trust region
-dapo       a higher clip above, a mean over all tokens, overlong filter and punishment, dynamic sampling
+dapo       a higher upper clip, a mean over all tokens, overlong filter and penalty, dynamic sampling
 none       the defaults of the functions themselves
 """
 
@@ -36,7 +36,7 @@ from composer_replication.trainer.rollouts.sites import RolloutOptions
 from composer_replication.trainer.teacher_keeper import TeacherKeeper
 
 PresetName = Literal["composer", "dapo", "none"]
-# Ours by name, TRL's by value: which argument of GRPOConfig an option of [train.grpo] is.
+# The argument of GRPOConfig for each option of [train.grpo].
 _TRL_NAMES = {
     "num_generations": "num_generations",
     "max_completion_length": "max_completion_length",
@@ -56,12 +56,12 @@ _TRL_NAMES = {
 
 
 def preset_config(name: PresetName) -> CrfConfig:
-    """The config that a preset is, without anything else said."""
+    """Return the config of a preset without any other settings."""
     return load_with_preset(overrides=[f"train.preset={name}"])
 
 
 def channel_settings(config: CrfConfig) -> ChannelSettings:
-    """What [loss] and [train.channels] say about channels 2 and 3."""
+    """Return the settings of channels 2 and 3 from [loss] and [train.channels]."""
     knobs = {name: value for name, value in vars(config.loss).items() if name in ChannelSettings.__dataclass_fields__}
     channels = config.train.channels
     if config.loss.taid_t is not None:
@@ -78,12 +78,12 @@ def channel_settings(config: CrfConfig) -> ChannelSettings:
 
 
 def grpo_arguments(config: TrainConfig) -> dict[str, Any]:
-    """The arguments of `trl.GRPOConfig` that [train.grpo] decides."""
-    return {theirs: getattr(config.grpo, ours) for ours, theirs in _TRL_NAMES.items()}
+    """Return the arguments of `trl.GRPOConfig` from [train.grpo]."""
+    return {trl_name: getattr(config.grpo, name) for name, trl_name in _TRL_NAMES.items()}
 
 
 def training_arguments(config: TrainConfig) -> dict[str, Any]:
-    """The arguments of `transformers.TrainingArguments` (and so of GRPOConfig) that the rest of [train] decides."""
+    """Return the arguments of `transformers.TrainingArguments` (and so of GRPOConfig) from the rest of [train]."""
     optimiser = config.optimiser
     warmed = "constant_with_warmup" if optimiser.warmup else "constant"
     return {
@@ -111,24 +111,27 @@ def training_arguments(config: TrainConfig) -> dict[str, Any]:
 def composer_grpo_config(
     output_dir: str | os.PathLike[str], *, preset: Literal["composer", "dapo"] = "composer", **overrides: Any
 ) -> Any:
-    """Return a `trl.GRPOConfig` with the preset's settings; `overrides` are GRPOConfig's own arguments and win.
+    """Return a `trl.GRPOConfig` with the preset's settings; `overrides` are GRPOConfig's own arguments and take
+    precedence.
 
-    TRL computes in bf16 by default; where no GPU can, and nothing else is asked for, this is 32 bits.
+    TRL computes in bf16 by default. Without a GPU that supports it, and unless `use_cpu` or `bf16` is set, this uses
+    fp32.
     """
     trl = require("trl", extra="train")
     arguments = grpo_arguments(load(CrfConfig, preset_path(preset)).train)
     if not (overrides.get("use_cpu") or is_torch_bf16_gpu_available() or is_torch_xla_available()):
-        arguments["bf16"] = False  # TRL's own default would be refused
+        arguments["bf16"] = False  # transformers would refuse TRL's own default
     if not torch.cuda.is_available():
-        arguments["dataloader_pin_memory"] = False  # torch warns of the default
+        arguments["dataloader_pin_memory"] = False  # torch warns about pinned memory without a GPU
     return trl.GRPOConfig(output_dir=os.fspath(output_dir), **{**arguments, **overrides})
 
 
 def trainer_arguments(preset: PresetName = "composer") -> dict[str, Any]:
-    """What a preset says beside TRL's own config, as arguments of ComposerReplicationTrainer.
+    """Return a preset's settings that are not TRL's, as arguments of ComposerReplicationTrainer.
 
-    `ComposerReplicationTrainer(..., args=composer_grpo_config("out"), **trainer_arguments())` is the whole recipe, but
-    for rewards that a preset adds (`preset_rewards`). Without logged data channel 3 is skipped, and a message says so.
+    `ComposerReplicationTrainer(..., args=composer_grpo_config("out"), **trainer_arguments())` is the whole recipe,
+    except for the rewards that a preset adds (`preset_rewards`). Without logged data channel 3 is skipped, with a
+    warning.
     """
     config = preset_config(preset)
     return {
@@ -140,13 +143,13 @@ def trainer_arguments(preset: PresetName = "composer") -> dict[str, Any]:
 
 
 def teacher_of(config: CrfConfig) -> TeacherKeeper:
-    """As [train.teacher] says."""
+    """Return the teacher that [train.teacher] describes."""
     teacher = config.train.teacher
     return TeacherKeeper(teacher.kind, ema_rate=teacher.ema_rate, live_share=teacher.live_share)
 
 
 def rollout_options(config: CrfConfig) -> RolloutOptions:
-    """As [train.batch] and [train.grpo] say."""
+    """Return the rollout options that [train.batch] and [train.grpo] describe."""
     batch, grpo = config.train.batch, config.train.grpo
     return RolloutOptions(
         placement=batch.placement,
@@ -161,7 +164,7 @@ def rollout_options(config: CrfConfig) -> RolloutOptions:
 
 
 def preset_rewards(config: TrainConfig, tokenizer: TextTokenizer) -> list[Callable[..., list[float]]]:
-    """The reward functions that a config adds to those of its task."""
+    """Return the reward functions that a config adds to those of its task."""
     rewards: list[Callable[..., list[float]]] = []
     grpo, effort = config.grpo, config.effort
     soft_length = round(grpo.soft_overlong * grpo.max_completion_length)
@@ -176,16 +179,15 @@ def preset_rewards(config: TrainConfig, tokenizer: TextTokenizer) -> list[Callab
 
 
 def _overlong_reward(max_completion_length: int, soft_length: int) -> Callable[..., list[float]]:
-    """DAPO's soft overlong punishment: 0 up to `soft_length` before the limit, then falling to -1 at the limit."""
+    """Return DAPO's soft overlong punishment: 0 up to `soft_length` before the limit, then falling to -1 at the
+    limit."""
     rewards = require("trl.rewards", extra="train")
     return rewards.get_soft_overlong_punishment(max_completion_len=max_completion_length, soft_punish_cache=soft_length)
 
 
-# What the trainers are told about channels 2 and 3, and how a weight changes over a run.
-
 NO_PAIR = (
-    "channel trace_replay_dpo cannot run: beta_replay is {:g}, and there is no preference pair to learn from;"
-    " `crf replay` and `crf pairs` make some in a run, loss.beta_replay = 0 says that none are wanted"
+    "channel trace_replay_dpo cannot run: beta_replay is {:g}, but there are no preference pairs. Make some with"
+    " `crf replay` and `crf pairs`, or set loss.beta_replay = 0"
 )
 
 
@@ -193,9 +195,9 @@ NO_PAIR = (
 class ChannelSettings(LossKnobs):
     """The knobs of `compose_loss`, by the same names, and the annealing of channel 2's weight.
 
-    `sdpo_is_clip` weighs a rollout's token that older weights sampled by min(clip, p now / p then), without gradient.
-    With `sdpo_wrapper="taid"` t moves from `taid_start` to `taid_end`, as `TAIDScheduler` says.
-    With `anneal="linear"` the weight goes from `alpha_sdpo` at the first step to `alpha_sdpo * anneal_end` at the last.
+    `sdpo_is_clip` weights a rollout's token that older weights sampled by min(clip, p now / p then), without gradient.
+    With `sdpo_wrapper="taid"`, t moves from `taid_start` to `taid_end`, as in `TAIDScheduler`. With `anneal="linear"`,
+    the weight goes from `alpha_sdpo` at the first step to `alpha_sdpo * anneal_end` at the last.
     """
 
     sdpo_is_clip: float | None = None
@@ -210,20 +212,20 @@ class ChannelSettings(LossKnobs):
         super().__post_init__()
         if self.sdpo_is_clip is not None and not self.sdpo_is_clip > 0:
             raise InputError(explain("sdpo_is_clip", got=self.sdpo_is_clip, expected="above 0, or None"))
-        self.taid_schedule(1)  # raises where its numbers cannot be
+        self.taid_schedule(1)  # raises InputError for invalid numbers
         check_anneal(self.anneal, self.anneal_end)
 
     def alpha_at(self, step: int, total_steps: int) -> float:
-        """Channel 2's weight at the optimiser step that follows `step` finished ones."""
+        """Return channel 2's weight in the optimizer step that follows `step` finished ones."""
         return annealed(self.alpha_sdpo, self.anneal, step=step, total_steps=total_steps, end=self.anneal_end)
 
     def loss_options(self) -> dict[str, Any]:
-        """Keyword arguments of `compose_loss`, without the weights and without TAID's t, which move."""
+        """Return keyword arguments of `compose_loss`, without the weights and TAID's t, which change over a run."""
         names = {field.name for field in fields(LossKnobs)} - {"alpha_sdpo", "beta_replay"}
         return {name: value for name, value in vars(self).items() if name in names}
 
     def taid_schedule(self, total_steps: int) -> TAIDScheduler:
-        """How TAID's t moves over a run of so many steps."""
+        """Return the schedule of TAID's t over a run of `total_steps` steps."""
         return TAIDScheduler(
             max(total_steps, 1),
             t_start=self.taid_start,

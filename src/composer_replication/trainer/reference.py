@@ -1,4 +1,4 @@
-"""A known path: reference log-probs are computed in `sessions.reference`."""
+"""An alias of `sessions.reference`, where reference log-probs are computed, for a path that users import."""
 
 from composer_replication.trainer.sessions.reference import ReferenceLogprobs, precompute_ref_logprobs
 

@@ -1,6 +1,6 @@
-"""A training as one replica of several: its part of the data, and the outer loop around its steps.
+"""Train as one DiLoCo replica of several: its part of the data, and the outer loop around its steps.
 
-Works on any trainer of transformers' kind, so for logged sessions and for rollouts, with an adapter or whole weights.
+This works with any trainer of transformers' kind: on logged sessions or rollouts, with an adapter or full weights.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from composer_replication.errors import InputError, explain
 
 @dataclass(frozen=True, kw_only=True)
 class Replica:
-    """Which one it is, and whom it exchanges weights with."""
+    """The rank of a replica, and the manager that it exchanges weights through."""
 
     manager: Any
     rank: int
@@ -28,37 +28,39 @@ class Replica:
     outer: OuterLoop = field(default_factory=OuterLoop)
 
     def part_of(self, session_ids: Iterable[str]) -> frozenset[str]:
-        """This replica's sessions: every one is some replica's, and their numbers differ by one at most."""
-        drawn = sorted(
+        """Return this replica's sessions. Each session belongs to one replica, and the parts differ in size by at most
+        one."""
+        # Sorted by hash: a shuffled order that is the same on every replica.
+        shuffled = sorted(
             session_ids, key=lambda session_id: (hashlib.sha256(f"replica:{session_id}".encode()).digest(), session_id)
         )
-        return frozenset(drawn[self.rank :: self.world_size])
+        return frozenset(shuffled[self.rank :: self.world_size])
 
     def rows_of(self, number: int) -> range:
-        """This replica's rows of a table."""
+        """Return the indices of this replica's rows of a table."""
         return range(self.rank, number, self.world_size)
 
     def check_steps(self, steps: int) -> None:
-        """All that is trained is exchanged: steps after the last exchange would count for nothing."""
+        """Raise InputError unless the steps end with an exchange: those after the last one would be lost."""
         every = self.outer.steps_per_commit
         if steps % every:
             nearest = every * max(1, round(steps / every))
-            fix = f"Set train.optimiser.steps = {nearest}, say."
+            fix = f"For example, set train.optimiser.steps = {nearest}."
             raise InputError(explain("train.optimiser.steps", got=steps, expected=f"a multiple of {every}", fix=fix))
 
     def weigh(self, num_samples: int) -> None:
-        """Let what this replica learns from count as many times as it has samples."""
+        """Weight this replica by its number of samples."""
         if not num_samples:
             fix = "Start fewer replicas, or give them more sessions."
             got = f"no sample for replica {self.rank} of {self.world_size}"
-            raise InputError(explain("data of a replica", got=got, expected="one or more", fix=fix))
+            raise InputError(explain("data of a replica", got=got, expected="at least one", fix=fix))
         self.manager.weight = float(num_samples)
 
 
 class ReplicaSteps(TrainerCallback):
-    """Puts the outer loop around a trainer's steps, and leaves the global weights in its model.
+    """Runs the outer loop around a trainer's steps, and leaves the global weights in its model.
 
-    The run's commits say at which step a replica is: one that was started again goes on where the others are, with the
+    The run's commits determine the step of a replica. One that was restarted continues at the others' step, with the
     learning rate of that step, and ends when they do.
     """
 
@@ -70,34 +72,35 @@ class ReplicaSteps(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
         del control
         if args.world_size > 1:
-            fix = "Start a replica with one process; more GPUs are more replicas."
+            fix = "Start each replica with one process, and one replica per GPU."
             raise InputError(explain("processes of a replica", got=args.world_size, expected=1, fix=fix))
         self._replica.check_steps(state.max_steps)
         outer = self._replica.outer
         commits = state.max_steps // outer.steps_per_commit
         block = train_replica(self._replica.manager, parts["model"], parts["optimizer"], outer, commits=commits)
         self.loop = self._block.enter_context(block)
-        self._keep_pace(state, parts["lr_scheduler"])
+        self._catch_up(state, parts["lr_scheduler"])
         self._is_over = state.global_step >= state.max_steps
 
     def on_step_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
         del args
-        if self._is_over:  # a trainer makes one step before it can be stopped: this one counts for nothing
+        if self._is_over:  # a trainer makes at least one step before it can be stopped; this one is discarded
             state.global_step, control.should_training_stop = state.max_steps, True
             control.should_log = control.should_save = control.should_evaluate = False
             return
-        self._keep_pace(state, parts["lr_scheduler"])
+        self._catch_up(state, parts["lr_scheduler"])
         control.should_training_stop |= state.global_step >= state.max_steps
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
         self._block.close()
 
-    def _keep_pace(self, state: Any, lr_scheduler: Any) -> None:
+    def _catch_up(self, state: Any, lr_scheduler: Any) -> None:
         commits = self._replica.manager.current_step()
         step = commits * self._replica.outer.steps_per_commit + self.loop._local_step
         if step > state.global_step:
             state.global_step = min(step, state.max_steps)
             lr_scheduler.last_epoch = state.global_step - 1
-            with warnings.catch_warnings():  # that the optimiser has made no step yet, which is so
+            # torch warns that the optimizer has made no step yet, which is intended here.
+            with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)
                 lr_scheduler.step()

@@ -1,12 +1,14 @@
-"""What all processes of one training must begin with: the same weights, tokenizer, sessions and settings.
+"""Make sure that all processes of a training begin with the same weights, tokenizer, sessions and settings.
 
 Under FSDP's `cpu_ram_efficient_loading` only rank 0 reads the weights, and the other ranks hold zeros until the model
-is sharded. Whatever is copied or computed from them before that is garbage, so those ranks get rank 0's weights here.
-A rank that loaded other weights is refused by name. Every function here is called by all ranks together.
+is sharded. Whatever is copied or computed from these before would be garbage, so those ranks get rank 0's weights here.
+A rank that loaded different weights is named in an error. Every function in this module is called by all ranks
+together.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
@@ -23,9 +25,9 @@ from composer_replication.trainer.objective.fingerprint import (
     weights_digest,
 )
 
-_FIX = "Name the same model, adapter and options on every rank, and seed weights that are drawn at random."
+_FIX = "Use the same model, adapter and options on every rank, and set a seed for random weights."
 _NO_WEIGHTS = "no weights"
-_SECONDS_FOR_OTHERS = 3.0
+_WAIT_SECONDS = 3.0
 
 
 def num_processes() -> int:
@@ -34,15 +36,15 @@ def num_processes() -> int:
 
 
 def launched_processes() -> int:
-    """Return the number of processes that a launcher such as torchrun says that it has started."""
+    """Return the number of processes that a launcher such as torchrun has started."""
     return int(os.environ.get("WORLD_SIZE", "1")) if "LOCAL_RANK" in os.environ else 1
 
 
 def check_is_in_group(world_size: int) -> None:
-    """Raise ConfigError where a launcher has started several processes and each would train alone."""
+    """Raise ConfigError if a launcher has started several processes and each would train alone."""
     launched = launched_processes()
     if launched > 1 and world_size == 1:
-        fix = "Give TrainingArguments(use_cpu=True) on a machine without an accelerator, as `crf train` does."
+        fix = "Set TrainingArguments(use_cpu=True) on a machine without an accelerator, as `crf train` does."
         got = "1: transformers found no accelerator and created no process group"
         raise ConfigError(explain("processes of this training", got=got, expected=launched, fix=fix))
 
@@ -50,8 +52,8 @@ def check_is_in_group(world_size: int) -> None:
 def share_start_weights(model: nn.Module, *, what: str = "start weights") -> None:
     """Give ranks without weights those of rank 0, and check that all ranks have the same weights and adapter.
 
-    An adapter that adds nothing yet is drawn at random and comes from rank 0, too. Raise InputError, on every rank,
-    that names the ranks with other weights. A model that is sharded already has one set of weights and is left alone.
+    An adapter that is still untrained is initialized at random, and is taken from rank 0 as well. Raises InputError, on
+    every rank, that names the ranks with other weights. A model that is sharded already is left alone.
     """
     if num_processes() == 1 or is_sharded(model):
         return
@@ -60,11 +62,11 @@ def share_start_weights(model: nn.Module, *, what: str = "start weights") -> Non
     is_empty = has_no_weights(module)
     digests = _gather(_NO_WEIGHTS if is_empty else weights_digest(module))
     if digests[0] == _NO_WEIGHTS:
-        fix = "Load the weights on rank 0 at least."
-        raise InputError(explain(f"{what} of rank 0", got="zeros alone", expected="the weights themselves", fix=fix))
+        fix = "Load the weights at least on rank 0."
+        raise InputError(explain(f"{what} of rank 0", got="only zeros", expected="the weights themselves", fix=fix))
     _refuse(what, [digests[0] if digest == _NO_WEIGHTS else digest for digest in digests], _FIX)
     if _NO_WEIGHTS in digests:
-        _materialise(module)
+        _materialize(module)
         _broadcast([*module.parameters(), *module.buffers()], receives=is_empty)
         refuse_differences({what: weights_digest(module)}, fix=_FIX)
     adapters = _gather(trained_adapter_digest(module) or "")
@@ -80,12 +82,12 @@ def refuse_missing_weights(model: nn.Module, *, what: str, fix: str) -> None:
         return
     empty = [rank for rank, text in enumerate(_gather(str(has_no_weights(unwrapped(model))))) if text == "True"]
     if empty:
-        got = f"zeros alone on {_ranks(empty)}"
+        got = f"only zeros on {_ranks(empty)}"
         raise InputError(explain(what, got=got, expected="the weights themselves", fix=fix))
 
 
 def refuse_differences(about: Mapping[str, str], *, fix: str = "Start every rank with the same command.") -> None:
-    """Raise InputError, on every rank, that names the ranks where one of these texts differs from that of rank 0."""
+    """Raise InputError, on every rank, that names the ranks where one of these texts differs from rank 0's."""
     if num_processes() == 1:
         return
     for what, text in about.items():
@@ -95,10 +97,10 @@ def refuse_differences(about: Mapping[str, str], *, fix: str = "Start every rank
 def errors_of_ranks(text: str, *, is_own: bool) -> dict[int, str]:
     """Publish this rank's error in the launcher's store, and return the error of another rank, by its rank.
 
-    A rank other than 0 waits a moment for rank 0. Rank 0 waits for any rank where its error is not its own (`is_own`),
-    since it may only be a consequence. Returns {} where no error comes, or where the store cannot be reached.
+    A rank other than 0 waits a moment for rank 0. Rank 0 waits for any rank if its error is not its own (`is_own`),
+    since it may only be a consequence. Returns {} if no error arrives, or if the store cannot be reached.
     """
-    wait = timedelta(seconds=_SECONDS_FOR_OTHERS)
+    wait = timedelta(seconds=_WAIT_SECONDS)
     prefix = f"composer_replication/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/error/"
     try:
         rank, host, port = int(os.environ["RANK"]), os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
@@ -110,17 +112,18 @@ def errors_of_ranks(text: str, *, is_own: bool) -> dict[int, str]:
             return {}
         key = "0" if rank else "any"
         store.wait([f"{prefix}{key}"], wait)
-        other_rank, _, its_text = store.get(f"{prefix}{key}").decode().partition(" ")
-        return {int(other_rank): its_text}
-    except (KeyError, ValueError, RuntimeError):  # RuntimeError also where nobody else failed by an error of its own
+        other_rank, _, message = store.get(f"{prefix}{key}").decode().partition(" ")
+        return {int(other_rank): message}
+    # KeyError and ValueError: no launcher. RuntimeError: no store, or no other rank has published an error in time.
+    except (KeyError, ValueError, RuntimeError):
         return {}
 
 
 def _refuse(what: str, texts: Sequence[str], fix: str) -> None:
     differing_ranks = [rank for rank, text in enumerate(texts) if text != texts[0]]
     if differing_ranks:
-        got = "; ".join(f"{_shown(texts[rank], texts[0])} on rank {rank}" for rank in differing_ranks)
-        expected = f"{_shown(texts[0], texts[differing_ranks[0]])}, as on rank 0"
+        got = "; ".join(f"{_unique_lines(texts[rank], texts[0])} on rank {rank}" for rank in differing_ranks)
+        expected = f"{_unique_lines(texts[0], texts[differing_ranks[0]])}, as on rank 0"
         raise InputError(explain(what, got=got, expected=expected, fix=fix))
 
 
@@ -128,16 +131,15 @@ def _ranks(ranks: Sequence[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
-def _shown(text: str, other_text: str) -> str:
-    """Return the lines that the other text does not have, and a digest by its first characters."""
+def _unique_lines(text: str, other_text: str) -> str:
+    """Return the lines that the other text does not have, with digests shortened."""
     lines = sorted(set(text.splitlines()) - set(other_text.splitlines()))
     return ", ".join(line[:12] if len(line) == 64 else line for line in lines) or "less"
 
 
 def _layout(module: nn.Module) -> str:
-    """Count, dtypes and a digest of names and shapes: what has to be equal before a weight can be sent."""
-    import hashlib
-
+    """Return the count, the dtypes and a digest of names and shapes, which must be equal before a weight can be
+    sent."""
     named_tensors = [*module.named_parameters(), *module.named_buffers()]
     dtypes = sorted(
         {str(tensor.dtype).removeprefix("torch.") for _, tensor in named_tensors if tensor.is_floating_point()}
@@ -147,8 +149,8 @@ def _layout(module: nn.Module) -> str:
     return f"{len(named_tensors)} tensors in {' and '.join(dtypes)} ({digest[:12]})"
 
 
-def _materialise(module: nn.Module) -> None:
-    """Put weights that are on the meta device into memory, without values."""
+def _materialize(module: nn.Module) -> None:
+    """Allocate uninitialized memory for weights on the meta device."""
     if any(tensor.is_meta for tensor in (*module.parameters(), *module.buffers())):
         module.to_empty(device="cpu")
         if hasattr(module, "tie_weights"):
@@ -157,10 +159,11 @@ def _materialise(module: nn.Module) -> None:
 
 @torch.no_grad()
 def _broadcast(tensors: Sequence[Tensor], *, receives: bool) -> None:
-    """Send these tensors of rank 0 as bytes, one at a time; ranks that do not receive keep their own."""
+    """Send these tensors of rank 0 as bytes, one at a time. Ranks that do not receive keep their own."""
     device = _device()
     for tensor in tensors:
         sent = tensor.detach().contiguous().to(device).reshape(-1).view(torch.uint8)
+        # Broadcasting writes into the tensor, which must not change the weights of ranks that do not receive.
         sent = sent.clone() if sent.data_ptr() == tensor.data_ptr() else sent
         distributed.broadcast(sent, src=0)
         if receives:
@@ -168,19 +171,21 @@ def _broadcast(tensors: Sequence[Tensor], *, receives: bool) -> None:
 
 
 def _gather(text: str) -> list[str]:
-    """The texts of all ranks, in order: as bytes, since objects would be pickled."""
+    """Return the texts of all ranks, in order. They are sent as bytes, since torch would pickle objects."""
     device = _device()
-    own_bytes = text.encode()
+    encoded = text.encode()
     lengths = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(num_processes())]
-    distributed.all_gather(lengths, torch.tensor([len(own_bytes)], device=device))
+    distributed.all_gather(lengths, torch.tensor([len(encoded)], device=device))
     longest = max(int(length) for length in lengths)
+    # `all_gather` needs tensors of the same length on all ranks, so texts are padded with zeros.
     rows = [torch.zeros(longest, dtype=torch.uint8, device=device) for _ in lengths]
-    distributed.all_gather(rows, torch.tensor(list(own_bytes.ljust(longest, b"\0")), dtype=torch.uint8, device=device))
+    distributed.all_gather(rows, torch.tensor(list(encoded.ljust(longest, b"\0")), dtype=torch.uint8, device=device))
     return [bytes(row[: int(length)].tolist()).decode() for row, length in zip(rows, lengths, strict=True)]
 
 
 def _device() -> torch.device:
-    """Where the process group can send tensors from: the CPU where gloo serves it, else this rank's accelerator."""
+    """Return the device that the process group sends tensors from: the CPU if gloo serves it, else this rank's
+    accelerator."""
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if accelerator is None or "cpu:" in distributed.get_backend_config():
         return torch.device("cpu")

@@ -1,4 +1,5 @@
-"""The model an offline run trains: loaded or given, with an adapter or without, its weights whole or in 4 bits."""
+"""Prepare the model that a run trains: load it, add an adapter, quantize or shard it, and find untrained rows of its
+head."""
 
 from __future__ import annotations
 
@@ -24,13 +25,14 @@ from composer_replication.trainer.same_start import share_start_weights
 Quantization = Literal["none", "4bit"]
 QUANTIZATIONS: tuple[Quantization, ...] = ("none", "4bit")
 _HALVES = (torch.bfloat16, torch.float16)
+# "model.layers.3.mlp.gate.weight" and "…block_sparse_moe.router.weight"; not "…mlp.gate_proj.weight"
 _ROUTER = re.compile(r"\.(router|gate)\.")
 
 
 def weight_dtype(*, bf16: bool, has_adapter: bool) -> torch.dtype:
-    """What weights are loaded in: whole where they are trained, and `bf16` is then what autocast computes in.
+    """Return the dtype to load weights in: fp32 if they are trained, even if `bf16` is the precision of autocast.
 
-    bf16 keeps 8 bits of a weight, and most steps of an optimiser are smaller than that.
+    bf16 has 8 bits of precision, and most optimizer steps are too small to change such a weight.
     """
     return torch.bfloat16 if bf16 and has_adapter else torch.float32
 
@@ -44,11 +46,17 @@ def prepare_model(
     adapter_follows: bool = False,
     token_rows: Callable[[nn.Module], Sequence[int]] | None = None,
 ) -> nn.Module:
-    """What `OfflineTrainer` trains. A name is loaded as `load_model` does it, without running anybody's code.
+    """Return the model that `OfflineTrainer` trains. A name is loaded by `load_model`, without running remote code.
 
-    With `adapter_follows` the caller puts an adapter on later, and the weights are loaded as those below one. Weights
-    to train in half precision are refused. `token_rows` says of the loaded model which rows of embedding and head the
-    adapter trains as well.
+    Raises ConfigError if weights to train are in half precision.
+
+    Args:
+        model: A loaded model, or a name.
+        args: The training arguments.
+        peft_config: The adapter to add, or None.
+        quantization: "4bit" loads the weights below the adapter in four bits.
+        adapter_follows: The caller adds an adapter later, so the weights are loaded as those below one.
+        token_rows: Returns, for the loaded model, the ids whose rows of embedding and head the adapter trains as well.
     """
     if quantization not in QUANTIZATIONS:
         raise InputError(explain("quantization", got=repr(quantization), expected=f"one of {QUANTIZATIONS}"))
@@ -57,7 +65,7 @@ def prepare_model(
     has_adapter = adapter_follows or peft_config is not None
     dtype = weight_dtype(bf16=args.bf16, has_adapter=has_adapter)
     prepared_model = _load(model, quantization, dtype) if isinstance(model, str) else model
-    share_start_weights(prepared_model)  # before anything is copied or computed from them
+    share_start_weights(prepared_model)  # first, since other ranks may hold no weights until then
     if peft_config is not None:
         if token_rows is not None:
             peft_config = with_token_rows(peft_config, prepared_model, token_rows(prepared_model))
@@ -69,10 +77,11 @@ def prepare_model(
 
 
 def shard_model(model: nn.Module, args: Any) -> None:
-    """Spread the weights over all processes, a layer at a time (FSDP2), on the devices that they train on.
+    """Shard the weights over all processes, layer by layer (FSDP2), on the devices that they train on.
 
-    Half precision is what a layer's weights are cast to as they are gathered: autocast would keep a copy of every layer
-    until the backward pass. Raise ConfigError for weights in 4 bits and for a model whose layers nobody names.
+    Half precision is what a layer's weights are cast to when they are gathered; autocast would keep a copy of every
+    layer until the backward pass. Raises ConfigError for 4-bit weights, and for a model whose layers transformers does
+    not name.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -84,7 +93,7 @@ def shard_model(model: nn.Module, args: Any) -> None:
     names = set(getattr(causal_lm, "_no_split_modules", None) or ())
     layers = [module for module in causal_lm.modules() if type(module).__name__ in names]
     if not layers:
-        fix = "Set train.fsdp.on = false, or shard the model with torch.distributed.fsdp.fully_shard before."
+        fix = "Set train.fsdp.on = false, or shard the model with torch.distributed.fsdp.fully_shard first."
         got = f"{type(causal_lm).__name__}, whose layers transformers does not name (_no_split_modules)"
         raise ConfigError(explain("train.fsdp.on", got=got, expected="a model of layers", fix=fix))
     half = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None
@@ -95,22 +104,25 @@ def shard_model(model: nn.Module, args: Any) -> None:
 
 
 def _check_weights_to_train(model: nn.Module) -> None:
-    """Those that an optimiser changes are in fp32 or better: none here keeps whole copies of halves."""
+    """Raise ConfigError if weights that an optimizer changes are in half precision: no fp32 copies of them are kept."""
     trained = [(name, parameter.dtype) for name, parameter in model.named_parameters() if parameter.requires_grad]
     half = [f"{name} in {str(dtype).removeprefix('torch.')}" for name, dtype in trained if dtype in _HALVES]
     if half:
         got = f"{len(half)} of {len(trained)} in half precision, the first {half[0]}"
         fix = (
-            "Most steps would round to nothing. Give model.float(), or its name, and compute in half precision with"
-            " bf16=True; or give a peft_config, and train an adapter on these weights."
+            "Most steps would round to nothing. Pass model.float() or the model's name, with bf16=True for half "
+            "precision"
+            " in autocast; or pass a peft_config to train an adapter on these weights."
         )
         raise ConfigError(explain("weights to train", got=got, expected="float32", fix=fix))
 
 
 def check_router_loss(model: nn.Module) -> str | None:
-    """Refuse a mixture of experts whose config asks for its router's auxiliary loss, which is not added here.
+    """Return a warning if routers are trained without an auxiliary loss, because the model's config does not ask for
+    it.
 
-    A sentence where the routers are trained without it because the config does not ask.
+    Raises ConfigError for a mixture of experts whose config asks for the router's auxiliary loss, which is not computed
+    here.
     """
     config: Any = causal_lm_of(model).config
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
@@ -119,9 +131,9 @@ def check_router_loss(model: nn.Module) -> str | None:
         return None
     if text.output_router_logits:
         fix = (
-            'Set "output_router_logits": false in the config.json of train.model (or model.config), and keep the'
-            ' routers as they are with an adapter on other layers; or train with rollouts (train.mode = "grpo"): TRL'
-            " adds it."
+            'Set "output_router_logits": false in the config.json of train.model (or model.config), and train an'
+            ' adapter on other layers than the routers; or train with rollouts (train.mode = "grpo"), where TRL adds'
+            " that loss."
         )
         got = f"true, which asks for the router's auxiliary loss ({weight:g} times)"
         raise ConfigError(explain("output_router_logits on logged sessions", got=got, expected="false", fix=fix))
@@ -134,10 +146,10 @@ def check_router_loss(model: nn.Module) -> str | None:
 def _adapted(model: nn.Module, args: Any, peft_config: Any, quantization: Quantization) -> nn.Module:
     peft = require("peft", extra="train")
     if isinstance(model, peft.PeftModel):
-        fix = "Give the model without its adapter, or no peft_config."
+        fix = "Pass the model without its adapter, or no peft_config."
         raise ConfigError(explain("peft_config", got="one, and a model that has an adapter", expected="one", fix=fix))
     if is_sharded(model):
-        fix = "Put the adapter on first, then shard."
+        fix = "Add the adapter first, then shard the model."
         raise ConfigError(explain("peft_config", got="one, and a sharded model", expected="a whole model", fix=fix))
     if quantization == "4bit":
         model = peft.prepare_model_for_kbit_training(model, use_gradient_checkpointing=args.gradient_checkpointing)
@@ -147,7 +159,8 @@ def _adapted(model: nn.Module, args: Any, peft_config: Any, quantization: Quanti
     except ValueError as error:
         raise adapter_refused(error, model) from error
     settle_token_rows(adapted)
-    if args.bf16 or args.fp16:  # PEFT makes its own weights whole, but not its copies (`modules_to_save`)
+    # PEFT keeps its own weights in fp32, but not the modules that it copies (`modules_to_save`).
+    if args.bf16 or args.fp16:
         for parameter in adapted.parameters():
             if parameter.requires_grad and parameter.dtype in _HALVES:
                 parameter.data = parameter.data.float()
@@ -155,7 +168,7 @@ def _adapted(model: nn.Module, args: Any, peft_config: Any, quantization: Quanti
 
 
 def check_targets(model: nn.Module, peft_config: Any) -> None:
-    """PEFT says so where no target is a layer's name; of one among others it says nothing."""
+    """Raise ConfigError if an adapter's target is no layer. PEFT complains only if none of the targets is a layer."""
     targets = getattr(peft_config, "target_modules", None)
     if not isinstance(targets, list | tuple | set) or not targets:
         return
@@ -166,16 +179,16 @@ def check_targets(model: nn.Module, peft_config: Any) -> None:
 
 
 def adapter_refused(error: Exception, model: nn.Module) -> ConfigError:
-    """What PEFT refuses: mostly layers by names that the model does not have."""
+    """Return PEFT's refusal as one of our errors; mostly it is about layer names that the model does not have."""
     got = (str(error).strip().splitlines() or [type(error).__name__])[0]
     linear = {name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     expected = f"names of this model's layers: {', '.join(sorted(linear - {'lm_head'}))}, or all-linear"
-    fix = "Set train.adapter.targets to some of them (target_modules of a peft_config)."
+    fix = "Set train.adapter.targets (target_modules of a peft_config) to some of these."
     return ConfigError(explain("train.adapter", got=got, expected=expected, fix=fix))
 
 
 def _check_quantization(model: str | nn.Module, peft_config: Any | None) -> None:
-    """4 bits can be had where bitsandbytes is, for weights that are loaded here and stay as they are."""
+    """Raise an error unless bitsandbytes is installed, and the model is loaded here and trained by an adapter only."""
     if not available("bitsandbytes"):
         fix = 'Type: pip install bitsandbytes. Or train without quantization: LoRA alone, `quantization="none"`.'
         raise MissingExtraError(f'quantization="4bit": bitsandbytes is not installed. {fix}', name="bitsandbytes")
@@ -183,7 +196,7 @@ def _check_quantization(model: str | nn.Module, peft_config: Any | None) -> None
         got = f"a {type(model).__name__} that is loaded already"
         raise ConfigError(explain('model with quantization="4bit"', got=got, expected="its name or folder"))
     if peft_config is None:
-        fix = "Weights in 4 bits cannot be trained; give a peft.LoraConfig."
+        fix = "4-bit weights cannot be trained; pass a peft.LoraConfig."
         raise ConfigError(explain('peft_config with quantization="4bit"', got=None, expected="an adapter", fix=fix))
 
 
@@ -201,27 +214,18 @@ def _load(name: str, quantization: Quantization, dtype: torch.dtype) -> nn.Modul
     return load_model(name, what=f"model {name!r}", **options)
 
 
-# Tokens of the chat template whose rows of the head were never trained, and how an adapter trains them.
-#
-# A model's vocabulary has entries that no text of its training held: such rows stay where they began, near one another.
-# Where a template's own token (the mark of a call, the end of a turn) is one of them, no hidden state can say it apart
-# from all the others, and LoRA, which leaves the head as it is, cannot teach it. The rule, over rows of the head:
-#
-#     centre    the mean of rows that no text can reach: ids behind the tokenizer's last, tokens named reserved or
-#               unused
-#     typical   the median distance from it of ordinary tokens' rows, a sample of them
-#     spread    the largest distance from it among those rows themselves
-#     limit     the larger of spread and a tenth of typical; a row no farther from the centre was never trained
-#
-# With fewer than four such rows, or where they spread as far as half of typical, nothing can be told apart.
-
+# "<|reserved_special_token_7|>", "[unused12]"; not "<|im_end|>"
 _NAMED_UNUSED = re.compile(r"reserved|unused", re.IGNORECASE)
-_FEWEST_UNUSED, _SAMPLED, _NEAR, _SPREAD = 4, 2048, 0.1, 0.5
+# The constants of `untrained_rows`: unreachable rows, sampled ordinary rows, and two shares of `typical`.
+_MIN_UNUSED, _MAX_SAMPLED, _LIMIT_SHARE, _MAX_SPREAD_SHARE = 4, 2048, 0.1, 0.5
 
 
 class _UntrainedRows(NamedTuple):
-    """Tokens with rows that were never trained, by id; how far each is from the centre of `num_unused` unused rows, how
-    far trained ones are, and the distance up to which a row counts as untrained."""
+    """Tokens of the template whose rows of the head were never trained, by id.
+
+    `distances` are the distances of these rows from the center of `num_unused` unused rows, `typical` is that of
+    trained rows, and `limit` is the distance up to which a row counts as untrained.
+    """
 
     tokens: dict[int, str]
     distances: list[float]
@@ -229,19 +233,34 @@ class _UntrainedRows(NamedTuple):
     limit: float
     num_unused: int
 
-    def in_words(self) -> str:
+    def describe(self) -> str:
         token_names, share = ", ".join(self.tokens.values()), max(self.distances) / self.typical
         return (
-            f"these weights never learnt {token_names}, which the chat template writes: the row of the head is within"
-            f" {share:.1%} (limit {self.limit / self.typical:.0%}) of a trained token's distance from those of"
-            f" {self.num_unused} unused entries, so what it draws has any of those in their place"
+            f"the model was never trained on {token_names}, which the chat template writes: the row of the head is only"
+            f" {share:.1%} (limit {self.limit / self.typical:.0%}) of a trained token's distance away from those of"
+            f" {self.num_unused} unused tokens, so any of these may be sampled instead"
         )
 
 
 @torch.no_grad()
 def untrained_rows(model: nn.Module, tokenizer: Any, said: Iterable[int]) -> _UntrainedRows | None:
-    """Which of the template's own tokens among `said`, ids that a model is to write, were never trained; None where
-    none is, or nobody can tell. Rows that an adapter trains are not looked at."""
+    """Return which of the template's own tokens among `said`, the ids that a model is to write, were never trained.
+
+    None if there are none, or if it cannot be decided. Rows that an adapter trains are ignored.
+
+    A vocabulary has entries that no training text contained. Their rows stay where they were initialized, close
+    together. If one of the template's own tokens is such a row (the mark of a call, the end of a turn), no hidden state
+    can tell it from the others, and LoRA, which leaves the head unchanged, cannot learn it. The rule, over rows of the
+    head:
+
+        center    mean of rows that no text can reach: ids after the tokenizer's last one, tokens named reserved or
+            unused
+        typical   median distance from it of ordinary tokens' rows, on a sample of them
+        spread    largest distance from it among the unreachable rows themselves
+        limit     the larger of spread and a tenth of typical; a row within it was never trained
+
+    With fewer than four unreachable rows, or if they spread as far as half of typical, the rule cannot decide.
+    """
     layer: Any = causal_lm_of(model).get_output_embeddings()
     head: Tensor = below_rows(layer).weight
     by_adapter: dict[str, list[int]] = {} if below_rows(layer) is layer else layer.token_adapter.token_indices
@@ -254,22 +273,26 @@ def untrained_rows(model: nn.Module, tokenizer: Any, said: Iterable[int]) -> _Un
     ]
     unused = [number for number in unused if number not in tokens]
     ordinary = [number for number in range(min(len(tokenizer), head.shape[0])) if number not in added]
-    if not tokens or len(unused) < _FEWEST_UNUSED or not ordinary or head.is_meta:
+    if not tokens or len(unused) < _MIN_UNUSED or not ordinary or head.is_meta:
         return None
-    centre = _rows(head, unused).mean(0)
+    center = _rows(head, unused).mean(0)
 
     def distances(ids: Sequence[int]) -> Tensor:
-        return (_rows(head, ids) - centre).norm(dim=1)
+        return (_rows(head, ids) - center).norm(dim=1)
 
-    typical = float(distances(ordinary[:: max(1, len(ordinary) // _SAMPLED)]).median())
+    typical = float(distances(ordinary[:: max(1, len(ordinary) // _MAX_SAMPLED)]).median())
     spread = float(distances(unused).max())
-    limit = max(spread, _NEAR * typical)
-    if not spread <= _SPREAD * typical or not typical:  # so that NaN fails too
+    limit = max(spread, _LIMIT_SHARE * typical)
+    if not spread <= _MAX_SPREAD_SHARE * typical or not typical:  # written so that NaN is refused as well
         return None
-    near = {number: far for number, far in zip(tokens, distances([*tokens]).tolist(), strict=True) if far <= limit}
+    near = {
+        token: distance
+        for token, distance in zip(tokens, distances([*tokens]).tolist(), strict=True)
+        if distance <= limit
+    }
     if not near:
         return None
-    return _UntrainedRows({number: tokens[number] for number in near}, [*near.values()], typical, limit, len(unused))
+    return _UntrainedRows({token: tokens[token] for token in near}, [*near.values()], typical, limit, len(unused))
 
 
 def _rows(head: Tensor, ids: Sequence[int]) -> Tensor:
@@ -277,7 +300,8 @@ def _rows(head: Tensor, ids: Sequence[int]) -> Tensor:
 
 
 def with_token_rows(peft_config: Any, model: nn.Module, ids: Sequence[int]) -> Any:
-    """The adapter's settings with these rows of embedding and head trained too, one row for both if they are tied."""
+    """Return the adapter's config with these rows of embedding and head trained too (one row for both if they are
+    tied)."""
     if not ids:
         return peft_config
     causal_lm = causal_lm_of(model)
@@ -290,8 +314,11 @@ def with_token_rows(peft_config: Any, model: nn.Module, ids: Sequence[int]) -> A
 
 
 def settle_token_rows(model: nn.Module) -> None:
-    """After PEFT has wrapped the head: trained rows are whole, since in bf16 most steps would round to nothing; and
-    whoever reads the head's bias, as TRL's loss does, finds that it has none."""
+    """Fix what PEFT leaves after wrapping the head with trainable rows.
+
+    The rows are converted to fp32, since in bf16 most steps would round to nothing. The wrapper gets the attribute
+    `bias`, which TRL's loss reads, if the head has none.
+    """
     head: Any = causal_lm_of(model).get_output_embeddings()
     if below_rows(head) is head:
         return
@@ -303,10 +330,10 @@ def settle_token_rows(model: nn.Module) -> None:
 
 
 def ids_of_tokens(tokenizer: Any, tokens: Sequence[str]) -> list[int]:
-    """The ids of tokens by their texts."""
+    """Return the ids of tokens by their texts. Raises ConfigError for tokens that are not in the vocabulary."""
     vocabulary = tokenizer.get_vocab()
     if unknown := [token for token in tokens if token not in vocabulary]:
-        fix = 'Name tokens as the vocabulary has them, or "auto".'
+        fix = 'Give tokens exactly as in the vocabulary, or "auto".'
         got = f"{', '.join(unknown)}, not in the vocabulary"
         raise ConfigError(explain("train.adapter.token_rows", got=got, expected="tokens of this model", fix=fix))
     return [vocabulary[token] for token in tokens]

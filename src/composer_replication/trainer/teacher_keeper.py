@@ -1,13 +1,13 @@
-"""Who teaches channel 2 over a run: the weights that are not the student's own, kept, moved and saved.
+"""The teacher of channel 2 over a run: which weights it has, how they are updated, and their state in checkpoints.
 
     live          the student itself, at every step; it drifts with what it learns
-    frozen        the start weights
+    frozen        the initial model
     ema           an average of the student's weights: teacher += ema_rate * (student - teacher) after each step
-    trust_region  logits (1 - live_share) * start weights + live_share * live
+    trust_region  logits (1 - live_share) * initial model + live_share * live
 
-Under an adapter the start weights are the model with the adapter off, so frozen and trust_region keep no weights of
-their own, and an average keeps those of the adapter alone. After a warm-up the start is the model as that left it: with
-an adapter, a copy of the adapter alone on the same weights below it.
+Under an adapter the initial model is the model with its adapter off, so frozen and trust_region need no copy, and ema
+copies the adapter only. After a warm-up, the initial model is the warmed-up one: with an adapter, a copy of the adapter
+on the same base weights.
 """
 
 from __future__ import annotations
@@ -33,12 +33,13 @@ from composer_replication.trainer.same_start import share_start_weights
 _HALVES = (torch.bfloat16, torch.float16)
 TeacherKind = Literal["live", "frozen", "ema", "trust_region"]
 TEACHER_KINDS: tuple[TeacherKind, ...] = ("live", "frozen", "ema", "trust_region")
-# Optimisers that divide a gradient by its own size, by parts of their names.
+# Parts of the names of optimizers that divide a gradient by its own size.
 _ADAPTIVE = ("ada", "rmsprop")
 
 
 class TeacherKeeper:
-    """The teacher of one run. `attach` it to the start weights, ask for its `shares`, tell it of every step."""
+    """The teacher of one run. `attach` it to the initial model, use its `shares`, and call `after_step` after every
+    step."""
 
     def __init__(self, kind: TeacherKind = "live", *, ema_rate: float = 0.05, live_share: float = 0.01) -> None:
         if kind not in TEACHER_KINDS:
@@ -55,14 +56,17 @@ class TeacherKeeper:
         self._start: str | None = None
 
     def attach(self, model: nn.Module, *, with_adapter: bool = False) -> None:
-        """Take the model as it is now for the start, below its adapter or `with_adapter`; before it is wrapped or
-        trained, and once. Of several processes all attach together, and each has rank 0's weights afterwards."""
+        """Use the model's current weights as the initial ones, below its adapter or `with_adapter`.
+
+        Call it once, before the model is wrapped or trained, and on all processes together: afterwards each has rank
+        0's weights.
+        """
         share_start_weights(model)
         start = unwrapped(model)
-        stays_as_it_began = self.kind in ("frozen", "trust_region")
-        if stays_as_it_began:
+        is_fixed = self.kind in ("frozen", "trust_region")
+        if is_fixed:
             self._start = weights_digest(start, with_adapter=with_adapter)
-        self._is_below_adapter = stays_as_it_began and has_adapter(start) and not with_adapter
+        self._is_below_adapter = is_fixed and has_adapter(start) and not with_adapter
         if self.kind == "live" or self._is_below_adapter:
             return
         self._moving = [name for name, parameter in start.named_parameters() if parameter.requires_grad]
@@ -74,17 +78,17 @@ class TeacherKeeper:
 
     @property
     def model(self) -> nn.Module | None:
-        """The copy that teaches, where there is one: a trainer moves it to its device, or shards it."""
+        """The teacher's own copy of the model, if it has one. A trainer moves it to its device, or shards it."""
         return self._copy
 
     def replace_model(self, model: nn.Module) -> None:
-        """The same copy after it was moved or sharded, before the first step."""
+        """Replace the copy by the same one, moved or sharded. Call it before the first step."""
         self._copy = model
         weights = dict(unwrapped(model).named_parameters())
         self._masters = {name: weights[name].detach().float() for name in self._masters}
 
     def shares(self) -> list[WeightedTeacher] | None:
-        """What `compose_loss(sdpo_teachers=...)` takes; None is the live student."""
+        """Return the argument `sdpo_teachers` of `compose_loss`; None is the live student."""
         if self.kind == "live":
             return None
         if self._copy is None and not self._is_below_adapter:
@@ -96,7 +100,7 @@ class TeacherKeeper:
 
     @torch.no_grad()
     def after_step(self, model: nn.Module) -> None:
-        """Move an average towards the student; the others stay."""
+        """Move an average towards the student. Other teachers do not change."""
         self._steps += 1
         if self.kind != "ema" or self._copy is None:
             return
@@ -106,17 +110,19 @@ class TeacherKeeper:
         self.settle()
 
     def state(self) -> dict[str, Any]:
-        """What a resumed run needs: an average's own weights. Start weights come from the start model again."""
+        """Return what a resumed run needs: the weights of an average. Others are taken from the initial model again."""
         return {"kind": self.kind, "steps": self._steps, "start_digest": self._start, "weights": self._averages()}
 
     @torch.no_grad()
     def load_state(self, tree: dict[str, Any]) -> None:
         if tree["kind"] != self.kind:
-            fix = "Resume with the teacher the run began with."
+            fix = "Resume with the teacher that the run began with."
             raise StaleArtefactError(explain("teacher", got=self.kind, expected=tree["kind"], fix=fix))
-        # An earlier version kept a digest of some values, under another name: it is not compared.
+        # Checkpoints of earlier versions hold a digest of only some values, under another key; it cannot be compared.
         if tree.get("start_digest", self._start) != self._start:
-            fix = "Make the trainer with the model the run began with; the checkpoint's weights are loaded into it."
+            fix = (
+                "Build the trainer with the model that the run began with; the checkpoint's weights are loaded into it."
+            )
             got = "other weights than the run began with"
             raise StaleArtefactError(
                 explain(f"start weights of teacher {self.kind}", got=got, expected="those", fix=fix)
@@ -125,13 +131,15 @@ class TeacherKeeper:
         averages = self._averages()
         if averages.keys() != tree["weights"].keys():
             missing = sorted(averages.keys() ^ tree["weights"].keys())[:3]
-            raise StaleArtefactError(explain("teacher weights", got=f"others, such as {missing}", expected="the same"))
+            raise StaleArtefactError(
+                explain("teacher weights", got=f"different ones, such as {missing}", expected="those of the checkpoint")
+            )
         for name, weight in averages.items():
             weight.copy_(tree["weights"][name].to(weight))
         self.settle()
 
     def _averages(self) -> dict[str, Tensor]:
-        """The weights that are an average's own; the frozen ones are the student's too."""
+        """Return the weights that an average owns; frozen ones are shared with the student."""
         if self.kind != "ema" or self._copy is None:
             return {}
         weights: dict[str, Tensor] = dict(unwrapped(self._copy).named_parameters())
@@ -139,7 +147,8 @@ class TeacherKeeper:
 
     @torch.no_grad()
     def settle(self) -> None:
-        """Half-precision weights are averaged in fp32 and rounded: a twentieth of a small step is nothing to them."""
+        """Copy the fp32 averages into half-precision weights, which are too coarse for a small share of a small
+        step."""
         if self._masters and self._copy is not None:
             weights = dict(unwrapped(self._copy).named_parameters())
             for name, master in self._masters.items():
@@ -147,9 +156,10 @@ class TeacherKeeper:
 
 
 def live_teacher_warning(kind: str, alpha_sdpo: float, trainer: Any) -> str | None:
-    """What was measured where the student teaches itself and the optimiser is adaptive; None where that is not so.
+    """Return a warning, with measurements, if the student is its own teacher and the optimizer is adaptive; otherwise
+    None.
 
-    `trainer` is a `transformers.Trainer`: its optimiser where it was given one, the one that its arguments name if not.
+    `trainer` is a `transformers.Trainer`. Its optimizer counts, or the one that its arguments name if it has none yet.
     """
     class_and_kwargs: Any = getattr(trainer, "optimizer_cls_and_kwargs", None)
     configured_name = (
@@ -161,18 +171,19 @@ def live_teacher_warning(kind: str, alpha_sdpo: float, trainer: Any) -> str | No
     if kind != "live" or not alpha_sdpo > 0 or not any(part in name.lower() for part in _ADAPTIVE):
         return None
     return (
-        f"teacher live with {name}: an adaptive optimiser makes whole steps of what little any text in the context"
-        " changes. Measured with AdamW, a shuffled hint lowered the erring call by 2.95 nats where the right one did by"
-        ' 4.77; with the teacher "trust_region" by -0.01 and 4.25. Take that one (train.teacher.kind, or teacher=)'
+        f"teacher live with {name}: an adaptive optimizer turns the small effect of any text in the context into full"
+        " steps. Measured with AdamW, a shuffled hint lowered the erring call by 2.95 nats and the right one by 4.77;"
+        ' with teacher "trust_region", by -0.01 and 4.25. Use "trust_region" (train.teacher.kind, or teacher=)'
     )
 
 
 def _copy_of(model: nn.Module) -> nn.Module:
-    """A second model in eval mode whose trainable weights are its own; frozen ones are those of the first."""
+    """Return a copy of the model in eval mode that shares the model's frozen weights."""
     shared = [parameter for parameter in model.parameters() if not parameter.requires_grad]
+    # The memo makes `deepcopy` reuse the frozen weights instead of copying them.
     twin = copy.deepcopy(model, {id(parameter): parameter for parameter in shared})
     causal_lm = causal_lm_of(twin)
-    causal_lm.__dict__.pop("forward", None)  # a forward patched onto the first model would run the first one's weights
+    causal_lm.__dict__.pop("forward", None)  # a patched forward is bound to the first model and would use its weights
     frozen = {id(parameter) for parameter in shared}
     for parameter in twin.parameters():
         if id(parameter) not in frozen:
@@ -182,7 +193,7 @@ def _copy_of(model: nn.Module) -> nn.Module:
 
 
 def attach_teacher(teacher: TeacherKeeper, model: nn.Module, *, with_adapter: bool = False) -> None:
-    """Attach it if nobody has; weights that are spread already cannot be copied."""
+    """Attach the teacher if it is not attached. Raises ConfigError if it needs a copy of sharded weights."""
     if teacher.model is not None:
         share_start_weights(teacher.model, what="weights of the teacher")
         return
@@ -196,25 +207,27 @@ def attach_teacher(teacher: TeacherKeeper, model: nn.Module, *, with_adapter: bo
 
 
 def shard_teacher(teacher: TeacherKeeper, model: nn.Module) -> None:
-    """Where the model is sharded and the teacher has weights of its own that are not yet, shard them alike."""
+    """Shard the teacher's own copy like the model, if the model is sharded and the copy is not."""
     copy = teacher.model
     if copy is not None and is_sharded(model) and not is_sharded(copy):
         teacher.replace_model(_shard_like(copy, model))
 
 
 def with_sharded_teacher(teacher: TeacherKeeper, prepared: tuple[Any, Any]) -> tuple[Any, Any]:
-    """What a trainer's `_prepare_for_training` gave (model, loader), its teacher sharded as the model now is."""
+    """Return the result (model, loader) of a trainer's `_prepare_for_training`, after sharding the teacher like the
+    model."""
     shard_teacher(teacher, prepared[0])
     return prepared
 
 
 def _shard_like(copy: nn.Module, model: nn.Module) -> nn.Module:
-    """The copy, each of its modules sharded where the model's is, over the same mesh and in the same precision."""
+    """Shard each module of the copy whose counterpart in the model is sharded, on the same mesh and in the same
+    precision."""
     from torch.distributed.fsdp import FSDPModule, fully_shard
 
     plain = dict(unwrapped(copy).named_modules())
     sharded = [(name, module) for name, module in unwrapped(model).named_modules() if isinstance(module, FSDPModule)]
-    for name, module in reversed(sharded):  # the inner ones first, as the root takes what they leave
+    for name, module in reversed(sharded):  # inner modules first, since the root takes all remaining weights
         state: Any = module._get_fsdp_state()  # pyright: ignore[reportCallIssue]
         options: dict[str, Any] = {"mp_policy": state._mp_policy}
         group = state._fsdp_param_group
@@ -225,7 +238,7 @@ def _shard_like(copy: nn.Module, model: nn.Module) -> nn.Module:
 
 
 def reshard(teacher: TeacherKeeper) -> None:
-    """After a pass without gradient a root's weights stay whole; whoever reads or moves them wants the shards."""
+    """Reshard the teacher: after a pass without gradient, FSDP2 leaves the root's weights unsharded."""
     if teacher.model is not None and is_sharded(teacher.model):
         for module in unwrapped(teacher.model).modules():
             if hasattr(module, "reshard"):
@@ -233,7 +246,7 @@ def reshard(teacher: TeacherKeeper) -> None:
 
 
 def local_state(teacher: TeacherKeeper) -> dict[str, Any]:
-    """The teacher's state with the shards of this process."""
+    """Return the teacher's state with the shards of this process."""
     reshard(teacher)
     state = teacher.state()
     return state | {"weights": {name: _local(weight) for name, weight in state["weights"].items()}}
@@ -241,13 +254,13 @@ def local_state(teacher: TeacherKeeper) -> dict[str, Any]:
 
 @torch.no_grad()
 def load_local_state(teacher: TeacherKeeper, tree: dict[str, Any]) -> None:
-    """The inverse of `local_state`."""
+    """Restore the state that `local_state` returned."""
     if teacher.model is None or not is_sharded(teacher.model):
         teacher.load_state(tree)
         return
     reshard(teacher)
     weights: dict[str, Tensor] = teacher.state()["weights"]
-    teacher.load_state(tree | {"weights": weights})  # what else there is to check and to take
+    teacher.load_state(tree | {"weights": weights})  # everything but the weights, which are whole in `load_state`
     for name, weight in weights.items():
         _local(weight).copy_(tree["weights"][name])
     teacher.settle()

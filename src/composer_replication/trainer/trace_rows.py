@@ -1,7 +1,8 @@
-"""One trace as rows of token ids: the student's sequences, a hinted context for every site, preference pairs.
+"""Turn one trace into rows of token ids: the student's sequences, a hinted context per error site, preference pairs.
 
-A sequence that is too long is cut on the left, at the start of a message where one starts in time, both sides of a pair
-alike. A target is never cut: a turn, site or pair that does not fit whole is left out, and `counts` says why.
+A sequence that is too long is cut on the left, at the start of a message if possible; both answers of a pair are cut at
+the same token. A target is never cut: a turn, site or pair that does not fit as a whole is left out, and `counts` has
+the reason. `SegmentRenderer` renders conversations for tokenizers without a chat template.
 """
 
 from __future__ import annotations
@@ -35,25 +36,25 @@ from composer_replication.batch.render.dialect import (
     user,
     without_surrogates,
 )
-from composer_replication.batch.render.renderer import WITHOUT_ANSWER as NO_TOKENS
+from composer_replication.batch.render.renderer import WITHOUT_ANSWER as WITHOUT_TOKENS
 from composer_replication.batch.render.renderer import RenderedSequence, Renderer, TurnSpan
 from composer_replication.batch.trace_messages import to_conversation
 from composer_replication.errors import InputError, explain
 from composer_replication.types import Conversation, Turn
 
-# Why a turn, or the site at it, is no target.
+# Reasons why a turn, or the site at it, cannot be a target; keys of `counts`.
 LONGER, LEFT_OF_CUT = "longer_than_max_seq_len", "left_of_cut"
 
 
 class StudentRow(NamedTuple):
-    """A sequence of the student; its targets are the turns at [start, end)."""
+    """A sequence for the student; its targets are the turns at [start, end)."""
 
     ids: list[int]
     targets: list[tuple[int, int]]
 
 
 class SiteRow(NamedTuple):
-    """A hinted context: its turn is ids[start:], and begins at `student_start` in the student's row of that number."""
+    """A hinted context: `ids[start:]` is the erring turn, which begins at `student_start` of the row `student_row`."""
 
     ids: list[int]
     start: int
@@ -62,21 +63,21 @@ class SiteRow(NamedTuple):
 
 
 class Hinted(NamedTuple):
-    """A turn, by id, and what to say before it."""
+    """A hint, and the id of the turn that it is for."""
 
     turn_id: str
     hint: str
 
 
 class TraceRows(NamedTuple):
-    """What one trace gives; a site's `student_row` counts within the trace."""
+    """The rows of one trace; a site's `student_row` is an index into `students`."""
 
     students: list[StudentRow]
     sites: list[SiteRow]
 
 
 class _Fitted(NamedTuple):
-    """The tokens [first, end) of a sequence; `lost` are the turns that are no whole targets there, with the reason."""
+    """The tokens [first, end) of a sequence; `lost` maps turns that cannot be targets there to the reason."""
 
     sequence: RenderedSequence
     first: int
@@ -85,7 +86,7 @@ class _Fitted(NamedTuple):
 
 
 class RowMaker:
-    """Renders with one template and fits into one length; what is left out is added to `counts`."""
+    """Renders conversations and cuts them to one length; what is left out is counted in `counts`."""
 
     def __init__(
         self,
@@ -101,7 +102,7 @@ class RowMaker:
         self._placement: Placement = placement
 
     def rows(self, conversation: Conversation, hints: Sequence[Hinted]) -> TraceRows:
-        """A row for each sequence that holds a whole assistant turn, and one for each hint whose turn is in them."""
+        """Return a row per sequence that contains a whole assistant turn, and one per hint for a turn in these."""
         rows = TraceRows([], [])
         sequences = self._renderer.render(conversation)
         if not sequences:
@@ -120,7 +121,8 @@ class RowMaker:
         return rows
 
     def _fit(self, sequence: RenderedSequence) -> _Fitted:
-        """The end of the sequence, as much as fits; a last turn that is too long by itself is left off first."""
+        """Return the end of the sequence, as far as it fits. A last turn that is too long by itself is dropped
+        first."""
         spans, first = list(sequence.spans), None
         while spans and first is None:
             last = spans[-1]
@@ -133,6 +135,7 @@ class RowMaker:
             for span in sequence.spans
             if first is None or span.end > end or span.header_start < first or span.start <= first
         }
+        # `no_target` has the turns that cannot be targets for other reasons than their length; a cut takes precedence.
         lost = {span.turn_id: span.no_target for span in sequence.spans if span.no_target} | lost
         self._counts.update(f"turn_{reason}" for reason in lost.values())
         if first or end < len(sequence.ids):
@@ -161,7 +164,10 @@ class RowMaker:
         return [SiteRow(turn.ids, turn.teacher_start, student_row, turn.start - fitted.first)]
 
     def _hinted(self, fitted: _Fitted, span: TurnSpan, hint: str) -> HintedTurn | str:
-        """The student's own context with the hint; only where both do not fit does the teacher begin later."""
+        """Return the student's own context with the hint, or the reason if there is none.
+
+        The teacher's context is cut further than the student's only if the hint does not fit otherwise.
+        """
         first: int | None = fitted.first
         while first is not None:
             if isinstance(self._renderer, SegmentRenderer):
@@ -173,17 +179,19 @@ class RowMaker:
                 if first > fitted.first and not isinstance(turn, str):
                     self._counts["teacher_context_cut"] += 1
                 return turn
+            # Make room for the tokens by which the context is too long, at the start of a later message.
             first = self._first(fitted.sequence, span, span.end - first - over)
         return f"site_{LONGER}"
 
 
 def _latest(span: TurnSpan) -> int:
-    """The last token that may come first: the header is whole, and something predicts the turn's first token."""
+    """Return the last token that a cut may begin with: it keeps the turn's header, and a token before the turn's
+    first."""
     return min(span.header_start, span.start - 1)
 
 
 class PairMaker:
-    """Renders with one template and fits into one length; a pair that is left out is added to `counts`."""
+    """Renders preference pairs and cuts them to one length; what is left out is counted in `counts`."""
 
     def __init__(
         self, renderer: Renderer | SegmentRenderer, cut: LeftCut, counts: Counter[str], *, max_dpo_seq_len: int
@@ -191,13 +199,13 @@ class PairMaker:
         self._renderer, self._cut, self._counts = renderer, cut, counts
         self._max_length = max_dpo_seq_len
 
-    def pair(self, given: Mapping[str, Any], where: str) -> PairIds | None:
-        """A `DPOPair` as ids, or None with a reason counted."""
-        if not isinstance(given, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise InputError(explain(where, got=type(given).__name__, expected="a DPOPair"))
-        identity = str(given.get("state_id") or where)
-        answers = [_answer(given, side, where) for side in ("chosen", "rejected")]
-        state = to_conversation(_field(given, "state_messages", where), conversation_id=identity)
+    def pair(self, pair: Mapping[str, Any], where: str) -> PairIds | None:
+        """Return a `DPOPair` as token ids, or None if it had to be left out."""
+        if not isinstance(pair, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InputError(explain(where, got=type(pair).__name__, expected="a DPOPair"))
+        identity = str(pair.get("state_id") or where)
+        answers = [_answer(pair, key, where) for key in ("chosen", "rejected")]
+        state = to_conversation(_field(pair, "state_messages", where), conversation_id=identity)
         ids: PairIds | str = "pair_without_state"
         starts: list[int] | None = None
         renderer = self._renderer
@@ -215,15 +223,16 @@ class PairMaker:
         return ids
 
     def _cut_alike(self, pair: PairIds, starts: Collection[int] | None) -> PairIds | None:
-        longest = max(pair, key=lambda side: len(side.ids))
+        # Both answers follow the same context, so a cut that fits the longer one fits both.
+        longest = max(pair, key=lambda answer: len(answer.ids))
         latest = max(0, longest.start - max(1, self._cut.header_tokens))
         end = len(longest.ids)
         first = self._cut.first(longest.ids, end=end, limit=self._max_length, latest=latest, starts=starts)
-        if first is None or any(side.start <= first for side in pair):
+        if first is None or any(answer.start <= first for answer in pair):
             return None
         if first:
             self._counts["pair_context_cut"] += 1
-        return PairIds(*(ResponseIds(side.ids[first:], side.start - first) for side in pair))
+        return PairIds(*(ResponseIds(answer.ids[first:], answer.start - first) for answer in pair))
 
 
 def _field(pair: Mapping[str, Any], key: str, where: str) -> Any:
@@ -232,20 +241,23 @@ def _field(pair: Mapping[str, Any], key: str, where: str) -> Any:
     return pair[key]
 
 
-def _answer(pair: Mapping[str, Any], side: str, where: str) -> Turn:
-    text = _field(pair, side, where)
+def _answer(pair: Mapping[str, Any], key: str, where: str) -> Turn:
+    text = _field(pair, key, where)
     if not isinstance(text, str):
-        raise InputError(explain(f"{side} of {where}", got=type(text).__name__, expected="the text of an action"))
-    return answer_turn(text, turn_id=f"{where}:{side}")
+        raise InputError(explain(f"{key} of {where}", got=type(text).__name__, expected="the text of an action"))
+    return answer_turn(text, turn_id=f"{where}:{key}")
 
 
-_WORD = "Zqword"
+# A word that no chat template contains, to find where the template ends and a message's text begins.
+_PROBE_WORD = "Zqword"
 
 
 class LeftCut:
-    """The tokens a template opens messages with, which no text can forge; found by asking it once.
+    """Finds where to cut a sequence: at the tokens with which a template opens a message, and which no text can
+    contain.
 
-    Without a template a sequence says itself where its messages start.
+    The template is rendered once to find these tokens. A sequence that was rendered without a template carries the
+    starts of its messages itself.
     """
 
     def __init__(self, renderer: Renderer | SegmentRenderer) -> None:
@@ -259,9 +271,9 @@ class LeftCut:
     def first(
         self, ids: Sequence[int], *, end: int, limit: int, latest: int, starts: Collection[int] | None = None
     ) -> int | None:
-        """The first token of at most `limit` that stop before `end`; None where that would be later than `latest`.
+        """Return the first of at most `limit` tokens before `end`; None if it would be after `latest`.
 
-        A sequence that fits is not cut. Where no message starts in time, the cut is inside one.
+        A sequence that fits is not cut. If no message starts in the allowed range, the cut is inside of one.
         """
         lowest = max(0, end - limit)
         if lowest > latest:
@@ -270,23 +282,24 @@ class LeftCut:
             return 0
         possible = range(lowest, latest + 1)
         if starts is not None:
-            return next((at for at in possible if at in starts), lowest)
-        return next((at for at in possible if self._starts_message(ids, at)), lowest)
+            return next((index for index in possible if index in starts), lowest)
+        return next((index for index in possible if self._starts_message(ids, index)), lowest)
 
-    def _starts_message(self, ids: Sequence[int], at: int) -> bool:
-        return ids[at] in self._openings if self._openings else ids[at - 1] in self._stops
+    def _starts_message(self, ids: Sequence[int], index: int) -> bool:
+        # A template may open messages with ordinary text only; then a message starts after a stop token.
+        return ids[index] in self._openings if self._openings else ids[index - 1] in self._stops
 
 
 def _opening_ids(renderer: Renderer) -> list[int]:
-    """The first token only a template can write, of the generation prompt and of a user's message."""
+    """Return the first protected token of the generation prompt and of a user's message."""
     openings = [renderer.dialect.header]
     try:
         answered = renderer.template.render([user("u"), assistant("a")])
-        follow_up = renderer.template.render([user("u"), assistant("a"), user(_WORD)])
-    except InputError:  # a template for one question: its header is all there is to go by
+        follow_up = renderer.template.render([user("u"), assistant("a"), user(_PROBE_WORD)])
+    except InputError:  # a template that allows only one question; then its header is the only opening
         pass
     else:
-        openings.append(follow_up[len(answered) :].partition(_WORD)[0] if follow_up.startswith(answered) else "")
+        openings.append(follow_up[len(answered) :].partition(_PROBE_WORD)[0] if follow_up.startswith(answered) else "")
     indices = (
         next((index for index in ids if index in renderer.encoder.protected_ids), None)
         for ids in renderer.encoder.encode(openings)
@@ -294,16 +307,11 @@ def _opening_ids(renderer: Renderer) -> list[int]:
     return [index for index in indices if index is not None]
 
 
-# Conversations as token ids without a chat template: the content of each turn is tokenised on its own.
-#
-# For tokenizers that only promise ids: slow ones, stubs, and those of base models, which have no template. A sequence
-# is the turns' ids one after another, so the edges of a turn are known and no text is searched for. There are no
-# headers and no end-of-turn tokens, which is why the collator warns when it has to do this.
-
-# Texts that begin and end differently: what the ids of all of them share was added by the tokenizer.
+# Texts that begin and end differently: the ids that all of them share were added by the tokenizer.
 _PROBES = ("a", "Zq 7", "(x) 1, b")
-# Options that keep a tokenizer from adding tokens and from reading special tokens in a text; not all take them.
-_OPTIONS: tuple[dict[str, Any], ...] = (
+# Options that keep a tokenizer from adding tokens, and from reading special tokens in a text. Not all tokenizers take
+# all of them.
+_TOKENIZER_OPTIONS: tuple[dict[str, Any], ...] = (
     {"add_special_tokens": False, "split_special_tokens": True},
     {"add_special_tokens": False},
     {},
@@ -311,14 +319,14 @@ _OPTIONS: tuple[dict[str, Any], ...] = (
 
 
 class _TurnSegment(NamedTuple):
-    """A stretch of a sequence; `role` is that of the turn that it is the first stretch of, or empty."""
+    """A part of a sequence. `role` is the role of the turn that begins with it, or empty."""
 
     ids: list[int]
     role: str = ""
 
 
 class _SegmentTokenizer:
-    """Turns one text into its own ids, whatever the tokenizer puts before and after each text."""
+    """Tokenizes a single text, without the tokens that the tokenizer adds before and after every text."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -333,26 +341,27 @@ class _SegmentTokenizer:
         ids, start, end = self._all_ids(text), len(self.prefix), len(self._suffix)
         if ids[:start] != self.prefix or ids[len(ids) - end :] != self._suffix or len(ids) < start + end:
             got = f"{len(ids)} ids that do not begin with {self.prefix} and end with {self._suffix}"
-            expected = "the tokens that this tokenizer adds to other texts"
+            expected = "the tokens that this tokenizer adds to every text"
             raise InputError(explain(f"tokens of {text[:40]!r}", got=got, expected=expected))
         return ids[start : len(ids) - end]
 
     def _added(self) -> tuple[list[int], list[int]]:
-        """Return what stands before and after the ids of every text: a BOS or EOS token for each call, for example."""
+        """Return the ids that are added before and after every text, such as BOS and EOS."""
         empty = self._probe("") or []
         probes = [ids for text in _PROBES if (ids := self._probe(text))]
-        if not probes:  # a small vocabulary; `ids` refuses a text that this does not fit
+        # With a tiny vocabulary, guess from the empty text; `ids` raises for a text that does not fit this.
+        if not probes:
             ends = {getattr(self._tokenizer, name, None) for name in ("eos_token_id", "sep_token_id")} - {None}
-            size = next((at for at, index in enumerate(empty) if index in ends), len(empty))
+            size = next((position for position, token in enumerate(empty) if token in ends), len(empty))
             return empty[:size], empty[size:]
-        most = min(map(len, probes)) - 1  # each of these texts has a token of its own
+        most = min(map(len, probes)) - 1  # at least one token belongs to the text itself
         texts = [*probes, *([empty] if empty else [])]
         prefix = _common(texts, most=most)
         suffix = _common([ids[len(prefix) :][::-1] for ids in texts], most=most - len(prefix))[::-1]
         return prefix, suffix
 
     def _probe(self, text: str) -> list[int] | None:
-        """Return all ids of a text; None where the tokenizer knows no such text, as one with a few words may not."""
+        """Return all ids of a text; None if a tokenizer with a small vocabulary does not know the text."""
         try:
             return self._all_ids(text)
         except (LookupError, AssertionError):
@@ -361,23 +370,27 @@ class _SegmentTokenizer:
     def _all_ids(self, text: str) -> list[int]:
         if self._options is not None:
             return _flat_ids(self._tokenizer(text, **self._options))
-        for options in _OPTIONS[:-1]:
+        for options in _TOKENIZER_OPTIONS[:-1]:
             try:
                 ids = _flat_ids(self._tokenizer(text, **options))
-            except TypeError:  # it does not take these options; what else is wrong comes out of the plain call
+            except TypeError:  # it does not take these options; other causes raise in the call without options below
                 continue
             self._options = options
             return ids
-        self._options = _OPTIONS[-1]
+        self._options = _TOKENIZER_OPTIONS[-1]
         return _flat_ids(self._tokenizer(text))
 
 
 class SegmentRenderer:
-    """Renders conversations turn by turn; stands in for `batch.render.Renderer` where there is no template.
+    """Renders conversations turn by turn: replaces `batch.render.Renderer` for tokenizers without a chat template.
+
+    These are slow tokenizers, stubs, and those of base models. The content of each turn is tokenized on its own, so the
+    edges of a turn are known and no text has to be searched. There are no role headers and no end-of-turn tokens, which
+    is why the collator warns.
 
     A call is written as in `student_action` (`[TOOL_USE] name=… input=…`). `tools` become the text of a first segment.
-    A token that the tokenizer puts before every text (BOS) comes once, at the start of a sequence. `counts` adds up
-    over calls, as a `Renderer`'s.
+    A token that the tokenizer adds before every text (BOS) comes once, at the start of a sequence. `counts` adds up
+    over calls, as a `Renderer`'s does.
     """
 
     def __init__(
@@ -396,13 +409,13 @@ class SegmentRenderer:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Everything that decides which ids a conversation becomes, besides the tokenizer; plain data."""
+        """Everything besides the tokenizer that determines the ids of a conversation, as plain data."""
         sample = self.segments.ids("".join(_PROBES))
         rules = {"own": self.thinking.own, "others": self.thinking.others, "models": [*self.thinking.student_models]}
         return {"segments": 1, "tools": self._tools, "thinking": rules, "sample": sample}
 
     def render(self, conversation: Conversation) -> list[RenderedSequence]:
-        """Return one sequence that ends with the last assistant turn, or none where no turn is an assistant's."""
+        """Return one sequence that ends with the last assistant turn, or none if there is no assistant turn."""
         ids, starts, spans = list(self.segments.prefix), list[int](), list[TurnSpan]()
         end_of_last, previous_role = 0, ""
         for segment, turn in self._pieces(conversation.turns):
@@ -431,7 +444,7 @@ class SegmentRenderer:
         ]
 
     def hinted_turn(self, rendered: RenderedSequence, span: TurnSpan, hint: str, *, first: int = 0) -> HintedTurn | str:
-        """Return the turn with its hint as a segment right before it, or the reason why it cannot be taught."""
+        """Return the turn with its hint as a segment right before it, or the reason why it cannot be a target."""
         if reason := why_no_target(span):
             return reason
         hint_ids = self.segments.ids(hint.strip())
@@ -444,9 +457,9 @@ class SegmentRenderer:
         return HintedTurn(span.start, span.end, context, start, is_whole=True)
 
     def compared_ids(self, state: Conversation, chosen: Turn, rejected: Turn) -> tuple[PairIds, list[int]] | str:
-        """Return both answers after one context and where the context's messages start, or why they cannot be compared.
+        """Return both answers after the same context and the starts of its messages, or why they cannot be compared.
 
-        Their thinking is treated alike (`ThinkingRules.alike`).
+        The thinking of both is treated alike (`ThinkingRules.alike`).
         """
         context, starts = list(self.segments.prefix), list[int]()
         for segment, turn in self._pieces(state.turns):
@@ -463,7 +476,7 @@ class SegmentRenderer:
         return PairIds(*(ResponseIds(context + ids, len(context)) for ids in answers)), starts
 
     def _pieces(self, turns: Sequence[Turn]) -> Iterator[tuple[_TurnSegment, Turn | None]]:
-        """Yield the segments of a conversation, with the assistant turn whose own tokens follow, if one's do."""
+        """Yield the segments of a conversation, each with the assistant turn whose own tokens follow it, if any."""
         if self._tools:
             yield _TurnSegment(self.segments.ids(self._preamble), "system"), None
         for turn in turns:
@@ -495,12 +508,12 @@ class SegmentRenderer:
             previous_role=previous_role,
             is_verbatim=False,
             thinking=self._outcome(turn),
-            no_target="" if end > start else NO_TOKENS,
+            no_target="" if end > start else WITHOUT_TOKENS,
         )
 
 
 def _common(rows: Sequence[Sequence[int]], *, most: int) -> list[int]:
-    """Return what all rows begin with, at most `most` ids."""
+    """Return the ids that all rows begin with, at most `most` of them."""
     same = 0
     while same < most and all(len(ids) > same and ids[same] == rows[0][same] for ids in rows):
         same += 1
@@ -508,7 +521,7 @@ def _common(rows: Sequence[Sequence[int]], *, most: int) -> list[int]:
 
 
 def _flat_ids(encoded: Any) -> list[int]:
-    """Return the ids of one text from what a tokenizer returned: ids, a tensor, one row of them, or a mapping."""
+    """Return the ids of one text from a tokenizer's output: ids, a tensor, a batch of one row, or a mapping."""
     ids: Any = encoded.get("input_ids") if isinstance(encoded, Mapping) else getattr(encoded, "input_ids", encoded)
     ids = ids.tolist() if hasattr(ids, "tolist") else ids
     if isinstance(ids, list | tuple) and len(ids) == 1 and isinstance(ids[0], list | tuple):

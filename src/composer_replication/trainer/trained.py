@@ -1,7 +1,7 @@
-"""Which weights are meant: those that a run trained, a folder with an adapter, or a model by its folder or name.
+"""Find trained weights (those of a run, an adapter's folder, or a model by folder or name), and write their cards.
 
-A name that is no folder is one on the hub. Of a folder the absolute path is kept: a relative one means something else
-from the next folder on, and an adapter without its start weights is of no use.
+A name that is not a folder is one on the Hugging Face hub. Folders are stored as absolute paths: a relative path means
+something else in another working directory, and an adapter is useless without its base model.
 """
 
 from __future__ import annotations
@@ -37,16 +37,17 @@ from composer_replication.version import __version__
 ADAPTER_CONFIG = "adapter_config.json"
 UNKNOWN_LICENCE = "unknown: look it up"
 _BASE = "base_model_name_or_path"
-_MAX_CARD = 1 << 20
+_MAX_CARD_BYTES = 1 << 20
+# 'license: "apache-2.0"' -> "apache-2.0"; not "license_name: mine"
 _LICENCE_LINE = re.compile(r"^licen[sc]e:[ \t]*[\"']?([A-Za-z0-9][\w.+-]*)", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
-    """Start weights, and what was made of them: an adapter's folder, or one of weights trained whole, or neither.
+    """Weights: a base model, and what was trained from it, which is an adapter, a full model, or nothing.
 
-    `base` is an absolute folder or a hub name; `record` is `training.json`, empty where there is none; `run` is the run
-    directory that was named, if one was.
+    `base` is an absolute folder or a hub name. `record` is the content of `training.json`, empty if there is none.
+    `run` is the run directory that the user named, if any.
     """
 
     base: str
@@ -61,21 +62,20 @@ class Trained:
 
 
 def find_trained(name: str, adapter: str | None = None) -> Trained:
-    """What a run directory, an output folder of a training, an adapter, or a model's folder or name stands for."""
+    """Return the weights that a user means: `name` is a run directory, a training's output folder, an adapter, or a
+    model."""
     path = Path(name).expanduser()
     run = RunDir.open(path) if (path / MARKER).is_file() else None
     if adapter is not None:
         folder = Path(adapter).expanduser()
         if not (folder / ADAPTER_CONFIG).is_file():
-            fix = "Name the folder `adapter` that `crf train` left, or another one of PEFT's."
+            fix = "Give the folder `adapter` that `crf train` wrote, or another PEFT adapter."
             raise InputError(explain(f"--adapter {adapter}", got=f"no {ADAPTER_CONFIG} in it", expected="one", fix=fix))
         base = _base_of(folder) if run is not None else absolute_base(name)
         return Trained(base=base, adapter=folder, record=read_training(folder), run=run)
     folder = _weights_in(path, run)
     if folder is None and run is not None:
-        fix = (
-            f"`crf train --set train.run={name!r} --set train.model=MODEL` trains some; or name them: --adapter FOLDER."
-        )
+        fix = f"Run `crf train --set train.run={name!r} --set train.model=MODEL`, or give an adapter: --adapter FOLDER."
         progress = half_trained(run.root)
         got, fix = (progress, "") if progress else ("none", fix)
         raise ArtefactNotFoundError(explain(f"trained weights of {name}", got=got, expected="an adapter", fix=fix))
@@ -88,7 +88,7 @@ def find_trained(name: str, adapter: str | None = None) -> Trained:
 
 
 def _weights_in(path: Path, run: RunDir | None) -> Path | None:
-    """The folder of trained weights: this one, one in it, or the last that a run has noted elsewhere."""
+    """Return the folder of trained weights: this folder, one in it, or the latest one that the run noted elsewhere."""
     if (path / ADAPTER_CONFIG).is_file():
         return path
     for name in ("adapter", "model"):
@@ -102,17 +102,21 @@ def _weights_in(path: Path, run: RunDir | None) -> Path | None:
 
 
 def _base_of(adapter: Path) -> str:
-    """The start weights that an adapter names. A relative path was meant from where it was trained: looked for from
-    here, and from the folders that the adapter lies in."""
+    """Return the base model that an adapter names.
+
+    A relative path was written relative to where the training ran, so it is searched for from the working directory and
+    from every folder above the adapter.
+    """
     base = read_object(adapter / ADAPTER_CONFIG).get(_BASE) or read_training(adapter).get("start_weights")
     if not isinstance(base, str) or not base:
-        fix = "Name the start weights: `crf chat MODEL --adapter FOLDER`."
+        fix = "Give the base model: `crf chat MODEL --adapter FOLDER`."
         raise InputError(explain(f"{adapter / ADAPTER_CONFIG}, {_BASE}", got=repr(base), expected="a model", fix=fix))
     return absolute_base(base, near=adapter.resolve().parents)
 
 
 def absolute_base(name: str, *, near: Iterable[Path] = ()) -> str:
-    """A folder by its absolute path, a hub name as it is; `student` is the model that comes with the package."""
+    """Return the absolute path of a folder, or a hub name unchanged; `student` is the model that comes with the
+    package."""
     path = Path(name).expanduser()
     for candidate in (path, *((folder / path) for folder in near)):
         if name and candidate.is_dir():
@@ -125,7 +129,7 @@ def is_folder(base: str) -> bool:
 
 
 def settle_base(adapter: Path) -> str:
-    """Write the absolute path of the start weights into an adapter's config; a hub name stays."""
+    """Replace the base model in an adapter's config by its absolute path, and return it; a hub name stays."""
     base, config = _base_of(adapter), read_object(adapter / ADAPTER_CONFIG)
     if config.get(_BASE) != base:
         atomic_write_json(adapter / ADAPTER_CONFIG, {**config, _BASE: base})
@@ -133,11 +137,11 @@ def settle_base(adapter: Path) -> str:
 
 
 def licence_of(base: str) -> str:
-    """What the start weights' own card or config says their licence is, or that nobody knows."""
+    """Return the license that the base model's card or config states, or `UNKNOWN_LICENCE`."""
     if is_folder(base) and Path(base).samefile(student_folder()):
-        return "apache-2.0"  # a part of this package
+        return "apache-2.0"  # the demo student is part of this package
     for path in _cards_of(base):
-        if not path.is_file() or path.stat().st_size > _MAX_CARD:
+        if not path.is_file() or path.stat().st_size > _MAX_CARD_BYTES:
             continue
         text = path.read_text(encoding="utf-8", errors="replace")
         if path.suffix == ".json":
@@ -159,7 +163,7 @@ def _cards_of(base: str) -> list[Path]:
 
     try:
         cached = [try_to_load_from_cache(base, name) for name in names]
-    except HFValidationError:  # no name of a repository
+    except HFValidationError:  # the name cannot be that of a repository
         return []
     return [Path(path) for path in cached if isinstance(path, str)]
 
@@ -168,17 +172,15 @@ def _one_line(text: str) -> str:
     return "".join(character for character in " ".join(text.split())[:80] if character.isprintable())
 
 
-# Cards: what weights were made of and are known to do, and what a data set holds. No text of a log is in them.
-#
-# Figures come from `evaluation.json` alone, with their intervals; where nobody evaluated, the card says so.
+# Cards contain no text of a log. Their results come from `evaluation.json` alone, with intervals.
 
 Form = Literal["merged", "adapter"]
 _TAGS = ("composer-replication", "agent", "tool-use")
 _LIMITS = (
-    "Learnt from one collection of sessions: what holds for its projects and tools need not hold elsewhere.",
-    "Sites and hints are found by rules, and some of them are wrong: look at them with `crf sites RUN --list`.",
-    "Secrets were taken out by rules. Rules miss some: weights may repeat what they were trained on.",
-    "Made for agents that call tools. Whoever lets a model run commands needs a sandbox around it.",
+    "Trained on one collection of sessions: what holds for its projects and tools may not hold elsewhere.",
+    "Error sites and hints are found by rules, and some of them are wrong: review them with `crf sites RUN --list`.",
+    "Secrets were redacted by rules, and rules miss some: weights may repeat what they were trained on.",
+    "Made for agents that call tools. Run the commands of a model only in a sandbox.",
 )
 _LOADING: Mapping[Form, str] = {
     "merged": """from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -202,7 +204,7 @@ def model_card(
     notes: Sequence[str] = (),
     is_public: bool = False,
 ) -> str:
-    """The README of weights. One that leaves the machine names a local folder of start weights by its last part."""
+    """Return the README for weights. In a public one, a local base model is named by the last part of its path only."""
     base = Path(trained.base).name if is_public and is_folder(trained.base) else trained.base
     licence, version = licence_of(trained.base), _cell(str(trained.record.get("tool_version", __version__)))
     head: dict[str, Any] = {"library_name": "peft" if form == "adapter" else "transformers", "tags": list(_TAGS)}
@@ -212,16 +214,16 @@ def model_card(
         _front_matter(head),
         f"# {name if is_public else Path(base).name + ', trained'}",
         f"{'An adapter for' if form == 'adapter' else 'Weights made from'} `{_cell(base)}` by composer-replication "
-        f"{version}: the model was trained on its agent's own mistakes.",
-        f"Licence of the start weights: {_cell(licence)}. It holds for these, too.",
+        f"{version}: the model was trained on its agent's own errors.",
+        f"License of the base model: {_cell(licence)}. It also applies to these weights.",
         "## Use",
         f"```python\n{_LOADING[form].format(name=name)}\n```",
         *([f"{' '.join(notes)}"] if notes else []),
         "## Training",
         _training(trained.record),
         "## Data",
-        "\n".join(f"- {fact}" for fact in _data_facts(trained.run)) or "Nothing is known here about the data.",
-        "## Figures",
+        "\n".join(f"- {fact}" for fact in _data_facts(trained.run)) or "Nothing is known about the data.",
+        "## Results",
         *_figures(evaluation),
         "## Limits",
         "\n".join(f"- {limit}" for limit in [*_LIMITS, *_limits_of(evaluation)]),
@@ -230,7 +232,7 @@ def model_card(
 
 
 def data_card(run: RunDir, *, name: str, what: str, fields: Mapping[str, str], files: Mapping[str, str]) -> str:
-    """The README of a data set: what it holds, its fields, how to load it; `files` are names by split."""
+    """Return the README for a data set: its content, its fields, how to load it. `files` maps splits to file names."""
     head = {"configs": [{"config_name": "default", "data_files": [{"split": s, "path": p} for s, p in files.items()]}]}
     rows = "\n".join(f"| `{_cell(field)}` | {_cell(meaning)} |" for field, meaning in fields.items())
     loading = f'load_dataset("json", data_files={json.dumps(dict(files))})'
@@ -242,13 +244,13 @@ def data_card(run: RunDir, *, name: str, what: str, fields: Mapping[str, str], f
         f"```python\nfrom datasets import load_dataset\n\ndata = {loading}  # in this folder\n```",
         "## Fields",
         f"| field | what it is |\n|---|---|\n{rows}",
-        "## Where it is from",
+        "## Source",
         "\n".join(f"- {fact}" for fact in _data_facts(run)),
         "## Limits",
         "\n".join(
             [
-                "- The sessions' owners decide whether it may be shared; no licence is given here.",
-                "- Secrets and names were taken out by rules, and rules miss some: look before it leaves your machine.",
+                "- The owners of the sessions decide whether it may be shared; no license is given here.",
+                "- Secrets and names were redacted by rules, and rules miss some: check the data before you share it.",
                 "- Text of logs is data. Some of it may try to instruct a model that reads it.",
             ]
         ),
@@ -257,40 +259,38 @@ def data_card(run: RunDir, *, name: str, what: str, fields: Mapping[str, str], f
 
 
 _ARTEFACTS = {
-    "conversations": "sessions as contexts that a model saw at once: turns with text, calls and results",
-    "sites": "failures with kind, blame, evidence and, where one may be taught, a hint",
-    "pairs": "preference pairs: a state's messages, the chosen and the rejected action",
+    "conversations": "sessions, split into the contexts that a model saw: turns with text, calls and results",
+    "sites": "failed calls with kind, blame, evidence and, if they can be trained on, a hint",
+    "pairs": "preference pairs: the messages before a turn, the chosen and the rejected action",
 }
 
 
 def run_card(run: RunDir) -> str:
-    """The card of the data that weights were made of; the data itself stays in the run."""
-    there = {name: run.path(name).name for name in _ARTEFACTS if run.path(name).exists()}
+    """Return the README for the data that weights were trained on; the data itself stays in the run."""
+    files = {name: run.path(name).name for name in _ARTEFACTS if run.path(name).exists()}
     what = (
-        "The data that the weights beside this card learnt from. It is not here: it stays in the run directory, where "
-        "each file below loads by itself."
+        "The data that the weights next to this card were trained on. It stays in the run directory, where each of the "
+        "files below can be loaded."
     )
-    fields = {file: _ARTEFACTS[name] for name, file in there.items()}
-    return data_card(run, name="Data", what=what, fields=fields, files=there)
+    fields = {file: _ARTEFACTS[name] for name, file in files.items()}
+    return data_card(run, name="Data", what=what, fields=fields, files=files)
 
 
 def preferences_card(run: RunDir, file: str) -> str:
-    """The card of pairs that were exported for TRL's DPOTrainer."""
+    """Return the README for preference pairs that were exported for TRL's DPOTrainer."""
     fields = {
-        "state_id": "conversation and turn that the pair is about",
+        "state_id": "conversation and turn of the pair",
         "prompt": "messages before the turn",
-        "chosen": "what should have been done: one message of the assistant",
-        "rejected": "what was done instead",
-        "tools": "schemas of the tools, JSON text",
+        "chosen": "the preferred action: one assistant message",
+        "rejected": "the rejected action: one assistant message",
+        "tools": "JSON schemas of the tools, as text",
     }
-    what = (
-        "Preference pairs from sessions of coding agents: what advisers agree on, or what a session put right itself."
-    )
+    what = "Preference pairs from sessions of coding agents: the consensus of teachers, or corrections in a session."
     return data_card(run, name=file, what=what, fields=fields, files={"train": file})
 
 
 def evaluation_of(trained: Trained) -> Mapping[str, Any] | None:
-    """What `crf evaluate` found about these weights; None where it did not run, or compared other ones."""
+    """Return the evaluation of these weights; None if `crf evaluate` did not run, or evaluated other weights."""
     run, folder = trained.run, trained.folder
     if run is None or folder is None or not run.path("evaluation").exists():
         return None
@@ -299,41 +299,40 @@ def evaluation_of(trained: Trained) -> Mapping[str, Any] | None:
 
 
 def _data_facts(run: RunDir | None) -> Iterator[str]:
-    """Sentences about a run's data, from the sidecars: numbers only."""
+    """Yield sentences about a run's data from the numbers in its sidecars."""
     if run is None:
         return
-    counts = {name: _counts(run, name) for name in ("conversations", "sites", "pairs", "split")}
-    talk, sites, pairs, sides = (counts[name] for name in ("conversations", "sites", "pairs", "split"))
-    if talk:
-        formats = sorted(key.removeprefix("files: ") for key in talk if key.startswith("files: "))
-        of_what = f" ({', '.join(formats)})" if formats else ""
-        sessions, turns, calls = (talk.get(key, 0) for key in ("sessions", "assistant turns", "calls"))
-        yield f"{sessions:,} sessions{of_what} with {turns:,} turns of the model and {calls:,} calls."
-        yield _scrubbing(run, talk)
+    conversations, sites, pairs, split = (_counts(run, name) for name in ("conversations", "sites", "pairs", "split"))
+    if conversations:
+        formats = sorted(key.removeprefix("files: ") for key in conversations if key.startswith("files: "))
+        agents = f" ({', '.join(formats)})" if formats else ""
+        sessions, turns, calls = (conversations.get(key, 0) for key in ("sessions", "assistant turns", "calls"))
+        yield f"{sessions:,} sessions{agents} with {turns:,} turns of the model and {calls:,} tool calls."
+        yield _scrubbing(run, conversations)
     if sites:
         hinted = sum(number for key, number in sites.items() if key.startswith("hint: "))
-        less = "fewer are learnt from: not those held out, and not those whose hint did nothing"
-        yield f"{sites.get('sites', 0):,} failures in all sessions, of which {hinted:,} have a hint; {less}."
+        restriction = "held-out sites, and sites whose hint had no effect, are not trained on"
+        yield f"{sites.get('sites', 0):,} failed calls in all sessions, of which {hinted:,} have a hint; {restriction}."
     if pairs:
         yield f"{pairs.get('pairs', pairs.get('rows', 0)):,} preference pairs."
-    if sides:
-        held = [
+    if split:
+        sizes = [
             f"{number:,} {key.removeprefix('sessions: ')}"
-            for key, number in sides.items()
+            for key, number in split.items()
             if key.startswith("sessions: ")
         ]
-        yield f"Split by session: {', '.join(held)}. What is held out was not learnt from."
+        yield f"Split by session: {', '.join(sizes)}. Held-out sessions were not trained on."
 
 
-def _scrubbing(run: RunDir, talk: Mapping[str, int]) -> str:
+def _scrubbing(run: RunDir, counts: Mapping[str, int]) -> str:
     if run.meta("conversations").settings.get("scrubbed") is not True:
-        return "Secrets were left in on purpose (`--no-scrub`)."
-    number = sum(count for key, count in talk.items() if key.startswith("redacted: "))
-    return f"Secrets and names were taken out before anything was written: {number:,} places."
+        return "Secrets were not redacted (`--no-scrub`)."
+    number = sum(count for key, count in counts.items() if key.startswith("redacted: "))
+    return f"{number:,} secrets and names were redacted before anything was written."
 
 
 def _counts(run: RunDir, name: str) -> dict[str, int]:
-    """A sidecar's counts with its number of rows; nothing where there is no such artefact, or one that is damaged."""
+    """Return a sidecar's counts and its number of rows; {} if the artifact is missing or damaged."""
     try:
         meta = run.meta(name)
     except ComposerError:
@@ -343,21 +342,21 @@ def _counts(run: RunDir, name: str) -> dict[str, int]:
 
 def _training(record: Mapping[str, Any]) -> str:
     if not record:
-        return "No record of a training lies beside these weights."
+        return "These weights have no training record."
     channels = [channel for channel in record.get("channels", ()) if isinstance(channel, Mapping)]
-    by_state: dict[bool, list[Mapping[str, Any]]] = {True: [], False: []}
-    for channel in channels:
-        by_state[bool(channel.get("steps"))].append(channel)
     ran = [
         f"{channel.get('name')} (weight {channel.get('weight'):g}, {channel.get('steps')} steps)"
-        for channel in by_state[True]
+        for channel in channels
+        if channel.get("steps")
     ]
-    untaught = [f"{channel.get('name')} ({channel_in_words(channel, None)})" for channel in by_state[False]]
+    idle = [
+        f"{channel.get('name')} ({channel_in_words(channel, None)})" for channel in channels if not channel.get("steps")
+    ]
     warmed = f" after a warm-up of {record['warmup_steps']}" if record.get("warmup_steps") else ""
     lines = [
         f"{record.get('steps', 0)} steps{warmed}; channels that ran: {', '.join(ran) or 'none'}.",
-        *([f"Channels that were not taught: {', '.join(untaught)}."] if untaught else []),
-        f"Digests: config {str(record.get('config_hash'))[:12]}, start weights {str(record.get('start_digest'))[:12]}.",
+        *([f"Channels that did not run: {', '.join(idle)}."] if idle else []),
+        f"Digests: config {str(record.get('config_hash'))[:12]}, initial model {str(record.get('start_digest'))[:12]}.",
         *(f"Alarm: {alarm}." for alarm in record.get("alarms", ())),
         *(f"Diagnosis: {finding}" for finding in record.get("diagnosis", ())),
     ]
@@ -365,20 +364,21 @@ def _training(record: Mapping[str, Any]) -> str:
 
 
 def _figures(evaluation: Mapping[str, Any] | None) -> Iterator[str]:
-    """The verdict, then every figure with its interval; and when the primary one was named."""
+    """Yield the verdict and the tables of results with their intervals."""
     if evaluation is None:
-        yield "Not evaluated: nobody knows whether this is better. `crf evaluate RUN` says."
-        yield "Figures of other weights are not shown here."
+        yield "Not evaluated: run `crf evaluate RUN` to find out whether this is better than the base model."
+        yield "Results of other weights are not shown here."
         return
     verdict = evaluation["verdict"]
     yield " ".join(_cell(sentence) for sentence in verdict["sentences"])
     if remarks := verdict.get("remarks"):
         yield "\n".join(f"- {_cell(remark)}" for remark in remarks)
     rows = [_row(figure) for figure in evaluation["figures"] if figure.get("kind") is None]
-    head = "| figure | arm | estimate | 95% interval | n | sessions | which way |\n|---|---|---|---|---|---|---|"
+    head = "| result | model | estimate | 95% interval | n | sessions | direction |\n|---|---|---|---|---|---|---|"
     yield "\n".join([head, *rows])
     when_named, over = evaluation.get("named", "after training"), (evaluation.get("split") or {}).get("over", "session")
-    yield f"The figure in bold was named {when_named}, the others are exploratory. Intervals: over held-out {over}s."
+    # Only a result that was named before the training can be confirmatory.
+    yield f"The result in bold was named {when_named}; the others are exploratory. Intervals are over held-out {over}s."
     if damage := evaluation.get("damage"):
         lines = [
             f"| {_cell(metric['name'])} | {metric['before']:.4g} | {metric['after']:.4g} | {_cell(metric['unit'])} |"
@@ -390,8 +390,9 @@ def _figures(evaluation: Mapping[str, Any] | None) -> Iterator[str]:
 def _row(figure: Mapping[str, Any]) -> str:
     label = f"**{_cell(figure['label'])}**" if figure.get("is_primary") else _cell(figure["label"])
     numbers = ["" if figure[key] is None else f"{figure[key]:+.3f}" for key in ("estimate", "low", "high")]
+    # Both ends are None, or equal, if an interval could not be computed.
     has_none = figure["low"] == figure["high"]
-    interval = "none: too few sessions, or all the same" if has_none else f"{numbers[1]} to {numbers[2]}"
+    interval = "none: too few sessions, or all values equal" if has_none else f"{numbers[1]} to {numbers[2]}"
     cells = [label, figure["arm"], f"{numbers[0]} {_cell(figure['unit'])}", interval]
     cells += [f"{figure['n']:,}", f"{figure['sessions']:,}", f"{figure['better']} is better"]
     return f"| {' | '.join(cells)} |"
@@ -402,19 +403,19 @@ def _limits_of(evaluation: Mapping[str, Any] | None) -> Iterator[str]:
         return
     yield (
         _cell(str(evaluation.get("power", {}).get("sentence", "")))
-        or "Nobody computed which effect could have been seen."
+        or "The smallest detectable effect was not computed."
     )
     for part, why in evaluation.get("not_run", {}).items():
         yield f"Not measured: {_cell(str(part))} ({_cell(str(why))})."
 
 
 def _front_matter(head: Mapping[str, Any]) -> str:
-    """YAML between dashes: every scalar is JSON, which YAML reads."""
+    """Return YAML between dashes. Every value is written as JSON, which is valid YAML."""
     lines = [f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in head.items()]
     return "\n".join(["---", *lines, "---"])
 
 
 def _cell(text: str) -> str:
-    """On one line, with nothing that markdown or a browser would act upon."""
+    """Return a text on one line, with everything escaped that Markdown or a browser would interpret."""
     line = " ".join("".join(character if character.isprintable() else " " for character in str(text)).split())
     return line.replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|").replace("`", "'")

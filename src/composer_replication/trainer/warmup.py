@@ -1,9 +1,10 @@
-"""Channel 1 first: a model that does not speak the harness learns good turns before anything is proved or taught.
+"""Warm up with channel 1 alone: a model that does not know the harness first learns from good turns.
 
-    warm-up -> hint proof, reference log-probs -> all channels, the warmed-up weights being teacher and reference
+    warm-up -> hint check, reference log-probs -> all channels; the warmed-up weights are the teacher's and the
+        reference
 
-A warm-up is a run with checkpoints of its own, which say so. Once it is over, `warmup.json` beside them names the one
-that it ended with; `OfflineTrainer(warmed_up=...)` begins there, in the same process or any later one.
+A warm-up is a run with checkpoints of its own, which are marked as such. Once it is finished, `warmup.json` next to
+them names the one that it ended with. `OfflineTrainer(warmed_up=...)` begins there, in this process or a later one.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ from composer_replication.trainer.sessions.phases import Phase, tell_phase
 
 FINISHED = "warmup.json"
 _SCHEMA, _VERSION = "composer_replication.warmup", 2
-_ELSEWHERE = "Train in another folder (train.output), or take the warm-up's folder out of this one."
-# What its weights depend on, besides those it began with and the sessions.
+_FIX = "Train in another folder (train.output), or move the warm-up out of this one."
+# The training arguments that the weights of a warm-up depend on.
 _ARGUMENTS = (
     *("max_steps", "per_device_train_batch_size", "gradient_accumulation_steps", "learning_rate", "lr_scheduler_type"),
     *("warmup_steps", "optim", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm"),
@@ -42,15 +43,16 @@ _ARGUMENTS = (
 )
 _START = ("start_weights", "start_adapter")
 _HELD_OUT, _LEARNT = "eval_lm_ce", "loss/lm_ce"
-_CALLS, _CONTEXT = 8, 2048
+# `name_logprob` scores this many calls, each with at most this many tokens of context.
+_MAX_CALLS, _MAX_CONTEXT = 8, 2048
 
 
 @dataclass(frozen=True, kw_only=True)
 class FinishedWarmUp:
-    """Which checkpoint a warm-up ended with, after how many steps, and the held-out losses of good turns by step.
+    """A finished warm-up: its last checkpoint, its number of steps, and the held-out losses of good turns by step.
 
-    `start_weights` is the digest of those it began with, `start_adapter` that of an adapter on them which was trained
-    before; `settings` are the arguments that its weights depend on.
+    `start_weights` is the digest of the weights that it began with, and `start_adapter` that of an adapter that had
+    been trained before. `settings` are the arguments that its weights depend on.
     """
 
     checkpoint: str
@@ -60,15 +62,13 @@ class FinishedWarmUp:
     settings: Mapping[str, Any]
     start_adapter: str | None = None
     learnt: Sequence[float] = ()
-    """The loss of the good turns that it learnt, on the first and on the last line of its metrics."""
+    """The training loss of good turns, in the first and in the last line of its metrics."""
 
-    def in_words(self) -> str:
+    def describe(self) -> str:
         losses = [loss for _, loss in self.held_out]
-        fell = (
-            f"; loss of good turns {self.learnt[0]:.3f} at first, {self.learnt[-1]:.3f} at last" if self.learnt else ""
-        )
-        fell += f"; held-out loss of good turns {losses[0]:.3f} at first, {min(losses):.3f} there" if losses else ""
-        return f"warm-up: {self.steps} steps of channel 1, the weights of {self.checkpoint}{fell}"
+        change = f"; loss of good turns {self.learnt[0]:.3f} -> {self.learnt[-1]:.3f}" if self.learnt else ""
+        change += f"; held-out loss of good turns {losses[0]:.3f} -> {min(losses):.3f}" if losses else ""
+        return f"warm-up: {self.steps} steps of channel 1, using the weights of {self.checkpoint}{change}"
 
 
 def warm_up(
@@ -82,17 +82,28 @@ def warm_up(
     hinted_corrections: bool = False,
     **options: Any,
 ) -> FinishedWarmUp:
-    """`args.max_steps` steps of channel 1 on the sessions' good turns, checkpoints in `args.output_dir`.
+    """Train `args.max_steps` steps of channel 1 on the sessions' good turns, with checkpoints in `args.output_dir`.
 
-    With `patience` they end once the loss of `held_out` has not fallen below its lowest for so many evaluations, and
-    the weights are those of the lowest; `args` has to save wherever it evaluates. What earlier calls left in the folder
-    is gone on from. KeyboardInterrupt where a signal ended it, after a checkpoint. With `hinted_corrections` it also
-    learns what worked after an erring turn, in the context with the hint. `options` are those of OfflineTrainer.
+    A warm-up that was begun or finished in this folder before is resumed or returned.
+
+    Args:
+        model: The model to train.
+        args: The training arguments. With `patience`, it has to save whenever it evaluates.
+        sessions: The sessions with the good turns.
+        held_out: The sessions to evaluate on.
+        patience: Stop once the held-out loss has not reached a new minimum for so many evaluations, and take the
+            weights of the minimum.
+        on_held_out: Called with (step, loss) after each evaluation.
+        hinted_corrections: Also learn what worked after an erring turn, in the context with the hint.
+        options: Passed to `OfflineTrainer`.
+
+    Raises:
+        KeyboardInterrupt: A signal stopped it; a checkpoint was saved.
     """
     folder, data = Path(args.output_dir or ""), sessions.only_responses(hinted_corrections=hinted_corrections)
     if hinted_corrections and not data.counts[HINTED_CORRECTIONS]:
         fix = "Run `crf pairs`, or set train.warmup.hinted_corrections = false."
-        expected = "sites whose correction is known"
+        expected = "sites with a known correction"
         raise InputError(explain("hinted corrections", got=f"none; {dict(data.drops)}", expected=expected, fix=fix))
     outcome, origin = finished_warm_up(folder), _origin(model, args, patience)
     if outcome is not None:
@@ -101,14 +112,18 @@ def warm_up(
         return outcome
     evaluated = None if patience is None or held_out is None else held_out.only_responses()
     if patience is not None and (evaluated is None or args.save_steps != args.eval_steps):
-        got = "no held-out sessions" if evaluated is None else f"{args.save_steps} steps, evaluations {args.eval_steps}"
-        raise InputError(explain("warm-up with patience", got=got, expected="a checkpoint with each held-out loss"))
+        got = (
+            "no held-out sessions"
+            if evaluated is None
+            else f"save_steps {args.save_steps}, eval_steps {args.eval_steps}"
+        )
+        raise InputError(explain("warm-up with patience", got=got, expected="a checkpoint with each evaluation"))
     newest = newest_complete(folder)
     state = None if newest is None else TrainerState.load_from_json(str(newest / "trainer_state.json"))
     if state is None or not _is_over(state, args.max_steps, patience):
-        options |= {"callbacks": [_Watching(patience, on_held_out)], "eval_sessions": evaluated}
+        options |= {"callbacks": [_WarmUpCallback(patience, on_held_out)], "eval_sessions": evaluated}
         phase = {"phase": WARM_UP, **{name: origin[name] for name in _START if origin[name] is not None}}
-        state = _make_steps(model, args, data, phase, goes_on=newest is not None, **options)
+        state = _run_steps(model, args, data, phase, is_resumed=newest is not None, **options)
     losses = _held_out_losses(state.log_history)
     end = f"checkpoint-{_lowest(losses) if losses else state.global_step}"
     _check_same_data(folder / end, data, origin)
@@ -125,13 +140,13 @@ def warm_up(
     return outcome
 
 
-def _make_steps(
+def _run_steps(
     model: nn.Module,
     args: TrainingArguments,
     data: LoggedSessions,
     phase: Mapping[str, str],
     *,
-    goes_on: bool,
+    is_resumed: bool,
     **options: Any,
 ) -> TrainerState:
     from composer_replication.trainer.offline_trainer import OfflineTrainer
@@ -139,76 +154,79 @@ def _make_steps(
     channel_1 = ChannelSettings(alpha_sdpo=0.0, beta_replay=0.0)
     trainer = OfflineTrainer(model, args, data, settings=channel_1, **options)
     trainer.phase, trainer.stop_signals = phase, (SIGTERM, SIGINT)
-    trainer.remove_callback(PrinterCallback)  # it prints dictionaries
-    trainer.train(resume_from_checkpoint=goes_on)
+    trainer.remove_callback(PrinterCallback)  # it prints the raw metrics to stdout
+    trainer.train(resume_from_checkpoint=is_resumed)
     if trainer.stopped_by:
         raise KeyboardInterrupt
     return trainer.state
 
 
 def finished_warm_up(folder: Path) -> FinishedWarmUp | None:
-    """What a warm-up in this folder ended with; None where none is over."""
+    """Return the warm-up that was finished in this folder, or None."""
     try:
         fields: dict[str, Any] = decode_object((folder / FINISHED).read_bytes())
     except FileNotFoundError:
         return None
     if (fields.pop("schema", None), fields.pop("version", None)) != (_SCHEMA, _VERSION):
-        fix = "Delete it; the warm-up's last checkpoint is looked for again."
-        got = "something else"
+        fix = "Delete it; the warm-up then continues from its last checkpoint."
+        got = "another format"
         raise StaleArtefactError(explain(str(folder / FINISHED), got=got, expected=f"{_SCHEMA} {_VERSION}", fix=fix))
     return FinishedWarmUp(**fields)
 
 
 def name_logprob(model: nn.Module, sessions: LoggedSessions) -> float | None:
-    """Mean log-prob of a few good calls from where they begin to the end of the tool's name; None without any.
+    """Return the mean log-prob of a few good calls from their start to the end of the tool's name; None without calls.
 
-    A model that knows the harness is nearly sure of how a call begins, and chooses among a few names. The calls are
-    spread evenly over the sessions, and the same at every start.
+    A model that knows the harness is almost certain of how a call begins, and chooses among a few names. The calls are
+    spread evenly over the sessions, and are the same in every run.
     """
     calls = [call for session in sessions.rendered for call in session.good_calls]
-    chosen = [calls[at * len(calls) // _CALLS] for at in range(_CALLS)] if len(calls) > _CALLS else calls
+    chosen = [calls[n * len(calls) // _MAX_CALLS] for n in range(_MAX_CALLS)] if len(calls) > _MAX_CALLS else calls
     logprobs: list[float] = []
     for call in chosen:
         span = call.span
         decision = decide(sessions.renderer, call.rendered, span, call.words)
+        # Without a tool name to find, the decision is the whole call or turn.
         if span.call_start is None or decision.basis in ("call", "turn"):
             continue
-        first = max(0, span.call_start - _CONTEXT)
+        first = max(0, span.call_start - _MAX_CONTEXT)
         ids = call.rendered.ids[first : decision.stretches[0][1]]
         logprobs += response_logprobs(model, [(ids, span.call_start - first)]).tolist()
     return fmean(logprobs) if logprobs else None
 
 
-class _Watching(TrainerCallback):
-    """Says how far it is, keeps the checkpoint of the lowest held-out loss, and ends it where that stays the lowest."""
+class _WarmUpCallback(TrainerCallback):
+    """Reports progress, marks the checkpoint of the lowest held-out loss, and stops when patience runs out."""
 
     def __init__(self, patience: int | None, on_held_out: Callable[[int, float], None] | None) -> None:
         self._patience, self._on_held_out = patience, on_held_out
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         del control
-        self._tell(args, state)
+        self._report_progress(args, state)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         del control
-        self._tell(args, state)
+        self._report_progress(args, state)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         losses = _held_out_losses(state.log_history)
         if self._on_held_out is not None and losses and state.is_world_process_zero:
             self._on_held_out(int(losses[-1][0]), losses[-1][1])
+        # Rotation never deletes this one.
         state.best_model_checkpoint = str(Path(args.output_dir) / f"checkpoint-{_lowest(losses)}")
         if _is_over(state, state.max_steps, self._patience):
             control.should_training_stop = True
 
     @staticmethod
-    def _tell(args: Any, state: Any) -> None:
+    def _report_progress(args: Any, state: Any) -> None:
         folder = Path(args.output_dir)
         tell_phase(Phase(name="warm-up", done=state.global_step, total=args.max_steps, items="steps", kept_in=folder))
 
 
 def _is_over(state: Any, max_steps: int, patience: int | None) -> bool:
-    """From what a checkpoint remembers alone: a resumed warm-up ends where one that was never stopped does."""
+    """Return whether a warm-up is finished, from its checkpointed state alone, so that a resumed one ends at the same
+    step."""
     losses = [loss for _, loss in _held_out_losses(state.log_history)]
     num_since_lowest = len(losses) - 1 - losses.index(min(losses)) if losses else 0
     return state.global_step >= max_steps or (patience is not None and num_since_lowest >= patience)
@@ -219,12 +237,12 @@ def _held_out_losses(history: Sequence[Mapping[str, Any]]) -> list[tuple[int, fl
 
 
 def _lowest(losses: Sequence[tuple[int, float]]) -> int:
-    """The step of the lowest loss, the first of several."""
+    """Return the step of the lowest loss; the first one of several."""
     return min(losses, key=lambda evaluation: evaluation[1])[0]
 
 
 def _origin(model: nn.Module, args: TrainingArguments, patience: int | None) -> dict[str, Any]:
-    """What a warm-up's weights come from; a fresh adapter's first values come from the seed."""
+    """Return what the weights of a warm-up depend on. The seed determines the initial values of a new adapter."""
     settings = {name: getattr(args, name) for name in _ARGUMENTS}
     if patience is not None:
         settings |= {"patience": patience, "eval_steps": args.eval_steps}
@@ -236,14 +254,14 @@ def _origin(model: nn.Module, args: TrainingArguments, patience: int | None) -> 
 
 
 def _check_same_origin(folder: Path, finished: FinishedWarmUp, now: Mapping[str, Any]) -> None:
-    """Raise StaleArtefactError that names what a finished warm-up began with otherwise."""
+    """Raise StaleArtefactError naming what differs if a finished warm-up began with other weights or settings."""
     before, after = (
         {name: str(origin[name])[:12] for name in _START} | origin["settings"] for origin in (asdict(finished), now)
     )
     different = [name for name in {**before, **after} if before.get(name) != after.get(name)]
     if different:
         got, expected = (", ".join(f"{name} {values.get(name)}" for name in different) for values in (before, after))
-        raise StaleArtefactError(explain(str(folder / FINISHED), got=got, expected=expected, fix=_ELSEWHERE))
+        raise StaleArtefactError(explain(str(folder / FINISHED), got=got, expected=expected, fix=_FIX))
 
 
 def _check_same_data(checkpoint: Path, data: LoggedSessions, origin: Mapping[str, Any]) -> None:
@@ -251,4 +269,4 @@ def _check_same_data(checkpoint: Path, data: LoggedSessions, origin: Mapping[str
     for name, now in {"sessions": data.digest, **{name: origin[name] for name in _START}}.items():
         if about.get(name) != now:
             got = f"a warm-up on other {name}"
-            raise StaleArtefactError(explain(str(checkpoint), got=got, expected=f"these {name}", fix=_ELSEWHERE))
+            raise StaleArtefactError(explain(str(checkpoint), got=got, expected=f"these {name}", fix=_FIX))

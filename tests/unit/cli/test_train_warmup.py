@@ -87,7 +87,7 @@ def test_cut_short_in_the_warm_up_in_the_proof_and_in_the_steps_it_ends_as_one_t
     assert train(*of_run, output=tmp_path / "whole")[0] == 0
     rows = list(RunDir.open(own_run).read_jsonl("hint_proof", schema="hint_proof", version=3))
     (own_run / "hint_proof.jsonl").unlink()
-    told = warmup._Watching.on_step_end
+    told = warmup._WarmUpCallback.on_step_end
 
     def stopping(self, args, state, control, **named):
         told(self, args, state, control, **named)
@@ -95,7 +95,7 @@ def test_cut_short_in_the_warm_up_in_the_proof_and_in_the_steps_it_ends_as_one_t
             os.kill(os.getpid(), signal.SIGTERM)
 
     with monkeypatch.context() as patch:
-        patch.setattr(warmup._Watching, "on_step_end", stopping)
+        patch.setattr(warmup._WarmUpCallback, "on_step_end", stopping)
         status, _, err = train(*of_run)
     assert status == 130
     warm = train.output / "checkpoints" / "warmup"

@@ -11,8 +11,8 @@ import pytest
 from composer_replication.config import CrfConfig, loads
 from composer_replication.envs.student import TRAINED_CONTEXT, student_folder
 from composer_replication.trainer.from_config import inputs
-from composer_replication.trainer.from_config.inputs import beyond_context, fitted, learnt_context
-from composer_replication.trainer.from_config.training import _unheeded
+from composer_replication.trainer.from_config.inputs import beyond_context, fitted, max_context
+from composer_replication.trainer.from_config.training import _hint_check_findings
 from composer_replication.trainer.objective import hint_proof as heeding
 from composer_replication.trainer.warmup import FinishedWarmUp
 
@@ -21,7 +21,7 @@ def windows_of(model, **batch):
     """What a config with these options is fitted to, and what is said about it."""
     text = f"[train]\nmodel = '{model}'\n[train.batch]\n" + "".join(f"{k} = {v}\n" for k, v in batch.items())
     config = fitted(loads(CrfConfig, text))
-    return config.train.batch.window, config.evaluation.context, beyond_context(config, learnt_context(model))
+    return config.train.batch.window, config.evaluation.context, beyond_context(config, max_context(model))
 
 
 def test_unset_windows_fit_what_the_student_has_learnt_and_no_word_is_said():
@@ -58,15 +58,15 @@ def test_a_proof_that_failed_is_part_of_the_diagnosis(monkeypatch, heeds, number
     found = SimpleNamespace(heeds=heeds, in_words=lambda *, can_warm_up: f"not heeded, {can_warm_up}")
     monkeypatch.setattr("composer_replication.trainer.from_config.training.verdict", lambda _proofs: found)
     for can_warm_up in (True, False):  # the advice of the proof is that of the report and of the card
-        said = list(_unheeded(SimpleNamespace(proofs=["one"]), can_warm_up=can_warm_up))
+        said = list(_hint_check_findings(SimpleNamespace(proofs=["one"]), can_warm_up=can_warm_up))
         assert said == [f"not heeded, {can_warm_up}"] * number
     for without in (SimpleNamespace(proofs=None), None):
-        assert list(_unheeded(without, can_warm_up=True)) == []
+        assert list(_hint_check_findings(without, can_warm_up=True)) == []
     assert heeding.verdict([]).heeds is None
 
 
 def test_a_warm_up_says_what_it_learnt():
     done = FinishedWarmUp(checkpoint="checkpoint-9", steps=9, held_out=[], start_weights="x", settings={})
-    assert re.search(r"^warm-up\b.*\b9 steps\b.*\bcheckpoint-9\b", done.in_words())
-    told = replace(done, learnt=[2.5, 1.25], held_out=[[3, 3.0], [6, 2.0]]).in_words()
+    assert re.search(r"^warm-up\b.*\b9 steps\b.*\bcheckpoint-9\b", done.describe())
+    told = replace(done, learnt=[2.5, 1.25], held_out=[[3, 3.0], [6, 2.0]]).describe()
     assert re.search(r"\b2\.500\b.*\b1\.250\b.*\b3\.000\b.*\b2\.000\b", told)

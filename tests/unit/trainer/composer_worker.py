@@ -73,7 +73,7 @@ def run(case: dict[str, Any], policy: Path, folder: Path, *, rank: int, num_proc
     ScriptedGeneration(trainer, {"Look": mine})
     with hints_seen_to_be_heeded():
         trainer.train()
-    assert trainer.channels.watch.is_open
+    assert trainer.channels.hint_gate.is_open
     assert [row["ran/sdpo_kl"] for row in trainer.state.log_history if "loss/total" in row] == [0.0, 1.0]
     return {name: whole(value) for name, value in trainer.model.named_parameters()}, figures(trainer)
 
@@ -104,7 +104,9 @@ def hints_seen_to_be_heeded() -> Iterator[None]:
 def figures(trainer: Any) -> list[dict[str, Any]]:
     rows = [row for row in trainer.state.log_history if "loss/total" in row]
     names = ("loss/grpo", "loss/sdpo_kl", "loss/trace_replay_dpo", "loss/total", "sites/per_100_turns")
-    cells = [value for row in trainer.channels.watch.state()["heeding"] for value in row if not isinstance(value, str)]
+    cells = [
+        value for row in trainer.channels.hint_gate.state()["heeding"] for value in row if not isinstance(value, str)
+    ]
     return [{name: row.get(name) for name in names} for row in rows] + [
         {f"heeding {n}": v for n, v in enumerate(cells)}
     ]

@@ -97,7 +97,7 @@ def test_tool_calls_that_fade_away_are_told_in_plain_words() -> None:
     assert alarm.baseline == pytest.approx(0.65, abs=0.05)
     assert alarm.moved == "fell"
     figures = (f"{alarm.baseline:.4g}", f"{alarm.latest:.4g}", "10", f"step {alarm.step}")
-    assert all(fact in alarm.in_words() for fact in (alarm.name, "tools/call_frequency", "fell", *figures))
+    assert all(fact in alarm.describe() for fact in (alarm.name, "tools/call_frequency", "fell", *figures))
 
 
 def name_of(key: str) -> str:
@@ -348,8 +348,8 @@ def test_an_alarm_says_what_fell_and_stops_the_run_where_it_may(tmp_path: Path) 
     assert trainer.state.global_step == 5
     assert alarm.alarms == [Alarm(5, "held-out reward", "eval_reward", "fell", 0.6, 2, 0.3, 2)]
     assert len(told) == 1
-    assert all(fact in told[0] for fact in (alarm.alarms[0].in_words(), "step 5", "best-2", "eval_reward 0.6"))
-    words = alarm.alarms[0].in_words()
+    assert all(fact in told[0] for fact in (alarm.alarms[0].describe(), "step 5", "best-2", "eval_reward 0.6"))
+    words = alarm.alarms[0].describe()
     assert all(fact in words for fact in ("held-out reward", "eval_reward", "fell", "0.6", "step 2", "0.3", "step 5"))
     trainer = train(tmp_path / "go", CollapseAlarm((watch,), say=told.append), script)
     assert trainer.state.global_step == 8

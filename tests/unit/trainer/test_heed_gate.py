@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
 from composer_replication.trainer.composer.heeding import (
-    FEWEST_COMPARED,
-    Heeding,
-    HeedWatch,
+    MIN_COMPARISONS,
     HintComparison,
+    HintEffect,
+    HintEffectEstimator,
+    HintGate,
 )
 from composer_replication.trainer.rollouts.channel import paired_kinds
 
@@ -31,6 +33,12 @@ def compared(
         )
         for each in range(number)
     ]
+
+
+def effect_of(comparisons: Iterable[HintComparison]) -> HintEffect:
+    estimator = HintEffectEstimator()
+    estimator.add(comparisons)
+    return estimator.estimate()
 
 
 @pytest.mark.parametrize(
@@ -55,7 +63,7 @@ def test_the_gate_is_open_once_own_hints_do_more_and_mean_something(
     own: float, other: float, number: int, has_contrast: bool, is_open: bool | None
 ) -> None:
     """None: it cannot be told."""
-    gate = HeedWatch(gates=True, has_contrast=has_contrast)
+    gate = HintGate(enabled=True, has_contrast=has_contrast)
     gate.add(compared(own, other, number))
     assert not gate.is_open, "until it is shown"
     told = gate.after_step(1)
@@ -64,19 +72,19 @@ def test_the_gate_is_open_once_own_hints_do_more_and_mean_something(
     if told:
         assert re.search(rf"\bchannel 2\b.*\b{number} comparisons\b", told)
         assert ("train.grpo.heed_gate" in told) is not is_open  # how to do without the gate, where it is closed
-    again = HeedWatch(gates=True, has_contrast=has_contrast)
+    again = HintGate(enabled=True, has_contrast=has_contrast)
     again.load_state(gate.state())
     assert again.is_open is gate.is_open
     assert gate.after_step(1) is again.after_step(1) is None, "said once"
     assert again.metrics() == gate.metrics()
-    only_watched = HeedWatch(gates=False, has_contrast=has_contrast)
+    only_watched = HintGate(enabled=False, has_contrast=has_contrast)
     only_watched.add(compared(own, other, number))
     assert only_watched.after_step(1) is None
     assert only_watched.is_open
 
 
 def test_the_gate_closes_and_opens_again_and_keeps_what_it_did_in_between() -> None:
-    gate = HeedWatch(gates=True, has_contrast=False)
+    gate = HintGate(enabled=True, has_contrast=False)
     gate.add(compared(0.4, 0.0, 30))
     told = gate.after_step(1)
     assert told
@@ -94,29 +102,29 @@ def test_the_gate_closes_and_opens_again_and_keeps_what_it_did_in_between() -> N
 @pytest.mark.parametrize(("own", "low", "high"), [(0.07, 1.5, 2.5), (0.045, 0.5, 1.5)])
 def test_in_doubt_the_gate_stays_as_it_is_until_too_little_is_left(own: float, low: float, high: float) -> None:
     for before in (False, True):
-        gate = HeedWatch(gates=True, has_contrast=False)
+        gate = HintGate(enabled=True, has_contrast=False)
         gate.add(compared(own, 0.0, 30, noise=0.12))
         gate.is_open = before
         gate.after_step(1)
-        assert low < gate.heeding.deviations < high
+        assert low < gate.estimator.estimate().z_score < high
         assert gate.is_open is (before and low == 1.5)
 
 
 def test_an_open_gate_closes_where_what_is_left_is_what_any_text_does() -> None:
-    gate = HeedWatch(gates=True, has_contrast=False)
+    gate = HintGate(enabled=True, has_contrast=False)
     gate.add(compared(0.3, 0.27, 40, noise=0.1))
     gate.is_open = True
     gate.after_step(1)
-    assert 1.5 < gate.heeding.deviations < 2.5, "which alone would leave it open"
+    assert 1.5 < gate.estimator.estimate().z_score < 2.5, "which alone would leave it open"
     assert not gate.is_open
 
 
 @pytest.mark.parametrize("known", [{}, {"gates": False, "told": None}], ids=["began open", "no gate"])
 def test_a_checkpoint_that_was_open_without_evidence_begins_closed(known: dict[str, Any]) -> None:
-    gate = HeedWatch(gates=True, has_contrast=False)
+    gate = HintGate(enabled=True, has_contrast=False)
     gate.load_state({"heeding": [], "waiting": [], "last": -10, "is_open": True, **known})
     assert not gate.is_open
-    heeded = HeedWatch(gates=False, has_contrast=True)
+    heeded = HintGate(enabled=False, has_contrast=True)
     heeded.add(compared(0.3, 0.0, 40))
     heeded.after_step(1)
     gate.load_state(heeded.state())
@@ -142,16 +150,14 @@ def test_what_a_text_does_wherever_it_stands_is_not_heeding(share: float) -> Non
         )
         for number, kind in enumerate(kinds)
     ]
-    heeding = Heeding()
-    heeding.add(turns)
-    assert heeding.is_shown is False
-    means = [each.own_drop - each.other_drop for each in turns]
+    ignoring = effect_of(turns)
+    assert ignoring.is_significant is False
+    means = [turn.own_hint_nats - turn.other_hint_nats for turn in turns]
     assert share == 0.5 or abs(sum(means) / len(means)) > 0.1, "a plain mean would be fooled"
-    heeded = Heeding()
-    heeded.add([each._replace(own_drop=each.own_drop + 0.03) for each in turns])
-    assert heeded.is_shown is True
-    assert heeded.own_drop - heeded.other_drop == pytest.approx(0.03, abs=0.015)
-    assert heeded.is_mostly_its_own is heeding.is_mostly_its_own is False, "most of it is what any text does"
+    reacting = effect_of([turn._replace(own_hint_nats=turn.own_hint_nats + 0.03) for turn in turns])
+    assert reacting.is_significant is True
+    assert reacting.own_hint_nats - reacting.other_hint_nats == pytest.approx(0.03, abs=0.015)
+    assert reacting.is_large is ignoring.is_large is False, "most of it is what any text does"
 
 
 @pytest.mark.parametrize(
@@ -160,57 +166,57 @@ def test_what_a_text_does_wherever_it_stands_is_not_heeding(share: float) -> Non
 )
 def test_standard_errors_hold_what_chance_does(shares: tuple[int, ...], luck: tuple[float, ...]) -> None:
     """Without an effect two of them are passed upwards in about one run of forty, also where rare kinds are wild."""
-    passed, told = 0, 0
+    num_passed, num_decided = 0, 0
     for seed in range(1000):
         draw = random.Random(seed)
         spread = dict(zip("abc", luck, strict=True))
-        heeding = Heeding()
+        estimator = HintEffectEstimator()
         for generation in range(8):
             kinds = draw.choices("abc", shares, k=12)
             paired = dict(zip(order := draw.sample("abc", 3), [order[1], order[0], order[0]], strict=True))
-            heeding.add(
+            estimator.add(
                 HintComparison(12 * generation + number, kind, paired[kind], draw.gauss(0, spread[kind]), 0.0)
                 for number, kind in enumerate(kinds)
             )
-        told += heeding.compared >= FEWEST_COMPARED
-        passed += heeding.compared >= FEWEST_COMPARED and heeding.deviations >= 2
-    assert told > 300
-    assert passed <= 0.06 * told
+        effect = estimator.estimate()
+        num_decided += effect.num_comparisons >= MIN_COMPARISONS
+        num_passed += effect.num_comparisons >= MIN_COMPARISONS and effect.z_score >= 2
+    assert num_decided > 300
+    assert num_passed <= 0.06 * num_decided
 
 
 def test_one_kind_that_is_nearly_alone_says_little() -> None:
-    heeding = Heeding()
-    heeding.add(
+    effect = effect_of(
         HintComparison(number, *("ab" if number % 50 else "ba"), 0.3 + 0.01 * (number % 7), 0.0)
         for number in range(200)
     )
-    assert heeding.compared < FEWEST_COMPARED, "four of the other kind are as good as sixteen in all"
-    assert heeding.is_shown is None
+    assert effect.num_comparisons < MIN_COMPARISONS, "four of the other kind are as good as sixteen in all"
+    assert effect.is_significant is None
 
 
 def test_old_comparisons_fade_and_broken_ones_are_left_out() -> None:
-    gate = HeedWatch(gates=True, has_contrast=False)
+    gate = HintGate(enabled=True, has_contrast=False)
     for _ in range(10):
         gate.add(compared(0.1, 0.1, 60))
         gate.after_step(1)
     assert not gate.is_open
-    assert 100 <= gate.heeding.compared <= 200
+    assert 100 <= gate.estimator.estimate().num_comparisons <= 200
     steps = 0
     while not gate.is_open:
         gate.add(compared(0.5, 0.1, 60))
         gate.after_step(1)
         steps += 1
     assert steps <= 8
-    before = gate.heeding.state()
+    before = gate.estimator.state()
     gate.add([HintComparison(1, "a", "b", float("nan"), 0.0), HintComparison(1, "b", "a", float("-inf"), 0.0)])
     gate.after_step(1)
-    assert gate.heeding.state() == before
+    assert gate.estimator.state() == before
 
 
 def simulated(effect: float, text: float, luck: float, seed: int) -> tuple[float, int, bool, bool]:
     """Sixty generations of eight errors of four kinds, of which one has twice the text: share of steps in which the
     gate is open, how often something is said of it, whether it is open at the end, and whether it ever is."""
-    draw, gate, changes, opened = random.Random(seed), HeedWatch(gates=True, has_contrast=False), 0, 0
+    draw, gate, changes, opened = random.Random(seed), HintGate(enabled=True, has_contrast=False), 0, 0
     does = {"a": 2 * text, "b": text, "c": text, "d": text}
     for generation in range(60):
         kinds = draw.choices("abcd", (4, 2, 1, 1), k=8)
@@ -254,17 +260,17 @@ def test_the_gate_tells_models_apart_that_heed_and_that_do_not(
 
 
 def test_a_gate_that_is_taken_away_is_open_at_once() -> None:
-    gate = HeedWatch(gates=True, has_contrast=True)
+    gate = HintGate(enabled=True, has_contrast=True)
     gate.add(compared(0.1, 0.2, 40))
     gate.after_step(1)
     assert not gate.is_open
-    without = HeedWatch(gates=False, has_contrast=True)
+    without = HintGate(enabled=False, has_contrast=True)
     without.load_state(gate.state())
     assert without.is_open
 
 
 def test_once_enough_is_known_every_tenth_step_is_compared() -> None:
-    gate = HeedWatch(gates=True, has_contrast=False)
+    gate = HintGate(enabled=True, has_contrast=False)
     assert gate.wants_comparisons(0)
     gate.add(compared(0.3, 0.0, 120))
     gate.after_step(1)
@@ -278,13 +284,10 @@ def test_once_enough_is_known_every_tenth_step_is_compared() -> None:
     assert asked == [13, 25, 37, 49]
     gate.after_step(100)
     assert gate.wants_comparisons(100), "a step without errors does not count as one that was compared"
-    assert HeedWatch(gates=False, has_contrast=True).wants_comparisons(7)
+    assert HintGate(enabled=False, has_contrast=True).wants_comparisons(7)
 
 
 def test_rollouts_of_one_prompt_that_err_alike_count_once() -> None:
-    heeding = Heeding()
-    heeding.add(compared(0.3, 0.1, 400, prompts=40))
-    assert heeding.compared == 40
-    one_way = Heeding()
-    one_way.add([HintComparison(number, "a", "b", 1.0, 0.0) for number in range(50)])
-    assert (one_way.compared, one_way.is_shown) == (0, None), "nothing to weigh it with"
+    assert effect_of(compared(0.3, 0.1, 400, prompts=40)).num_comparisons == 40
+    one_way = effect_of([HintComparison(number, "a", "b", 1.0, 0.0) for number in range(50)])
+    assert (one_way.num_comparisons, one_way.is_significant) == (0, None), "nothing to weigh it with"

@@ -11,7 +11,7 @@ import torch
 from offline_pieces import HINTS, hint_of, logged, renderer, sessions_of, site, tiny, write_run
 
 from composer_replication.runs import RunDir
-from composer_replication.trainer.from_config.offline import tell_proof
+from composer_replication.trainer.from_config.offline import report_hint_check
 from composer_replication.trainer.objective import hint_proof
 from composer_replication.trainer.objective.hint_proof import HintProof, count_reasons, verdict
 from composer_replication.trainer.sessions.dataset import LoggedSessions
@@ -99,7 +99,7 @@ def test_figures_are_means_a_token_and_differences_of_differences(monkeypatch):
 
 def test_the_sentence_says_whether_it_heeds_by_which_figures_and_what_to_do(monkeypatch):
     said = []
-    tell_proof(proved(monkeypatch, obedient), said.append)
+    report_hint_check(proved(monkeypatch, obedient), said.append)
     proof, sentence = said
     assert re.search(r"\b24 of 24 sites\b", proof)
     assert re.search(r"\b100% of 24 sites\b.*\b100% of 24 sites\b.*-0\.20\b", sentence)

@@ -68,9 +68,9 @@ def mean_logprob(model: Any, ids: torch.Tensor, start: int) -> float:
 def test_what_is_logged_is_what_plain_passes_say(policy: Path, tmp_path: Path) -> None:
     still = {"learning_rate": 0.0}
     trainer = scripted(policy, tmp_path / "on", still, alpha_sdpo=1.0, sdpo_weighting=CONTRAST)
-    calls, watch = spy(trainer, "_compute_loss"), trainer.channels.watch
+    calls, gate = spy(trainer, "_compute_loss"), trainer.channels.hint_gate
     seen: list[HintComparison] = []
-    watch.heeding.add = lambda several: seen.extend(several)
+    gate.estimator.add = lambda several: seen.extend(several)
     trainer.train()
     inputs, model = calls[0][0][1], trainer.model.eval()
     drops = []
@@ -86,7 +86,7 @@ def test_what_is_logged_is_what_plain_passes_say(policy: Path, tmp_path: Path) -
     found = torch.tensor([each[3:] for each in seen])
     torch.testing.assert_close(found, torch.tensor(drops), rtol=1e-3, atol=1e-5)
     line = next(each for each in trainer.state.log_history if "loss/total" in each)
-    assert line["hints/own_drop"] == watch.heeding.own_drop
+    assert line["hints/own_drop"] == gate.estimator.estimate().own_hint_nats
     assert "hints/gate" not in line, "a contrast alone gates nothing"
 
     without = scripted(policy, tmp_path / "off", still, alpha_sdpo=1.0)
@@ -95,7 +95,7 @@ def test_what_is_logged_is_what_plain_passes_say(policy: Path, tmp_path: Path) -
 
 
 def cells_of(trainer: Any) -> list[Any]:
-    return [value for row in trainer.channels.watch.state()["heeding"] for value in row]
+    return [value for row in trainer.channels.hint_gate.state()["heeding"] for value in row]
 
 
 @pytest.mark.parametrize(("size", "accumulation", "steps"), [(2, 2, 1), (1, 4, 1), (2, 1, 2), (1, 1, 4)])
@@ -140,7 +140,7 @@ def run_with_gate(
     still = {"max_steps": 3, "optim": "sgd", "learning_rate": 0.1}  # Adam makes steps of what rounding leaves
     trainer = scripted(policy, folder, still, alpha_sdpo=30.0, **named)
     if is_open:
-        trainer.channels.watch.is_open = True
+        trainer.channels.hint_gate.is_open = True
     trainer.train()
     return trainer
 
@@ -186,6 +186,6 @@ def test_behind_a_closed_gate_a_run_is_grpo_and_behind_an_open_one_it_is_not(
 
 def test_without_channel_2_there_is_no_gate(policy: Path, tmp_path: Path) -> None:
     trainer = scripted(policy, tmp_path, heed_gate=True)
-    assert trainer.channels.watch is None
+    assert trainer.channels.hint_gate is None
     looking = scripted(policy, tmp_path / "looking", heed_gate=True, measure_channels=True)
-    assert looking.channels.watch is None, "nothing to let rest"
+    assert looking.channels.hint_gate is None, "nothing to let rest"

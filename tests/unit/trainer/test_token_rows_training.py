@@ -82,7 +82,7 @@ def test_the_tokens_that_sessions_say_and_weights_never_learnt_are_found():
     assert list(found.tokens.items()) == [(END, "<|eot_id|>")]
     assert found.distances[0] <= found.limit < found.typical
     assert (found.num_unused, found.limit) == (NUM_UNUSED, pytest.approx(0.1 * found.typical))
-    words = found.in_words()
+    words = found.describe()
     assert all(re.search(fact, words) for fact in (r"<\|eot_id\|>", r"\b12\b", r"\b10%"))
 
 

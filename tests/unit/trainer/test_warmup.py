@@ -103,14 +103,14 @@ def test_teacher_references_and_proof_begin_with_the_warmed_up_weights(tmp_path,
 
 def dying(monkeypatch, step):
     """The process dies in the step after this one: whatever the last checkpoint does not hold is lost."""
-    original = warmup._Watching.on_step_end
+    original = warmup._WarmUpCallback.on_step_end
 
     def on_step_end(self, args, state, control, **named):
         original(self, args, state, control, **named)
         if state.global_step == step:
             raise RuntimeError("killed")
 
-    monkeypatch.setattr(warmup._Watching, "on_step_end", on_step_end)
+    monkeypatch.setattr(warmup._WarmUpCallback, "on_step_end", on_step_end)
 
 
 def test_killed_in_the_warm_up_after_it_or_in_the_steps_it_ends_as_if_it_had_not_been(tmp_path, monkeypatch):
@@ -172,7 +172,7 @@ def test_it_ends_where_the_held_out_loss_stays_above_its_lowest_and_takes_that_c
     assert (done.checkpoint, done.steps) == ("checkpoint-2", 4)
     assert done.held_out == [[1, 3.0], [2, 2.0], [3, 2.5], [4, 2.2]] == [list(each) for each in told]
     assert finished_warm_up(tmp_path / "whole") == done
-    assert re.search(r"\bheld-out\b.*\b3\.000\b.*\b2\.000\b", done.in_words())
+    assert re.search(r"\bheld-out\b.*\b3\.000\b.*\b2\.000\b", done.describe())
     with monkeypatch.context() as patch:
         dying(patch, 4)
         with pytest.raises(RuntimeError, match="killed"):

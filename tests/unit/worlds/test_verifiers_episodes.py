@@ -153,7 +153,7 @@ def sampling() -> Generation:
     )
     figures: Any = SimpleNamespace(add=lambda *_given: None)
     options = RolloutOptions(fast_generation="off")
-    return Generation(trainer, options, figures, wants_sites=False, watch=None)
+    return Generation(trainer, options, figures, wants_sites=False, hint_gate=None)
 
 
 def test_a_rollout_that_broke_gets_no_reward_of_a_penalty_alone() -> None:

@@ -1,14 +1,11 @@
-"""Checkpoints that are complete or passed over, hold no pickle, and let a run go on bit for bit.
+"""Checkpoints without pickle that are either complete or ignored, and that resume a run bit for bit.
 
-run_checkpoints  one run's: what a Trainer does otherwise when it saves and loads
-contents         what a checkpoint may hold
-manifest         what makes one complete: its files and their hashes; how old ones make room
-resume           which checkpoint a run goes on from, and whether it is this model's and this run's
-tree_file        a tree of plain values and tensors as two files, written tensor by tensor
-weights          weights and the optimiser's state, whole or sharded
-data_cursor      where a run is in its data, and every random number generator of a process
-save_attempt     one try at saving, agreed on by all processes
-stop_signals     a signal ends training after the step at hand
+run_checkpoints  what a Trainer does differently when it saves and loads; stopping on a signal
+manifest         what a checkpoint contains, what makes it complete, and how old ones are deleted
+resume           which checkpoint a run resumes from, whether it fits, and saving by several processes
+tree_file        a tree of plain values and tensors as two files
+weights          weights and the optimizer's state, whole or sharded
+data_cursor      the position in the data, and every random number generator of a process
 """
 
 from composer_replication.trainer.checkpoints.data_cursor import rng_tree, set_rng_tree

@@ -1,9 +1,9 @@
-"""Where a run is in its data: the generators that decide the order, as they were when the epoch began and as they are.
+"""The position of a run in its data: the generators that determine the order, at the start of the epoch and now.
 
-The training loop skips the batches it has seen by drawing their indices again. That gives the same order only if every
-generator that is drawn from stands where it stood at the beginning of the epoch: those of samplers, and the global one,
-from which a sampler without a generator and the loader's own seed for its workers are drawn.
-A data set or collator that draws random numbers itself is beyond this: its draws for skipped batches are not redone.
+On resume, the training loop skips batches by drawing their indices again. This gives the same order only if every
+generator involved is in the state that it had at the start of the epoch: those of samplers, and the global one, which
+samplers without a generator and the loader's seeds for its workers are drawn from. Random numbers that a data set or a
+collator draws itself are not covered, since skipped batches are not collated again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 
 
 def rng_tree() -> dict[str, Any]:
-    """Python's, numpy's and torch's generators, the CPU's and every CUDA device's."""
+    """Return the state of the generators of Python, numpy, torch on the CPU, and every CUDA device."""
     import numpy
 
     name, keys, position, has_gauss, cached = numpy.random.get_state(legacy=True)
@@ -24,7 +24,7 @@ def rng_tree() -> dict[str, Any]:
         "python": random.getstate(),
         "numpy": {
             "generator": str(name),
-            "keys": torch.from_numpy(numpy.asarray(keys, dtype=numpy.int64)),  # torch does little with uint32
+            "keys": torch.from_numpy(numpy.asarray(keys, dtype=numpy.int64)),  # torch supports few operations on uint32
             "position": int(position),
             "has_gauss": int(has_gauss),
             "cached_gauss": float(cached),
@@ -35,7 +35,7 @@ def rng_tree() -> dict[str, Any]:
 
 
 def set_rng_tree(tree: dict[str, Any]) -> None:
-    """Put every generator where `rng_tree` found it; devices that were not there then stay as they are."""
+    """Restore the generators from `rng_tree`. Devices that did not exist then keep their state."""
     import numpy
 
     random.setstate(tree["python"])
@@ -47,11 +47,12 @@ def set_rng_tree(tree: dict[str, Any]) -> None:
         torch.cuda.set_rng_state(state.cpu(), device)
 
 
+# Attributes that lead from a loader, possibly wrapped by accelerate, to its samplers.
 _PARTS = ("base_dataloader", "dataloader", "batch_sampler", "sampler", "dataset")
 
 
 class DataCursor:
-    """Keeps the state at the beginning of the current epoch and tells the state now."""
+    """Stores the state at the start of the current epoch."""
 
     def __init__(self) -> None:
         self._loader: Any = None
@@ -66,19 +67,22 @@ class DataCursor:
 
 
 def restore_samplers(loader: Any, tree: dict[str, Any], *, epoch: int, mid_epoch: bool) -> None:
-    """Put a new loader where the saved one was: at the beginning of the epoch whose batches will be skipped, or now.
+    """Restore the samplers of a new loader: to the start of the epoch whose batches will be skipped, or to the saved
+    state.
 
-    In the first case the global generators go there too; the loop sets them to where they were at the save, afterwards.
+    In the first case the global generators are restored as well; the training loop later sets them to their saved
+    state.
     """
     states = tree["epoch_begin"]["samplers"] if mid_epoch else tree["samplers"]
     for path, part in _parts(loader):
         state = states.get(path, {})
         if "generator" in state:
-            part.generator = part.generator or torch.Generator()  # some make theirs when they are first asked
+            part.generator = part.generator or torch.Generator()  # some samplers create theirs on first use
             part.generator.set_state(state["generator"])
         if "initial_seed" in state:
             part.initial_seed = state["initial_seed"]
-        if path and hasattr(part, "set_epoch"):  # the loader's own set_epoch does not reach samplers below two wrappers
+        # The loader's own set_epoch does not reach samplers below two wrappers.
+        if path and hasattr(part, "set_epoch"):
             part.set_epoch(epoch)
     if mid_epoch:
         set_rng_tree(tree["epoch_begin"]["rng"])
@@ -90,9 +94,8 @@ def _sampler_states(loader: Any) -> dict[str, dict[str, Any]]:
         state: dict[str, Any] = {}
         if isinstance(getattr(part, "generator", None), torch.Generator):
             state["generator"] = part.generator.get_state()
-        if isinstance(
-            getattr(part, "initial_seed", None), int
-        ):  # an accelerate sampler's; every epoch is seeded from it
+        # accelerate's SeedableRandomSampler derives the seed of every epoch from this one.
+        if isinstance(getattr(part, "initial_seed", None), int):
             state["initial_seed"] = part.initial_seed
         if state:
             states[path] = state
@@ -100,12 +103,12 @@ def _sampler_states(loader: Any) -> dict[str, dict[str, Any]]:
 
 
 def _parts(loader: Any) -> Iterator[tuple[str, Any]]:
-    """The loader and what it is made of, each once, with the path to it."""
-    waiting, seen_ids = [("", loader)], set[int]()
-    while waiting:
-        path, part = waiting.pop(0)
-        if part is None or id(part) in seen_ids:
+    """Yield the loader and the objects that it consists of, each once, with its path."""
+    queue, visited_ids = [("", loader)], set[int]()
+    while queue:
+        path, part = queue.pop(0)
+        if part is None or id(part) in visited_ids:
             continue
-        seen_ids.add(id(part))
+        visited_ids.add(id(part))
         yield path, part
-        waiting += [(f"{path}.{name}" if path else name, getattr(part, name, None)) for name in _PARTS]
+        queue += [(f"{path}.{name}" if path else name, getattr(part, name, None)) for name in _PARTS]

@@ -1,6 +1,8 @@
-"""What makes a checkpoint complete: a manifest of its files and their hashes, renamed in after everything else.
+"""What makes a checkpoint complete: a manifest of its files and their hashes, written after all of them.
 
-Old ones make room for new ones, and the newest complete one never before there is a newer one.
+Only plain files inside the folder that the manifest lists are ever read from a checkpoint. The manifest is validated
+before it is used, so that a malformed one is ignored like a damaged one. Old checkpoints are deleted to make room for
+new ones, but the newest complete one never before there is a newer one.
 """
 
 from __future__ import annotations
@@ -27,16 +29,17 @@ MANIFEST = "manifest.json"
 _SCHEMA = "composer_replication.checkpoint"
 _VERSION = 2
 SAMPLED = 1
-"""The version whose `base_weights` is a digest of some values, which nothing can be compared with any more."""
+"""The version whose `base_weights` is a digest of only some values, so that it cannot be compared any more."""
+# "checkpoint-40", "checkpoint-40.replaced"; not "checkpoint-040" or "checkpoint-40.tmp"
 _FOLDER = re.compile(r"checkpoint-(0|[1-9][0-9]*)(\.replaced)?")
 _log = logging.getLogger(__name__)
 
 
 def write_manifest(folder: Path, *, step: int, about: Mapping[str, Any]) -> None:
-    """List every file of `folder` with size and SHA-256, after bringing each to the disk; `about` is stored with it.
+    """List every file of `folder` with size and SHA-256, after flushing each to disk; `about` is stored with the list.
 
-    `about` says which `model` (as `model_identity` does), which `data`, whether it is `weights_only`, and which
-    `process` writes it. What could not be resumed from is an error here already, and gets no manifest.
+    `about` has the `model` (as from `model_identity`), the `data`, whether it is `weights_only`, and which `process`
+    writes it. A checkpoint that could not be resumed from raises here, and gets no manifest.
     """
     folder = Path(folder)
     files = {name: _entry(plain_file(folder, name), sync=True) for name in _files(folder)}
@@ -47,12 +50,12 @@ def write_manifest(folder: Path, *, step: int, about: Mapping[str, Any]) -> None
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest, if it is one; the files it lists are not looked at."""
+    """Return a valid manifest. The files that it lists are not checked."""
     path = Path(folder) / MANIFEST
     try:
         fields: dict[str, Any] = decode_object(path.read_bytes())
     except FileNotFoundError as error:
-        fix = "It was not written to its end, or by something else. Take an earlier checkpoint."
+        fix = "It was not written completely, or by another program. Use an earlier checkpoint."
         message = explain(f"checkpoint {folder}", got="no manifest", expected=MANIFEST, fix=fix)
         raise ArtefactNotFoundError(message) from error
     except (ValueError, OSError) as error:
@@ -65,7 +68,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def check_manifest(folder: Path, *, hashes: bool = True) -> dict[str, Any]:
-    """The manifest, if every file it lists is there and as it was; else an error that names the first that is not.
+    """Return the manifest if every file in it exists unchanged; otherwise raise an error that names the first that does
+    not.
 
     A file that could be read on resume and is not listed is an error too. Without `hashes` only sizes are compared.
     """
@@ -76,25 +80,26 @@ def check_manifest(folder: Path, *, hashes: bool = True) -> dict[str, Any]:
     for name in _files(folder):
         if name not in fields["files"]:
             _check_stray_file(name, folder)
-    if hashes and not fields["about"]["model"]["adapters"]:  # an index is parsed only once its hash is right
+    # The index of sharded weights is parsed only after its hash was checked.
+    if hashes and not fields["about"]["model"]["adapters"]:
         weight_files(folder, fields["files"])
     return fields
 
 
 def newest_complete(output_dir: Path) -> Path | None:
-    """The checkpoint of the most steps whose files are all as its manifest says; newer ones that are not are named."""
+    """Return the checkpoint of the most steps whose files are all as in its manifest; newer damaged ones are logged."""
     for _, folder in sorted(checkpoints_in(output_dir), reverse=True):
         try:
             check_manifest(folder)
         except RunError as error:
-            _log.warning("passing over checkpoint %s, which is not complete: %s", folder.name, error)
+            _log.warning("ignoring checkpoint %s, which is not complete: %s", folder.name, error)
         else:
             return folder
     return None
 
 
 def checkpoints_in(output_dir: Path) -> Iterator[tuple[tuple[int, bool], Path]]:
-    """Folders named like checkpoints, with their step and whether they are in their own place (not set aside)."""
+    """Yield folders named like checkpoints, with their step and whether they have their own name (not `.replaced`)."""
     if not Path(output_dir).is_dir():
         return
     for folder in Path(output_dir).iterdir():
@@ -111,38 +116,38 @@ def _check_file(folder: Path, name: str, expected: Mapping[str, Any], *, hashes:
         is_same = size == expected["num_bytes"] and (not hashes or _entry(path)["sha256"] == expected["sha256"])
     except RunError:
         raise
-    except OSError as error:  # a name that no file can have, a file that may not be read, a disk that fails
+    except OSError as error:  # an impossible file name, missing permissions, a disk failure
         raise ArtefactCorruptError(explain(what, got=str(error), expected="a file that can be read")) from error
     if size != expected["num_bytes"]:
         raise ArtefactCorruptError(explain(what, got=f"{size} bytes", expected=f"{expected['num_bytes']} bytes"))
     if not is_same:
-        got = "other bytes than those it was saved with"
-        raise ArtefactCorruptError(explain(what, got=got, expected="the same SHA-256"))
+        got = "content that changed since it was saved"
+        raise ArtefactCorruptError(explain(what, got=got, expected="the SHA-256 of the manifest"))
 
 
 def _files(folder: Path) -> list[str]:
-    """Names, from the folder, of what a manifest lists: every file but itself and what a crash left half written."""
+    """Return the names of files that a manifest lists: all but itself, and what a crash left half written."""
     paths = (path for path in folder.rglob("*") if path.is_file() and not is_temporary(path))
     return sorted(path.relative_to(folder).as_posix() for path in paths if path != folder / MANIFEST)
 
 
 def _entry(path: Path, *, sync: bool = False) -> dict[str, Any]:
     with path.open("rb") as file:
-        if sync and os.name == "posix":  # the manifest must not reach the disk before what it vouches for
+        if sync and os.name == "posix":  # the files must be on disk before the manifest that lists them
             os.fsync(file.fileno())
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         return {"num_bytes": file.tell(), "sha256": digest}
 
 
 def make_room(folder: Path) -> None:
-    """Take what stands where a checkpoint will be written out of the way.
+    """Move whatever has a new checkpoint's name out of the way.
 
-    A half-written one is deleted. A complete one is set aside, under a name that resume still finds, until
-    `drop_replaced` is told that its successor is complete.
+    A half-written checkpoint is deleted. A complete one is renamed, to a name that resume still finds, until
+    `drop_replaced` is called because its successor is complete.
     """
     if (folder / MANIFEST).exists():
         drop_replaced(folder)
-        folder.rename(_aside(folder))
+        folder.rename(_replaced_path(folder))
     elif folder.is_symlink():
         folder.unlink()
     elif folder.exists():
@@ -150,15 +155,15 @@ def make_room(folder: Path) -> None:
 
 
 def drop_replaced(folder: Path) -> None:
-    """Delete the checkpoint that was set aside for `folder`, if there is one."""
-    if _aside(folder).exists() or _aside(folder).is_symlink():
-        _delete_checkpoint(_aside(folder))
+    """Delete the checkpoint that `folder` has replaced, if there is one."""
+    if _replaced_path(folder).exists() or _replaced_path(folder).is_symlink():
+        _delete_checkpoint(_replaced_path(folder))
 
 
 def _delete_checkpoint(folder: Path) -> None:
-    """Delete it so that at no moment it looks complete and is not: the manifest goes first.
+    """Delete a checkpoint, its manifest first, so that it never looks complete when it is not.
 
-    Of a link only the link goes: what it points to was put there by someone else, for another use.
+    For a link only the link is deleted: somebody made it on purpose, and what it points to may be in use.
     """
     if folder.is_symlink():
         folder.unlink()
@@ -168,9 +173,9 @@ def _delete_checkpoint(folder: Path) -> None:
 
 
 def rotate(output_dir: Path, limit: int | None, *, keep: Iterable[Path] = ()) -> None:
-    """Delete the oldest complete checkpoints beyond `limit`, and half-written ones older than the newest complete.
+    """Delete the oldest complete checkpoints beyond `limit`, and half-written ones older than the newest complete one.
 
-    A link is neither counted nor touched: somebody made it to keep what it points to.
+    Links are neither counted nor deleted: somebody made them to keep what they point to.
     """
     if limit is None or limit <= 0:
         return
@@ -179,8 +184,8 @@ def rotate(output_dir: Path, limit: int | None, *, keep: Iterable[Path] = ()) ->
     if not complete:
         return
     protected = {folder.resolve() for folder in (complete[-1], *keep)} & {folder.resolve() for folder in complete}
-    spare = len(complete) - max(limit, len(protected))
-    surplus = [folder for folder in complete if folder.resolve() not in protected][: max(spare, 0)]
+    num_surplus = len(complete) - max(limit, len(protected))
+    surplus = [folder for folder in complete if folder.resolve() not in protected][: max(num_surplus, 0)]
     half_written = [folder for folder in folders[: folders.index(complete[-1])] if folder not in complete]
     for folder in (*half_written, *surplus):
         _delete_checkpoint(folder)
@@ -188,64 +193,63 @@ def rotate(output_dir: Path, limit: int | None, *, keep: Iterable[Path] = ()) ->
 
 def _looks_complete(folder: Path) -> bool:
     try:
-        check_manifest(folder, hashes=False)  # hashing every kept checkpoint at every save would cost more than saving
+        check_manifest(folder, hashes=False)  # hashing every old checkpoint at every save would take longer than saving
     except RunError:
         return False
     return True
 
 
-def _aside(folder: Path) -> Path:
+def _replaced_path(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}.replaced")
 
-
-# What a checkpoint holds, and nothing else is read from one: plain files inside its folder that its manifest lists.
-#
-# The manifest is checked before anything is made of it, so that an odd one is passed over like a damaged one.
 
 WEIGHTS = "model.safetensors"
 _INDEX = f"{WEIGHTS}.index.json"
 _ADAPTER = "adapter_model.safetensors"
 _SHARED_TREES = ("optimizer", "scheduler")
-_TREES_OF_A_PROCESS = ("rng", "cursor", "extra")
+_TREES_PER_PROCESS = ("rng", "cursor", "extra")
 _ABOUT = {"model": dict, "data": dict, "weights_only": bool}
 _MODEL = {"class": str, "config": dict, "adapters": dict, "parameters": dict, "base_weights": str | None}
+# 64 hex digits, such as the output of `sha256sum`; not with upper-case letters
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-# What torch.save writes. Nothing here is ever unpickled, and a checkpoint of ours has no such file.
+# Files of torch.save. Nothing is ever unpickled here, and our checkpoints contain no such files.
 _PICKLES = {".pt", ".pth", ".bin", ".pkl", ".pickle", ".ckpt"}
+# TRL's GRPOTrainer loads this file on resume if it exists.
 _READ_BY_GRPO = "entropy_ctrl_state.json"
 
 
 def _check_fields(fields: Mapping[str, Any], where: str) -> None:
-    """Raise ArtefactCorruptError for fields of another type than a manifest's, or one that lists too little."""
-    problem = next(_odd_fields(fields), None) or next(_not_listed(fields), None)
+    """Raise ArtefactCorruptError for a manifest with fields of wrong types, or that lists too few files."""
+    problem = next(_malformed_fields(fields), None) or next(_missing_files(fields), None)
     if problem is not None:
-        raise ArtefactCorruptError(explain(where, got=problem, expected="the manifest of a whole checkpoint"))
+        raise ArtefactCorruptError(explain(where, got=problem, expected="the manifest of a complete checkpoint"))
 
 
 def _check_stray_file(name: str, folder: Path) -> None:
-    """Raise ArtefactCorruptError for a file in no manifest that something would read, or that is a pickle."""
+    """Raise ArtefactCorruptError for an unlisted file that some library would read, or that is a pickle."""
     is_pickle = Path(name).suffix in _PICKLES
     if is_pickle or name.endswith((".safetensors", ".index.json")) or name == _READ_BY_GRPO:
-        reason = "Nothing is unpickled" if is_pickle else "It was not saved with the others"
-        fix = f"{reason}: take the file out if you know what it is."
+        reason = "Pickles are never loaded" if is_pickle else "It was not saved with the other files"
+        fix = f"{reason}: remove the file if you know what it is."
         got = f"{name}, which the manifest does not list"
         raise ArtefactCorruptError(explain(f"checkpoint {folder}", got=got, expected="no such file", fix=fix))
 
 
 def plain_file(folder: Path, name: str) -> Path:
-    """The file of this name; a link on the way to it is an error, since what it points to is not the checkpoint's."""
+    """Return the path of a file. A link on the way to it is an error, since its target is not part of the
+    checkpoint."""
     path = folder
     for part in name.split("/"):
         path = path / part
         if path.is_symlink():
-            raise ArtefactCorruptError(explain(f"{path}, in a checkpoint", got="a link", expected="the file itself"))
+            raise ArtefactCorruptError(explain(f"{path}, in a checkpoint", got="a link", expected="a regular file"))
     if not path.is_file():
         raise ArtefactNotFoundError(explain(f"checkpoint {folder}", got="no such file", expected=name))
     return path
 
 
 def weight_files(folder: Path, listed: Mapping[str, Any]) -> list[str]:
-    """The files of a whole model's weights, by the index where there is one; none that the manifest does not list."""
+    """Return the files of an unsharded model's weights, from the index if there is one. All must be in the manifest."""
     if _INDEX not in listed:
         if WEIGHTS not in listed:
             raise ArtefactNotFoundError(explain(f"checkpoint {folder}", got="no weights", expected=WEIGHTS))
@@ -264,29 +268,29 @@ def weight_files(folder: Path, listed: Mapping[str, Any]) -> list[str]:
 
 
 def adapter_file(adapter: str) -> str:
-    """Where `save_pretrained` puts the weights of an adapter."""
+    """Return the file that `save_pretrained` writes an adapter's weights to."""
     return _ADAPTER if adapter == "default" else f"{adapter}/{_ADAPTER}"
 
 
-def _odd_fields(fields: Mapping[str, Any]) -> Iterator[str]:
+def _malformed_fields(fields: Mapping[str, Any]) -> Iterator[str]:
     if not _is_count(fields.get("step")):
         yield f"step {fields.get('step')!r:.60}"
     files: Any = fields.get("files")
     if isinstance(files, dict):
-        yield from _odd_files(cast("dict[str, Any]", files))
+        yield from _malformed_files(cast("dict[str, Any]", files))
     else:
         yield f"files {files!r:.60}"
     about: Any = fields.get("about")
     if not isinstance(about, dict):
         yield f"about {about!r:.60}"
         return
-    yield from _of_other_types(cast("dict[str, Any]", about), _ABOUT, "about")
-    yield from _of_other_types(about["model"], _MODEL, "about.model")
+    yield from _wrong_types(cast("dict[str, Any]", about), _ABOUT, "about")
+    yield from _wrong_types(about["model"], _MODEL, "about.model")
     if not _is_count(cast("dict[str, Any]", about).get("process", 0)):
         yield f"about.process {about['process']!r:.60}"
 
 
-def _odd_files(files: Mapping[str, Any]) -> Iterator[str]:
+def _malformed_files(files: Mapping[str, Any]) -> Iterator[str]:
     for name, entry in files.items():
         if not _is_inside(name):
             yield f"a file named {name!r:.80}"
@@ -296,7 +300,7 @@ def _odd_files(files: Mapping[str, Any]) -> Iterator[str]:
             yield f"no files[{name!r:.80}].sha256"
 
 
-def _of_other_types(fields: Mapping[str, Any], types: Mapping[str, Any], where: str) -> Iterator[str]:
+def _wrong_types(fields: Mapping[str, Any], types: Mapping[str, Any], where: str) -> Iterator[str]:
     for name, kind in types.items():
         if name not in fields:
             yield f"no {where}.{name}"
@@ -304,19 +308,19 @@ def _of_other_types(fields: Mapping[str, Any], types: Mapping[str, Any], where: 
             yield f"{where}.{name} {fields[name]!r:.60}"
 
 
-def _not_listed(fields: Mapping[str, Any]) -> Iterator[str]:
-    """Files without which a run cannot go on; of several processes, those of the one that wrote the manifest."""
+def _missing_files(fields: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the files that a resume needs and the manifest lacks; of several processes, only those of its writer."""
     files, about = fields["files"], fields["about"]
     adapters: Mapping[str, Any] = about["model"]["adapters"]
     needed = [adapter_file(adapter) for adapter in adapters] or [_INDEX if _INDEX in files else WEIGHTS]
     if not about["weights_only"]:
-        trees = [*_SHARED_TREES, *(f"{tree}-{about.get('process', 0)}" for tree in _TREES_OF_A_PROCESS)]
+        trees = [*_SHARED_TREES, *(f"{tree}-{about.get('process', 0)}" for tree in _TREES_PER_PROCESS)]
         needed += ["trainer_state.json", *(f"{tree}.{kind}" for tree in trees for kind in ("json", "safetensors"))]
     return (f"no {name} among its files" for name in needed if name not in files)
 
 
 def _is_inside(name: str) -> bool:
-    """Whether the name is one that `write_manifest` gives: from the folder, by single slashes, to something in it."""
+    """Return whether a name is as `write_manifest` writes them: relative, with single slashes, inside of the folder."""
     plain = "\\" not in name and "\0" not in name and not PureWindowsPath(name).drive
     return plain and not {"", ".", ".."} & set(name.split("/"))
 

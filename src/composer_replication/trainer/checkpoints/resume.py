@@ -1,4 +1,4 @@
-"""Which checkpoint a run goes on from, and whether it belongs to this model and to this run."""
+"""Find the checkpoint that a run resumes from, check that it fits the model and the run, and coordinate saving."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from composer_replication.trainer.checkpoints.manifest import (
 from composer_replication.trainer.objective.distributed import unwrapped
 from composer_replication.trainer.objective.fingerprint import bare_name, weights_digest
 
-# Buffers and generators belong to a process; what is skipped in the data, to the size of a batch.
-_SIZES_OF_WHAT_IS_SKIPPED = {"per_device_train_batch_size", "gradient_accumulation_steps", "num_examples"}
-# GRPO's: a checkpoint inside a generation holds its rollouts in slices of these sizes.
-_SIZES_OF_A_GENERATION = ("steps_per_generation", "num_generations", "num_iterations")
+# Settings that determine how many batches to skip; they do not matter if `ignore_data_skip` is set.
+_SKIP_SETTINGS = {"per_device_train_batch_size", "gradient_accumulation_steps", "num_examples"}
+# Settings of GRPO: a checkpoint within a generation contains its rollouts in slices of these sizes.
+_GENERATION_SETTINGS = ("steps_per_generation", "num_generations", "num_iterations")
 _log = logging.getLogger(__name__)
 
 
-def refuse_what_pickles(trainer: Any) -> None:
-    """Raise ConfigError for a way of training whose checkpoints other libraries write, with pickle."""
+def refuse_pickled_checkpoints(trainer: Any) -> None:
+    """Raise ConfigError for settings under which other libraries would write checkpoints, as pickles."""
     args = trainer.args
     if trainer.is_deepspeed_enabled:
         raise _refusal("deepspeed", "on", "FSDP2 or DDP", "DeepSpeed writes pickled checkpoints of its own.")
@@ -47,50 +47,52 @@ def refuse_what_pickles(trainer: Any) -> None:
     if trainer.is_fsdp_enabled and getattr(plugin, "fsdp_version", 1) != 2:
         raise _refusal("fsdp_version", "1", "2", "Set fsdp_version: 2 in the FSDP config.")
     if args.push_to_hub and str(getattr(args.hub_strategy, "value", args.hub_strategy)) != "end":
-        fix = "Pushing while training pickles the training arguments into the output folder."
+        fix = "While training, transformers pushes a pickle of the training arguments."
         raise _refusal("hub_strategy", args.hub_strategy, "'end'", fix)
 
 
-def checkpoint_to_resume(trainer: Any, wanted: bool | str | Path | None) -> Path | None:
-    """The checked folder to go on from: True asks for the newest complete one, a path for that one."""
+def checkpoint_to_resume(trainer: Any, requested: bool | str | Path | None) -> Path | None:
+    """Return the checkpoint to resume from, after checking it: True requests the newest complete one, a path that
+    one."""
     output = Path(trainer.args.output_dir)
-    if not wanted:
+    if not requested:
         names = sorted(folder.name for _, folder in checkpoints_in(output))
         if names and trainer.args.should_save:
-            _log.warning("a new run in %s, which holds %s of another; resume would mix them", output, ", ".join(names))
+            _log.warning("%s contains %s of another run; resuming later would mix both runs", output, ", ".join(names))
         return None
-    folder = _newest(trainer, output) if wanted is True else Path(wanted)
-    problem = _problem_of(folder) if trainer.args.should_save and wanted is not True else None
-    if most_anywhere(int(problem is not None), trainer.args.device):
-        raise problem or RunError(f"checkpoint {folder}: another process found that it is not complete")
+    folder = _newest(trainer, output) if requested is True else Path(requested)
+    problem = _problem_of(folder) if trainer.args.should_save and requested is not True else None
+    if max_over_processes(int(problem is not None), trainer.args.device):
+        raise problem or RunError(f"checkpoint {folder}: another process found it incomplete")
     return folder
 
 
 def check_fits(trainer: Any, folder: Path, identity: dict[str, Any], geometry: dict[str, Any]) -> None:
-    """Raise StaleArtefactError if the checkpoint is another model's, or its place in the data means nothing here."""
+    """Raise StaleArtefactError if the checkpoint is of another model, or its position in the data is meaningless
+    here."""
     manifest = read_manifest(folder)
     about = manifest["about"]
     model: dict[str, Any] = about["model"]
     if manifest["version"] == SAMPLED and model["base_weights"] is not None:
-        _log.warning("%s is of an earlier version: that the weights below its adapter are these is not checked", folder)
+        _log.warning("%s is of an earlier version: the base weights below its adapter are not compared", folder)
         model = model | {"base_weights": identity["base_weights"]}
     check_identity(model, identity, folder)
     if about["weights_only"]:
-        fix = "Save with save_only_model=False what is to be resumed."
+        fix = "Set save_only_model=False for checkpoints to resume from."
         message = explain(f"checkpoint {folder}", got="weights only", expected="optimiser and data too", fix=fix)
         raise ArtefactNotFoundError(message)
     saved = about["data"]
     names = saved.keys() | geometry.keys()
     if trainer.args.ignore_data_skip:
-        names -= _SIZES_OF_WHAT_IS_SKIPPED
+        names -= _SKIP_SETTINGS
     if different := sorted(name for name in names if saved.get(name) != geometry.get(name)):
         got, expected = (", ".join(f"{name} {values.get(name)}" for name in different) for values in (saved, geometry))
-        fix = "Resume with the settings and data it was saved with."
+        fix = "Resume with the settings and data that it was saved with."
         raise StaleArtefactError(explain(f"checkpoint {folder}", got=got, expected=expected, fix=fix))
 
 
 def data_geometry(trainer: Any) -> dict[str, Any]:
-    """What a place in the data is counted in, what buffered rollouts are cut into, and what the trainer adds."""
+    """Return what a position in the data, buffered rollouts and the trainer's own state depend on."""
     args, dataset = trainer.args, trainer.train_dataset
     geometry = {
         **trainer.resume_geometry(),
@@ -98,21 +100,25 @@ def data_geometry(trainer: Any) -> dict[str, Any]:
         "per_device_train_batch_size": args.per_device_train_batch_size,
         "gradient_accumulation_steps": args.gradient_accumulation_steps,
         "num_examples": len(dataset) if hasattr(dataset, "__len__") else None,
-        **{name: getattr(args, name) for name in _SIZES_OF_A_GENERATION if hasattr(args, name)},
+        **{name: getattr(args, name) for name in _GENERATION_SETTINGS if hasattr(args, name)},
     }
-    # As it comes back from a manifest: a tuple is a list there, and what JSON cannot hold is an error now.
+    # Encoded and decoded, to be compared with a manifest: tuples become lists, and what JSON cannot represent raises
+    # now.
     return decode_object(encode(geometry, where="resume_geometry"))
 
 
 def _newest(trainer: Any, output: Path) -> Path:
-    """Found by those processes that save, so that not every one reads all of it; the same folder on each."""
+    """Return the newest complete checkpoint, the same on every process. Only processes that save read its files."""
     newest_folder = newest_complete(output) if trainer.args.should_save else None
     positions = {folder: position for position, folder in checkpoints_in(output)}
-    step, own_place = positions[newest_folder] if newest_folder is not None else (-1, True)
-    agreed = most_anywhere(2 * step + own_place, trainer.args.device)
+    step, has_own_name = positions[newest_folder] if newest_folder is not None else (-1, True)
+    # One number for both: the step, and in the lowest bit whether the folder has its own name (not ".replaced").
+    agreed = max_over_processes(2 * step + has_own_name, trainer.args.device)
     if agreed < 0:
-        fix = "Begin anew in another output folder (train.output), or take the checkpoints out of this one."
-        message = explain(f"output folder {output}", got="no complete checkpoint", expected="one", fix=fix)
+        fix = "Start again in another output folder (train.output), or move the checkpoints out of this one."
+        message = explain(
+            f"output folder {output}", got="no complete checkpoint", expected="one to resume from", fix=fix
+        )
         raise ArtefactNotFoundError(message)
     return output / f"checkpoint-{agreed // 2}{'' if agreed % 2 else '.replaced'}"
 
@@ -129,7 +135,7 @@ def _refusal(name: str, got: object, expected: str, fix: str) -> ConfigError:
     return ConfigError(explain(f"{name}, with checkpoints that hold no pickle", got=got, expected=expected, fix=fix))
 
 
-# What a config says about how a model is run, and what the trainer itself sets in it.
+# Config keys about how a model is run, or that trainers change.
 _VOLATILE = {
     "transformers_version",
     "use_cache",
@@ -142,11 +148,14 @@ _VOLATILE = {
     "pad_token_id",
 }
 _ADAPTER_VOLATILE = {"base_model_name_or_path", "revision", "inference_mode", "auto_mapping"}
-_MAX_NAMED = 6
+_MAX_LISTED = 6
 
 
 def model_identity(model: nn.Module) -> dict[str, Any]:
-    """As a JSON object. The bytes of weights count only where a checkpoint does not hold them, below an adapter."""
+    """Return what identifies a model, as a JSON object.
+
+    Weights count by their bytes only below an adapter, where a checkpoint does not contain them.
+    """
     bare: Any = unwrapped(model)
     adapters: Mapping[str, Any] = getattr(bare, "peft_config", None) or {}
     base: Any = bare.get_base_model() if adapters and hasattr(bare, "get_base_model") else bare
@@ -164,17 +173,17 @@ def model_identity(model: nn.Module) -> dict[str, Any]:
 
 
 def _class_name(name: str) -> str:
-    """Return a model's class without the prefix that `fully_shard` puts before it: FSDPQwen2ForCausalLM."""
+    """Return a model's class without the prefix that `fully_shard` adds: FSDPQwen2ForCausalLM."""
     return name.removeprefix("FSDP")
 
 
 def check_identity(saved: Mapping[str, Any], now: Mapping[str, Any], folder: Path) -> None:
-    """Raise StaleArtefactError that says what differs between a checkpoint's model and the one in use."""
+    """Raise StaleArtefactError naming what differs between a checkpoint's model and the one in use."""
     differences = list(_differences(saved, now))
     if differences:
-        more = f" and {len(differences) - _MAX_NAMED} more" if len(differences) > _MAX_NAMED else ""
-        got = "; ".join(differences[:_MAX_NAMED]) + more
-        fix = "Build the model the checkpoint was saved with, or start a new run in another folder."
+        more = f" and {len(differences) - _MAX_LISTED} more" if len(differences) > _MAX_LISTED else ""
+        got = "; ".join(differences[:_MAX_LISTED]) + more
+        fix = "Build the model that the checkpoint was saved with, or start a new run in another folder."
         raise StaleArtefactError(explain(f"checkpoint {folder}", got=got, expected="the model in use", fix=fix))
 
 
@@ -186,7 +195,7 @@ def _differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[s
         yield f"adapters {old} in the checkpoint, {new} in use"
     for part in ("config", "adapters"):
         old, new = (dict(nested_items(identity[part])) for identity in (saved, now))
-        # A key that only one of the two knows is most often one that another version of a library has.
+        # A key in only one of them usually comes from another version of a library.
         for key in sorted(old.keys() & new.keys()):
             if old[key] != new[key]:
                 yield f"{part}.{key} {old[key]!r:.60} in the checkpoint, {new[key]!r:.60} in use"
@@ -195,7 +204,7 @@ def _differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[s
         if old.get(name) != new.get(name):
             yield f"parameter {name}: {old.get(name, 'none')} in the checkpoint, {new.get(name, 'none')} in use"
     if saved["base_weights"] != now["base_weights"]:
-        yield "base_weights: other frozen weights below the adapter than those it was trained on"
+        yield "base_weights: the frozen weights below the adapter are not those it was trained on"
 
 
 def _plain(settings: Mapping[str, Any], volatile: set[str]) -> dict[str, Any]:
@@ -207,13 +216,9 @@ def _as_text(value: Any) -> Any:
     return sorted(map(str, value)) if isinstance(value, set | frozenset) else str(value)
 
 
-# One try at saving a checkpoint: what cannot be written is noted, and raised when all processes are together.
-#
-# A process that raised at once would leave the others waiting for it in the middle of a save.
-
-
-def most_anywhere(value: int, device: torch.device | str) -> int:
-    """The largest `value` of all processes; also a point that none passes before all have reached it."""
+def max_over_processes(value: int, device: torch.device | str) -> int:
+    """Return the largest `value` of all processes. It is also a barrier: it returns once all processes have called
+    it."""
     if not (distributed.is_available() and distributed.is_initialized()):
         return value
     agreed = torch.tensor([value], device=device)
@@ -222,7 +227,10 @@ def most_anywhere(value: int, device: torch.device | str) -> int:
 
 
 class SaveAttempt:
-    """Collects the first failure of this process."""
+    """One attempt at saving a checkpoint: collects this process's first failure, which all processes raise together.
+
+    A process that raised at once would leave the others waiting for it in the middle of a save.
+    """
 
     def __init__(self, folder: Path, device: torch.device) -> None:
         self._folder = folder
@@ -231,8 +239,8 @@ class SaveAttempt:
 
     @contextlib.contextmanager
     def writing(self) -> Generator[None]:
-        """A part of the save. What goes wrong on the disk ends the part, and is kept for `agree`."""
-        from safetensors import SafetensorError  # what its writer makes of a full disk
+        """Run a part of the save. A failure on disk ends this part, and is kept for `agree`."""
+        from safetensors import SafetensorError  # raised by its writer if the disk is full
 
         try:
             yield
@@ -240,14 +248,14 @@ class SaveAttempt:
             self._failure = self._failure or error
 
     def agree(self) -> None:
-        """Wait for the other processes, and raise if any could not write."""
-        failed = most_anywhere(int(self._failure is not None), self._device)
+        """Wait for the other processes, and raise if any of them could not write."""
+        failed = max_over_processes(int(self._failure is not None), self._device)
         if not failed:
             return
         if isinstance(self._failure, ComposerError):
             raise self._failure
         got = "another process could not write its part" if self._failure is None else str(self._failure)
-        fix = "Make room and resume: earlier checkpoints are untouched, and this one is passed over."
+        fix = "Free some space and resume: earlier checkpoints are untouched, and this one is ignored."
         raise RunError(explain(f"saving {self._folder}", got=got, expected="every file written", fix=fix)) from (
             self._failure
         )

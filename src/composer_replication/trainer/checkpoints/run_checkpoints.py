@@ -1,6 +1,7 @@
-"""Checkpoints of one trainer's run as safetensors and JSON, complete or passed over, resumed bit for bit.
+"""Save and resume the checkpoints of one trainer's run: safetensors and JSON, complete or ignored, resumed bit for bit.
 
-`trainer.overrides` hands the methods of `transformers.Trainer` over; `original` is always its own.
+`trainer.overrides` passes the methods of `transformers.Trainer` to this module; `original` is always the overridden
+one.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ from composer_replication.trainer.checkpoints.resume import (
     check_fits,
     checkpoint_to_resume,
     data_geometry,
+    max_over_processes,
     model_identity,
-    most_anywhere,
-    refuse_what_pickles,
+    refuse_pickled_checkpoints,
 )
 from composer_replication.trainer.checkpoints.tree_file import has_tree, load_tree, save_tree
 from composer_replication.trainer.checkpoints.weights import (
@@ -56,9 +57,11 @@ _log = logging.getLogger(__name__)
 
 
 class RunCheckpoints:
-    """A checkpoint folder holds the weights as `save_pretrained` writes them, `trainer_state.json`, and as trees
-    `optimizer`, `scheduler`, `scaler` (fp16), and per process `rng-N`, `cursor-N` and `extra-N`; it is complete when
-    `manifest.json` is there. Nothing is pickled, nothing is unpickled.
+    """The checkpoints of one run.
+
+    A checkpoint folder contains the weights as `save_pretrained` writes them, `trainer_state.json`, and as trees
+    `optimizer`, `scheduler`, `scaler` (fp16) and, per process, `rng-N`, `cursor-N` and `extra-N`. It is complete once
+    `manifest.json` exists. Nothing is pickled or unpickled.
     """
 
     def __init__(self, trainer: Any) -> None:
@@ -67,45 +70,46 @@ class RunCheckpoints:
         self._attempt: SaveAttempt | None = None
         self._identity: dict[str, Any] | None = None
         self._resumed_cursor: dict[str, Any] | None = None
-        self._is_loss_whole = True
+        self._has_total_loss = True
 
     # ---- training
 
     def train(self, original: Original, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """`Trainer.train`; True takes the newest complete checkpoint of the output folder, a path takes that one."""
+        """Replace `Trainer.train`: True resumes from the newest complete checkpoint of the output folder, a path from
+        that one."""
 
         trainer = self._trainer
-        refuse_what_pickles(trainer)
+        refuse_pickled_checkpoints(trainer)
         self._identity = model_identity(trainer.model)
         self.cursor, self._resumed_cursor, trainer.stopped_by = DataCursor(), None, ""
-        trainer.was_finished, self._is_loss_whole = False, True
+        trainer.was_finished, self._has_total_loss = False, True
         folder = trainer.resumed_from = checkpoint_to_resume(trainer, resume_from_checkpoint)
         if folder is not None:
             check_fits(trainer, folder, self._identity, data_geometry(trainer))
             if 0 < trainer.args.max_steps <= read_manifest(folder)["step"]:
-                return self._take_finished(folder)
+                return self._load_finished(folder)
         request = _StopRequest()
         timing = _CheckpointTiming(request)
         trainer.add_callback(timing)
         try:
-            with request.listening(trainer.stop_signals):
+            with request.handling(trainer.stop_signals):
                 result = original(None if folder is None else str(folder), *args, **kwargs)
         finally:
             trainer.remove_callback(timing)
         if timing.stopped_at is not None:
-            self._tell_stop(request.signal_name or "a signal to another process", timing.stopped_at)
+            self._log_stop(request.signal_name or "a signal to another process", timing.stopped_at)
         return result
 
-    def _tell_stop(self, heard: str, step: int) -> None:
-        if step >= self._trainer.state.max_steps:  # there is nothing to resume: the run is whole
-            _log.warning("%s: heard in the last step, which was made and saved; the run is whole", heard)
+    def _log_stop(self, signal_name: str, step: int) -> None:
+        if step >= self._trainer.state.max_steps:  # nothing is left to resume
+            _log.warning("%s: received in the last step; the run is complete and saved", signal_name)
             return
-        self._trainer.stopped_by = heard
+        self._trainer.stopped_by = signal_name
         checkpoint = Path(self._trainer.args.output_dir) / f"checkpoint-{step}"
-        _log.warning("%s: stopped after step %d; resume from %s", heard, step, checkpoint)
+        _log.warning("%s: stopped after step %d; resume from %s", signal_name, step, checkpoint)
 
-    def _take_finished(self, folder: Path) -> Any:
-        """Of a run that made all its steps there is nothing left to train: the base class would make one more."""
+    def _load_finished(self, folder: Path) -> Any:
+        """Load the weights and state of a run that has made all its steps; transformers would train one more step."""
         from transformers.trainer_callback import TrainerState
         from transformers.trainer_utils import TrainOutput
 
@@ -113,7 +117,7 @@ class RunCheckpoints:
         trainer.was_finished = True
         load_weights(trainer.model, folder)
         state = trainer.state = TrainerState.load_from_json(str(folder / "trainer_state.json"))
-        _log.warning("%s has all %d steps; nothing is left to train", folder, trainer.args.max_steps)
+        _log.warning("%s has all %d steps: nothing to train", folder, trainer.args.max_steps)
         loss = _mean_loss(load_tree(folder, f"cursor-{trainer.args.process_index}")["loss"], state.global_step)
         return TrainOutput(state.global_step, loss, {"train_loss": loss})
 
@@ -121,17 +125,18 @@ class RunCheckpoints:
         loader, resumed = kwargs["train_dataloader"], self._resumed_cursor
         if resumed is not None:
             mid_epoch = kwargs["steps_trained_in_current_epoch"] > 0
+            # In the middle of an epoch, transformers restores the generators itself, after skipping batches.
             if not mid_epoch:
                 self.load_rng_state(kwargs["resume_from_checkpoint"])
             restore_samplers(loader, resumed, epoch=kwargs["epoch"], mid_epoch=mid_epoch)
-            self.take_up_loss_sum(resumed["loss"])
+            self.restore_loss_sum(resumed["loss"])
             self._resumed_cursor = None
         self.cursor.epoch_begins(loader)
         original(*args, **kwargs)
 
     def finalize_training(self, original: Original, *args: Any, **kwargs: Any) -> Any:
-        self.speak_for_all_steps()
-        with self._keeping_all_checkpoints():  # the newest stays, also beside a better one
+        self.average_loss_over_all_steps()
+        with self._keeping_all_checkpoints():  # transformers would delete the newest one if another is the best
             return original(*args, **kwargs)
 
     # ---- saving
@@ -144,13 +149,13 @@ class RunCheckpoints:
             with attempt.writing():
                 if trainer.args.should_save:
                     make_room(folder)
-            attempt.agree()  # nobody writes into a folder that another process is about to clear
+            attempt.agree()  # wait, so that no process writes into a folder that is about to be cleared
             with attempt.writing(), self._keeping_all_checkpoints():
                 original(model, trial)
             attempt.agree()
             with attempt.writing():
                 if trainer.args.should_save:
-                    write_manifest(folder, step=trainer.state.global_step, about=self._about())
+                    write_manifest(folder, step=trainer.state.global_step, about=self._manifest_fields())
             attempt.agree()
         finally:
             self._attempt = None
@@ -160,7 +165,8 @@ class RunCheckpoints:
             rotate(folder.parent, trainer.args.save_total_limit, keep=[Path(best)] if best else [])
 
     def save_model(self, original: Original, output_dir: str | None, is_internal: bool) -> None:
-        """`Trainer.save_model` without `training_args.bin`; under FSDP2 whole, whatever its state dict type."""
+        """Replace `Trainer.save_model`: write no `training_args.bin`, and under FSDP2 always write unsharded
+        weights."""
         trainer = self._trainer
         with self._noting_failure():
             state = whole_state(trainer.model_wrapped)
@@ -176,7 +182,8 @@ class RunCheckpoints:
         trainer = self._trainer
         folder = Path(output_dir or trainer.args.output_dir)
         folder.mkdir(parents=True, exist_ok=True)
-        # A checkpoint keeps the names of the model in memory; what leaves the run, those that other tools know.
+        # Checkpoints have the parameter names of the model in memory; exported weights have those that other tools
+        # expect.
         save_weights(trainer.model, folder, state_dict, own_names=self._attempt is not None)
         tokenizer: Any = trainer.processing_class or getattr(trainer.data_collator, "tokenizer", None)
         if trainer.args.should_save and hasattr(tokenizer, "save_pretrained"):
@@ -200,9 +207,9 @@ class RunCheckpoints:
         trainer = self._trainer
         folder, number = Path(output_dir), trainer.args.process_index
         with self._noting_failure():
-            folder.mkdir(parents=True, exist_ok=True)  # process 0 may still be on its way here
+            folder.mkdir(parents=True, exist_ok=True)  # process 0 may not have created it yet
             loss = {"sum": trainer._tr_loss, "last_logged_step": trainer._globalstep_last_logged}
-            if self._is_loss_whole:  # else it is of some steps only, and must not pass for one of all
+            if self._has_total_loss:  # a sum over some of the steps must not be taken for the total
                 loss["total"] = trainer._total_loss_scalar
             save_tree(folder, f"cursor-{number}", self.cursor.tree() | {"loss": loss})
             save_tree(folder, f"extra-{number}", trainer.extra_state())
@@ -221,7 +228,7 @@ class RunCheckpoints:
         load_weights(self._trainer.model, best)
 
     def load_optimizer_and_scheduler(self, original: Original, checkpoint: str | None) -> None:
-        original(checkpoint)  # finds no file of its own; a subclass may have one in JSON
+        original(checkpoint)  # finds no files that transformers writes, but a subclass may load some of its own
         if checkpoint is None:
             return
         trainer = self._trainer
@@ -232,8 +239,8 @@ class RunCheckpoints:
         try:
             trainer.load_extra_state(load_tree(folder, f"extra-{number}"))
         except KeyError as error:
-            fix = "Go on with the version that saved it, or begin anew in another folder."
-            got = f"no {error} among what it remembers"
+            fix = "Resume with the version that saved it, or start again in another folder."
+            got = f"no {error} in its extra state"
             expected = "a checkpoint of this version"
             raise StaleArtefactError(explain(str(folder), got=got, expected=expected, fix=fix)) from error
 
@@ -248,8 +255,8 @@ class RunCheckpoints:
 
     # ---- parts of the above
 
-    def _about(self) -> dict[str, Any]:
-        """What the manifest says about the run besides its files."""
+    def _manifest_fields(self) -> dict[str, Any]:
+        """Return what the manifest says about the run besides its files."""
         return {
             "model": self._identity,
             "data": data_geometry(self._trainer),
@@ -257,29 +264,31 @@ class RunCheckpoints:
             "process": self._trainer.args.process_index,
         }
 
-    def take_up_loss_sum(self, saved: dict[str, Any]) -> None:
-        """The loss since the last log line and before it: the next line and the mean at the end are then those of a
-        run that was never interrupted."""
+    def restore_loss_sum(self, saved: dict[str, Any]) -> None:
+        """Restore the sums of the loss since the last log line and before it.
+
+        The next log line, and the mean at the end, are then those of a run that was never interrupted.
+        """
         trainer = self._trainer
         trainer._tr_loss = saved["sum"].to(trainer._tr_loss)
-        # A checkpoint of an earlier version has no total, nor have those of a run that went on from one: the mean is
-        # then one over the steps of this call.
+        # Checkpoints of earlier versions have no total, nor have those of runs resumed from these. The mean is then
+        # over the steps of this call.
         trainer._total_loss_scalar = saved.get("total", -float(saved["sum"]))
-        self._is_loss_whole = "total" in saved
+        self._has_total_loss = "total" in saved
         trainer._globalstep_last_logged = saved["last_logged_step"]
 
-    def speak_for_all_steps(self) -> None:
-        """Have `train_loss` be the mean over the whole run: it is divided by the steps of this call alone."""
+    def average_loss_over_all_steps(self) -> None:
+        """Make `train_loss` the mean over the whole run; transformers divides by the steps of this call only."""
         trainer = self._trainer
         first, last = getattr(trainer, "_initial_global_step", 0), trainer.state.global_step
-        if first and last and self._is_loss_whole:
+        if first and last and self._has_total_loss:
             rest = trainer._tr_loss.item()
             mean = (trainer._total_loss_scalar + rest) / last
             trainer._total_loss_scalar = mean * max(last - first, 0.001) - rest
 
     @contextlib.contextmanager
     def _keeping_all_checkpoints(self) -> Generator[None]:
-        """The loop's own rotation off: it counts folders, not complete checkpoints."""
+        """Turn transformers' rotation off: it counts folders, not complete checkpoints."""
         args = self._trainer.args
         limit, args.save_total_limit = args.save_total_limit, None
         try:
@@ -292,26 +301,23 @@ class RunCheckpoints:
 
 
 def _mean_loss(saved: dict[str, Any], steps: int) -> float:
-    """Over all steps of a run, from what a checkpoint keeps of its loss; NaN where an earlier version kept none."""
+    """Return the mean loss over all steps from a checkpoint's sums; NaN if an earlier version did not store them."""
     return (saved.get("total", math.nan) + float(saved["sum"])) / max(steps, 1)
 
 
-# A signal ends training after the step at hand, with a checkpoint.
-
-
 class _StopRequest:
-    """The signal that asked for an end, once one has; on every process, also where only one was asked."""
+    """A request to stop, by a signal to any of the processes."""
 
     def __init__(self) -> None:
         self.signal_name = ""
 
     @contextlib.contextmanager
-    def listening(self, signals: Sequence[signal.Signals]) -> Generator[None]:
-        """Hear these signals, and put their handlers back afterwards; only the main thread can."""
+    def handling(self, signals: Sequence[signal.Signals]) -> Generator[None]:
+        """Handle these signals, and restore their handlers afterwards. Only the main thread can do this."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {signum: signal.signal(signum, self._hear) for signum in signals}
+        before = {signum: signal.signal(signum, self._on_signal) for signum in signals}
         try:
             yield
         finally:
@@ -319,15 +325,15 @@ class _StopRequest:
                 # None: the handler was not set from Python and cannot be put back.
                 signal.signal(signum, signal.SIG_DFL if handler is None else handler)
 
-    def _hear(self, number: int, _frame: FrameType | None) -> None:
-        # A second Ctrl-C is meant. A second SIGTERM is not: launchers and schedulers send several.
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        # A second Ctrl-C is intended. A second SIGTERM may not be: launchers and schedulers send several.
         if self.signal_name and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.signal_name = self.signal_name or signal.Signals(number).name
 
 
 class _CheckpointTiming(TrainerCallback):
-    """When to save: on a signal at the end of the step, and after an epoch's evaluation instead of before it."""
+    """Saves at the end of the step after a signal, and after an epoch's evaluation instead of before it."""
 
     def __init__(self, request: _StopRequest) -> None:
         self._request = request
@@ -335,16 +341,16 @@ class _CheckpointTiming(TrainerCallback):
         self.stopped_at: int | None = None
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_kwargs: Any) -> Any:
-        if most_anywhere(int(bool(self._request.signal_name)), args.device):
+        if max_over_processes(int(bool(self._request.signal_name)), args.device):
             control.should_save = control.should_training_stop = True
             self.stopped_at = state.global_step
-        # Evaluation draws random numbers; a save before it, resumed from, would not know of them.
+        # Evaluation uses random numbers. A checkpoint from before it would resume with other ones.
         elif control.should_save and args.eval_strategy == IntervalStrategy.EPOCH and float(state.epoch).is_integer():
             control.should_save, self._held_back = False, True
         return control
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_kwargs: Any) -> Any:  # noqa: ARG002
-        if self.stopped_at is not None:  # saved at the step's end; this is no epoch's end
+        if self.stopped_at is not None:  # saved after the step already, and the epoch is not over
             control.should_save = control.should_evaluate = control.should_log = False
         elif self._held_back:
             control.should_save, self._held_back = True, False

@@ -1,14 +1,14 @@
-"""A tree of plain values and tensors as two files, safetensors and JSON, whole or not at all.
+"""Save a tree of plain values and tensors as two files, safetensors and JSON, completely or not at all.
 
-Leaves that JSON holds exactly (None, booleans, text, finite floats, integers of 64 bits) and lists stand as they are.
-Everything else is an object with one key, which names its kind:
+Lists, and leaves that JSON represents exactly (None, booleans, text, finite floats, 64-bit integers), are stored as
+they are. Everything else is an object with one key, which names its kind:
 
-    {"dict": [[key, value], ...]}  order kept; keys are leaves or tuples of leaves, so 1 and "1" are two keys
+    {"dict": [[key, value], ...]}  in order; keys are leaves or tuples of leaves, so 1 and "1" are two keys
     {"tuple": [...]}
-    {"tensor": name}               its bytes are in the table of tensors, by this name
+    {"tensor": name}               the name of the tensor in the safetensors file
     {"float": 16 hex digits}       NaN and infinities, bit for bit
     {"int": decimal text}          beyond 64 bits
-    {"text": hex of UTF-8}         with lone surrogates, which JSON cannot hold
+    {"text": hex of UTF-8}         with lone surrogates, which JSON cannot represent
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from composer_replication.errors import (
     explain,
 )
 
-_NAMES = {
+_DTYPE_NAMES = {
     torch.float64: "F64",
     torch.float32: "F32",
     torch.float16: "F16",
@@ -50,17 +50,20 @@ _NAMES = {
     torch.float8_e5m2: "F8_E5M2",
     torch.complex64: "C64",
 }
-_LARGEST_ITEM = 16  # complex128; what follows the header starts at a multiple of it
-_CHUNK = 1 << 26  # bytes that are hashed and written at once
+# The largest item, complex128, in bytes. The data after the header starts at a multiple of it.
+_LARGEST_ITEM = 16
+# Bytes that are hashed and written at a time.
+_CHUNK = 1 << 26
 
 
 def write_tensors(file: BinaryIO, tensors: dict[str, Tensor]) -> str:
-    """Write a safetensors file and return the SHA-256 of its data, which its metadata holds as well.
+    """Write a safetensors file and return the SHA-256 of its data, which is also in its metadata.
 
-    A dtype the format does not know is written as bytes; `raw_dtypes` says which.
+    Tensors of a dtype that the format does not know are written as bytes; `_raw_dtypes` has their dtypes.
     """
-    # Wide items first, as the library does: every tensor then begins at a multiple of its item size.
+    # Wide items first, as the safetensors library does, so that every tensor starts at a multiple of its item size.
     ordered = dict(sorted(tensors.items(), key=lambda item: -item[1].element_size()))
+    # The digest is known only after the data was written, so the header is written twice, in the same length.
     placeholder = "0" * 64
     file.write(_header(ordered, placeholder))
     digest = hashlib.sha256()
@@ -76,16 +79,16 @@ def write_tensors(file: BinaryIO, tensors: dict[str, Tensor]) -> str:
 
 
 def _raw_dtypes(tensors: dict[str, Tensor]) -> dict[str, list[object]]:
-    """Dtype and shape of the tensors that are written as bytes."""
+    """Return dtype and shape of the tensors that are written as bytes."""
     return {
         name: [str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
         for name, tensor in tensors.items()
-        if tensor.dtype not in _NAMES
+        if tensor.dtype not in _DTYPE_NAMES
     }
 
 
 def _read_tensors(path: Path, raw: dict[str, list[object]], *, data_sha256: str, device: str) -> dict[str, Tensor]:
-    """What `write_tensors` wrote; raises when the file is not the one whose data had this digest."""
+    """Return the tensors of `write_tensors`. Raises if the file's data does not have this digest."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -94,7 +97,7 @@ def _read_tensors(path: Path, raw: dict[str, list[object]], *, data_sha256: str,
             if digest != data_sha256:
                 expected = f"the file that belongs to {path.with_suffix('.json').name}"
                 raise ArtefactCorruptError(explain(str(path), got=f"data of digest {digest}", expected=expected))
-            # Cloned: a tensor that is a view of the mapped file would change with it, or keep it open.
+            # Cloned, since tensors that are views of the memory-mapped file would change with it and keep it open.
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
         raise ArtefactCorruptError(explain(str(path), got=str(error), expected="a safetensors file")) from error
@@ -108,7 +111,7 @@ def _header(tensors: dict[str, Tensor], data_sha256: str) -> bytes:
     start = 0
     for name, tensor in tensors.items():
         size = tensor.numel() * tensor.element_size()
-        dtype_name = _NAMES.get(tensor.dtype)
+        dtype_name = _DTYPE_NAMES.get(tensor.dtype)
         shape = list(tensor.shape) if dtype_name else [size]
         entries[name] = {"dtype": dtype_name or "U8", "shape": shape, "data_offsets": [start, start + size]}
         start += size
@@ -130,8 +133,8 @@ _VERSION = 1
 def save_tree(folder: Path, name: str, tree: Any) -> None:
     """Write `<name>.safetensors` and `<name>.json`: dicts, lists, tuples, None, bool, int, float, str and tensors.
 
-    Every bit is kept; that two tensors were one is not, nor is the device. What cannot be kept is an InputError that
-    names its place in the tree.
+    Values are stored bit for bit. Not stored are devices, and that two entries were the same tensor. A value of another
+    type raises InputError with its path in the tree.
     """
     folder = Path(folder)
     encoder = _TreeEncoder(f"tree {name!r}")
@@ -150,14 +153,16 @@ def save_tree(folder: Path, name: str, tree: Any) -> None:
 
 
 def load_tree(folder: Path, name: str, *, device: str = "cpu") -> Any:
-    """The tree that `save_tree` wrote, its tensors on `device`."""
+    """Return the tree that `save_tree` wrote, with its tensors on `device`."""
     path = Path(folder) / f"{name}.json"
     try:
         about: dict[str, Any] = decode_object(path.read_bytes())
     except FileNotFoundError as error:
         raise ArtefactNotFoundError(explain(f"tree {name!r}", got="no such file", expected=str(path))) from error
     except ValueError as error:
-        raise ArtefactCorruptError(explain(str(path), got=str(error), expected="what save_tree writes")) from error
+        raise ArtefactCorruptError(
+            explain(str(path), got=str(error), expected="a file written by save_tree")
+        ) from error
     if (about.get("schema"), about.get("version")) != (_SCHEMA, _VERSION):
         got = f"schema {about.get('schema')} version {about.get('version')}"
         raise ArtefactCorruptError(explain(str(path), got=got, expected=f"{_SCHEMA} version {_VERSION}"))
@@ -169,7 +174,7 @@ def load_tree(folder: Path, name: str, *, device: str = "cpu") -> Any:
 
 
 def has_tree(folder: Path, name: str) -> bool:
-    """Whether `save_tree` wrote a tree of this name here."""
+    """Return whether `save_tree` wrote a tree of this name into this folder."""
     return (Path(folder) / f"{name}.json").is_file()
 
 
@@ -178,7 +183,7 @@ _KEYS = (str, int, float, type(None))  # bool is an int
 
 
 class _TreeEncoder:
-    """Collects the tensors of a tree while it turns the tree into JSON."""
+    """Turns a tree into JSON, and collects its tensors."""
 
     def __init__(self, where: str) -> None:
         self._where = where
@@ -189,9 +194,11 @@ class _TreeEncoder:
             return {"tensor": self._add(value, path)}
         if isinstance(value, dict):
             items = cast("dict[Any, Any]", value).items()
-            return {"dict": [[self._key(key, path), self.encode(child, _below(path, key))] for key, child in items]}
+            return {
+                "dict": [[self._key(key, path), self.encode(child, _child_path(path, key))] for key, child in items]
+            }
         if isinstance(value, list | tuple):
-            nodes = [self.encode(item, _below(path, index)) for index, item in enumerate(cast("list[Any]", value))]
+            nodes = [self.encode(item, _child_path(path, index)) for index, item in enumerate(cast("list[Any]", value))]
             return {"tuple": nodes} if isinstance(value, tuple) else nodes
         if isinstance(value, _KEYS):
             return _leaf(value)
@@ -206,12 +213,12 @@ class _TreeEncoder:
 
     def _add(self, tensor: Tensor, path: str) -> str:
         if type(tensor) not in _PLAIN_TENSORS:
-            fix = "A sharded tensor is gathered first (full_tensor(), or a full state dict)."
+            fix = "Gather a sharded tensor first (full_tensor(), or a full state dict)."
             raise self._refuse(path, f"a tensor of class {type(tensor).__name__}", "a plain tensor", fix)
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
             kind = "on the meta device" if tensor.is_meta else f"of layout {tensor.layout} and {tensor.dtype}"
             raise self._refuse(path, f"a tensor {kind}", "a dense tensor with values")
-        name = f"{len(self.tensors)} {path}"  # the number keeps names apart, the path is for whoever looks inside
+        name = f"{len(self.tensors)} {path}"  # the number makes names unique, the path is for people
         self.tensors[name.encode("utf-8", "replace").decode()] = tensor.detach()
         return next(reversed(self.tensors))
 
@@ -220,7 +227,7 @@ class _TreeEncoder:
 
 
 class _TreeDecoder:
-    """Turns the JSON of a TreeEncoder back into the tree."""
+    """Turns the JSON of a `_TreeEncoder` back into the tree."""
 
     def __init__(self, where: str, tensors: dict[str, Tensor]) -> None:
         self._where = where
@@ -237,7 +244,9 @@ class _TreeDecoder:
                 return self._tagged(kind, content)
         except (ValueError, TypeError, KeyError, struct.error) as error:
             got = f"{node!r:.80} ({error!r})"
-            raise ArtefactCorruptError(explain(self._where, got=got, expected="what save_tree writes")) from error
+            raise ArtefactCorruptError(
+                explain(self._where, got=got, expected="a value written by save_tree")
+            ) from error
         raise ArtefactCorruptError(explain(self._where, got=f"{node!r:.80}", expected="one kind per object"))
 
     def _tagged(self, kind: str, content: Any) -> Any:
@@ -270,5 +279,5 @@ def _leaf(value: Any) -> object:
     return str(value)
 
 
-def _below(path: str, key: Any) -> str:
+def _child_path(path: str, key: Any) -> str:
     return f"{path}.{key}" if path else str(key)

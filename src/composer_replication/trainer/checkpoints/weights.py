@@ -1,7 +1,8 @@
-"""Weights of a checkpoint: `save_pretrained` writes them, and every one of them must find its place again.
+"""Save and load the weights and the optimizer's state of a checkpoint, for unsharded models and under FSDP2.
 
-Under an adapter only the adapter is saved. Under FSDP2 whole weights are gathered, and spread again from process 0; so
-is the optimiser's state, which is kept by number of parameter where the model is whole and by name where it is sharded.
+Weights are written by `save_pretrained`; with an adapter, only the adapter is saved. Every saved weight must have its
+place in the model, and the other way round. Under FSDP2, weights are gathered for saving, and on loading sharded again
+from process 0. So is the optimizer's state, which is stored by parameter index for unsharded models, else by name.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ from composer_replication.trainer.objective.distributed import is_sharded, unwra
 
 
 def whole_state(model: nn.Module) -> dict[str, Tensor] | None:
-    """The gathered state dict of an FSDP2 model, on process 0 and empty elsewhere; None for a model that is whole."""
+    """Return the gathered state dict of an FSDP2 model, on process 0 and empty elsewhere; None for an unsharded
+    model."""
     if not is_sharded(model):
         return None
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
@@ -45,7 +47,10 @@ def whole_state(model: nn.Module) -> dict[str, Tensor] | None:
 
 
 def save_weights(model: nn.Module, folder: Path, state: dict[str, Tensor] | None, *, own_names: bool) -> None:
-    """As `save_pretrained` does it; `own_names` keeps those of the model in memory, which is loaded into."""
+    """Save as `save_pretrained` does; with `own_names`, keep the parameter names of the model in memory.
+
+    transformers may otherwise rename parameters to those of the original checkpoint.
+    """
     bare = unwrapped(model)
     if _adapters(bare):
         bare.save_pretrained(folder, state_dict=state)
@@ -59,21 +64,22 @@ def save_weights(model: nn.Module, folder: Path, state: dict[str, Tensor] | None
 
 
 def _order_settings(adapted: Any, folder: Path) -> None:
-    """PEFT keeps names of modules as sets and writes them in an order that is another in every process.
+    """Sort the sets of module names in PEFT's adapter configs.
 
-    Hashes of a checkpoint are to be the same for the same weights.
+    PEFT writes them in an order that differs between processes, and the same weights should give files with the same
+    hashes.
     """
     for adapter, settings in adapted.peft_config.items():
         path = folder / Path(adapter_file(adapter)).with_name("adapter_config.json")
         sets = {name: sorted(value) for name, value in vars(settings).items() if isinstance(value, set)}
-        if sets and path.is_file():  # only one process of several writes it
+        if sets and path.is_file():  # only the main process writes it
             atomic_write_json(path, {**decode_object(path.read_bytes()), **sets})
 
 
 def load_weights(model: nn.Module, folder: Path) -> None:
-    """Put a checkpoint's weights into the model; a weight too many or too few is an error that names it.
+    """Load a checkpoint's weights into the model. Raises an error naming the weights that are missing or unknown.
 
-    Only files that the checkpoint's manifest lists are read; `check_manifest` compares their hashes before this.
+    Only files that the manifest lists are read; `check_manifest` has compared their hashes before.
     """
     bare = unwrapped(model)
     sharded = is_sharded(model)
@@ -127,7 +133,7 @@ def _adapters(model: Any) -> list[str]:
 def _adapter_parts(
     model: Any, adapters: list[str], folder: Path, listed: Mapping[str, Any]
 ) -> Iterator[dict[str, Tensor]]:
-    """The weights of each adapter by their names in the model; files leave the adapter's own name out."""
+    """Yield the weights of each adapter by their names in the model; files omit the adapter's own name."""
     for adapter in adapters:
         if (file := adapter_file(adapter)) not in listed:
             got = f"no such file in the manifest of {folder}"
@@ -138,12 +144,12 @@ def _adapter_parts(
 
 
 def _saved_names(model: Any, adapter: str) -> dict[str, str]:
-    """From a weight's name in an adapter's file to its name in the model."""
+    """Return the name in the model for each name in an adapter's file."""
     peft = require("peft", extra="train")
-    # The names themselves stand for the tensors: what comes back says how each was renamed.
-    stand_ins: Any = {name: name for name in model.state_dict()}
+    # PEFT renames the keys of a state dict. With names in place of tensors, the result maps new names to old ones.
+    placeholders: Any = {name: name for name in model.state_dict()}
     names: Any = peft.get_peft_model_state_dict(
-        model, state_dict=stand_ins, adapter_name=adapter, save_embedding_layers=False
+        model, state_dict=placeholders, adapter_name=adapter, save_embedding_layers=False
     )
     return names
 
@@ -153,20 +159,21 @@ def _adapter_names(model: Any, adapters: list[str]) -> set[str]:
 
 
 def _untied(model: Any, weights: dict[str, Tensor], seen_names: set[str]) -> set[str]:
-    """Names that were not loaded and are no second name of one that was."""
+    """Return the names that were not loaded and are no second name of a weight that was."""
     storages = {(weights[name].data_ptr(), weights[name].shape) for name in seen_names if weights[name].numel()}
+    # Tied weights share their storage, and are saved under one of their names only.
     not_saved = set(getattr(model, "_keys_to_ignore_on_save", None) or ())
     missing_names = weights.keys() - seen_names - not_saved
     return {name for name in missing_names if (weights[name].data_ptr(), weights[name].shape) not in storages}
 
 
 def _other_weights(folder: Path, got: str) -> StaleArtefactError:
-    fix = "Build the model the checkpoint was saved with."
+    fix = "Build the model that the checkpoint was saved with."
     return StaleArtefactError(explain(f"checkpoint {folder}", got=got, expected="those of the model in use", fix=fix))
 
 
 def optimiser_tree(model: nn.Module, optimiser: Any) -> dict[str, Any]:
-    """Of an FSDP2 model the whole state, gathered: on process 0, and empty elsewhere; every process has to call it."""
+    """Return the optimizer's state. Under FSDP2 it is gathered on process 0, and every process has to call this."""
     if not is_sharded(model):
         return optimiser.state_dict()
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
@@ -176,7 +183,7 @@ def optimiser_tree(model: nn.Module, optimiser: Any) -> dict[str, Any]:
 
 
 def load_optimiser_tree(model: nn.Module, optimiser: Any, tree: dict[str, Any]) -> None:
-    """What `optimiser_tree` gave; every process gives the same tree."""
+    """Restore the state that `optimiser_tree` returned; every process passes the same tree."""
     if not is_sharded(model):
         optimiser.load_state_dict(tree)
         return
@@ -187,5 +194,5 @@ def load_optimiser_tree(model: nn.Module, optimiser: Any, tree: dict[str, Any]) 
 
 
 def _inner(optimiser: Any) -> Any:
-    """The optimiser inside accelerate's wrapper."""
+    """Return the optimizer inside accelerate's wrapper."""
     return getattr(optimiser, "optimizer", optimiser)

@@ -1,9 +1,7 @@
-"""Parts of the composer trainer, which adds two channels to TRL's own.
+"""The parts that `ComposerReplicationTrainer` adds to TRL's GRPO trainer: channels 2 and 3.
 
-generation      TRL's generation step with error sites, groups drawn again, a penalty in the advantage
-logged_batches  logged traces beside rollouts: which comes next, and what it holds
-heed_gate       channel 2 rests until a model is seen to heed hints
-channels        the terms of both channels in a micro-step
-loss            a micro-step's loss, and what is logged of it
-resume_state    what a resumed run needs
+generation      TRL's generation step, with error sites, resampled groups and a KL penalty in the advantage
+logged_batches  batches of logged traces for channels 2 and 3, and the state of a run for its checkpoints
+heeding         the gate that keeps channel 2 off until the model is measured to react to hints
+channels        the loss terms of channels 2 and 3 in a micro-step, and their metrics
 """

@@ -1,4 +1,5 @@
-"""The two channels that a policy-gradient trainer gets beside its own: their terms of a step, and their state."""
+"""The loss terms of channels 2 and 3 in a GRPO trainer's micro-step, what they keep between steps, and their
+metrics."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from composer_replication.batch.tree_batch import TreeBatch
 from composer_replication.loss.taid import TAIDScheduler
-from composer_replication.trainer.composer.heeding import HeedWatch, HintComparison
+from composer_replication.trainer.composer.heeding import HintComparison, HintGate
 from composer_replication.trainer.objective.channels import ChannelOptions
 from composer_replication.trainer.objective.compose import channel_options, compose_loss
 from composer_replication.trainer.objective.row_weighting import RowWeighting
@@ -35,7 +36,7 @@ SumOver = Callable[[Tensor], Tensor]
 
 
 class _MicroStep(NamedTuple):
-    """Where a micro-step stands: finished optimiser steps of how many, micro-steps in this one, processes."""
+    """The position of a micro-step in a run: finished optimizer steps, micro-steps per step, number of processes."""
 
     step: int
     total_steps: int
@@ -45,11 +46,12 @@ class _MicroStep(NamedTuple):
     is_training: bool
     temperature: float = 1.0
     is_first_pass: bool = True
-    """Whether these rollouts were not trained on before."""
+    """Whether these rollouts are trained on for the first time (`num_iterations` may be above 1)."""
 
 
 class _Term(NamedTuple):
-    """A channel's share of a micro-step's loss, already scaled; its mean per item over all processes, and the items."""
+    """A channel's scaled share of a micro-step's loss, its mean per item over all processes, and the number of
+    items."""
 
     loss: Tensor
     mean: float
@@ -57,7 +59,7 @@ class _Term(NamedTuple):
 
 
 class ComposerChannels:
-    """Channels 2 and 3 of one run."""
+    """Channels 2 and 3 of one run: their losses, the teacher, the TAID schedule and the hint gate."""
 
     def __init__(
         self,
@@ -66,11 +68,11 @@ class ComposerChannels:
         *,
         weighting: RowWeighting | None = None,
         logged: LoggedStore | None = None,
-        watch: HeedWatch | None = None,
+        hint_gate: HintGate | None = None,
         sum_over: SumOver,
         autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> None:
-        self.settings, self.teacher, self.logged, self.watch = settings, teacher, logged, watch
+        self.settings, self.teacher, self.logged, self.hint_gate = settings, teacher, logged, hint_gate
         self._weighting, self._sum_over, self._autocast = weighting, sum_over, autocast
         self.taid: TAIDScheduler | None = None
         self._taid_losses: list[tuple[float, float]] = []
@@ -78,33 +80,41 @@ class ComposerChannels:
     def rollout_term(
         self, model: nn.Module, inputs: Mapping[str, Any], clock: _MicroStep, policy_loss: Callable[[], Tensor]
     ) -> tuple[Tensor, _Term | None]:
-        """The policy's own loss, and channel 2 on the rows of the same pass (None where nobody has a site)."""
+        """Return the policy's own loss, and the term of channel 2 computed in the same forward pass.
+
+        The term is None if no process has an error site in this batch.
+        """
         prompt_mask, prompt, completion = inputs["prompt_mask"], inputs["prompt_ids"], inputs["completion_ids"]
         input_ids = torch.cat([prompt, completion], dim=1)
         turns = [[TaughtTurn(**turn) for turn in sample] for sample in inputs[SITES]]
         items = float(inputs[ITEMS])
         if not items:
             return policy_loss(), None
-        # The count is that of a whole generation batch; a step sees its share of it.
+        # `items` counts a whole generation batch, of which a step trains on a share.
         share = clock.accumulation / clock.steps_per_generation if clock.is_training else 1.0
         options = self._options(model, clock, {"sdpo_jsd": items * share / clock.num_processes})
         placed = place_sites(turns, prompt_mask, input_ids, inputs["completion_mask"])
         channel = RolloutChannel(model, placed, options, self._importance(inputs, clock))
-        with self._autocast():  # as the policy's own pass is
+        # The teacher is computed in the same precision as the policy, whose pass runs under autocast as well.
+        with self._autocast():
             channel.teach(input_ids)
         with channel.listening():
             loss = policy_loss()
         hints = channel.result(*input_ids.shape)
         term = loss.new_zeros(()) if hints is None else self.rollout_alpha(clock) * hints.value
         measured = self._measured(term, hints.value if hints else None, hints.items if hints else 0, options)
-        if self.watch is not None and channel.drops is not None and clock.is_training and clock.is_first_pass:
-            self.watch.add(_comparisons(turns, prompt, prompt_mask, channel.drops))
+        # Later passes over the same rollouts would only count the same comparisons again.
+        if self.hint_gate is not None and channel.drops is not None and clock.is_training and clock.is_first_pass:
+            self.hint_gate.add(_comparisons(turns, prompt, prompt_mask, channel.drops))
         if clock.is_training and measured.items and self.rollout_alpha(clock) > 0:
             self._taid_losses.append((measured.mean, measured.items))
         return loss, measured
 
     def logged_term(self, model: nn.Module, clock: _MicroStep, device: torch.device) -> dict[str, _Term]:
-        """Both channels of the next logged batch, by name; their losses are shares of one accumulated step."""
+        """Return the terms of channels 2 and 3 for the next logged batch, by channel.
+
+        Their losses are shares of one accumulated optimizer step.
+        """
         assert self.logged is not None
         batch = self.logged.next_batch(device)
         counts = counts_of(batch)
@@ -119,13 +129,14 @@ class ComposerChannels:
         denominators = {name: share for name, share in shares.items() if share}
         losses = compose_loss(model, batch, denominators=denominators, **options)
         values = {"sdpo_jsd": losses.sdpo_jsd, "trace_replay_dpo": losses.trace_replay_dpo}
-        # No row of channel 1: an exact 0, whose backward runs through every layer, as on processes that have more.
-        nothing = losses.lm_ce
+        # Logged batches have no rows in channel 1, so this is exactly 0. Its backward still runs through every layer,
+        # as DDP and FSDP2 need on processes whose channels have no items.
+        zero = losses.lm_ce
         scale = {"sdpo_jsd": weights["alpha_sdpo"], "trace_replay_dpo": weights["beta_replay"]}
-        # A channel whose weight is 0 was not computed: the 0 it has is no figure of its items.
+        # A channel whose weight is 0 was not computed, so its value of 0 must not be logged as a mean of its items.
         ran = {name: total if scale[name] > 0 else 0.0 for name, total in zip(names, totals, strict=True)}
         terms = {
-            name: _Term(scale[name] * values[name] + nothing, self._mean(values[name], shares[name], items), items)
+            name: _Term(scale[name] * values[name] + zero, self._mean(values[name], shares[name], items), items)
             for name, items in ran.items()
         }
         if terms["sdpo_jsd"].items:
@@ -136,26 +147,29 @@ class ComposerChannels:
         return self.settings.alpha_at(clock.step, clock.total_steps)
 
     def rollout_alpha(self, clock: _MicroStep) -> float:
-        """Channel 2's weight on rollouts, where a gate may let it rest; an evaluation is not about that."""
-        rests = self.watch is not None and not self.watch.is_open and clock.is_training
-        return 0.0 if rests else self.alpha(clock)
+        """Return the weight of channel 2 on rollouts: 0 while the gate is closed. Evaluations ignore the gate."""
+        is_off = self.hint_gate is not None and not self.hint_gate.is_open and clock.is_training
+        return 0.0 if is_off else self.alpha(clock)
 
     def after_step(self, model: nn.Module, step: int, *, ends_generation: bool = True) -> str | None:
-        """After an optimiser step: the teacher moves, and TAID's t where channel 2 ran; what a gate has to say."""
+        """Update the teacher, TAID's t and the gate after an optimizer step; return the gate's message, if it has
+        one."""
         reshard(self.teacher)
         self.teacher.after_step(model)
         items = sum(count for _, count in self._taid_losses)
         if self.taid is not None and items:
             self.taid.update_t(sum(mean * count for mean, count in self._taid_losses) / items, step)
         self._taid_losses.clear()
-        return None if self.watch is None else self.watch.after_step(step, is_whole=ends_generation)
+        return (
+            None if self.hint_gate is None else self.hint_gate.after_step(step, is_generation_complete=ends_generation)
+        )
 
     def state(self) -> dict[str, Any]:
         return {
             "teacher": local_state(self.teacher),
             "taid": None if self.taid is None else self.taid.state_dict(),
             "logged": None if self.logged is None else self.logged.sampler.state(),
-            "hints": None if self.watch is None else self.watch.state(),
+            "hints": None if self.hint_gate is None else self.hint_gate.state(),
         }
 
     def load_state(self, tree: Mapping[str, Any], total_steps: int) -> None:
@@ -165,8 +179,10 @@ class ComposerChannels:
             self.taid.load_state_dict(tree["taid"])
         if tree["logged"] is not None and self.logged is not None:
             self.logged.sampler.load_state(tree["logged"])
-        if self.watch is not None and tree.get("hints") is not None:  # an earlier version has none
-            self.watch.load_state(tree["hints"])
+        if (
+            self.hint_gate is not None and tree.get("hints") is not None
+        ):  # checkpoints of earlier versions have no "hints"
+            self.hint_gate.load_state(tree["hints"])
 
     def _options(self, model: nn.Module, clock: _MicroStep, denominators: Mapping[str, float]) -> ChannelOptions:
         return channel_options(
@@ -179,21 +195,26 @@ class ComposerChannels:
         )
 
     def _importance(self, inputs: Mapping[str, Any], clock: _MicroStep) -> Importance | None:
-        """Only where rollouts are older than the weights does TRL keep their log-probs."""
+        """Return the importance weights, or None: TRL keeps log-probs only for rollouts older than the weights."""
         old, clip = inputs.get("old_per_token_logps"), self.settings.sdpo_is_clip
         return None if old is None or clip is None else Importance(old, clock.temperature, clip)
 
     def _taid_t(self, clock: _MicroStep) -> float | None:
         if self.settings.sdpo_wrapper != "taid":
             return None
-        if self.taid is None and not clock.is_training:  # how long the run will be is known only in training
+        if (
+            self.taid is None and not clock.is_training
+        ):  # the schedule needs the number of steps, known only in training
             return self.settings.taid_start
         if self.taid is None:
             self.taid = self.settings.taid_schedule(clock.total_steps)
         return self.taid.t
 
     def _measured(self, loss: Tensor, value: Tensor | None, items: int, options: ChannelOptions) -> _Term:
-        """A term with its mean over all processes: sums and counts, as a mean of means would weigh them wrongly."""
+        """Return a term with its mean over all processes.
+
+        Sums and counts are reduced, since a mean of the processes' means would weigh their items unequally.
+        """
         local = 0.0 if value is None else float(value.detach()) * options.divide.of("sdpo_jsd", items)
         total, count = self._sum_over(torch.tensor([local, float(items)], device=loss.device)).tolist()
         return _Term(loss, total / count if count else 0.0, count)
@@ -207,9 +228,16 @@ class ComposerChannels:
 def _comparisons(
     turns: Sequence[Sequence[TaughtTurn]], prompt: Tensor, prompt_mask: Tensor, drops_T2: Tensor
 ) -> list[HintComparison]:
-    """What was read after two hints; rollouts of one prompt have one number."""
-    compared = [(sample, turn) for sample, taught in enumerate(turns) for turn in taught if turn.wrong_ids is not None]
+    """Return the turns that were scored after two hints; rollouts of the same prompt get the same prompt index."""
+    # Only turns with an unrelated hint (`wrong_ids`) were compared.
+    compared = [
+        (sample, turn)
+        for sample, sample_turns in enumerate(turns)
+        for turn in sample_turns
+        if turn.wrong_ids is not None
+    ]
     ids = {sample: prompt[sample][prompt_mask[sample].bool()].tolist() for sample, _ in compared}
+    # A checksum and not an index: the same prompt gets the same number on every process and in every step.
     number = {sample: zlib.crc32(repr(prompt_ids).encode()) for sample, prompt_ids in ids.items()}
     return [
         HintComparison(number[sample], turn.about, turn.wrong_kind, own_drop, other_drop)
@@ -218,7 +246,7 @@ def _comparisons(
 
 
 def counts_of(batch: LoggedBatch) -> dict[str, int]:
-    """Target rows of channel 2 and pairs of channel 3."""
+    """Return the number of target rows of channel 2 and of pairs of channel 3 in a batch."""
     if isinstance(batch, TreeBatch):
         counts = batch.counts(hints=True, pairs=True)
         return {name: counts.get(name, 0) for name in ("sdpo_jsd", "trace_replay_dpo")}
@@ -229,17 +257,13 @@ def counts_of(batch: LoggedBatch) -> dict[str, int]:
     }
 
 
-# A micro-step's loss, GRPO's with both channels' terms, and what is logged of them: means over items, shares, counts.
-#
-# TRL takes the mean of what was appended since the last line. Micro-steps hold different numbers of items, so a mean of
-# their means would be another figure than that of the same step in one piece; sums and counts are kept instead.
-
 ROLLOUT_SITES, LOGGED_SITES, LOGGED_PAIRS = "sdpo_kl", "sdpo_kl_logged", "trace_replay_dpo"
-"""The channels as metrics call them."""
+"""The names of the channels in metrics."""
 
 
 class Weights(NamedTuple):
-    """What the channels count for in a micro-step: channels 2 and 3, and channel 2 on rollouts, which may rest."""
+    """The weights of channels 2 and 3 in a micro-step, and that of channel 2 on rollouts, which the gate may set to
+    0."""
 
     alpha: float
     beta: float
@@ -249,22 +273,28 @@ class Weights(NamedTuple):
         return {ROLLOUT_SITES: self.rollout_alpha, LOGGED_SITES: self.alpha, LOGGED_PAIRS: self.beta}[name]
 
 
-class ComposerFigures:
-    """Sums of figures by mode ("train", "eval"), and which channels ran in the optimiser step at hand."""
+class ChannelMetrics:
+    """Sums of the channels' losses by mode ("train", "eval"), and which channels ran in the current optimizer step.
+
+    TRL logs the mean of whatever was appended since the last log line. Micro-steps hold different numbers of items, so
+    a mean of their means would differ from that of the same step computed in one piece. Sums and counts are kept
+    instead.
+    """
 
     def __init__(self) -> None:
         self._sums: dict[str, dict[str, tuple[float, float]]] = {"train": {}, "eval": {}}
         self._ran: dict[str, bool] = {}
 
     def add(self, mode: str, name: str, total: float, items: float) -> None:
-        """A sum over so many items, on all processes."""
+        """Add a sum over `items` items on all processes."""
         before, count = self._sums[mode].get(name, (0.0, 0.0))
         self._sums[mode][name] = (before + total, count + items)
 
     def add_terms(self, metrics: Any, terms: Mapping[str, _Term | None], weights: Weights, clock: _MicroStep) -> None:
-        """A micro-step's channels, by the names of metrics, into `metrics`; None is a channel that had nothing.
+        """Add the channels of one micro-step, and append their weights and item counts to TRL's `metrics`.
 
-        A channel without items adds nothing to its mean. It ran in a step where it had items and a weight.
+        A term is None if its channel had nothing to do; a channel without items adds nothing to its mean. A channel ran
+        in a step if it had items and a weight above 0.
         """
         mode = "train" if clock.is_training else "eval"
         metrics["loss/alpha_sdpo"].append(weights.alpha)
@@ -272,7 +302,7 @@ class ComposerFigures:
         for name, term in terms.items():
             items = 0.0 if term is None else term.items
             ran = items > 0 and weights.of(name) > 0
-            metrics[f"items/{name}"].append(items * clock.accumulation)  # the mean of these is that of a whole step
+            metrics[f"items/{name}"].append(items * clock.accumulation)  # TRL logs the mean, which is then per step
             if clock.is_training:
                 self._ran[name] = self._ran.get(name, False) or ran
             else:
@@ -281,13 +311,13 @@ class ComposerFigures:
                 self.add(mode, f"loss/{name}", term.mean * items, items)
 
     def end_step(self, metrics: Any) -> None:
-        """After an optimiser step: which channels ran in it, in any of its micro-steps."""
+        """Append which channels ran in any micro-step of the optimizer step that has just ended."""
         for name, ran in self._ran.items():
             metrics[f"ran/{name}"].append(float(ran))
         self._ran.clear()
 
     def take(self, mode: str) -> dict[str, float]:
-        """The means since the last call."""
+        """Return the mean of every metric since the last call, and reset the sums."""
         means = {name: total / max(items, 1.0) for name, (total, items) in self._sums[mode].items()}
         self._sums[mode].clear()
         return means
@@ -300,14 +330,20 @@ class ComposerFigures:
 
 
 class MicroStepLoss:
-    """The loss of one trainer's micro-steps; `original` is TRL's own."""
+    """The loss of one trainer's micro-steps: that of GRPO plus the terms of channels 2 and 3."""
 
     def __init__(
-        self, trainer: Any, channels: ComposerChannels, figures: ComposerFigures, *, wants_sites: bool
+        self, trainer: Any, channels: ComposerChannels, channel_metrics: ChannelMetrics, *, wants_sites: bool
     ) -> None:
-        self._trainer, self._channels, self._figures, self._wants_sites = trainer, channels, figures, wants_sites
+        self._trainer, self._channels, self._channel_metrics, self._wants_sites = (
+            trainer,
+            channels,
+            channel_metrics,
+            wants_sites,
+        )
 
     def compute(self, original: Callable[..., Tensor], model: nn.Module, inputs: dict[str, Any]) -> Tensor:
+        """Return the total loss of a micro-step; `original` is TRL's own `_compute_loss`."""
         channels = self._channels
         if not self._wants_sites and channels.logged is None:
             return original(model, inputs)
@@ -344,7 +380,7 @@ class MicroStepLoss:
     def _log(
         self, policy: Tensor, total: Tensor, hints: _Term | None, logged: dict[str, _Term], clock: _MicroStep
     ) -> None:
-        """Under the names users know."""
+        """Append the metrics of a micro-step under the names that users know."""
         metrics = self._trainer._metrics["train" if clock.is_training else "eval"]
         both = self._trainer.sum_over(torch.stack([policy.detach(), total.detach()]).float()) / clock.num_processes
         metrics["loss/grpo"].append(float(both[0]) * clock.accumulation)
@@ -354,4 +390,4 @@ class MicroStepLoss:
         terms |= logged_terms if logged else {}
         channels = self._channels
         weights = Weights(channels.alpha(clock), channels.settings.beta_replay, channels.rollout_alpha(clock))
-        self._figures.add_terms(metrics, terms, weights, clock)
+        self._channel_metrics.add_terms(metrics, terms, weights, clock)

@@ -1,7 +1,8 @@
-"""TRL's generation step with what it does not do: error sites, equal groups drawn again, a penalty in the advantage.
+"""Extend TRL's generation step: find error sites, resample groups with equal rewards, add a KL penalty to the
+advantage.
 
-TRL has no hook between sampling and the buffer of micro-batches, so `trainer.overrides` hands its private methods over:
-`original` is always TRL's own.
+TRL has no hook between sampling and its buffer of micro-batches, so `trainer.overrides` passes TRL's private methods to
+this module. `original` is always TRL's own method.
 """
 
 from __future__ import annotations
@@ -41,44 +42,55 @@ from composer_replication.trainer.rollouts.sites import (
 from composer_replication.trainer.rollouts.worlds.verifiers import REWARD as WORLD_REWARD
 
 if TYPE_CHECKING:
-    from composer_replication.trainer.composer.channels import ComposerFigures
-    from composer_replication.trainer.composer.heeding import HeedWatch
+    from composer_replication.trainer.composer.channels import ChannelMetrics
+    from composer_replication.trainer.composer.heeding import HintGate
 
 Batch = dict[str, Any]
 
 
 class Generation:
-    """What happens around one trainer's sampling; `figures` are where its sums go.
+    """Wraps the sampling of one trainer: error sites, resampled groups, the k1 penalty, and metrics about all of them.
 
-    `start_model` has the start weights where the trainer itself does not. Without `wants_sites` nothing is looked for.
+    Args:
+        trainer: The TRL trainer.
+        options: How rollouts are generated and their error sites are treated.
+        channel_metrics: The sums that this class adds its metrics to.
+        wants_sites: Whether to look for error sites at all.
+        hint_gate: The gate of channel 2; it asks for comparisons with an unrelated hint. None if there is no gate.
+        start_model: The initial model, if the trainer itself does not hold those weights.
     """
 
     def __init__(
         self,
         trainer: Any,
         options: RolloutOptions,
-        figures: ComposerFigures,
+        channel_metrics: ChannelMetrics,
         *,
         wants_sites: bool,
-        watch: HeedWatch | None,
+        hint_gate: HintGate | None,
         start_model: nn.Module | None = None,
     ) -> None:
-        self._trainer, self.options, self._figures, self.start_model = trainer, options, figures, start_model
-        self._watch = watch
+        self._trainer, self.options, self._channel_metrics, self.start_model = (
+            trainer,
+            options,
+            channel_metrics,
+            start_model,
+        )
+        self._hint_gate = hint_gate
         self.known_hints: dict[str, str] = {}
-        """The last hint about each kind of error: for turns that have none of another kind beside them."""
+        """The latest hint per kind of error, as the unrelated hint for rollouts that contain only one kind of error."""
         self._finder = self._make_finder() if wants_sites else None
         self.site_counts: Counter[str] = Counter()
         self.num_rollouts = 0
         self._generated: tuple[Any, tuple[Any, ...], list[ToolRecord] | None] | None = None
-        self._rewards_of_all: Tensor | None = None
-        self._is_drawing_again = False
+        self._all_rewards: Tensor | None = None
+        self._is_resampling = False
         self.rows: list[dict[str, Any]] = []
-        """Of the data set, one a rollout that is played now: TRL hands a rollout function their prompts alone."""
+        """The data set row of each rollout being generated. TRL passes only the prompts to a rollout function."""
         self.fast = RolloutGenerator(batch=options.generation_batch) if options.fast_generation == "auto" else None
 
     def generate(self, original: Callable[..., tuple[Any, ...]], prompts: list[Any]) -> tuple[Any, ...]:
-        """TRL's `_generate`; what it returns and which tools raised is kept until the sites are looked for."""
+        """Replace TRL's `_generate`, and keep its result and the failed tool calls until the sites are located."""
         if self.fast is None or self._trainer.use_vllm:
             return self._generate_watched(original, prompts)
         before = Counter(self.fast.counts)
@@ -88,30 +100,33 @@ class Generation:
         return generated
 
     def _count_generated(self, counts: Counter[str], cache_bytes: int) -> None:
-        """Calls from kept keys, tokens read of those that prompts had, and the most memory that keys took."""
+        """Log the share of calls that reused cached keys, the share of prompt tokens read, and the peak memory of the
+        cache."""
         names = ("fast_calls", "usual_calls", "read_tokens", "prompt_tokens")
+        # The last 1.0 counts the processes, so that the memory can be logged as a mean over them.
         numbers = [float(counts[name]) for name in names] + [cache_bytes / 2**30, 1.0]
         summed = self._trainer.sum_over(torch.tensor(numbers, device=self._trainer.accelerator.device))
         fast, usual, read, prompt, gib, processes = summed.tolist()
-        if fast + usual:  # or something else generated
+        if fast + usual:  # 0 if a rollout function or vLLM generated instead of the model
             self._add("generation/fast_calls", fast, fast + usual)
         if fast:
             self._add("generation/read_share", read, prompt)
             self._add("generation/cache_gib", gib, processes)
 
-    def generate_turn(self, original: Callable[..., tuple[Any, Any]], *given: Any, **named: Any) -> tuple[Any, Any]:
-        """TRL's `_generate_single_turn`, with another `generate` of the model inside; all else about it is TRL's."""
+    def generate_turn(self, original: Callable[..., tuple[Any, Any]], *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        """Replace TRL's `_generate_single_turn`: call it with the fast generator in place of `model.generate`."""
         if self.fast is None or self._trainer.use_vllm:
-            return original(*given, **named)
+            return original(*args, **kwargs)
         with self.fast.standing_in(self._trainer.accelerator.unwrap_model(self._trainer.model_wrapped)):
-            return original(*given, **named)
+            return original(*args, **kwargs)
 
     def _generate_watched(self, original: Callable[..., tuple[Any, ...]], prompts: list[Any]) -> tuple[Any, ...]:
         trainer = self._trainer
         if self._finder is None:
             return original(prompts)
         records: list[ToolRecord] | None = None
-        if trainer.tools:  # the functions of this batch's rollouts, made just before
+        # TRL has just created one dict of tool functions per rollout; wrap them so that they record what they raise.
+        if trainer.tools:
             records = [ToolRecord() for _ in prompts]
             for kind in (trainer._sync_tool_dicts, trainer._async_tool_dicts):
                 kind[:] = [record.watched(tools) for record, tools in zip(records, kind, strict=True)]
@@ -120,56 +135,64 @@ class Generation:
         return generated
 
     def score(self, original: Callable[..., Batch], inputs: list[dict[str, Any]]) -> Batch:
-        """TRL's `_generate_and_score_completions`, with sites, groups drawn again and the penalty."""
-        batch = self._scored_with_sites(original, inputs)
+        """Replace TRL's `_generate_and_score_completions`: add the error sites, resample groups, apply the k1
+        penalty."""
+        batch = self._score_with_sites(original, inputs)
         if self.options.max_resamples and self._trainer.model.training:
-            batch = self._with_groups_drawn_again(original, batch, inputs)
+            batch = self._with_resampled_groups(original, batch, inputs)
         if self.options.k1_coefficient:
-            batch["advantages"] = self._less_k1(batch)
+            batch["advantages"] = self._advantages_less_k1(batch)
         advantages = batch["advantages"]
+        # The diagnosis reads this metric: TRL does not log the advantages, and a mean of 0 stops all learning.
         sizes = torch.stack([advantages.abs().sum(), advantages.new_tensor(float(advantages.numel()))])
         self._add("advantages/mean_abs", *self._trainer.sum_over(sizes).tolist())
         if self._finder is not None:
+            # Tokens of all erring turns on all processes: the loss of channel 2 is divided by this number.
             items = sum(turn["end"] - turn["start"] for turns in batch[SITES] for turn in turns)
             device = self._trainer.accelerator.device
             batch[ITEMS] = self._trainer.sum_over(torch.tensor(float(items), device=device))
         return batch
 
-    def rewards(self, original: Callable[..., Tensor], *given: Any) -> Tensor:
-        """TRL's `_calculate_rewards`, with what it passes over in silence named: who did not judge some rollouts.
+    def rewards(self, original: Callable[..., Tensor], inputs: list[dict[str, Any]], *args: Any) -> Tensor:
+        """Replace TRL's `_calculate_rewards`, and log which reward functions left rollouts without a reward.
 
-        A rollout whose world says that it broke is judged by nobody.
+        TRL ignores a missing reward silently. A rollout whose environment broke gets no reward from any function.
+
+        Raises:
+            InputError: No reward function returned a number for any rollout.
         """
-        rewards, names = original(*given), self._trainer.reward_func_names
-        if broken := [number for number, row in enumerate(given[0]) if math.isnan(row.get(WORLD_REWARD, 0.0))]:
-            rewards[broken] = torch.nan  # a penalty alone would be a judgement
+        rewards, names = original(inputs, *args), self._trainer.reward_func_names
+        if broken := [number for number, row in enumerate(inputs) if math.isnan(row.get(WORLD_REWARD, 0.0))]:
+            # Otherwise a penalty such as the one for overlong rollouts would be the only reward of a broken rollout.
+            rewards[broken] = torch.nan
         missing = rewards.isnan()
-        for number, name in enumerate(names):
-            self._add(f"rewards/{name}/unjudged", float(missing[:, number].sum()), missing.shape[0])
-        if bool(missing.all()) and not self._is_drawing_again:
-            fix = "Return a number for at least one rollout; None leaves one out."
+        for column, name in enumerate(names):
+            self._add(f"rewards/{name}/unjudged", float(missing[:, column].sum()), missing.shape[0])
+        if bool(missing.all()) and not self._is_resampling:
+            fix = "Return a number for at least one rollout; None means that the function does not judge it."
             got = f"NaN or None from {', '.join(names)} for all {rewards.shape[0]} rollouts"
             raise InputError(explain("rewards", got=got, expected="numbers", fix=fix))
         summed = (rewards * self._trainer.reward_weights.to(rewards.device)).nansum(1)
-        self._rewards_of_all = summed.masked_fill(missing.all(1), torch.nan)
+        self._all_rewards = summed.masked_fill(missing.all(1), torch.nan)
         return rewards
 
-    def _scored_with_sites(self, original: Callable[..., Batch], inputs: list[dict[str, Any]]) -> Batch:
+    def _score_with_sites(self, original: Callable[..., Batch], inputs: list[dict[str, Any]]) -> Batch:
         self.rows = inputs
         batch = original(inputs)
         if self._finder is None:
             return batch
         found_sites = self._find_sites(self._finder)
-        # TRL masks truncated rollouts by their attention mask: their rows do not see their own turn.
-        _drop_where(found_sites, batch["completion_mask"].sum(1) == 0, "masked_by_trl")
+        # TRL masks truncated rollouts with their attention mask, so the tokens of their turns cannot be read.
+        _clear_sites_where(found_sites, batch["completion_mask"].sum(1) == 0, "masked_by_trl")
         if self.options.only_failed_rollouts:
-            _drop_where(found_sites, batch["advantages"] > 0, "better_than_its_group")
+            _clear_sites_where(found_sites, batch["advantages"] > 0, "better_than_its_group")
         seed = f"{self._trainer.args.seed}:{self._trainer.state.global_step}"
+        # Taken before `exchange_hints`, which gives turns the hints of other kinds in a control run.
         own_hints = {turn.kind: turn.hint for rollout_sites in found_sites for turn in rollout_sites.taught}
         if self.options.hints == "other_kind":
             exchange_hints(self._finder, found_sites, seed)
         step, is_training = self._trainer.state.global_step, self._trainer.model.training
-        if self._watch is not None and self._watch.wants_comparisons(step, is_training=is_training):
+        if self._hint_gate is not None and self._hint_gate.wants_comparisons(step, is_training=is_training):
             add_wrong_hints(self._finder, found_sites, seed, self.known_hints)
         self.known_hints |= own_hints
         batch[SITES] = [[turn._asdict() for turn in rollout_sites.taught] for rollout_sites in found_sites]
@@ -196,40 +219,44 @@ class Generation:
         trainer = self._trainer
         counts = sum((rollout_sites.counts for rollout_sites in found_sites), Counter[str]())
         self.site_counts.update(counts)
-        own_counts = [counts[name] for name in ("turns", "sites", "without_contrast")]
-        numbers = [*own_counts, sum(len(rollout_sites.taught) for rollout_sites in found_sites), len(found_sites)]
-        every = torch.tensor(numbers, dtype=torch.float32, device=trainer.accelerator.device)
-        turns, sites, plain, taught, rollouts = trainer.sum_over(every).tolist()
+        numbers = [counts[name] for name in ("turns", "sites", "without_contrast")]
+        numbers += [sum(len(rollout_sites.taught) for rollout_sites in found_sites), len(found_sites)]
+        local_sums = torch.tensor(numbers, dtype=torch.float32, device=trainer.accelerator.device)
+        turns, sites, plain, taught, rollouts = trainer.sum_over(local_sums).tolist()
         self._add("sites/per_100_turns", 100.0 * sites, turns)
         self._add("sites/taught_per_rollout", taught, rollouts)
-        if taught and self._watch is not None and self._watch.has_contrast:
+        if taught and self._hint_gate is not None and self._hint_gate.has_contrast:
             self._add("sites/without_contrast", plain, taught)
         self.num_rollouts += int(rollouts)
         trainer._metrics[trainer.mode()]["rollouts/total"] = [float(self.num_rollouts)]
 
-    def _with_groups_drawn_again(
+    def _with_resampled_groups(
         self, original: Callable[..., Batch], batch: Batch, inputs: list[dict[str, Any]]
     ) -> Batch:
-        """Groups whose rewards are all equal teach nothing; the same prompts are tried again."""
+        """Return the batch with groups of equal rewards replaced by new samples of the same prompts.
+
+        In such a group all advantages are 0, so it contributes nothing to the gradient.
+        """
         trainer = self._trainer
-        assert self._rewards_of_all is not None
+        assert self._all_rewards is not None
 
         def draw(groups: list[int]) -> ResampledBatch:
             rewards_logged: list[float] = trainer._metrics["train"]["reward"]
-            of_first_draws = len(rewards_logged)
-            self._is_drawing_again = True
+            num_first_rewards = len(rewards_logged)
+            self._is_resampling = True
             try:
-                new = self._scored_with_sites(original, rows_of_groups(inputs, groups, trainer.num_generations))
+                new = self._score_with_sites(original, rows_of_groups(inputs, groups, trainer.num_generations))
             finally:
-                self._is_drawing_again = False
-            del rewards_logged[of_first_draws:]  # hard groups, drawn again and again, are no fall of the reward
-            assert self._rewards_of_all is not None
-            return ResampledBatch(new, self._rewards_of_all)
+                self._is_resampling = False
+            # Only hard prompts are resampled, so logging their rewards would look like a drop of the mean reward.
+            del rewards_logged[num_first_rewards:]
+            assert self._all_rewards is not None
+            return ResampledBatch(new, self._all_rewards)
 
         images = require("trl.trainer.utils", extra="train")
         merged, rewards, report = resample(
             batch,
-            self._rewards_of_all,
+            self._all_rewards,
             draw,
             num_generations=trainer.num_generations,
             max_resamples=self.options.max_resamples,
@@ -242,14 +269,15 @@ class Generation:
         for name, value in report.metrics().items():
             trainer._metrics["train"][name].append(value)
         if report.rounds and trainer.scale_rewards == "batch":
+            # "batch" divides by the standard deviation of all rewards, which resampling has changed.
             all_advantages = group_advantages(rewards, trainer.num_generations, "batch")
             size = merged["prompt_ids"].shape[0]
             merged["advantages"] = all_advantages[size * trainer.accelerator.process_index :][:size]
         return merged
 
     @torch.no_grad()
-    def _less_k1(self, batch: Batch) -> Tensor:
-        """Advantages of each token (B, T), less the coefficient times log p - log p of the start weights."""
+    def _advantages_less_k1(self, batch: Batch) -> Tensor:
+        """Return the advantages per token (B, T), minus `k1_coefficient` * (log p - log p of the initial model)."""
         trainer = self._trainer
         ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
         mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
@@ -258,19 +286,20 @@ class Generation:
         def logprobs(model: nn.Module) -> Tensor:
             return trainer._get_per_token_logps_and_entropies(model, ids, mask, count, batch_size=size)[0]
 
+        # TRL keeps these log-probs only if the rollouts are older than the weights.
         now = batch.get("old_per_token_logps")
         now = logprobs(trainer.model) if now is None else now
         start = self.start_model or trainer.ref_model or trainer.model
-        with self._start_weights(start):
-            then = logprobs(start)
+        with self._initial_weights(start):
+            initial = logprobs(start)
         sampled = batch["completion_mask"] * batch.get("tool_mask", 1)
-        k1 = (now - then) * sampled
+        k1 = (now - initial) * sampled
         self._add("kl_to_start", *trainer.sum_over(torch.stack([k1.sum(), sampled.sum().to(k1)])).tolist())
         advantages = batch["advantages"]
         advantages = advantages[:, None] if advantages.dim() == 1 else advantages
         return advantages - self.options.k1_coefficient * k1
 
-    def _start_weights(self, start: nn.Module) -> AbstractContextManager[Any]:
+    def _initial_weights(self, start: nn.Module) -> AbstractContextManager[Any]:
         trainer = self._trainer
         return below_adapter(trainer.accelerator.unwrap_model(start)) if start is trainer.model else nullcontext()
 
@@ -281,29 +310,30 @@ class Generation:
         return RolloutSites(renderer, self.options)
 
     def _add(self, name: str, total: float, items: float) -> None:
-        self._figures.add(self._trainer.mode(), name, total, items)
+        self._channel_metrics.add(self._trainer.mode(), name, total, items)
 
 
-def _drop_where(found_sites: Sequence[FoundSites], is_dropped: Tensor, reason: str) -> None:
+def _clear_sites_where(found_sites: Sequence[FoundSites], is_dropped: Tensor, reason: str) -> None:
     for rollout_sites, drop in zip(found_sites, is_dropped.tolist(), strict=True):
         if drop and rollout_sites.taught:
             rollout_sites.counts[f"dropped:{reason}"] += len(rollout_sites.taught)
             rollout_sites.taught.clear()
 
 
-def answering(name: str, reward: Any) -> Any:
-    """A reward function that says so when it returns nothing at all; models and asynchronous ones as they are."""
+def with_none_check(name: str, reward: Any) -> Any:
+    """Return the reward function with a check that it does not return None; models and async functions are
+    unchanged."""
     is_async = inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(type(reward).__call__)
     if isinstance(reward, nn.Module) or is_async:
         return reward
 
     @functools.wraps(reward, updated=())
-    def judged(*args: Any, **named: Any) -> Any:
-        rewards = reward(*args, **named)
+    def checked_reward(*args: Any, **kwargs: Any) -> Any:
+        rewards = reward(*args, **kwargs)
         if rewards is None:
-            fix = "End it with `return`; a rollout it cannot judge gets a None of its own."
-            expected = "a list with one number a rollout"
+            fix = "Add a `return` statement; use None in the list for a rollout that it cannot judge."
+            expected = "a list with one number per rollout"
             raise InputError(explain(f"reward function {name}", got="None", expected=expected, fix=fix))
         return rewards
 
-    return judged
+    return checked_reward

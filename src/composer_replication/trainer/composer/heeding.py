@@ -1,9 +1,28 @@
-"""Channel 2 rests on the rollouts of a model until that model is seen to heed hints.
+"""Measure whether the policy reacts to what a hint says, and keep channel 2 off until it does.
 
-What it would be taught else is what any text in that place does to it: hints of another kind moved Qwen2.5-Coder-0.5B
-as much as right ones, and both cost success, most of it in the first steps (docs/evidence.md). So the turns of a batch
-are read after another kind's hint as well, and all finished steps decide about the next one: the same, however a step
-is cut. Until enough turns were compared the channel rests, and where it cannot be told it does what it did before.
+Channel 2 distils what the policy does *after a hint* into what it does without one. That helps only if the policy
+reacts to what the hint says. Any text in front of a turn changes the turn a little, and a long or stern text changes it
+more: Qwen2.5-Coder-0.5B reacted to unrelated hints about as strongly as to the right ones, and training on the right
+ones cost it 22 points of success (docs/decisions/0025). So every erring turn is scored three times: without a hint,
+after its own hint, and after a hint about another kind of error. Only the difference between the two hints counts.
+
+    e(t, h)   = [log p(t | no hint) - log p(t | h)] / (tokens in t)        positive: the hint makes the error rarer
+    d(A, B)   = mean over erring turns of kind A of  e(t, hint of kind A) - e(t, hint of kind B)
+    effect    = sum of w(A, B) * [d(A, B) + d(B, A)] / 2  over pairs of kinds,  divided by the sum of w(A, B)
+    w(A, B)   = 1 / (1 / n(A, B) + 1 / n(B, A))
+    z         = effect / its standard error
+
+    t         an erring turn of a rollout; its kind is the kind of its error, such as `file_not_found`
+    n(A, B)   how many turns of kind A were scored with a hint of kind B
+    nats      the unit of e, d and effect: natural-log probability per token
+
+Adding d(A, B) and d(B, A) is what makes the measurement fair: whatever a text of kind A does to every turn, regardless
+of its meaning, enters the two terms with opposite signs and cancels.
+
+    gate = HintGate(enabled=True, has_contrast=False)
+    gate.add(comparisons)                  # after every micro-step, on every rank
+    message = gate.after_step(step)        # after every optimizer step, on every rank; a string if the gate changed
+    if gate.is_open: ...                   # then channel 2 counts in the next step
 """
 
 from __future__ import annotations
@@ -13,269 +32,312 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any, NamedTuple
 
-# Whether a model heeds hints in its own rollouts: at an erring turn its own hint against a hint about something else.
-#
-# Any text before a turn moves it, a long one more than a short one. Only what a turn's own hint does beyond another
-# kind's is its meaning, and all that channel 2 can teach of it. So each comparison of a hint of kind A with one of
-# kind B is weighed with those of B with A: what either text does wherever it stands cancels.
-#
-#     difference(A, B) = mean over turns after a hint of kind A of  drop(own hint) - drop(a hint of kind B)
-#     advantage        = mean over pairs of kinds of  (difference(A, B) + difference(B, A)) / 2
-#
-# Rollouts of one prompt make the same error, so those of a generation with the same two kinds count once, by their
-# mean.
+# ---- When is a model considered to react to hints? -------------------------------------------------------------------
+# Every threshold is a pair: one value to open the gate and a lower one to keep it open. With a single value, a model
+# close to it would switch channel 2 on and off from step to step.
+
+MIN_COMPARISONS = 20
+"""With fewer comparisons the gate does not decide. A choice, not a measurement."""
+ENOUGH_COMPARISONS = 100
+"""From here on a missing effect is held against the model, and it is enough to compare every tenth step."""
+_MIN_PER_DIRECTION = 3
+"""A pair of kinds needs this many comparisons each way; with fewer, its variance cannot be estimated."""
+
+_Z_TO_OPEN, _Z_TO_STAY_OPEN = 2.5, 1.5
+"""The test is repeated after every step, so the usual z = 2 is too lax: in simulations of a model that ignores hints,
+one run in ten passed z = 2 at some point, one in thirty passed 2.5 (docs/decisions/0025)."""
+_Z_TO_REJECT, _Z_TO_REJECT_WHEN_ENOUGH = 0.5, 1.0
+"""Below this the effect counts as absent; in between, the data cannot tell. A choice, not a measurement."""
+
+MIN_RATIO, _MIN_RATIO_TO_STAY_OPEN = 5.0, 3.0
+"""How many times the effect of the other hint the own hint must have."""
+MIN_EFFECT_NATS, _MIN_EFFECT_NATS_TO_STAY_OPEN = 0.1, 0.05
+"""How much the own hint must lower an erring turn. Measured in eleven runs (docs/decisions/0025): the embedded student,
+which learns from channel 2, has a ratio of at least 6.8 and 0.27 nats per token; Qwen2.5-Coder 0.5B and 1.5B, which got
+worse, at most 3.2 and 0.084. The bounds were set after those runs, and no other model has tested them."""
+
+_STEPS_BETWEEN_COMPARISONS = 10
+"""Scoring a turn after one more hint costs a teacher pass, so a well-measured model is checked less often."""
+
+# Names in metrics.jsonl. Reports and checkpoints of earlier runs use them, so they are data, not wording.
+COMPARED, DEVIATIONS = "hints/compared", "hints/deviations"
+OWN_DROP, OTHER_DROP, GATE, CONTRAST = "hints/own_drop", "hints/other_drop", "hints/gate", "hints/contrast"
+
+
+class HintGate:
+    """Decides after every step whether channel 2 counts in the next one.
+
+    The gate starts closed. An earlier version started open and closed too late: the first steps of channel 2 had
+    already done the damage (docs/decisions/0025). While the evidence is inconclusive the gate stays as it is.
+
+    Args:
+        enabled: If false, channel 2 always counts and the gate only reports metrics.
+        has_contrast: The teacher has the effect of the other hint subtracted (`train.switches.contrast`). Then a
+            significant difference is enough. Without it, the unspecific part of the effect would be learned too, so the
+            own hint must also outweigh the other one (`MIN_RATIO`, `MIN_EFFECT_NATS`).
+        gather: Concatenates a list over all ranks, so that every rank takes the same decision.
+    """
+
+    def __init__(
+        self,
+        *,
+        enabled: bool,
+        has_contrast: bool,
+        gather: Callable[[list[HintComparison]], list[HintComparison]] = list,
+    ) -> None:
+        self.enabled = enabled
+        self.has_contrast = has_contrast
+        self.estimator = HintEffectEstimator()
+        self.is_open = not enabled
+        self._gather = gather
+        self._pending: list[HintComparison] = []
+        self._last_compared_step = -_STEPS_BETWEEN_COMPARISONS
+        self._was_open_in_last_step = self.is_open
+        self._last_announced: bool | None = None
+
+    def wants_comparisons(self, step: int, *, is_training: bool = True) -> bool:
+        """Return whether the rollouts of this step should also be scored after another kind's hint."""
+        if self.has_contrast:
+            return True  # the loss itself needs the other hint
+        is_due = (
+            self.estimator.estimate().num_comparisons < ENOUGH_COMPARISONS
+            or step - self._last_compared_step >= _STEPS_BETWEEN_COMPARISONS
+        )
+        return is_training and is_due
+
+    def add(self, comparisons: Sequence[HintComparison]) -> None:
+        """Add the comparisons of one micro-step on this rank. They count from the next `after_step` on."""
+        self._pending.extend(comparisons)
+
+    def after_step(self, num_finished_steps: int, *, is_generation_complete: bool = True) -> str | None:
+        """Decide about the next step. Every rank must call it.
+
+        Args:
+            num_finished_steps: Optimizer steps finished so far.
+            is_generation_complete: All rollouts of the generation have been trained on. Until then the comparisons
+                wait: the rollouts of one prompt may be spread over several steps, and would count once per step.
+
+        Returns:
+            A message for the log if the gate has opened or closed since the last message, otherwise None.
+        """
+        if is_generation_complete:
+            comparisons = self._gather(self._pending)
+            self.estimator.add(comparisons)
+            self._pending = []
+            if comparisons:  # a step without errors measured nothing, so the next one is still due
+                self._last_compared_step = num_finished_steps
+
+        effect = self.estimator.estimate()
+        decision = self._decide(effect) if self.enabled else None
+        self._was_open_in_last_step = self.is_open
+        if decision is None:
+            return None
+        self.is_open = decision
+        if decision == self._last_announced:
+            return None
+        self._last_announced = decision
+        if decision:
+            return f"channel 2 is on for rollouts from the next step: the model reacts to hints ({effect})"
+        return (
+            f"channel 2 is off for rollouts: the model does not react enough to hints ({effect}). It is switched on "
+            "once that changes. Set train.grpo.heed_gate = false to train on hints regardless"
+        )
+
+    def _decide(self, effect: HintEffect) -> bool | None:
+        """Return whether to open the gate, or None to leave it as it is."""
+        if effect.num_comparisons < MIN_COMPARISONS:
+            return None
+        is_significant = effect.is_still_significant if self.is_open else effect.is_significant
+        is_large = True if self.has_contrast else effect.is_large
+        if is_significant is False or is_large is False:
+            return False
+        # A gate that is open on 1.5 < z < 2.5 stays open, but that is no news: nothing was shown again.
+        return True if effect.is_significant and is_large else None
+
+    def metrics(self) -> dict[str, float]:
+        """Return the metrics of the last step: the effect so far, and whether channel 2 counted in that step."""
+        effect = self.estimator.estimate()
+        metrics = {
+            COMPARED: float(effect.num_comparisons),
+            DEVIATIONS: effect.z_score,
+            OWN_DROP: effect.own_hint_nats,
+            OTHER_DROP: effect.other_hint_nats,
+        }
+        if self.has_contrast:
+            metrics[CONTRAST] = 1.0
+        if self.enabled:
+            metrics[GATE] = float(self._was_open_in_last_step)
+        return metrics
+
+    def state(self) -> dict[str, Any]:
+        """Return the state for a checkpoint. The keys are a file format: earlier checkpoints have them."""
+        return {
+            "heeding": self.estimator.state(),
+            "waiting": [list(comparison) for comparison in self._pending],
+            "last": self._last_compared_step,
+            "gates": self.enabled,
+            "is_open": self.is_open,
+            "told": self._last_announced,
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Restore the state of a checkpoint, which may have been written without a gate or by an older version."""
+        self.estimator.load_state(state["heeding"])
+        self._pending = [HintComparison(*row) for row in state["waiting"]]
+        self._last_compared_step = int(state["last"])
+        # A checkpoint without a gate was open by default, not by evidence. Start closed and look at the figures first.
+        was_gated = bool(state.get("gates"))
+        self.is_open = not self.enabled or (was_gated and bool(state["is_open"]))
+        self._last_announced = state["told"] if self.enabled and was_gated else None
+
+
+class HintEffect(NamedTuple):
+    """What hints do to erring turns, estimated over all comparisons of a run."""
+
+    num_comparisons: float
+    """The size of an evenly mixed sample of the same precision: 97 one way and 3 the other count as 11."""
+    own_hint_nats: float
+    """How much less likely the turn's own hint makes it, in nats per token."""
+    other_hint_nats: float
+    z_score: float
+    """(own - other) in standard errors; 0 if unknown."""
+
+    @property
+    def is_significant(self) -> bool | None:
+        """Whether the own hint does more than the other one; None if the data cannot tell."""
+        if self.num_comparisons < MIN_COMPARISONS:
+            return None
+        if self.z_score >= _Z_TO_OPEN:
+            return True
+        z_to_reject = _Z_TO_REJECT_WHEN_ENOUGH if self.num_comparisons >= ENOUGH_COMPARISONS else _Z_TO_REJECT
+        return False if self.z_score < z_to_reject else None
+
+    @property
+    def is_still_significant(self) -> bool:
+        """Whether an effect that was significant before has not gone away."""
+        return self.z_score >= _Z_TO_STAY_OPEN
+
+    @property
+    def is_large(self) -> bool | None:
+        """Whether most of the effect is due to the hint's meaning; None between the bounds to open and to stay open."""
+        if self.own_hint_nats < max(_MIN_EFFECT_NATS_TO_STAY_OPEN, _MIN_RATIO_TO_STAY_OPEN * self.other_hint_nats):
+            return False
+        return True if self.own_hint_nats >= max(MIN_EFFECT_NATS, MIN_RATIO * self.other_hint_nats) else None
+
+    def __str__(self) -> str:
+        return (
+            f"over {self.num_comparisons:,.0f} comparisons its own hint lowers an erring turn by "
+            f"{self.own_hint_nats:+.3f} nats/token, a hint of another kind by {self.other_hint_nats:+.3f}; "
+            f"z = {self.z_score:+.1f}"
+        )
 
 
 class HintComparison(NamedTuple):
-    """One erring turn, read after two hints: by how many nats a token each lowers it against no hint."""
+    """One erring turn, scored after its own hint and after a hint of another kind."""
 
     prompt: int
-    """Which prompt it is a rollout of."""
-    kind: str
-    """What its hint is about, and what the other one is."""
+    """Index of the prompt that the rollout belongs to."""
+    own_kind: str
     other_kind: str
-    own_drop: float
-    other_drop: float
+    own_hint_nats: float
+    """e(turn, own hint) of the formula above."""
+    other_hint_nats: float
 
 
-Gather = Callable[[list[HintComparison]], list[HintComparison]]
-_EVERY = 10
-"""Steps between comparisons once there are enough: another context a turn is not free."""
-
-
-class HeedWatch:
-    """What a run's rollouts say about hints, and whether channel 2 counts in them.
-
-    `gates`: without, it counts always. Where the teacher has the effect of a wrong hint taken off (`has_contrast`) own
-    hints have to do more than others; else five times as much and not a little, as the rest would be taught with it.
-    """
-
-    def __init__(self, *, gates: bool, has_contrast: bool, gather: Gather = list) -> None:
-        self.gates, self.has_contrast, self._gather = gates, has_contrast, gather
-        self.heeding = Heeding()
-        self._waiting: list[HintComparison] = []
-        self._last_compared = -_EVERY
-        self.is_open = self._was_open = not gates
-        self._told: bool | None = None
-        """What was last said of it: that it is open, that it is closed."""
-
-    def wants_comparisons(self, step: int, *, is_training: bool = True) -> bool:
-        """Whether the rollouts of a step get another kind's hint beside their own; those of an evaluation need none."""
-        is_due = self.heeding.compared < ENOUGH_COMPARED or step - self._last_compared >= _EVERY
-        return self.has_contrast or (is_due and is_training)
-
-    def add(self, comparisons: Sequence[HintComparison]) -> None:
-        """Those of a micro-step on this process."""
-        self._waiting.extend(comparisons)
-
-    def after_step(self, step: int, *, is_whole: bool = True) -> str | None:
-        """Decide what follows `step` finished ones; what there is to say where that is new. All processes call it.
-
-        `is_whole`: all rollouts of a generation were seen. Until then nothing is decided: one prompt's are in several
-        steps then, and would count in each.
-        """
-        if is_whole:
-            of_all = self._gather(self._waiting)
-            self.heeding.add(of_all)
-            self._waiting, self._last_compared = [], step if of_all else self._last_compared
-        decided = self._decided() if self.gates else None
-        self._was_open, self.is_open = self.is_open, self.is_open if decided is None else decided
-        if decided is None or decided == self._told:
-            return None
-        self._told = decided
-        if decided:
-            return f"channel 2 runs on rollouts from here on: {self.heeding.in_words()}"
-        return (
-            "channel 2 rests on rollouts: this model is not seen to heed hints enough there: "
-            f"{self.heeding.in_words()}. It runs once that changes; train.grpo.heed_gate = false teaches all the same"
-        )
-
-    def _decided(self) -> bool | None:
-        """None: as before."""
-        if self.heeding.compared < FEWEST_COMPARED:
-            return None
-        is_shown = self.heeding.is_still_shown if self.is_open else self.heeding.is_shown
-        is_its_own = True if self.has_contrast else self.heeding.is_mostly_its_own
-        if is_shown is False or is_its_own is False:
-            return False
-        return True if self.heeding.is_shown and is_its_own else None
-
-    def metrics(self) -> dict[str, float]:
-        """After a step: over all so far, and whether the channel counted in that one."""
-        heeding = self.heeding
-        figures = {COMPARED: float(heeding.compared), DEVIATIONS: heeding.deviations}
-        figures |= {OWN_DROP: heeding.own_drop, OTHER_DROP: heeding.other_drop}
-        figures |= {CONTRAST: 1.0} if self.has_contrast else {}
-        return figures | ({GATE: float(self._was_open)} if self.gates else {})
-
-    def state(self) -> dict[str, Any]:
-        waiting = [list(comparison) for comparison in self._waiting]
-        tree = {"heeding": self.heeding.state(), "waiting": waiting, "last": self._last_compared}
-        return tree | {"gates": self.gates, "is_open": self.is_open, "told": self._told}
-
-    def load_state(self, tree: Mapping[str, Any]) -> None:
-        self.heeding.load_state(tree["heeding"])
-        self._waiting = [HintComparison(*entry) for entry in tree["waiting"]]
-        self._last_compared = int(tree["last"])
-        # Open for want of a gate, or of one that began open, shows nothing: this one looks at the figures first.
-        self.is_open = not self.gates or (bool(tree.get("gates")) and bool(tree["is_open"]))
-        self._told = tree["told"] if self.gates and tree.get("gates") else None
-
-
-FEWEST_COMPARED, ENOUGH_COMPARED = 20, 100
-"""Of fewer nothing is said; from so many on more is asked of what has not shown by then."""
-_SHOWN, _STILL_SHOWN = 2.5, 1.5
-"""Standard errors. It is asked after every step: with two, one run of ten in which nobody heeds hints would pass."""
-TIMES_OTHER, _STILL_TIMES_OTHER = 5.0, 3.0
-LEAST_DROP, _STILL_LEAST_DROP = 0.1, 0.05
-"""What an own hint has to do: times another kind's, and nats a token. The model that learns from channel 2 has 7 times
-and 0.27 or more, those that lost by it had up to 3.2 times and 0.084 (decision 0025)."""
-COMPARED, DEVIATIONS = "hints/compared", "hints/deviations"
-OWN_DROP, OTHER_DROP, GATE, CONTRAST = "hints/own_drop", "hints/other_drop", "hints/gate", "hints/contrast"
-"""What the figures are called in metrics."""
-_FEWEST_OF_KINDS = 3
-"""Comparisons of two kinds, each way: of fewer nobody knows how much they differ by luck."""
-
-
-class _Cell(NamedTuple):
-    """Sums over comparisons of hints of one kind with those of another; halved they stay what they are."""
-
-    number: float = 0.0
-    own: float = 0.0
-    other: float = 0.0
-    squares: float = 0.0
-    """Of the differences of both drops."""
-
-    @property
-    def difference(self) -> float:
-        return (self.own - self.other) / self.number
-
-    @property
-    def within(self) -> float:
-        return max(self.squares - self.number * self.difference**2, 0.0)
-
-
-class Heeding:
-    """What all comparisons of a run say, late ones more than early ones."""
+class HintEffectEstimator:
+    """Running sums over all comparisons of a run. Old comparisons fade, because the policy changes."""
 
     def __init__(self) -> None:
-        self._cells: dict[tuple[str, str], _Cell] = {}
+        self._sums: dict[tuple[str, str], _Sums] = {}
 
     def add(self, comparisons: Iterable[HintComparison]) -> None:
-        """Those of one generation."""
-        alike: dict[tuple[int, str, str], list[HintComparison]] = {}
-        finite = (
-            comparison
-            for comparison in comparisons
-            if math.isfinite(comparison.own_drop) and math.isfinite(comparison.other_drop)
-        )
-        for comparison in sorted(finite):  # in one order, however a step was cut
-            alike.setdefault(comparison[:3], []).append(comparison)
-        for (_, kind, other_kind), several in alike.items():
-            own_drop, other_drop = (
-                fmean(getattr(comparison, name) for comparison in several) for name in ("own_drop", "other_drop")
-            )
-            cell = self._cells.get((kind, other_kind), _Cell())
-            added = (1.0, own_drop, other_drop, (own_drop - other_drop) ** 2)
-            self._cells[kind, other_kind] = _Cell(*(a + b for a, b in zip(cell, added, strict=True)))
-        if self.compared > 2 * ENOUGH_COMPARED:  # what a model did long ago fades
-            self._cells = {kinds: _Cell(*(total / 2 for total in cell)) for kinds, cell in self._cells.items()}
+        """Add the comparisons of one generation, from all ranks.
 
-    def _pairs(self) -> list[tuple[float, _Cell, _Cell]]:
-        """Kinds that were compared both ways, with their weight: what is known of both counts."""
-        both_ways = [
-            (one, other_kind)
-            for one, other_kind in self._cells
-            if one < other_kind and (other_kind, one) in self._cells
-        ]
-        cells = [(self._cells[one, other_kind], self._cells[other_kind, one]) for one, other_kind in sorted(both_ways)]
-        enough = [pair for pair in cells if min(cell.number for cell in pair) >= _FEWEST_OF_KINDS]
-        return [(1 / (1 / one.number + 1 / other_cell.number), one, other_cell) for one, other_cell in enough]
+        Rollouts of one prompt tend to make the same mistake. Those with the same two kinds count once, by their mean:
+        six copies of an error are not six independent observations.
+        """
+        by_prompt: dict[tuple[int, str, str], list[HintComparison]] = {}
+        finite = (row for row in comparisons if math.isfinite(row.own_hint_nats) and math.isfinite(row.other_hint_nats))
+        for comparison in sorted(finite):  # sorted, so that sums do not depend on how a step was split over ranks
+            by_prompt.setdefault(comparison[:3], []).append(comparison)
+        for (_, own_kind, other_kind), group in by_prompt.items():
+            own_nats = fmean(comparison.own_hint_nats for comparison in group)
+            other_nats = fmean(comparison.other_hint_nats for comparison in group)
+            sums = self._sums.get((own_kind, other_kind), _Sums())
+            self._sums[own_kind, other_kind] = sums.plus(own_nats, other_nats)
+        if self.estimate().num_comparisons > 2 * ENOUGH_COMPARISONS:
+            self._sums = {kinds: sums.halved() for kinds, sums in self._sums.items()}
 
-    @property
-    def compared(self) -> int:
-        """How many comparisons, of which as many one way as the other, would say as much."""
-        return int(4 * math.fsum(weight for weight, _, _ in self._pairs()))
-
-    @property
-    def own_drop(self) -> float:
-        """By how much own hints lower erring turns, in nats a token."""
-        return self._mean("own")
-
-    @property
-    def other_drop(self) -> float:
-        return self._mean("other")
-
-    def _mean(self, name: str) -> float:
+    def estimate(self) -> HintEffect:
+        """Return the effect over all comparisons so far; all zeros if no two kinds were compared both ways."""
         pairs = self._pairs()
-        sums = [weight * fmean(getattr(cell, name) / cell.number for cell in both) for weight, *both in pairs]
-        return math.fsum(sums) / math.fsum(weight for weight, _, _ in pairs) if pairs else 0.0
+        if not pairs:
+            return HintEffect(0, 0.0, 0.0, 0.0)
+        weights = [1 / (1 / forward.num + 1 / backward.num) for forward, backward in pairs]
+        total_weight = math.fsum(weights)
 
-    @property
-    def deviations(self) -> float:
-        """How many standard errors own hints do more than others; 0 where that is not known."""
-        pairs, spread = self._pairs(), self._spread()
-        total = math.fsum(weight for weight, _, _ in pairs)
+        def weighted_mean(values: list[float]) -> float:
+            return math.fsum(weight * value for weight, value in zip(weights, values, strict=True)) / total_weight
+
+        own_nats = weighted_mean([fmean(sums.own_nats / sums.num for sums in pair) for pair in pairs])
+        other_nats = weighted_mean([fmean(sums.other_nats / sums.num for sums in pair) for pair in pairs])
+        # A rare kind may look quiet by chance, so no cell is given less than the pooled variance.
+        pooled = self._pooled_variance()
         variance = math.fsum(
-            weight**2 * math.fsum(max(spread, cell.within / (cell.number - 1)) / cell.number for cell in both) / 4
-            for weight, *both in pairs
+            weight**2 * math.fsum(max(pooled, sums.squared_error / (sums.num - 1)) / sums.num for sums in pair) / 4
+            for weight, pair in zip(weights, pairs, strict=True)
         )
-        return (self.own_drop - self.other_drop) * total / math.sqrt(variance) if variance else 0.0
+        z_score = (own_nats - other_nats) * total_weight / math.sqrt(variance) if variance else 0.0
+        # With n/2 comparisons each way a pair weighs n/4, hence the factor.
+        return HintEffect(int(4 * total_weight), own_nats, other_nats, z_score)
 
-    def _spread(self) -> float:
-        """The variance of comparisons of the same kinds, over all of them; no cell is taken to have less."""
-        cells = [cell for cell in self._cells.values() if cell.number > 1]
-        spare = math.fsum(cell.number - 1 for cell in cells)
-        return math.fsum(cell.within for cell in cells) / spare if spare else 0.0
+    def _pairs(self) -> list[tuple[_Sums, _Sums]]:
+        """Return the sums of every two kinds that were compared often enough in both directions."""
+        kinds_both_ways = sorted((a, b) for a, b in self._sums if a < b and (b, a) in self._sums)
+        pairs = [(self._sums[a, b], self._sums[b, a]) for a, b in kinds_both_ways]
+        return [pair for pair in pairs if min(sums.num for sums in pair) >= _MIN_PER_DIRECTION]
 
-    @property
-    def is_shown(self) -> bool | None:
-        """Whether own hints do more than others, by enough standard errors; None where it cannot be told."""
-        return shown(self.compared, self.deviations)
-
-    @property
-    def is_still_shown(self) -> bool:
-        """Of what was shown before: less is enough."""
-        return self.deviations >= _STILL_SHOWN
-
-    @property
-    def is_mostly_its_own(self) -> bool | None:
-        """Whether a hint lowers the error by much, and five times as much as another; None where it is near to that."""
-        return mostly_own(self.own_drop, self.other_drop)
-
-    def in_words(self) -> str:
-        """The figures: over how much, and how large the effects are."""
-        return in_words(self.compared, self.own_drop, self.other_drop, self.deviations)
+    def _pooled_variance(self) -> float:
+        """Return the variance of comparisons of the same two kinds, pooled over all kinds."""
+        cells = [sums for sums in self._sums.values() if sums.num > 1]
+        degrees_of_freedom = math.fsum(sums.num - 1 for sums in cells)
+        return math.fsum(sums.squared_error for sums in cells) / degrees_of_freedom if degrees_of_freedom else 0.0
 
     def state(self) -> list[list[Any]]:
-        return [[*kinds, *cell] for kinds, cell in self._cells.items()]
+        """Return one row per two kinds: own kind, other kind, and the four sums."""
+        return [[*kinds, *sums] for kinds, sums in self._sums.items()]
 
     def load_state(self, rows: Iterable[Iterable[Any]]) -> None:
-        self._cells = {(kind, other_kind): _Cell(*sums) for kind, other_kind, *sums in rows}
+        """Restore what `state` returned."""
+        self._sums = {(own_kind, other_kind): _Sums(*sums) for own_kind, other_kind, *sums in rows}
 
 
-def shown(compared: float, deviations: float) -> bool | None:
-    """Two bounds, so that a model near one of them is not switched back and forth."""
-    if compared < FEWEST_COMPARED:
-        return None
-    if deviations >= _SHOWN:
-        return True
-    return False if deviations < (1.0 if compared >= ENOUGH_COMPARED else 0.5) else None
+class _Sums(NamedTuple):
+    """Sums over the comparisons of turns of one kind with hints of another. All scale alike, so they can be halved."""
+
+    num: float = 0.0
+    own_nats: float = 0.0
+    other_nats: float = 0.0
+    squared_differences: float = 0.0
+
+    def plus(self, own_nats: float, other_nats: float) -> _Sums:
+        return _Sums(
+            self.num + 1.0,
+            self.own_nats + own_nats,
+            self.other_nats + other_nats,
+            self.squared_differences + (own_nats - other_nats) ** 2,
+        )
+
+    def halved(self) -> _Sums:
+        return _Sums(*(value / 2 for value in self))
+
+    @property
+    def squared_error(self) -> float:
+        """Sum of squared deviations from the mean difference; rounding must not make it negative."""
+        mean_difference = (self.own_nats - self.other_nats) / self.num
+        return max(self.squared_differences - self.num * mean_difference**2, 0.0)
 
 
-def mostly_own(own_drop: float, other_drop: float) -> bool | None:
-    """Two bounds here, too."""
-    if own_drop < max(_STILL_LEAST_DROP, _STILL_TIMES_OTHER * other_drop):
-        return False
-    return True if own_drop >= max(LEAST_DROP, TIMES_OTHER * other_drop) else None
-
-
-def enough_in_words() -> str:
-    return f"{TIMES_OTHER:g} times what another kind's hint does, and {LEAST_DROP:g} nats a token"
-
-
-def in_words(compared: float, own_drop: float, other_drop: float, deviations: float) -> str:
-    return (
-        f"over {compared:,.0f} comparisons its own hint lowers an erring turn by {own_drop:+.3f} nats a token and "
-        f"another kind's by {other_drop:+.3f}, {deviations:+.1f} standard errors apart"
-    )
+def describe_requirement() -> str:
+    """Return the effect that a model needs without a contrast, for messages."""
+    return f"{MIN_RATIO:g} times the effect of another kind's hint, and at least {MIN_EFFECT_NATS:g} nats/token"

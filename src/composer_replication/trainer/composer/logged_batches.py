@@ -1,6 +1,7 @@
-"""Logged traces beside rollouts, for channels 2 and 3: which batch comes next, and what it holds.
+"""Logged traces for channels 2 and 3 of a GRPO run: the next batch, its reference log-probs, and the state of a run.
 
-The order is new each time round, the same in every run, and known after a restart.
+The order is reshuffled in every pass over the data. It depends only on the seed, so a resumed run continues with the
+batch that comes next.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
 
 Collator = Callable[[Sequence[Any]], dict[str, Tensor]]
 LoggedBatch = dict[str, Tensor] | TreeBatch
-_HAS_OWN = object()  # a user's collator brings reference log-probs in its batches
+# The default for the `reference` of a user's own collator, whose batches contain reference log-probs already.
+_HAS_OWN = object()
 _, SDPO, REPLAY = CHANNELS
 NO_SITE = (
     "channel sdpo_jsd cannot run on logged traces: alpha_sdpo is {:g}, and they contain no error site with a hint;"
@@ -40,7 +42,7 @@ _FIRST_KEY = {SDPO: "sdpo_student_index", REPLAY: "dpo_chosen_input_ids"}
 
 
 class LoggedStore:
-    """Traces with a collator, or sessions that are trees already; drawn in an order of their own."""
+    """Logged traces with a collator, or sessions that are token trees already, in a shuffled order."""
 
     def __init__(
         self,
@@ -54,10 +56,8 @@ class LoggedStore:
         num_processes: int = 1,
     ) -> None:
         if (traces is None) == (sessions is None) or (traces is None) != (collator is None):
-            got = [
-                name for name, value in (("trace_dataset", traces), ("data_collator", collator)) if value is not None
-            ]
-            got += ["logged_sessions"] if sessions is not None else []
+            arguments = {"trace_dataset": traces, "data_collator": collator, "logged_sessions": sessions}
+            got = [name for name, value in arguments.items() if value is not None]
             expected = "trace_dataset with data_collator, or logged_sessions"
             raise InputError(explain("logged traces", got=got, expected=expected))
         if batch_size < 1:
@@ -68,13 +68,13 @@ class LoggedStore:
 
     @property
     def digest(self) -> str:
-        """Of what is drawn from."""
+        """A digest of all traces or sessions."""
         if self._sessions is not None:
             return self._sessions.digest
         return digest_of(self._traces or ())
 
     def next_batch(self, device: torch.device) -> LoggedBatch:
-        """The next traces as one batch with nothing in channel 1, which is the rollouts'."""
+        """Return the next traces as one batch, without targets for channel 1: that one learns from the rollouts."""
         numbers = self.sampler.draw(self._batch_size)
         if self._sessions is not None:
             return pack_batches([self._sessions.items[number].batch(device) for number in numbers])
@@ -87,11 +87,14 @@ class LoggedStore:
 
 
 def prompts_of_traces(rows: Any) -> Any:
-    """Return what GRPO trains on where the rows of `train_dataset` are TraceExamples.
+    """Return the prompts for GRPO from a `train_dataset` whose rows are TraceExamples.
 
-    A row's prompt is its own, or the messages before the agent's first turn. A `Dataset` keeps its columns; of a list,
-    which TRL does not take, the other keys become columns without `turns` and `dpo_pairs`. InputError where a row has
-    no `turns`, or neither a prompt nor a turn before the agent's.
+    The prompt of a row is its own `prompt`, or the messages before the agent's first turn. A `datasets.Dataset` keeps
+    its columns. TRL takes no lists, so a list becomes a `Dataset` of the remaining keys, without `turns` and
+    `dpo_pairs`.
+
+    Raises:
+        InputError: A row has no `turns`, or neither a prompt nor a message before the agent's first turn.
     """
     if rows is None or not hasattr(rows, "__len__") or not hasattr(rows, "__getitem__"):
         raise _no_traces(f"a train_dataset of {type(rows).__name__}")
@@ -129,10 +132,11 @@ def _no_traces(got: str) -> InputError:
 
 
 class _UsableChannels(NamedTuple):
-    """The settings with weights for channels that have data, and the names of those that the logged data feed.
+    """Which channels the logged data can feed.
 
-    `skipped` has a sentence for every channel with a weight and no data; `is_empty` says that there are logged data,
-    and that no channel has a use for them.
+    `settings` has weight 0 for a channel that has no data at all, `logged` names the channels that the logged data
+    feed, and `skipped` has a message for every channel with a weight and no logged data. `is_empty` is true if there
+    are logged data and no active channel can use them.
     """
 
     settings: ChannelSettings
@@ -144,9 +148,9 @@ class _UsableChannels(NamedTuple):
 def usable_channels(
     settings: ChannelSettings, traces: Sequence[Any] | None, collator: Collator | None, sessions: LoggedSessions | None
 ) -> _UsableChannels:
-    """Return what the logged data are enough for: channel 3 is switched off if there are no pairs.
+    """Return which channels the logged data can feed; channel 3 is switched off if there are no pairs.
 
-    Channel 2 has the rollouts besides, so its weight stays. Malformed traces raise what their collator raises.
+    Channel 2 keeps its weight because it also runs on rollouts. Raises what the collator raises for malformed traces.
     """
     weights = {SDPO: settings.alpha_sdpo, REPLAY: settings.beta_replay}
     active_channels = {name for name, weight in weights.items() if weight > 0}
@@ -156,7 +160,7 @@ def usable_channels(
         logged = frozenset(name for name in active_channels if sessions.channels[name])
     elif traces is not None and collator is not None and sessions is None:
         logged = _channels_in(traces, collator, active_channels)
-    else:  # half of what is needed, or twice: `LoggedStore` refuses it
+    else:  # traces without a collator, or traces and sessions: `LoggedStore` raises for these
         logged = frozenset(active_channels)
     has_data = not (traces is None and sessions is None)
     skipped = {SDPO: NO_SITE.format(weights[SDPO])} if SDPO in active_channels - logged else {}
@@ -167,8 +171,8 @@ def usable_channels(
 
 
 def _channels_in(traces: Sequence[Any], collator: Collator, channels: Set[str]) -> frozenset[str]:
-    """Return which of the channels some trace has an item of. What the collator counts is not counted here."""
-    owners: tuple[Any, ...] = (collator, getattr(collator, "renderer", None))
+    """Return the channels that at least one trace has an item for. The collator's own counts stay unchanged."""
+    owners: tuple[Any, ...] = (collator, getattr(collator, "renderer", None))  # both have `counts`
     counters: list[Counter[str]] = [owner.counts for owner in owners if hasattr(owner, "counts")]
     before, present = [dict(counter) for counter in counters], set[str]()
     for trace in traces:
@@ -185,7 +189,10 @@ def _channels_in(traces: Sequence[Any], collator: Collator, channels: Set[str]) 
 def with_what_is_needed(
     model: nn.Module, settings: ChannelSettings, traces: Any, collator: Any, sessions: LoggedSessions | None
 ) -> LoggedSessions | None:
-    """The sessions without a target of channel 1; pairs, of sessions or traces, get their reference log-probs."""
+    """Return the sessions without targets of channel 1, and compute missing reference log-probs of pairs.
+
+    For traces, the reference log-probs are set on the collator, and None is returned.
+    """
     if not (settings.alpha_sdpo > 0 or settings.beta_replay > 0):
         got = "logged traces, with both weights 0"
         raise InputError(explain("alpha_sdpo, beta_replay", got=got, expected="one above 0, or no traces"))
@@ -197,6 +204,7 @@ def with_what_is_needed(
         sessions.check_references(model)
     elif needs_reference and traces is not None and _needs_references(collator, model):
         device = next(model.parameters()).device
+        # The log-probs are computed from batches of this collator, which must not look for them meanwhile.
         collator.reference = None
         batches = [(list(collator.pairs([trace])), partial(_batch_of, collator, trace, device)) for trace in traces]
         collator.reference = reference_logprobs_of_batches(model, collator.renderer, batches)
@@ -204,7 +212,7 @@ def with_what_is_needed(
 
 
 def _needs_references(collator: Any, model: nn.Module) -> bool:
-    """Whether there are none, or those of these weights in another precision than the steps compute in."""
+    """Whether the collator has no reference log-probs, or has those of these weights in another precision."""
     reference = getattr(collator, "reference", _HAS_OWN)
     if not isinstance(reference, ReferenceLogprobs):
         return reference is None
@@ -213,7 +221,7 @@ def _needs_references(collator: Any, model: nn.Module) -> bool:
 
 
 def _batch_of(collator: Any, trace: Any, device: torch.device) -> dict[str, Tensor]:
-    """The batch of one trace, which is not counted."""
+    """Return the batch of one trace without adding to the collator's counts."""
     before = collator.counts.copy()
     batch = collator([trace])
     collator.counts.clear()
@@ -222,7 +230,7 @@ def _batch_of(collator: Any, trace: Any, device: torch.device) -> dict[str, Tens
 
 
 def digest_of(rows: Iterable[Any]) -> str:
-    """Of a data set's rows as text: a run goes on with the same ones or not at all."""
+    """Return a digest of a data set's rows, by which a resumed run is checked to have the same data."""
     digest = hashlib.sha256()
     for row in rows:
         digest.update(repr(row).encode("utf-8", "surrogatepass"))
@@ -230,7 +238,10 @@ def digest_of(rows: Iterable[Any]) -> str:
 
 
 class CyclingSampler:
-    """Numbers 0 to size - 1 without end. Every process draws the same order and takes its own share of each draw."""
+    """Yields the numbers 0 to size - 1 in endless reshuffled passes.
+
+    All processes compute the same order, and each takes its own part of every draw.
+    """
 
     def __init__(self, size: int, *, seed: int, process: int = 0, num_processes: int = 1) -> None:
         if size < 1:
@@ -240,17 +251,19 @@ class CyclingSampler:
         self._order: tuple[int, list[int]] = (-1, [])
 
     def draw(self, count: int) -> list[int]:
-        """The next `count` of this process; all processes together take num_processes times as many."""
+        """Return the next `count` numbers of this process; all processes together advance by `num_processes` times as
+        many."""
         first = self._drawn + self._process * count
         self._drawn += count * self._num_processes
         return [self._at(position) for position in range(first, first + count)]
 
     def _at(self, position: int) -> int:
-        time_round, index = divmod(position, self._size)
-        if self._order[0] != time_round:
+        num_pass, index = divmod(position, self._size)
+        # Seeded per pass, so that the order of any pass can be computed without those before it.
+        if self._order[0] != num_pass:
             order = list(range(self._size))
-            random.Random(f"{self._seed}:{time_round}").shuffle(order)  # noqa: S311 (an order, not a secret)
-            self._order = time_round, order
+            random.Random(f"{self._seed}:{num_pass}").shuffle(order)  # noqa: S311 (an order, not a secret)
+            self._order = num_pass, order
         return self._order[1][index]
 
     def state(self) -> dict[str, Any]:
@@ -264,14 +277,9 @@ class CyclingSampler:
         self._drawn = tree["drawn"]
 
 
-# What a GRPO run needs to go on as if nothing had happened, besides weights, optimiser and random numbers.
-#
-# The rollouts that wait for their micro-step and the place among them, the channels' schedules and teacher,
-# environments that have a state, the alarm, figures not yet logged.
-
-
 def run_geometry(trainer: Any) -> dict[str, Any]:
-    """What a saved rollout buffer depends on: it holds sites, and logged batches are drawn beside it, or not."""
+    """Return the settings that must be unchanged when a saved rollout buffer is resumed, since it contains error
+    sites."""
     logged = trainer.channels.logged
     is_stream = not hasattr(trainer.train_dataset, "__len__")
     return {
@@ -282,6 +290,11 @@ def run_geometry(trainer: Any) -> dict[str, Any]:
 
 
 def run_state(trainer: Any) -> dict[str, Any]:
+    """Return what a GRPO run needs for an exact resume, besides weights, optimizer and random number generators.
+
+    That is the buffered rollouts and the position in them, the channels' schedules and teacher, the environments that
+    have a state, the collapse alarm, and sums that were not logged yet.
+    """
     sampling, start = trainer.sampling, trainer.sampling.start_model
     return {
         "micro_step": trainer._step,
@@ -289,7 +302,7 @@ def run_state(trainer: Any) -> dict[str, Any]:
         "channels": trainer.channels.state(),
         "entropy": [trainer.entropy_coef, trainer._last_world_entropy] if trainer._entropy_bonus_enabled else None,
         "metrics": {mode: dict(values) for mode, values in trainer._metrics.items()},
-        "figures": trainer.figures.state(),
+        "figures": trainer.channel_metrics.state(),
         "site_counts": dict(sampling.site_counts),
         "num_rollouts": sampling.num_rollouts,
         "known_hints": dict(sampling.known_hints),
@@ -300,21 +313,22 @@ def run_state(trainer: Any) -> dict[str, Any]:
 
 
 def load_run_state(trainer: Any, tree: dict[str, Any]) -> None:
-    """The inverse of `run_state`."""
+    """Restore the state that `run_state` returned."""
     sampling, start, buffer = trainer.sampling, trainer.sampling.start_model, tree["rollouts"]
     trainer._step = tree["micro_step"]
     device = trainer.accelerator.device
+    # TRL trains on slices of a generation, so a checkpoint may lie between two of them.
     trainer._buffered_inputs = None if buffer is None else [_on_device(batch, device) for batch in buffer]
     trainer.channels.load_state(tree["channels"], trainer.state.max_steps)
     if tree["entropy"] is not None:
         trainer.entropy_coef, trainer._last_world_entropy = tree["entropy"]
     for mode, values in tree["metrics"].items():
         trainer._metrics[mode].update({name: list(series) for name, series in values.items()})
-    trainer.figures.load_state(tree["figures"])
+    trainer.channel_metrics.load_state(tree["figures"])
     sampling.site_counts, sampling.num_rollouts = Counter(tree["site_counts"]), tree["num_rollouts"]
-    sampling.known_hints = dict(tree.get("known_hints", {}))  # an earlier version has none
+    sampling.known_hints = dict(tree.get("known_hints", {}))  # checkpoints of earlier versions have none
     trainer.alarm.load_state(tree["alarm"])
-    # An earlier version kept a digest of some values, under another name: it is not compared.
+    # Checkpoints of earlier versions hold a digest of only some values, under another key; it cannot be compared.
     if start is not None and "start_digest" in tree and tree["start_digest"] != weights_digest(start):
         fix = "Make the trainer with the model the run began with; the checkpoint's weights are loaded into it."
         raise StaleArtefactError(explain("start weights of k1", got="others", expected="the run's", fix=fix))
@@ -322,7 +336,7 @@ def load_run_state(trainer: Any, tree: dict[str, Any]) -> None:
 
 
 def _environment_states(trainer: Any) -> list[list[Any]]:
-    """Of each pool of environments: `_state()` of those that have one gives plain values."""
+    """Return the state of every environment, by pool: what its `_state()` returns, or None if it has no such method."""
     pools: dict[Any, list[Any]] = getattr(trainer, "_environment_pool", {})
     return [
         [environment._state() if hasattr(environment, "_state") else None for environment in pool]
@@ -331,7 +345,7 @@ def _environment_states(trainer: Any) -> list[list[Any]]:
 
 
 def _load_environment_states(trainer: Any, states: list[list[Any]]) -> None:
-    """Into as many environments as there were; `_load_state(...)` takes back what `_state()` gave."""
+    """Create as many environments as were saved, and pass each its state (`_load_state`)."""
     pools: dict[Any, list[Any]] = getattr(trainer, "_environment_pool", {})
     for (name, pool), saved in zip(pools.items(), states, strict=True):
         pool.extend(trainer.environment_factories[name]() for _ in range(len(saved) - len(pool)))

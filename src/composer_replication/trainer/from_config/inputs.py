@@ -1,4 +1,4 @@
-"""Parts of a training, each made from the config alone: tokenizer, renderer, adapter, teacher, switches, prompts."""
+"""Read what a training needs from its config: tokenizer, renderer, adapter, loss weighting, prompts."""
 
 from __future__ import annotations
 
@@ -27,9 +27,12 @@ from composer_replication.trainer.rollouts.worlds.verifiers import is_verifiers,
 from composer_replication.trainer.sessions.phases import Say
 from composer_replication.trainer.start_model import ids_of_tokens, untrained_rows
 
-_DOTTED = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
-_EVALUATED_OF, _MOST_POSITIONS = 10, 10**9
-"""One prompt of so many is held out where there are evaluations; no context is longer."""
+# "my_rewards.code:score"; not "owner/dataset", "data.jsonl" or "verifiers:word-count"
+_MODULE_AND_NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+# One of this many prompts is held out if there are evaluations.
+_HELD_OUT_INTERVAL = 10
+# transformers gives tokenizers without a length limit a `model_max_length` of 10**30.
+_MAX_POSITIONS = 10**9
 
 
 class Inputs(NamedTuple):
@@ -43,10 +46,10 @@ class Inputs(NamedTuple):
 
 
 def read_inputs(config: CrfConfig, replica: Replica | None = None) -> Inputs:
-    """The run directory and the tokenizer; whatever the config says that nothing here would listen to is refused."""
+    """Load the run directory and the tokenizer. Raises ConfigError for options that this mode would ignore."""
     name = resolve_model(config.train.required_model())
     config = replace(config, train=replace(config.train, model=name))
-    _refuse_what_is_not_read(config)
+    _refuse_unused_options(config)
     run = None if config.train.run is None else RunDir.open(config.train.run)
     tokenizer = load_tokenizer(name)
     renderer = make_renderer(config.render, tokenizer, tools_of(run))
@@ -54,43 +57,46 @@ def read_inputs(config: CrfConfig, replica: Replica | None = None) -> Inputs:
 
 
 def fitted(config: CrfConfig, tokenizer: Any = None) -> CrfConfig:
-    """The config with windows, and contexts of an evaluation, no longer than the model has learnt unless it says so."""
-    learnt = None if config.train.model is None else learnt_context(config.train.model, tokenizer)
-    batch, evaluation = config.train.batch.fitted(learnt), config.evaluation
-    context = min(evaluation.context, learnt or evaluation.context)
+    """Return the config with windows, and contexts of an evaluation, no longer than the model's unless set
+    explicitly."""
+    context_limit = None if config.train.model is None else max_context(config.train.model, tokenizer)
+    batch, evaluation = config.train.batch.fitted(context_limit), config.evaluation
+    context = min(evaluation.context, context_limit or evaluation.context)
     train = replace(config.train, batch=batch)
     return replace(config, train=train, evaluation=replace(evaluation, context=context))
 
 
-def learnt_context(name: str, tokenizer: Any = None) -> int | None:
-    """The longest context that a model can be asked about: its positions, or what its tokenizer says if that is less.
+def max_context(name: str, tokenizer: Any = None) -> int | None:
+    """Return the longest context of a model: its positions, or what its tokenizer says if that is less.
 
-    None where neither says anything; a tokenizer that was told nothing names a number that no model reaches.
+    None if neither states a length. An unconfigured tokenizer states a huge number, which is ignored.
     """
-    is_bare = Path(name).is_dir() and not (Path(name) / "config.json").is_file()  # a tokenizer alone
+    # A folder may hold only a tokenizer.
+    is_bare = Path(name).is_dir() and not (Path(name) / "config.json").is_file()
     positions = None if is_bare else getattr(model_config(name).get_text_config(), "max_position_embeddings", None)
     max_length = (load_tokenizer(name) if tokenizer is None else tokenizer).model_max_length
-    return min((length for length in (positions, max_length) if length and length <= _MOST_POSITIONS), default=None)
+    return min((length for length in (positions, max_length) if length and length <= _MAX_POSITIONS), default=None)
 
 
-def beyond_context(config: CrfConfig, learnt: int | None) -> str:
-    """A sentence where windows are longer than what the model has learnt; empty where they are not."""
+def beyond_context(config: CrfConfig, context_limit: int | None) -> str:
+    """Return a warning if windows are longer than the model's context, otherwise ""."""
     budget, _ = config.train.batch.window
-    if not learnt or budget <= learnt or config.train.mode != "offline":
+    if not context_limit or budget <= context_limit or config.train.mode != "offline":
         return ""
     return (
-        f"train.batch.budget is {budget:,} tokens, and this model has learnt contexts of up to {learnt:,}: what it "
-        f"says behind them is noise. Leave train.batch.budget and train.batch.overlap unset, and they fit"
+        f"train.batch.budget is {budget:,} tokens, but this model was trained on contexts of up to {context_limit:,}: "
+        "beyond "
+        f"these its output is noise. Leave train.batch.budget and train.batch.overlap unset, so that they fit"
     )
 
 
 def model_config(name: str) -> Any:
-    """The config of the start weights, without the weights."""
+    """Return the config of the initial model; no weights are loaded."""
     return load_config(name, what=f"train.model {name!r}")
 
 
 def lora_config(adapter: AdapterConfig) -> Any | None:
-    """The adapter as PEFT takes it; None where all weights are trained."""
+    """Return the adapter's PEFT config; None if all weights are trained."""
     if adapter.kind == "none":
         return None
     peft = require("peft", extra="train")
@@ -105,9 +111,10 @@ def lora_config(adapter: AdapterConfig) -> Any | None:
 
 
 def token_rows(inputs: Inputs, model: Any, said: Iterable[int], say: Say, *, why_not: str = "") -> list[int]:
-    """Ids whose rows the adapter trains, as `train.adapter.token_rows` has it: none where a reason is given `why_not`.
+    """Return the ids whose rows of embedding and head the adapter trains, as `train.adapter.token_rows` says.
 
-    What these weights never learnt of the tokens that are to be `said` is told in any case.
+    With a reason in `why_not`, such as "with FSDP", there are none. In any case it reports which tokens among `said`,
+    the ids that the model is to write, have untrained rows.
     """
     names = inputs.config.train.adapter.token_rows
     is_auto = names == ("auto",)
@@ -119,43 +126,45 @@ def token_rows(inputs: Inputs, model: Any, said: Iterable[int], say: Say, *, why
     if untrained is None or untrained.tokens.keys() <= set(chosen):
         return chosen
     is_trained = is_auto and not why_not
-    learnt = (
-        "their rows are trained with the adapter" if is_trained else f"the adapter leaves them so {why_not}".strip()
+    consequence = (
+        "their rows are trained with the adapter" if is_trained else f"their rows stay untrained {why_not}".strip()
     )
-    say(f"{untrained.in_words()}; {learnt} (train.adapter.token_rows)")
+    say(f"{untrained.describe()}; {consequence} (train.adapter.token_rows)")
     return [*untrained.tokens] if is_trained else chosen
 
 
 def weighting_of(config: CrfConfig) -> RowWeighting | None:
-    """The switches of channel 2, or None where all of them are off."""
+    """Return the switches of channel 2; None if all of them are off."""
     weighting = RowWeighting(**vars(config.train.switches))
     return weighting if weighting.changes_weights or weighting.contrast is not None else None
 
 
 def held_out_rows(number: int) -> tuple[list[int], list[int]]:
-    """Numbers of rows to train on, and of those to evaluate on."""
-    held_out = list(range(_EVALUATED_OF - 1, number, _EVALUATED_OF)) or [number - 1]
+    """Return the indices of rows to train on, and of those to evaluate on."""
+    held_out = list(range(_HELD_OUT_INTERVAL - 1, number, _HELD_OUT_INTERVAL)) or [number - 1]
     return sorted(set(range(number)) - set(held_out)), held_out
 
 
 def is_dotted(name: str) -> bool:
-    return _DOTTED.fullmatch(name) is not None
+    return _MODULE_AND_NAME.fullmatch(name) is not None
 
 
 def named_object(path: str, option: str) -> Any:
-    """What `module:name` names."""
+    """Import and return the object that `module:name` names."""
     if not is_dotted(path):
         raise ConfigError(explain(option, got=repr(path), expected="module:name"))
     module_name, _, name = path.partition(":")
     try:
         return getattr(importlib.import_module(module_name), name)
     except (ImportError, AttributeError) as error:
-        fix = "A module is looked for in the folder the command runs in, and among what is installed."
-        raise ConfigError(explain(f"{option} {path}", got=str(error), expected="a name to import", fix=fix)) from error
+        fix = "Modules are searched for in the working directory and among installed packages."
+        raise ConfigError(
+            explain(f"{option} {path}", got=str(error), expected="a name that can be imported", fix=fix)
+        ) from error
 
 
 def load_prompts(name: str) -> Any:
-    """A `datasets.Dataset` with prompts: of a function (`module:name`), a file, a folder, or the hub."""
+    """Return a `datasets.Dataset` with prompts from a function (`module:name`), a file, a folder, or the hub."""
     datasets = require("datasets", extra="train")
     path = Path(name)
     if is_dotted(name) and not path.exists():
@@ -171,14 +180,14 @@ def load_prompts(name: str) -> Any:
     else:
         dataset = datasets.load_dataset(name, split="train")
     if "prompt" not in dataset.column_names:
-        fix = "Name a function that makes prompts of them instead: module:function."
+        fix = "Give a function that returns a dataset with prompts instead: module:function."
         got = f"the columns {', '.join(dataset.column_names)}"
-        raise ConfigError(explain(f"train.grpo.dataset {name}", got=got, expected="a column prompt", fix=fix))
+        raise ConfigError(explain(f"train.grpo.dataset {name}", got=got, expected="a column `prompt`", fix=fix))
     return dataset
 
 
 def prompts_of(inputs: Inputs) -> tuple[Any, Any]:
-    """Prompts to train on and, where there are evaluations, those that are held out."""
+    """Return the prompts to train on and, if there are evaluations, the held-out prompts."""
     train = inputs.config.train
     prompts = _named_prompts(train.grpo)
     if not len(prompts):
@@ -194,7 +203,7 @@ def prompts_of(inputs: Inputs) -> tuple[Any, Any]:
 
 
 def _named_prompts(grpo: GRPOSection) -> Any:
-    """Those of the data set, or the tasks of an environment that has its own."""
+    """Return the prompts of the data set, or the tasks of an environment that has its own."""
     if grpo.environment is not None and is_verifiers(grpo.environment):
         if grpo.dataset is not None:
             expected = "none: the environment's own tasks are the prompts"
@@ -206,39 +215,39 @@ def _named_prompts(grpo: GRPOSection) -> Any:
     return load_prompts(grpo.dataset)
 
 
-def _refuse_what_is_not_read(config: CrfConfig) -> None:
-    """An option that a trainer has no use for must not look as if it had been followed."""
+def _refuse_unused_options(config: CrfConfig) -> None:
+    """Raise ConfigError for an option that this mode would silently ignore."""
     if config.loss.lm_ce_label_smoothing:
         got = config.loss.lm_ce_label_smoothing
-        raise ConfigError(explain("loss.lm_ce_label_smoothing", got=got, expected="0: trainers do not smooth labels"))
+        raise ConfigError(
+            explain("loss.lm_ce_label_smoothing", got=got, expected="0, as trainers do not smooth labels")
+        )
     if config.train.mode == "grpo" and config.train.control != "none":
-        expected = "none: a control is made of logged sessions alone"
+        expected = "none, as controls exist for logged sessions only"
         raise ConfigError(explain("train.control", got=config.train.control, expected=expected))
     if config.train.mode == "grpo" and config.train.fsdp.on:
-        fix = "Train an adapter on every process (DDP): the weights below it have no gradients and no optimiser states."
-        expected = "false: rollouts are drawn from whole weights"
+        fix = "Train an adapter on every process (DDP): its base weights need no gradients and no optimizer states."
+        expected = "false, as rollouts are sampled from unsharded weights"
         raise ConfigError(explain("train.fsdp.on with train.mode grpo", got="true", expected=expected, fix=fix))
     if config.train.mode == "grpo" and config.train.warmup.mode in ("steps", "until"):
-        expected = "auto or off: a training with rollouts has no warm-up"
+        expected = "auto or off, as a training with rollouts has no warm-up"
         raise ConfigError(explain("train.warmup.mode", got=config.train.warmup.mode, expected=expected))
 
-
-# The one reader of [render]: `crf train` and `crf inspect` make the same renderer of it.
 
 OUTCOMES = {
     "thinking_target": "learned",
     "thinking_context": "shown as context",
     "thinking_left_out": "left out",
-    "thinking_not_shown": "with no place in the template",
-    "empty_thought_as_header": "behind an empty block that is header",
+    "thinking_not_shown": "not supported by the template",
+    "empty_thought_as_header": "after an empty thinking block in the header",
 }
-"""What was done with turns' thinking, by the names of the counts, in words."""
+"""What was done with the thinking of turns, by the keys of the counts."""
 
 
 def make_renderer(
     render: RenderConfig, tokenizer: Any, tools: Tools | None, *, template: str | None = None
 ) -> Renderer:
-    """A renderer as the section says, or with another template; either is also the tokenizer's from then on."""
+    """Return a renderer as the section says, or with another template, which also becomes the tokenizer's."""
     template = chat_template(render) if template is None else template
     if template is not None:
         tokenizer.chat_template = template
@@ -254,28 +263,32 @@ def make_renderer(
 
 
 def _refuse_unread_variables(render: RenderConfig, renderer: Renderer) -> None:
-    """A variable that the template has no use for must not look as if it had been followed."""
+    """Raise ConfigError for a variable that the template would silently ignore."""
     known_names = renderer.template.names if render.template_variables else set[str]()
     for name in render.template_variables:
         if name not in known_names:
             near = get_close_matches(name, known_names, n=1)
             got = f"{name!r}, which {renderer.template.name} does not read"
-            fix = f"Did you mean {near[0]!r}?" if near else "Take it out, or name the template: render.chat_template."
-            expected = "names of variables that the template reads"
+            fix = (
+                f"Did you mean {near[0]!r}?"
+                if near
+                else "Remove it, or set render.chat_template to the template that reads it."
+            )
+            expected = "a variable that the template reads"
             raise ConfigError(explain("render.template_variables", got=got, expected=expected, fix=fix))
 
 
 def unmatched_models(render: RenderConfig, models: Collection[str]) -> list[str]:
-    """A sentence for each of `student_models` that is none of the models in the run.
+    """Return a warning for each pattern of `student_models` that matches no model in the run.
 
-    It is no error: the config may be meant for other runs too.
+    This is no error, since a config may be meant for other runs too.
     """
-    model_names = ", ".join(sorted(filter(None, models))) or "none: no turn says which model wrote it"
+    model_names = ", ".join(sorted(filter(None, models))) or "none: no turn states its model"
     return [
         explain(
             "render.student_models",
             got=f"{pattern!r}, which matches no turn's model",
-            expected=f"a name or a pattern of those in the run ({model_names})",
+            expected=f"a name or pattern that matches a model in the run ({model_names})",
         )
         for pattern in render.student_models
         if not any(fnmatchcase(model, pattern) for model in models)
@@ -283,7 +296,7 @@ def unmatched_models(render: RenderConfig, models: Collection[str]) -> list[str]
 
 
 def tools_of(run: RunDir | None) -> dict[str | None, list[dict[str, Any]]] | None:
-    """The tools of each agent in the run, by the format of its logs, in the form that chat templates take."""
+    """Return the tools of each agent in the run, by log format, in the form that chat templates take."""
     if run is None or not run.path("tools").exists():
         return None
     return {
@@ -293,7 +306,7 @@ def tools_of(run: RunDir | None) -> dict[str | None, list[dict[str, Any]]] | Non
 
 
 def _described(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """With an empty description: templates may ask for one, and logs have none."""
+    """Return a tool with an empty description: templates may require one, and logs have none."""
     name, parameters = tool["function"]["name"], tool["function"]["parameters"]
     return {"type": "function", "function": {"name": name, "description": "", "parameters": parameters}}
 
@@ -305,7 +318,7 @@ def _thinking_rules(render: RenderConfig) -> ThinkingRules:
 
 
 def chat_template(render: RenderConfig) -> str | None:
-    """The text of the file that the section names."""
+    """Return the text of the template file that the section names, or None."""
     if render.chat_template is None:
         return None
     try:
@@ -318,6 +331,6 @@ def chat_template(render: RenderConfig) -> str | None:
 
 
 def thinking_in_words(counts: Mapping[str, int]) -> str:
-    """Turns by what was done with their thinking; empty where there was none, and no block."""
+    """Return how many turns' thinking was treated how, as a sentence; "" if there was none."""
     phrases = [f"{counts[name]} {words}" for name, words in OUTCOMES.items() if counts.get(name)]
     return f"thinking of turns: {', '.join(phrases)}" if phrases else ""

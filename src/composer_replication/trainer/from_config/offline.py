@@ -1,4 +1,4 @@
-"""`crf train` on logged sessions: their windows, the memory a step takes, the trainer, what its hint proof kept."""
+"""Train on logged sessions with `crf train`: their windows, the memory of a step, the warm-up, and the trainer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from composer_replication.errors import (
 from composer_replication.runs import ARTEFACTS, RunDir
 from composer_replication.runs.split import NAME as SPLIT
 from composer_replication.runs.split import Split, sides_of, split_conversations
-from composer_replication.trainer.checkpoints.resume import most_anywhere
+from composer_replication.trainer.checkpoints.resume import max_over_processes
 from composer_replication.trainer.from_config.inputs import (
     Inputs,
     lora_config,
@@ -61,8 +61,9 @@ if TYPE_CHECKING:
 
 
 SOURCES = ("conversations", "tools", SPLIT, "sites", "pairs")
-_BETWEEN_SHUFFLES = 1_000_003
-# What sessions are held out for, by the key that asks for it.
+# Large, so that the seeds of shuffles do not meet those of trainings, which are usually small consecutive numbers.
+_SEEDS_BETWEEN_SHUFFLES = 1_000_003
+# Options that need held-out sessions, and whether a config uses them.
 _EVALUATIONS: dict[str, Callable[[TrainConfig], bool]] = {
     "train.eval_every": lambda train: train.eval_every > 0,
     "train.warmup.mode = until": lambda train: train.warmup.mode == "until",
@@ -70,7 +71,7 @@ _EVALUATIONS: dict[str, Callable[[TrainConfig], bool]] = {
 
 
 class _OfflineData(NamedTuple):
-    """Sessions to train on, and those that are held out where there are evaluations."""
+    """Sessions to train on, and held-out sessions if there are evaluations."""
 
     train: LoggedSessions
     held_out: LoggedSessions | None
@@ -79,10 +80,12 @@ class _OfflineData(NamedTuple):
 
 
 def offline_data(inputs: Inputs) -> _OfflineData:
-    """The windows of the run's sessions, as [train.batch] says, for the channels that have a weight."""
+    """Return the windows of the run's sessions, cut as [train.batch] says, for the channels that have a weight."""
     config = inputs.config
     if inputs.run is None:
-        raise ConfigError(explain("train.run", got="none", expected="a run directory (`crf ingest`, `crf sites`)"))
+        raise ConfigError(
+            explain("train.run", got="none", expected="a run directory; make one with `crf ingest` and `crf sites`")
+        )
     options: dict[str, Any] = {
         **_cutting(config),
         "responses": "good" if config.train.channels.good_turns else "none",
@@ -93,64 +96,74 @@ def offline_data(inputs: Inputs) -> _OfflineData:
     if config.loss.beta_replay == 0:
         options["use_pairs"] = False
     eval_options = [key for key, is_on in _EVALUATIONS.items() if is_on(config.train)]
-    known_sides = _known_sides(inputs.run, config.split, is_evaluated=bool(eval_options))
+    known_split = _existing_split(inputs.run, config.split, is_evaluated=bool(eval_options))
     validation = config.split.validation if eval_options else 0.0
     sessions, settings = sessions_of_run(inputs.run, **options)
     rendered: list[RenderedSession] = []
 
     def conversations() -> Iterator[Conversation]:
-        """Rendered as they are read: the split is drawn in the same pass, and no conversation is kept."""
+        """Render each session as it is read, and yield its conversation for the split.
+
+        Reading and splitting in one pass avoids keeping all conversations in memory.
+        """
         for session in sessions:
-            if known_sides is None or session.conversation.id not in known_sides.test:
+            if known_split is None or session.conversation.id not in known_split.test:
                 rendered.append(render_session(inputs.renderer, session, settings))
                 yield session.conversation
 
-    drawn = split_conversations(
+    new_split = split_conversations(
         conversations(), validation=validation, test=config.split.test or 0.0, by=config.split.by
     )
-    sides, replica = known_sides or drawn, inputs.replica
-    learnt = (
-        sides.train
-        if replica is None
-        else replica.part_of(sides.train & {session.conversation_id for session in rendered})
-    )
-    run = inputs.run if replica is None else None  # proofs and references of a part are not the run's
+    split, replica = known_split or new_split, inputs.replica
+    trained_on = split.train
+    if replica is not None:
+        trained_on = replica.part_of(split.train & {session.conversation_id for session in rendered})
+    # The hint check and reference log-probs of a replica's part must not be stored in the run.
+    run = inputs.run if replica is None else None
     train, held_out = (
         LoggedSessions(
-            (session for session in rendered if session.conversation_id in side), inputs.renderer, settings, run=run
+            (session for session in rendered if session.conversation_id in session_ids),
+            inputs.renderer,
+            settings,
+            run=run,
         )
-        for side in (learnt, sides.validation)
+        for session_ids in (trained_on, split.validation)
     )
     if replica is not None:
         replica.weigh(len(train))
-    is_held_out = bool(eval_options) if known_sides else validation > 0
-    if is_held_out and not len(held_out):
-        fix = f"Do without {' and '.join(eval_options)}, set a larger split.validation, or ingest more sessions."
+    is_evaluated = bool(eval_options) if known_split else validation > 0
+    if is_evaluated and not len(held_out):
+        fix = f"Turn {' and '.join(eval_options)} off, raise split.validation, or ingest more sessions."
         got = f"no target in {config.split.validation:.0%} of the sessions"
         raise InputError(explain(eval_options[0], got=got, expected="some to evaluate on", fix=fix))
     return _OfflineData(
-        train, held_out if is_held_out else None, frozenset().union(*(session.models for session in rendered))
+        train, held_out if is_evaluated else None, frozenset().union(*(session.models for session in rendered))
     )
 
 
-def _known_sides(run: RunDir, section: SplitConfig, *, is_evaluated: bool) -> Split | None:
-    """As `crf split` drew them; what is evaluated nowhere is learnt from. Options that say otherwise are refused."""
-    sides = sides_of(run)
-    if sides is None:
+def _existing_split(run: RunDir, section: SplitConfig, *, is_evaluated: bool) -> Split | None:
+    """Return the split that `crf split` drew; if nothing is evaluated, the validation sessions are trained on as well.
+
+    Raises ConfigError if an option of [split] was changed since then.
+    """
+    split = sides_of(run)
+    if split is None:
         return None
-    drawn, defaults = run.meta(SPLIT).settings, SplitConfig()
+    stored, defaults = run.meta(SPLIT).settings, SplitConfig()
     for name in vars(section):
         now = getattr(section, name)
-        if now not in (getattr(defaults, name), drawn.get(name)):
-            fix = f"`crf split {run.root} --set split.{name}={now}` draws it anew."
-            raise ConfigError(explain(f"split.{name}", got=now, expected=f"the run's own, {drawn.get(name)}", fix=fix))
-    return sides if is_evaluated else Split(sides.train | sides.validation, frozenset(), sides.test)
+        if now not in (getattr(defaults, name), stored.get(name)):
+            fix = f"Run `crf split {run.root} --set split.{name}={now}` for a new split."
+            raise ConfigError(
+                explain(f"split.{name}", got=now, expected=f"{stored.get(name)}, as in the run's split", fix=fix)
+            )
+    return split if is_evaluated else Split(split.train | split.validation, frozenset(), split.test)
 
 
-def why_not_taught(config: CrfConfig, renderer: Renderer, session: LoggedSession) -> str:
-    """The reason that a training counts for a session's only site, where no window holds it; empty where one does.
+def why_not_trained_on(config: CrfConfig, renderer: Renderer, session: LoggedSession) -> str:
+    """Return why training would leave out a session's only site; "" if a window contains it.
 
-    Whether a window holds a target depends on nothing else in the session. A hint may still fail its proof.
+    Whether a window contains a target depends on nothing else in the session. Its hint may still fail the hint check.
     """
     settings = WindowSettings(**_cutting(config), responses="none", use_pairs=False)
     rendered = render_session(renderer, session, settings)
@@ -167,7 +180,7 @@ def _cutting(config: CrfConfig) -> dict[str, Any]:
 
 
 def offline_memory(inputs: Inputs, sessions: LoggedSessions) -> MemoryPlan:
-    """Whether a step on the longest trees fits the device at hand; needs the model's config, not its weights."""
+    """Return the memory of a step on the longest trees. Needs the model's config only, not its weights."""
     train = inputs.config.train
     sizes = sorted((item.num_tokens for item in sessions.items), reverse=True)
     size = 2 if train.optimiser.bf16 else 4
@@ -189,16 +202,15 @@ def offline_memory(inputs: Inputs, sessions: LoggedSessions) -> MemoryPlan:
 
 
 def check_memory(plan: MemoryPlan, say: Say, must_fit: bool) -> None:
-    """Say what a step takes; one that does not fit is refused if it must."""
+    """Report the memory of a step. Raises NotEnoughMemoryError if it must fit and does not."""
     if plan.fits:
         say(f"memory: {str(plan).splitlines()[-1]}")
     elif not must_fit:
         say(f"memory:\n{plan}")
     else:
-        verdict = f"{plan.peak / 2**30:.2f} GiB"
+        got = f"{plan.peak / 2**30:.2f} GiB"
         expected = f"at most nine tenths of {plan.available / 2**30:.2f} GiB"
-        fix = " ".join(plan.advice)
-        raise NotEnoughMemoryError(explain("memory of a step", got=verdict, expected=expected, fix=fix))
+        raise NotEnoughMemoryError(explain("memory of a step", got=got, expected=expected, fix=" ".join(plan.advice)))
 
 
 def offline_trainer(
@@ -209,7 +221,7 @@ def offline_trainer(
     callbacks: list[TrainerCallback],
     say: Say,
 ) -> OfflineTrainer:
-    """The trainer, its model warmed up where that is wanted, with hints proved and reference log-probs there."""
+    """Return the trainer, with the model warmed up if needed, the hints checked and reference log-probs computed."""
     from composer_replication.trainer.offline_trainer import OfflineTrainer
 
     config = inputs.config
@@ -240,7 +252,7 @@ def offline_trainer(
 
 
 def _where_weights_are(model: Any, num_processes: int) -> str:
-    """Say how many weights this process holds of how many, so that nobody takes DDP for FSDP2."""
+    """Return how many of all weights this process holds, so that nobody mistakes DDP for FSDP2."""
     local_tensors = [
         parameter.to_local() if hasattr(parameter, "to_local") else parameter for parameter in model.parameters()
     ]
@@ -250,38 +262,44 @@ def _where_weights_are(model: Any, num_processes: int) -> str:
 
 
 def _references(folder: TrainingFolder, warmed_up: Path | None, replica: Replica | None) -> Path | None:
-    """The run's own, unless they are of other weights or of a part of its sessions."""
+    """Return the path of the reference log-probs, or None for the run's own.
+
+    Those of a warmed-up model, or of a replica's part of the sessions, are not the run's.
+    """
     parent = folder.checkpoints if replica is not None else folder.warmup if warmed_up is not None else None
     return None if parent is None else parent / ARTEFACTS["ref_logprobs"].file_name
 
 
 def shuffle_seed(train: TrainConfig) -> int:
-    """Of which a control's hints and turned pairs are drawn; everything else is drawn as in the real training."""
-    return train.optimiser.seed + _BETWEEN_SHUFFLES * (train.shuffle - 1)
+    """Return the seed for a control's shuffled hints and swapped pairs; everything else has the seed of the real
+    training."""
+    return train.optimiser.seed + _SEEDS_BETWEEN_SHUFFLES * (train.shuffle - 1)
 
 
-def tell_data(sessions: LoggedSessions, say: Say) -> None:
-    """What was done with thinking, and how many turns channel 1 has of how many."""
+def report_data(sessions: LoggedSessions, say: Say) -> None:
+    """Report what happened to the thinking of turns, and how many turns channel 1 has."""
     if words := thinking_in_words(sessions.counts):
         say(words)
     if "good_turns" in sessions.counts:
         left_out = sorted((name, n) for name, n in sessions.drops.items() if name.startswith("lm_ce: "))
         why = ", ".join(f"{name.removeprefix('lm_ce: ').replace('_', ' ')} {n}" for name, n in left_out)
-        good, every = sessions.counts["good_turns"], sessions.counts["model_turns"]
-        both = sum(n for _, n in left_out) - (every - good)
-        why += f" ({both} of these are good turns that no window holds)" if both > 0 else ""
-        summary = f"good turns (channel 1): {good} of {every}"
+        num_good, num_turns = sessions.counts["good_turns"], sessions.counts["model_turns"]
+        # A turn that is good but in no window is counted both as good and as left out.
+        num_both = sum(n for _, n in left_out) - (num_turns - num_good)
+        why += f" ({num_both} of these are good turns that fit in no window)" if num_both > 0 else ""
+        summary = f"good turns (channel 1): {num_good} of {num_turns}"
         say(f"{summary}; left out: {why}" if why else summary)
 
 
-def tell_proof(sessions: LoggedSessions, say: Say, *, can_warm_up: bool = True) -> None:
-    """What the hint proof kept, and whether the model heeds hints at all, in a line each."""
+def report_hint_check(sessions: LoggedSessions, say: Say, *, can_warm_up: bool = True) -> None:
+    """Report how many sites passed the hint check, and whether the model reacts to hints at all."""
     if sessions.proofs is None:
         return
     reasons = Counter(proof.reason for proof in sessions.proofs)
-    num_kept = reasons.pop("kept", 0)
+    num_passed = reasons.pop("kept", 0)
     dropped = ", ".join(f"{number} {reason.replace('_', ' ')}" for reason, number in sorted(reasons.items()))
-    say(f"hint proof: {num_kept} of {len(sessions.proofs)} sites teach{f'; dropped: {dropped}' if dropped else ''}")
+    details = f"; dropped: {dropped}" if dropped else ""
+    say(f"hint check: {num_passed} of {len(sessions.proofs)} sites passed{details}")
     say(verdict(sessions.proofs).in_words(can_warm_up=can_warm_up))
 
 
@@ -289,36 +307,32 @@ def _has_proof(inputs: Inputs) -> bool:
     return inputs.config.train.proof.on and inputs.config.loss.alpha_sdpo > 0
 
 
-# The warm-up of `crf train`: whether there is one, and the model that the other steps begin with.
-#
-# `train.warmup.mode` decides; on "auto" the start weights do, by how well they know the names of tools in the logs.
-
-
 def start_model(
     inputs: Inputs, data: _OfflineData, args: TrainingArguments, folder: TrainingFolder, say: Say
 ) -> tuple[nn.Module, Path | None]:
-    """The start weights, with their adapter; and the checkpoint of the warm-up, where there is one.
+    """Return the initial model with its adapter, and the checkpoint of the warm-up, if there is one.
 
-    Whoever trains puts the checkpoint's weights in, after a warm-up of this process as after one of an earlier one.
+    The trainer loads the checkpoint's weights, no matter whether this process or an earlier one ran the warm-up.
     """
     from composer_replication.trainer.warmup import finished_warm_up, warm_up
 
     train = inputs.config.train
+    # A control starts with the same warmed-up weights as the training that it is compared with.
     if train.control != "none" and args.should_save and not folder.warmup.exists():
         real = TrainingFolder.of(replace(inputs.config, train=replace(train, control="none")))
         if finished_warm_up(real.warmup) is not None:
-            folder.take_warmup(real)
+            folder.copy_warmup(real)
     model = _load(inputs, data, args, say)
-    is_wanted = _is_wanted(inputs, data, args, folder, model, say)
-    if is_sharded(model):  # to be scored; what begins is whole
+    needs_warm_up = _needs_warm_up(inputs, data, args, folder, model, say)
+    if is_sharded(model):  # it was sharded only to be scored; the trainer expects a whole model
         del model
         model = _load(inputs, data, args, lambda _again: None)
-    if not is_wanted:
+    if not needs_warm_up:
         return model, None
     is_new = finished_warm_up(folder.warmup) is None
     if is_new and not folder.has_warmup and args.should_save:
         folder.write_config(inputs.config)
-    done = warm_up(
+    finished = warm_up(
         model,
         offline_arguments(train, folder.warmup, **_changes(train)),
         data.train,
@@ -329,19 +343,19 @@ def start_model(
         processing_class=inputs.tokenizer,
         fsdp=train.fsdp.on,
     )
-    say(done.in_words())
-    if is_new:  # the steps were made in it
+    say(finished.describe())
+    if is_new:  # the warm-up has changed the model, so load the initial weights again
         del model
         gc.collect()
         torch.cuda.empty_cache()
         model = _load(inputs, data, args, lambda _again: None)
-    return model, folder.warmup / done.checkpoint
+    return model, folder.warmup / finished.checkpoint
 
 
 def _load(inputs: Inputs, data: _OfflineData, args: TrainingArguments, say: Say) -> nn.Module:
-    train, said_ids = inputs.config.train, ids_said(data.train.rendered)
+    train, written_ids = inputs.config.train, ids_said(data.train.rendered)
     assert train.model is not None
-    set_seed(train.optimiser.seed)  # the adapter's first values are drawn before the trainer sets it
+    set_seed(train.optimiser.seed)  # the adapter is initialized before the trainer sets the seed
     why_not = "with FSDP" if args.fsdp or train.fsdp.on else ""
     quantization = "4bit" if train.adapter.kind == "qlora" else "none"
     return prepare_model(
@@ -349,14 +363,17 @@ def _load(inputs: Inputs, data: _OfflineData, args: TrainingArguments, say: Say)
         args,
         peft_config=lora_config(train.adapter),
         quantization=quantization,
-        token_rows=lambda model: token_rows(inputs, model, said_ids, say, why_not=why_not),
+        token_rows=lambda model: token_rows(inputs, model, written_ids, say, why_not=why_not),
     )
 
 
-def _is_wanted(
+def _needs_warm_up(
     inputs: Inputs, data: _OfflineData, args: TrainingArguments, folder: TrainingFolder, model: nn.Module, say: Say
 ) -> bool:
-    """An explicit mode wins; a training that has begun goes on as it began."""
+    """Return whether to warm up: as an explicit mode says, and for a training that has begun, as it began.
+
+    With mode "auto", a model needs a warm-up if it gives low probability to the names of tools in the logs.
+    """
     from composer_replication.trainer.warmup import name_logprob
 
     warmup, items = inputs.config.train.warmup, data.train.channels
@@ -367,7 +384,7 @@ def _is_wanted(
         return warmup.mode != "off"
     if folder.has_warmup or folder.newest_step() is not None:
         return folder.has_warmup
-    # Without good turns it has nothing to learn from, without the other channels nothing to come before.
+    # Without good turns a warm-up has no data, and without the other channels it has no purpose.
     if not items[CHANNELS[0]] or not any(items[name] for name in CHANNELS[1:]) or args.fsdp:
         return False
     if inputs.config.train.fsdp.on and args.world_size > 1:
@@ -375,18 +392,19 @@ def _is_wanted(
     elif not getattr(model, "is_quantized", False):
         model.to(args.device)
     logprob = name_logprob(model, data.train)
-    is_low = bool(most_anywhere(int(logprob is not None and logprob < warmup.below), args.device))
+    # Processes may differ in the last bits, so all follow the one with the lowest log-prob.
+    is_low = bool(max_over_processes(int(logprob is not None and logprob < warmup.below), args.device))
     if is_low:
         say(
-            f"log-prob of logged calls up to their tool's name: {logprob:.1f} nats, below {warmup.below:g}: this model"
-            f" does not speak the logs' harness yet, and {warmup.steps} steps of channel 1 come first"
-            ' (train.warmup.mode = "off" for none)'
+            f"log-prob of logged calls up to their tool's name: {logprob:.1f} nats, below {warmup.below:g}. This model"
+            f" does not know the logs' harness, so it is warmed up with {warmup.steps} steps of channel 1"
+            ' (train.warmup.mode = "off" turns this off)'
         )
     return is_low
 
 
 def _changes(train: TrainConfig) -> dict[str, Any]:
-    """What a warm-up does otherwise than the steps after it: as many steps as its own keys say, at a constant rate."""
+    """Return the training arguments of a warm-up that differ: its own number of steps, and a constant learning rate."""
     warmup, is_until = train.warmup, train.warmup.mode == "until"
     steps = warmup.most if is_until else warmup.steps
     rising = min(train.optimiser.warmup, steps - 1)

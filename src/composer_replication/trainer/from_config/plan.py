@@ -1,4 +1,5 @@
-"""What `crf train` would do, without weights: what there is to train on, and whether a step fits."""
+"""Plan a training without loading weights (what there is to train on, and whether a step fits), and record its
+result."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ from composer_replication.trainer.from_config.inputs import (
     Inputs,
     beyond_context,
     is_dotted,
-    learnt_context,
+    max_context,
     model_config,
     prompts_of,
     read_inputs,
@@ -40,13 +41,18 @@ from composer_replication.trainer.sessions.rendering import models_of
 from composer_replication.trainer.watch.memory_plan import MemoryPlan, shape_of
 from composer_replication.version import __version__
 
-_PASSES, _REACHED = 8, 0.3
-"""Operations a weight and token of a step with a teacher; the share of a machine's speed that such a step reaches."""
+_OPERATIONS_PER_WEIGHT, _UTILIZATION = 8, 0.3
+"""Operations per weight and token in a step with a teacher, and the share of the measured speed that such a step
+reaches."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingPace:
-    """Operations a second, weights of the model, and tokens of a window: what a guess at a duration is made of."""
+    """What the duration of a training is estimated from.
+
+    `speed` is in operations per second, `weights` counts the model's weights, and `tokens` is the mean size of a
+    window.
+    """
 
     speed: float
     weights: int
@@ -58,15 +64,16 @@ class TrainingPace:
         return self.tokens * self.windows_a_step
 
     def seconds(self, passes: float) -> float:
-        """For so many operations a weight: those a token, times tokens."""
-        return passes * self.weights / (_REACHED * self.speed)
+        """Return the duration of `passes` operations per weight, that is, operations per weight and token times
+        tokens."""
+        return passes * self.weights / (_UTILIZATION * self.speed)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingPlan:
-    """What a run would be: where, with how much of what, and whether it fits. `memory` is known offline alone.
+    """What a training would do: where, on how much data, and whether it fits. `memory` is known only offline.
 
-    `newest_checkpoint` is the folder that it would go on from, past those that are damaged.
+    `newest_checkpoint` is the folder that it would resume from; damaged checkpoints are skipped.
     """
 
     folder: TrainingFolder
@@ -79,16 +86,19 @@ class TrainingPlan:
     remarks: Sequence[str] = ()
     pace: TrainingPace | None = None
     seconds: float | None = None
-    """What the steps may take on this machine, roughly; a warm-up and the proof come on top."""
+    """A rough estimate of the duration of the steps on this machine, without warm-up and hint check."""
 
 
 def plan_training(config: CrfConfig) -> TrainingPlan:
-    """What `run_training` would do, without weights; the resolved config is written unless a run's own is there."""
+    """Return what `run_training` would do, without loading weights.
+
+    The resolved config is written, unless a training has begun in this folder already.
+    """
     inputs, folder = read_inputs(config), TrainingFolder.of(config)
     config = inputs.config
     plan_fields = _offline_plan(inputs) if config.train.mode == "offline" else _grpo_plan(inputs)
     newest, changed = folder.newest_checkpoint(), folder.changed_options(config)
-    if not folder.has_begun:  # the options of a training that has begun are kept, for it to be compared with
+    if not folder.has_begun:  # otherwise keep the options that the training began with, for comparison
         folder.write_config(config)
     return TrainingPlan(
         folder=folder,
@@ -109,42 +119,47 @@ def _offline_plan(inputs: Inputs) -> dict[str, Any]:
         "memory": offline_memory(inputs, data.train),
         "remarks": [*unmatched_models(inputs.config.render, data.models), *remarks_on(inputs, data.train)],
         "pace": pace,
-        "seconds": pace.seconds(_PASSES * steps * pace.tokens_a_step),
+        "seconds": pace.seconds(_OPERATIONS_PER_WEIGHT * steps * pace.tokens_a_step),
     }
 
 
 def remarks_on(inputs: Inputs, sessions: LoggedSessions) -> list[str]:
-    """How often the steps see each window, whether most of them see no error at all, whether windows are too long."""
+    """Return remarks on how often the steps see each window, how many windows have errors, and windows that are too
+    long."""
     config = inputs.config
     optimiser, channels = config.train.optimiser, config.train.channels
-    a_step = optimiser.per_device * optimiser.accumulation * launched_processes()
-    taught = sum(any(window.site_ids or window.state_ids for window in item.windows) for item in sessions.items)
-    is_taught_alone = config.train.warmup.mode in ("steps", "until") and not channels.good_turns_after_warmup
-    windows = taught if is_taught_alone and taught else len(sessions)
+    windows_per_step = optimiser.per_device * optimiser.accumulation * launched_processes()
+    num_with_errors = sum(
+        any(window.site_ids or window.state_ids for window in item.windows) for item in sessions.items
+    )
+    # If good turns are trained on in the warm-up only, the other steps see no windows without an error or a pair.
+    skips_good_turns = config.train.warmup.mode in ("steps", "until") and not channels.good_turns_after_warmup
+    windows = num_with_errors if skips_good_turns and num_with_errors else len(sessions)
     remarks = [
-        f"{optimiser.steps:,} steps see each of {windows:,} windows {optimiser.steps * a_step / windows:.2g} times:"
-        f" once is train.optimiser.steps = {math.ceil(windows / a_step)}"
+        f"{optimiser.steps:,} steps see each of {windows:,} windows "
+        f"{optimiser.steps * windows_per_step / windows:.2g} times"
+        f" on average; for one pass, set train.optimiser.steps = {math.ceil(windows / windows_per_step)}"
     ]
-    if channels.good_turns and 0 < taught < windows / 2:
+    if channels.good_turns and 0 < num_with_errors < windows / 2:
         remarks.append(
-            f"only {taught:,} of {windows:,} windows hold an error or a pair: with train.channels.good_turns = false"
-            " the steps are made on those alone"
+            f"only {num_with_errors:,} of {windows:,} windows contain an error or a pair: set"
+            " train.channels.good_turns = false to train on those only"
         )
-    beyond = beyond_context(config, learnt_context(config.train.model or "", inputs.tokenizer))
-    return [*remarks, *([beyond] if beyond else [])]
+    too_long = beyond_context(config, max_context(config.train.model or "", inputs.tokenizer))
+    return [*remarks, *([too_long] if too_long else [])]
 
 
 def _pace_of(inputs: Inputs, sessions: LoggedSessions) -> TrainingPace:
-    """How fast this machine multiplies right now, and how much there is to multiply."""
+    """Measure how fast this machine multiplies matrices right now, and count how much there is to multiply."""
     optimiser, size, number = inputs.config.train.optimiser, 1024, 8
     device = "cuda" if torch.cuda.is_available() else "cpu"
     matrix = torch.ones(size, size, device=device, dtype=torch.bfloat16 if optimiser.bf16 else torch.float32)
-    (matrix @ matrix).sum().item()  # the first one loads kernels
-    began = time.monotonic()
+    (matrix @ matrix).sum().item()  # the first multiplication loads kernels, so it is not timed
+    start_time = time.monotonic()
     for _ in range(number):
         (matrix @ matrix).sum().item()
     return TrainingPace(
-        speed=number * 2 * size**3 / (time.monotonic() - began),
+        speed=number * 2 * size**3 / (time.monotonic() - start_time),
         weights=shape_of(model_config(inputs.config.train.model or "")).num_weights,
         tokens=sum(item.num_tokens for item in sessions.items) / len(sessions),
         windows_a_step=optimiser.per_device * optimiser.accumulation,
@@ -160,16 +175,14 @@ def _grpo_plan(inputs: Inputs) -> dict[str, Any]:
     return {"counts": counts, "remarks": unmatched_models(inputs.config.render, models)}
 
 
-# What a training did: each channel, the diagnosis, the alarms, and a record of where the weights are from.
-
 _SCHEMA, _VERSION = "composer_replication.training", 2
-# By the names of the metrics; which of them a run has depends on its mode.
+# Names in metrics of the channels that a run may have, by its mode.
 OFFLINE_CHANNELS = ("lm_ce", "sdpo_kl", "trace_replay_dpo")
 GRPO_CHANNELS = ("grpo", "sdpo_kl", "sdpo_kl_logged", "trace_replay_dpo")
 
 
 class NamedSource(NamedTuple):
-    """What a run with rollouts was made of, as its config names it."""
+    """A source of a training with rollouts, as its config names it."""
 
     kind: str
     name: str
@@ -178,7 +191,8 @@ class NamedSource(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingResult:
-    """What `run_training` did and where it is. `saved` is the folder of the weights, once all steps are made."""
+    """What `run_training` did, and where its files are. `saved` is the folder of the weights, once all steps are
+    done."""
 
     steps: int
     total_steps: int
@@ -192,9 +206,9 @@ class TrainingResult:
     counts: Mapping[str, int]
     drops: Mapping[str, int]
     warmup_steps: int = 0
-    """Steps of the warm-up whose weights the first step began with."""
+    """The number of steps of the warm-up before the first step."""
     seconds: Mapping[str, float] = field(default_factory=dict[str, float])
-    """What came before the first step (warm-up, hint proof, reference log-probs), and how long it took."""
+    """How long the work before the first step took (warm-up, hint check, reference log-probs)."""
 
     def as_json(self) -> dict[str, Any]:
         plain = asdict(self)
@@ -202,14 +216,14 @@ class TrainingResult:
 
 
 def sources_of(run: RunDir | None, names: Iterable[str]) -> list[Source]:
-    """The artefacts that a training reads, as they are now."""
+    """Return the artifacts that a training reads, with their current hashes."""
     return [] if run is None else [hash_source(run.root, name) for name in names if run.path(name).exists()]
 
 
 def named_sources(config: CrfConfig) -> list[NamedSource]:
-    """Prompts, rewards and environment of a run with rollouts, as the config names them; sha256 is that of the file.
+    """Return the prompts, rewards and environment of a training with rollouts, each with the hash of its file.
 
-    Nothing is hashed of what is not one file: a folder, or a name on the hub.
+    Sources that are not a single file, such as folders and names on the hub, have no hash.
     """
     grpo = config.train.grpo
     if config.train.mode != "grpo":
@@ -219,13 +233,17 @@ def named_sources(config: CrfConfig) -> list[NamedSource]:
         *(("reward", reward) for reward in grpo.rewards),
         ("environment", grpo.environment),
     ]
-    return [NamedSource(kind, _shown(name), _hash_of_named(name)) for kind, name in kinds_and_names if name is not None]
+    return [
+        NamedSource(kind, _display_name(name), _hash_of_named(name))
+        for kind, name in kinds_and_names
+        if name is not None
+    ]
 
 
 def metric_names(numbers: Mapping[str, int]) -> dict[str, int]:
-    """Counts, or drops (`channel: reason`), with the channels called as metrics call them."""
-    parted = ((name.partition(":"), number) for name, number in numbers.items())
-    return {NAMES.get(first, first) + colon + rest: number for (first, colon, rest), number in parted}
+    """Return counts, or drops (`channel: reason`), with the channels' names as in metrics."""
+    parts = ((name.partition(":"), number) for name, number in numbers.items())
+    return {NAMES.get(channel, channel) + colon + reason: number for (channel, colon, reason), number in parts}
 
 
 def write_record(
@@ -235,7 +253,8 @@ def write_record(
     sources: Sequence[Source | NamedSource],
     start_digest: str,
 ) -> None:
-    """`training.json`: what the weights in this folder were made of, with which settings, and what each channel did.
+    """Write `training.json`: what the weights in this folder were trained on, with which settings, and what each
+    channel did.
 
     `start_digest` is `weights_digest` of the model before its first step: all bytes of the weights below an adapter.
     """
@@ -261,14 +280,14 @@ def write_record(
     atomic_write_json(folder / RECORD, record)
 
 
-def _shown(name: str) -> str:
+def _display_name(name: str) -> str:
     return shown_address(name) if is_address(name) else name
 
 
 def _hash_of_named(name: str) -> str | None:
-    """Of the file that a path or `module:name` stands for; the module has been imported."""
+    """Return the hash of the file behind a path or `module:name`; the module has been imported already."""
     path = Path(name)
-    if is_verifiers(name):  # a name on somebody's list, no module's
+    if is_verifiers(name):  # looks like `module:name`, but is the id of an environment
         return None
     if is_dotted(name) and not path.exists():
         module = sys.modules.get(name.partition(":")[0])

@@ -1,4 +1,4 @@
-"""What the machine cannot do that a config asks for, told before anything is loaded, by the name of its key."""
+"""Check what a config needs before anything is loaded: installed packages, and what the machine can do."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 
 def offline_arguments(train: TrainConfig, output: Path, **changes: Any) -> TrainingArguments:
-    """Progress is told by whoever called; pinned memory is of use to a GPU alone."""
+    """Return the TrainingArguments of an offline run. tqdm is off, since the caller reports progress."""
     import torch
     from transformers import TrainingArguments
 
     arguments = training_arguments(train) | changes
-    pinned = torch.cuda.is_available()
+    pinned = torch.cuda.is_available()  # torch warns about pinned memory without a GPU
     return make_arguments(
         TrainingArguments,
         train,
@@ -39,11 +39,11 @@ def offline_arguments(train: TrainConfig, output: Path, **changes: Any) -> Train
 
 
 def make_arguments(make: Callable[..., Any], train: TrainConfig, **arguments: Any) -> Any:
-    """`make(**arguments)`, a constructor of TrainingArguments or one of its kind; a refusal names the option."""
+    """Return `make(**arguments)`, where `make` constructs TrainingArguments or the like; a refusal names the option."""
     import torch
 
     _check_installed(train)
-    # Where there is no accelerator, accelerate makes a process group (by gloo) only if it is asked for the CPU.
+    # Without an accelerator, accelerate creates a (gloo) process group only if `use_cpu` is set.
     on_cpu = {"use_cpu": True} if launched_processes() > 1 and not torch.accelerator.is_available() else {}
     try:
         return make(**on_cpu, **arguments)
@@ -52,49 +52,49 @@ def make_arguments(make: Callable[..., Any], train: TrainConfig, **arguments: An
 
 
 def refused(error: Exception, train: TrainConfig) -> ComposerError:
-    """What a library refuses, as an error of ours; in its own words where no option is known to be the reason."""
+    """Return a library's refusal as one of our errors, in its own words if no option is known to be the cause."""
     if isinstance(error, ComposerError):
         return error
     got = (str(error).strip().splitlines() or [type(error).__name__])[0]
     if train.optimiser.bf16 and "bf16" in got:
-        fix = "Set train.optimiser.bf16 = false: a machine without such a GPU computes in 32 bits."
-        expected = "false, or a GPU that computes in bf16"
+        fix = "Set train.optimiser.bf16 = false to compute in fp32."
+        expected = "false, or a GPU that supports bf16"
         return ConfigError(explain("train.optimiser.bf16", got=f"true ({got})", expected=expected, fix=fix))
     if train.mode == "grpo" and "divisible by num_generations" in got:
-        return _no_whole_groups(train)
+        return _incomplete_groups(train)
     library = "TRL" if train.mode == "grpo" else "transformers"
-    return ConfigError(explain(f"train.mode {train.mode}", got=got, expected=f"what {library} takes"))
+    return ConfigError(explain(f"train.mode {train.mode}", got=got, expected=f"what {library} accepts"))
 
 
-def _no_whole_groups(train: TrainConfig) -> ConfigError:
-    """Rollouts of a prompt are one group, and a step holds whole groups; processes multiply what one holds."""
-    group, per_device, accumulation = (
-        train.grpo.num_generations,
-        train.optimiser.per_device,
-        train.optimiser.accumulation,
-    )
-    got = f"{per_device} x {accumulation} = {per_device * accumulation} rollouts a process and step"
-    expected = f"as many as make whole groups of train.grpo.num_generations, {group}, on all processes"
-    fix = f"Set train.optimiser.per_device = {group}, or train.grpo.num_generations to a number that divides them."
+def _incomplete_groups(train: TrainConfig) -> ConfigError:
+    """Return the error for a step that cannot be divided into whole groups of rollouts of the same prompt."""
+    group = train.grpo.num_generations
+    per_device, accumulation = train.optimiser.per_device, train.optimiser.accumulation
+    got = f"{per_device} x {accumulation} = {per_device * accumulation} rollouts per process and step"
+    expected = f"whole groups of train.grpo.num_generations = {group} rollouts over all processes"
+    fix = f"Set train.optimiser.per_device = {group}, or train.grpo.num_generations to a divisor of the rollouts."
     return ConfigError(
         explain("train.optimiser.per_device x train.optimiser.accumulation", got=got, expected=expected, fix=fix)
     )
 
 
 def _check_installed(train: TrainConfig) -> None:
-    """What is needed for one option alone, and is in no extra."""
+    """Raise ConfigError if a package is missing that only one option needs, and that is in no extra."""
     if train.report_to != "none" and not available(train.report_to):
-        fix = f'Type: pip install {train.report_to}. Or set train.report_to = "none": metrics.jsonl has it all.'
+        fix = f'Type: pip install {train.report_to}. Or set train.report_to = "none": metrics.jsonl has everything.'
         got = f"{train.report_to}, which is not installed"
-        raise ConfigError(explain("train.report_to", got=got, expected="none, or what is installed", fix=fix))
+        raise ConfigError(explain("train.report_to", got=got, expected="none, or an installed tracker", fix=fix))
     if train.adapter.kind == "qlora" and not available("bitsandbytes"):
-        fix = 'Type: pip install bitsandbytes. Or set train.adapter.kind = "lora", which keeps the weights whole.'
+        fix = 'Type: pip install bitsandbytes. Or set train.adapter.kind = "lora", which does not quantize the weights.'
         got = "qlora, and bitsandbytes is not installed"
-        raise ConfigError(explain("train.adapter.kind", got=got, expected="lora, none, or bitsandbytes", fix=fix))
+        raise ConfigError(
+            explain("train.adapter.kind", got=got, expected="lora or none, or bitsandbytes installed", fix=fix)
+        )
 
 
 def check_extra(train: TrainConfig) -> None:
-    """Raise MissingExtraError that names what this config needs of the extra `train`, and the command to type."""
+    """Raise MissingExtraError for packages of the extra `train` that this config needs, with the command to install
+    them."""
     needed = ["accelerate"]
     needed += ["peft"] if train.adapter.kind != "none" else []
     needed += ["trl", "datasets"] if train.mode == "grpo" else []

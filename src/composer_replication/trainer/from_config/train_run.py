@@ -1,4 +1,5 @@
-"""`crf train`: weights from what the steps before it left in a run, or from rollouts. Torch is loaded on use."""
+"""The steps of `crf train` as functions: train, plan, and decide whether a training is up to date. Torch is imported on
+use."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from composer_replication.trainer.replica import Replica
 
 
-# What may be set otherwise while a training goes on.
+# Options that may change while a training is resumed.
 _MAY_CHANGE = frozenset(
     f"train.{name}"
     for name in ("optimiser.steps", "save.every", "save.keep", "log_every", "diagnose_every", "report_to")
@@ -36,10 +37,10 @@ def train(
     progress: TrainingCallbacks | None = None,
     replica: Replica | None = None,
 ) -> TrainingResult:
-    """Train on `run`, or on the run that the config names, which a training with rollouts can do without.
+    """Train on `run`, or on the run that the config names; a training with rollouts needs neither.
 
-    The run is told where checkpoints and weights go when that is outside of it, so that `crf forget` can name them.
-    A `replica` learns from its part of the sessions, and its weights are all replicas'.
+    Checkpoints and weights outside of the run are noted in it, so that `crf forget` can name them. A `replica` trains
+    on its part of the sessions, and its final weights are the same as those of all replicas.
     """
     from composer_replication.trainer.from_config.output_folder import TrainingFolder
     from composer_replication.trainer.from_config.training import run_training
@@ -50,15 +51,15 @@ def train(
         note_elsewhere(run_dir, "checkpoints", folder.checkpoints)
         note_elsewhere(run_dir, "trained weights", folder.trained(is_adapter=config.train.adapter.kind != "none"))
     result = run_training(config, resume=resume, must_fit=must_fit, progress=progress, replica=replica)
-    if result.saved is not None and os.environ.get("RANK", "0") == "0":  # of several processes, the one that saved
+    if result.saved is not None and os.environ.get("RANK", "0") == "0":  # only the main process saves
         _finish(result.saved, config)
     return result
 
 
 def _finish(saved: Path, config: CrfConfig) -> None:
-    """Trained weights with a card, and with the path of their start weights as it is from everywhere.
+    """Write the model card, and make the path of the base model absolute.
 
-    PEFT leaves an empty card, and the name of the start weights as it was typed.
+    PEFT writes an empty card, and the name of the base model as the user typed it.
     """
     from composer_replication.trainer.trained import (
         Trained,
@@ -76,21 +77,22 @@ def _finish(saved: Path, config: CrfConfig) -> None:
 
 
 def trained_in(config: CrfConfig, run: RunDir) -> Path:
-    """The folder of the weights that a training of this config leaves."""
+    """Return the folder of the weights that a training with this config writes."""
     from composer_replication.trainer.from_config.output_folder import TrainingFolder
 
     return TrainingFolder.of(_with_run(config, run)).trained(is_adapter=config.train.adapter.kind != "none")
 
 
 class _WhyTrain(NamedTuple):
-    """Why a training has to be made or gone on with, empty where it need not; whether another one is in its place."""
+    """Why a training has to be run or resumed ("" if it does not), and whether the folder holds a different
+    training."""
 
     why: str
     is_other: bool = False
 
 
 def why_train(config: CrfConfig, run: RunDir) -> _WhyTrain:
-    """Whether the weights that are there are of these files and options."""
+    """Return why a training has to be run, by comparing the existing weights with the current files and options."""
     from composer_replication.trainer.from_config.inputs import fitted
     from composer_replication.trainer.from_config.offline import SOURCES
     from composer_replication.trainer.from_config.output_folder import TrainingFolder
@@ -106,30 +108,32 @@ def why_train(config: CrfConfig, run: RunDir) -> _WhyTrain:
     why = "; ".join([*([f"{' and '.join(changed)} changed since"] if changed else []), *changes])
     if why and folder.has_begun:
         return _WhyTrain(why, is_other=True)
-    requested_steps, finished_steps = (
-        config.train.optimiser.steps,
-        folder.newest_step() if record is None else record["steps"],
-    )
+    requested_steps = config.train.optimiser.steps
+    finished_steps = folder.newest_step() if record is None else record["steps"]
     steps = f"train.optimiser.steps: {finished_steps} -> {requested_steps}"
-    if finished_steps is not None and finished_steps > requested_steps:  # one of so many steps cannot be made of it
+    if finished_steps is not None and finished_steps > requested_steps:  # a training cannot go back to fewer steps
         return _WhyTrain(steps, is_other=True)
     if record is not None:
         return _WhyTrain(steps if finished_steps != requested_steps else "")
     if not folder.has_begun:
         return _WhyTrain(NOT_THERE)
-    free = [change for change in folder.changed_options(config) if change.partition(":")[0] in _MAY_CHANGE]
-    return _WhyTrain("; ".join([folder.resumption(requested_steps), *free]))
+    allowed = [change for change in folder.changed_options(config) if change.partition(":")[0] in _MAY_CHANGE]
+    return _WhyTrain("; ".join([folder.resumption(requested_steps), *allowed]))
 
 
 def what_training_does(config: CrfConfig, run: RunDir, why: _WhyTrain, kept_in: str | None = None) -> str:
-    """Return what a training that `why_train` asks for does: from where it starts, and because of which changes.
+    """Return what a training that `why_train` asks for does: where it starts, and because of which changes.
 
-    `kept_in` is where a training of other options was moved to.
+    `kept_in` is where a training with other options was moved to.
     """
     from composer_replication.trainer.from_config.output_folder import TrainingFolder
 
     if why.is_other:
-        note = f"; the earlier training is kept in {kept_in}" if kept_in else "; the earlier training would be kept"
+        note = (
+            f"; the earlier training was moved to {kept_in}"
+            if kept_in
+            else "; the earlier training would be moved away"
+        )
         return f"starts from the beginning, because of changes ({why.why}){note}"
     folder = TrainingFolder.of(_with_run(config, run))
     if folder.record(is_adapter=config.train.adapter.kind != "none") is None:
@@ -138,25 +142,25 @@ def what_training_does(config: CrfConfig, run: RunDir, why: _WhyTrain, kept_in: 
 
 
 def set_aside(config: CrfConfig, run: RunDir) -> Path:
-    """Move a training of other files or options into a folder `earlier/N` beside it, and say which.
+    """Move a training of other files or options into a folder `earlier/N` next to it, and return that folder.
 
-    What was measured of it goes to `earlier/N` of the run, so that nobody takes it for that of the next.
+    Its evaluation is moved to `earlier/N` of the run, so that nobody takes it for that of the next training.
     """
     from composer_replication.trainer.from_config.output_folder import TrainingFolder
 
     folder = TrainingFolder.of(_with_run(config, run)).set_aside()
     if config.train.control == "none":
-        measured = run.path("earlier") / folder.name
-        measured.mkdir(parents=True, exist_ok=True)
+        destination = run.path("earlier") / folder.name
+        destination.mkdir(parents=True, exist_ok=True)
         for artefact in (ARTEFACTS[name] for name in ("evaluation", "evaluated", "sampled", "token_gaps")):
             for name in dict.fromkeys((artefact.file_name, artefact.sidecar_name)):
                 if (path := run.root / name).is_file():
-                    path.rename(measured / name)
+                    path.rename(destination / name)
     return folder
 
 
 def plan(config: CrfConfig, run: RunDir | None = None) -> TrainingPlan:
-    """What `train` would do; no weights are loaded."""
+    """Return what `train` would do; no weights are loaded."""
     from composer_replication.trainer.from_config.plan import plan_training
 
     return plan_training(_with_run(config, run))

@@ -1,4 +1,4 @@
-"""From a config to trained weights: what `crf train` does, as a library.
+"""Train from a config: what `crf train` does, as a library.
 
 config -> run directory, tokenizer -> sessions (or prompts) -> memory plan -> trainer -> checkpoints, weights, record
 """
@@ -45,8 +45,8 @@ from composer_replication.trainer.from_config.offline import (
     check_memory,
     offline_data,
     offline_memory,
-    tell_data,
-    tell_proof,
+    report_data,
+    report_hint_check,
 )
 from composer_replication.trainer.from_config.output_folder import TrainingFolder
 from composer_replication.trainer.from_config.plan import (
@@ -104,8 +104,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class TrainingCallbacks:
-    """Whom to tell: of sentences, of work before the first step, of every step (step, all steps), of every line of
-    metrics (and the figures)."""
+    """What to call during a training.
+
+    `say` gets messages, `on_phase` the progress before the first step, `on_step` every step (step, total steps), and
+    `on_log` every line of metrics (step, total steps, metrics).
+    """
 
     say: Say = field(default_factory=lambda: _log.info)
     on_step: Callable[[int, int], None] = field(default_factory=lambda: lambda _step, _total: None)
@@ -121,50 +124,59 @@ def run_training(
     progress: TrainingCallbacks | None = None,
     replica: Replica | None = None,
 ) -> TrainingResult:
-    """Train as the config says, and write checkpoints, metrics, the weights and a record of where they are from.
+    """Train as the config says, and write checkpoints, metrics, the weights and a record of what they were trained on.
 
-    `resume` insists on a checkpoint to go on from; without it `train.resume` decides. A plan that does not fit the
-    memory is refused if it must. SIGTERM and Ctrl-C end the run after the step at hand, with a checkpoint.
+    SIGTERM and Ctrl-C end the run after the current step, with a checkpoint.
+
+    Args:
+        config: The whole config.
+        resume: Require a checkpoint to resume from; without it, `train.resume` decides.
+        must_fit: Refuse a step that does not fit into memory, instead of only warning.
+        progress: What to call during the training.
+        replica: Train on this replica's part of the data, and exchange weights with the others.
     """
-    reporter = progress or TrainingCallbacks()
+    callbacks = progress or TrainingCallbacks()
     check_extra(config.train)
     folder = TrainingFolder.of(config)
     inputs = read_inputs(folder.with_first_primary(config), replica)
     config = inputs.config
-    goes_on = folder.resumes(asked=resume, wanted=config.train.resume)
-    make = _make_offline if config.train.mode == "offline" else _make_grpo
-    alarm = CollapseAlarm.from_config(config.train.alarm, say=reporter.say) if config.train.alarm.on else None
-    mode_parts = make(inputs, folder, alarm, reporter, must_fit)
-    refuse_differences({"the config": to_toml(_without_places(config))})
+    is_resumed = folder.resumes(asked=resume, wanted=config.train.resume)
+    make = _prepare_offline if config.train.mode == "offline" else _prepare_grpo
+    alarm = CollapseAlarm.from_config(config.train.alarm, say=callbacks.say) if config.train.alarm.on else None
+    mode_parts = make(inputs, folder, alarm, callbacks, must_fit)
+    # All processes must have the same config; the one that differs is named.
+    refuse_differences({"the config": to_toml(_without_paths(config))})
     used = contextlib.nullcontext() if inputs.run is None else inputs.run.used_for("training")
     with used, folder.held(is_main=mode_parts.args.process_index == 0):
-        has_state = goes_on or folder.has_warmup
+        has_state = is_resumed or folder.has_warmup
         changes = folder.changed_options(config) if folder.has_begun else []
         if folder.has_begun and not has_state:
-            reporter.say(folder.resumption(config.train.optimiser.steps))
-        for change in changes:  # before anything is compared
-            reporter.say(f"set otherwise than when the run began: {change}")
+            callbacks.say(folder.resumption(config.train.optimiser.steps))
+        for change in changes:  # logged first, as they may explain why a checkpoint is refused below
+            callbacks.say(f"changed since the run began: {change}")
         if not has_state and mode_parts.args.process_index == 0:
-            folder.write_config(config)  # whoever comes after a kill before the first checkpoint compares with it
+            # A run that is killed before its first checkpoint can still tell which options changed.
+            folder.write_config(config)
         sources = sources_of(inputs.run, SOURCES)
         if mode_parts.sessions is not None and mode_parts.args.process_index == 0:
-            folder.check_made_of(
+            folder.check_sources(
                 mode_parts.sessions.digest, {source.name: source.sha256 for source in sources}, changes
             )
-        times = PhaseTimes(folder.checkpoints / "seconds.json", reporter.on_phase)
-        with telling_phases(times, reporter.say):
+        times = PhaseTimes(folder.checkpoints / "seconds.json", callbacks.on_phase)
+        with telling_phases(times, callbacks.say):
             trainer, sessions = mode_parts.build()
         phase: Mapping[str, str] = getattr(trainer, "phase", {})
         start_digest = phase.get("start_weights") or weights_digest(trainer.model)
-        _connect(trainer, reporter, folder, config)
+        _add_reporting(trainer, callbacks, folder, config)
         if replica is not None:
             trainer.add_callback(ReplicaSteps(replica))
         mode_parts.before(trainer)
-        _train(trainer, goes_on, changes)
+        _train(trainer, is_resumed, changes)
         if trainer.was_finished:
-            done = trainer.state.global_step
-            reporter.say(
-                f"all {done} steps are made; for more raise train.optimiser.steps, for a new run set train.output"
+            callbacks.say(
+                f"all {trainer.state.global_step} steps are finished already: raise train.optimiser.steps to "
+                "continue, or "
+                "set train.output for a new run"
             )
         result = replace(_result(config, folder, trainer, alarm, sessions), seconds=times.seconds)
         if result.stopped_by:
@@ -172,16 +184,17 @@ def run_training(
         return _save(config, folder, trainer, result, [*sources, *named_sources(config)], start_digest)
 
 
-def _without_places(config: CrfConfig) -> CrfConfig:
-    """Return the config without paths: they may differ between machines, and what they hold is compared elsewhere."""
+def _without_paths(config: CrfConfig) -> CrfConfig:
+    """Return the config without paths, which may differ between machines; their contents are compared elsewhere."""
     return replace(config, train=replace(config.train, model=None, run=None, output=None))
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Made:
-    """A mode's own parts: its arguments, what builds its trainer and the logged sessions in it, what to say before.
+class _ModeParts:
+    """The parts of a training that depend on its mode: the training arguments, and a function that builds the trainer.
 
-    `sessions` are those that it learns from before any proof, where it learns from nothing else.
+    `build` returns the trainer and its logged sessions, and `before` reports on the trainer just before the first step.
+    `sessions` are those of an offline training, before the hint check has dropped any.
     """
 
     args: Any
@@ -190,100 +203,107 @@ class _Made:
     sessions: LoggedSessions | None = None
 
 
-class _Reports(TrainerCallback):
-    """Passes steps and lines of metrics on. The config is written once a checkpoint to go on from was found to fit."""
+class _ReportingCallback(TrainerCallback):
+    """Passes steps and metrics on to the callbacks.
+
+    It also writes the config, but only once a checkpoint to resume from was found to fit.
+    """
 
     def __init__(
         self,
-        told: TrainingCallbacks,
+        callbacks: TrainingCallbacks,
         folder: TrainingFolder,
         config: CrfConfig,
         resumed_from: Callable[[], Path | None],
     ) -> None:
-        self._told, self._folder, self._config, self._resumed_from = told, folder, config, resumed_from
+        self._callbacks, self._folder, self._config, self._resumed_from = callbacks, folder, config, resumed_from
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         del args, control, kwargs
         if not state.is_world_process_zero:
             return
         if (folder := self._resumed_from()) is not None:
-            self._told.say(f"going on from {folder.name} in {folder.parent}")
+            self._callbacks.say(f"resuming from {folder.name} in {folder.parent}")
         self._folder.write_config(self._config)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         del args, control, kwargs
         if state.is_world_process_zero:
-            self._told.on_step(state.global_step, state.max_steps)
+            self._callbacks.on_step(state.global_step, state.max_steps)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         del args, control, kwargs
         if state.is_world_process_zero and logs:
-            self._told.on_log(state.global_step, state.max_steps, logs)
+            self._callbacks.on_log(state.global_step, state.max_steps, logs)
 
 
-def _connect(trainer: Any, reporter: TrainingCallbacks, folder: TrainingFolder, config: CrfConfig) -> None:
-    """To those who are told of steps, and to signals that end it."""
-    trainer.remove_callback(PrinterCallback)  # it prints dictionaries
-    trainer.add_callback(_Reports(reporter, folder, config, lambda: trainer.resumed_from))
+def _add_reporting(trainer: Any, callbacks: TrainingCallbacks, folder: TrainingFolder, config: CrfConfig) -> None:
+    """Add the reporting callback to the trainer, and let SIGTERM and Ctrl-C stop it."""
+    trainer.remove_callback(PrinterCallback)  # it prints the raw metrics to stdout
+    trainer.add_callback(_ReportingCallback(callbacks, folder, config, lambda: trainer.resumed_from))
     trainer.stop_signals = (signal.SIGTERM, signal.SIGINT)
 
 
-def _make_offline(
-    inputs: Inputs, folder: TrainingFolder, alarm: CollapseAlarm | None, reporter: TrainingCallbacks, must_fit: bool
-) -> _Made:
+def _prepare_offline(
+    inputs: Inputs, folder: TrainingFolder, alarm: CollapseAlarm | None, callbacks: TrainingCallbacks, must_fit: bool
+) -> _ModeParts:
     from composer_replication.trainer.from_config import offline as run_offline
 
-    args = offline_arguments(inputs.config.train, folder.checkpoints)  # first: what is refused here takes no reading
-    reporter.say(f"reading the sessions of {inputs.config.train.run}")
+    # First, since it may raise: reading the sessions takes long.
+    args = offline_arguments(inputs.config.train, folder.checkpoints)
+    callbacks.say(f"reading the sessions of {inputs.config.train.run}")
     data = offline_data(inputs)
     for remark in unmatched_models(inputs.config.render, data.models):
-        reporter.say(remark)
+        callbacks.say(remark)
     data.train.require_items()
-    tell_data(data.train, reporter.say)
+    report_data(data.train, callbacks.say)
     for remark in remarks_on(inputs, data.train):
-        reporter.say(remark)
-    check_memory(offline_memory(inputs, data.train), reporter.say, must_fit)
-    diagnosis = RunDiagnosis(every=inputs.config.train.diagnose_every, say=_while_it_runs(reporter.say))
-    callbacks: list[TrainerCallback] = [diagnosis] if alarm is None else [diagnosis, alarm]
-    parts = inputs, data, args, folder, callbacks, reporter.say
-    return _Made(
+        callbacks.say(remark)
+    check_memory(offline_memory(inputs, data.train), callbacks.say, must_fit)
+    diagnosis = RunDiagnosis(every=inputs.config.train.diagnose_every, say=_without_summary(callbacks.say))
+    trainer_callbacks: list[TrainerCallback] = [diagnosis] if alarm is None else [diagnosis, alarm]
+    parts = inputs, data, args, folder, trainer_callbacks, callbacks.say
+    return _ModeParts(
         args=args,
-        build=lambda: ((trainer := run_offline.offline_trainer(*parts)), trainer.train_dataset),  # what a proof left
-        before=lambda trainer: run_offline.tell_proof(
-            trainer.train_dataset, reporter.say, can_warm_up=not trainer.phase
+        build=lambda: ((trainer := run_offline.offline_trainer(*parts)), trainer.train_dataset),  # after the hint check
+        before=lambda trainer: run_offline.report_hint_check(
+            trainer.train_dataset, callbacks.say, can_warm_up=not trainer.phase
         ),
         sessions=data.train,
     )
 
 
-def _make_grpo(
-    inputs: Inputs, folder: TrainingFolder, alarm: CollapseAlarm | None, reporter: TrainingCallbacks, must_fit: bool
-) -> _Made:
+def _prepare_grpo(
+    inputs: Inputs, folder: TrainingFolder, alarm: CollapseAlarm | None, callbacks: TrainingCallbacks, must_fit: bool
+) -> _ModeParts:
 
-    del must_fit  # what rollouts take depends on their lengths, which nobody knows
+    del must_fit  # the memory of rollouts depends on their lengths, which are not known in advance
     args = _grpo_arguments_of(inputs, folder)
     train = inputs.config.train
-    length, say = train.grpo.max_completion_length, _while_it_runs(reporter.say)
+    length, say = train.grpo.max_completion_length, _without_summary(callbacks.say)
     diagnosis = RunDiagnosis(every=train.diagnose_every, max_completion_length=length, say=say)
-    return _Made(
+    return _ModeParts(
         args=args,
-        build=lambda: grpo_trainer(inputs, args, folder, alarm, diagnosis, reporter.say),
-        before=lambda trainer: reporter.say(f"channels: {', '.join(trainer.channels_on())}"),
+        build=lambda: grpo_trainer(inputs, args, folder, alarm, diagnosis, callbacks.say),
+        before=lambda trainer: callbacks.say(f"channels: {', '.join(trainer.channels_on())}"),
     )
 
 
-def _train(trainer: Any, goes_on: bool, changes: Sequence[str]) -> None:
-    """Where the checkpoint is refused, the error names the options that changed: a weight of 0 makes other sessions."""
+def _train(trainer: Any, is_resumed: bool, changes: Sequence[str]) -> None:
+    """Train, and add the options that changed to the error if a checkpoint is refused.
+
+    They may explain it: with a weight of 0, for example, the sessions have other targets.
+    """
     try:
-        trainer.train(resume_from_checkpoint=goes_on)
+        trainer.train(resume_from_checkpoint=is_resumed)
     except StaleArtefactError as error:
         if not changes:
             raise
-        raise StaleArtefactError(f"{error} Set otherwise than when the run began: {'; '.join(changes)}.") from error
+        raise StaleArtefactError(f"{error} Changed since the run began: {'; '.join(changes)}.") from error
 
 
-def _while_it_runs(say: Say) -> Say:
-    """Without the sentences of the end, which are part of the result."""
+def _without_summary(say: Say) -> Say:
+    """Return `say` without the messages of the diagnosis at the end, which are part of the result."""
     return lambda text: None if text.startswith("The whole run: ") else say(text)
 
 
@@ -311,11 +331,9 @@ def _result(
         channels=channel_results(names, state.log_history, weights),
         diagnosis=(
             *diagnose(state.log_history, max_completion_length=length, items=counts),
-            *_unheeded(sessions, can_warm_up=not phase),
+            *_hint_check_findings(sessions, can_warm_up=not phase),
         ),
-        alarms=tuple(
-            f"step {raised_alarm.step}: {raised_alarm.in_words()}" for raised_alarm in (alarm.alarms if alarm else ())
-        ),
+        alarms=tuple(f"step {event.step}: {event.describe()}" for event in (alarm.alarms if alarm else ())),
         counts=metric_names(counts) | _windows_seen(counts, trainer),
         drops=metric_names(drops),
         warmup_steps=int(phase.get("warmup_steps", 0)),
@@ -323,14 +341,14 @@ def _result(
 
 
 def _windows_seen(counts: Mapping[str, int], trainer: Any) -> dict[str, int]:
-    """How many windows the steps saw, some of them more than once: fewer than there are is less than a pass."""
+    """Return how many windows the steps have seen, counting repetitions: fewer than exist means less than one pass."""
     args = trainer.args
     at_once = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
     return {"windows_seen": trainer.state.global_step * at_once} if "windows" in counts else {}
 
 
-def _unheeded(sessions: LoggedSessions | None, *, can_warm_up: bool) -> Iterator[str]:
-    """What the hint proof found against this model, which no line of metrics shows."""
+def _hint_check_findings(sessions: LoggedSessions | None, *, can_warm_up: bool) -> Iterator[str]:
+    """Yield what the hint check found against this model, which no metric shows."""
     if sessions is not None and sessions.proofs and (heed_verdict := verdict(sessions.proofs)).heeds is False:
         yield heed_verdict.in_words(can_warm_up=can_warm_up)
 
@@ -343,25 +361,23 @@ def _save(
     sources: Sequence[Any],
     start_digest: str,
 ) -> TrainingResult:
-    """The weights under a temporary name, then the record, then both in their place."""
+    """Save the weights under a temporary name, then the record with them, then rename both into place."""
     is_adapter = config.train.adapter.kind != "none"
     destination = folder.trained(is_adapter=is_adapter)
     finished = replace(result, saved=destination)
-    making = destination.with_name(f".{destination.name}.making")
+    temporary = destination.with_name(f".{destination.name}.making")
+    # Only the main process writes files, but saving sharded weights is a collective operation.
     if trainer.args.should_save:
-        shutil.rmtree(making, ignore_errors=True)
-    trainer.save_model(str(making))
+        shutil.rmtree(temporary, ignore_errors=True)
+    trainer.save_model(str(temporary))
     if trainer.args.should_save:
-        write_record(making, config, finished, sources, start_digest)
-        folder.replace_trained(making, is_adapter=is_adapter)
+        write_record(temporary, config, finished, sources, start_digest)
+        folder.replace_trained(temporary, is_adapter=is_adapter)
     return finished
 
 
-# `crf train` with rollouts: prompts, rewards and environment by name, and the trainer.
-
-
 def _grpo_arguments_of(inputs: Inputs, folder: TrainingFolder) -> Any:
-    """A `trl.GRPOConfig`; what TRL refuses is told in its own words."""
+    """Return a `trl.GRPOConfig`. What TRL refuses is reported in TRL's own words."""
     trl = require("trl", extra="train")
     train = inputs.config.train
     return make_arguments(
@@ -380,13 +396,13 @@ def _grpo_arguments_of(inputs: Inputs, folder: TrainingFolder) -> Any:
 def grpo_trainer(
     inputs: Inputs, args: Any, folder: TrainingFolder, alarm: CollapseAlarm | None, diagnosis: RunDiagnosis, say: Say
 ) -> tuple[ComposerReplicationTrainer, LoggedSessions | None]:
-    """The trainer, and the run's logged sessions that it has beside its rollouts, where a run is named."""
+    """Return the trainer, and the logged sessions that it also learns from, if a run is named."""
     config, grpo = inputs.config, inputs.config.train.grpo
-    rewards, environment, rollouts = rewards_and_world(grpo)
+    rewards, environment, rollouts = rewards_and_environment(grpo)
     prompts, held_out = prompts_of(inputs)
     set_seed(config.train.optimiser.seed)
     model, adapter = _model(inputs, args, say)
-    logged = _logged(inputs, model, say)
+    logged = _logged_sessions(inputs, model, say)
     try:
         trainer = ComposerReplicationTrainer(
             model=model,
@@ -416,13 +432,14 @@ def grpo_trainer(
     return trainer, logged
 
 
-def rewards_and_world(grpo: GRPOSection) -> tuple[list[Any], Any | None, Any | None]:
-    """The reward functions, and what makes environments or rollouts: ours, an OpenEnv server's, or verifiers'."""
+def rewards_and_environment(grpo: GRPOSection) -> tuple[list[Any], Any | None, Any | None]:
+    """Return the reward functions, and the factory of environments or rollouts: ours, an OpenEnv server's, or
+    verifiers'."""
     rewards = [named_object(path, "train.grpo.rewards") for path in grpo.rewards]
     rollouts = None if grpo.rollouts is None else named_object(grpo.rollouts, "train.grpo.rollouts")
     environment = _environment(grpo.environment)
     if environment is not None and rollouts is not None:
-        fix = "A rollout function has its own environment: TRL would play a second time."
+        fix = "A rollout function has its own environment, so TRL would run every episode twice."
         raise ConfigError(explain("train.grpo", got="environment and rollouts", expected="one of the two", fix=fix))
     if isinstance(environment, VerifiersWorld):
         return rewards or [world_reward], None, environment
@@ -433,7 +450,7 @@ def rewards_and_world(grpo: GRPOSection) -> tuple[list[Any], Any | None, Any | N
 
 
 def _environment(name: str | None) -> Any | None:
-    """By what its name is: a server's address, an id of verifiers, or a callable."""
+    """Return the environment for a name: a server's address, an id of verifiers, or `module:function`."""
     if name is None:
         return None
     if is_address(name):
@@ -442,16 +459,16 @@ def _environment(name: str | None) -> Any | None:
 
 
 def _model(inputs: Inputs, args: Any, say: Say) -> tuple[Any, Any | None]:
-    """The start weights, and the adapter that the trainer puts on; weights in 4 bits have theirs already."""
+    """Return the initial model, and the adapter that the trainer adds; a 4-bit model has its adapter already."""
     adapter, name = lora_config(inputs.config.train.adapter), inputs.config.train.model
     assert name is not None
     source, protected_ids = inputs.renderer.template.source, inputs.renderer.protected.ids
-    # TRL hands vLLM the weights by names that wrapped layers do not have.
+    # TRL copies weights to vLLM by parameter name, and layers with trainable rows have other names.
     why_not = "with FSDP" if args.fsdp else "with vLLM" if args.use_vllm else ""
 
     def rows(model: Any) -> list[int]:
-        said_ids = [number for text, number in protected_ids.items() if text in source]
-        return token_rows(inputs, model, said_ids, say, why_not=why_not)
+        template_ids = [token for text, token in protected_ids.items() if text in source]
+        return token_rows(inputs, model, template_ids, say, why_not=why_not)
 
     if inputs.config.train.adapter.kind == "qlora":
         return prepare_model(name, args, peft_config=adapter, quantization="4bit", token_rows=rows), None
@@ -459,8 +476,8 @@ def _model(inputs: Inputs, args: Any, say: Say) -> tuple[Any, Any | None]:
     return model, None if adapter is None else with_token_rows(adapter, model, rows(model))
 
 
-def _logged(inputs: Inputs, model: Any, say: Say) -> LoggedSessions | None:
-    """Sites and pairs of the run directory, where there is one with some."""
+def _logged_sessions(inputs: Inputs, model: Any, say: Say) -> LoggedSessions | None:
+    """Return the sites and pairs of the run directory that this training uses, or None if there are none."""
     config, run = inputs.config, inputs.run
     if run is None:
         return None
@@ -469,7 +486,7 @@ def _logged(inputs: Inputs, model: Any, say: Say) -> LoggedSessions | None:
     if not (use_sites or use_pairs):
         return None
     budget, overlap = config.train.batch.window
-    held_out = held_out_of(run)
+    held_out = held_out_of(run)  # these sessions are for evaluation only
     sessions = LoggedSessions.from_run(
         run,
         inputs.renderer,
@@ -487,8 +504,9 @@ def _logged(inputs: Inputs, model: Any, say: Say) -> LoggedSessions | None:
         say(remark)
     if use_sites and config.train.proof.on:
         device = next(model.parameters()).device.type
-        with torch.autocast(device, torch.bfloat16, enabled=config.train.optimiser.bf16):  # as the steps are
+        # In the precision of the steps, which run under autocast.
+        with torch.autocast(device, torch.bfloat16, enabled=config.train.optimiser.bf16):
             sessions = sessions.prove(model, config.train.proof.margin)
-        tell_proof(sessions, say, can_warm_up=False)
+        report_hint_check(sessions, say, can_warm_up=False)
     sessions.require_items()
     return sessions

@@ -21,7 +21,7 @@ class Part(SafeCheckpoints):
         self._tr_loss, self._total_loss_scalar = torch.tensor(0.0), 0.0
         self._initial_global_step = self._globalstep_last_logged = first
         if saved is not None:
-            self.checkpoints.take_up_loss_sum(saved)
+            self.checkpoints.restore_loss_sum(saved)
 
     def make_steps(self, loss):
         """Ten steps of this loss, the last three of them after the last log line."""
@@ -36,7 +36,7 @@ class Part(SafeCheckpoints):
 
     def train_loss(self):
         """As the loop ends."""
-        self.checkpoints.speak_for_all_steps()
+        self.checkpoints.average_loss_over_all_steps()
         made = max(self.state.global_step - self._initial_global_step, 0.001)
         return (self._total_loss_scalar + float(self._tr_loss)) / made
 
