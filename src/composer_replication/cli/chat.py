@@ -28,7 +28,7 @@ from composer_replication.evaluation.arms import Arm, arms_of, device_and_dtype
 from composer_replication.runs import RunDir
 from composer_replication.runs.files import read_site
 from composer_replication.runs.split import sides_of
-from composer_replication.trainer.from_config.inputs import max_context, make_renderer, tools_of
+from composer_replication.trainer.from_config.inputs import make_renderer, max_context, tools_of
 from composer_replication.trainer.objective.distributed import rows_in_place
 from composer_replication.trainer.trained import Trained
 

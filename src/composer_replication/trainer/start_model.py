@@ -243,8 +243,9 @@ class _UntrainedRows(NamedTuple):
 
 
 @torch.no_grad()
-def untrained_rows(model: nn.Module, tokenizer: Any, said: Iterable[int]) -> _UntrainedRows | None:
-    """Return which of the template's own tokens among `said`, the ids that a model is to write, were never trained.
+def untrained_rows(model: nn.Module, tokenizer: Any, written_ids: Iterable[int]) -> _UntrainedRows | None:
+    """Return which of the template's own tokens among `written_ids`, the ids that a model is to write, were never
+    trained.
 
     None if there are none, or if it cannot be decided. Rows that an adapter trains are ignored.
 
@@ -266,7 +267,7 @@ def untrained_rows(model: nn.Module, tokenizer: Any, said: Iterable[int]) -> _Un
     by_adapter: dict[str, list[int]] = {} if below_rows(layer) is layer else layer.token_adapter.token_indices
     trained = {number for ids in by_adapter.values() for number in ids}
     added = {number: text for text, number in tokenizer.get_added_vocab().items() if number < head.shape[0]}
-    tokens = {number: added[number] for number in sorted((set(said) & added.keys()) - trained)}
+    tokens = {number: added[number] for number in sorted((set(written_ids) & added.keys()) - trained)}
     unused = [
         *range(len(tokenizer), head.shape[0]),
         *(number for number in added if _NAMED_UNUSED.search(added[number])),

@@ -110,11 +110,11 @@ def lora_config(adapter: AdapterConfig) -> Any | None:
     )
 
 
-def token_rows(inputs: Inputs, model: Any, said: Iterable[int], say: Say, *, why_not: str = "") -> list[int]:
+def token_rows(inputs: Inputs, model: Any, written_ids: Iterable[int], say: Say, *, why_not: str = "") -> list[int]:
     """Return the ids whose rows of embedding and head the adapter trains, as `train.adapter.token_rows` says.
 
-    With a reason in `why_not`, such as "with FSDP", there are none. In any case it reports which tokens among `said`,
-    the ids that the model is to write, have untrained rows.
+    With a reason in `why_not`, such as "with FSDP", there are none. In any case it reports which tokens among
+    `written_ids`, the ids that the model is to write, have untrained rows.
     """
     names = inputs.config.train.adapter.token_rows
     is_auto = names == ("auto",)
@@ -122,7 +122,7 @@ def token_rows(inputs: Inputs, model: Any, said: Iterable[int], say: Say, *, why
         expected = "auto, or an empty list"
         raise ConfigError(explain(f"train.adapter.token_rows {why_not}", got=list(names), expected=expected))
     chosen = [] if is_auto else ids_of_tokens(inputs.tokenizer, names)
-    untrained = untrained_rows(model, inputs.tokenizer, said)
+    untrained = untrained_rows(model, inputs.tokenizer, written_ids)
     if untrained is None or untrained.tokens.keys() <= set(chosen):
         return chosen
     is_trained = is_auto and not why_not

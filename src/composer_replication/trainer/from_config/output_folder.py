@@ -191,16 +191,16 @@ class TrainingFolder:
         missing = f"; the options it began with are unknown, as {self.config.name} is missing"
         return progress if self.config.exists() else progress + missing
 
-    def resumes(self, *, asked: bool, wanted: bool) -> bool:
-        """Return whether to resume from a checkpoint: `asked` requires one, `wanted` uses one if it exists."""
+    def resumes(self, *, is_required: bool, is_allowed: bool) -> bool:
+        """Return whether to resume: `is_required` demands a checkpoint, `is_allowed` uses one if it exists."""
         newest = self.newest_step()
         if newest is None:
             self._refuse_unreadable_checkpoints()
-        if newest is None and asked and not self.has_warmup:
+        if newest is None and is_required and not self.has_warmup:
             fix = "Leave --resume out to start from the beginning."
             got = "no complete checkpoint"
             raise ArtefactNotFoundError(explain(str(self.checkpoints), got=got, expected="one", fix=fix))
-        if (newest is not None or self.has_warmup) and not (asked or wanted):
+        if (newest is not None or self.has_warmup) and not (is_required or is_allowed):
             fix = "Set train.output to an empty folder for a new run."
             got = f"checkpoint-{newest} of an earlier run" if newest is not None else "a warm-up of an earlier run"
             raise RunError(explain(f"{self.checkpoints}, with train.resume = false", got=got, expected="none", fix=fix))

@@ -140,7 +140,7 @@ def run_training(
     folder = TrainingFolder.of(config)
     inputs = read_inputs(folder.with_first_primary(config), replica)
     config = inputs.config
-    is_resumed = folder.resumes(asked=resume, wanted=config.train.resume)
+    is_resumed = folder.resumes(is_required=resume, is_allowed=config.train.resume)
     make = _prepare_offline if config.train.mode == "offline" else _prepare_grpo
     alarm = CollapseAlarm.from_config(config.train.alarm, say=callbacks.say) if config.train.alarm.on else None
     mode_parts = make(inputs, folder, alarm, callbacks, must_fit)

@@ -383,7 +383,7 @@ class Alarm(NamedTuple):
 
 
 @dataclass
-class _History:
+class _MetricHistory:
     """The past of a metric as far as later decisions need it: plain values, at most two windows long."""
 
     window: list[float] = field(default_factory=list[float])
@@ -414,7 +414,7 @@ class WatchedMetric:
 
     def __init__(self, watch: Watch) -> None:
         self.watch = watch
-        self._history = _History()
+        self._history = _MetricHistory()
 
     def observe(self, logs: Mapping[str, Any], step: int) -> Alarm | None:
         """Add the value in a line of metrics, if it is finite, and return the alarm that it raises, if any."""
@@ -441,12 +441,12 @@ class WatchedMetric:
         return asdict(self._history)
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        field_names = _History.__dataclass_fields__.keys()
+        field_names = _MetricHistory.__dataclass_fields__.keys()
         if state.keys() != field_names:
             got = f"the keys {sorted(state)}"
             raise InputError(explain(f"state of watch {self.watch.name}", got=got, expected=f"{sorted(field_names)}"))
         values: dict[str, Any] = copy.deepcopy(dict(state))
-        self._history = _History(**values)
+        self._history = _MetricHistory(**values)
 
     def _take(self, value: float, step: int) -> None:
         state, size = self._history, self.watch.window
