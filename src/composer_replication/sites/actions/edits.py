@@ -407,7 +407,7 @@ def _hunk_start(hunk: Hunk, lines: list[str], cursor: int) -> int | None:
         starts = _match_starts(hunk.old, lines, cursor) if hunk.old else []
         return starts[0] if len(starts) == 1 else None
     if hunk.header:
-        above = next((number for number in range(cursor, len(lines)) if lines[number].strip() == hunk.header), None)
+        above = next((index for index in range(cursor, len(lines)) if lines[index].strip() == hunk.header), None)
         if above is None:
             return None
         cursor = above + 1

@@ -314,12 +314,12 @@ def text_key(text: str) -> list[str]:
     and words with a sign, a digit or an inner capital. Fenced code is not changed.
     """
     parts = _FENCED_CODE.split(unicodedata.normalize("NFC", text.replace(_CODE_MARK, "\ufffd")))
-    return [_prose(part) if number % 2 == 0 else part for number, part in enumerate(parts)]
+    return [_prose(part) if index % 2 == 0 else part for index, part in enumerate(parts)]
 
 
 def _prose(text: str) -> str:
     pieces = _INLINE_CODE.split(text)
-    marked = [_code(piece) if number % 2 else _plain(piece) for number, piece in enumerate(pieces)]
+    marked = [_code(piece) if index % 2 else _plain(piece) for index, piece in enumerate(pieces)]
     sentence = _BLANKS_BEFORE_QUESTION.sub("", _SENTENCE_PUNCTUATION.sub("", "".join(marked)))
     return unicodedata.normalize("NFC", " ".join(map(_word, sentence.split())))
 
@@ -403,7 +403,7 @@ def sketch(texts: Iterable[str]) -> Sketch:
     """Return the sketch of texts in sequence. Only the beginning of each text counts (`_MAX_TEXT` characters)."""
     words = [_blurred(word) for text in texts for word in text[:_MAX_TEXT].split()]
     pairs = Counter(zip(["", *words], [*words, ""], strict=True)) if words else Counter[tuple[str, str]]()
-    return _smallest({_hash(*pair, again) for pair, number in pairs.items() for again in range(number)})
+    return _smallest({_hash(*pair, repetition) for pair, count in pairs.items() for repetition in range(count)})
 
 
 def likeness(a: Sketch, b: Sketch) -> float:
@@ -482,8 +482,8 @@ class _SketchIndex:
                 at += 1
 
     def _rarest(self, digests: Sketch) -> Sequence[int]:
-        number = len(digests) - math.ceil(MIN_LIKENESS * len(digests) - _ROUNDING) + 1 if digests else 0
-        return sorted(digests, key=lambda digest: (self._bucket_counts[digest >> (32 - _BUCKET_BITS)], digest))[:number]
+        prefix_length = len(digests) - math.ceil(MIN_LIKENESS * len(digests) - _ROUNDING) + 1 if digests else 0
+        return sorted(digests, key=lambda digest: (self._bucket_counts[digest >> (32 - _BUCKET_BITS)], digest))[:prefix_length]
 
 
 def _smallest(hashes: set[int]) -> Sketch:

@@ -119,11 +119,11 @@ class _ShellWalk:
             first += 1
         key: Key = []
         moves: list[int] = []
-        for number, pipeline in enumerate(chain.pipelines[first:]):
+        for index, pipeline in enumerate(chain.pipelines[first:]):
             before = self.location
             key.append(self._pipeline(pipeline))
-            moves += [number] if self.location != before else []
-            key += chain.operators[first + number : first + number + 1]
+            moves += [index] if self.location != before else []
+            key += chain.operators[first + index : first + index + 1]
         if chain.is_background:
             self.location = start
             key.append("&")
@@ -334,9 +334,9 @@ def _operand_keys(operands: Sequence[ShellWord], program: Program, location: _Lo
     rest_are_paths = kind != "path then words"
     return [
         _path_key(word, location, keeps_slash=program.keeps_slash)
-        if (first_is_path if number == 0 else rest_are_paths)
+        if (first_is_path if index == 0 else rest_are_paths)
         else word.key
-        for number, word in enumerate(operands)
+        for index, word in enumerate(operands)
     ]
 
 
@@ -451,12 +451,12 @@ def _env_prefix(words: Sequence[ShellWord]) -> int:
 
     `env A=1 make` is `A=1 make`. A builtin such as `cd` is not a program that `env` could run.
     """
-    number = 1
-    while number < len(words) and _ASSIGNMENT.match(words[number].raw):
-        number += 1
-    program = words[number].literal if number < len(words) else None
+    index = 1
+    while index < len(words) and _ASSIGNMENT.match(words[index].raw):
+        index += 1
+    program = words[index].literal if index < len(words) else None
     is_plain = program is not None and program not in _BUILTINS and not program.startswith("-")
-    return number - 1 if is_plain and words[0].literal == "env" else 0
+    return index - 1 if is_plain and words[0].literal == "env" else 0
 
 
 def _special_key(name: str, words: Sequence[ShellWord], location: _Location, shell: ShellKey, depth: int) -> Key | None:
@@ -556,7 +556,7 @@ def _opens_expression(word: ShellWord) -> bool:
 def _python_key(name: str, words: Sequence[ShellWord], location: _Location, shell: ShellKey, depth: int) -> Key | None:
     """Return the key of python: with `-m` of the module's command line, with `-c` of code, otherwise of a script."""
     texts = [word.literal for word in words]
-    at = next((number for number, text in enumerate(texts[1:], start=1) if not _is_python_flag(text)), len(words))
+    at = next((index for index, text in enumerate(texts[1:], start=1) if not _is_python_flag(text)), len(words))
     flags = sorted(str(text) for text in texts[1:at])
     if at + 1 < len(words) and texts[at] == "-m":
         return [name, flags, "-m", _program_key(words[at + 1 :], location, shell, depth + 1)]

@@ -153,14 +153,14 @@ class _Lexer:
 
     def _read_heredocs(self) -> None:
         """Read the bodies of the here-documents of the line that just ended."""
-        for number, end_mark, is_quoted, strips_tabs in self.pending_heredocs:
+        for index, end_mark, is_quoted, strips_tabs in self.pending_heredocs:
             body, self.at = _heredoc_body(self.text, self.at, end_mark, strips_tabs=strips_tabs)
             # Without "$", a backtick or a backslash nothing expands, whether or not the end mark is quoted.
             is_plain = is_quoted or not re.search(r"[$`\\]", body)
-            redirect = self.tokens[number]
+            redirect = self.tokens[index]
             assert isinstance(redirect, Redirect)
             op = "<<" if is_plain else "<<expanded"
-            self.tokens[number] = Redirect(redirect.descriptor, op, literal_word(body))
+            self.tokens[index] = Redirect(redirect.descriptor, op, literal_word(body))
         self.pending_heredocs.clear()
 
     def _read_word(self) -> ShellWord:

@@ -190,9 +190,9 @@ class FileTexts:
 
     def _add_search(self, path: str, text: str) -> None:
         file = self.get(path)
-        for hit_path, number, line in _SEARCH_HIT.findall(text[:_MAX_TEXT]) if file is not None else ():
+        for hit_path, line_number, line in _SEARCH_HIT.findall(text[:_MAX_TEXT]) if file is not None else ():
             if file is not None and (not hit_path or normal_path(hit_path, self.cwd) == normal_path(path, self.cwd)):
-                file.show_line(int(number), line)
+                file.show_line(int(line_number), line)
 
     def _add_edit(self, call: ToolCall, path: str | None, text: str) -> None:
         operations = edit_operations(call, self.cwd)
@@ -361,11 +361,11 @@ class FileText:
             self.doubt, self.may_be_reworked = 0, False
         self._text = None
 
-    def show_line(self, number: int, line: str) -> None:
+    def show_line(self, line_number: int, line: str) -> None:
         """Add a line from a search result, unless something is already known about that line."""
-        is_new = number > len(self._lines) or (number > 0 and self._lines[number - 1] is None)
-        if number > 0 and is_new and self._are_numbered and not self.doubt and not self._has_end:
-            self.show(number, [line])
+        is_new = line_number > len(self._lines) or (line_number > 0 and self._lines[line_number - 1] is None)
+        if line_number > 0 and is_new and self._are_numbered and not self.doubt and not self._has_end:
+            self.show(line_number, [line])
 
     def write(self, text: str) -> None:
         """Set the whole file."""
@@ -393,7 +393,7 @@ class FileText:
         first, *rest = fragment.split("\n")
         if not rest or len(first.strip()) < min_length or not self._are_numbered:
             return False
-        starts = [number for number, line in enumerate(self._lines) if line is not None and line.endswith(first)]
+        starts = [index for index, line in enumerate(self._lines) if line is not None and line.endswith(first)]
         return bool(starts) and all(self._differs_from(start + 1, rest) for start in starts)
 
     def _differs_from(self, start: int, rest: list[str]) -> bool:

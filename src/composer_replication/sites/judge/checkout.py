@@ -137,12 +137,12 @@ class Repository:
         texts = tuple(_texts(self._git("cat-file", "--batch", stdin=blob_lines) or b""))
         return texts if len(texts) == len(blobs) else ()
 
-    def _are_readable(self, names: bytes, number: int) -> bool:
+    def _are_readable(self, names: bytes, count: int) -> bool:
         """Return whether all objects exist and are small enough."""
         # A missing object has no size: its line is "<name> missing".
         lines = [line.split() for line in (self._git("cat-file", "--batch-check", stdin=names) or b"").splitlines()]
         sizes = [int(line[2]) for line in lines if len(line) == 3 and line[1] == b"blob"]
-        return len(sizes) == number and max(sizes) <= _MAX_TEXT and sum(sizes) <= _MAX_TEXTS
+        return len(sizes) == count and max(sizes) <= _MAX_TEXT and sum(sizes) <= _MAX_TEXTS
 
     @lru_cache(maxsize=2)  # noqa: B019
     def versions_without_blanks(self, path: str) -> str:
@@ -520,7 +520,7 @@ class PathKnowledge:
                 root for path_events in events for root in {root for _, root, exists in path_events if exists}
             )
             self._project_roots = frozenset(
-                {self._root, *(root for root, number in shared.items() if self._is_same_project(root, number, files))}
+                {self._root, *(root for root, num_shared in shared.items() if self._is_same_project(root, num_shared, files))}
             )
         return self._project_roots
 

@@ -209,4 +209,4 @@ class Score:
     @property
     def kinds(self) -> list[KindScore]:
         """The scores by kind of failure, the most frequent first."""
-        return [KindScore(kind, number, self._predicted[kind]) for kind, number in self._kinds.most_common()]
+        return [KindScore(kind, count, self._predicted[kind]) for kind, count in self._kinds.most_common()]
