@@ -160,7 +160,7 @@ def edit_operations(call: ToolCall, cwd: str | None) -> list[Operation] | None:
 
 def changes_of(operations: list[Operation], files: Mapping[str, str]) -> Changes | None:
     """Return the changed files after all operations, or None if one needs an unknown file or does not fit."""
-    if len(operations) == 1:
+    if len(operations) == 1:  # no copy of the files needed
         return operations[0].applied(files)
     current_files, changes = dict(files), Changes()
     for operation in operations:
@@ -200,6 +200,7 @@ def _operations(tool: str, call: ToolCall, arguments: dict[str, Any]) -> list[Op
 
 
 def _command_edits(arguments: dict[str, Any]) -> list[Operation] | None:
+    """Return the operations of the editor of Claude's API, whose `command` says what to do."""
     command, path = arguments.get("command"), _single_text(arguments, PATH)
     if path is None:
         return None
@@ -207,7 +208,7 @@ def _command_edits(arguments: dict[str, Any]) -> list[Operation] | None:
         return [Put(path, arguments["file_text"], is_new=True)]
     if command == "str_replace":
         rest = {name: value for name, value in arguments.items() if name != "command"}
-        return _replace_edit({"new_str": "", **rest})
+        return _replace_edit({"new_str": "", **rest})  # without new_str, the text is deleted
     line, text = arguments.get("insert_line"), _single_text(arguments, ("new_str", "insert_text"))
     if command == "insert" and type(line) is int and text is not None and len(arguments) == 4:
         return [_Insert(path, line, text)]
@@ -215,6 +216,7 @@ def _command_edits(arguments: dict[str, Any]) -> list[Operation] | None:
 
 
 def _replace_edit(arguments: dict[str, Any]) -> list[Operation] | None:
+    """Return a replacement, or None if a parameter is missing or unknown."""
     path, old, new = _single_text(arguments, PATH), _single_text(arguments, OLD_TEXT), _single_text(arguments, NEW_TEXT)
     unexpected = arguments.keys() - {*PATH, *OLD_TEXT, *NEW_TEXT, *EVERYWHERE}
     everywhere = next((arguments[name] for name in EVERYWHERE if name in arguments), False)
@@ -224,6 +226,7 @@ def _replace_edit(arguments: dict[str, Any]) -> list[Operation] | None:
 
 
 def _list_edits(arguments: dict[str, Any]) -> list[Operation] | None:
+    """Return the operations of a call with a list of replacements in one file, such as `MultiEdit`."""
     path, edits = _single_text(arguments, PATH), arguments.get("edits")
     if path is None or not isinstance(edits, list) or arguments.keys() - {*PATH, "edits"}:
         return None
@@ -294,6 +297,7 @@ def read_patch(text: str) -> list[_FilePatch] | None:
 
 
 def _read_codex(lines: list[str]) -> list[_FilePatch] | None:
+    """Read a patch in Codex's form, or return None if a line does not belong there."""
     if lines[0].strip() != _BEGIN or lines[-1].strip() != _END:
         return None
     patches: list[_FilePatch] = []
@@ -308,6 +312,7 @@ def _read_codex(lines: list[str]) -> list[_FilePatch] | None:
 
 
 def _add_codex_line(patch: _FilePatch, line: str) -> bool:
+    """Add a line of a file's section to its patch. Return False if the line does not belong there."""
     if patch.kind == "delete":
         return False
     if patch.kind == "add":
@@ -332,6 +337,7 @@ def _add_codex_line(patch: _FilePatch, line: str) -> bool:
 
 
 def _read_unified(lines: list[str]) -> list[_FilePatch] | None:
+    """Read a unified diff, or return None if it has other lines than headers and hunks."""
     patches: list[_FilePatch] = []
     at = 0
     while at < len(lines):
@@ -355,7 +361,9 @@ def _read_unified(lines: list[str]) -> list[_FilePatch] | None:
 
 
 def _unified_file(old: str, new: str) -> _FilePatch | None:
+    """Return the patch of one file from the names after `---` and `+++`, or None for a rename."""
     old, new = (name.split("\t")[0].strip() for name in (old, new))
+    # git writes "a/src/x.py" and "b/src/x.py"; other tools write the plain path.
     if old.startswith("a/") and new.startswith("b/"):
         old, new = old[2:], new[2:]
     elif old == "/dev/null":
@@ -375,6 +383,7 @@ def _read_hunk(lines: list[str], at: int, head: re.Match[str], patch: _FilePatch
         if at >= len(lines) or not hunk.add(lines[at]):
             return None
         at += 1
+    # A file without a final newline is not supported: `_with_hunks` always ends the text with one.
     if len(hunk.old) != num_old or len(hunk.new) != num_new or (at < len(lines) and lines[at] == _NO_NEWLINE):
         return None
     patch.hunks.append(hunk)
@@ -382,6 +391,7 @@ def _read_hunk(lines: list[str], at: int, head: re.Match[str], patch: _FilePatch
 
 
 def _with_hunks(text: str, hunks: list[Hunk]) -> str | None:
+    """Return the text after all hunks in order, or None if one does not fit."""
     lines = text.removesuffix("\n").split("\n")
     result: list[str] = []
     cursor = 0
@@ -390,7 +400,7 @@ def _with_hunks(text: str, hunks: list[Hunk]) -> str | None:
         if start is None:
             return None
         result += [*lines[cursor:start], *hunk.new]
-        cursor = start + len(hunk.old)
+        cursor = start + len(hunk.old)  # hunks are in the order of the file
     return "\n".join([*result, *lines[cursor:]]) + "\n"
 
 
@@ -401,16 +411,17 @@ def _hunk_start(hunk: Hunk, lines: list[str], cursor: int) -> int | None:
     match after its header.
     """
     if hunk.at is not None:
+        # A hunk that only adds names the line before it, any other its first line. Both count from 1.
         start = hunk.at - 1 if hunk.old else hunk.at
         if start >= cursor and lines[start : start + len(hunk.old)] == hunk.old and start <= len(lines):
             return start
         starts = _match_starts(hunk.old, lines, cursor) if hunk.old else []
         return starts[0] if len(starts) == 1 else None
     if hunk.header:
-        above = next((index for index in range(cursor, len(lines)) if lines[index].strip() == hunk.header), None)
-        if above is None:
+        header_index = next((index for index in range(cursor, len(lines)) if lines[index].strip() == hunk.header), None)
+        if header_index is None:
             return None
-        cursor = above + 1
+        cursor = header_index + 1
     if not hunk.old:
         return len(lines) if not hunk.header else None
     last = len(lines) - len(hunk.old)

@@ -88,6 +88,7 @@ def action_key(action: Action, context: ActionContext | None = None) -> str:
     if not action.calls:
         return _to_json(["text", *text_key(action.text)])
     steps = _steps(action.calls, context)
+    # Calls that only read do not influence each other, so their order has no meaning.
     if all(only_looks_at(call) for call in action.calls):
         steps.sort()
     return _to_json(["calls", *steps])
@@ -102,7 +103,7 @@ def _steps(calls: tuple[ToolCall, ...], context: ActionContext) -> list[str]:
     """Return one text per call, or per series of edits whose resulting files are known."""
     files = {normal_path(path, context.cwd): text for path, text in context.files.items()}
     steps: list[str] = []
-    changed: Changes = {}
+    changed: Changes = {}  # by the edits since the last other call
     for call in calls:
         call_changes = _changes_by_edit(call, context, files)
         if call_changes is not None:
@@ -119,11 +120,13 @@ def _steps(calls: tuple[ToolCall, ...], context: ActionContext) -> list[str]:
 
 
 def _changes_by_edit(call: ToolCall, context: ActionContext, files: dict[str, str]) -> Changes | None:
+    """Return the files that an edit changes, or None for other calls and if they are unknown."""
     operations = None if _is_misspelled(call.name, context) else edit_operations(call, context.cwd)
     return changes_of(operations, files) if operations is not None else None
 
 
 def _changes_key(changes: Changes) -> str:
+    """Return the key of changed files: their paths and hashes."""
     digests = {
         path: None if text is None else hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
         for path, text in changes.items()
@@ -155,6 +158,7 @@ def _folder(arguments: Mapping[str, object], context: ActionContext) -> str | No
 
 
 def _shell_key(command: object, folder: str | None) -> object:
+    """Return the key of a shell command: a script, or a list of words as Codex has it."""
     if isinstance(command, str):
         return command_key(command, folder)
     words = cast("list[Any]", command)
@@ -292,9 +296,11 @@ def _as_list(value: object) -> list[object]:
 _FENCED_CODE = re.compile(r"(```.*?(?:```|\Z))", re.DOTALL)
 # "`x`" and "``a`b``" within a line
 _INLINE_CODE = re.compile(r"(``[^\n]*?``|`[^`\n]*`)")
+# "**" of "**done**" and "*" of "*.py"
 _ASTERISKS = re.compile(r"\*+")
 # What an emphasis may begin with, besides letters and digits. Not with a dot, so that `*.py` is none.
 _EMPHASIS_OPENERS = "\"'“(["
+# Curly quotes, the ellipsis and the no-break space
 _TYPOGRAPHY = str.maketrans({"\u2019": "'", "\u2018": "'", "\u201c": '"', "\u201d": '"', "\u2026": ".", "\u00a0": " "})
 # "- a" and "  * b" at the start of a line; not "- 5", which may be a negative number
 _BULLET = re.compile(r"^[ \t]*[-*+•‣◦][ \t]+(?=[A-Za-z`*_])", re.MULTILINE)
@@ -349,6 +355,7 @@ def _without_emphasis(text: str) -> str:
         pieces.append(text[cursor : run.start()])
         cursor, stars = run.end(), run.group()
         before, after = text[run.start() - 1 : run.start()], text[cursor : cursor + 1]
+        # Roughly as in CommonMark: a run closes an emphasis after a word, and opens one before a word.
         closes = bool(before) and not before.isspace() and not after.isalnum()
         if closes and stars in open_at and len(stars) <= 3:
             pieces[open_at[stars]] = ""
@@ -373,7 +380,9 @@ def _without_emphasis(text: str) -> str:
 MIN_LIKENESS = 0.7
 """From here on, two states are near-duplicates."""
 _NUM_LAST_MESSAGES, _MAX_TEXT = 4, 4000
+# Hashes per sketch; bits of a hash that select its counter; slack for rounding errors of MIN_LIKENESS * length.
 _SKETCH_SIZE, _BUCKET_BITS, _ROUNDING = 128, 20, 1e-9
+# Multiplicative hashing with 2^64 divided by the golden ratio.
 _PRIME, _MASK = 0x9E3779B97F4A7C15, (1 << 64) - 1
 Sketch = Sequence[int]
 """The smallest hashes of a text's word pairs, in ascending order."""
@@ -447,8 +456,8 @@ class StateIndex:
 class _SketchIndex:
     """Sketches that are found by their rarest hashes (prefix filtering).
 
-    Two sketches with a likeness of at least MIN_LIKENESS share at least that fraction of their hashes. So, in whatever order
-    the hashes are, the first 1 - MIN_LIKENESS of each plus one more have at least one in common. With the rarest
+    Two sketches with a likeness of at least MIN_LIKENESS share at least that fraction of their hashes. So, in whatever
+    order the hashes are, the first 1 - MIN_LIKENESS of each plus one more have at least one in common. With the rarest
     first, sketches that share only what every session says are not compared.
     """
 
@@ -458,9 +467,10 @@ class _SketchIndex:
         self._postings: array[int] | None = None
 
     def add(self, digests: Sketch) -> int:
+        """Add a sketch and return its number."""
         for digest in digests:
             self._bucket_counts[digest >> (32 - _BUCKET_BITS)] += 1
-        self._postings = None
+        self._postings = None  # the order of rarity has changed
         self._sketches.append(digests)
         return len(self._sketches) - 1
 
@@ -471,7 +481,9 @@ class _SketchIndex:
                 yield number
 
     def _candidates(self, query: Sketch) -> Iterator[int]:
+        """Yield the numbers of the sketches that share a rare hash with the query, with repetitions."""
         if self._postings is None:
+            # Built on the first query, since every added sketch changes how rare the hashes are.
             every = (digest << 32 | at for at, indexed in enumerate(self._sketches) for digest in self._rarest(indexed))
             self._postings = array("Q", sorted(every))
         for digest in self._rarest(query):
@@ -482,8 +494,11 @@ class _SketchIndex:
                 at += 1
 
     def _rarest(self, digests: Sketch) -> Sequence[int]:
+        """Return the rarest hashes, as many as any near-duplicate must share one of."""
         prefix_length = len(digests) - math.ceil(MIN_LIKENESS * len(digests) - _ROUNDING) + 1 if digests else 0
-        return sorted(digests, key=lambda digest: (self._bucket_counts[digest >> (32 - _BUCKET_BITS)], digest))[:prefix_length]
+        return sorted(digests, key=lambda digest: (self._bucket_counts[digest >> (32 - _BUCKET_BITS)], digest))[
+            :prefix_length
+        ]
 
 
 def _smallest(hashes: set[int]) -> Sketch:
@@ -495,6 +510,7 @@ def _blurred(word: str) -> str:
 
 
 def _hash(first: str, second: str, again: int) -> int:
+    """Return a 32-bit hash of the n-th occurrence of a pair of words, the same in every process."""
     mixed = (_hash_of_word(first) * _PRIME + _hash_of_word(second) + again * 0xD1B54A32D192ED03) & _MASK
     return ((mixed ^ mixed >> 29) * _PRIME & _MASK) >> 32
 

@@ -244,6 +244,7 @@ class _Shell:
             self._add_text(path, self.folder)
         self.programs.update(name for name, _ in programs)
         if any(pair in _REMOVE_COMMANDS or (pair[0], "") in _REMOVE_COMMANDS for pair in programs):
+            # Every word of the command counts as removed: `rm -r src docs`.
             self._removed |= dict.fromkeys(command.words, len(self._texts))
         elif command.only_shows and not _HIDES_ERRORS.search(command.text):
             self._add_text(command.text, folder_before)
@@ -273,6 +274,7 @@ class _Shell:
     def has_shown(self, path: str) -> bool:
         """Return whether a text has shown this path since it was last removed."""
         name = path.removeprefix("./").rstrip("/")
+        # Texts from before the removal of the path, or of its name, do not count.
         since = max(self._removed.get(path, 0), self._removed.get(name.rpartition("/")[2], 0))
         if any(_is_mentioned_in(name, text[:_MAX_TEXT]) for text in self._texts[since:]):
             return True
@@ -294,6 +296,7 @@ def _is_mentioned_in(path: str, text: str, *, alone: bool = False, cwd: str | No
     position = text.find(path) if path else -1
     while position >= 0:
         end = position + len(path)
+        # "a.py" is not in "data.py" or "a.pyc"; a dot at the end of a sentence is no part of the name.
         before, after = text[position - 1 : position], text[end : end + 1]
         is_part_of_longer_name = (
             after.isalnum() or after in ("_", "-") or (after == "." and text[end + 1 : end + 2].isalnum())
@@ -355,9 +358,11 @@ class Attempts:
         """Add a call and its result. `kind` is the kind of its failure."""
         command = command_text(call.name, call.arguments)
         is_shell = channel_of(call.name) == "shell"
+        # A failed call of any other tool has changed nothing; a failed command may have.
         is_read_only = only_reads(command) if is_shell else only_looks(call.name, call.arguments) or failed
         self._num_changes += not is_read_only
         name = requested_name(call)
+        # A call that failed for another reason says nothing about whether the agent or skill exists.
         if name is not None and (not failed or _UNKNOWN_NAME.search(text[:_MAX_HEAD])):
             self.names[name] = not failed
             agent_list = _AVAILABLE_AGENTS.search(text[:_MAX_ERROR_TEXT]) if failed else None
@@ -428,6 +433,7 @@ class _ShownFiles:
         words = [str(word) for word in cast("list[object]", command)] if isinstance(command, list) else None
         text = str(command) if words is None else shell_script(words) or " ".join(words)
         shown_file = file_in_output(text, output)
+        # A plain `cat file` shows a file and changes nothing.
         if shown_file is not None:
             if self.folder is not None or shown_file.path.startswith("/"):
                 self.files[normal_path(shown_file.path, self.folder)] = shown_file.text

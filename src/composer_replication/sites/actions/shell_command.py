@@ -180,13 +180,14 @@ class Command:
 
     def is_own(self, line: str) -> bool:
         """Return whether a line of output is a message of the shell or of a program that the command runs."""
-        speaker = _MESSAGE_PREFIX.match(line)
-        if speaker is None:
+        prefix = _MESSAGE_PREFIX.match(line)
+        if prefix is None:
             return False
-        name = speaker["name"].rpartition("/")[2].lower()
-        if name in _SHELLS:
+        name = prefix["name"].rpartition("/")[2].lower()
+        if name in _SHELLS:  # "bash: line 1: foo: command not found"
             return True
         programs = {program.lower() for program, _ in self.programs}
+        # "ERROR: file or directory not found: tests/test_x.py" is how pytest complains.
         if name == "error" and programs & {"pytest", "py.test"}:
             return True
         return name in programs or ("git" in programs and name in _GIT_PREFIXES)
@@ -354,6 +355,7 @@ def _writes(op: str, target: str | None) -> bool:
 
 
 def _is_read_only(command: Simple) -> bool:
+    """Return whether a program certainly changes nothing with these words."""
     words = [word.literal for word in command.words]
     if any(_runs_command(piece.kind, piece.text) for word in command.words for piece in word.pieces) or not words:
         return False
@@ -366,7 +368,7 @@ def _is_read_only(command: Simple) -> bool:
         return None not in rest and not _FIND_ACTIONS.intersection(word for word in rest if word)
     if name == "sed":
         return len(rest) > 1 and rest[0] == "-n" and _SED_PRINT.fullmatch(rest[1] or "") is not None
-    if name == "sort":
+    if name == "sort":  # -o names an output file
         return not any((word or "").startswith(("-o", "--output")) for word in rest)
     return name in _READ_ONLY_PROGRAMS
 
@@ -377,9 +379,11 @@ def _runs_command(kind: str, text: str) -> bool:
 
 
 def _is_check(command: Simple) -> bool:
+    """Return whether a program tests, checks, installs or commits, but does not edit sources."""
     words = [word.literal for word in command.words]
     if not words:
         return False
+    # A linter with --fix edits sources.
     if any(word is not None and (word.startswith("--fix") or word == "--write") for word in words):
         return False
     if words[0] in ("python", "python3") and words[1:2] == ["-m"]:
@@ -444,11 +448,13 @@ def written_by(text: str) -> Written:
     except NotUnderstood:
         return Written(frozenset(), "")
     for command, has_moved, is_success_certain in _unconditional_commands(script):
+        # The shell creates the targets of redirections even if the program fails.
         targets = [redirect.target.literal or "" for redirect in command.redirects if redirect.op in (">", ">>", ">|")]
         if isinstance(command, Simple):
             name, *rest = _words(command) or [""]
             targets += _written_operands(name, rest) if is_success_certain or name == "tee" else []
             num_formatters += _is_formatter(name, rest)
+        # After a `cd`, relative names are no longer relative to the folder where the command began.
         names.update(target for target in targets if target.startswith("/") or not has_moved)
     is_alone = num_formatters and len(list(commands_in(script))) == 1
     names = {name for name in names - {"", "/dev/null"} if _EXPANDED_WORD not in name}
@@ -469,7 +475,7 @@ def _unconditional_commands(script: Script) -> Iterator[tuple[ParsedCommand, boo
                 (command, has_moved, is_success_certain and command is first.commands[-1]) for command in first.commands
             )
         names = {(_words(command) or [""])[0] for _, command in commands_in((chain,)) if isinstance(command, Simple)}
-        if names & _SHELL_ENDERS:
+        if names & _SHELL_ENDERS:  # nothing after it is certain to run
             return
         has_moved = has_moved or bool(names & _FOLDER_CHANGERS)
 
@@ -479,6 +485,7 @@ def _words(command: Simple) -> list[str]:
 
 
 def _written_operands(name: str, rest: list[str]) -> list[str]:
+    """Return the operands that a program has certainly written."""
     if _INFO_OPTIONS.intersection(rest):
         return []
     if name in ("sed", "gsed"):
@@ -488,10 +495,10 @@ def _written_operands(name: str, rest: list[str]) -> list[str]:
     operands = [word for word in rest if word and not word.startswith("-")]
     if name == "tee":  # opens its files before it reads, so they are written even if it fails later
         return operands
-    replaces_target = (
+    writes_target = (
         name in ("mv", "cp") and len(operands) > 1 and not any(_MAY_SKIP_TARGET.match(word) for word in rest)
     )
-    return operands[-1:] if replaces_target else []
+    return operands[-1:] if writes_target else []
 
 
 def _edited_by_sed(rest: list[str]) -> list[str]:

@@ -79,6 +79,7 @@ def _script_of(command: ParsedCommand) -> Script:
 
 
 def _script_text_key(text: str, location: _Location, depth: int) -> Key:
+    # Too deep or not understood: the text itself is the key, which is never wrong, only too strict.
     if depth > _MAX_NESTED_SHELLS:
         return ["text", text.strip()]
     try:
@@ -97,6 +98,7 @@ class _ShellWalk:
     num_unknown: int = 0
 
     def script(self, script: Script) -> Key:
+        """Return the key of a script, one entry per chain."""
         return [self._chain(chain) for chain in script if not self._does_nothing(script, chain)]
 
     def _does_nothing(self, script: Script, chain: CommandChain) -> bool:
@@ -109,6 +111,7 @@ class _ShellWalk:
         return target is not None and not self.location.number and self.location.path(target) == self.location.path(".")
 
     def _chain(self, chain: CommandChain) -> Key:
+        """Return the key of a chain, and update the location as far as it is certain."""
         start, first = self.location, 0
         # A leading `cd .` changes nothing: `cd /repo && ls` in /repo is `ls`.
         while (
@@ -118,16 +121,16 @@ class _ShellWalk:
         ):
             first += 1
         key: Key = []
-        moves: list[int] = []
+        cd_indexes: list[int] = []
         for index, pipeline in enumerate(chain.pipelines[first:]):
             before = self.location
             key.append(self._pipeline(pipeline))
-            moves += [index] if self.location != before else []
+            cd_indexes += [index] if self.location != before else []
             key += chain.operators[first + index : first + index + 1]
-        if chain.is_background:
+        if chain.is_background:  # runs in a subshell
             self.location = start
             key.append("&")
-        elif moves and ("||" in chain.operators or moves[-1] > 0):
+        elif cd_indexes and ("||" in chain.operators or cd_indexes[-1] > 0):
             self._lose_location()  # which of the `cd`s ran depends on which commands failed
         return key
 
@@ -149,13 +152,16 @@ class _ShellWalk:
         if isinstance(command, Block):
             return self._block(command)
         redirects = _redirect_keys(command.redirects, self.location)
-        words, num_set = command.words, _env_prefix(command.words)
-        added = [assigned for word in words[1 : 1 + num_set] if (assigned := assignment_in(word)) is not None]
-        words = words[1 + num_set :] if num_set else words
+        words, num_env_assignments = command.words, _env_prefix(command.words)
+        env_assignments = [
+            assignment for word in words[1 : 1 + num_env_assignments] if (assignment := assignment_in(word)) is not None
+        ]
+        words = words[1 + num_env_assignments :] if num_env_assignments else words
         program: Key = self._program(words) if words else []
-        return [_assignment_keys([*command.assignments, *added]), program, redirects]
+        return [_assignment_keys([*command.assignments, *env_assignments]), program, redirects]
 
     def _program(self, words: tuple[ShellWord, ...]) -> Key:
+        """Return the key of a program. `cd` changes the location of what follows."""
         name = words[0].literal
         if name not in _FOLDER_CHANGERS:
             return _program_key(
@@ -178,6 +184,7 @@ class _ShellWalk:
         return key
 
     def _block(self, block: Block) -> Key:
+        """Return the key of a block."""
         before = self.location
         parts = [self.script(part) for part in block.parts]
         names = [word.key for word in block.names]
@@ -188,6 +195,7 @@ class _ShellWalk:
         return [block.kind, names, parts, _redirect_keys(block.redirects, before)]
 
     def _lose_location(self) -> None:
+        """Continue in an unknown folder, different from any other unknown folder."""
         self.num_unknown += 1
         self.location = _Location(number=self.num_unknown)
 
@@ -247,6 +255,7 @@ class _Location:
     number: int = 0
 
     def path(self, text: str) -> str:
+        """Return a path in one spelling, resolved against this location."""
         if self.number and not text.startswith(("/", "~")):
             return f"?{self.number}:{normal_path(text, None)}"
         return normal_path(text, self.folder)
@@ -279,9 +288,11 @@ def _line_key(words: Sequence[ShellWord], program: Program, location: _Location)
         return None
     names = {option.name for option in line.options}
     operands = list(line.operands)
+    # `grep x a` is `grep -e x a`.
     if program.pattern and operands and not names & {program.pattern, *program.no_pattern.split(",")}:
         line.options.append(Option(program.pattern, operands.pop(0)))
         line.dashes_at = None
+    # What the program assumes is written out: `ls` is `ls .`, `head a` is `head -n 10 a`.
     if not operands and not line.rest and program.default:
         operands = [literal_word(program.default)]
     if program.assumed and not line.rest and not names & {"n", "c"}:
@@ -291,6 +302,7 @@ def _line_key(words: Sequence[ShellWord], program: Program, location: _Location)
         for name, value in sorted(line.options, key=lambda option: option.name)
     ]
     operand_keys = _operand_keys(operands, program, location, line.dashes_at)
+    # `rm a b` is `rm b a`, unless a word may expand into several, or one operand is inside another.
     if (
         program.any_order
         and not line.rest
@@ -322,6 +334,7 @@ def _path_key(word: ShellWord, location: _Location, *, keeps_slash: bool = False
 
 
 def _operand_keys(operands: Sequence[ShellWord], program: Program, location: _Location, dashes_at: int | None) -> Key:
+    """Return the keys of the operands: paths, words or both, as the program's table says."""
     kind = program.operands
     if program.paths_after_dashes and dashes_at is not None:
         names, paths = operands[:dashes_at], operands[dashes_at:]
@@ -353,8 +366,8 @@ def _is_misread(line: CommandLine, program: Program) -> bool:
     """Return whether the table would be misleading: `tail +5` counts lines, `tar -C` applies to what follows it."""
     if program.number == "n":
         return any((word.literal or "").startswith("+") for word in line.operands)
-    moves = program is PROGRAMS["tar"] and any(option.name == "C" for option in line.options)
-    return moves and bool(line.operands)
+    changes_folder = program is PROGRAMS["tar"] and any(option.name == "C" for option in line.options)
+    return changes_folder and bool(line.operands)
 
 
 def _are_independent(keys: Key) -> bool:
@@ -366,6 +379,7 @@ def _are_independent(keys: Key) -> bool:
 
 
 def _subcommand_key(name: str, words: Sequence[ShellWord], location: _Location) -> Key:
+    """Return the key of a program with subcommands, such as git or cargo."""
     settings, at = list[object](), 1
     if name == "git":
         settings, at, location = _git_settings(words, location)
@@ -460,6 +474,7 @@ def _env_prefix(words: Sequence[ShellWord]) -> int:
 
 
 def _special_key(name: str, words: Sequence[ShellWord], location: _Location, shell: ShellKey, depth: int) -> Key | None:
+    """Return the key of a program with a syntax of its own, or None for any other program."""
     if name in _LAUNCHERS or name == "timeout":
         return _launcher_key(name, words, location, shell, depth)
     script = shell_script([word.literal for word in words])
@@ -541,6 +556,7 @@ def _find_key(words: Sequence[ShellWord], location: _Location) -> Key | None:
         tests.append([test, bool(negated), *(word.key for word in words[end - size : end])])
         at = end
     rest = [word.key for word in words[at:]]
+    # Without an action, `find` prints.
     return ["find", paths or [location.path(".")], _sorted_tests(tests), [] if rest == ["-print"] else rest]
 
 
@@ -585,8 +601,8 @@ def _with_dashed_letters(words: Sequence[ShellWord]) -> Sequence[ShellWord]:
     """Return `tar xzf a` as `tar -xzf a`. Only if the option with a value comes last, so that the value stays next."""
     letters = words[1].literal if len(words) > 1 else None
     # "xzf" and "xv"; not "xfz", whose value would have to move
-    is_old = letters is not None and re.fullmatch(r"[xctzjJvpk]+f?", letters) is not None
-    return [words[0], literal_word(f"-{letters}"), *words[2:]] if is_old else words
+    is_old_style = letters is not None and re.fullmatch(r"[xctzjJvpk]+f?", letters) is not None
+    return [words[0], literal_word(f"-{letters}"), *words[2:]] if is_old_style else words
 
 
 def _go_key(words: Sequence[ShellWord]) -> Key | None:

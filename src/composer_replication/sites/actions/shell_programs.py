@@ -68,10 +68,12 @@ class Program:
 
     @cached_property
     def groups(self) -> list[frozenset[str]]:
+        """The groups of `order_matters` as sets."""
         return [frozenset(group.split(",")) for group in self.order_matters.split()]
 
     @cached_property
     def aliases(self) -> dict[str, str]:
+        """Letter -> the letter that it means."""
         return {pair[0]: pair[1] for pair in self.alias.split()}
 
 
@@ -381,6 +383,7 @@ def read_line(words: Sequence[ShellWord], program: Program) -> CommandLine | Non
         word = words[at]
         at += 1
         text = word.literal
+        # From here on, anything may be an option, so nothing may change places.
         if word.splits:
             line.rest = list(words[at - 1 :])
             break
@@ -392,6 +395,7 @@ def read_line(words: Sequence[ShellWord], program: Program) -> CommandLine | Non
             break
         if not _opens_option(word):
             line.operands.append(word)
+            # `python a.py -v`: what follows the first operand belongs to another program.
             if not program.permutes:
                 line.operands += words[at:]
                 break
@@ -440,6 +444,7 @@ def _add_option(word: ShellWord, following: ShellWord | None, program: Program, 
 
 
 def _add_long_option(text: str, following: ShellWord | None, program: Program, options: list[Option]) -> int | None:
+    """Add `--name`, `--name=value` or `--name value`. Return as `_add_option` does."""
     name, equals, value = text.partition("=")
     canonical_name, mark = program.long_options.get(name, (None, ""))
     if equals:

@@ -111,6 +111,8 @@ def shell_script(words: Sequence[str | None]) -> str | None:
 
 @dataclass
 class _ScriptParser:
+    """A recursive descent over tokens. `at` is the index of the next one; `depth` counts nested blocks."""
+
     tokens: list[Token]
     at: int = 0
 
@@ -125,6 +127,7 @@ class _ScriptParser:
         return tuple(chains)
 
     def _chain(self, depth: int) -> CommandChain:
+        """Read pipelines joined by `&&` or `||`, and the `;`, `&` or newline after them."""
         pipelines, operators = [self._pipeline(depth)], list[str]()
         while self._is_op("&&", "||"):
             operators.append(self._operator())
@@ -147,12 +150,13 @@ class _ScriptParser:
         return Pipeline(is_negated, tuple(commands))
 
     def _command(self, depth: int) -> ParsedCommand:
+        """Read a block or a simple command, depending on the first word."""
         word = self._keyword()
         if word in _UNSUPPORTED or word in _CLOSING_WORDS:
             raise NotUnderstood(f"{word} here")
         if self._is_op("("):
             self.at += 1
-            if self._is_op("("):
+            if self._is_op("("):  # arithmetic; a subshell at the start of another one is rare
                 raise NotUnderstood("arithmetic")
             body = self.script(depth + 1)
             self._expect_op(")")
@@ -207,6 +211,8 @@ class _ScriptParser:
         return body
 
     def _block(self, kind: str, *parts: Script, names: tuple[ShellWord, ...] = ()) -> Block:
+        """Return a block with the redirections that follow it."""
+        # A shell reports a syntax error for an empty list, as in "if true; then fi".
         if not all(parts):
             raise NotUnderstood("an empty list")
         redirects: list[Redirect] = []
@@ -216,10 +222,12 @@ class _ScriptParser:
         return Block(kind, parts, names, tuple(redirects))
 
     def _simple(self) -> Simple:
+        """Read a program with its words, assignments and redirections."""
         parts = _SimpleBuilder()
         while self.at < len(self.tokens) and not isinstance(token := self.tokens[self.at], Operator):
             parts.add(token)
             self.at += 1
+        # "name()" defines a function.
         if self._is_op("(") or not (parts.words or parts.assignments or parts.redirects):
             raise NotUnderstood("a function, or no command")
         return Simple(tuple(parts.assignments), tuple(parts.words), tuple(parts.redirects))
@@ -263,6 +271,8 @@ class _ScriptParser:
 
 @dataclass
 class _SimpleBuilder:
+    """Collects the tokens of a simple command."""
+
     assignments: list[tuple[str, ShellWord]] = field(default_factory=list[tuple[str, ShellWord]])
     words: list[ShellWord] = field(default_factory=list[ShellWord])
     redirects: list[Redirect] = field(default_factory=list[Redirect])
@@ -271,6 +281,7 @@ class _SimpleBuilder:
         if isinstance(token, Redirect):
             self.redirects.append(token)
             return
+        # After the first word, "A=1" is an argument.
         assigned = assignment_in(token) if not self.words else None
         if assigned is None:
             self.words.append(token)
@@ -284,6 +295,7 @@ def assignment_in(word: ShellWord) -> tuple[str, ShellWord] | None:
     if assignment is None:
         return None
     name = assignment.group()
+    # The name is part of the first piece: "A=$X" is the text "A=" and an expansion.
     first, *other_pieces = word.pieces
     rest = [Piece(first.kind, first.text.removeprefix(name)), *other_pieces]
     value = ShellWord(tuple(piece for piece in rest if piece.text) or (Piece("text", ""),), word.raw[len(name) :])

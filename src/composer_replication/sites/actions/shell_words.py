@@ -103,6 +103,8 @@ def tokens_of(text: str) -> list[Token]:
 
 @dataclass
 class _Lexer:
+    """Reads tokens from left to right. `at` is the position of the next character."""
+
     text: str
     at: int = 0
     tokens: list[Token] = field(default_factory=list[Token])
@@ -128,6 +130,7 @@ class _Lexer:
         if comment:
             self.at = comment.end()
             return
+        # Redirections before operators, so that "2>" and "&>" are not read as a word or as "&".
         redirect = _REDIRECT.match(self.text, self.at)
         if redirect:
             self._read_redirect(redirect[1] or "", redirect[2] or redirect[4], redirect.end())
@@ -142,6 +145,7 @@ class _Lexer:
             self._read_heredocs()
 
     def _read_redirect(self, descriptor: str, op: str, end: int) -> None:
+        """Read the target of a redirection. The body of a here-document follows after the line."""
         blanks = _BLANKS.match(self.text, end)
         self.at = blanks.end() if blanks else end
         target = self._read_word()
@@ -164,6 +168,7 @@ class _Lexer:
         self.pending_heredocs.clear()
 
     def _read_word(self) -> ShellWord:
+        """Read a word up to a blank, an operator or a redirection."""
         start, pieces, is_opaque = self.at, _WordPieces(), False
         while self.at < len(self.text):
             char = self.text[self.at]
@@ -172,7 +177,7 @@ class _Lexer:
                 self._add_text(plain.group(), pieces)
             elif char in "'\"\\$`":
                 self._read_quoted(char, pieces)
-            elif char in "[{":
+            elif char in "[{":  # a glob or a brace expansion, unless the braces are harmless
                 harmless = _HARMLESS_BRACES.match(self.text, self.at)
                 is_opaque = is_opaque or harmless is None
                 self._add_text(harmless.group() if harmless else char, pieces)
@@ -189,6 +194,7 @@ class _Lexer:
         if self.at == start:
             raise NotUnderstood(f"no word at {start}")
         raw = self.text[start : self.at]
+        # A word that cannot be taken apart is compared as typed. "[" and "{" are commands by themselves.
         if is_opaque and raw not in ("[", "{"):
             return ShellWord((Piece("raw", raw),), raw)
         return ShellWord(pieces.joined(), raw)
@@ -198,6 +204,7 @@ class _Lexer:
         self.at += len(text)
 
     def _read_quoted(self, char: str, pieces: _WordPieces) -> None:
+        """Read a quote, an escaped character or an expansion."""
         if char == "'":
             end = self.text.find("'", self.at + 1)
             if end < 0:
@@ -208,7 +215,7 @@ class _Lexer:
             following = self.text[self.at + 1 : self.at + 2]
             if not following:
                 raise NotUnderstood("a backslash before nothing")
-            if following != "\n":
+            if following != "\n":  # a backslash at the end of a line joins it with the next one
                 pieces.add("text", following)
             self.at += 2
         elif char == '"':
@@ -218,7 +225,8 @@ class _Lexer:
             self._read_expansion(pieces, "split")
 
     def _read_double_quoted(self, pieces: _WordPieces) -> None:
-        pieces.add("text", "")
+        """Read up to the closing double quote. Expansions inside stay one word."""
+        pieces.add("text", "")  # "" is a word, too
         while self.at < len(self.text):
             plain = _DOUBLE_QUOTED_TEXT.match(self.text, self.at)
             if plain:
@@ -238,6 +246,7 @@ class _Lexer:
         raise NotUnderstood("a quote that does not end")
 
     def _read_expansion(self, pieces: _WordPieces, kind: Kind) -> None:
+        """Read an expansion, as a piece of this kind, or as text if it always gives the same."""
         if self.text[self.at] == "`":
             ticks = _BACKTICKS.match(self.text, self.at)
             if ticks is None:
@@ -274,6 +283,7 @@ class _WordPieces:
         self.pieces.append(Piece(kind, text))
 
     def joined(self) -> tuple[Piece, ...]:
+        """Return the pieces with adjacent texts joined. An empty word is one empty text."""
         joined: list[Piece] = []
         texts: list[str] = []
         for piece in self.pieces:

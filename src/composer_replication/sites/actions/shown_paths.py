@@ -184,6 +184,7 @@ class KnownPaths:
     def _add_refusal(self, path: str | None, message: str) -> None:
         if path is None:
             return
+        # A refusal also says something about the path: it is a folder, it exists, or it is missing.
         if "EISDIR" in message:
             self._add_folder(path)
         elif _REPORTS_EXISTING.search(message):
@@ -215,6 +216,7 @@ class KnownPaths:
             self._globs = [*self._globs[-_MAX_GLOBS:], (base, compiled, paths)]
 
     def _add_search(self, path: str | None, text: str) -> None:
+        # A search that succeeds proves that the path it searched exists.
         if path is not None and path not in self.folders:
             if _FILE_NAME.search(path):
                 self.add_file(path)
@@ -230,6 +232,7 @@ class KnownPaths:
         if change == "moves":
             self._drop_cached()
         elif change == "writes":
+            # New files may have been created anywhere, so complete listings are no longer complete.
             self._listed.clear()
             self._globs.clear()
             self._drop_missing_if_mentioned(command)
@@ -238,12 +241,14 @@ class KnownPaths:
         if failed and cwd is not None:
             for names in _NO_SUCH_FILE.findall(output[:4000]):
                 name = names[0] or names[1]
+                # Only a path of the command itself: a script may complain about a path relative to another folder.
                 if name in command and not _SHELL_SPECIAL.search(name):
                     self._add_missing(self.absolute(name, cwd))
         elif cwd is not None and not failed:
             self._add_listing(command, output, self.shell.path or cwd)
 
     def _add_listing(self, command: str, output: str, cwd: str) -> None:
+        # `cd src && ls`: the last command printed the output.
         simple = lone_command(command.rpartition("&&")[2])
         words = [word.literal or "*" for word in simple.words] if simple is not None and not simple.redirects else []
         if not words or any(_SHELL_SPECIAL.search(word) for word in words[1:]):
@@ -259,6 +264,7 @@ class KnownPaths:
     def _add_ls_listing(self, words: list[str], output: str, cwd: str) -> None:
         flags = "".join(word for word in words if word.startswith("-"))
         targets = [word for word in words if not word.startswith("-")]
+        # Several targets, -R and -d print names that are not in one folder.
         if len(targets) > 1 or re.search(r"[Rd]", flags):
             return
         folder = self.absolute(targets[0], cwd) if targets else cwd
@@ -304,9 +310,11 @@ def _glob_regex(pattern: str) -> re.Pattern[str] | None:
     is_wild = pattern.count("**") > 1 or any(part.replace("**", "").count("*") > 2 for part in pattern.split("/"))
     if re.search(r"^/|[{\[!]", pattern) or len(pattern) > MAX_PATH or is_wild:
         return None
-    means = {"**/": r"(?:[^/]+/)*", "**": r".*", "*": r"[^/]*", "?": r"[^/]"}
+    regexes = {"**/": r"(?:[^/]+/)*", "**": r".*", "*": r"[^/]*", "?": r"[^/]"}
+    # "src/**/*.py" -> "src/", "**/", "", "*", ".py": the separators are kept because the group captures them
     parts: Iterable[str] = re.split(r"(\*\*/|\*\*|\*|\?)", pattern)
-    return re.compile("".join(means.get(part, re.escape(part)) for part in parts))
+    # "src/*.py" -> "src/[^/]*\.py"
+    return re.compile("".join(regexes.get(part, re.escape(part)) for part in parts))
 
 
 MAX_TEXT = 300_000
@@ -330,6 +338,7 @@ class _MentionedPaths:
         self._endings: set[str] = set()  # endings of paths outside the session's folder
 
     def add_text(self, text: str) -> None:
+        """Add a text, which is searched when the next question comes."""
         self._unread.append(text)
 
     def last_two_parts(self) -> Iterator[str]:
@@ -354,6 +363,7 @@ class _MentionedPaths:
                 plain = word.removeprefix(self._inside)
                 self._words.update((word, plain))
                 self._names.add(plain.rpartition("/")[2])
+                # "/opt/app/x.py", "../lib/x.py" and "example.org/x.py" are outside, as far as the text tells.
                 is_elsewhere = plain.startswith("/") or "." in plain.partition("/")[0]
                 if is_elsewhere and len(self._endings) < _MAX_ENDS:
                     # A copy of the project may be in another folder, so only the endings of such paths are compared.
@@ -456,14 +466,16 @@ def part_in_view(call: ToolCall, text: str) -> _ShownPart | None:
         lines.append(None if len(line_text) >= _MAX_LINE or line_text.endswith("[truncated]") else line_text)
     if not lines or first < 1:
         return None
+    # Fewer lines than the limit mean that the view reaches the end of the file. Only `Read` is known to work this way.
     limit = call.arguments.get("limit")
-    is_last_part = len(lines) < limit if isinstance(limit, int) and limit > 0 else len(lines) != _MAX_LINES
-    return _ShownPart(first, lines, has_end=is_last_part and plain_name(call.name) == "read")
+    reaches_end = len(lines) < limit if isinstance(limit, int) and limit > 0 else len(lines) != _MAX_LINES
+    return _ShownPart(first, lines, has_end=reaches_end and plain_name(call.name) == "read")
 
 
 def without_reminders(text: str) -> str:
     """Return what a tool showed, without the reminders that Claude Code appends to results."""
     end = len(text)
+    # A result may end with several reminders, so they are removed from the end one by one.
     while (text_end := _end_before(text, end, " \t\r\n\f\v")) and text.endswith(_REMINDER_END, 0, text_end):
         start = text.rfind(_REMINDER, 0, text_end)
         if start < 0:
@@ -525,6 +537,7 @@ def _whole_text(text: str) -> str | None:
     lines = text.split("\n")
     if _TRUNCATED.search(text) or len(lines) > _MAX_LINES or any(len(line) > _MAX_LINE for line in lines):
         return None
+    # Blank lines without a number after the last numbered one belong to the view, not to the file.
     numbers = [LINE_NUMBER.match(line) for line in lines]
     while len(lines) > 1 and not lines[-1] and numbers[-1] is None and numbers[0] is not None:
         lines, numbers = lines[:-1], numbers[:-1]

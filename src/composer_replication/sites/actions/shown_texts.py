@@ -50,8 +50,9 @@ _MAX_TEXT = 400_000
 _MAX_HEAD = 4000
 # "look at @src/a.py" -> "src/a.py"; not "ann@host.org"
 _AT_MENTION = re.compile(r"(?:^|[\s\"'(])@([\w./~-]{2,300})")
-# These messages begin a session that continues another one. Files read in the earlier part may still count as read.
+# "This session is being continued from a previous conversation": files read in that one may still count as read
 _CONTINUED_SESSION = re.compile(r"\AThis session is being continued from a previous")
+# "Implement the following plan:" of a session that continues the one in which the plan was made
 _PLAN_REQUEST = re.compile(r"\AImplement the following plan")
 AGENT_EXIT = "<command-name>/exit<"
 """In the user's message when the agent was left. After a restart it knows only files read or written in full."""
@@ -119,6 +120,7 @@ class FileTexts:
         self.is_continued = (
             self.is_continued or self.has_plan or _CONTINUED_SESSION.search(text[:_MAX_HEAD]) is not None
         )
+        # After a restart, Claude Code only knows the files that it has read or written in full.
         if AGENT_EXIT in text:
             self.read = {path: None for path in self.read if path in self._in_full}
         self._mentioned.update(normal_path(path, self.cwd) for path in _AT_MENTION.findall(text[:_MAX_TEXT]))
@@ -155,7 +157,7 @@ class FileTexts:
         """Add a call that failed."""
         path = path_argument(call.arguments)
         if channel_of(call.name) == "shell":
-            self._commands.failed(text)
+            self._commands.add_failure(text)
         if path and channel_of(call.name) == "file" and _REFUSED_UNREAD.search(text[:_MAX_HEAD]):
             self._unread.add(normal_path(path, self.cwd))
             self.read.pop(normal_path(path, self.cwd), None)
@@ -181,6 +183,7 @@ class FileTexts:
         if path is None:
             return
         self._touch(path, in_full=not (call.arguments.get("offset") or call.arguments.get("limit")))
+        # Numbered lines keep their numbers even if the view is a part. A view without numbers must be the whole file.
         part = part_in_view(call, text)
         whole = file_in_view(call, text) if part is None or not part.has_end else None
         if part is not None and whole is None:
@@ -219,16 +222,18 @@ class FileTexts:
     def _add_command(self, command: str, output: str) -> None:
         change = may_change(command)
         self._now += change != "nothing"
-        self._commands.ran(self._now, command, output, may_change=change != "nothing")
+        self._commands.add(self._now, command, output, may_change=change != "nothing")
         if change == "moves":
             self._tree_changed_at = self._now
         elif change == "formats":
             self._maybe_changed_at = self._reworked_at = self._now
         elif change == "writes":
+            # Doubt every file whose name is in the command: "cp src/a.py b.py" -> "cp", "a.py", "b.py".
             words = {word.rpartition("/")[2] for word in re.findall(r"[^\s'\"=:;|&<>()]+", command)}
             for name in (name for word in words for name in self._by_name.get(word, ())):
                 self._mark_changed(name)
         shown_file = file_in_output(command, output)
+        # The shell's folder is not tracked here, so only an absolute path is certain.
         if shown_file is not None and shown_file.path.startswith("/"):
             self._file(shown_file.path).write(shown_file.text)
 
@@ -237,6 +242,7 @@ class FileTexts:
         self._unread.discard(name)
         if in_full:
             self._in_full.add(name)
+        # Removed and added again, so that `read` stays in the order of the last use.
         self.read.pop(name, None)
         self.read[name] = None
         self._touched_at[name] = self._now
@@ -247,6 +253,7 @@ class FileTexts:
             file.doubt = 2
 
     def _file(self, path: str) -> FileText:
+        """Return the file of a path, and create it if it is new."""
         name = normal_path(path, self.cwd)
         if name not in self._files:
             self._files[name], self._checked_at[name] = FileText(), self._now
@@ -281,12 +288,12 @@ class _CommandChanges:
         self._written_at: dict[str, int] = {}
         self._formatted_at = 0
 
-    def ran(self, when: int, command: str, output: str, *, may_change: bool) -> None:
+    def add(self, when: int, command: str, output: str, *, may_change: bool) -> None:
         """Add a command that succeeded."""
         if may_change or self._shell.may_change_folder(command, output):
             self._pending.append(_CommandRun(when, command, output, failed=False))
 
-    def failed(self, output: str) -> None:
+    def add_failure(self, output: str) -> None:
         """Add a command that failed. It only matters if its output names the shell's folder."""
         if self._shell.may_change_folder("", output):
             self._pending.append(_CommandRun(0, "", output, failed=True))
@@ -303,6 +310,7 @@ class _CommandChanges:
         return "maybe" if self._formatted_at > when else ""
 
     def _apply_run(self, run: _CommandRun) -> None:
+        # The output of a formatter is only read if nothing else ran that could have printed it.
         names, formats = written_by(run.command)
         self._formatted_at = run.when if formats else self._formatted_at
         formatted_names = _FORMATTED.findall(run.output[:_MAX_OUTPUT]) if formats == "alone" else []
@@ -339,6 +347,7 @@ class FileText:
 
     @property
     def num_lines(self) -> int:
+        """The number of lines up to the last known one."""
         return len(self._lines)
 
     def show(self, first: int, lines: Sequence[str | None], *, has_end: bool = False) -> None:
@@ -346,8 +355,8 @@ class FileText:
         start = max(first, 1) - 1
         before = self._lines[start : start + len(lines)]
         agrees = all(old is None or new is None or old == new for old, new in zip(before, lines, strict=False))
-        is_all = has_end and start == 0
-        if is_all or not agrees or not self._are_numbered or self.doubt == 2:
+        is_complete = has_end and start == 0
+        if is_complete or not agrees or not self._are_numbered or self.doubt == 2:
             self._reset()
         self._lines += [None] * (start + len(lines) - len(self._lines))
         current_lines = self._lines[start : start + len(lines)]
@@ -357,7 +366,7 @@ class FileText:
         if has_end:
             del self._lines[start + len(lines) :]
             self._has_end = True
-        if is_all:
+        if is_complete:
             self.doubt, self.may_be_reworked = 0, False
         self._text = None
 
@@ -374,6 +383,7 @@ class FileText:
     def replace(self, old: str, new: str, *, everywhere: bool = False) -> None:
         """Apply an edit that succeeded."""
         shown_text = self.text
+        # With `everywhere`, the text may also have been replaced in gaps, so the line numbers are no longer valid.
         if old and old in shown_text:
             self._are_numbered = self._are_numbered and (self.is_whole or not everywhere)
             changed = shown_text.replace(old, new) if everywhere else shown_text.replace(old, new, 1)
@@ -400,6 +410,7 @@ class FileText:
         current_lines = self._lines[start : start + len(rest)]
         if len(current_lines) < len(rest):
             return self._has_end
+        # The fragment may end in the middle of a line, so only the beginning of its last line is compared.
         *middle, last = zip(current_lines, rest, strict=True)
         if any(line is not None and line != other_line for line, other_line in middle):
             return True

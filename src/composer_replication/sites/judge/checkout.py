@@ -26,6 +26,7 @@ from composer_replication.sites.actions.session_state import SessionState
 from composer_replication.sites.actions.shown_paths import PathStatus, with_parents
 from composer_replication.types import Conversation
 
+# Settings of a repository that could start a program or the network, overridden on every call.
 _SETTINGS = (
     "core.fsmonitor=false",
     "core.hooksPath=/dev/null",
@@ -36,6 +37,7 @@ _SETTINGS = (
     "log.showSignature=false",
     "protocol.allow=never",
 )
+# Replaces all GIT_… variables of the environment. LC_ALL: git's messages are not translated.
 _ENVIRONMENT = {
     "GIT_CONFIG_NOSYSTEM": "1",
     "GIT_CONFIG_GLOBAL": os.devnull,
@@ -107,6 +109,7 @@ class Repository:
     @lru_cache(maxsize=32)  # noqa: B019
     def text(self, commit: str, path: str) -> str | None:
         """Return a file of a commit with Unix line ends, or None if it is missing or too large."""
+        # The size comes first, so that a huge file is never loaded.
         size = self._git("cat-file", "-s", f"{commit}:{path}")
         out = self._git("cat-file", "blob", f"{commit}:{path}") if size and int(size) <= _MAX_TEXT else None
         return None if out is None else out.decode("utf-8", "replace").replace("\r\n", "\n")
@@ -115,6 +118,7 @@ class Repository:
     def history(self) -> FileHistory | None:
         """What every commit of every branch has changed, or None if git fails."""
         times = self._git("rev-list", "--all", "--timestamp")
+        # One diff-tree process reads all commits from its input, instead of one process for each.
         commits = b"\n".join(line.split(b" ")[-1] for line in (times or b"").split(b"\n"))
         changes = times and self._git(
             "diff-tree", "--stdin", "--root", "-r", "-z", "-c", "--raw", "--no-abbrev", "--no-renames", "--no-ext-diff",
@@ -311,6 +315,7 @@ class FileHistory:
         if path in self._added:
             yield path
         start = f"{path}/"
+        # The paths are sorted, so everything below a folder is one range.
         for index in range(bisect_left(self._paths, start), len(self._paths)):
             if not self._paths[index].startswith(start):
                 return
@@ -334,6 +339,7 @@ def merged_branches(merges: bytes) -> dict[str, list[tuple[int, str]]]:
 
 def _changed_paths(changes: bytes) -> Iterator[tuple[str, str, str, str]]:
     """Yield commit, status letters, resulting object and path of each change. A merge has a letter for each parent."""
+    # With -z, fields end in NUL: a commit id, then ":<modes> <objects> <status>" and the path for each change.
     commit, entry = "", None
     for field in changes.split(b"\0"):
         word = _decoded(field)
@@ -444,6 +450,7 @@ class PathKnowledge:
             return None
         for path in with_parents(relative):
             events = [event for event in self._before_start(self._sessions._events.get(path, [])) if event[1] in roots]
+            # The last session to look decides. If the path was mentioned since, it may have been created.
             if events and not events[-1][2]:
                 is_new = events[-1][0] < self._sessions._first_mentioned.get(_last_two_parts(path), 0) < self._when
                 return None if is_new else PathStatus(False, "missing_in_earlier_session")
@@ -508,7 +515,9 @@ class PathKnowledge:
         return sum(self._is_file_in(folder, name, roots) for name in self._sessions._names_in_folder.get(folder, {}))
 
     def _roots_of_project(self, shown_files: Iterable[str]) -> frozenset[str]:
+        """Return the folders in which sessions worked on the same project, the session's own included."""
         if self._project_roots is None:
+            # Only files in folders count: README.md or setup.py is at the root of many projects.
             session_files = [relative for _, relative in self._before_start(self._sessions._roots.get(self._root, []))]
             files = {
                 path for path in (*session_files[-_MAX_COMPARED:], *islice(shown_files, _MAX_COMPARED)) if "/" in path
@@ -520,7 +529,10 @@ class PathKnowledge:
                 root for path_events in events for root in {root for _, root, exists in path_events if exists}
             )
             self._project_roots = frozenset(
-                {self._root, *(root for root, num_shared in shared.items() if self._is_same_project(root, num_shared, files))}
+                {
+                    self._root,
+                    *(root for root, num_shared in shared.items() if self._is_same_project(root, num_shared, files)),
+                }
             )
         return self._project_roots
 

@@ -66,12 +66,15 @@ class Judge:
         """Return the predicted outcome of this call if it were made now."""
         if call.raw_arguments is not None:
             return Judgement("fails", "arguments_no_json", "input_validation", "the arguments are not a JSON object")
-        wrong = _schema_violation(call.name, frozenset(call.arguments))
-        if wrong is not None:
-            return Judgement("fails", "schema", "input_validation", wrong)
-        before = self.state.attempts.last(call)
-        if before is not None and before.is_unchanged and _is_repeatable(before.kind) and not is_edit(call.name):
-            return Judgement("fails", "same_again", before.kind, "the same call failed before, and nothing has changed")
+        violation = _schema_violation(call.name, frozenset(call.arguments))
+        if violation is not None:
+            return Judgement("fails", "schema", "input_validation", violation)
+        # Edits are excluded: what is known about the file predicts them better than the last attempt.
+        failure = self.state.attempts.last(call)
+        if failure is not None and failure.is_unchanged and _is_repeatable(failure.kind) and not is_edit(call.name):
+            return Judgement(
+                "fails", "same_again", failure.kind, "the same call failed before, and nothing has changed"
+            )
         channel = channel_of(call.name)
         if channel == "file":
             return _judge_file_call(call, self._knowledge)
@@ -167,16 +170,19 @@ def _unconditional_steps(command: str) -> Iterator[_Step]:
 
 
 def _steps_of(chain: CommandChain, *, is_last: bool) -> Iterator[_Step]:
+    """Yield the steps of a chain, up to the first one that may not run or that has no fixed program."""
     for pipeline in chain.pipelines:
         first = pipeline.commands[0]
         if not isinstance(first, Simple) or pipeline.is_negated:
             return
         words = [word.literal for word in first.words]
-        if not words or words[0] is None:
+        if not words or words[0] is None:  # the program depends on an expansion
             return
         operands = tuple(word for word in words[1:] if word is not None and not word.startswith("-"))
-        is_hidden = any(redirect.descriptor == "2" or redirect.op.startswith("&") for redirect in first.redirects)
-        is_shown = is_last and len(pipeline.commands) == 1 and not is_hidden and None not in words
+        is_stderr_redirected = any(
+            redirect.descriptor == "2" or redirect.op.startswith("&") for redirect in first.redirects
+        )
+        is_shown = is_last and len(pipeline.commands) == 1 and not is_stderr_redirected and None not in words
         yield _Step(words[0].rpartition("/")[2], operands, is_shown)
 
 
@@ -213,6 +219,7 @@ def _judge_file_call(call: ToolCall, knowledge: Knowledge) -> Judgement:
 
 
 def _judge_edit(call: ToolCall, path: str, knowledge: Knowledge) -> Judgement:
+    """Judge an edit by whether it changes anything, whether the file exists, and whether it was read."""
     operations = edit_operations(call, knowledge.paths.root) or []
     replaces = [operation for operation in operations if isinstance(operation, Replace)]
     if replaces and all(edit.old == edit.new for edit in replaces):
@@ -223,6 +230,7 @@ def _judge_edit(call: ToolCall, path: str, knowledge: Knowledge) -> Judgement:
         return _judge_edit_of_read_file(call, replaces, path, knowledge)
     if writes and knowledge.texts.has_plan and PLANS in path:
         return Judgement("fails", "plan_is_there", "edit_not_read", "the session's plan is in this file")
+    # Writing a whole file, or replacing an empty text, creates the file if it is missing.
     if writes or (replaces and not replaces[0].old):
         if not status.exists:
             return Judgement("unknown", "new_file", "edit_not_read", "it may be a new file")
@@ -250,6 +258,7 @@ def _judge_edit_of_read_file(call: ToolCall, replaces: list[Replace], path: str,
 
 
 def _judge_text(edit: Replace, path: str, knowledge: Knowledge) -> Judgement:
+    """Judge an edit by how often its old text occurs in the file."""
     text, source = knowledge.text(path)
     if text is None:
         return Judgement("unknown", "text_not_shown", "edit_no_match")
@@ -322,10 +331,12 @@ class Knowledge:
 
     @property
     def paths(self) -> KnownPaths:
+        """The paths of the session."""
         return self.state.paths
 
     @property
     def texts(self) -> FileTexts:
+        """The texts of the session's files."""
         return self.state.texts
 
     def status(self, path: str) -> PathStatus:
@@ -334,36 +345,38 @@ class Knowledge:
         if status.exists is not None or relative is None:
             return status
         by_project = self._project.standing(relative, self.paths.relative_files()) if self._project else None
-        opinions = [opinion for opinion in (self._in_checkout(relative), by_project) if opinion is not None]
-        if any(opinion.exists for opinion in opinions):
-            return next(opinion for opinion in opinions if opinion.exists)
+        answers = [answer for answer in (self._in_checkout(relative), by_project) if answer is not None]
+        # One source that has seen the path outweighs all that have not.
+        if any(answer.exists for answer in answers):
+            return next(answer for answer in answers if answer.exists)
         is_another_file = self._checkout is not None and _is_another_file(relative, status.why, self._checkout.files)
         trusted = _TRUSTED_SOURCES.get("only_its_name" if is_another_file else status.why, ())
-        opinions = [opinion for opinion in opinions if opinion.why in trusted]
-        if not opinions or self._is_outdated(opinions[0]):
+        answers = [answer for answer in answers if answer.why in trusted]
+        if not answers or self._is_outdated(answers[0]):
             return status
-        return opinions[0]
+        return answers[0]
 
     def note_missing(self, path: str, status: PathStatus) -> None:
         """Record that a verdict used another source. If the path turns up later, that source is no longer trusted."""
         self._reported_missing.setdefault(status.why, set()).add(path)
 
-    def _is_outdated(self, opinion: PathStatus) -> bool:
+    def _is_outdated(self, answer: PathStatus) -> bool:
         """Return whether the session has shown a path since that this source called missing."""
-        missing_paths = self._reported_missing.get(opinion.why, ())
+        missing_paths = self._reported_missing.get(answer.why, ())
         return any(path in self.paths.files or path in self.paths.folders for path in missing_paths)
 
     def _in_checkout(self, relative: str) -> PathStatus | None:
-        if self._checkout is None or not self._is_its_project(relative, self._checkout):
+        if self._checkout is None or not self._is_of_this_project(relative, self._checkout):
             return None
         exists = self._checkout.exists(relative)
         if relative in self._checkout.folders:
             return PathStatus(True, "folder")
+        # A missing file that nobody would commit may still exist in the work tree.
         if exists is None or (not exists and not _is_committed(relative, self._checkout.files)):
             return None
         return PathStatus(exists, "in_checkout" if exists else "not_in_checkout")
 
-    def _is_its_project(self, relative: str, checkout: Checkout) -> bool:
+    def _is_of_this_project(self, relative: str, checkout: Checkout) -> bool:
         """Return whether the checkout is of the session's project, judging by its files or the folder of the path."""
         shown_paths = list(islice((path for path in self.paths.relative_files() if "/" in path), _MAX_SHOWN))
         if len(shown_paths) >= _MIN_SHOWN:
@@ -376,6 +389,7 @@ class Knowledge:
         attempts = self.state.attempts
         if name in attempts.names:
             return attempts.names[name]
+        # The list of agents is complete, unlike that of skills: an error message prints all of them.
         if name[0] in ("Task", "Agent") and (name[1] in AGENTS or attempts.agents is not None):
             return name[1] in AGENTS | (attempts.agents or frozenset())
         return self._project.has_name(name, self.paths.relative_files()) if self._project else None
@@ -420,7 +434,7 @@ class Knowledge:
     def was_never_committed(self, path: str, text: str, *, but_for_blanks: bool = True) -> bool:
         """Return whether the file is committed, but no commit of any time has this text in it."""
         relative = self.paths.relative(path)
-        if relative is None or self._checkout is None or not self._is_its_project(relative, self._checkout):
+        if relative is None or self._checkout is None or not self._is_of_this_project(relative, self._checkout):
             return False
         return self._checkout.has_ever_held(relative, text, but_for_blanks=but_for_blanks) is False
 
@@ -439,7 +453,7 @@ class Knowledge:
         if relative is None or self._checkout is None:
             return False
         is_same = text in (self._checkout.text(relative) or "") and self._checkout.is_trunks(relative, text)
-        return is_same and self._is_its_project(relative, self._checkout)
+        return is_same and self._is_of_this_project(relative, self._checkout)
 
     def _whole_texts(self, path: str) -> list[tuple[str, str]]:
         relative = self.paths.relative(path)
@@ -447,14 +461,16 @@ class Knowledge:
             return []
         checkout = self._checkout.text(relative) if self._checkout else None
         project = self._project.text(relative, self.paths.relative_files()) if self._project else None
-        return [(who, text) for who, text in (("_in_checkout", checkout), ("_in_earlier_session", project)) if text]
+        return [
+            (source, text) for source, text in (("_in_checkout", checkout), ("_in_earlier_session", project)) if text
+        ]
 
     def is_too_large(self, path: str) -> bool:
         """Return whether a file is too large to be shown at once, from this session, an earlier one or the checkout."""
         if path in self.paths.too_large:
             return True
         relative = self.paths.relative(path)
-        if relative is None or self.texts.was_read_in_full(path):
+        if relative is None or self.texts.was_read_in_full(path):  # shown at once, so it is not too large
             return False
         was_refused = self._project is not None and self._project.is_too_large(relative, self.paths.relative_files())
         return was_refused or self._is_large_in_checkout(relative)
@@ -474,8 +490,8 @@ class Knowledge:
         text = self._checkout.text(relative) if self._checkout is not None else None
         if text is None or self._checkout is None or len(text) <= _MAX_PIECES:
             return False
-        least = max(_MAX_PIECES + 1, _MIN_PIECES_PER_LINE * text.count("\n"))
-        return self._is_its_project(relative, self._checkout) and len(_PIECE.findall(text)) >= least
+        min_pieces = max(_MAX_PIECES + 1, _MIN_PIECES_PER_LINE * text.count("\n"))
+        return self._is_of_this_project(relative, self._checkout) and len(_PIECE.findall(text)) >= min_pieces
 
 
 def _is_committed(relative: str, files: Collection[str]) -> bool:

@@ -96,6 +96,7 @@ def _calls(
                 state.add(call, result.text, failed=failed, kind=site.kind if site else "")
         if turn.role != "assistant":
             state.add_message(turn.text)
+        # The log does not show that the agent was left, only that the session was resumed. It counts as an exit.
         elif turn.text.strip() == _RESUMED_REPLY:
             state.add_message(AGENT_EXIT)
 
