@@ -22,15 +22,13 @@ import orjson
 from composer_replication.privacy import (
     Scrubber,
     assignments,
+    command_lines,
+    encodings,
     entropy,
     rules,
     scan,
     tables,
 )
-from composer_replication.privacy import command_lines as commands
-from composer_replication.privacy import encodings as encoded
-from composer_replication.privacy import entropy as vendors
-from composer_replication.privacy import tables as places
 
 SESSIONS = Path(__file__).resolve().parents[2] / "shared" / "fixtures" / "sessions"
 # Rule kinds that are counted apart: pseudonyms are wanted on every path, they are not findings.
@@ -104,24 +102,26 @@ def layers(texts: list[str]) -> dict[str, Callable[[], object]]:
     scanner = scan.Scanner({}, (), use_entropy=True)
     flat = [text.encode("latin-1", "replace") for text in texts]
     active = [scanner.words.active(line) for line in flat]
-    runs = [run for text, line in zip(texts, flat, strict=True) for _, run in scanner.clean_runs.others(text, line)]
+    runs = [
+        run for text, line in zip(texts, flat, strict=True) for _, run in scanner.clean_runs.unknown_runs(text, line)
+    ]
     odd = [run for run in dict.fromkeys(runs) if not entropy.is_wordy(run) and not entropy.is_public_id(run)]
     joined = "\n".join(odd)
     known = zip(texts, flat, active, strict=True)
     prepared = list(known)
     return {
         "words (prefilter)": lambda: [scan.Scanner({}, (), use_entropy=True).words.active(b"\n".join(flat))],
-        "runs (prefilter)": lambda: [scanner.clean_runs.others(text, line) for text, line, _ in prepared],
-        "vendor prefixes": lambda: [rule for rule in vendors.VENDOR_RULES if rule.triggered(joined)],
+        "runs (prefilter)": lambda: [scanner.clean_runs.unknown_runs(text, line) for text, line, _ in prepared],
+        "vendor prefixes": lambda: [rule for rule in entropy.VENDOR_RULES if rule.triggered(joined)],
         "PEM, JWT, headers, URLs": lambda: [list(rules.structure_spans(text, words)) for text, _, words in prepared],
-        "commands": lambda: [list(commands.command_spans(text, words)) for text, _, words in prepared],
+        "commands": lambda: [list(command_lines.command_spans(text, words)) for text, _, words in prepared],
         "key names": lambda: [
             list(assignments.keyword_spans(text, line.lower(), words)) for text, line, words in prepared
         ],
-        "places": lambda: [list(places.slot_spans(text, words)) for text, _, words in prepared],
+        "slots": lambda: [list(tables.slot_spans(text, words)) for text, _, words in prepared],
         "tables": lambda: [list(tables.table_spans(text, line.lower(), words)) for text, line, words in prepared],
         "entropy": lambda: [entropy.run_spans(run) for run in odd],
-        "encodings": lambda: [list(encoded.decoded_in_run(run)) for run in odd],
+        "encodings": lambda: [list(encodings.decoded_in_run(run)) for run in odd],
     }
 
 
