@@ -26,6 +26,9 @@ In reading order:
     wraps          values that a line end interrupts
     identity       home directories, user names and other people
     outgoing       the last check before text leaves the machine
+
+The comment above a pattern has examples: `text` that it matches, `text` -> `what it extracts`, not `text` that it
+rejects. They are written as in a Python string, so backslashes are doubled and a newline is an escape.
 """
 
 from __future__ import annotations

@@ -231,7 +231,9 @@ def _may_have_value(text: str, position: int, start: int, end: int, strength: St
             return False
         if keyword not in _LOGIN_NAMES and not _has_key(text[end : end + _MAX_KEY_DISTANCE]):
             return False  # after a weak name only random values count, and those are long
-    elif text[start:end].lower() in ("pass", "pwd") and not _is_used_as_name(text, start, end):  # a verb, a command
+    elif text[start:end].lower() in ("pass", "pwd") and not _is_used_as_name(
+        text, start, end
+    ):  # else a verb or a shell command
         return False
     return not (text[start - 1 : start] == ":" and _RESOURCE.search(text, max(0, start - 240), start))
 
@@ -347,10 +349,10 @@ def _strength_at(text: str, position: int, name: str, keyword: bytes) -> Strengt
     strength = name_strength(name)
     if strength == Strength.NONE and names_a_handle(name):
         return Strength.WEAK
-    apart = strength == Strength.WEAK and name.lower() == "key"  # `api key`, in two words
-    if apart and _WIFI_LEAD.search(text, max(0, position - 60), position):
+    is_lone_key = strength == Strength.WEAK and name.lower() == "key"  # two words: `api key`
+    if is_lone_key and _WIFI_LEAD.search(text, max(0, position - 60), position):
         return Strength.PASSWORD
-    return Strength.TOKEN if apart and _KIND_OF_KEY.search(text, max(0, position - 12), position) else strength
+    return Strength.TOKEN if is_lone_key and _KIND_OF_KEY.search(text, max(0, position - 12), position) else strength
 
 
 # Documents that name a secret at a distance: tags, forms, property lists, objects with a type.

@@ -17,7 +17,7 @@ from composer_replication.privacy.rules import Span, is_strong
 _VALUE = r"(?P<q>\\*[\"'])?(?P<value>(?(q)(?:(?!(?P=q))[^\0\n]){3,200}|[^\0\s\"'`\\;|&<>]{3,200}))"
 _BARE_VALUE = r"(?P<value>[^\0\s\"'`\\<>]{3,200})"
 # A blank, or the line end and indent of a continued line.
-_S = r"\s{1,20}"  # a blank, and what a continued line has
+_S = r"\s{1,20}"
 _ARG = r"[^\0\s]{1,200}"
 _QUOTE = r"\\*[\"']?"
 # After echo: options, a format, the text, and the rest of a bracket up to the pipe.
@@ -380,7 +380,7 @@ _MAX_COMMAND_WORDS = 80
 _MAX_CUT_LINE_CHARS = 120
 # Between two words of a command: blanks and continued lines: `  `, ` \\ `.
 _GAP = re.compile(r"(?:[ \t]|\\{1,4}+\r?\n|\\\\n)*+")
-# A piece of a word: quoted, quoted in JSON, or bare. No group is captured in it: it is repeated without a way back.
+# A piece of a word: quoted, quoted in JSON, or bare. It has no capturing group, since it is repeated possessively.
 _PIECE = (
     r"(?:\"[^\0\n\"]{0,300}+\"|'[^\0\n']{0,300}+'|\\++\"[^\0\n\"\\]{0,300}+\\++\"|\\++'[^\0\n'\\]{0,300}+\\++'"
     r"|[^\0\s\"'\\;|&<>()`]|\\(?![nrt\"'\s\\])|\\{2,4}+(?=\w)|\$\([^\0\n()]{0,80}+\)|&(?=[^\0\s&])"

@@ -24,7 +24,7 @@ _PRINTABLE = bytes(range(32, 127)) + b"\t\r\n"
 _BASE64 = re.compile(r"[A-Za-z0-9+/_-]{12,}={0,2}")
 # `70617373776f72643d68756e74657232`; not `x70617373776f7264`.
 _HEX = re.compile(r"(?<![0-9A-Za-z])(?:[0-9a-fA-F]{2}){12,}(?![0-9A-Za-z])")
-# base64(1) wraps at 76, PEM at 64; the break may be a literal backslash-n, and a reader may have numbered the lines.
+# base64(1) wraps at 76, PEM at 64. The break may be a literal backslash-n, and a tool may have numbered the lines.
 _BREAK = r"(?:\r?\n|\\r\\n|\\n)[ \t]*+(?:\d{1,6}+[→:|\t][ \t]*+)?+"
 # Two lines of base64, here with a line number:
 # `QUJDREVGR0hJSktMTU5PUFFSU1RVVldYWVphYmNkZWZnaGlqa2xtbm9wcXJzdHV2\n  2→d3h5eg==`.
@@ -161,7 +161,7 @@ _MIN_LINES = 5
 _MIN_EVENTS = 3  # lines of server-sent events, which are easy to tell from others
 _HEAD_CHARS = 3  # common prefix of the lines of a stream: `dat`, `{"t`, `0:"`
 _MAX_LINE_CHARS = 600
-_MAX_LINES_BETWEEN = 3  # lines of another form between two of a stream: `event: delta` and an empty one
+_MAX_LINES_BETWEEN = 3  # between two lines of a stream, such as `event: delta` and an empty line
 _MAX_PIECE_CHARS = 60
 _ID_PREFIX_CHARS = 4
 _BORDER = "\n\0\n"
@@ -206,7 +206,7 @@ def streams(text: str, flat: bytes) -> Iterator[Stream]:
     likely = {head for head, count in heads.items() if count >= _min_lines(head) and head.strip()}
     if not likely:
         return
-    groups: dict[bytes, list[tuple[int, int]]] = {}  # by head: number and start of each line
+    groups: dict[bytes, list[tuple[int, int]]] = {}  # head -> number and start of each line
     start = 0
     for number, line in enumerate(lines):
         if line[:_HEAD_CHARS] in likely and len(line) <= _MAX_LINE_CHARS and b'"' in line:
@@ -268,7 +268,7 @@ def _joined(text: str, pieces: list[tuple[int, int]]) -> Stream:
 # Views of a text as the program that reads it sees it: with continued lines joined and `\u0026` and `\/` as characters,
 # or without the terminal colors between a name and its value.
 
-_Edit = tuple[int, int, str]  # from, to, and what is written instead
+_Edit = tuple[int, int, str]  # start, end, replacement
 # It starts with the backslash that all of them have: a literal prefix makes the search fast. `a\\u0026b` -> `26`,
 # `a\\/b` -> `/`, and the continued line of `zk39\\\n  Qx81` -> `\\\n  `.
 _ESCAPE = re.compile(
@@ -284,7 +284,7 @@ _ENCRYPTED = re.compile(
 # `\x1b[31m`, `\\u001b[0m`; not `[31m`.
 _COLOR = re.compile(r"(?:\x1b|\\{1,4}(?:u001[bB]|x1[bB]|033|e))\[[0-9;:?]{0,20}[A-Za-z]")
 # In a text that was printed as JSON, or in a script: `\\u001b[0m`, `\\033[31m`; not `\x1b[31m`.
-_ESCAPED_COLOR = re.compile(r"\\(?:u001[bB]|x1[bB]|033|e)\[")  # in a text that was printed as JSON, or in a script
+_ESCAPED_COLOR = re.compile(r"\\(?:u001[bB]|x1[bB]|033|e)\[")
 # `hunter2 next` -> `hunter2`.
 _WORD_REST = re.compile(r"[^\0\s]*")
 _COLOR_LEAD, _COLOR_REACH, _MAX_COLOR_DISTANCE = 100, 400, 60  # characters around a name with colors nearby

@@ -1,6 +1,6 @@
 """Tell which names announce a secret: of environment variables, JSON fields, flags and headers.
 
-The last part tells which words code and messages use. It needs `harmless_words.txt`, a list counted in packages and in
+The last part tells which words code and messages use. It needs `harmless_words.txt`, a list is_count in packages and in
 message catalogs of many languages by `scripts/harmless_words.py`.
 """
 
@@ -54,7 +54,7 @@ _WEAK_LAST_WORDS = tuple(
         )
     )
 )
-# Words beside `token` or `secret` that make it a count, a type, a file, a flag or a name of something.
+# After `token` or `secret` these words make a count, a type, a file, a flag or the name of something.
 _HARMLESS_WORDS = word_set(
     "max min num count counts total limit limits usage used budget input output prompt completion cached cache"
     " creation read type types name names path file files dir length len size index idx per cost price rate width id"
@@ -122,7 +122,7 @@ CORRECTIONS = {
 _ANYWHERE = ("password", "passwd", "passphrase", "passcode", "secret", "apikey", "psk", "mdp", "passwort", "pwd")
 _CODES = frozenset(("pin", "mfacode", "otpcode", "onetimecode", "twofactorcode"))
 _WORDS_ENDING_IN_KEY = word_set("monkey turkey donkey hockey whiskey jockey mickey")
-# Keys that open nothing: of a table, a map, a request.
+# Keys of tables, maps and requests, which are no secrets.
 _PLAIN_KEYS = word_set(
     "idempotency partition sort routing cache foreign primary dedup deduplication object index composite row"
 )
@@ -140,14 +140,14 @@ def name_strength(name: str) -> Strength:
     words = [CORRECTIONS.get(word, word) for word in words if not word.isdigit()] or [""]
     joined = "".join(words)
     last = words[-1]
-    counted = last == "tokens" and not _HARMLESS_WORDS.isdisjoint(words)  # input_tokens, max_tokens
+    is_count = last == "tokens" and not _HARMLESS_WORDS.isdisjoint(words)  # input_tokens, max_tokens
     if last == "key" and words[-2:-1] and words[-2] in _PLAIN_KEYS:
         return Strength.NONE
     if last == "id" and words[-2:-1] == ["key"]:
         return Strength.WEAK
     if (
         last in _HARMLESS_WORDS
-        or counted
+        or is_count
         or (words[0] in ("no", "is", "has", "use", "show", "hide", "max", "min", "num") and len(words) > 1)
     ):
         return Strength.NONE

@@ -323,7 +323,7 @@ def refusal(what: str, finds: Sequence[Find]) -> InputError:
     return InputError(explain(what, got=got, expected="none; nothing was sent", fix=fix))
 
 
-# `"a \"b\""`, `4821`; not `a4821`.
+# `"a \\"b\\""`, `4821`; not `a4821`.
 _JSON_SCALAR = re.compile(r'"(?:[^"\\]|\\.)*+"|(?<![\w.-])-?\d++(?![\w.])')
 
 

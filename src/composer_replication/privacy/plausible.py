@@ -74,7 +74,6 @@ _EXPRESSION = re.compile(
 )
 # What precedes a bracket in code: a name, a sign or another bracket: `get`, `rows[`, `a =`; not `k#`.
 _BEFORE_CODE_BRACKET = re.compile(r"(?:\A|[A-Za-z_]\w*|[\])}(\[{=,:+|&!<>*/ -])\Z")
-# A generated password: `k[9}Q(w-T,2`, 16 characters and more from most generators.
 _MAX_GENERATED_CHARS = 128
 # A generated password; most generators make 16 characters or more: `k[9}Q(w-T,2xB`; not `hunter2`.
 _GENERATED = re.compile(r"(?=[^\0a-z]*[a-z])(?=[^\0A-Z]*[A-Z])[!-~]{12,128}")

@@ -201,7 +201,7 @@ _PHRASE_WORDS = (
     ("words", "words(?= ?[:=])"),  # many lines have this word before ordinary ones
     ("bip", "BIP-?39(?: (?:seed|words?|phrase))?"),
 )
-# A phrase may be wrapped, inside a word too.
+# A phrase may be wrapped, even inside a word.
 _PHRASE_BREAK = r"[a-z]{0,8} ?\\?(?:\r?\n|\\n)[ \t+>]{0,40}+(?:\d{1,6}+[→:|\t][ \t]*+)?(?:[a-z]{1,2} )?"
 _PHRASE = (
     r"[^\0a-z\n]{1,12}(?:is|are)?[^\0a-z\n]{0,6}"

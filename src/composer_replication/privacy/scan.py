@@ -33,7 +33,7 @@ from composer_replication.privacy.rules import (
 from composer_replication.privacy.speech import nearby_spans
 from composer_replication.privacy.surroundings import Surroundings
 from composer_replication.privacy.tables import table_spans
-from composer_replication.privacy.wraps import SCHEMES, SHORT_KEYS, broken, crossing
+from composer_replication.privacy.wraps import SCHEMES, SHORT_KEYS, join_broken_lines, spans_across_lines
 
 _Triggers = list[tuple[str, Rule]]
 _MAX_DEPTH = 3
@@ -76,12 +76,12 @@ class Scanner:
         )
         self.words = WordFilter(triggers, whole)
 
-    def knows(self, run: str) -> bool:
+    def holds_env_value(self, run: str) -> bool:
         """Whether a value from the environment occurs in a run of key characters."""
         return self._exact.in_run(run)
 
     @property
-    def reads_alone(self) -> bool:
+    def scans_one_by_one(self) -> bool:
         """Whether strings must be scanned one by one: rules of the caller might match across their borders."""
         return bool(self._extra)
 
@@ -143,9 +143,9 @@ class Scanner:
         spans: list[Span] = []
         if "\n" not in text and "\\n" not in text:
             return spans
-        if (joined := broken(text, active, suspects, *unfinished)) is not None:
+        if (joined := join_broken_lines(text, active, suspects, *unfinished)) is not None:
             view, is_named = joined
-            spans += crossing(text, view.to_source_spans(self.spans(view.text, key, 1)), is_named)
+            spans += spans_across_lines(text, view.to_source_spans(self.spans(view.text, key, 1)), is_named)
         return spans
 
     def _in_suspects(self, text: str, suspects: Runs, key: str, depth: int, known_spans: list[Span]) -> list[Span]:
@@ -307,7 +307,7 @@ _WORDY = re.compile(
     r"(?:[./_=~$+-]*+(?:[A-Z]?[a-z]{2,20}+(?:[A-Z][a-z]{2,20}+)*+|[a-z]|[A-Z]{1,10}+|[0-9]{1,6}+)(?=[./_=~$+-]|$))++[./_=~$+-]*+"
 )
 # A BitLocker recovery key: `123456-234567-345678-456789-567890-678901-789012-890123`.
-_BITLOCKER_KEY = re.compile(r"(?:\d{6}-){7}\d{6}")  # a key that a disk is unlocked with
+_BITLOCKER_KEY = re.compile(r"(?:\d{6}-){7}\d{6}")
 
 
 def _is_wordy_run(run: str) -> bool:
@@ -341,7 +341,7 @@ class _CleanRunCache:
 
     def remember(self, runs: Runs, spans: list[Span], triggers: Sequence[tuple[str, Rule]], depends: set[str]) -> None:
         """Store the runs that are clean whatever surrounds them."""
-        if len(spans) > 64:  # a dump full of secrets: not worth the comparisons
+        if len(spans) > 64:  # a dump of secrets: too many comparisons
             return
         if len(self._clean) >= _CACHE_SIZE:
             self._clean.clear()
@@ -362,7 +362,7 @@ def _between_colors(text: str, lower: bytes, active: Set[bytes]) -> Iterable[Spa
 KIND = "ENV_SECRET"
 # `zk39otter` -> `otter`.
 _LETTERS = re.compile(r"[A-Za-z]{2,}")
-_MAX_JSON_LEVELS = 3  # of JSON in JSON
+_MAX_JSON_LEVELS = 3  # JSON may hold JSON as text
 _MIN_LINE_CHARS = 16
 # What may come between two characters of a value that is printed over several lines.
 _LINE_END = r"(?:[\\`]{0,2}(?:\r?\n|\\n)[ \t]{0,60}(?:[+>|-][ \t]{0,60})?)?"

@@ -129,7 +129,7 @@ class Scope:
         finds something are they scanned one by one.
         """
         value = self._without_answers(value)
-        gathered = Gatherer(self._clean_strings, self._scanner.knows)
+        gathered = Gatherer(self._clean_strings, self._scanner.holds_env_value)
         gathered.add(value)
         clean = not gathered.unseen or self._all_clean(gathered.unseen)
         return value if clean and not gathered.special else self._walk(value, "", Strength.NONE)
@@ -173,7 +173,7 @@ class Scope:
     def _all_clean(self, unseen: Collection[str]) -> bool:
         """Scan strings together and remember the clean ones. Returns False when the record has to be walked."""
         # Rules of the caller may match across the border between two strings.
-        if self._scanner.reads_alone:
+        if self._scanner.scans_one_by_one:
             return False
         words: set[bytes] = set()
         rest = self._paragraphs.unrepeated(unseen, _BORDER, words)
@@ -320,7 +320,7 @@ class Scope:
     def _named_field(self, value: dict[Any, Any], key: Any, item: Any, strength: Strength) -> Any:
         """Walk a field whose name may say something about its content."""
         if key in OPAQUE and key == opaque_field(value) and isinstance(item, str):
-            return item if is_blob(item) and not self._scanner.knows(item) else self._opaque(item)
+            return item if is_blob(item) and not self._scanner.holds_env_value(item) else self._opaque(item)
         name = key if isinstance(key, str) else str(key)
         return self._walk(item, name, field_strength(name, strength, pair_strength(value)))
 
@@ -362,7 +362,7 @@ class Gatherer:
         """Collect the strings of a value and all values below it."""
         nodes = self._nodes
         nodes.append((value, _NO_STRENGTH))
-        for node, strength in nodes:  # grows while it is walked
+        for node, strength in nodes:  # the loop appends to the list
             if isinstance(node, dict):
                 self._dict(node, strength)
             elif isinstance(node, str):
@@ -578,7 +578,7 @@ class _Numbering:
     def reserve_all(self, value: Any) -> None:
         """Reserve those of every string of a JSON-like value, keys included."""
         nodes = [value]
-        for node in nodes:  # grows while it is walked
+        for node in nodes:  # the loop appends to the list
             if isinstance(node, str):
                 self.reserve(node)
             elif isinstance(node, dict):

@@ -45,7 +45,7 @@ _NAME_PREFIXES = word_set(
     "file img blob tmp id ref obj page node item log data run job task user index main app chunk asset v web"
 )
 _DIGEST_LENGTHS = (32, 40, 56, 64, 96, 128)
-_DIGEST_LENGTHS_64 = (22, 27, 38, 43, 64, 86)  # in base64, without its padding
+_DIGEST_LENGTHS_64 = (22, 27, 38, 43, 64, 86)  # the same digests in base64 without padding
 # What MySQL stores of a password: `*6BB4837EB74329105EE4568DDA7DC67ED2CA2AD9`.
 _MYSQL_HASH = re.compile(r"\*[0-9A-F]{40}")
 _ACCOUNT_CHARS = 42  # an address of a blockchain: 0x and 40 digits

@@ -33,7 +33,7 @@ from composer_replication.privacy.rules import (
 
 INSERT, COPY = b"insert", b"copy"
 _WORDS = (b"pass", b"pwd", b"secret", b"token", b"key", b"senha", b"contrase")
-# Common in other lines, too: they count only with a ruler below or more cells.
+# Common in other lines, too: they count only in CSV or above a ruler.
 _COMMON_WORDS = frozenset((b"token", b"key"))
 _MAX_HEADING_CHARS = 400
 _MAX_ROW_CHARS = 4000
@@ -52,7 +52,7 @@ _OWNER_HEADING = re.compile(r"(?i)user(?:name)?|login|e-?mail|account|host|serve
 _NO_CELL = word_set("yes no true false none null required optional string text hidden varchar never always")
 # `0123456789ab`; not `012345678901`.
 _HEX_KEY = re.compile(r"(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{12,64}")
-_CELL_PADDING = " \t\r\"'`*"  # a cell
+_CELL_PADDING = " \t\r\"'`*"  # around the value of a cell
 _BARS = ("|", "\u2502")
 # A cell up to the next separator: of `ada,"a ""quoted"" cell, with a comma",x` the second one is in quotes.
 _CELLS = {
@@ -251,7 +251,7 @@ _EARLIER_ARGUMENT = (
 _NO_SLOT_VALUE = re.compile(
     r"\$\{?\w+\}?$|\$\(|\{|<|%s|\*{3}|your|pass(?:word)?$|PASSWORD$|redacted|-\w|\.{3}|env:|file:"
 )
-_MIN_PHRASE_SPACES = 2
+_TOO_FEW_WORDS = 2
 # What a pattern begins with, up to what may be repeated: `Key Content[ \t]` -> `Key Content`.
 _LITERAL_START = re.compile(r"[\w =:-]+(?![?*+{])")
 # Calls that take other strings, too: there only strong values count.
@@ -260,7 +260,7 @@ _COMMON_CALLS = frozenset(("connect", "Basic", "create_user", "AUTHENTICATE", "l
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Gate:
-    """What a text must have for any slot of a row: one word of each group, and one of the signs."""
+    """The words and signs that a text needs for any slot of a row: one word of each group, and one of the signs."""
 
     also: tuple[frozenset[bytes], ...]
     signs: tuple[str, ...]
@@ -375,7 +375,7 @@ def _is_slot_secret(value: str, flags: str) -> bool:
     if flags in "rd":
         return has_digit(value)
     if flags == "p":
-        return len(value.split()) > _MIN_PHRASE_SPACES and value.replace(" ", "").isalpha()
+        return len(value.split()) > _TOO_FEW_WORDS and value.replace(" ", "").isalpha()
     if _NO_SLOT_VALUE.match(value) or is_no_secret(value) or not is_plausible(value, Strength.PASSWORD, True):
         return False
     if flags == "c":

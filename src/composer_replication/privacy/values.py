@@ -37,7 +37,7 @@ from composer_replication.privacy.rules import (
     word_set,
 )
 
-WIDE_SIGNS = "\uff1a\uff1d"  # a colon and an equals sign as wide as a Chinese character
+WIDE_SIGNS = "\uff1a\uff1d"  # the full-width colon and equals sign of Chinese text
 # Between name and value: a closing quote or bracket, then a sign. `"password": "hunter2"` -> `": `, `PASS := x1` ->
 # ` := `, and the YAML block of `password: |\n  hunter2` -> `: |\n  `.
 _SIGN = re.compile(
@@ -101,7 +101,7 @@ def value_after(text: str, start: int, end: int, strength: Strength) -> Span | N
         return _value_at(text, start, match, strength)
     if match := _FALLBACK.match(text, end) or _CALL.match(text, end):
         span = _value_at(text, start, match, strength)
-        if span and text[start - 1] == ":" and match["sign"].isspace():  # a map of Clojure
+        if span and text[start - 1] == ":" and match["sign"].isspace():  # a map in Clojure: `{:password "hunter2"}`
             return span
         return span if span and _is_argument(text[span.start : span.end], strength, text[start - 1 : start]) else None
     if (match := match_handed(text, end)) and (span := _value_at(text, start, match, strength)):
@@ -187,7 +187,7 @@ def _value_at(text: str, start: int, match: re.Match[str], strength: Strength, *
         or is_directory(name, value)
     ):
         return None
-    if text[begin - 1] == "`" and _WORD_OF_CODE.fullmatch(value):  # code in a sentence
+    if text[begin - 1] == "`" and _WORD_OF_CODE.fullmatch(value):  # code quoted in a sentence
         return None
     if name.upper() == "PASS" and match["sign"] == ":" and _TEST_NAME.fullmatch(value):
         return None
@@ -195,7 +195,7 @@ def _value_at(text: str, start: int, match: re.Match[str], strength: Strength, *
         return Span(begin, end, "PASSWORD")
     return (
         Span(begin, end, kind_of(strength))
-        if _suits(name, value, strength) and is_plausible(value, strength, literal)
+        if _fits_name(name, value, strength) and is_plausible(value, strength, literal)
         else None
     )
 
@@ -221,7 +221,7 @@ def _bare(text: str, start: int, match: re.Match[str], spaced: bool) -> tuple[in
     return begin, end, literal
 
 
-def _suits(name: str, value: str, strength: Strength) -> bool:
+def _fits_name(name: str, value: str, strength: Strength) -> bool:
     """Whether a value fits this name.
 
     After a weak name only random values count; names of headers and ids of sessions do not.
@@ -240,7 +240,7 @@ def _suits(name: str, value: str, strength: Strength) -> bool:
 def _is_setting(text: str, start: int, match: re.Match[str]) -> bool:
     """Whether a pair is a setting, as Go, PHP and makefiles write them: `{Password:hunter2}`, `PASS := hunter2`."""
     name = text[start : match.start()]
-    if match["sign"] == "=" and text[match.start() : match.start() + 2].isspace():  # in columns
+    if match["sign"] == "=" and text[match.start() : match.start() + 2].isspace():  # aligned in columns
         return True
     if match["sign"] == "=>" and (match["close"].endswith("]") or name.isupper()):  # as PHP prints an array
         return True
@@ -263,7 +263,7 @@ def is_passed_along(text: str, end: int) -> bool:
 
 _MAX_DECLARATION_CHARS = 200  # between a name and its literal
 _QUOTE = r"\\*[\"'`]"
-# The parts of a type: a name with members and generics, an array, a pointer, a lifetime, a bar between two types.
+# The parts of a type: a name with members and generics, an array, a pointer, a lifetime, a union of two types.
 _TYPE_NAME = r"[A-Za-z_][\w.]*+(?:::[\w.]++)*+"
 _BRACKETS = r"\[[^\0\n=\]]{0,60}(?:\[[^\0\n=\]]{0,40}\][^\0\n=\]]{0,40})?\](?:(?:const|mut)\s)?"
 _GENERIC = r"<[^\0\n=>]{0,60}(?:<[^\0\n=>]{0,40}>[^\0\n=>]{0,20})?>"
@@ -579,8 +579,8 @@ def value_in_sentence(text: str, start: int, end: int, strength: Strength) -> Sp
 def _value_in_sentence_at(text: str, start: int, end: int, match: re.Match[str], strength: Strength) -> str:
     begin = match.end()
     value = strip_sentence_end(_bare_word(text, begin), ".,;:!?)*_»”")
-    counted = strength == Strength.PASSWORD or text[start:end].lower() in NUMBER_NAMES
-    if counted and DIGITS.fullmatch(value) and len(value) >= 4:  # a one-time code
+    may_be_digits = strength == Strength.PASSWORD or text[start:end].lower() in NUMBER_NAMES
+    if may_be_digits and DIGITS.fullmatch(value) and len(value) >= 4:  # a one-time code
         return value
     if strength == Strength.PASSWORD:
         if text[begin - 1] in "\"'" and (bounds := quoted(text, begin - 1)) and is_passphrase(text[slice(*bounds)]):
@@ -643,7 +643,7 @@ def find_spoken_value(text: str, end: int, *, direct: bool) -> Span | None:
                 return Span(begin, begin + len(core), "PASSWORD")
             if sign and core:
                 return None
-        elif not direct and number < _MAX_WORDS_TO_ODD_VALUE and is_no_language(_without_quotes(word)):
+        elif not direct and number < _MAX_WORDS_TO_ODD_VALUE and is_in_no_language(_without_quotes(word)):
             begin = match.start() + word.find(_without_quotes(word))
             return Span(begin, begin + len(_without_quotes(word)), "PASSWORD")
         opened = not _without_quotes(word) and word[-1] in _QUOTING
@@ -654,7 +654,7 @@ def find_spoken_value(text: str, end: int, *, direct: bool) -> Span | None:
     return _on_next_line(text, stop) if sign or linked else None
 
 
-def is_no_language(core: str) -> bool:
+def is_in_no_language(core: str) -> bool:
     """Whether no language has such a word: unknown with a digit or odd spelling, or small words joined by hyphens."""
     return (is_unknown(core) and (has_digit(core) or is_odd(core))) or (is_passphrase(core) and "-" in core)
 
@@ -670,12 +670,12 @@ def _ends_statement(text: str, at: int, stop: int) -> bool:
 
 
 def _on_next_line(text: str, newline: int) -> Span | None:
-    alone = _NEXT_LINE.match(text, newline)
-    if alone is None or _NEW_FIELD.match(text, newline):
+    match = _NEXT_LINE.match(text, newline)
+    if match is None or _NEW_FIELD.match(text, newline):
         return None
-    core = strip_sentence_end(alone["value"], _TRAILING)
+    core = strip_sentence_end(match["value"], _TRAILING)
     return (
-        Span(alone.start("value"), alone.start("value") + len(core), "PASSWORD")
+        Span(match.start("value"), match.start("value") + len(core), "PASSWORD")
         if is_stated_password(core) or is_unknown(core)
         else None
     )
@@ -686,7 +686,7 @@ def bytes_or_groups(text: str, end: int, strength: Strength) -> Span | None:
     match = _GROUPS.match(text, end) if text[end] in " :=" else None
     if match is None and (strength >= Strength.TOKEN or text.find("0x", end, end + 60) >= 0):
         match = _BYTES.match(text, end)
-    if match is None or not has_digit(match[1]) or len(set(_NUMBERS.findall(match[1]))) == 1:  # zeros
+    if match is None or not has_digit(match[1]) or len(set(_NUMBERS.findall(match[1]))) == 1:  # only zeros, say
         return None
     return Span(*match.span(1), "SECRET")
 

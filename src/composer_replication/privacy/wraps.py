@@ -27,7 +27,7 @@ from composer_replication.privacy.rules import Span, is_strong, word_set
 from composer_replication.privacy.surroundings import names_a_secret
 
 _Edit = tuple[int, int, str]
-Joint = tuple[int, int]  # from the end of one line to the first character of the next
+_Joint = tuple[int, int]  # from the end of one line to the first character of the next
 # Keys so short that their halves are no long runs. Triggers are lower-cased.
 SHORT_KEYS = frozenset((b"akia", b"asia", b"glpat", b"ltai"))
 # `AKIAQX81`, `glpat-zk39`; not `akia`.
@@ -62,7 +62,7 @@ _NEW_STATEMENT = re.compile(
 )
 # A statement or the date of a log line: `db_host = x` -> `db_host`, `[2024-05-01 12:00]`; not `zk39 x`.
 _STATEMENT = re.compile(r"([A-Za-z_][\w.-]{1,60})\s?[=:]|\[?\d{4}[-/]\d\d[-/]\d\d")
-# The lines of a file in base64, all of one width, as in
+# A file in base64, with lines of 57 characters or more, as in
 # `QUJDREVGR0hJSktMTU5PUFFSU1RVVldYWVphYmNkZWZnaGlqa2xtbm9wcXJzdHV2\nd3h5`.
 _BASE64_LINES = re.compile(r"(?:[A-Za-z0-9+/]{57,}+(?:\r?\n|\\n)[ \t]*+)++[A-Za-z0-9+/=]*+")
 # An address interrupted before its password: `postgres://ada:\n  hunter2@db` -> `\n`.
@@ -79,7 +79,7 @@ _SCHEME = re.compile(r"[a-z]:/?(?P<end>\r?\n|\\n)[ \t+>|]{0,40}/{1,2}[^\0\s/]")
 _LEAD, _REACH = 300, 240  # characters that are read around a joint
 _MAX_LINES = 8  # wrapped lines on each side of a joint
 _MIN_WORD_CHARS = 5
-_MIN_WIDTH = 20  # no terminal is narrower
+_MIN_WIDTH = 20  # of a terminal
 _MIN_VALUE_CHARS = 20  # of a value without a name
 _BORDER = "\n\0\n"
 _MAX_JOINTS = 2000
@@ -91,7 +91,7 @@ def touches_end(text: str, end: int) -> bool:
     return text[end : end + 1] in _LINE_END_STARTS and text.startswith(_LINE_ENDS, end)
 
 
-def broken(
+def join_broken_lines(
     text: str,
     active: Set[bytes],
     runs: Sequence[tuple[int, str]],
@@ -121,7 +121,7 @@ def broken(
     return RewrittenText(text, _edits(text, joints)), bool(named_ends)
 
 
-def _edits(text: str, joints: Iterable[Joint]) -> list[_Edit]:
+def _edits(text: str, joints: Iterable[_Joint]) -> list[_Edit]:
     edits: list[_Edit] = []
     done = 0
     last = 0
@@ -162,7 +162,7 @@ def _line_ends_after_short_keys(text: str) -> Iterator[int]:
             yield match.end()
 
 
-def _joints_in_values(text: str, ends: Set[int]) -> Iterator[Joint]:
+def _joints_in_values(text: str, ends: Set[int]) -> Iterator[_Joint]:
     """Yield the line ends between odd characters that could be those of one value."""
     joined = skip = 0  # end of the last joint; end of a file in base64
     for at in sorted(ends):
@@ -229,7 +229,7 @@ def _has_secret_name(lead: str, left_piece: str) -> bool:
     return lead.endswith((":", "=")) and names_a_secret(lead)
 
 
-def _joints_after_names(text: str, names: Sequence[int], *, words: bool = False) -> Iterator[Joint]:
+def _joints_after_names(text: str, names: Sequence[int], *, words: bool = False) -> Iterator[_Joint]:
     """Yield the line ends after names whose value is missing or incomplete on their line.
 
     With `words`, the line ends after programs.
@@ -256,7 +256,7 @@ def _joints_after_names(text: str, names: Sequence[int], *, words: bool = False)
             yield joint
 
 
-def _joint_at(text: str, at: int, *, blanks: bool = False) -> Joint | None:
+def _joint_at(text: str, at: int, *, blanks: bool = False) -> _Joint | None:
     """Return the joint for the line end at `at`, or None at the end of the text.
 
     With `blanks`, the line end may separate words, too.
@@ -283,19 +283,19 @@ def _has_sign(text: str, line: int, sign: str) -> bool:
     return text.find("\n" + sign, max(0, line - _LEAD), line) >= 0
 
 
-def _logins(text: str) -> Iterator[Joint]:
+def _logins(text: str) -> Iterator[_Joint]:
     for match in _LOGIN.finditer(text) if "@" in text else ():
         if joint := _joint_at(text, match.start("end")):
             yield joint
 
 
-def _schemes(text: str) -> Iterator[Joint]:
+def _schemes(text: str) -> Iterator[_Joint]:
     for match in _SCHEME.finditer(text):
         if joint := _joint_at(text, match.start("end")):
             yield joint
 
 
-def _chain(text: str, joint: Joint) -> Iterator[Joint]:
+def _chain(text: str, joint: _Joint) -> Iterator[_Joint]:
     """Yield a joint, and those around it where a terminal wrapped lines of the same width."""
     yield joint
     start, end = joint
@@ -334,7 +334,7 @@ _LINE_END = re.compile(r"\\*[\r\n]\s*[+>|-]?\s*|\\+n\s*")
 _MAX_NAME_DISTANCE = 160
 
 
-def crossing(text: str, spans: Iterable[Span], has_broken_name: bool) -> Iterator[Span]:
+def spans_across_lines(text: str, spans: Iterable[Span], has_broken_name: bool) -> Iterator[Span]:
     """Yield the spans of the joined text that cross a line end and are no listing.
 
     Where a name was interrupted, what follows it counts, too.
