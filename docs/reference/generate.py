@@ -102,8 +102,8 @@ def _verb(name: str, parser: argparse.ArgumentParser) -> str:
         f"Writes {', '.join(files)} ([fields](artefacts.md))." if files else "",
         f"Guide: [{name}](../guides/{name}.md)." if guide.exists() else "",
     ]
-    said = f"{_sentence(parser.description or '')} {' '.join(filter(None, more))}".strip()
-    head = [f"{'#' * (1 + len(name.split()))} crf {name}", said, f"```text\n{usage}\n```"]
+    on_message = f"{_sentence(parser.description or '')} {' '.join(filter(None, more))}".strip()
+    head = [f"{'#' * (1 + len(name.split()))} crf {name}", on_message, f"```text\n{usage}\n```"]
     inner = [each for each in given if isinstance(each, argparse._SubParsersAction)]
     if inner:
         return "\n\n".join([*head, *(_verb(f"{name} {sub}", each) for sub, each in inner[0].choices.items())])
@@ -161,8 +161,8 @@ def _sections(config_class: type, path: str, presets: dict[str, CrfConfig]) -> I
 
 def _option(spec: OptionSpec, path: str, presets: dict[str, CrfConfig]) -> tuple[str, ...]:
     default = code(value_text(spec.default))
-    said = {name: _at(config, path) for name, config in presets.items()}
-    other = [f"{name}: {code(value_text(value))}" for name, value in said.items() if value != spec.default]
+    on_message = {name: _at(config, path) for name, config in presets.items()}
+    other = [f"{name}: {code(value_text(value))}" for name, value in on_message.items() if value != spec.default]
     bounds = str(spec.bounds).strip()
     return code(spec.name), _kind(spec.annotation), code(bounds), default, ", ".join(other), plain(spec.doc)
 

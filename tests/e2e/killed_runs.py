@@ -73,7 +73,7 @@ def run(folder: str, step: str = "", seconds: float = 0.0, phase_name: str = "")
 
     config = load_with_preset(overrides=[*SETTINGS, "ingest.paths=['logs']", "train.model='model'"])
     with run_directory(Path("run")) as run_dir:
-        run_steps(config, run_dir, RunCallbacks(begin=begin))
+        run_steps(config, run_dir, RunCallbacks(on_step_begin=begin))
 
 
 if __name__ == "__main__":

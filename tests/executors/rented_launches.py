@@ -71,7 +71,7 @@ def check_that_a_killed_machine_is_replaced_and_heals(
 
     def kill() -> None:
         wait_until(held.exists, "two exchanges of rank 1", 180.0)
-        handle = LaunchFile(tmp_path / "launch.json").read().newest[1].handle
+        handle = LaunchFile(tmp_path / "launch.json").read().latest_starts[1].handle
         assert handle is not None
         assert handle.attempt == 0
         harness.kill(harness.make(), handle)

@@ -1,9 +1,17 @@
-"""The command line, `crf`: arguments in, tables out. Data goes to stdout, talk to stderr; the work is done by `steps/`.
+"""The command line, `crf`. Every verb is a module with `add_arguments(parser)` and `run(args) -> exit status`.
 
-main       finds the verb, and turns what went wrong into a sentence
-options    flags that are short for keys of the config
-console    tables and JSON, in which nothing from logs is obeyed
-pages/     what is shown at length: bars and lines, a site's tokens
-pipeline/  the verbs from logs to weights, in order
-around/    the other verbs: what is done with a run and its weights
+Results go to stdout, progress and log lines to stderr. A verb's file also has the pipeline step that it runs, such as
+`write_sites` in `sites.py`, so that `crf run` and tests can call it without the command line.
+
+main        finds the verb and turns exceptions into one line and an exit status
+console     tables, JSON and log lines; flags that are short for keys of the config
+progress    progress bars, or lines where stderr is not a terminal
+pipeline    the steps of `crf run`, and which of them are stale
+run_checks  what `crf run` checks before it starts: inputs, enough to learn from, enough to evaluate
+site_page   what `crf inspect` prints
+export_weights  merged weights, GGUF, Ollama and vLLM for `crf export --to`
+replicas/   what `crf diloco` does
+
+From logs to weights: ingest, split, sites, hints, judge, inspect, teachers, replay, pairs, train, evaluate, report; run
+does all of it. The other verbs: demo, ablate, diloco, export, chat, forget, world, doctor, completion.
 """

@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from composer_replication.cli.console import log, print_json, refuse_unread, show, table
+
 if TYPE_CHECKING:
     from composer_replication.evaluation.ablation.jobs import AblationResults, JobCallbacks, JobKey
     from composer_replication.evaluation.ablation.plan import AblationPlan
@@ -46,7 +48,6 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def run(args: argparse.Namespace) -> int:
-    from composer_replication.cli.console import refuse_unread
     from composer_replication.errors import InputError, explain
     from composer_replication.evaluation.ablation.jobs import (
         check_ready,
@@ -82,23 +83,22 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _listener(folder: Path) -> JobCallbacks:
-    from composer_replication.cli.console import say
     from composer_replication.cli.progress import duration
     from composer_replication.evaluation.ablation.job import JOB
     from composer_replication.evaluation.ablation.jobs import JobCallbacks
 
     def failed(failure: Any) -> None:
-        say(f"{failure.arm}, seed {failure.seed}: failed; the others go on. Its last lines:")
+        log(f"{failure.arm}, seed {failure.seed}: failed; the others go on. Its last lines:")
         for line in failure.last_lines:
-            say(f"    {line}")
+            log(f"    {line}")
 
     def begins(job_key: JobKey, done: int, total: int) -> None:
         how = "goes on" if (_folder(folder, job_key) / JOB).is_file() else "begins"
-        say(f"{job_key.arm}, seed {job_key.seed}: {how} ({done} of {total} done)")
+        log(f"{job_key.arm}, seed {job_key.seed}: {how} ({done} of {total} done)")
 
     return JobCallbacks(
         begins=begins,
-        done=lambda job, result: say(
+        done=lambda job, result: log(
             f"{job.arm}, seed {job.seed}: done in {duration(result.spent.seconds)},"
             f" {result.spent.steps:,} steps, {result.spent.rollouts:,} rollouts"
         ),
@@ -107,7 +107,6 @@ def _listener(folder: Path) -> JobCallbacks:
 
 
 def _say_what_would_run(plan: AblationPlan, folder: Path, job_keys: list[JobKey]) -> int:
-    from composer_replication.cli.console import show, table
     from composer_replication.evaluation.ablation.job import RESULT
 
     rows = [
@@ -128,7 +127,6 @@ def _folder(folder: Path, job_key: JobKey) -> Path:
 
 def _finish(results: AblationResults, folder: Path, *, as_json: bool) -> int:
     """Table and plots; 1 where jobs failed, or budgets are not equal."""
-    from composer_replication.cli.console import print_json, say, show
     from composer_replication.evaluation.ablation.job import stored_path
     from composer_replication.evaluation.ablation.jobs import RESULTS, breaches_of
     from composer_replication.evaluation.ablation.page import as_json as page_as_json
@@ -142,16 +140,15 @@ def _finish(results: AblationResults, folder: Path, *, as_json: bool) -> int:
     breaches = breaches_of(results)
     for arm, sentences in breaches.items():
         for sentence in sentences:
-            say(f"not equal: {arm}, {sentence}")
+            log(f"not equal: {arm}, {sentence}")
     for failure in results.failed:
-        say(f"failed: {failure.arm}, seed {failure.seed}")
+        log(f"failed: {failure.arm}, seed {failure.seed}")
     source = stored_path(folder / RESULTS).name
-    say(f"{written}: all of it; {source} rebuilds it (`crf ablate --table -o {folder}`)")
+    log(f"{written}: all of it; {source} rebuilds it (`crf ablate --table -o {folder}`)")
     return 1 if breaches or results.failed else 0
 
 
 def _tables(results: AblationResults) -> list[Any]:
-    from composer_replication.cli.console import table
     from composer_replication.evaluation.ablation.page import (
         AGAINST,
         against_rows,

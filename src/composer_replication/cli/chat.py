@@ -20,6 +20,7 @@ from composer_replication.batch.model_folder import (
     load_tokenizer,
 )
 from composer_replication.batch.render.templates import ChatTemplate, template_source
+from composer_replication.cli.console import is_terminal, log, plain, print_json, show, terminal_width
 from composer_replication.config import CrfConfig, load
 from composer_replication.config.sections import RenderConfig
 from composer_replication.config.values import RESOLVED_NAME
@@ -34,8 +35,6 @@ from composer_replication.trainer.trained import Trained
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from composer_replication.trainer.trained import Trained
 
 
 WHEN_INTERRUPTED = "the chat is over; nothing was written"
@@ -62,9 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from composer_replication.batch.model_folder import check_model_name
-    from composer_replication.cli.console import say
     from composer_replication.cli.run import quiet
-    from composer_replication.errors import InputError, explain
     from composer_replication.trainer.trained import find_trained
 
     if args.state is not None and args.once is not None:
@@ -81,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     sampling = Sampling(max_tokens=args.max_tokens, temperature=args.temperature, seed=args.seed)
     arm_names: tuple[str, ...] = arms.names if args.compare else arms.names[-1:]
     if args.compare and len(arms.names) == 1:
-        say("crf chat: nothing was trained here, so there is one model to ask")
+        log("crf chat: nothing was trained here, so there is one model to ask")
     if args.state is not None and trained.run is not None:
         _answer(args, arms, arm_names, arms.at_site(trained.run, args.state), sampling)
         return 0
@@ -93,8 +90,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check_state(args: argparse.Namespace, trained: Trained) -> None:
-    from composer_replication.errors import InputError, explain
-
     if args.state is not None and trained.run is None:
         fix = "Name the run that the site is in: `crf chat RUN --state ID`, with --adapter where it has no weights."
         raise InputError(explain("--state", got=f"{args.model}, which is no run", expected="a run", fix=fix))
@@ -106,10 +101,9 @@ def _beginning(system: str | None) -> list[dict[str, Any]]:
 
 def _typed() -> Iterator[str]:
     """Lines from the keyboard until it ends; a question mark goes to stderr, so that stdout holds answers alone."""
-    from composer_replication.cli.console import is_terminal, say
 
     if is_terminal(sys.stdin):
-        say("type, and end with Ctrl-D; /new begins anew")
+        log("type, and end with Ctrl-D; /new begins anew")
     while True:
         if is_terminal(sys.stdin):
             print("> ", end="", file=sys.stderr, flush=True)
@@ -143,16 +137,14 @@ def _turn(
 def _answer(
     args: argparse.Namespace, arms: Arms, arm_names: tuple[str, ...], prompt: Prompt, sampling: Sampling
 ) -> None:
-    from composer_replication.cli.console import say
 
     left_out = f"; {prompt.num_left_out:,} before them do not fit the model" if prompt.num_left_out else ""
-    say(f"{prompt.about}: {len(prompt.ids):,} tokens of the session{left_out}")
+    log(f"{prompt.about}: {len(prompt.ids):,} tokens of the session{left_out}")
     _show(args, {arm: arms.answer(arm, prompt, sampling) for arm in arm_names}, prompt)
 
 
 def _show(args: argparse.Namespace, answers: dict[str, ChatReply], prompt: Prompt | None) -> None:
     """Answers beside each other where there is room; a model's text is shown, and nothing in it is obeyed."""
-    from composer_replication.cli.console import plain, print_json, terminal_width
 
     if args.json:
         answer_records = {arm: answer._asdict() for arm, answer in answers.items()}
@@ -173,8 +165,6 @@ def _show_beside(columns: dict[str, str]) -> None:
     from rich import box
     from rich.table import Table
     from rich.text import Text
-
-    from composer_replication.cli.console import plain, show
 
     table = Table(box=box.SIMPLE_HEAD, expand=True, show_edge=False)
     for name in columns:

@@ -8,6 +8,8 @@ import shlex
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from composer_replication.cli.console import print_json
+
 
 class _OptionWord(NamedTuple):
     """An option (or, with no names, an argument) of a verb: how it is written, its choices, whether a value follows."""
@@ -24,8 +26,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from composer_replication.cli.console import print_json
-
     verbs = words_of_verbs()
     if args.json:
         options = {verb: [name for word in words for name in word.names] for verb, (_, words) in verbs.items()}

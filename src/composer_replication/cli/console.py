@@ -1,4 +1,8 @@
-"""Tables and progress. Text from logs is shown as text: no markup in it is obeyed, no control character is sent."""
+"""Console output and config flags of all verbs.
+
+Text from logs is printed as text: markup in it is not interpreted, and control characters are replaced, so that a log
+cannot move the cursor or color the terminal.
+"""
 
 from __future__ import annotations
 
@@ -19,34 +23,37 @@ if TYPE_CHECKING:
 
 
 def add_gate_arguments(parser: argparse.ArgumentParser) -> None:
-    """What every verb takes that sends or hands out text: the last look at it, and how to get past it."""
+    """Add the options of the outgoing check, which every verb has that sends or exports text."""
     parser.add_argument(
         "--allow",
         action="append",
         default=[],
         metavar="ID",
-        help="let a text through that the last look before it goes out has named; may be repeated",
+        help="allow a text that the outgoing check has reported; may be repeated",
     )
     parser.add_argument(
-        "--no-scrub", action="store_true", help="let everything go out as it is, also of a run made with --no-scrub"
+        "--no-scrub",
+        action="store_true",
+        help="skip the outgoing check; needed for a run that was ingested with --no-scrub",
     )
 
 
 def is_terminal(stream: TextIO | None) -> bool:
-    """Whether somebody looks at a stream; one that whoever started us has closed (`2>&-`) is None."""
+    """Return whether a stream is a terminal. Python sets a stream to None if the caller has closed it (`2>&-`)."""
     return stream is not None and not stream.closed and stream.isatty()
 
 
-def say(text: str) -> None:
-    """Talk: to stderr."""
+def log(message: str) -> None:
+    """Print a message to stderr."""
     if sys.stderr is None:  # pyright: ignore[reportUnnecessaryComparison] (closed: print would take stdout instead)
         return
-    with contextlib.suppress(OSError):  # a full disk behind stderr: nobody can be told, and the work is not lost for it
-        print(plain(text), file=sys.stderr)
+    # stderr may be redirected to a full disk. The message is lost then, but the work should not be.
+    with contextlib.suppress(OSError):
+        print(plain(message), file=sys.stderr)
 
 
 def plain(text: str) -> str:
-    """The text without anything that a terminal would act upon."""
+    """Return the text with every character replaced that a terminal would act upon."""
     return "".join(char if char.isprintable() or char == "\n" else "\ufffd" for char in text)
 
 
@@ -59,16 +66,24 @@ def table(
     caption: str | None = None,
     shrinks: str | None = None,
 ) -> Table:
-    """A table whose numbers stand right, and whose last row may be a sum; `caption` says what its words mean.
+    """Return a table with numbers aligned to the right.
 
-    Where the terminal is narrow, the columns move together, and `shrinks` is cut; numbers, kinds and ids stay whole.
+    Args:
+        title: Printed above the table.
+        columns: The header.
+        rows: The cells, row by row. A column of integers only is formatted with thousands separators.
+        last_is_total: Draw a line above the last row.
+        caption: Printed below the table; explains its terms.
+        shrinks: The column to truncate if the terminal is narrow. All others keep their full width then.
     """
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
+    # `Text` below keeps rich from reading "[red]" in a cell as markup.
     cells = [[f"{cell:,}" if isinstance(cell, int) else plain(str(cell)) for cell in row] for row in rows]
     widths = [max(len(name), *(len(row[index]) for row in cells), 0) for index, name in enumerate(columns)]
+    # Three columns of space and rule per cell; without padding it is one.
     is_narrow = sum(widths) + 3 * len(widths) > terminal_width()
     padding = (0, 0) if is_narrow else (0, 1)
     overflow = sum(widths) + len(widths) - terminal_width() if is_narrow else 0
@@ -93,21 +108,22 @@ def table(
 
 
 def terminal_width() -> int:
-    """As wide as a table needs to be where nobody looks at a terminal."""
+    """Return the width of the terminal, or 160 if stdout is a file or a pipe."""
     return shutil.get_terminal_size().columns if is_terminal(sys.stdout) else 160
 
 
 def show(*tables: Table) -> None:
-    """Tables to stdout, a blank line between them."""
+    """Print tables to stdout with a blank line between them."""
     if sys.stdout is None:  # pyright: ignore[reportUnnecessaryComparison] (closed by whoever started us)
         return
     from rich.console import Console
 
-    class PassingOn(Console):
-        def on_broken_pipe(self) -> None:  # rich would exit with 1; that the reader has seen enough is no failure
+    class PipeConsole(Console):
+        # rich would exit with status 1. `crf sites RUN | head` is not a failure: `main` handles BrokenPipeError.
+        def on_broken_pipe(self) -> None:
             raise BrokenPipeError
 
-    console = PassingOn(file=sys.stdout, highlight=False, soft_wrap=False, width=terminal_width())
+    console = PipeConsole(file=sys.stdout, highlight=False, soft_wrap=False, width=terminal_width())
     for number, table in enumerate(tables):
         if number:
             console.print()
@@ -115,7 +131,7 @@ def show(*tables: Table) -> None:
 
 
 def print_json(value: dict[str, Any]) -> None:
-    """A value with records in it, as one line on stdout."""
+    """Print a value as one line of JSON on stdout. Dataclasses in it become objects."""
     from dataclasses import asdict, is_dataclass
 
     from composer_replication.canonical_json import encode
@@ -130,7 +146,7 @@ def print_json(value: dict[str, Any]) -> None:
 
 
 def write_json(text: str) -> None:
-    """JSON to stdout; what a terminal would act upon, even inside a string, is spelled out."""
+    """Print JSON to stdout, with unprintable characters as escapes (a BEL inside a string as \\u0007)."""
     import json
 
     if sys.stdout is None:  # pyright: ignore[reportUnnecessaryComparison] (closed by whoever started us)
@@ -139,32 +155,31 @@ def write_json(text: str) -> None:
 
 
 def rank_of_process() -> int:
-    """Return this process's number among those that a launcher such as torchrun has started; 0 without one."""
+    """Return the rank of this process under a launcher such as torchrun; 0 without one."""
+    # A cluster may set RANK for its own purposes; only together with LOCAL_RANK is it a launcher's.
     return int(os.environ.get("RANK", "0")) if "LOCAL_RANK" in os.environ else 0
 
 
 @contextlib.contextmanager
 def only_rank_0_prints() -> Generator[None]:
-    """Drop what the other ranks print, what compiled libraries write to their streams included.
-
-    CRF_DEBUG=1 lets every rank print.
-    """
+    """Silence all ranks but the first. CRF_DEBUG=1 lets every rank print."""
     if rank_of_process() == 0 or os.environ.get("CRF_DEBUG"):
         yield
         return
     _flush_streams()
-    before = [os.dup(number) for number in (1, 2)]
-    nowhere = os.open(os.devnull, os.O_WRONLY)
+    # Redirect the descriptors, not sys.stdout and sys.stderr: compiled libraries (NCCL) write to them directly.
+    saved_descriptors = [os.dup(number) for number in (1, 2)]
+    devnull = os.open(os.devnull, os.O_WRONLY)
     try:
         for number in (1, 2):
-            os.dup2(nowhere, number)
+            os.dup2(devnull, number)
         yield
     finally:
         _flush_streams()
-        for number, descriptor in zip((1, 2), before, strict=True):
+        for number, descriptor in zip((1, 2), saved_descriptors, strict=True):
             os.dup2(descriptor, number)
             os.close(descriptor)
-        os.close(nowhere)
+        os.close(devnull)
 
 
 def _flush_streams() -> None:
@@ -173,41 +188,41 @@ def _flush_streams() -> None:
             stream.flush()
 
 
-def say_error(verb: str, text: str, *, is_own: bool) -> None:
-    """Print why a command failed: once where all ranks of a launcher fail alike, with its number for another rank.
+def log_error(verb: str, text: str, *, is_expected: bool) -> None:
+    """Print why a command failed: once if all ranks fail with the same error, otherwise with the rank's number.
 
-    `is_own` is False for an error that nobody raised on purpose. It may only be a consequence of another rank's
-    failure, such as a broken connection: then the rank that knows the reason prints.
+    `is_expected` is False for an exception that this package did not raise. It may only be a consequence of another
+    rank's failure, such as a broken connection; then only the rank that knows the reason prints.
     """
     if not {"LOCAL_RANK", "RANK", "WORLD_SIZE"} <= os.environ.keys() or os.environ.get("CRF_DEBUG"):
-        say(f"crf {verb}: {text}")
+        log(f"crf {verb}: {text}")
         return
     from composer_replication.trainer.same_start import errors_of_ranks
 
-    rank, errors = rank_of_process(), errors_of_ranks(text, is_own=is_own)
-    if rank == 0 and (is_own or not errors):
-        say(f"crf {verb}: {text}")
-    elif rank and errors.get(0) != text and (is_own or 0 not in errors):
-        say(f"crf {verb}: rank {rank}: {text}")
+    rank, errors = rank_of_process(), errors_of_ranks(text, is_own=is_expected)
+    if rank == 0 and (is_expected or not errors):
+        log(f"crf {verb}: {text}")
+    elif rank and errors.get(0) != text and (is_expected or 0 not in errors):
+        log(f"crf {verb}: rank {rank}: {text}")
 
 
-# Options of the config on the command line: a file, `--set`, and flags that are short for a key.
-#
-# A knob is declared once, in `config/`. A flag here only says which key it is short for; the loader checks the value.
+# ---- Config options on the command line
+# Every option is declared once, in `config/`. A flag such as --steps only names the key that it sets; its help text,
+# type and default come from there, and the loader checks the value.
 
 _METAVARS = {int: "N", float: "X", str: "TEXT"}
 
 
 def add_config_arguments(parser: argparse.ArgumentParser, *sections: str) -> None:
-    """`--config` and `--set`, for options of these sections."""
+    """Add `--config` and `--set` for options of these sections."""
     tables = " and ".join(f"[{section}]" for section in sections)
-    parser.add_argument("--config", metavar="FILE", help=f"a TOML file; {tables} of it are read")
+    parser.add_argument("--config", metavar="FILE", help=f"a TOML file, of which {tables} are read")
     parser.add_argument(
         "--set",
         action="append",
         default=[],
         metavar="A.B=C",
-        help=f"an option over the file's, of {tables} (`crf train --options` lists them all); may be repeated",
+        help=f"set an option of {tables}, overriding the file (`crf train --options` lists all); may be repeated",
     )
     parser.set_defaults(short={}, sections=sections)
 
@@ -215,9 +230,10 @@ def add_config_arguments(parser: argparse.ArgumentParser, *sections: str) -> Non
 def add_short(
     parser: argparse.ArgumentParser, *names: str, key: str, value: object = None, hidden: bool = False, **options: Any
 ) -> None:
-    """A flag, or an argument, that sets `key`: to `value`, or to what is typed behind it.
+    """Add a flag or argument that sets the config key `key`: to `value` if one is given, else to what the user types.
 
-    The key's own sentence is its help. Hidden are flags that were known before `--set`, and still work.
+    The key's description is the help text unless `options` has one. `hidden` keeps flags of earlier versions, from
+    before `--set`, out of the help.
     """
     from composer_replication.config import CrfConfig
     from composer_replication.config.schema import option_at
@@ -232,7 +248,7 @@ def add_short(
 
 
 def config_of(args: argparse.Namespace) -> CrfConfig:
-    """The config that the arguments describe; `--set` of an option that this verb does not read is refused."""
+    """Return the config that the arguments describe. Raises ConfigError for options that the verb would ignore."""
     from composer_replication.config import CrfConfig, load
 
     config = load(CrfConfig, args.config, overrides_of(args))
@@ -241,19 +257,20 @@ def config_of(args: argparse.Namespace) -> CrfConfig:
 
 
 def overrides_of(args: argparse.Namespace) -> list[str]:
-    """What flags and `--set` say, as overrides; of two that set one key the later in this list holds."""
+    """Return flags and `--set` as overrides. If two set the same key, the later one wins."""
     from composer_replication.config.values import value_text
 
     return [*(f"{key}={value_text(value)}" for key, value in args.short.items()), *args.set]
 
 
 def refuse_unread(args: argparse.Namespace) -> None:
-    """An option that a verb does not read must not look as if it had been followed."""
+    """Raise ConfigError for a `--set` that the verb would ignore silently."""
     from composer_replication.errors import ConfigError, explain
 
     for text in args.set:
         section = text.partition("=")[0].partition(".")[0].strip()
         if section not in args.sections:
+            # `crf sites --set train.model=x` is probably meant for another verb.
             expected = f"one of {', '.join(f'[{name}]' for name in args.sections)}, which `crf {args.verb}` reads"
             raise ConfigError(
                 explain(f"--set {text.partition('=')[0]}", got=f"an option of [{section}]", expected=expected)
@@ -261,7 +278,7 @@ def refuse_unread(args: argparse.Namespace) -> None:
 
 
 class _SetKey(argparse.Action):
-    """Keeps what was typed, or the flag's own value, under the key that it is short for."""
+    """Stores the flag's value in `args.short`, under the config key that the flag is short for."""
 
     def __init__(self, *, key: str, value: object, is_list: bool, **options: Any) -> None:
         self._key, self._value, self._is_list = key, value, is_list
@@ -271,6 +288,7 @@ class _SetKey(argparse.Action):
         self, _parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, _option: str | None = None
     ) -> None:
         typed = values if isinstance(values, list) else [values]
-        before = namespace.short.get(self._key, []) if self._is_list else []
-        value = [*before, *typed] if self._is_list else typed[-1] if self._value is None else self._value
+        earlier = namespace.short.get(self._key, []) if self._is_list else []
+        value = [*earlier, *typed] if self._is_list else typed[-1] if self._value is None else self._value
+        # A new dict: the default one belongs to the parser and would be shared by all its calls.
         namespace.short = {**namespace.short, self._key: value}

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from composer_replication.canonical_json import decode_object
+from composer_replication.cli.console import log
 from composer_replication.cli.world import agent_named, write_logs
 from composer_replication.config import CrfConfig
 from composer_replication.config.values import value_text
@@ -32,22 +33,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     import time
 
-    from composer_replication.cli.console import say
     from composer_replication.cli.progress import duration
-    from composer_replication.cli.run import make
+    from composer_replication.cli.run import run_pipeline
 
     _use_one_thread()
     began, logs = time.monotonic(), args.output / "logs"
     if not logs.is_dir():
-        say(f"sessions of an agent that errs on purpose: played into {logs}")
+        log(f"sessions of an agent that errs on purpose: played into {logs}")
     args.output.mkdir(parents=True, exist_ok=True)
-    status = make(demo_config(demo_logs(logs)), args.output / "run", as_json=args.json)
+    status = run_pipeline(demo_config(demo_logs(logs)), args.output / "run", as_json=args.json)
     if status:
         return status
     dead = channels_that_did_not_run(args.output / "run")
     for name in dead:
-        say(f"crf demo: channel {name}")
-    say(f"took {duration(time.monotonic() - began)}; the same command again makes only what is missing")
+        log(f"crf demo: channel {name}")
+    log(f"took {duration(time.monotonic() - began)}; the same command again makes only what is missing")
     return 1 if dead else 0
 
 

@@ -8,12 +8,25 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from composer_replication.cli.console import (
+    add_config_arguments,
+    add_gate_arguments,
+    is_terminal,
+    log,
+    overrides_of,
+    plain,
+    print_json,
+    refuse_unread,
+    show,
+    table,
+)
+
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from composer_replication.cli.replicas.asking import Asked
+    from composer_replication.cli.replicas.asking import LaunchRequest
     from composer_replication.cli.replicas.launches import LaunchFile
-    from composer_replication.cli.replicas.looking import Sight
+    from composer_replication.cli.replicas.looking import LaunchStatus
     from composer_replication.cli.replicas.tending import Collected
     from composer_replication.diloco.serverless.executor import Executor
 
@@ -33,11 +46,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     kinds = ("local", "modal", "hf_jobs", "ray")
     launch.add_argument("--executor", choices=kinds, default="local", help="where they run; default local: here")
     text = "an option of the executor, such as image or hardware; may be repeated"
-    launch.add_argument("--option", action="append", default=[], type=_pair, metavar="NAME=VALUE", help=text)
+    launch.add_argument("--option", action="append", default=[], type=_parse_option, metavar="NAME=VALUE", help=text)
     text = "hand a variable of this machine to the replicas as a secret: its value is shown nowhere; may be repeated"
     launch.add_argument("--secret", action="append", default=[], metavar="NAME", help=text)
     text = "a variable of the replicas that anybody may see; may be repeated"
-    launch.add_argument("--env", action="append", default=[], type=_variable, metavar="NAME=VALUE", help=text)
+    launch.add_argument("--env", action="append", default=[], type=_parse_variable, metavar="NAME=VALUE", help=text)
     launch.add_argument("--gpu", metavar="KIND", help="as the executor calls it")
     launch.add_argument("--timeout", type=float, metavar="S", help="after which a replica is ended; default: none")
     _add_training(launch)
@@ -71,7 +84,6 @@ def _verb(verbs: Any, name: str, about: str) -> argparse.ArgumentParser:
 
 
 def _add_training(parser: argparse.ArgumentParser) -> None:
-    from composer_replication.cli.console import add_config_arguments, add_gate_arguments
     from composer_replication.cli.replicas.asking import ROUND_KEYS
 
     add_config_arguments(parser, "train", "loss", "render", "split")
@@ -81,7 +93,7 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trainer-kwargs-json", type=json.loads, default={}, metavar="JSON", help="its arguments")
     keys = ", ".join(key.name if key.default is None else f"{key.name} ({key.default})" for key in ROUND_KEYS.values())
     text = f"of the outer loop or the rounds, which are, with their defaults: {keys}; may be repeated"
-    parser.add_argument("--round", action="append", default=[], type=_pair, metavar="NAME=VALUE", help=text)
+    parser.add_argument("--round", action="append", default=[], type=_parse_option, metavar="NAME=VALUE", help=text)
 
 
 def _add_relaunch(parser: argparse.ArgumentParser, default: int) -> None:
@@ -89,7 +101,7 @@ def _add_relaunch(parser: argparse.ArgumentParser, default: int) -> None:
     parser.add_argument("--relaunch", type=int, default=default, metavar="K", help=text)
 
 
-def _pair(text: str) -> tuple[str, Any]:
+def _parse_option(text: str) -> tuple[str, Any]:
     name, _, value = text.partition("=")
     try:
         return name, json.loads(value)
@@ -97,7 +109,7 @@ def _pair(text: str) -> tuple[str, Any]:
         return name, value
 
 
-def _variable(text: str) -> tuple[str, str]:
+def _parse_variable(text: str) -> tuple[str, str]:
     name, _, value = text.partition("=")
     return name, value
 
@@ -109,44 +121,42 @@ def run(args: argparse.Namespace) -> int:
 def _launch(args: argparse.Namespace) -> int:
     import sys
 
-    from composer_replication.cli.console import say
-    from composer_replication.cli.replicas import looking as starting
-    from composer_replication.cli.replicas.asking import begin
+    from composer_replication.cli.replicas import looking
+    from composer_replication.cli.replicas.asking import prepare_launch
     from composer_replication.cli.replicas.checking import check_launch
-    from composer_replication.cli.replicas.launches import known_numbers, next_number, place_of
-    from composer_replication.cli.replicas.looking import look
+    from composer_replication.cli.replicas.launches import canonical_bucket, local_launch_numbers, next_number
+    from composer_replication.cli.replicas.looking import read_launch_status
     from composer_replication.diloco.store import open_store
 
     if str(Path.cwd()) not in sys.path:  # where processes of this machine look for a trainer
         sys.path.insert(0, str(Path.cwd()))
-    request = _asked(args)
-    executor = starting.make_executor(request.executor, request.options)
+    request = _build_request(args)
+    executor = looking.make_executor(request.executor, request.options)
     looked_at = open_store(request.bucket, probes=False)  # what is refused has left nothing behind
     for line in check_launch(looked_at, request, executor, args.launch_file, beside=args.beside):
-        say(line)
+        log(line)
     if args.dry_run:
-        above = max(known_numbers(place_of(request.bucket)), default=-1)
-        _show_asked(request, next_number(looked_at, above=above), looked_at.uri, as_json=args.json)
+        above = max(local_launch_numbers(canonical_bucket(request.bucket)), default=-1)
+        _show_request(request, next_number(looked_at, above=above), looked_at.uri, as_json=args.json)
         return 0
     store = open_store(request.bucket)
-    file = begin(store, request, args.launch_file)
-    say(f"launch file: {file.path}")  # before anything is started, so that whoever is interrupted knows it
-    starting.start(file, executor, say)
+    file = prepare_launch(store, request, args.launch_file)
+    log(f"launch file: {file.path}")  # before anything is started, so that whoever is interrupted knows it
+    looking.start_replicas(file, executor, log)
     launch = file.read().launch
-    say(f"launch {launch.number} at {store.uri}: {launch.replicas} replicas by {launch.executor}")
+    log(f"launch {launch.number} at {store.uri}: {launch.replicas} replicas by {launch.executor}")
     if args.detach:
         arguments = f"{args.bucket} --launch {launch.number}"
-        say(f"to see how they do: `crf diloco watch {arguments}`; to end them: `crf diloco cancel {arguments}`")
-        return show_sight(look(store, file, executor), args.bucket, as_json=args.json)
+        log(f"to see how they do: `crf diloco watch {arguments}`; to end them: `crf diloco cancel {arguments}`")
+        return show_status(read_launch_status(store, file, executor), args.bucket, as_json=args.json)
     return _tend(args, store, file, executor)
 
 
-def _asked(args: argparse.Namespace) -> Asked:
-    from composer_replication.cli.console import overrides_of, refuse_unread
+def _build_request(args: argparse.Namespace) -> LaunchRequest:
     from composer_replication.cli.replicas import asking
-    from composer_replication.cli.replicas.asking import split
+    from composer_replication.cli.replicas.asking import split_round_settings
 
-    outer, settings = split(args.round)
+    outer, settings = split_round_settings(args.round)
     options = {**dict(args.option), "secrets": args.secret, "env": dict(args.env)}
     if args.detach:
         options |= {"local": {"tied": False}, "ray": {"detached": True}}.get(args.executor, {})
@@ -155,9 +165,11 @@ def _asked(args: argparse.Namespace) -> Asked:
         training: dict[str, Any] = {**entry_point, "arguments": {**args.trainer_kwargs_json, **outer}}
     else:
         refuse_unread(args)
-        training = asking.training(args.config, overrides_of(args), outer, no_scrub=args.no_scrub, allowed=args.allow)
-    return asking.Asked(
-        bucket=asking.reachable(args.bucket, args.executor),
+        training = asking.training_request(
+            args.config, overrides_of(args), outer, no_scrub=args.no_scrub, allowed=args.allow
+        )
+    return asking.LaunchRequest(
+        bucket=asking.bucket_for_replicas(args.bucket, args.executor),
         executor=args.executor,
         replicas=args.replicas,
         settings=settings,
@@ -172,7 +184,6 @@ def _tend(args: argparse.Namespace, store: Any, file: LaunchFile, executor: Exec
     import contextlib
     import sys
 
-    from composer_replication.cli.console import is_terminal, say
     from composer_replication.cli.replicas.tending import tend
 
     with contextlib.ExitStack() as shown:
@@ -186,73 +197,70 @@ def _tend(args: argparse.Namespace, store: Any, file: LaunchFile, executor: Exec
             live = None
         shown_before = set[int | str]()
 
-        def seen(sight: Sight) -> None:
+        def on_status(sight: LaunchStatus) -> None:
             news = sight.trouble if sight.progress is None else sight.progress.step
             news = f"{news} stalled" if sight.stalled_s is not None else news
             if live is not None:
                 live.update(launch_table(sight))
             elif news is not None and news not in shown_before:
                 shown_before.add(news)
-                say(round_line(sight))
+                log(round_line(sight))
 
-        sight = tend(store, file, executor, relaunches=args.relaunch, seen=seen, said=say)
-    return show_sight(sight, args.bucket, as_json=args.json, is_said=True)
+        sight = tend(store, file, executor, relaunches=args.relaunch, on_status=on_status, on_message=log)
+    return show_status(sight, args.bucket, as_json=args.json, is_said=True)
 
 
 def _watch(args: argparse.Namespace) -> int:
-    from composer_replication.cli.console import say
     from composer_replication.cli.replicas.launches import (
-        no_file,
-        numbers,
-        open_file,
+        find_launch_file,
+        list_launch_numbers,
+        missing_file_error,
         read_notice,
     )
-    from composer_replication.cli.replicas.looking import look, look_at_bucket
+    from composer_replication.cli.replicas.looking import read_bucket_status, read_launch_status
     from composer_replication.diloco.store import open_store
 
-    file, store = open_file(args.bucket, args.number, args.launch_file), open_store(args.bucket, probes=False)
+    file, store = find_launch_file(args.bucket, args.number, args.launch_file), open_store(args.bucket, probes=False)
     if file is None:
-        launch_numbers = numbers(store)
+        launch_numbers = list_launch_numbers(store)
         number = launch_numbers[-1] if args.number is None and launch_numbers else args.number
         notice = None if number is None or args.relaunch else read_notice(store, number)
         if notice is None:
-            raise no_file(args.bucket, args.number)
-        say("no file of this launch is here: what follows is the bucket's word alone (--launch-file FILE)")
-        return show_sight(look_at_bucket(store, notice), args.bucket, as_json=args.json)
+            raise missing_file_error(args.bucket, args.number)
+        log("no file of this launch is here: what follows is the bucket's word alone (--launch-file FILE)")
+        return show_status(read_bucket_status(store, notice), args.bucket, as_json=args.json)
     executor = _executor_of(file, may_lack=not args.relaunch)
     if args.once or executor is None:
-        return show_sight(look(store, file, executor), args.bucket, as_json=args.json)
+        return show_status(read_launch_status(store, file, executor), args.bucket, as_json=args.json)
     return _tend(args, store, file, executor)
 
 
 def _cancel(args: argparse.Namespace) -> int:
-    from composer_replication.cli.console import say
-    from composer_replication.cli.replicas.launches import no_file, open_file
-    from composer_replication.cli.replicas.looking import about_ends, cancel, look
+    from composer_replication.cli.replicas.launches import find_launch_file, missing_file_error
+    from composer_replication.cli.replicas.looking import cancel, describe_cancellation, read_launch_status
 
     # The bucket is not asked: machines are ended also when it is gone.
-    if (file := open_file(args.bucket, args.number, args.launch_file)) is None:
-        raise no_file(args.bucket, args.number)
+    if (file := find_launch_file(args.bucket, args.number, args.launch_file)) is None:
+        raise missing_file_error(args.bucket, args.number)
     executor = _executor_of(file)
     assert executor is not None
     unended = cancel(file, executor)
-    say(about_ends(unended, file.read().launch, executor))
-    show_sight(look(None, file, executor), args.bucket, as_json=args.json)
+    log(describe_cancellation(unended, file.read().launch, executor))
+    show_status(read_launch_status(None, file, executor), args.bucket, as_json=args.json)
     return 1 if unended else 0
 
 
 def _collect(args: argparse.Namespace) -> int:
-    from composer_replication.cli.console import say
     from composer_replication.cli.main import DONE, FAILED, NOT_YET
-    from composer_replication.cli.replicas.launches import no_file, open_file
+    from composer_replication.cli.replicas.launches import find_launch_file, missing_file_error
     from composer_replication.cli.replicas.tending import collect
     from composer_replication.diloco.store import open_store
 
-    if (file := open_file(args.bucket, args.number, args.launch_file)) is None:
-        raise no_file(args.bucket, args.number)
+    if (file := find_launch_file(args.bucket, args.number, args.launch_file)) is None:
+        raise missing_file_error(args.bucket, args.number)
     store, number = open_store(args.bucket, probes=False), file.read().launch.number
     executor = _executor_of(file, may_lack=True)
-    collected = collect(store, file, executor, args.output, timeout_s=args.timeout, said=say)
+    collected = collect(store, file, executor, args.output, timeout_s=args.timeout, on_message=log)
     _show_collected(collected, number, args.bucket, as_json=args.json)
     if any(outcome["status"] not in ("succeeded", "pending", "running") for outcome in collected.outcomes):
         return FAILED
@@ -261,7 +269,6 @@ def _collect(args: argparse.Namespace) -> int:
 
 def _executor_of(file: LaunchFile, *, may_lack: bool = False) -> Executor | None:
     """The executor of a launch; None where this machine has not what it needs, and that may be."""
-    from composer_replication.cli.console import say
     from composer_replication.cli.replicas.looking import make_executor
     from composer_replication.errors import MissingExtraError
 
@@ -271,20 +278,18 @@ def _executor_of(file: LaunchFile, *, may_lack: bool = False) -> Executor | None
     except MissingExtraError as error:
         if not may_lack:
             raise
-        say(f"without the executor, by the bucket alone: {error}")
+        log(f"without the executor, by the bucket alone: {error}")
         return None
 
 
 # A launch of replicas as a table and as lines: before it starts, while it runs, and when it has ended.
 
-_MOST_RANKS, _LONGEST_S = 16, 1e9
+_MAX_RANKS_SHOWN, _MAX_SHOWN_S = 16, 1e9
 
 
-def launch_table(sight: Sight) -> Table:
+def launch_table(sight: LaunchStatus) -> Table:
     """A row a replica; what the rounds are doing stands below."""
     from rich.markup import escape
-
-    from composer_replication.cli.console import plain, table
 
     caption = escape(plain(round_line(sight)))
     rows = [
@@ -295,7 +300,7 @@ def launch_table(sight: Sight) -> Table:
     return table(f"Launch {sight.launch.number}", columns, rows, caption=caption or None, shrinks="known as")
 
 
-def round_line(sight: Sight) -> str:
+def round_line(sight: LaunchStatus) -> str:
     """Rounds, members, bytes, who is waited for, and how long it takes. Whoever may write to the bucket wrote it."""
     from composer_replication.cli.progress import duration
 
@@ -306,58 +311,51 @@ def round_line(sight: Sight) -> str:
     parts = [f"round {progress.step}{total}"]
     if progress.rounds:
         last = progress.rounds[-1]
-        seconds = duration(min(max(0.0, last.seconds), _LONGEST_S))
+        seconds = duration(min(max(0.0, last.seconds), _MAX_SHOWN_S))
         parts += [f"last: rank {_ranks(sight, last.members)} in {seconds}, {_size(last.num_bytes)}"]
         if last.healed:
             parts.append(f"healed: {_ranks(sight, last.healed)}")
     if progress.stragglers:
         parts.append(f"waiting for rank {_ranks(sight, progress.stragglers)}")
-    if sight.stalled_s is not None and sight.pace is not None:
-        usual_s = sight.pace.usual_s
-        usual = "below a second" if usual_s < 1 else f"about {duration(min(usual_s, _LONGEST_S))}"
+    if sight.stalled_s is not None and sight.timing is not None:
+        usual_s = sight.timing.usual_s
+        usual = "below a second" if usual_s < 1 else f"about {duration(min(usual_s, _MAX_SHOWN_S))}"
         parts.append(f"stalled for {duration(sight.stalled_s)} (a round takes {usual})")
     if sight.eta_s is not None and not sight.is_over:
         parts.append(f"about {duration(sight.eta_s)} left")
     return "; ".join(parts)
 
 
-def _end_lines(sight: Sight, bucket: str, *, is_said: bool) -> list[str]:
+def _failure_lines(sight: LaunchStatus, bucket: str, *, is_said: bool) -> list[str]:
     """Why replicas failed, a line each unless that `is_said` already, and how to see more."""
-    from composer_replication.cli.replicas.tending import about_end
+    from composer_replication.cli.replicas.tending import describe_failure
 
     failed = [replica for replica in sight.replicas if replica.error]
-    lines = [] if is_said else [about_end(replica) for replica in failed]
+    lines = [] if is_said else [describe_failure(replica) for replica in failed]
     if failed:
         words = f"{bucket} --launch {sight.launch.number}"
         lines.append(f"all that they printed: `crf diloco collect {words} --timeout 0 -o DIR`, in DIR/logs")
     return lines
 
 
-def show_sight(sight: Sight, bucket: str, *, as_json: bool, is_said: bool = False) -> int:
+def show_status(sight: LaunchStatus, bucket: str, *, as_json: bool, is_said: bool = False) -> int:
     """0 unless a replica failed for good."""
-    from composer_replication.cli.console import print_json, say, show
 
     if as_json:
         commits = 0 if sight.progress is None else sight.progress.step
         counts = {"launch": sight.launch.number, "commits": commits, "of": sight.launch.commits}
         replicas = [replica._asdict() for replica in sight.replicas]
-        pace = {"eta_s": sight.eta_s, "stalled_s": sight.stalled_s}
-        print_json({**counts, **pace, "trouble": sight.trouble, "replicas": replicas})
+        timing = {"eta_s": sight.eta_s, "stalled_s": sight.stalled_s}
+        print_json({**counts, **timing, "trouble": sight.trouble, "replicas": replicas})
     else:
         show(launch_table(sight))
-        for line in _end_lines(sight, bucket, is_said=is_said):
-            say(line)
+        for line in _failure_lines(sight, bucket, is_said=is_said):
+            log(line)
     return 1 if any(replica.status == "failed" for replica in sight.replicas) else 0
 
 
-def _show_asked(asked: Asked, number: int, uri: str, *, as_json: bool) -> None:
+def _show_request(asked: LaunchRequest, number: int, uri: str, *, as_json: bool) -> None:
     """What a launch would send and start."""
-    from composer_replication.cli.console import (
-        print_json,
-        say,
-        show,
-        table,
-    )
 
     files = {name: len(file) if isinstance(file, bytes) else file.stat().st_size for name, file in asked.files.items()}
     if as_json:
@@ -366,18 +364,12 @@ def _show_asked(asked: Asked, number: int, uri: str, *, as_json: bool) -> None:
     rows = [*files.items(), ("all files", asked.num_bytes)]
     show(table("Into the bucket", ("file", "bytes"), rows, last_is_total=True))
     exchanges = "" if asked.commits is None else f", {asked.commits} exchanges"
-    say(f"launch {number} at {uri}: {asked.replicas} replicas by {asked.executor}{exchanges}")
-    say("nothing was sent, and nothing started; whether the bucket can be written was not tried")
+    log(f"launch {number} at {uri}: {asked.replicas} replicas by {asked.executor}{exchanges}")
+    log("nothing was sent, and nothing started; whether the bucket can be written was not tried")
 
 
 def _show_collected(collected: Collected, number: int, bucket: str, *, as_json: bool) -> None:
     """What replicas ended with, and who has not ended."""
-    from composer_replication.cli.console import (
-        print_json,
-        say,
-        show,
-        table,
-    )
 
     outcomes, running = collected.outcomes, collected.running
     if as_json:
@@ -391,10 +383,10 @@ def _show_collected(collected: Collected, number: int, bucket: str, *, as_json: 
     show(table(f"Launch {number}", ("rank", "status", "exit", "error"), rows, shrinks="error"))
     weights = collected.weights
     what = "no weights were left in the bucket" if weights is None else f"{weights}: the trained weights"
-    say(f"{what}; {collected.folder / 'logs'}: what the replicas printed")
+    log(f"{what}; {collected.folder / 'logs'}: what the replicas printed")
     if running:
         words = f"{bucket} --launch {number}"
-        say(
+        log(
             f"still running: rank {', '.join(map(str, running))}; wait (`crf diloco watch {words}`) and collect again, "
             f"or end them (`crf diloco cancel {words}`)"
         )
@@ -405,11 +397,11 @@ def _exit(code: int | None) -> str:
     return "" if code is None else str(code)
 
 
-def _ranks(sight: Sight, ranks: Sequence[int]) -> str:
+def _ranks(sight: LaunchStatus, ranks: Sequence[int]) -> str:
     """Ranks of this launch, as many as a line holds."""
     own_ranks = [rank for rank in ranks if rank in range(sight.launch.replicas)]
-    more = f" and {len(own_ranks) - _MOST_RANKS} more" if len(own_ranks) > _MOST_RANKS else ""
-    return ", ".join(map(str, own_ranks[:_MOST_RANKS])) + more
+    more = f" and {len(own_ranks) - _MAX_RANKS_SHOWN} more" if len(own_ranks) > _MAX_RANKS_SHOWN else ""
+    return ", ".join(map(str, own_ranks[:_MAX_RANKS_SHOWN])) + more
 
 
 def _size(number: int) -> str:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
+from composer_replication.cli.console import log, plain, print_json
 from composer_replication.errors import ComposerError
 from composer_replication.optional import available
 from composer_replication.trainer.trained import absolute_base
@@ -36,8 +37,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from composer_replication.cli.console import plain, print_json, say
-
     folder = None if args.run_dir is None else Path(args.run_dir)
     with contextlib.redirect_stdout(sys.stderr):  # what libraries say while loading is not our output
         lines = list(examine(model=args.model, folder=folder, base_url=args.base_url, api_key_env=args.api_key_env))
@@ -50,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
             print(plain(f"{line.status:<4}  {line.name:<{width}}  {line.found}"))
             if line.fix:
                 print(plain(f"{'':<6}{'':<{width}}  -> {line.fix}"))
-        say(f"{number['ok']} ok, {number['warn']} warnings, {number['fail']} failures")
+        log(f"{number['ok']} ok, {number['warn']} warnings, {number['fail']} failures")
     return 1 if number["fail"] else 0
 
 

@@ -6,7 +6,16 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from composer_replication.cli.console import add_config_arguments, overrides_of, refuse_unread
+from composer_replication.cli.console import (
+    add_config_arguments,
+    log,
+    overrides_of,
+    plain,
+    print_json,
+    refuse_unread,
+    show,
+    table,
+)
 
 WHEN_INTERRUPTED = "what was scored is kept, and the same command goes on from there"
 _MOST_CALLS = 12
@@ -64,14 +73,6 @@ def _evaluate(config: Any, run_dir: Any, args: argparse.Namespace) -> dict[str, 
 
 
 def _show(record: Mapping[str, Any], *, as_json: bool) -> None:
-    from composer_replication.cli.console import (
-        plain,
-        print_json,
-        say,
-        show,
-        table,
-    )
-
     if as_json:
         print_json(dict(record))
         return
@@ -96,7 +97,7 @@ def _show(record: Mapping[str, Any], *, as_json: bool) -> None:
     print(plain(_of_split(record["split"])))
     for sentence in (*record["verdict"]["sentences"], *record["verdict"].get("remarks", ())):
         print(plain(sentence))
-    say("evaluation.json: all of it; evaluated.jsonl, sampled.jsonl and token_gaps.jsonl: the rows")
+    log("evaluation.json: all of it; evaluated.jsonl, sampled.jsonl and token_gaps.jsonl: the rows")
 
 
 def _is_shown(figure: Mapping[str, Any], primary: str) -> bool:
@@ -106,7 +107,6 @@ def _is_shown(figure: Mapping[str, Any], primary: str) -> bool:
 
 def _mix_table(sampled: Mapping[str, Any]) -> Any:
     """Which calls each model drew: one that only looks, or says much and does nothing, shows here."""
-    from composer_replication.cli.console import table
 
     arms = list(sampled["by_arm"])
     names = dict.fromkeys(name for arm in arms for name in sampled["by_arm"][arm]["calls"])

@@ -1,4 +1,13 @@
-"""`crf export RUN`: weights for other programs to run, or sessions for other tools to read."""
+"""`crf export RUN`: weights for other programs (`export_weights.py`), or sessions for other tools.
+
+    --to        merged weights, and files for vLLM, Ollama and llama.cpp
+    --atif      a JSON document per session, subagents included
+    --sft       a row per good turn: `prompt` and `completion` as messages, `tools` as JSON text (TRL's SFTTrainer)
+    --sharegpt  a row per conversation: `conversations` of `from` and `value`, calls as <tool_call> in the text
+
+Data sets are JSONL files, one per split, with a card; `datasets.load_dataset("json", data_files=...)` reads them.
+Nothing is written before all of it has passed the outgoing check.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +16,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
@@ -22,7 +31,7 @@ from composer_replication.atomic import (
     staged,
 )
 from composer_replication.canonical_json import encode_as_written
-from composer_replication.cli.console import add_gate_arguments
+from composer_replication.cli.console import add_gate_arguments, log, plain, print_json, show, table
 from composer_replication.errors import InputError, explain
 from composer_replication.ingestion.formats.atif_write import to_atif
 from composer_replication.ingestion.session_sources import read_accounts
@@ -53,54 +62,50 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--to", metavar="DIR", help="weights: merged, for vLLM and Ollama, with cards, in a new folder")
     what.add_argument("--atif", metavar="DIR", help="sessions as ATIF documents, one file per session, in a new folder")
-    what.add_argument("--sft", metavar="DIR", help="good turns with what stood before them, for supervised training")
-    what.add_argument("--sharegpt", metavar="DIR", help="conversations in ShareGPT's form")
+    what.add_argument("--sft", metavar="DIR", help="good turns with the messages before them, for supervised training")
+    what.add_argument("--sharegpt", metavar="DIR", help="conversations in the ShareGPT format")
     parser.add_argument("--adapter", metavar="DIR", help="with --to: these weights instead of the run's own")
     parser.add_argument(
         "--precision",
         choices=("auto", "float32", "bfloat16", "float16"),
         default="auto",
-        help="with --to: of the merged weights; default auto: as the start weights, or float32 where that would lose",
+        help="with --to: of the merged weights; default auto: the initial model's, or float32 if that loses too much",
     )
     parser.add_argument(
         "--push", metavar="REPO", help="with --to: send merged weights and card to OWNER/NAME on the hub"
     )
     parser.add_argument(
-        "--public", action="store_true", help="with --push: everybody may have it; else a public repository is refused"
+        "--public", action="store_true", help="with --push: allow a public repository, which is refused otherwise"
     )
     parser.add_argument("--json", action="store_true", help="print what was written as JSON")
     add_gate_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    from composer_replication.cli.console import say
-
-    _refuse_idle_options(args)
+    _refuse_unused_options(args)
     if args.to is not None:
         return _weights(args)
     if args.no_scrub:
-        say("crf export: --no-scrub: nothing is looked at, and what is written holds whatever the run holds")
+        log("crf export: --no-scrub: the outgoing check is off; what is written holds everything in the run")
     return _documents(args) if args.atif is not None else _data_set(args)
 
 
-def _refuse_idle_options(args: argparse.Namespace) -> None:
-    """An option that does nothing here must not look as if it had been followed."""
-    from composer_replication.errors import InputError, explain
-
-    of_weights = {"--adapter": args.adapter, "--push": args.push, "--public": args.public}
-    idle = [name for name, value in of_weights.items() if value and args.to is None]
-    idle += ["--public"] if args.public and args.to is not None and args.push is None else []
-    idle += ["--precision"] if args.precision != "auto" and args.to is None else []
-    if idle:
+def _refuse_unused_options(args: argparse.Namespace) -> None:
+    """Raise InputError for options that would be ignored silently."""
+    weight_options = {"--adapter": args.adapter, "--push": args.push, "--public": args.public}
+    unused = [name for name, value in weight_options.items() if value and args.to is None]
+    unused += ["--public"] if args.public and args.to is not None and args.push is None else []
+    unused += ["--precision"] if args.precision != "auto" and args.to is None else []
+    if unused:
         expected = "--to DIR, and --push REPO for --public"
-        raise InputError(explain(", ".join(idle), got="nothing to use it for", expected=expected))
+        raise InputError(explain(", ".join(unused), got="nothing to use it for", expected=expected))
 
 
 def _weights(args: argparse.Namespace) -> int:
-    from composer_replication.cli.console import print_json
     from composer_replication.cli.export_weights import export_weights, trained_weights
     from composer_replication.cli.run import quiet
 
+    # `export_weights` checks both as well. Here, a refusal is printed to the user's own stderr at once.
     refuse_used(Path(args.to))
     trained_weights(args.run, args.adapter)
     with quiet():
@@ -115,7 +120,7 @@ def _weights(args: argparse.Namespace) -> int:
     if args.json:
         artefacts = {
             artefact.what: {"path": artefact.path and str(artefact.path), "about": artefact.sentence}
-            for artefact in done.made
+            for artefact in done.formats
         }
         print_json({"folder": str(done.folder), "check": done.check, "made": artefacts, "pushed": done.pushed})
     else:
@@ -124,45 +129,32 @@ def _weights(args: argparse.Namespace) -> int:
 
 
 def _show_weights(done: ExportedWeights) -> None:
-    from composer_replication.cli.console import plain, say
-
     compared = (
         f"{done.check.num_tokens} tokens compared: {done.check}" if done.check.num_tokens else "copied as trained"
     )
     lines = [f"merged  {done.folder / 'merged'}: {compared}"]
     lines += [
         f"{artefact.what:<6}  {f'{artefact.path}: ' if artefact.path else ''}{artefact.sentence}"
-        for artefact in done.made
+        for artefact in done.formats
     ]
     print(plain("\n".join(lines)))
-    say(f"{done.folder}: weights and cards. `crf chat {done.folder / 'merged'} --once TEXT` talks to them")
+    log(f"{done.folder}: weights and cards. Try them with `crf chat {done.folder / 'merged'} --once TEXT`")
     if done.pushed is not None:
-        say(f"sent: {done.pushed}")
+        log(f"pushed: {done.pushed}")
 
 
 def _documents(args: argparse.Namespace) -> int:
-    from composer_replication.cli.console import plain, print_json, say
-    from composer_replication.runs import RunDir
-
     written = export_atif(RunDir.open(args.run), Path(args.atif), no_scrub=args.no_scrub, allowed=args.allow)
     if args.json:
         print_json({"folder": args.atif, "documents": [str(path) for path in written]})
         return 0
     for path in written:
         print(plain(str(path)))
-    say(f"{len(written)} ATIF documents in {args.atif}")
+    log(f"{len(written)} ATIF documents in {args.atif}")
     return 0
 
 
 def _data_set(args: argparse.Namespace) -> int:
-    from composer_replication.cli.console import (
-        print_json,
-        say,
-        show,
-        table,
-    )
-    from composer_replication.runs import RunDir
-
     folder = Path(args.sft or args.sharegpt)
     refuse_used(folder)
     shape = "sft" if args.sft else "sharegpt"
@@ -171,17 +163,12 @@ def _data_set(args: argparse.Namespace) -> int:
         print_json({"folder": str(folder), "rows": dict(done.rows)})
         return 0
     show(table("Rows", ("file", "rows"), [(f"{side}.jsonl", number) for side, number in done.rows.items()]))
-    say(f"{folder}: README.md says what the fields are, and how to load them")
+    log(f"{folder}: README.md describes the fields and how to load them")
     return 0
 
 
-# Sessions as data sets that other trainers take: good turns with what stood before them, and whole conversations.
-#
-#     --sft       a row a good turn: `prompt` and `completion` as messages, `tools` as JSON text (TRL's SFTTrainer)
-#     --sharegpt  a row a conversation: `conversations` of `from` and `value`, calls as <tool_call> in the text
-#
-# Files are JSONL by side of the split, with a card; `datasets.load_dataset("json", data_files=...)` reads them. Nothing
-# is written before all rows have passed the last gate.
+# ---- Data sets
+# The texts of the next two tables go into the card of the data set.
 
 Shape = Literal["sft", "sharegpt"]
 Row = dict[str, Any]
@@ -198,16 +185,16 @@ _FIELDS: Mapping[Shape, Mapping[str, str]] = {
         "tools": "schemas of the tools, JSON text",
     },
 }
-_WHAT: Mapping[Shape, str] = {
+_DESCRIPTIONS: Mapping[Shape, str] = {
     "sft": "Turns of coding agents that nothing speaks against (no call failed, was refused or stopped), each with the "
     "messages before it: for supervised training on the completion alone.",
     "sharegpt": "Sessions of coding agents, whole, failures included: a row a context that a model saw at once.",
 }
-_FROM = {"system": "system", "user": "human", "assistant": "gpt", "tool": "tool"}
+_SHAREGPT_ROLES = {"system": "system", "user": "human", "assistant": "gpt", "tool": "tool"}
 
 
 class _DataSet(NamedTuple):
-    """What was written: the folder, and rows by side."""
+    """A data set that was written: its folder, and the number of rows by split."""
 
     folder: Path
     rows: Mapping[str, int]
@@ -216,43 +203,44 @@ class _DataSet(NamedTuple):
 def _export_data_set(
     run: RunDir, folder: Path, shape: Shape, *, no_scrub: bool = False, allowed: Iterable[str] = ()
 ) -> _DataSet:
-    """Write the rows and their card to a folder, which the caller knows to be new."""
+    """Write the rows and their card to a folder, which the caller has checked to be new."""
     gate = gate_of(run, os.environ, no_scrub=no_scrub, allowed=allowed)
     if not run.path("sites").exists():
-        fix = f"Run `crf sites {run.root}` first: without it nobody knows which turns erred."
+        fix = f"Run `crf sites {run.root}` first: it finds the turns that erred."
         raise InputError(explain(f"sites of {run.root}", got="none", expected="sites.jsonl", fix=fix))
     tools, finds, numbers = read_tools(run), dict[bytes, Find](), Counter[str]()
     rows_of = _sft_rows if shape == "sft" else _sharegpt_rows
     folder.mkdir(parents=True, exist_ok=True)
     note_elsewhere(run, "data set", folder)
-    with ExitStack() as held:
+    with ExitStack() as stack:
+        # Staged files become visible only if all rows have passed the check.
         files: dict[str, StagedFile] = {}
-        for side, session in _by_side(run):
+        for side, session in _sessions_by_split(run):
             for row in rows_of(session, tools):
                 if side not in files:
-                    files[side] = held.enter_context(staged(folder / f"{side}.jsonl"))
-                row = row if numbers[side] else _with_free_types(row)
+                    files[side] = stack.enter_context(staged(folder / f"{side}.jsonl"))
+                row = row if numbers[side] else _with_json_types(row)
                 files[side].file.write(encode_as_written(row, where=row["id"]) + b"\n")
                 numbers[side] += 1
-                finds |= {find.digest: find for find in _finds(row, gate)}
+                finds |= {find.digest: find for find in _find_secrets(row, gate)}
         if finds:
             raise refusal(f"{shape} rows for {folder}", list(finds.values()))
         if not numbers:
-            fix = "`crf sites RUN` names failures; what is left has to hold turns of a model."
-            raise InputError(explain(f"rows for {folder}", got="none", expected="a turn to learn", fix=fix))
+            fix = "The sessions need turns of a model that `crf sites RUN` does not find an error in."
+            raise InputError(explain(f"rows for {folder}", got="none", expected="a turn to train on", fix=fix))
         commit_together(*files.values())
     names = {side: f"{side}.jsonl" for side in ("train", "validation", "test") if numbers[side]}
-    card = data_card(run, name=folder.name, what=_WHAT[shape], fields=_FIELDS[shape], files=names)
+    card = data_card(run, name=folder.name, what=_DESCRIPTIONS[shape], fields=_FIELDS[shape], files=names)
     atomic_write_text(folder / "README.md", card)
     return _DataSet(folder, dict(numbers))
 
 
-def _by_side(run: RunDir) -> Iterator[tuple[str, LoggedSession]]:
-    """Every conversation with the side of the split that it stands on; all are `train` where nobody drew one."""
-    split = sides_of(run)
-    sides = {} if split is None else {identity: side for side in split._fields for identity in getattr(split, side)}
+def _sessions_by_split(run: RunDir) -> Iterator[tuple[str, LoggedSession]]:
+    """Yield every conversation with its part of the split. In a run without a split, all are `train`."""
     from composer_replication.trainer.sessions.rendering import read_sessions
 
+    split = sides_of(run)
+    sides = {} if split is None else {name: side for side in split._fields for name in getattr(split, side)}
     for session in read_sessions(run, with_sites=True, with_pairs=run.path("pairs").exists()):
         if split is None or session.conversation.id in sides:
             yield sides.get(session.conversation.id, "train"), session
@@ -282,7 +270,10 @@ def _sharegpt_rows(session: LoggedSession, tools: ToolTable) -> Iterator[Row]:
         messages = [*before, _message(turn)]
     if not messages:
         return
-    talk = [{"from": _FROM.get(str(message["role"]), "human"), "value": _value(message)} for message in messages]
+    talk = [
+        {"from": _SHAREGPT_ROLES.get(str(message["role"]), "human"), "value": _sharegpt_value(message)}
+        for message in messages
+    ]
     yield {"id": conversation.id, "conversations": talk, "tools": _schemas(tools, conversation.format)}
 
 
@@ -291,8 +282,8 @@ def _message(turn: Turn) -> dict[str, Any]:
     return {"role": "assistant", "content": turn.text, **({"tool_calls": calls} if calls else {})}
 
 
-def _value(message: Mapping[str, Any]) -> str:
-    """A message as one text; arguments that are no JSON stand as the model wrote them."""
+def _sharegpt_value(message: Mapping[str, Any]) -> str:
+    """Return a message as one text. Arguments that are not valid JSON are written as the model wrote them."""
     if message["role"] == "tool":
         return f"<tool_response>\n{message['content']}\n</tool_response>"
     calls = [call["function"] for call in message.get("tool_calls", ())]
@@ -307,8 +298,11 @@ def _schemas(tools: ToolTable, format_name: str) -> str:
     return encode_as_written(list(tools.of(format_name)), where="tools").decode()
 
 
-def _with_free_types(row: Row) -> Row:
-    """The first message of a column has a key more than the others, so that `datasets` reads all as free JSON."""
+def _with_json_types(row: Row) -> Row:
+    """Return the row with one more key in the first message of each column.
+
+    Columns whose messages have different keys are read by `datasets` as free JSON.
+    """
     return {
         name: [{**value[0], "schema": "composer_replication.sft/1"}, *value[1:]]
         if name in ("prompt", "completion")
@@ -317,7 +311,7 @@ def _with_free_types(row: Row) -> Row:
     }
 
 
-def _finds(row: Row, gate: LastGate) -> Iterator[Find]:
+def _find_secrets(row: Row, gate: LastGate) -> Iterator[Find]:
     if gate.is_open:
         return
     for column, value in row.items():
@@ -327,37 +321,39 @@ def _finds(row: Row, gate: LastGate) -> Iterator[Find]:
                 yield find
 
 
-# ATIF: one document per session, with its subagents inside.
+# ---- ATIF: one document per session, with its subagents inside
 
-_NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9._-]+")
-_MAX_NAME = 120
-_LISTS = ("steps", "subagent_trajectories")
+# "a/b: c" -> "a_b_c"; nothing in "session-1.a"
+_UNSAFE_IN_FILE_NAME = re.compile(r"[^A-Za-z0-9._-]+")
+_MAX_NAME_CHARS = 120
+_LIST_FIELDS = ("steps", "subagent_trajectories")
 
 
 def export_atif(
     run: RunDir, folder: Path, *, gate: LastGate | None = None, no_scrub: bool = False, allowed: Iterable[str] = ()
 ) -> list[Path]:
-    """Write a document per session, sub-agents inside it, and one per part after a compaction.
+    """Write a document per session with its subagents, and one per part after a compaction. Returns their paths.
 
-    Files that are there already are an error, so that no export is mixed with another. So is a document in which the
-    gate finds something, before any is written; the default gate refuses a run that was made with `--no-scrub`.
+    Raises if the folder has files, so that two exports are never mixed, and, before anything is written, if the
+    outgoing check finds something. The default check refuses a run that was ingested with `--no-scrub`.
     """
     refuse_used(folder)
     if gate is None:
         gate = gate_of(run, os.environ, no_scrub=no_scrub, allowed=allowed)
     _refuse_secrets(run, gate)
     folder.mkdir(parents=True, exist_ok=True)
-    note_elsewhere(run, "ATIF documents", folder)  # before the first: a process that dies here leaves no unknown copy
-    written: dict[str, Path] = {}
-    for identity, document in _atif_documents(run):
-        path = folder / f"{_file_name(identity, written)}.json"
+    # Noted before the first file exists: `crf forget` must know of every copy, even if this process is killed.
+    note_elsewhere(run, "ATIF documents", folder)
+    paths: dict[str, Path] = {}
+    for conversation_id, document in _atif_documents(run):
+        path = folder / f"{_file_name(conversation_id, paths)}.json"
         atomic_write_json(path, document)
-        written[path.stem.lower()] = path
-    return list(written.values())
+        paths[path.stem.lower()] = path
+    return list(paths.values())
 
 
 def _atif_documents(run: RunDir) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every document of a run, with the id of its conversation."""
+    """Yield every document of a run with the id of its conversation."""
     for family in _families(run):
         ids = {conversation.id for conversation in family}
         embedded = [conversation for conversation in family if _is_embedded(conversation, ids)]
@@ -367,10 +363,10 @@ def _atif_documents(run: RunDir) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _refuse_secrets(run: RunDir, gate: LastGate) -> None:
-    """Look at all documents as they will be written; a part that stands in several is named once."""
+    """Raise if a document, as it will be written, contains what looks like a secret. Each find is listed once."""
     finds: dict[bytes, Find] = {}
-    for identity, document in [] if gate.is_open else _atif_documents(run):
-        for location, part in _parts(document, f"document {identity}"):
+    for conversation_id, document in [] if gate.is_open else _atif_documents(run):
+        for location, part in _parts(document, f"document {conversation_id}"):
             if (find := gate.look(part, location)) is not None:
                 finds.setdefault(find.digest, find)
     if finds:
@@ -378,7 +374,7 @@ def _refuse_secrets(run: RunDir, gate: LastGate) -> None:
 
 
 def _parts(document: dict[str, Any], location: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    yield f"{location}, head", {key: value for key, value in document.items() if key not in _LISTS}
+    yield f"{location}, head", {key: value for key, value in document.items() if key not in _LIST_FIELDS}
     for step in document["steps"]:
         yield f"{location}, step {step['step_id']}", step
     for inner in document.get("subagent_trajectories", ()):
@@ -386,21 +382,22 @@ def _parts(document: dict[str, Any], location: str) -> Iterator[tuple[str, dict[
 
 
 def _families(run: RunDir) -> Iterator[list[Conversation]]:
+    # Conversations are stored in the order of the logs that they come from.
     stored = run.read_jsonl("conversations", schema=rows.CONVERSATIONS_SCHEMA, version=rows.CONVERSATIONS_VERSION)
     for account in read_accounts(run):
         yield [rows.conversation_from_row(row) for row in islice(stored, len(account.conversations))]
 
 
 def _is_embedded(conversation: Conversation, family: set[str]) -> bool:
-    """Whether it is shown inside the document of another: the parts of one thread stand side by side."""
+    """Return whether a conversation is part of another document. Parts after a compaction are documents themselves."""
     link = conversation.parent
     return link is not None and link.kind != "compaction" and link.conversation_id in family
 
 
-def _file_name(identity: str, taken_names: dict[str, Path]) -> str:
-    """A name for any file system: ids are text from logs, and may hold slashes, dots or anything else."""
-    plain = _NOT_IN_A_NAME.sub("_", identity).strip(".")[:_MAX_NAME] or "session"
-    name, number = plain, 2
-    while name.lower() in taken_names:
-        name, number = f"{plain}-{number}", number + 1
+def _file_name(conversation_id: str, used_names: Collection[str]) -> str:
+    """Return a new name that is valid on any file system: ids come from logs and may contain slashes or dots."""
+    stem = _UNSAFE_IN_FILE_NAME.sub("_", conversation_id).strip(".")[:_MAX_NAME_CHARS] or "session"
+    name, number = stem, 2
+    while name.lower() in used_names:  # lower case, because macOS and Windows do not tell them apart
+        name, number = f"{stem}-{number}", number + 1
     return name

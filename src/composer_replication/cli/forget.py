@@ -8,9 +8,10 @@ import os
 import sys
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from composer_replication.atomic import remove
+from composer_replication.cli.console import is_terminal, log, plain, print_json
 from composer_replication.errors import InputError, RunError, explain
 from composer_replication.ingestion import forget as ingested_sessions
 from composer_replication.runs import ARTEFACTS, RunDir
@@ -22,9 +23,6 @@ from composer_replication.runs.files import read_tools
 from composer_replication.runs.lineage import find_source
 from composer_replication.teacher_replay import forget as replayed
 from composer_replication.teacher_replay.forget import AnswersOfRun
-
-if TYPE_CHECKING:
-    from composer_replication.runs import RunDir
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,9 +39,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from composer_replication.cli.console import is_terminal, say
-    from composer_replication.runs import RunDir
-
     run_dir = RunDir.open(args.run_dir)
     plan = plan_forgetting(run_dir, args.sessions)
     if args.dry_run:
@@ -52,11 +47,11 @@ def run(args: argparse.Namespace) -> int:
     if not args.yes:
         _show(plan, run_dir, as_json=False, done=False, to_stderr=True)
         if not is_terminal(sys.stdin):
-            say("crf forget: nothing was removed. Say --yes to remove it")
+            log("crf forget: nothing was removed. Say --yes to remove it")
             return 1
         print("Remove all this? [y/N] ", end="", file=sys.stderr, flush=True)
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-            say("Nothing was removed")
+            log("Nothing was removed")
             return 1
     forgotten = forget(run_dir, args.sessions, discard_answers=args.discard_answers)
     _show(forgotten, run_dir, as_json=args.json, done=True)
@@ -65,8 +60,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _show(plan: Forgetting, run_dir: RunDir, *, as_json: bool, done: bool, to_stderr: bool = False) -> None:
     from dataclasses import asdict
-
-    from composer_replication.cli.console import plain, print_json
 
     if as_json:
         print_json({"run": str(run_dir.root), "done": done, **asdict(plan)})

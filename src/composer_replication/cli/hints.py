@@ -1,4 +1,4 @@
-"""`crf hints RUN`: what is said about each mistake that may be taught; strike one out, or let a model write them."""
+"""`crf hints RUN`: list the hints of a run, reject or restore some of them, or let a model write them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from composer_replication.cli.console import (
     add_gate_arguments,
     add_short,
     config_of,
+    log,
+    plain,
+    print_json,
 )
 
 if TYPE_CHECKING:
@@ -22,8 +25,10 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="a run directory with sites in it (`crf sites RUN`)")
     parser.add_argument("--kind", action="append", metavar="KIND", help="show only this kind; may be repeated")
-    parser.add_argument("--drop", action="append", metavar="ID", help="strike this site out, for good; may be repeated")
-    parser.add_argument("--keep", action="append", metavar="ID", help="take a --drop back; `crf sites` writes it again")
+    parser.add_argument("--drop", action="append", metavar="ID", help="reject this site permanently; may be repeated")
+    parser.add_argument(
+        "--keep", action="append", metavar="ID", help="undo a --drop; `crf sites` writes the hint again"
+    )
     parser.add_argument("--json", action="store_true", help="print the hints as JSON")
     add_short(parser, "--writer", key="sites.writer", metavar="FILE")
     add_short(parser, "--max-usd", key="sites.max_usd")
@@ -32,35 +37,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from composer_replication.cli.console import say
-    from composer_replication.cli.sites import check_kinds, write_sites
+    """List the hints, after `--writer`, `--drop` and `--keep` have changed them."""
+    from composer_replication.cli.sites import check_kinds, log_writer_outcomes, write_sites
     from composer_replication.runs import RunDir
     from composer_replication.runs.files import read_sites, strike_sites
 
     section, run_dir = config_of(args).sites, RunDir.open(args.run)
     if section.writer is not None:
-        done = write_sites(section, run_dir, no_scrub=args.no_scrub, allowed=args.allow)
-        say(f"hints by a model: {', '.join(f'{what} {number}' for what, number in sorted(done.hints.items()))}")
-        if set(done.hints) == {"refused: no answer"}:
-            say("the model answered nothing: look at its address, its name and its key. The hints are the rules' own")
+        outcomes = write_sites(section, run_dir, no_scrub=args.no_scrub, allowed=args.allow).writer_outcomes
+        log_writer_outcomes(outcomes)
+        if set(outcomes) == {"refused: no answer"}:
+            log("The hint writer returned no answer, so template hints are used. Check its base_url, model and API key")
             return 1
-    for identities, is_struck, words in (
-        (args.drop, True, "struck out"),
-        (args.keep, False, "taken back, and written again by `crf sites`"),
-    ):
-        for site in strike_sites(run_dir, identities, is_struck=is_struck) if identities else ():
-            say(f"{words}: site {site.id} ({site.kind})")
+    for site in strike_sites(run_dir, args.drop, is_struck=True) if args.drop else ():
+        log(f"Rejected site {site.id} ({site.kind})")
+    for site in strike_sites(run_dir, args.keep, is_struck=False) if args.keep else ():
+        log(f"Restored site {site.id} ({site.kind}); `crf sites` writes its hint again")
     hints = [(site, hint) for site, hint in read_sites(run_dir) if site.is_kept and hint is not None]
     check_kinds(args.kind or (), {site.kind for site, _ in hints})
     rows = [row for row in hints if not args.kind or row[0].kind in args.kind]
     _show(run_dir, rows, as_json=args.json)
-    say(f"{len(rows)} of {len(hints)} hints. `--drop ID` strikes one out; `crf sites RUN --show ID` shows its call")
+    log(f"{len(rows)} of {len(hints)} hints. `--drop ID` rejects one; `crf sites RUN --show ID` shows its call")
     return 0
 
 
 def _show(run_dir: RunDir, hints: Sequence[tuple[ErrorSite, Hint]], *, as_json: bool) -> None:
-    from composer_replication.cli.console import plain, print_json
-
     if as_json:
         rows = [{"site": s.id, "kind": s.kind, "source": h.source, "hint": h.text} for s, h in hints]
         print_json({"run": str(run_dir.root), "hints": rows})

@@ -7,20 +7,15 @@ import contextlib
 import os
 from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from composer_replication.cli.console import add_config_arguments, add_short, config_of
+from composer_replication.cli.console import add_config_arguments, add_short, config_of, log, print_json, show, table
 from composer_replication.config import IngestConfig
 from composer_replication.ingestion.into_run import IngestSummary, ingest_into
 from composer_replication.ingestion.scrubbing import ScrubSettings
 from composer_replication.ingestion.states import load_tool_schemas
 from composer_replication.privacy import secret_looking_environment
 from composer_replication.runs import RunDir
-
-if TYPE_CHECKING:
-    from composer_replication.ingestion.into_run import IngestSummary
-    from composer_replication.runs import RunDir
-
 
 _COLUMNS = {
     name: name
@@ -52,7 +47,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from composer_replication.cli.console import say
     from composer_replication.cli.progress import byte_progress
     from composer_replication.errors import InputError, explain
 
@@ -61,23 +55,16 @@ def run(args: argparse.Namespace) -> int:
         expected = "a log or a folder with logs: `crf ingest PATH... -o RUN`, or ingest.paths of --config"
         raise InputError(explain("PATH", got="none", expected=expected))
     if args.no_scrub:
-        say("crf ingest: --no-scrub: secrets and names stay in the artefact, and its sidecar says so")
+        log("crf ingest: --no-scrub: secrets and names stay in the artefact, and its sidecar says so")
     with run_directory(Path(args.output)) as run_dir, byte_progress("reading sessions", quiet=args.json) as progress:
         summary = ingest(section, run_dir, no_scrub=args.no_scrub, reread=args.reread, progress=progress)
     for remark in summary.remarks:
-        say(f"crf ingest: {remark}")
+        log(f"crf ingest: {remark}")
     _show(summary, run_dir, as_json=args.json)
     return 0
 
 
 def _show(summary: IngestSummary, run: RunDir, *, as_json: bool) -> None:
-    from composer_replication.cli.console import (
-        print_json,
-        say,
-        show,
-        table,
-    )
-
     if as_json:
         print_json({"run": str(run.root), **summary.to_dict()})
         return
@@ -97,7 +84,7 @@ def _show(summary: IngestSummary, run: RunDir, *, as_json: bool) -> None:
         tables.append(table("Left out or repaired", ("why", "times", "first at"), omissions))
     show(*tables)
     read = f"{summary.num_read} files read" + (f", {summary.num_reused} unchanged" if summary.num_reused else "")
-    say(f"{run.path('conversations')}: conversations: {summary.total.conversations:,} ({read})")
+    log(f"{run.path('conversations')}: conversations: {summary.total.conversations:,} ({read})")
 
 
 # `crf ingest`: session logs of any known agent into a run directory, secrets out.

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from composer_replication.batch.model_folder import load_tokenizer
 from composer_replication.batch.render.renderer import Renderer
@@ -22,6 +22,7 @@ from composer_replication.cli.console import (
     is_terminal,
     overrides_of,
     refuse_unread,
+    write_json,
 )
 from composer_replication.config import CrfConfig
 from composer_replication.errors import InputError, explain
@@ -33,11 +34,6 @@ from composer_replication.trainer.objective.hint_proof import HintProof
 from composer_replication.trainer.sessions.proof import read_proofs
 from composer_replication.trainer.sessions.rendering import LoggedSession
 from composer_replication.types import Conversation, ErrorSite, Hint
-
-if TYPE_CHECKING:
-    from composer_replication.config import CrfConfig
-    from composer_replication.trainer.objective.hint_proof import HintProof
-
 
 _WIDTH = 110
 
@@ -60,9 +56,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from composer_replication.errors import InputError, explain
-    from composer_replication.runs import RunDir
-
     if args.context < 0:
         raise InputError(explain("--context", got=args.context, expected="0 or more tokens"))
     run_dir = RunDir.open(args.run)
@@ -77,7 +70,6 @@ def run(args: argparse.Namespace) -> int:
     view, left_out = inspected.view, _in_words(inspected.left_out, config)
     if args.json:
         from composer_replication.canonical_json import encode_as_written
-        from composer_replication.cli.console import write_json
 
         record = {**view.as_json(), "left_out": left_out}
         record |= {} if inspected.proof is None else {"proof": asdict(inspected.proof)}

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from composer_replication.cli.console import log, print_json, show, table
 from composer_replication.runs import RunDir
 from composer_replication.runs.files import read_conversations
 from composer_replication.sites.judge import (
@@ -19,8 +20,7 @@ from composer_replication.sites.judge.walk import earlier_sessions
 from composer_replication.types import Conversation, ErrorSite
 
 if TYPE_CHECKING:
-    from composer_replication.runs import RunDir
-    from composer_replication.sites.judge import RuleScore, Score
+    from composer_replication.sites.judge import RuleScore
 
 
 _CAPTION = (
@@ -47,21 +47,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from composer_replication.runs import RunDir
-
     run_dir = RunDir.open(args.run)
     _show(run_dir, judge_run(run_dir, earlier=args.earlier, repo=args.repo), as_json=args.json)
     return 0
 
 
 def _show(run_dir: RunDir, score: Score, *, as_json: bool) -> None:
-    from composer_replication.cli.console import (
-        print_json,
-        say,
-        show,
-        table,
-    )
-
     if as_json:
         print_json({"run": str(run_dir.root), "in_all": _in_all(score), "rules": score.rules, "kinds": score.kinds})
         return
@@ -74,7 +65,7 @@ def _show(run_dir: RunDir, score: Score, *, as_json: bool) -> None:
     kinds = [(kind_score.kind, kind_score.failures, kind_score.predicted) for kind_score in score.kinds]
     show(table("Failures", ("kind", "failures", "predicted"), kinds))
     precision, share, false = score.precision, score.share_predicted, score.false_per_thousand
-    say(
+    log(
         f"{score.num_calls} calls with a result, {score.num_left_out} left out; {score.num_failures} failures, "
         f"{score.num_predicted} predicted ({_percent(share)}); precision {_number(precision)}; {score.num_false} false "
         f"alarms, {_number(false)} per 1,000 good calls"

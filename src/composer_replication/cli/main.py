@@ -1,6 +1,6 @@
-"""`crf`: finds the verb, runs it, and turns what went wrong into a sentence and an exit status (`EXIT_CODES`).
+"""`crf`: find the verb, run it, and turn exceptions into one line on stderr and an exit status (`EXIT_CODES`).
 
-What nobody foresaw is a sentence, too; with CRF_DEBUG=1 it is a traceback.
+Unexpected exceptions are one line, too. CRF_DEBUG=1 prints their traceback instead.
 """
 
 from __future__ import annotations
@@ -15,97 +15,98 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any, NoReturn
 
+from composer_replication.cli.console import log, log_error, rank_of_process
+
 # The verbs, in the order of the pipeline. Each is a module of this package with add_arguments(parser) and
-# run(args) -> exit status; only the one that was typed is imported.
+# run(args) -> exit status; only the one that was typed is imported, because some of them load torch.
 VERBS = {
-    "ingest": "read session logs (Claude Code, Codex, ATIF, ...) into a run directory, secrets out",
-    "split": "choose the sessions to learn from and those that judge it, once and for all later steps",
-    "sites": "find the turns that erred, whose fault it was, and what to say about it",
-    "hints": "list the hint of every mistake that may be taught, strike hints out, or let a model write them",
-    "judge": "predict from what was known before each call whether it would fail, and count how often that was right",
-    "inspect": "show which tokens of a site are trained, the hint, and the rows that predict the same token",
-    "teachers": "look up what teachers cost, and write them with their prices",
-    "replay": "ask teachers what they would have done at each state, within a hard cap",
-    "pairs": "make preference pairs of what teachers agree on, and of what sessions put right themselves",
+    "ingest": "read session logs (Claude Code, Codex, ATIF, ...) into a run directory and redact secrets",
+    "split": "split the sessions into train, validation and test, before anything is learned from them",
+    "sites": "find failed tool calls, decide whose fault each was, and write hints for the model's own errors",
+    "hints": "list the hints, reject some of them, or let a model write them",
+    "judge": "predict before each call whether it will fail, and count how often that was right",
+    "inspect": "show a site token by token: what is trained on, the hint, and which rows predict the same token",
+    "teachers": "look up what teachers cost, and write a teachers file with prices",
+    "replay": "ask teachers what they would have done at each state, up to a spending cap",
+    "pairs": "make preference pairs from what teachers agree on and from errors that sessions corrected themselves",
     "train": "train on a run's sessions, or on rollouts, and write an adapter",
     "evaluate": "compare two models on a run's held-out sessions, and say whether the second is better",
-    "report": "write report.html and report.md: did it help, what was learnt from, and every decision to look at",
-    "run": "run all steps from logs to an adapter, its evaluation and a report; run it again to continue",
+    "report": "write report.html and report.md: whether it helped, what it was trained on, what to review",
+    "run": "run all steps from logs to an adapter, its evaluation and a report; run it again to resume",
     "demo": "run everything on generated sessions and a tiny model: training, control, evaluation, report",
-    "ablate": "train several arms with several seeds at equal budgets, and say with intervals which of them helps",
+    "ablate": "train several arms with several seeds at equal budgets, and report with intervals which ones help",
     "diloco": "train one model with several replicas that share a bucket: launch, watch, cancel, collect",
-    "export": "hand out a run's weights (merged, GGUF, Ollama, vLLM) with their card, or its sessions as a data set",
-    "chat": "chat with a model, or with both versions side by side, at a held-out state or in your own words",
-    "forget": "remove sessions, and everything derived from them, from a run; they do not come back",
-    "world": "play scripted agents in a small world: show a session, write many as logs, or answer as advisers",
-    "doctor": "look at Python, packages, GPU, memory, disk and, where they are named, a model and an endpoint",
-    "completion": "print a script that makes bash, zsh or fish complete crf's verbs and options",
+    "export": "export a run's weights (merged, GGUF, Ollama, vLLM) with a model card, or its sessions as a data set",
+    "chat": "chat with a model, or with the models before and after training, freely or at a state of a session",
+    "forget": "remove sessions, and everything derived from them, from a run for good",
+    "world": "run scripted agents in a toy environment: show a session, write many as logs, or serve as advisers",
+    "doctor": "check Python, packages, GPU, memory, disk, and optionally a model and an endpoint",
+    "completion": "print a script that completes crf's verbs and options in bash, zsh or fish",
 }
 
-DONE, FAILED, NOT_UNDERSTOOD, NOT_YET, INTERRUPTED = 0, 1, 2, 3, 130
+DONE, FAILED, USAGE_ERROR, NOT_YET, INTERRUPTED = 0, 1, 2, 3, 130
 EXIT_CODES = {
     DONE: "done",
-    FAILED: "it could not be done, or a check failed (`crf doctor`); stderr says why and what to do",
-    NOT_UNDERSTOOD: "the command was not understood: an unknown verb, option or choice",
-    NOT_YET: "not yet: replicas still run (`crf diloco collect --timeout`), and what they end with is not there",
-    INTERRUPTED: "stopped by Ctrl-C, or a training by SIGTERM; nothing is half written, and the same command goes on",
+    FAILED: "failed, or a check failed (`crf doctor`); stderr says why and what to do",
+    USAGE_ERROR: "usage error: unknown verb or option, or a bad value",
+    NOT_YET: "replicas are still running (`crf diloco collect --timeout`), no result yet",
+    INTERRUPTED: "interrupted by Ctrl-C, or a training by SIGTERM; all files are complete, rerun to resume",
 }
-_WHEN_INTERRUPTED = "nothing was half written, and the same command can be run again"
-_WHAT_TO_DO = {
-    errno.ENOSPC: "Make room on that disk",
-    errno.EDQUOT: "Make room there: a quota is used up",
-    errno.EFBIG: "That file may not grow any more: look at the limits of the file system and of `ulimit -f`",
-    errno.EROFS: "That place is read-only: name another one",
-    errno.EACCES: "Look at whose the file or folder is",
-    errno.EPERM: "Look at whose the file or folder is",
+# A verb with a `WHEN_INTERRUPTED` of its own says more precisely what is left.
+_WHEN_INTERRUPTED = "all files are complete; run the same command again"
+_ADVICE_BY_ERRNO = {
+    errno.ENOSPC: "Free some space on that disk",
+    errno.EDQUOT: "Free some space: the disk quota is used up",
+    errno.EFBIG: "The file is too large: check the limits of the file system and `ulimit -f`",
+    errno.EROFS: "That file system is read-only: choose another folder",
+    errno.EACCES: "Check the owner and permissions of the file or folder",
+    errno.EPERM: "Check the owner and permissions of the file or folder",
     errno.EMFILE: "Too many files are open: raise `ulimit -n`",
     errno.EIO: "The disk or the network drive fails",
 }
-_AGAIN = "No artefact was left half written, and the same command can be run again."
-_OTHER_FILE = "Take another tokenizer or file."
-_UNFORESEEN = (
-    "This was not foreseen: please report it, with what CRF_DEBUG=1 in front of the same command prints. "
-    "No artefact was left half written."
-)
+_RUN_AGAIN = "All files are complete; run the same command again."
+_BUG = "This is a bug. Please report it with the traceback that `CRF_DEBUG=1 crf ...` prints. All files are complete."
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run `crf` with these arguments; the exit status is returned, not raised."""
-    from composer_replication.cli.console import rank_of_process, say, say_error
+    """Run `crf` with these arguments and return the exit status. Raises SystemExit only for usage errors and --help."""
     from composer_replication.errors import ComposerError, is_rust_panic
 
     try:
-        args = _understood(argv)
-    except SystemExit:  # help was asked for, or the command was not understood
+        args = _parse_arguments(argv)
+    except SystemExit:  # --help, or a usage error
         _drop_output()
         raise
     verb = _module_of(args.verb)
     try:
         status = verb.run(args)
-        _flush()  # here, where a reader that is gone or a disk that is full can be noticed
+        # Flush here: at exit, Python would report a closed pipe or a full disk as an ignored exception.
+        _flush()
         return status
     except KeyboardInterrupt:
         if rank_of_process() == 0:
-            say(f"crf {args.verb}: interrupted; {getattr(verb, 'WHEN_INTERRUPTED', _WHEN_INTERRUPTED)}")
+            log(f"crf {args.verb}: interrupted; {getattr(verb, 'WHEN_INTERRUPTED', _WHEN_INTERRUPTED)}")
         return INTERRUPTED
-    except BrokenPipeError:  # the reader of our stdout has seen enough
+    except BrokenPipeError:  # `crf sites RUN --list | head` closes stdout early
         _drop_output()
         return DONE
     except ComposerError as error:
-        say_error(args.verb, str(error), is_own=True)
+        log_error(args.verb, str(error), is_expected=True)
     except BaseException as error:
+        # A panic in a Rust extension (tokenizers) derives from BaseException.
         if not isinstance(error, Exception) and not is_rust_panic(error):
             raise
         if os.environ.get("CRF_DEBUG") and not isinstance(error, OSError):
             raise
-        say_error(args.verb, in_words(error), is_own=False)
+        log_error(args.verb, describe_error(error), is_expected=False)
     _drop_output()
     return FAILED
 
 
-def _understood(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The arguments; an option that its verb does not have ends with the verb's own usage and the nearest it has."""
+def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Return the parsed arguments. An unknown option exits with the usage of its verb and the closest known option."""
     words = sys.argv[1:] if argv is None else argv
+    # Only the verb that was typed gets its options: importing all of them takes seconds.
     parser, verbs = _parsers([word for word in words if word in VERBS][:1])
     args, unknown = parser.parse_known_args(argv)
     if unknown:
@@ -116,7 +117,7 @@ def _understood(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 class _SuggestingParser(argparse.ArgumentParser):
-    """A parser whose errors name the nearest verb, choice or option to a word that it does not know."""
+    """A parser that suggests the closest verb, choice or option for a word that it does not know."""
 
     words: Sequence[str] = ()
 
@@ -127,11 +128,14 @@ class _SuggestingParser(argparse.ArgumentParser):
         return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
-        """Exit with the usage and the message. An unknown option may be why something else seems to be missing."""
+        """Exit with the usage and the message.
+
+        Every message gets the suggestion: with a mistyped option, argparse may complain about a missing argument.
+        """
         options = list(self._option_string_actions)
         typed = [word.partition("=")[0] for word in self.words if word.startswith("-") and word != "--"]
         near = [match for word in typed if word not in options for match in get_close_matches(word, options, n=1)]
-        if near and "did you mean" not in message:  # the nearest verb or choice is named already
+        if near and "did you mean" not in message:  # `_check_value` may have added one
             message += f" (did you mean {' and '.join(near)}?)"
         super().error(message)
 
@@ -146,7 +150,7 @@ class _SuggestingParser(argparse.ArgumentParser):
 
 
 def _innermost(parser: argparse.ArgumentParser, args: argparse.Namespace) -> argparse.ArgumentParser:
-    """The parser of a verb, or of the verb behind it (`crf world logs`)."""
+    """Return the parser of a verb, or of its subcommand (`crf world logs`)."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             return action.choices[getattr(args, action.dest)]
@@ -159,20 +163,20 @@ def _flush() -> None:
 
 
 def _drop_output() -> None:
-    """What is left to write goes nowhere: Python would try once more when it ends, and complain on its own."""
+    """Discard buffered output that cannot be written. Python would try again at exit and print an error of its own."""
     try:
         _flush()
-    except (OSError, ValueError):
+    except (OSError, ValueError):  # ValueError: stdout is closed
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The parser of all verbs. No abbreviations: `--no-scrub` has to be meant."""
+    """Return the parser of all verbs. Abbreviations are off: nobody should get `--no-scrub` by typing `--no`."""
     return _parsers(VERBS)[0]
 
 
 def _parsers(imported: Iterable[str]) -> tuple[_SuggestingParser, dict[str, _SuggestingParser]]:
-    """Return the parser of `crf`, and that of each verb; verbs that are not `imported` have no options yet."""
+    """Return the parser of `crf` and those of the verbs. Only verbs in `imported` get their options."""
     from composer_replication.version import __version__
 
     parser = _SuggestingParser(
@@ -194,42 +198,41 @@ def _module_of(verb: str) -> ModuleType:
     return import_module(f"composer_replication.cli.{verb}")
 
 
-# ---- what went wrong outside of this program, in a sentence that says what to do
-
-
-def in_words(error: BaseException) -> str:
-    """One line about an error that is nobody's on purpose."""
+def describe_error(error: BaseException) -> str:
+    """Return one line about an exception that this package did not raise, with what to do about it."""
     from composer_replication.errors import is_rust_panic
 
     lines = str(error).strip().splitlines()
     first = lines[0].rstrip(".") if lines else ""
     if isinstance(error, OSError):
-        advice = _WHAT_TO_DO.get(error.errno or 0)
-        return f"{first or type(error).__name__}. {advice}. {_AGAIN}" if advice else str(error)
+        advice = _ADVICE_BY_ERRNO.get(error.errno or 0)
+        return f"{first or type(error).__name__}. {advice}. {_RUN_AGAIN}" if advice else str(error)
     if isinstance(error, MemoryError):
-        return f"there is not enough memory{': ' + first if first else ''}. {_AGAIN}"
-    if _is_of(error, "sqlite3", "Error"):
-        return f"teacher_cache.sqlite: {first}. {_about_store(first)}"
-    if _is_of(error, "safetensors", "SafetensorError"):
-        return f"a safetensors file that cannot be read: {first}. Get it again, or take another checkpoint. {_AGAIN}"
+        return f"not enough memory{': ' + first if first else ''}. {_RUN_AGAIN}"
+    if _is_instance_of(error, "sqlite3", "Error"):
+        return f"teacher_cache.sqlite: {first}. {_describe_cache_error(first)}"
+    if _is_instance_of(error, "safetensors", "SafetensorError"):
+        return f"cannot read a safetensors file: {first}. Download it again, or use another checkpoint. {_RUN_AGAIN}"
     if is_rust_panic(error):
-        return f"a library stopped over what it was given, such as a model's tokenizer: {first}. {_OTHER_FILE} {_AGAIN}"
-    return f"{type(error).__name__}{': ' + first if first else ''}. {_UNFORESEEN}"
+        advice = "Use another tokenizer or file."
+        return f"a library crashed on its input, such as a model's tokenizer: {first}. {advice} {_RUN_AGAIN}"
+    return f"{type(error).__name__}{': ' + first if first else ''}. {_BUG}"
 
 
-def _about_store(message: str) -> str:
+def _describe_cache_error(message: str) -> str:
+    # These are words of SQLite's own messages, such as "database or disk is full".
     if "full" in message or "readonly" in message or "unable to open" in message or "disk I/O" in message:
-        return f"The store of paid answers cannot be written: make room, or look at whose the file is. {_AGAIN}"
+        return f"The teacher cache cannot be written: free some space, or check the owner of the file. {_RUN_AGAIN}"
     if "locked" in message or "busy" in message:
-        return "Another process has held the store of paid answers for too long: wait until it is done."
+        return "Another process is using the teacher cache: wait until it is done."
     return (
-        "The store of paid answers is damaged: move the file away, together with its -wal and -shm, if they lie beside "
-        "it; a copy from before may take its place. Without one what was answered is asked again, and the cap begins "
-        "anew."
+        "The teacher cache is corrupt. Move it away with its -wal and -shm files, and restore a backup if you have "
+        "one. Without a backup, answers are requested and paid for again, and the spending cap starts from zero."
     )
 
 
-def _is_of(error: BaseException, module: str, name: str) -> bool:
-    """Whether an error is of a library's class; one that was never loaded has raised nothing."""
+def _is_instance_of(error: BaseException, module: str, name: str) -> bool:
+    """Return whether an error is an instance of a library's class, without importing the library."""
+    # A module that was never imported cannot have raised anything.
     kind = getattr(sys.modules.get(module), name, None)
     return kind is not None and isinstance(error, kind)

@@ -1,4 +1,15 @@
-"""`crf pairs RUN`: what the teachers agree on, and what sessions put right, against what was done; filtered."""
+"""`crf pairs RUN`: make preference pairs for DPO (channel 3) and filter them.
+
+Reads   conversations.jsonl; split.jsonl, sites.jsonl and teacher_calls.jsonl if they exist
+Writes  pairs.jsonl; with --export also a data set for TRL's DPOTrainer
+
+Pairs have two sources:
+
+    replay    chosen: what teachers agree on; rejected: what the model did. By default only where the model's action
+              failed or was refused: where it worked and teachers merely did something else, there is no evidence
+              against it. `--where-it-worked` makes those pairs as well; they are counted in either case.
+    sessions  chosen: the call that corrected an error; rejected: the error. No teacher is needed.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +33,10 @@ from composer_replication.cli.console import (
     add_gate_arguments,
     add_short,
     config_of,
+    log,
+    print_json,
+    show,
+    table,
 )
 from composer_replication.cli.replay import RunStates, StateOfTurn, read_calls
 from composer_replication.config import PairsConfig, ReplayConfig
@@ -59,28 +74,24 @@ from composer_replication.types import (
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from composer_replication.config import PairsConfig
-    from composer_replication.pairs.extract import PairReport
-    from composer_replication.runs import RunDir
 
-
-_SOURCES = {
+_SOURCE_DESCRIPTIONS = {
     "teachers": "what teachers agree on, what the student did",
     "correction": "the call that should have been made, the one that failed",
     "user": "the call as the user wanted it, the one refused",
-    "acted_at_once": "a call that worked, the look that it did without",
+    "acted_at_once": "a call that worked, an unneeded lookup",
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "run", metavar="RUN", help="a run directory with conversations in it, and teacher calls if there are any"
+        "run", metavar="RUN", help="run directory with conversations, and teacher calls if there are any"
     )
     parser.add_argument("--export", metavar="FILE", help="also write a preference data set for TRL's DPOTrainer")
     add_short(parser, "--threshold", key="pairs.threshold")
     add_short(parser, "--where-it-worked", key="pairs.where_it_worked", value=True)
     add_short(parser, "--thinking", key="pairs.thinking", value=True)
-    add_short(parser, "--no-corrections", key="pairs.corrections", value=False, help="take teachers' answers alone")
+    add_short(parser, "--no-corrections", key="pairs.corrections", value=False, help="use only teachers' answers")
     add_short(parser, "--recipe", key="pairs.recipe", metavar="FILE")
     add_short(parser, "--no-filter", key="pairs.filters", value="none", help="keep every pair")
     text = "run data-juicer's operators (extra: replaysim)"
@@ -91,41 +102,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from composer_replication.cli.console import say
-    from composer_replication.runs import RunDir
-
     section, run_dir = config_of(args).pairs, RunDir.open(args.run)
     if args.export is not None and args.no_scrub:
-        say("crf pairs: --no-scrub: nothing is looked at, and the data set holds whatever the run holds")
+        log("crf pairs: --no-scrub: the outgoing check is off; the data set holds everything in the run")
     export = None if args.export is None else Path(args.export)
     pairs = write_pairs(section, run_dir, export=export, no_scrub=args.no_scrub, allowed=args.allow)
     if export is not None and pairs.num_exported:
         from composer_replication.atomic import atomic_write_text
         from composer_replication.trainer.trained import preferences_card
 
-        atomic_write_text(_card_of(export), preferences_card(run_dir, export.name))
-    _show(run_dir, pairs, section, args)
+        atomic_write_text(_card_path(export), preferences_card(run_dir, export.name))
+    _print_result(run_dir, pairs, section, args)
     return 0
 
 
-def _card_of(export: Path) -> Path:
-    """Beside the file, under a name that nobody else's page has."""
+def _card_path(export: Path) -> Path:
+    """Return the card's path. Not README.md: the folder may belong to another project."""
     return export.with_suffix(".card.md")
 
 
-def _show(run_dir: RunDir, pairs: _PairsOfRun, section: PairsConfig, args: argparse.Namespace) -> None:
-    from composer_replication.cli.console import (
-        print_json,
-        say,
-        show,
-        table,
-    )
-
+def _print_result(run_dir: RunDir, pairs: _PairsResult, section: PairsConfig, args: argparse.Namespace) -> None:
     if args.json:
         report = None if pairs.report is None else pairs.report.to_dict()
         by_source = {**pairs.by_source, "failures": pairs.num_failures}
         record = {"report": report, "filters": dict(pairs.filtered), "sources": by_source}
-        print_json({"run": str(run_dir.root), **record, "without_opposite": dict(pairs.without_opposite)})
+        print_json({"run": str(run_dir.root), **record, "without_opposite": dict(pairs.surplus_look_first)})
         return
     show(
         *(() if pairs.report is None else _report_tables(pairs.report)),
@@ -133,24 +134,22 @@ def _show(run_dir: RunDir, pairs: _PairsOfRun, section: PairsConfig, args: argpa
         table("Pairs", ("source", "pairs", "chosen, and rejected"), _source_rows(pairs.by_source)),
     )
     num_kept = pairs.filtered.get("kept", 0)
-    say(f"{run_dir.path('pairs')}: {num_kept} pairs{_shares(pairs)}")
-    for line in _notes(pairs, section):
-        say(line)
+    log(f"{run_dir.path('pairs')}: {num_kept} pairs{_describe_sources(pairs)}")
+    for line in _remarks(pairs, section):
+        log(line)
     if args.export is not None:
-        card = f"; {_card_of(Path(args.export))} says what they are"
-        say(f"{args.export}: {pairs.num_exported} rows{card}" if pairs.num_exported else "nothing to export")
+        card = f"; {_card_path(Path(args.export))} describes them"
+        log(f"{args.export}: {pairs.num_exported} rows{card}" if pairs.num_exported else "nothing to export")
 
 
 def _report_tables(report: PairReport) -> tuple[Table, Table]:
-    from composer_replication.cli.console import table
-
     rows = [
         (
             kind,
             agreement.num_states,
             agreement.num_consensus,
-            _share(agreement.with_each_other),
-            _share(agreement.with_student),
+            _percent(agreement.with_each_other),
+            _percent(agreement.with_student),
         )
         for kind, agreement in sorted(report.agreement.items(), key=lambda item: -item[1].num_states)
     ]
@@ -162,68 +161,61 @@ def _report_tables(report: PairReport) -> tuple[Table, Table]:
 
 
 def _source_rows(by_source: Mapping[str, int]) -> list[tuple[str, int, str]]:
-    return [(name, by_source.get(name, 0), what) for name, what in _SOURCES.items() if name in by_source]
+    return [(name, by_source.get(name, 0), what) for name, what in _SOURCE_DESCRIPTIONS.items() if name in by_source]
 
 
-def _notes(pairs: _PairsOfRun, section: PairsConfig) -> Iterator[str]:
-    """What somebody who reads the figures should know besides."""
+def _remarks(pairs: _PairsResult, section: PairsConfig) -> Iterator[str]:
+    """Yield remarks that help to interpret the tables."""
     report = pairs.report
     if section.corrections and not pairs.num_failures:
-        yield "no call of this run failed by the model's doing: there is nothing that a session put right"
-    if number := sum(pairs.without_opposite.values()):
-        by_kind = ", ".join(f"{count} for a {how.rpartition('_')[2]}" for how, count in pairs.without_opposite.items())
+        yield "no failed call of this run is blamed on the model, so there are no corrections"
+    if number := sum(pairs.surplus_look_first.values()):
+        by_kind = ", ".join(
+            f"{count} for a {how.rpartition('_')[2]}" for how, count in pairs.surplus_look_first.items()
+        )
         yield (
-            f"{number} pairs say to look first ({by_kind}) and have no opposite from a state where acting at once was"
-            " right: more of them than of those may teach to look always"
+            f"{number} pairs that prefer looking first ({by_kind}) have no counterpart where acting at once was right;"
+            " the model may learn to look first always"
         )
     if report is None:
         if section.corrections:
-            yield "no replay in this run: all pairs are the sessions' own. `crf replay RUN` asks other models too"
+            yield "no replay in this run: all pairs come from the sessions. `crf replay RUN` adds teachers' answers"
         return
     if not pairs.filtered.get("kept", 0) and report.drops.get("no_votes"):
-        unheard = report.drops["no_votes"]
-        yield f"no teacher's answer counts for {unheard} of the states that were asked: `crf replay RUN` asks anew"
+        yield f"{report.drops['no_votes']} states have no usable teacher answer; `crf replay RUN` asks again"
     if report.num_rejected_worked:
-        dropped = "are none" if not section.where_it_worked else "are among them (rejected_action_worked)"
-        more = "" if section.where_it_worked else "; --where-it-worked makes them too"
-        yield f"{report.num_rejected_worked} pairs would reject an action that worked: they {dropped}{more}"
+        outcome = (
+            "included (rejected_action_worked)" if section.where_it_worked else "left out; --where-it-worked adds them"
+        )
+        yield f"{report.num_rejected_worked} pairs would reject an action that worked: {outcome}"
 
 
-def _shares(pairs: _PairsOfRun) -> str:
-    """Who they are from: the states that teachers were asked about say nothing about pairs of the sessions' own."""
+def _describe_sources(pairs: _PairsResult) -> str:
+    """Return how many pairs come from teachers and how many from the sessions; empty without a replay."""
     if pairs.report is None:
         return ""
     from_teachers = pairs.by_source.get("teachers", 0)
     from_sessions = sum(number for name, number in pairs.by_source.items() if name != "teachers")
     states = f"{pairs.report.num_asked} states that teachers were asked about"
-    return f": {from_teachers} from the {states}, {from_sessions} from the sessions alone"
+    return f": {from_teachers} from the {states}, {from_sessions} from the sessions themselves"
 
 
-def _share(value: float | None) -> str:
+def _percent(value: float | None) -> str:
     return "" if value is None else f"{value:.0%}"
 
 
-# `crf pairs`: states and calls in, what passes the filters into `pairs.jsonl`, with the sessions' own pairs.
-#
-# Of teachers' answers, a pair is made by default only where the student's action failed or was refused. Where it worked
-# and others merely did something else, there is no evidence against it: such pairs are made on request, and counted.
-
-_ONLY_THINKING = "nothing_but_thinking"
+_ONLY_THINKING = "nothing_but_thinking"  # a drop reason, stored in the sidecar
 
 
 @dataclass(frozen=True, kw_only=True)
-class _PairsOfRun:
-    """What became of the states, what the filters did, how many pairs each source gave, how many rows were exported.
+class _PairsResult:
+    """What the step made, for the tables."""
 
-    Without a replay there is no `report`. `num_failures` are those of the model that a session could have put right.
-    `without_opposite`: pairs that say to look first, more than there are of those that say not to, by what for.
-    """
-
-    report: PairReport | None
-    filtered: Mapping[str, int]
+    report: PairReport | None  # None without a replay
+    filtered: Mapping[str, int]  # pairs by filter outcome; "kept" are those in pairs.jsonl
     by_source: Mapping[str, int]
-    num_failures: int
-    without_opposite: Mapping[str, int]
+    num_failures: int  # errors of the model, which a session may have corrected
+    surplus_look_first: Mapping[str, int]  # see `count_surplus_look_first`
     num_exported: int | None
 
 
@@ -234,78 +226,85 @@ def write_pairs(
     export: Path | None = None,
     no_scrub: bool = False,
     allowed: Iterable[str] = (),
-) -> _PairsOfRun:
-    """Extract, filter, and write. Rows name their state; an exported file holds the messages as well.
+) -> _PairsResult:
+    """Make the pairs of a run, filter them, and write pairs.jsonl.
 
-    What is exported goes through the last gate first, which refuses a run made with `--no-scrub` unless that is said
-    here, too. A replay need not have been: then all pairs are the sessions' own.
+    Rows of pairs.jsonl refer to their state; an exported file contains the messages as well. The export passes the
+    outgoing check, which refuses a run that was ingested with `--no-scrub` unless `no_scrub` is set here as well.
+    Without a replay, all pairs come from the sessions.
     """
-    # First: a run that may not go out is not worked on.
+    # Build the outgoing check first: it raises for a run that must not be exported, before any work is done.
     gate = None if export is None else gate_of(run, os.environ, no_scrub=no_scrub, allowed=allowed)
     normalizer = _normalizer(section)
-    own_pairs = _OwnPairs(run) if section.corrections else None
+    own_pairs = _SessionPairs(run) if section.corrections else None
     replay_pairs = None
     if own_pairs is None or run.path("teacher_calls").exists():
-        replay_pairs = _asked(section, run, own_pairs)
+        replay_pairs = _pairs_from_replay(section, run, own_pairs)
     else:
         for conversation in read_conversations(run):
-            own_pairs.take(conversation)
+            own_pairs.add(conversation)
     candidates = [*(replay_pairs.candidates if replay_pairs else ()), *(own_pairs.balanced() if own_pairs else ())]
     records = {candidate.record.pair["state_id"]: candidate.record for candidate in candidates}
     held_out = held_out_of(run)
-    kept_pairs, filtered = _filtered(normalizer, candidates, held_out)
+    kept_pairs, filtered = _filter(normalizer, candidates, held_out)
     written = [(records[pair.state_id], pair.metadata) for pair in kept_pairs]
     _write(section, run, replay_pairs, own_pairs, filtered, written)
     num_exported = None
     if export is not None and kept_pairs:
-        note_elsewhere(run, "preference data set", export)  # before it is there, so that no copy is unknown
-        learnt = [pair for pair in kept_pairs if _conversation_of(pair.state_id) not in held_out]
-        num_exported = export_preferences(_kept_pairs(learnt, records), export, gate=gate)
-    return _PairsOfRun(
+        # Noted before the file exists: `crf forget` must know of every copy, even if this process is killed.
+        note_elsewhere(run, "preference data set", export)
+        train_pairs = [pair for pair in kept_pairs if _conversation_of(pair.state_id) not in held_out]
+        num_exported = export_preferences(_with_tools(train_pairs, records), export, gate=gate)
+    return _PairsResult(
         report=replay_pairs.report if replay_pairs else None,
         filtered=filtered,
         by_source=Counter(record.source for record, _ in written),
         num_failures=own_pairs.num_failures if own_pairs else 0,
-        without_opposite=without_opposite(written),
+        surplus_look_first=count_surplus_look_first(written),
         num_exported=num_exported,
     )
 
 
-class _Asked(NamedTuple):
-    """What the teachers' answers gave: candidates, what became of the states, the threshold, what it was read from."""
+class _ReplayPairs(NamedTuple):
+    """The pairs from teachers' answers, before filtering."""
 
-    candidates: list[_OwnPair]
+    candidates: list[_Candidate]
     report: PairReport
     threshold: int
-    sources: list[str]
+    sources: list[str]  # the artefacts that were read
 
 
-def _asked(section: PairsConfig, run: RunDir, own_pairs: _OwnPairs | None) -> _Asked:
-    """States are those that were asked about; the threshold is the replay's unless everyone was asked."""
-    asked_how = _settings(run)
-    threshold = _threshold(asked_how, section.threshold)
-    states = RunStates(asked_how.section, run, knows_failures=True)
-    called = {call["state_id"] for call in read_calls(run)}
-    every = states.read(along=own_pairs.take if own_pairs else None)
+def _pairs_from_replay(section: PairsConfig, run: RunDir, own_pairs: _SessionPairs | None) -> _ReplayPairs:
+    """Make pairs from the teachers' answers. On the way, `own_pairs` is shown every conversation.
+
+    The threshold must be that of the replay, unless the replay asked all teachers about every state.
+    """
+    replay_settings = _read_replay_settings(run)
+    threshold = _check_threshold(replay_settings, section.threshold)
+    states = RunStates(replay_settings.section, run, knows_failures=True)
+    state_ids = {call["state_id"] for call in read_calls(run)}
+    all_states = states.read(along=own_pairs.add if own_pairs else None)
     asked_states = {
-        turn_state.state["state_id"]: turn_state for turn_state in every if turn_state.state["state_id"] in called
+        turn_state.state["state_id"]: turn_state
+        for turn_state in all_states
+        if turn_state.state["state_id"] in state_ids
     }
     extraction = extract_pairs(
         (turn_state.state for turn_state in asked_states.values()),
         read_calls(run),
         threshold,
-        teachers=asked_how.teachers,
+        teachers=replay_settings.teachers,
     )
-    chosen = _chosen(extraction, asked_states, section)
-    candidates = [_OwnPair(record, _facts(asked_states[record.pair["state_id"]])) for record in chosen]
-    return _Asked(candidates, extraction.report, threshold, states.sources)
+    records = _select_pairs(extraction, asked_states, section)
+    candidates = [_Candidate(record, _rejected_metadata(asked_states[record.pair["state_id"]])) for record in records]
+    return _ReplayPairs(candidates, extraction.report, threshold, states.sources)
 
 
 def _write(
     section: PairsConfig,
     run: RunDir,
-    replay_pairs: _Asked | None,
-    own_pairs: _OwnPairs | None,
+    replay_pairs: _ReplayPairs | None,
+    own_pairs: _SessionPairs | None,
     filtered: Mapping[str, int],
     kept_pairs: Sequence[tuple[PairRecord, Mapping[str, Any]]],
 ) -> None:
@@ -316,7 +315,7 @@ def _write(
     dropped = {f"filter: {k}": v for k, v in filtered.items() if k != "kept" and v}
     run.write_jsonl(
         "pairs",
-        (_row(record, metadata) for record, metadata in kept_pairs),
+        (_to_row(record, metadata) for record, metadata in kept_pairs),
         schema=PAIRS_SCHEMA,
         version=PAIRS_VERSION,
         sources=[
@@ -331,7 +330,7 @@ def _write(
             "pairs": len(kept_pairs),
             WORKED: sum(bool(metadata[WORKED]) for _, metadata in kept_pairs),
             **Counter(f"source: {record.source}" for record, _ in kept_pairs),
-            **{f"without opposite: {how}": number for how, number in without_opposite(kept_pairs).items()},
+            **{f"without opposite: {how}": number for how, number in count_surplus_look_first(kept_pairs).items()},
         },
         drops={**(replay_pairs.report.drops if replay_pairs else {}), **dropped},
         settings={
@@ -346,19 +345,25 @@ def _write(
     )
 
 
-def _filtered(
-    normalizer: DJNormalizer, candidates: Sequence[_OwnPair], held_out: Set[str]
+def _filter(
+    normalizer: DJNormalizer, candidates: Sequence[_Candidate], held_out: Set[str]
 ) -> tuple[list[NormalizedDPOPair], dict[str, int]]:
-    """What the filters keep, and their counts. Of equal pairs the first is kept, so each side is filtered by itself."""
+    """Return the pairs that pass the filters, and counts by outcome.
+
+    Held-out pairs are filtered on their own: of equal pairs the first is kept, and a training pair must not displace
+    one of the test set.
+    """
     pairs: list[NormalizedDPOPair] = []
     counts: Counter[str] = Counter()
     for is_held_out in (False, True) if held_out else (False,):
-        side = (
+        part = (
             candidate
             for candidate in candidates
             if (_conversation_of(candidate.record.pair["state_id"]) in held_out) == is_held_out
         )
-        pairs += normalizer.normalize(cast("Any", {**candidate.record.pair, **candidate.facts}) for candidate in side)
+        pairs += normalizer.normalize(
+            cast("Any", {**candidate.record.pair, **candidate.metadata}) for candidate in part
+        )
         for reason, number in normalizer.counts.items():
             counts[reason] += number
     return pairs, dict(counts)
@@ -368,16 +373,17 @@ def _conversation_of(state_id: str) -> str:
     return state_id.rpartition("::")[0]
 
 
-class _AskedHow(NamedTuple):
-    """How `crf replay` asked: its settings, and the teachers in order."""
+class _ReplaySettings(NamedTuple):
+    """The settings of `crf replay`, and its teachers in order."""
 
     section: ReplayConfig
     teachers: list[str]
 
 
-def _settings(run: RunDir) -> _AskedHow:
-    """From the sidecar of the calls; before version 0.2 all of it was text."""
+def _read_replay_settings(run: RunDir) -> _ReplaySettings:
+    """Return the replay's settings from the sidecar of teacher_calls.jsonl."""
     settings: dict[str, Any] = dict(run.meta("teacher_calls").settings)
+    # Before version 0.2 all values were text: "a, b" for the teachers, "sent" or "" for the tools.
     if isinstance(settings["teachers"], str):
         history = settings["max_history_tokens"]
         settings |= {
@@ -387,7 +393,7 @@ def _settings(run: RunDir) -> _AskedHow:
             "max_history_tokens": int(history) if history else None,
         }
     names = ("gate", "threshold", "send_tools", "max_history_tokens")
-    return _AskedHow(ReplayConfig(states="all", **{name: settings[name] for name in names}), settings["teachers"])
+    return _ReplaySettings(ReplayConfig(states="all", **{name: settings[name] for name in names}), settings["teachers"])
 
 
 def _normalizer(section: PairsConfig) -> DJNormalizer:
@@ -395,28 +401,32 @@ def _normalizer(section: PairsConfig) -> DJNormalizer:
     return DJNormalizer(section.recipe, skip_dj=section.filters == "none", backend=backend)
 
 
-def _kept_pairs(pairs: Sequence[Any], records: Mapping[str, PairRecord]) -> Iterator[Any]:
-    """The pairs that passed, with the tools of their states."""
+def _with_tools(pairs: Sequence[Any], records: Mapping[str, PairRecord]) -> Iterator[Any]:
+    """Yield the pairs with the tools of their states."""
     for pair in pairs:
         yield {**records[pair.state_id].pair, "tools": pair.metadata.get("tools")}
 
 
-def _threshold(asked_how: _AskedHow, threshold: int | None) -> int:
-    before = asked_how.section
-    threshold = before.threshold if threshold is None else threshold
-    if before.gate != "none" and threshold != before.threshold:
-        fix = f"`crf replay RUN --full`, or `--threshold {threshold}` there: calls were left out that matter now."
-        got = f"{threshold}, while `crf replay` asked for {before.threshold}"
+def _check_threshold(replay_settings: _ReplaySettings, threshold: int | None) -> int:
+    """Return the threshold for agreement. Raises InputError if the replay has skipped calls that it would need."""
+    replayed = replay_settings.section
+    threshold = replayed.threshold if threshold is None else threshold
+    # With a gate, `crf replay` stops asking about a state once its own threshold cannot be reached or is reached.
+    if replayed.gate != "none" and threshold != replayed.threshold:
+        fix = f"Run `crf replay RUN --full` or `crf replay RUN --threshold {threshold}` to send the missing calls."
+        got = f"{threshold}, but `crf replay` used {replayed.threshold}"
         raise InputError(explain("threshold", got=got, expected="the same", fix=fix))
     return threshold
 
 
-def _chosen(extraction: Extraction, asked: Mapping[str, StateOfTurn], section: PairsConfig) -> list[PairRecord]:
-    """The pairs that were asked for, their texts as asked for; the report counts the others."""
-    chosen_records: list[PairRecord] = []
+def _select_pairs(
+    extraction: Extraction, asked_states: Mapping[str, StateOfTurn], section: PairsConfig
+) -> list[PairRecord]:
+    """Return the pairs that the section selects, with their texts as it says. The report counts the others."""
+    selected: list[PairRecord] = []
     report = extraction.report
     for record in extraction.records:
-        turn_state = asked[record.pair["state_id"]]
+        turn_state = asked_states[record.pair["state_id"]]
         report.num_rejected_worked += not turn_state.has_failed
         pair = record.pair if section.thinking else _without_thinking(record.pair, turn_state)
         if not turn_state.has_failed and not section.where_it_worked:
@@ -426,87 +436,87 @@ def _chosen(extraction: Extraction, asked: Mapping[str, StateOfTurn], section: P
         else:
             action = None if section.thinking else record.chosen_action
             record = replace(record, pair=pair, chosen_action=action)
-            chosen_records.append(record if section.words else _calls_alone(record, turn_state))
-    report.num_pairs = len(chosen_records)
-    return chosen_records
+            selected.append(record if section.words else _strip_prose(record, turn_state))
+    report.num_pairs = len(selected)
+    return selected
 
 
 def _without_thinking(pair: DPOPair, turn_state: StateOfTurn) -> DPOPair:
-    """Both sides without thinking: teachers do not show theirs, and a pair must not teach whether to think."""
+    """Remove thinking from both answers: teachers do not return theirs, and a pair must not teach whether to think."""
     chosen = without_thought(pair["chosen"])
     parsed = parse_action_text(chosen)
     chosen = text_of(parsed.action) if parsed.thinking else chosen
     return cast("DPOPair", {**pair, "chosen": chosen, "rejected": action_text_without_thinking(turn_state.turn)})
 
 
-def _calls_alone(record: PairRecord, turn_state: StateOfTurn) -> PairRecord:
-    """Where both sides call, their calls without a word: advisers agree on a call, and nobody voted on the words."""
+def _strip_prose(record: PairRecord, turn_state: StateOfTurn) -> PairRecord:
+    """If both answers call a tool, keep only the calls: teachers voted on the call, not on the words around it."""
     chosen = parse_action_text(record.pair["chosen"]).action
     if not (chosen.calls and turn_state.turn.calls):
         return record
-    right, wrong = Action(text="", calls=chosen.calls), Action(text="", calls=turn_state.turn.calls)
-    pair = cast("DPOPair", {**record.pair, "chosen": text_of(right), "rejected": text_of(wrong)})
-    return replace(record, pair=pair, chosen_action=right, rejected_action=wrong)
+    chosen, rejected = Action(text="", calls=chosen.calls), Action(text="", calls=turn_state.turn.calls)
+    pair = cast("DPOPair", {**record.pair, "chosen": text_of(chosen), "rejected": text_of(rejected)})
+    return replace(record, pair=pair, chosen_action=chosen, rejected_action=rejected)
 
 
-def _facts(turn_state: StateOfTurn) -> dict[str, Any]:
-    """Whether and how the rejected action failed, and the tools of its state."""
+def _rejected_metadata(turn_state: StateOfTurn) -> dict[str, Any]:
+    """Return whether and how the rejected action failed, and the tools of its state."""
     tools = turn_state.state.get("tools")
-    about = {WORKED: not turn_state.has_failed, "rejected_failures": list(turn_state.failures)}
-    return {**about, **({"tools": tools} if tools else {})}
+    outcome = {WORKED: not turn_state.has_failed, "rejected_failures": list(turn_state.failures)}
+    return {**outcome, **({"tools": tools} if tools else {})}
 
 
-def _row(record: PairRecord, metadata: Mapping[str, Any]) -> dict[str, object]:
-    """The messages of a state are those of its conversation: a row refers to them."""
-    pair = {key: value for key, value in record.pair.items() if key != "state_messages"}
-    about = {key: value for key, value in asdict(record).items() if key != "pair"}
-    session, index = _conversation_of(record.pair["state_id"]), record.pair["state_id"].rpartition("::")[2]
-    kept_metadata = {key: value for key, value in metadata.items() if key != "tools"}
+def _to_row(record: PairRecord, metadata: Mapping[str, Any]) -> dict[str, object]:
+    """Return a row of pairs.jsonl. It refers to the messages of its conversation instead of repeating them."""
+    conversation_id, _, index = record.pair["state_id"].rpartition("::")
     return {
-        **pair,
-        "conversation_id": session,
-        "turn_number": int(index.partition(".")[0]),
-        **about,
-        "metadata": kept_metadata,
+        **{key: value for key, value in record.pair.items() if key != "state_messages"},
+        "conversation_id": conversation_id,
+        "turn_number": int(index.partition(".")[0]),  # "0012.1" is the second call of turn 12
+        **{key: value for key, value in asdict(record).items() if key != "pair"},
+        "metadata": {key: value for key, value in metadata.items() if key != "tools"},
     }
 
 
-# Pairs that the sessions of a run give without any adviser: their corrections, and as many of the opposite.
-#
-# Most corrections say to look first. For each of them there is a pair from a state where acting at once was right, of
-# the same session where it has one, so that the two keep each other in balance: one that says not to look for a text
-# once more for one that says to look for it, and the same for paths. What has no opposite is counted. Sessions that
-# are held out balance each other, and no others.
+# ---- Pairs from the sessions themselves
+# Most corrections prefer looking first (search for the text before editing it). Trained on them alone, a model learns
+# to look always. So every such pair is balanced by one from a state where acting at once was right, if possible of the
+# same session, and for the same kind of lookup: text or path. Pairs without a counterpart are counted. Held-out
+# sessions are balanced among themselves.
 
-_LOOK_FIRST = {True: "looked_for_text", False: "looked_for_path"}  # what an edit needed, and what other calls did
-MOST_SPARE, _MOST_OF_A_SESSION = 64, 4
-"""Pairs of a kind that are kept for other sessions: each holds the messages before it."""
+# An edit needs the text that it replaces; the other calls that fail this way need a path.
+_LOOKUP_KINDS = {True: "looked_for_text", False: "looked_for_path"}
+# Pairs held back for sessions that have too few. Each holds the messages before it, so their number is limited.
+MAX_SPARE, _MAX_SPARE_PER_SESSION = 64, 4
 WORKED = "rejected_action_worked"
 
 
-class _OwnPair(NamedTuple):
-    """A pair, and what its row says of the rejected side besides."""
+class _Candidate(NamedTuple):
+    """A pair before filtering, with metadata about its rejected answer."""
 
     record: PairRecord
-    facts: Mapping[str, Any]
+    metadata: Mapping[str, Any]
 
 
 class _Balance:
-    """What sessions that may balance each other have too much of, and too little."""
+    """Which counterparts are still needed, and which pairs are available for them."""
 
     def __init__(self) -> None:
-        self.owed: Counter[str] = Counter()  # pairs of the opposite, by what was looked for
-        self.spare: dict[str, list[_OwnPair]] = {how: [] for how in _LOOK_FIRST.values()}
+        self.needed: Counter[str] = Counter()  # counterparts that are missing, by kind of lookup
+        self.spare: dict[str, list[_Candidate]] = {how: [] for how in _LOOKUP_KINDS.values()}
 
-    def spare_ones(self) -> Iterator[_OwnPair]:
-        return (pair for how, pairs in self.spare.items() for pair in pairs[: self.owed[how]])
+    def usable_spares(self) -> Iterator[_Candidate]:
+        return (pair for how, pairs in self.spare.items() for pair in pairs[: self.needed[how]])
 
 
-class _OwnPairs:
-    """Takes one conversation after the other; `pairs` are those so far, `num_failures` what they could be made of."""
+class _SessionPairs:
+    """The pairs that sessions give without a teacher, collected conversation by conversation.
+
+    `pairs` are those so far; `num_failures` counts the model's errors, each of which may have been corrected.
+    """
 
     def __init__(self, run: RunDir) -> None:
-        self.pairs: list[_OwnPair] = []
+        self.pairs: list[_Candidate] = []
         self.num_failures = 0
         self._tools = read_tools(run)
         self._sites: dict[str, list[ErrorSite]] | None = None
@@ -521,75 +531,80 @@ class _OwnPairs:
     def reads_sites(self) -> bool:
         return self._sites is not None
 
-    def take(self, conversation: Conversation) -> None:
-        """The pairs of a conversation, and of what it has too much to balance others with a few."""
+    def add(self, conversation: Conversation) -> None:
+        """Add the pairs of a conversation, and hold back a few spare counterparts for other sessions."""
         sites = find_error_sites(conversation) if self._sites is None else self._sites[conversation.id]
         self.num_failures += sum(site.is_kept for site in sites)
         candidates = list(own_pairs(conversation, sites))
         corrections = [correction for correction in candidates if correction.source != ACTED]
         balance = self._balances[conversation.id in self._held_out]
-        balance.owed.update(
-            _looked_for(correction.kind) for correction in corrections if correction.how == "look_first"
+        balance.needed.update(
+            _lookup_kind(correction.kind) for correction in corrections if correction.how == "look_first"
         )
-        acted = sorted(
+        counterparts = sorted(
             (correction for correction in candidates if correction.source == ACTED),
-            key=lambda correction: _order(conversation, correction),
+            key=lambda correction: _shuffle_key(conversation, correction),
         )
-        chosen: list[Correction] = []
+        used: list[Correction] = []
         spare: list[Correction] = []
         room = {
-            how: min(MOST_SPARE - len(spare_pairs), _MOST_OF_A_SESSION) for how, spare_pairs in balance.spare.items()
+            how: min(MAX_SPARE - len(spare_pairs), _MAX_SPARE_PER_SESSION) for how, spare_pairs in balance.spare.items()
         }
-        for correction in acted:
-            if balance.owed[correction.how] > 0:
-                balance.owed[correction.how] -= 1
-                chosen.append(correction)
+        for correction in counterparts:
+            if balance.needed[correction.how] > 0:
+                balance.needed[correction.how] -= 1
+                used.append(correction)
             elif room[correction.how] > 0:
                 room[correction.how] -= 1
                 spare.append(correction)
-        pairs = self._made(conversation, [*corrections, *chosen, *spare])
+        pairs = self._build(conversation, [*corrections, *used, *spare])
         self.pairs += pairs[: len(pairs) - len(spare)]
         for correction, pair in zip(spare, pairs[len(pairs) - len(spare) :], strict=True):
             balance.spare[correction.how].append(pair)
 
-    def balanced(self) -> list[_OwnPair]:
-        """All pairs, with spare ones of other sessions for what is still owed."""
-        return [*self.pairs, *(pair for balance in self._balances.values() for pair in balance.spare_ones())]
+    def balanced(self) -> list[_Candidate]:
+        """Return all pairs, with spare counterparts of other sessions for those that are still needed."""
+        return [*self.pairs, *(pair for balance in self._balances.values() for pair in balance.usable_spares())]
 
-    def _made(self, conversation: Conversation, chosen: Iterable[Correction]) -> list[_OwnPair]:
-        turn_numbers = {correction.turn_number for correction in chosen}
-        before = {}
+    def _build(self, conversation: Conversation, corrections: Iterable[Correction]) -> list[_Candidate]:
+        turn_numbers = {correction.turn_number for correction in corrections}
+        messages_before = {}
         for number, (messages, _) in enumerate(states(conversation)) if turn_numbers else ():
             if number in turn_numbers:
-                # A log with a system prompt of its own needs none of ours in front of it.
-                is_own = len(messages) > 1 and messages[1].get("role") == "system"
-                before[number] = messages[1:] if is_own else messages
+                # `states` puts our system prompt first. If the log has one itself, drop ours.
+                has_system_prompt = len(messages) > 1 and messages[1].get("role") == "system"
+                messages_before[number] = messages[1:] if has_system_prompt else messages
         tools = self._tools.of(conversation.format)
-        return [_pair(conversation, correction, before[correction.turn_number], tools) for correction in chosen]
+        return [
+            _pair(conversation, correction, messages_before[correction.turn_number], tools)
+            for correction in corrections
+        ]
 
 
-def without_opposite(pairs: Iterable[tuple[PairRecord, Mapping[str, Any]]]) -> dict[str, int]:
-    """Of pairs with what their rows say: how many more say to look first than not to, by what was looked for."""
-    more: Counter[str] = Counter()
-    for record, facts in pairs:
+def count_surplus_look_first(pairs: Iterable[tuple[PairRecord, Mapping[str, Any]]]) -> dict[str, int]:
+    """Return, per kind of lookup, how many more pairs prefer looking first than acting at once."""
+    surplus: Counter[str] = Counter()
+    for record, metadata in pairs:
         if record.source == ACTED:
-            more[facts["how"]] -= 1
-        elif facts.get("how") == "look_first":
-            more[_looked_for(facts["rejected_failures"][0])] += 1
-    return dict(+more)
+            surplus[metadata["how"]] -= 1
+        elif metadata.get("how") == "look_first":
+            surplus[_lookup_kind(metadata["rejected_failures"][0])] += 1
+    return dict(+surplus)  # `+` drops what is not positive
 
 
-def _looked_for(kind: str) -> str:
-    return _LOOK_FIRST[kind.startswith("edit_")]
+def _lookup_kind(kind: str) -> str:
+    # "edit_no_match" -> looked_for_text, "file_not_found" -> looked_for_path
+    return _LOOKUP_KINDS[kind.startswith("edit_")]
 
 
-def _order(conversation: Conversation, correction: Correction) -> bytes:
-    """The same in every run, and of no meaning: states from all over a session."""
+def _shuffle_key(conversation: Conversation, correction: Correction) -> bytes:
+    """Return a key that shuffles the states of a session, in the same way in every run."""
     return hashlib.sha256(f"{conversation.id}::{correction.turn_number}".encode("utf-8", "replace")).digest()
 
 
-def _pair(conversation: Conversation, correction: Correction, messages: list[Any], tools: Any) -> _OwnPair:
+def _pair(conversation: Conversation, correction: Correction, messages: list[Any], tools: Any) -> _Candidate:
     chosen, rejected = (Action(text="", calls=(call,)) for call in (correction.chosen, correction.failed))
+    # A turn may have several calls, so the call's number is part of the id.
     pair = DPOPair(
         state_id=f"{conversation.id}::{correction.turn_number:04d}.{correction.call_number}",
         state_messages=messages,
@@ -608,5 +623,5 @@ def _pair(conversation: Conversation, correction: Correction, messages: list[Any
         rejected_action=rejected,
         source=correction.source,
     )
-    about = {WORKED: False, "rejected_failures": [correction.kind] if correction.kind else [], "how": correction.how}
-    return _OwnPair(record, {**about, **({"tools": tools} if tools else {})})
+    outcome = {WORKED: False, "rejected_failures": [correction.kind] if correction.kind else [], "how": correction.how}
+    return _Candidate(record, {**outcome, **({"tools": tools} if tools else {})})

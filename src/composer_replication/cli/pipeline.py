@@ -1,7 +1,11 @@
-"""`crf run`: every step of the table, one after the other; what is there and still holds is not made again.
+"""The pipeline of `crf run`: every step in order, skipping those that are up to date.
 
-It can be stopped anywhere, by a kill too: each step leaves its file whole or not at all, a training goes on from its
-last checkpoint, and paid answers are kept. The same command goes on, and ends with the same report.
+It can be interrupted or killed at any time. Steps write their files atomically, training resumes from its last
+checkpoint, and paid answers are cached. Running the same command again ends with the same report.
+
+    run_steps         run every stale step
+    STEPS             the table: what each step reads and writes
+    why_..._stale     why a step has to run (again)
 """
 
 from __future__ import annotations
@@ -19,12 +23,12 @@ from composer_replication.atomic import atomic_write_json
 from composer_replication.canonical_json import decode_object
 from composer_replication.cli.run_checks import (
     Learnable,
-    check_judgeable,
-    check_learnable,
-    learnable,
+    check_enough_to_learn,
+    check_verdict_possible,
+    count_learnable,
+    count_measurable,
     remember,
-    settled,
-    to_judge_by,
+    resolve_paths,
 )
 from composer_replication.cli.split import TEST
 from composer_replication.config import CrfConfig
@@ -32,7 +36,7 @@ from composer_replication.config.values import value_text
 from composer_replication.errors import ArtefactCorruptError, ArtefactNotFoundError
 from composer_replication.runs import ARTEFACTS, RunDir
 from composer_replication.runs.artefacts import NOT_THERE, sha256_of_file
-from composer_replication.runs.files import control_name, struck_sites, weight_files_digest
+from composer_replication.runs.files import control_name, read_evaluation, struck_sites, weight_files_digest
 from composer_replication.teacher_replay.teachers import read_specs, writer_in
 
 if TYPE_CHECKING:
@@ -40,27 +44,29 @@ if TYPE_CHECKING:
 
 
 RECORDS = {"split": "split", "sites": "sites", "replay": "teacher_calls", "pairs": "pairs"}
-"""The steps that write records, and the artefact that tells whether one has to be made."""
+"""The steps that write records, and the artefact of each whose sidecar tells whether the step is stale."""
 NOTHING_TO_DO = "nothing to do: the training, the evaluation and the report are up to date"
+UP_TO_DATE = "up to date"
 
 
 @dataclass(frozen=True)
 class RunCallbacks:
-    """Whom to tell: what comes next and why, what came of it, sentences; and how far a reading or a training is."""
+    """Callbacks for progress. The defaults do nothing."""
 
-    begin: Callable[[str, str], None] = field(default_factory=lambda: lambda _name, _why: None)
-    done: Callable[[str, Any], None] = field(default_factory=lambda: lambda _name, _result: None)
-    say: Callable[[str], None] = field(default_factory=lambda: lambda _text: None)
-    reading: Callable[[], AbstractContextManager[Callable[[int, int], None]]] = field(
+    on_step_begin: Callable[[str, str], None] = field(default_factory=lambda: lambda _name, _why: None)
+    on_step_end: Callable[[str, Any], None] = field(default_factory=lambda: lambda _name, _result: None)
+    on_message: Callable[[str], None] = field(default_factory=lambda: lambda _message: None)
+    # The two progress callbacks are called once per step; the context is open while the step runs.
+    ingest_progress: Callable[[], AbstractContextManager[Callable[[int, int], None]]] = field(
         default_factory=lambda: lambda: nullcontext(lambda _done, _total: None)
     )
-    training: Callable[[int], AbstractContextManager[TrainingCallbacks | None]] = field(
+    training_progress: Callable[[int], AbstractContextManager[TrainingCallbacks | None]] = field(
         default_factory=lambda: lambda _steps: nullcontext()
     )
 
 
 class _StepOutcome(NamedTuple):
-    """What became of a step: made, or why not; and how long it took."""
+    """Whether a step has run, why, and how long it took. The field names are those of `crf run --json`."""
 
     name: str
     was_made: bool
@@ -70,67 +76,72 @@ class _StepOutcome(NamedTuple):
 
 @dataclass(kw_only=True)
 class RunResult:
-    """All outcomes in order; the evaluation's record and the report, where it came that far."""
+    """The outcomes of all steps in order; the evaluation and the report, if the run has come that far."""
 
     outcomes: list[_StepOutcome] = field(default_factory=list[_StepOutcome])
     evaluation: dict[str, Any] | None = None
     report: Path | None = None
     stopped_by: str = ""
-    """The signal that ended a training; the same command goes on."""
+    """The signal that interrupted a training; empty if none has."""
 
 
 def run_steps(
-    config: CrfConfig, run: RunDir, listener: RunCallbacks | None = None, *, is_remembered: bool = False
+    config: CrfConfig, run: RunDir, callbacks: RunCallbacks | None = None, *, is_remembered: bool = False
 ) -> RunResult:
-    """Go through the table; raises InputError where there is nothing to learn from, before any weights are loaded.
+    """Run every stale step. Raises InputError, before any weights are loaded, if there is too little to learn from.
 
-    `is_remembered` writes down what the run is told.
+    With `is_remembered`, the options are stored in the run for the next call.
     """
-    observer, result, config = listener or RunCallbacks(), RunResult(), settled(config)
+    callbacks, result = callbacks or RunCallbacks(), RunResult()
+    config = resolve_paths(config)
     if config.replay.teachers is not None or config.sites.writer is not None:
-        as_made(config)  # before anybody is paid
+        # Raises for a model that cannot be trained. Find that out before money is spent on teachers.
+        resolve_for_training(config)
     if is_remembered:
         remember(config, run)
     config = replace(config, train=replace(config.train, run=str(run.root)))
     with run.used_alone("crf run"):
-        for name, why, make in _steps(config, run, observer):
+        for name, why, function in _steps(config, run, callbacks):
             if not why:
-                result.outcomes.append(_StepOutcome(name, False, "as it should be", 0.0))
+                result.outcomes.append(_StepOutcome(name, False, UP_TO_DATE, 0.0))
                 continue
-            observer.begin(name, why)
-            began = time.monotonic()
-            step_result = make()
-            result.outcomes.append(_StepOutcome(name, True, why, time.monotonic() - began))
-            observer.done(name, step_result)
+            callbacks.on_step_begin(name, why)
+            started_s = time.monotonic()
+            step_result = function()
+            result.outcomes.append(_StepOutcome(name, True, why, time.monotonic() - started_s))
+            callbacks.on_step_end(name, step_result)
             if getattr(step_result, "stopped_by", ""):
                 result.stopped_by = step_result.stopped_by
                 return result
     if not any(outcome.was_made for outcome in result.outcomes if outcome.name != "ingest"):
-        observer.say(NOTHING_TO_DO)
-    _take_results(run, result)
+        callbacks.on_message(NOTHING_TO_DO)
+    result.evaluation, result.report = read_evaluation(run), run.path("report_html")
     return result
 
 
 _Step = tuple[str, str, Callable[[], Any]]
+"""The name of a step, why it has to run (empty if it is up to date), and what runs it."""
 
 
-def _steps(config: CrfConfig, run: RunDir, listener: RunCallbacks) -> Iterator[_Step]:
-    """Each step with why it has to be made, asked when those before it are done."""
+def _steps(config: CrfConfig, run: RunDir, callbacks: RunCallbacks) -> Iterator[_Step]:
+    """Yield the steps in order. As a generator, it checks each one only after those before it have run."""
     if config.ingest.paths:
-        yield "ingest", "reads what is new", lambda: _ingest(config, run, listener)
-    for name, written in RECORDS.items():
+        yield "ingest", "reads what is new", lambda: _ingest(config, run, callbacks)
+    for name, artefact in RECORDS.items():
         if name != "replay" or config.replay.teachers is not None:
             yield (
                 name,
-                why_records(written, config, run),
+                why_records_stale(artefact, config, run),
                 partial(step_named(name).function, getattr(config, name), run),
             )
-    there = learnable(run)
-    check_learnable(config, there)
-    yield from _of_training(as_made(config), run, there, listener)
+    learnable = count_learnable(run)
+    check_enough_to_learn(config, learnable)
+    yield from _training_steps(resolve_for_training(config), run, learnable, callbacks)
 
 
-def _of_training(config: CrfConfig, run: RunDir, there: Learnable, listener: RunCallbacks) -> Iterator[_Step]:
+def _training_steps(config: CrfConfig, run: RunDir, learnable: Learnable, callbacks: RunCallbacks) -> Iterator[_Step]:
+    """Yield the training, its controls, the evaluation and the report."""
+    # Imported here because it loads torch.
     from composer_replication.evaluation.evaluate import PARTIAL
     from composer_replication.trainer.from_config.train_run import (
         set_aside,
@@ -141,86 +152,79 @@ def _of_training(config: CrfConfig, run: RunDir, there: Learnable, listener: Run
 
     arms = arms_of(config)
     if any(why_train(arm, run).why for arm in arms.values()):
-        check_judgeable(config, there, to_judge_by(config, run), listener.say)
+        check_verdict_possible(config, learnable, count_measurable(config, run), callbacks.on_message)
     for name, arm in arms.items():
         why = why_train(arm, run)
         words = what_training_does(arm, run, why) if why.why and not why.is_other else ""
         if why.is_other:
             words = what_training_does(arm, run, why, str(set_aside(arm, run)))
-        yield name, words, lambda arm=arm: _train(arm, run, listener)
+        yield name, words, lambda arm=arm: _train(arm, run, callbacks)
     folders = {name: trained_in(arm, run) for name, arm in arms.items()}
     weights: dict[str, Any] = {"control": None, "after": folders.pop("train"), **folders}
-    made_of = evaluated_of(config, run, weights)
+    inputs = evaluation_inputs(config, run, weights)
 
-    def compare() -> Any:
-        names = {"before": config.train.model, "after": str(weights["after"]), "control": [*map(str, folders.values())]}
-        with listener.training(0) as progress:
-            record = step_named("evaluate").function(config, run, **names, progress=progress)
-        note_files("evaluate", run, made_of)
+    def evaluate() -> Any:
+        models = {"before": config.train.model, "after": str(weights["after"])}
+        controls = [*map(str, folders.values())]
+        with callbacks.training_progress(0) as progress:
+            record = step_named("evaluate").function(config, run, **models, control=controls, progress=progress)
+        record_inputs("evaluate", run, inputs)
         return record
 
-    why_evaluate = why_files("evaluate", run, made_of)
+    why_evaluate = why_output_stale("evaluate", run, inputs)
     if why_evaluate and (run.root / PARTIAL).exists():
-        why_evaluate += "; scores that an interrupted evaluation kept are used where they still hold"
-    yield "evaluate", why_evaluate, compare
+        why_evaluate += "; scores of an interrupted evaluation are reused where they are still valid"
+    yield "evaluate", why_evaluate, evaluate
     records = ("evaluation", "conversations", "split", "sites", "pairs", "teacher_calls", "hint_proof")
-    report_sources = {**hashes(run, records), **_trained_of(weights)}
+    report_sources = {**artefact_hashes(run, records), **_weight_hashes(weights)}
 
-    def page() -> Any:
+    def write_report() -> Any:
         report = step_named("report").function(run, trained_in=weights["after"].parent)
-        note_files("report", run, report_sources)
+        record_inputs("report", run, report_sources)
         return report
 
-    yield "report", why_files("report", run, report_sources), page
+    yield "report", why_output_stale("report", run, report_sources), write_report
 
 
-def _ingest(config: CrfConfig, run: RunDir, listener: RunCallbacks) -> Any:
-    with listener.reading() as progress:
+def _ingest(config: CrfConfig, run: RunDir, callbacks: RunCallbacks) -> Any:
+    with callbacks.ingest_progress() as progress:
         return step_named("ingest").function(config.ingest, run, progress=progress)
 
 
-def _train(config: CrfConfig, run: RunDir, listener: RunCallbacks) -> Any:
-    with listener.training(config.train.optimiser.steps) as progress:
+def _train(config: CrfConfig, run: RunDir, callbacks: RunCallbacks) -> Any:
+    with callbacks.training_progress(config.train.optimiser.steps) as progress:
         return step_named("train").function(config, run, progress=progress)
 
 
 def arms_of(config: CrfConfig) -> dict[str, CrfConfig]:
-    """The trainings of a run, by the name of their step: its own, and its controls where those are asked for."""
+    """Return the configs of the training and of its controls, by the name of their step."""
     arms, shuffles = {"train": config}, range(1, config.run.shuffles + 1) if config.run.control else ()
     for shuffle in shuffles:
         arms[control_name(shuffle)] = replace(config, train=replace(config.train, control="shuffled", shuffle=shuffle))
     return arms
 
 
-def as_made(config: CrfConfig) -> CrfConfig:
-    """A config as a training sees it: a model with a tokenizer and a template, windows that fit. Loads torch."""
+def resolve_for_training(config: CrfConfig) -> CrfConfig:
+    """Return the config as a training sees it, with windows that fit the model. Loads torch and the tokenizer."""
     from composer_replication.trainer.from_config.inputs import read_inputs
 
     inputs = read_inputs(replace(config, train=replace(config.train, run=None)))
     return replace(inputs.config, train=replace(inputs.config.train, run=config.train.run))
 
 
-def _take_results(run: RunDir, result: RunResult) -> None:
-    from composer_replication.runs.files import read_evaluation
+# ---- The table of the steps
+# A step can do without what it reads "if there": a replay then finds failures itself, pairs come from the sessions
+# only, a training has no channel 3, and without a split nothing is held out.
 
-    result.evaluation, result.report = read_evaluation(run), run.path("report_html")
-
-
-# The pipeline as a table: every step of a run in order, with the artefacts that it reads and writes.
-#
-# What it reads "if there" it can do without: a replay then finds failures itself, pairs are the sessions' own, a
-# training has no channel 3, and without a split nothing is kept from it.
-
-
-# Steps that ablations run, too, without the command line.
-_MODULES = {
+# Ablations run these steps as well, without the command line. All others are in this package.
+_MODULES_OUTSIDE_CLI = {
     "train": "composer_replication.trainer.from_config.train_run",
     "evaluate": "composer_replication.evaluation.evaluate",
 }
 
 
 class Step(NamedTuple):
-    """One step; its name is its command, its section of the config, and its file; a report has no options."""
+    """A step. Its name is also that of its verb and of its section of the config; a report has no section."""
 
     name: str
     function_name: str
@@ -230,21 +234,32 @@ class Step(NamedTuple):
 
     @property
     def function(self) -> Callable[..., Any]:
-        """`function(section, run, **what is said for once)`; loaded when it is asked for."""
+        """The step's `function(section, run, **options)`. Imported on demand: some of them load torch."""
         return getattr(
-            import_module(_MODULES.get(self.name, f"composer_replication.cli.{self.name}")), self.function_name
+            import_module(_MODULES_OUTSIDE_CLI.get(self.name, f"composer_replication.cli.{self.name}")),
+            self.function_name,
         )
 
 
 def step_named(name: str) -> Step:
-    """The step of this name."""
+    """Return the step of this name."""
     return next(step for step in STEPS if step.name == name)
 
 
 _INGESTED = ("conversations", "tools")
 _TRAINED = ("config", "hint_proof", "ref_logprobs", "metrics", "checkpoints", "adapter", "model", "control")
 _EVALUATED = ("evaluation", "evaluated", "sampled", "token_gaps")
-_SHOWN = ("split", "sites", "conventions", "teacher_calls", "pairs", "hint_proof", "metrics", "adapter", "model")
+_SHOWN_IN_REPORT = (
+    "split",
+    "sites",
+    "conventions",
+    "teacher_calls",
+    "pairs",
+    "hint_proof",
+    "metrics",
+    "adapter",
+    "model",
+)
 _PAGES = ("report_html", "report_md", "report_sessions")
 STEPS = (
     Step("ingest", "ingest", (), (), (*_INGESTED, "session_sources")),
@@ -254,28 +269,27 @@ STEPS = (
     Step("pairs", "write_pairs", _INGESTED, ("split", "sites", "teacher_calls", "asked_tools"), ("pairs",)),
     Step("train", "train", _INGESTED, ("split", "sites", "pairs"), _TRAINED),
     Step("evaluate", "evaluate", (*_INGESTED, "split"), ("sites", "pairs", "adapter", "model", "control"), _EVALUATED),
-    Step("report", "write_report", ("conversations",), (*_SHOWN, *_EVALUATED), _PAGES),
+    Step("report", "write_report", ("conversations",), (*_SHOWN_IN_REPORT, *_EVALUATED), _PAGES),
 )
 
 
-# Why a step of a run has to be made: what it left is not there, was made of something else, or otherwise.
-#
-# Sidecars say what records were made of and how. Weights have `training.json` beside them. What an evaluation or a
-# report was made of, `crf run` writes down itself.
+# ---- Why a step has to run (again)
+# Its output does not exist, or was made from other inputs or with other settings. Records have a sidecar that lists
+# both, weights have training.json. For evaluation and report, `crf run` stores the inputs itself, in this file:
 
-_NOTES = ".made_of.json"
-_UNKNOWN = object()
-# What belongs to an artefact's sources as soon as it is there itself.
-_READ_IF_THERE = {
+_INPUT_RECORDS = ".made_of.json"
+_UNSET = object()
+# Sources that an artefact need not have, but that make it stale if they appear later.
+_OPTIONAL_SOURCES = {
     "sites": ("split", "conventions"),
     "teacher_calls": ("split",),
     "pairs": ("split", "sites", "teacher_calls"),
 }
-_FILES_OF = {"evaluate": ("evaluation",), "report": ("report_html", "report_md")}
+_OUTPUTS = {"evaluate": ("evaluation",), "report": ("report_html", "report_md")}
 
 
-def why_records(name: str, config: CrfConfig, run: RunDir) -> str:
-    """Why the records `name` have to be written (again); empty where they are as they should be."""
+def why_records_stale(name: str, config: CrfConfig, run: RunDir) -> str:
+    """Return why the records `name` have to be written (again); empty if they are up to date."""
     if not run.path(name).exists():
         return NOT_THERE
     try:
@@ -285,25 +299,25 @@ def why_records(name: str, config: CrfConfig, run: RunDir) -> str:
         return "cannot be read"
     source_names = {source.name for source in meta.sources}
     changed += [
-        source for source in _READ_IF_THERE.get(name, ()) if run.path(source).exists() and source not in source_names
+        source for source in _OPTIONAL_SOURCES.get(name, ()) if run.path(source).exists() and source not in source_names
     ]
     if changed:
         return f"{' and '.join(dict.fromkeys(changed))} changed since"
-    now = _SETTINGS[name](config, run)
+    # A setting that the sidecar does not have is newer than the file: nobody knows its value then, so it cannot differ.
     changed_settings = [
-        f"{key}: {before} -> {value}"
-        for key, value in now.items()
-        if (before := meta.settings.get(key, _UNKNOWN)) is not _UNKNOWN and before != value
+        f"{key}: {old} -> {value}"
+        for key, value in _SETTINGS[name](config, run).items()
+        if (old := meta.settings.get(key, _UNSET)) is not _UNSET and old != value
     ]
     return "; ".join(changed_settings)
 
 
-def _of_split(config: CrfConfig, _run: RunDir) -> dict[str, Any]:
+def _split_settings(config: CrfConfig, _run: RunDir) -> dict[str, Any]:
     section = config.split
     return {"by": section.by, "validation": section.validation, "test": TEST if section.test is None else section.test}
 
 
-def _of_sites(config: CrfConfig, run: RunDir) -> dict[str, Any]:
+def _sites_settings(config: CrfConfig, run: RunDir) -> dict[str, Any]:
     section = config.sites
     return {
         "min_confidence": section.min_confidence,
@@ -312,14 +326,14 @@ def _of_sites(config: CrfConfig, run: RunDir) -> dict[str, Any]:
     }
 
 
-def _of_calls(config: CrfConfig, _run: RunDir) -> dict[str, Any]:
+def _replay_settings(config: CrfConfig, _run: RunDir) -> dict[str, Any]:
     section = config.replay
     names = ("gate", "threshold", "send_tools", "max_history_tokens", "states", "limit", "max_usd")
     slugs = [str(spec["slug"]) for spec in read_specs(section.teachers, "replay.teachers") or ()]
     return {"teachers": slugs, **{name: getattr(section, name) for name in names}}
 
 
-def _of_pairs(config: CrfConfig, _run: RunDir) -> dict[str, Any]:
+def _pairs_settings(config: CrfConfig, _run: RunDir) -> dict[str, Any]:
     section = config.pairs
     settings = {"threshold": section.threshold} if section.threshold is not None else {}
     names = ("where_it_worked", "thinking", "corrections", "filters", "recipe")
@@ -327,67 +341,63 @@ def _of_pairs(config: CrfConfig, _run: RunDir) -> dict[str, Any]:
 
 
 _SETTINGS: Mapping[str, Callable[[CrfConfig, RunDir], dict[str, Any]]] = {
-    "split": _of_split,
-    "sites": _of_sites,
-    "teacher_calls": _of_calls,
-    "pairs": _of_pairs,
+    "split": _split_settings,
+    "sites": _sites_settings,
+    "teacher_calls": _replay_settings,
+    "pairs": _pairs_settings,
 }
 
-# ---- what has no sidecar
 
-
-def why_files(step: str, run: RunDir, made_of: Mapping[str, str | None]) -> str:
-    """Why an evaluation or a report has to be made (again); `made_of` is what it would be made of now."""
-    if not all(run.path(name).exists() for name in _FILES_OF[step]):
+def why_output_stale(step: str, run: RunDir, inputs: Mapping[str, str | None]) -> str:
+    """Return why an evaluation or a report has to be made (again), given the hashes of its current inputs."""
+    if not all(run.path(name).exists() for name in _OUTPUTS[step]):
         return NOT_THERE
-    before = _notes(run).get(step)
-    if before is None:
+    recorded = _read_input_records(run).get(step)
+    if recorded is None:
         return "was not made by `crf run`"
-    now = {**made_of, **_left(step, run)}
-    changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
-    options = [f"{name}: {before.get(name, 'unset')} -> {now.get(name)}" for name in changed if "." in name]
+    # The outputs are compared as well: somebody may have replaced them.
+    current = {**inputs, **artefact_hashes(run, _OUTPUTS[step])}
+    changed = [name for name in {**recorded, **current} if recorded.get(name) != current.get(name)]
+    # Options have dotted names ("evaluation.samples"), files have not.
+    options = [f"{name}: {recorded.get(name, 'unset')} -> {current.get(name)}" for name in changed if "." in name]
     files = [name for name in changed if "." not in name]
     return "; ".join([*([f"{' and '.join(files)} changed since"] if files else []), *options])
 
 
-def note_files(step: str, run: RunDir, made_of: Mapping[str, str | None]) -> None:
-    """Write down what an evaluation or a report was made of, once it is there, and what it is itself."""
-    atomic_write_json(run.root / _NOTES, {**_notes(run), step: {**made_of, **_left(step, run)}})
+def record_inputs(step: str, run: RunDir, inputs: Mapping[str, str | None]) -> None:
+    """Store the hashes of the inputs and outputs of a finished evaluation or report."""
+    record = {**inputs, **artefact_hashes(run, _OUTPUTS[step])}
+    atomic_write_json(run.root / _INPUT_RECORDS, {**_read_input_records(run), step: record})
 
 
-def _left(step: str, run: RunDir) -> dict[str, str | None]:
-    """The files that the step left: somebody may have put others in their place since."""
-    return hashes(run, _FILES_OF[step])
-
-
-def _notes(run: RunDir) -> dict[str, Any]:
-    path = run.root / _NOTES
+def _read_input_records(run: RunDir) -> dict[str, Any]:
+    path = run.root / _INPUT_RECORDS
     return decode_object(path.read_bytes()) if path.exists() else {}
 
 
-def evaluated_of(config: CrfConfig, run: RunDir, weights: Mapping[str, Path | None]) -> dict[str, str | None]:
-    """What an evaluation is made of: the records, the weights, the section, and the files that it names."""
-    records = hashes(run, ("conversations", "split", "sites", "pairs"))
+def evaluation_inputs(config: CrfConfig, run: RunDir, weights: Mapping[str, Path | None]) -> dict[str, str | None]:
+    """Return hashes of what an evaluation reads: records, weights, the files of its section, and its options."""
+    records = artefact_hashes(run, ("conversations", "split", "sites", "pairs"))
     section = config.evaluation
     paths = {"gsm8k": section.gsm8k, "code": section.code}
-    files = {name: None if path is None else _hash_of(Path(path)) for name, path in paths.items()}
+    files = {name: None if path is None else _file_hash(Path(path)) for name, path in paths.items()}
     options = {f"evaluation.{name}": value_text(value) for name, value in vars(section).items()}
-    return {**records, **_trained_of(weights), **files, **options}
+    return {**records, **_weight_hashes(weights), **files, **options}
 
 
-def _trained_of(weights: Mapping[str, Path | None]) -> dict[str, str | None]:
-    """Weights by their training's record, and by their own bytes."""
+def _weight_hashes(weights: Mapping[str, Path | None]) -> dict[str, str | None]:
+    """Return hashes of each model's training.json and of its weight files."""
     digests: dict[str, str | None] = {}
     for name, folder in weights.items():
-        digests[name] = None if folder is None else _hash_of(folder / "training.json")
+        digests[name] = None if folder is None else _file_hash(folder / "training.json")
         digests[f"weights of {name}"] = None if folder is None else weight_files_digest(folder)
     return digests
 
 
-def hashes(run: RunDir, names: Iterable[str]) -> dict[str, str | None]:
-    """The files of these artefacts as they are now."""
-    return {name: _hash_of(run.path(name)) for name in names if ARTEFACTS[name].kind != "folder"}
+def artefact_hashes(run: RunDir, names: Iterable[str]) -> dict[str, str | None]:
+    """Return hashes of the files of these artefacts; None for those that do not exist."""
+    return {name: _file_hash(run.path(name)) for name in names if ARTEFACTS[name].kind != "folder"}
 
 
-def _hash_of(path: Path) -> str | None:
+def _file_hash(path: Path) -> str | None:
     return sha256_of_file(path) if path.is_file() else None

@@ -1,4 +1,16 @@
-"""`crf replay RUN`: ask teachers what they would have done at each state, within a hard cap."""
+"""`crf replay RUN`: ask teachers what they would have done at each state of a run, up to a spending cap.
+
+Reads   conversations.jsonl; tools.jsonl, split.jsonl and sites.jsonl if they exist
+Writes  teacher_calls.jsonl, one row per state and teacher; answers are cached in teacher_cache.sqlite
+
+The conversations are read twice. The first pass builds every request, checks it for secrets, adds up the price and
+remembers only its cache key; nothing is sent. The second pass builds the requests again and sends them. The rows are
+then written from the keys and the cache, so neither requests nor answers are held in memory.
+
+    plan_replay    first pass: what would be sent, and what it may cost
+    send_requests  second pass: send, cache, and write teacher_calls.jsonl
+    RunStates      the states of a run, which `crf pairs` reads as well
+"""
 
 from __future__ import annotations
 
@@ -7,13 +19,17 @@ import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import NamedTuple, cast
 
 from composer_replication.cli.console import (
     add_config_arguments,
     add_gate_arguments,
     add_short,
     config_of,
+    log,
+    print_json,
+    show,
+    table,
 )
 from composer_replication.config import ReplayConfig
 from composer_replication.errors import StaleArtefactError, explain
@@ -50,14 +66,11 @@ from composer_replication.types import (
     Turn,
 )
 
-if TYPE_CHECKING:
-    pass
-
-
-WHEN_INTERRUPTED = "answers that came are kept, and the same command asks for the rest"
-_COUNTED_TWICE = {"not asked", "calls not sent"}  # rows of the record that the asker's own counts explain better
-# Flags of earlier versions: the key that each is short for, and its value where none is typed.
-_KNOWN_FLAGS: dict[str, tuple[str, object]] = {
+WHEN_INTERRUPTED = "the answers so far are saved; run the same command again for the rest"
+# Counts of the written rows. The counts of the requests, printed in the same table, say why.
+_EXPLAINED_BY_ASKER = {"not asked", "calls not sent"}
+# Flags of earlier versions: the config key that each one sets, and its value if the user types none.
+_HIDDEN_FLAGS: dict[str, tuple[str, object]] = {
     "--sites": ("states", "sites"),
     "--limit": ("limit", None),
     "--full": ("gate", "none"),
@@ -73,75 +86,61 @@ _KNOWN_FLAGS: dict[str, tuple[str, object]] = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help="a run directory with conversations in it")
+    parser.add_argument("run", metavar="RUN", help="run directory with ingested conversations (`crf ingest`)")
     add_short(parser, "--teachers", key="replay.teachers", metavar="FILE")
     add_short(parser, "--max-usd", key="replay.max_usd", metavar="USD")
-    text = "only states of turns that failed or were refused: those pairs are made of"
+    text = "only states of turns that failed or were refused, which is what pairs are made from"
     add_short(parser, "--failed", key="replay.states", value="failed", help=text)
-    parser.add_argument("--dry-run", action="store_true", help="say what it would cost, and send nothing")
-    parser.add_argument("--go-on", action="store_true", help="send again after a teacher took more than its bound")
+    parser.add_argument("--dry-run", action="store_true", help="print what it would cost, and send nothing")
+    parser.add_argument("--go-on", action="store_true", help="resume after a teacher charged more than its maximum")
     add_config_arguments(parser, "replay")
     add_gate_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
-    for flag, (key, value) in _KNOWN_FLAGS.items():
+    for flag, (key, value) in _HIDDEN_FLAGS.items():
         add_short(parser, flag, key=f"replay.{key}", value=value, hidden=True)
 
 
 def run(args: argparse.Namespace) -> int:
-    import asyncio
-
-    from composer_replication.cli.console import say
     from composer_replication.cli.progress import call_progress
-    from composer_replication.runs import RunDir
 
     section, run_dir = config_of(args).replay, RunDir.open(args.run)
     if args.no_scrub:
-        say("crf replay: --no-scrub: nothing is looked at, and teachers see whatever the run holds")
+        log("crf replay: --no-scrub: the outgoing check is off; teachers see everything in the run")
     plan = plan_replay(section, run_dir, no_scrub=args.no_scrub, allowed=args.allow)
-    _say_price(plan)
+    _log_price(plan)
     _refuse_small_cap(plan)
-    _refuse_finds(plan)
+    _refuse_secrets(plan)
     if args.dry_run:
         if args.json:
             _print_plan(plan)
         return 0
     price = plan.price
     with call_progress(price.num_calls + price.num_cached, section.max_usd, quiet=args.json) as bar:
-        done = asyncio.run(ask(plan, on_call=bar.on_call, on_meter=bar.on_meter, goes_on=args.go_on))
+        done = asyncio.run(send_requests(plan, on_call=bar.on_call, on_meter=bar.on_meter, resumes=args.go_on))
     _show(plan, done, as_json=args.json)
     has_failed = not done.num_answers and any(done.counts.get(name) for name in ("calls", "calls not sent"))
     return 1 if done.report.stopped or done.report.given_up or has_failed else 0
 
 
-def _say_price(plan: _ReplayPlan) -> None:
-    from composer_replication.cli.console import say
-
+def _log_price(plan: _ReplayPlan) -> None:
     price, cap = plan.price, f"${plan.section.max_usd:g}"
-    say(
-        f"up to {price.num_calls:,} calls to send, {price.num_cached:,} answered before; if all are sent they cost "
+    log(
+        f"up to {price.num_calls:,} calls to send, {price.num_cached:,} already cached; all of them cost "
         f"about ${price.low_usd:.4f} and at most ${price.high_usd:.4f}; ${price.spent_usd:.4f} of the cap of {cap} is "
         "spent"
     )
     if price.num_fitting < price.num_calls:
-        say(f"the cap leaves room for about {price.num_fitting:,} of them; --max-usd raises it")
+        log(f"the cap is enough for about {price.num_fitting:,} of them; raise it with --max-usd")
 
 
 def _print_plan(plan: _ReplayPlan) -> None:
     from dataclasses import asdict
-
-    from composer_replication.cli.console import print_json
 
     summary = {"run": str(plan.run.root), "done": False, "states": len(plan.asked), "cap_usd": plan.section.max_usd}
     print_json({**summary, **asdict(plan.price)})
 
 
 def _show(plan: _ReplayPlan, done: Replayed, *, as_json: bool) -> None:
-    from composer_replication.cli.console import (
-        print_json,
-        say,
-        show,
-        table,
-    )
     from composer_replication.teacher_replay.ask_and_retry import KEPT_BACK
 
     run_dir, report, counts = plan.run, done.report, dict(done.counts)
@@ -151,40 +150,35 @@ def _show(plan: _ReplayPlan, done: Replayed, *, as_json: bool) -> None:
     num_calls = counts.get("calls", 0) + counts.get("calls not sent", 0)
     why = report.stopped or report.given_up
     rows = {**counts, **report.counts, **({"answers": done.num_answers} if why else {})}
-    table_rows = sorted((what, number) for what, number in rows.items() if what not in _COUNTED_TWICE)
+    table_rows = sorted((what, number) for what, number in rows.items() if what not in _EXPLAINED_BY_ASKER)
     show(table("Teacher calls, stopped early" if why else "Teacher calls", ("what", "number"), table_rows))
+    # Money is reserved for a request that timed out: the provider may still bill it.
     unknown = f" and ${report.unknown_billed_usd:.4f} held for {report.num_unknown_billed} attempts that may be billed"
-    say(f"spent ${report.spent_usd:.4f}{unknown if report.num_unknown_billed else ''}; cap ${plan.section.max_usd:g}")
-    if kept_back := report.counts.get(KEPT_BACK):
-        say(f"the cap kept {kept_back:,} calls from being sent; --max-usd raises it, and only they are asked then")
+    log(f"spent ${report.spent_usd:.4f}{unknown if report.num_unknown_billed else ''}; cap ${plan.section.max_usd:g}")
+    if num_unsent := report.counts.get(KEPT_BACK):
+        log(f"Spending cap reached: {num_unsent:,} requests not sent. Raise --max-usd and rerun to send only those")
     if report.stopped:
-        say(f"stopped: {report.stopped}. Look at it, then go on with --go-on")
+        log(f"stopped: {report.stopped}. Check it, then resume with --go-on")
     if report.given_up:
-        say(f"stopped: {report.given_up}. {done.num_answers:,} answers are kept; the same command asks for the rest")
-    pairs = "`crf pairs RUN` makes pairs of it"
+        log(f"stopped: {report.given_up}. {done.num_answers:,} answers are saved; run the same command for the rest")
+    next_step = "`crf pairs RUN` makes pairs from it"
     if num_calls and not done.num_answers:
-        pairs = "no call has an answer, so there is nothing to make pairs of"
+        next_step = "no call has an answer, so no pairs can be made"
     elif why:
-        pairs = f"{done.num_answers:,} of {num_calls:,} calls have an answer; pairs of those alone would be few"
-    say(f"{run_dir.path('teacher_calls')}: {pairs}")
+        next_step = f"{done.num_answers:,} of {num_calls:,} calls have an answer; they alone would give few pairs"
+    log(f"{run_dir.path('teacher_calls')}: {next_step}")
 
-
-# `crf replay`: teachers are asked about a run's states, and their answers go into `teacher_calls.jsonl`.
-#
-# The conversations are read twice. The first reading builds every request, looks at its bytes, adds up what it may cost
-# and keeps its key; nothing is sent. The second builds each request again and asks. What is written comes from the keys
-# and the store of answers, so neither requests nor answers are held in memory.
 
 SCHEMA, VERSION = "teacher_call", 2
-_RUN_DEPENDENT = ("is_cached",)
+_NOT_STORED = ("is_cached",)  # depends on earlier runs, so a rerun would write other rows
 OnCall = Callable[[TeacherCallResult], None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class _ReplayPlan:
-    """What a replay would ask, of whom, and at what price.
+    """The requests of a replay, the teachers that get them, and their price.
 
-    `finds` are texts in its requests that look as if they held a secret, each once, at the first state that shows it.
+    `finds` are texts in the requests that look like secrets, each listed once, at the first state that shows it.
     """
 
     run: RunDir
@@ -199,7 +193,7 @@ class _ReplayPlan:
 
 
 class Replayed(NamedTuple):
-    """What a replay did, and the counts of `teacher_calls.jsonl`."""
+    """The result of a replay: the report of the requests, and the counts of teacher_calls.jsonl."""
 
     report: ReplayReport
     counts: Mapping[str, int]
@@ -215,14 +209,14 @@ def replay(
     *,
     no_scrub: bool = False,
     allowed: Iterable[str] = (),
-    goes_on: bool = False,
+    resumes: bool = False,
     on_call: OnCall = lambda _result: None,
     on_meter: OnMeter | None = None,
 ) -> Replayed:
-    """Ask, and write `teacher_calls.jsonl`. What looks as if it held a secret is refused before anything is sent."""
+    """Ask the teachers and write teacher_calls.jsonl. Raises before anything is sent if a request may hold a secret."""
     plan = plan_replay(section, run, no_scrub=no_scrub, allowed=allowed)
-    _refuse_finds(plan)
-    return asyncio.run(ask(plan, on_call=on_call, on_meter=on_meter, goes_on=goes_on))
+    _refuse_secrets(plan)
+    return asyncio.run(send_requests(plan, on_call=on_call, on_meter=on_meter, resumes=resumes))
 
 
 def plan_replay(
@@ -234,9 +228,9 @@ def plan_replay(
     teachers: Sequence[Teacher] | None = None,
     options: ReplayOptions | None = None,
 ) -> _ReplayPlan:
-    """The requests of a replay, looked at and priced; none is sent.
+    """Build the requests of a replay, check them for secrets and price them; send none.
 
-    `teachers` are those to ask instead of the section's, `options` how to ask instead of what the section says.
+    `teachers` and `options` replace those of the section.
     """
     cap_nano = check_cap(section.max_usd)
     options = options or _options(section, run)
@@ -264,50 +258,55 @@ def plan_replay(
 
 
 def _refuse_small_cap(plan: _ReplayPlan) -> None:
-    """Raise InputError where the cap leaves no room for any call, and no answer is in the store."""
+    """Raise InputError if the cap is too small for a single call and no answer is cached."""
     price = plan.price
     if price.cheapest_nano is not None and not price.num_cached:
         check_cap_fits_a_call(price.left_nano, price.cheapest_nano, plan.section.max_usd)
 
 
-def _refuse_finds(plan: _ReplayPlan) -> None:
-    """Raise where a request looks as if it held a secret."""
+def _refuse_secrets(plan: _ReplayPlan) -> None:
+    """Raise if a request contains what looks like a secret."""
     if plan.finds:
         raise refusal("requests to teachers", plan.finds)
 
 
-async def ask(
+async def send_requests(
     plan: _ReplayPlan,
     *,
     on_call: OnCall = lambda _result: None,
     on_meter: OnMeter | None = None,
-    goes_on: bool = False,
+    resumes: bool = False,
 ) -> Replayed:
-    """Ask, then write `teacher_calls.jsonl`: every call in the order of states and teachers, answered or not.
+    """Send the requests, then write teacher_calls.jsonl: every call by state and teacher, answered or not.
 
-    The run is held meanwhile: a second replay of it says who holds it, and sends nothing. Where its conversations have
-    changed since they were planned for, a StaleArtefactError says so; answers so far are in the store. Of a run that
-    was not scrubbed nothing is sent, unless the gate is the open one. `goes_on`: a person has looked at the teacher
-    that took more than its bound, and requests go out again.
+    The run is locked meanwhile, so a second replay of it raises and sends nothing. If the conversations have changed
+    since the plan was made, StaleArtefactError is raised; the answers so far are cached. Requests from a run that was
+    not scrubbed are sent only if the outgoing check is off.
+
+    Args:
+        plan: What to send.
+        on_call: Called with every result.
+        on_meter: Called when the spent or reserved amount changes.
+        resumes: Send again although a teacher has charged more than its maximum: a person has looked into it.
     """
     _refuse_small_cap(plan)
     run, outcomes = plan.run, _Outcomes()
 
-    def keep(_state: int, teacher: int, result: TeacherCallResult) -> None:
+    def on_result(_state: int, teacher: int, result: TeacherCallResult) -> None:
         outcomes.add(result, teacher)
         on_call(result)
 
     with run.used_for("replay"), TeacherStore(plan.options.cache) as store:
         store.hold("a replay of this run")
-        if goes_on:
+        if resumes:
             store.resume_after_overrun()
         _check_unchanged(plan)
         report = await ask_teachers(
-            _written_down(plan),
+            _with_tools_stored(plan),
             plan.teachers,
             plan.section.max_usd,
             options=plan.options,
-            on_result=keep,
+            on_result=on_result,
             on_meter=on_meter,
             store=store,
         )
@@ -316,7 +315,7 @@ async def ask(
 
 
 def read_calls(run: RunDir) -> Iterator[TeacherCallResult]:
-    """The calls of a run, in order."""
+    """Yield the calls of a run in order."""
     rows = run.read_jsonl("teacher_calls", schema=SCHEMA, version=VERSION)
     return (cast("TeacherCallResult", row) for row in rows)
 
@@ -334,11 +333,11 @@ def _options(section: ReplayConfig, run: RunDir) -> ReplayOptions:
 
 
 class _Outcomes:
-    """What came of the calls of this replay, by state and number of the teacher; answers are in the store."""
+    """The outcomes of this replay by state and teacher. Answers are in the cache, so only failures are held here."""
 
     def __init__(self) -> None:
         self.failures: dict[tuple[str, int], TeacherCallResult] = {}
-        self._answered = set[int]()  # hashes: of a long replay there are many
+        self._answered = set[int]()  # hashes, to save memory: a long replay has hundreds of thousands
 
     def add(self, result: TeacherCallResult, teacher: int) -> None:
         if result["message"] is None:  # pyright: ignore[reportTypedDictNotRequiredAccess]
@@ -350,8 +349,11 @@ class _Outcomes:
         return hash((state_id, teacher)) in self._answered
 
 
-def _written_down(plan: _ReplayPlan) -> Iterator[TraceState]:
-    """The planned states, each with its session's tools kept before it is asked about."""
+def _with_tools_stored(plan: _ReplayPlan) -> Iterator[TraceState]:
+    """Yield the planned states. The tools of a session are stored before its first request is sent.
+
+    A later replay then sends the same tools, so that its requests find the cached answers.
+    """
     asked_tools = AskedTools(plan.run)
     for turn_state in plan.states.read(only=(planned.state_id for planned in plan.asked), verify=False):
         if turn_state.state.get("tools"):
@@ -360,10 +362,10 @@ def _written_down(plan: _ReplayPlan) -> Iterator[TraceState]:
 
 
 def _write(plan: _ReplayPlan, store: TeacherStore, outcomes: _Outcomes) -> Mapping[str, int]:
-    """`teacher_calls.jsonl`; its settings are what `crf pairs` must know to see the same states."""
+    """Write teacher_calls.jsonl. Its settings tell `crf pairs` how to see the same states."""
     meta = plan.run.write_jsonl(
         "teacher_calls",
-        _while_unchanged(plan, _rows(plan, store, outcomes, counts := Counter())),
+        _checked_at_end(plan, _rows(plan, store, outcomes, counts := Counter())),
         schema=SCHEMA,
         version=VERSION,
         sources=[source for source in plan.sources if source.name != "tools"],
@@ -386,14 +388,14 @@ def _write(plan: _ReplayPlan, store: TeacherStore, outcomes: _Outcomes) -> Mappi
 def _rows(
     plan: _ReplayPlan, store: TeacherStore, outcomes: _Outcomes, counts: Counter[str]
 ) -> Iterator[dict[str, object]]:
-    """From the store, not from memory: a replay of any length is written with little of it."""
+    """Yield the rows from the cache, and count them. Memory stays small however long the replay is."""
     for planned in plan.asked:
         counts["states"] += 1
         for index, (teacher, key) in enumerate(zip(plan.teachers, planned.keys, strict=True)):
             failed = outcomes.failures.get((planned.state_id, index))
             reply = None if failed or not key else store.reply(key)
             if failed is None and reply is None:
-                # Else a gate saw that it could not matter.
+                # "not asked": the vote was already decided without this teacher (`replay.gate`).
                 counts["reply gone" if outcomes.was_answered(planned.state_id, index) else "not asked"] += 1
                 continue
             if reply is not None:
@@ -407,39 +409,35 @@ def _rows(
                 counts["calls"] += 1
                 counts["calls with an error"] += result["error"] is not None
             counts["flagged"] += bool(result.get("flags"))
-            row = {name: value for name, value in result.items() if name not in _RUN_DEPENDENT}
+            row = {name: value for name, value in result.items() if name not in _NOT_STORED}
             yield {**row, "conversation_id": planned.session}
 
 
-def _while_unchanged(plan: _ReplayPlan, rows: Iterator[dict[str, object]]) -> Iterator[dict[str, object]]:
-    """The rows; an error instead of their end, for which nothing is written, where their sources changed meanwhile."""
+def _checked_at_end(plan: _ReplayPlan, rows: Iterator[dict[str, object]]) -> Iterator[dict[str, object]]:
+    """Yield the rows, and raise at their end if a source has changed meanwhile: the file is discarded then."""
     yield from rows
     _check_unchanged(plan)
 
 
 def _check_unchanged(plan: _ReplayPlan) -> None:
-    """Calls are written beside the states that were asked about, never beside others."""
+    """Raise StaleArtefactError if a source has changed since the plan: the calls belong to the old states."""
     for source in plan.sources:
         if plan.run.source(source.name) != source:
-            fix = (
-                "Answers so far are paid for and kept in teacher_cache.sqlite: run the same command again, and only "
-                "what is new is asked."
-            )
-            got, expected = "a file that was changed during the replay", "the one that was asked about"
+            fix = "Run the same command again: answers so far are in teacher_cache.sqlite, only new requests are sent."
+            got, expected = "a file that was changed during the replay", "the one that was planned with"
             raise StaleArtefactError(explain(str(plan.run.path(source.name)), got=got, expected=expected, fix=fix))
 
 
-# The states of a run, as `crf replay` asks about them and `crf pairs` compares them; and which of their turns failed.
-#
-# A state is what a model had seen before a turn, and the turn is what it did then. Both steps read it here, with the
-# tools that the session is asked about with.
+# ---- The states of a run
+# A state is what the model had seen before a turn. `crf replay` asks teachers about it, `crf pairs` compares their
+# answers with the turn; both must read the same states, with the same tools.
 
-# Tests that fail, a linter or a compiler that finds something: the call did what it was made for.
-PART_OF_THE_WORK = frozenset({"test_failure", "lint_or_typecheck", "compile_error"})
+# A failing test, linter or compiler is not an error of the call: it did what it was made for.
+TASK_FAILURES = frozenset({"test_failure", "lint_or_typecheck", "compile_error"})
 
 
 class StateOfTurn(NamedTuple):
-    """A state, with the conversation and the turn that its action is, and the kinds of the turn's failing calls."""
+    """A state, the turn that followed it, and the kinds of that turn's failed calls."""
 
     state: TraceState
     conversation_id: str
@@ -448,22 +446,21 @@ class StateOfTurn(NamedTuple):
 
     @property
     def has_failed(self) -> bool:
-        """Whether a call of the turn failed, was refused, stopped or blocked, other than as part of the work."""
-        return any(kind not in PART_OF_THE_WORK for kind in self.failures)
+        """Whether a call of the turn failed or was refused, apart from `TASK_FAILURES`."""
+        return any(kind not in TASK_FAILURES for kind in self.failures)
 
 
-_Failures = dict[str, tuple[str, ...]]
+_FailuresByTurn = dict[str, tuple[str, ...]]
 """Kinds of failing calls by the id of their turn."""
 
 
 class RunStates:
-    """The states of a run; reading them again gives the same ones as long as the run is the same.
+    """The states of a run that the section selects. Reading them twice gives the same states.
 
-    Sessions that are held out have none here: nobody is asked, or paid, for what nothing may be learnt from.
+    Held-out sessions are skipped: they must not be trained on, so asking about them would waste money.
 
-    `knows_failures`: `failures` of a state are looked up, kept as a site or not, whoever's doing it was. They are those
-    of `sites.jsonl`, or found in the conversations where that is not there or older than they are. Error sites are
-    found there too if `crf sites` was not run.
+    With `knows_failures`, every state lists the failed calls of its turn, whoever is to blame. They come from
+    sites.jsonl, or are found in the conversations if that file is missing or stale.
     """
 
     def __init__(self, section: ReplayConfig, run: RunDir, *, knows_failures: bool = False) -> None:
@@ -472,14 +469,14 @@ class RunStates:
         wants_sites = section.states == "sites"
         self.reads_sites = (wants_sites and run.path("sites").exists()) or (knows_failures and run.is_current("sites"))
         self._finds = (wants_sites or knows_failures) and not self.reads_sites
-        self._taught: set[tuple[str, str]] = set()
-        self._failures: dict[str, _Failures] = defaultdict(dict)
+        self._kept_turns: set[tuple[str, str]] = set()  # turns of kept sites, for `states = "sites"`
+        self._failures: dict[str, _FailuresByTurn] = defaultdict(dict)
         for site in (site for site, _ in read_sites(run)) if self.reads_sites else ():
-            self._take(site, self._failures[site.conversation_id])
+            self._collect(site, self._failures[site.conversation_id])
 
     @property
     def sources(self) -> list[str]:
-        """Artefacts that these states are made of."""
+        """The artefacts that these states are read from."""
         split = [SPLIT] if self._run.path(SPLIT).exists() else []
         return ["conversations", *split, *(["sites"] if self.reads_sites else [])]
 
@@ -490,13 +487,16 @@ class RunStates:
         verify: bool = True,
         along: Callable[[Conversation], None] | None = None,
     ) -> Iterator[StateOfTurn]:
-        """Session by session; messages are shared between the states of one. `only`: ids of the states, as read before.
+        """Yield the states session by session. The states of a session share their messages.
 
-        `verify=False` is for a file whose checksum was compared by an earlier reading. `along` sees every conversation.
+        Args:
+            only: Ids of the states to yield, from an earlier reading.
+            verify: Compare the file's checksum; not needed for the second reading.
+            along: Called with every conversation, held-out ones included.
         """
         section = self._section
         tools, asked_tools = (read_tools(self._run), AskedTools(self._run)) if section.send_tools else (None, None)
-        ids, number = None if only is None else set(only), 0
+        ids, num_states = None if only is None else set(only), 0
         for conversation in read_conversations(self._run, verify=verify):
             if along is not None:
                 along(conversation)
@@ -506,42 +506,44 @@ class RunStates:
                 asked_tools.of(conversation, tools.of(conversation.format)) if tools and asked_tools else None
             )
             failures = self._failures_of(conversation) if ids is None else {}
-            for turn_state in self._of(conversation, failures):
-                if not (self._is_wanted(turn_state) if ids is None else turn_state.state["state_id"] in ids):
+            for turn_state in self._states_of(conversation, failures):
+                if not (self._is_selected(turn_state) if ids is None else turn_state.state["state_id"] in ids):
                     continue
-                if section.limit is not None and number >= section.limit:
+                if section.limit is not None and num_states >= section.limit:
                     return
-                number += 1
+                num_states += 1
                 if session_tools:
                     turn_state.state["tools"] = session_tools
                 yield turn_state
 
-    def _of(self, conversation: Conversation, failures: _Failures) -> Iterator[StateOfTurn]:
+    def _states_of(self, conversation: Conversation, failures: _FailuresByTurn) -> Iterator[StateOfTurn]:
         history = states(conversation, max_history_tokens=self._section.max_history_tokens)
         for index, (messages, turn) in enumerate(history):
-            if turn.origin == "meta":  # what the harness wrote in the model's place is nobody's action
+            if turn.origin == "meta":  # written by the harness in the model's place, so it is not an action
                 continue
-            # A log with a system prompt of its own needs none of ours in front of it.
-            is_own = len(messages) > 1 and messages[1].get("role") == "system"
-            state = trace_state(f"{conversation.id}::{index:04d}", messages[1:] if is_own else messages, turn)
+            # `states` puts our system prompt first. If the log has one itself, drop ours.
+            has_system_prompt = len(messages) > 1 and messages[1].get("role") == "system"
+            state = trace_state(
+                f"{conversation.id}::{index:04d}", messages[1:] if has_system_prompt else messages, turn
+            )
             state["session_id"], state["cwd"] = conversation.id, conversation.cwd
             yield StateOfTurn(state, conversation.id, turn, failures.get(turn.id, ()))
 
-    def _failures_of(self, conversation: Conversation) -> _Failures:
+    def _failures_of(self, conversation: Conversation) -> _FailuresByTurn:
         if not self._finds:
             return self._failures.get(conversation.id, {})
-        failures: _Failures = {}
+        failures: _FailuresByTurn = {}
         for site in find_error_sites(conversation):
-            self._take(site, failures)
+            self._collect(site, failures)
         return failures
 
-    def _take(self, site: ErrorSite, failures: _Failures) -> None:
+    def _collect(self, site: ErrorSite, failures: _FailuresByTurn) -> None:
         if site.is_kept:
-            self._taught.add((site.conversation_id, site.turn_id))
+            self._kept_turns.add((site.conversation_id, site.turn_id))
         if site.kind != NO_FAILURE:
             failures[site.turn_id] = (*failures.get(site.turn_id, ()), site.kind)
 
-    def _is_wanted(self, turn_state: StateOfTurn) -> bool:
+    def _is_selected(self, turn_state: StateOfTurn) -> bool:
         if self._section.states == "sites":
-            return (turn_state.conversation_id, turn_state.turn.id) in self._taught
+            return (turn_state.conversation_id, turn_state.turn.id) in self._kept_turns
         return self._section.states == "all" or turn_state.has_failed

@@ -6,6 +6,7 @@ import argparse
 import re
 from pathlib import Path
 
+from composer_replication.cli.console import log, plain, print_json
 from composer_replication.errors import InputError, explain
 from composer_replication.evaluation.report.build import Report, build_report, folder_of
 from composer_replication.runs import RunDir
@@ -24,9 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from composer_replication.cli.console import plain, print_json, say
     from composer_replication.evaluation.report.records import by_command
-    from composer_replication.runs import RunDir
     from composer_replication.runs.lineage import half_trained
 
     done = write_report(RunDir.open(args.run), args.output, trained_in=args.trained_in)
@@ -48,14 +47,14 @@ def run(args: argparse.Namespace) -> int:
     print(plain(str(done.html)))
     print(plain(str(done.markdown)))
     if done.folder is not None:
-        say(f"{done.num_sessions:,} sessions: a page each in {done.folder}, which belongs beside the report")
+        log(f"{done.num_sessions:,} sessions: a page each in {done.folder}, which belongs beside the report")
     if unfinished := half_trained(args.trained_in or Path(args.run)):
-        say(f"half made: {unfinished}")
+        log(f"half made: {unfinished}")
     for command, files in by_command(done.absent).items():
-        say(f"missing: {', '.join(files)}; `{command}` writes {'it' if len(files) == 1 else 'them'}")
+        log(f"missing: {', '.join(files)}; `{command}` writes {'it' if len(files) == 1 else 'them'}")
     for artefact in done.absent:
         if artefact.reason:
-            say(f"cannot be read: {artefact.file_name}: {artefact.reason}")
+            log(f"cannot be read: {artefact.file_name}: {artefact.reason}")
     return 0
 
 

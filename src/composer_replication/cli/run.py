@@ -1,4 +1,10 @@
-"""`crf run PATH… --model M`: from logs to an adapter, an evaluation on held-out sessions and a report."""
+"""`crf run PATH... --model M`: from logs to an adapter, an evaluation on held-out sessions and a report.
+
+run             parse the arguments, then plan or run the steps of `pipeline.py`
+run_pipeline    run the steps and print the verdict
+plan_run        `--dry-run`: which steps would run and why, their price, time and memory
+estimate_times  how long training and evaluation would take here
+"""
 
 from __future__ import annotations
 
@@ -14,22 +20,28 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from composer_replication.cli.console import (
     add_config_arguments,
     add_short,
+    log,
     overrides_of,
+    plain,
+    print_json,
     refuse_unread,
+    show,
+    table,
 )
 from composer_replication.cli.main import INTERRUPTED
 from composer_replication.cli.pipeline import (
     RECORDS,
+    UP_TO_DATE,
     arms_of,
-    as_made,
+    resolve_for_training,
     step_named,
-    why_records,
+    why_records_stale,
 )
 from composer_replication.cli.run_checks import (
-    check_judgeable,
-    check_learnable,
-    learnable,
-    to_judge_by,
+    check_enough_to_learn,
+    check_verdict_possible,
+    count_learnable,
+    count_measurable,
 )
 from composer_replication.config import CrfConfig
 from composer_replication.runs import ARTEFACTS, RunDir
@@ -38,107 +50,108 @@ from composer_replication.runs.files import controls_among
 
 if TYPE_CHECKING:
     from composer_replication.cli.pipeline import RunCallbacks, RunResult
-    from composer_replication.config import CrfConfig
     from composer_replication.evaluation.evaluate import Measurable
     from composer_replication.teacher_replay.cost_survey import PriceRange
     from composer_replication.trainer.from_config.plan import TrainingPace, TrainingPlan
 
 
-WHEN_INTERRUPTED = "what was made is kept, and the same command goes on from there"
+WHEN_INTERRUPTED = "finished steps are saved; run the same command to resume"
 SECTIONS = ("ingest", "split", "sites", "replay", "pairs", "loss", "render", "train", "evaluation", "run")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    text = "logs, project folders, or all of ~/.claude/projects; or a run, to go on with it as it began"
+    text = "logs, project folders, or all of ~/.claude/projects; or a run to resume with its own options"
     add_short(parser, "paths", key="ingest.paths", nargs="*", metavar="PATH", help=text)
-    text = "folder or hub name of the start weights; student is the tiny model that comes with the package"
+    text = "folder or hub name of the initial model; student is the tiny model that comes with the package"
     add_short(parser, "--model", key="train.model", metavar="MODEL", help=text)
     add_short(parser, "--advisers", key="replay.teachers", metavar="FILE")
     text = "train in this environment (mode grpo) rather than on the sessions alone, as module:callable"
     add_short(parser, "--env", key="train.grpo.environment", metavar="NAME", help=text)
     parser.add_argument("-o", "--output", metavar="RUN", help="run directory; default run")
     add_short(parser, "--control", key="run.control", value=True)
-    parser.add_argument("--dry-run", action="store_true", help="say what it would do, cost and take; train nothing")
-    parser.add_argument("--starter", action="store_true", help="print a config to start from, and do no more")
+    parser.add_argument("--dry-run", action="store_true", help="print the steps, their cost and time; train nothing")
+    parser.add_argument("--starter", action="store_true", help="print a config to start from, and exit")
     add_config_arguments(parser, *SECTIONS)
     parser.add_argument("--json", action="store_true", help="print the result, or the plan, as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
-    from composer_replication.cli.run_checks import check_given
+    from composer_replication.cli.run_checks import check_inputs
 
     if args.starter:
         from composer_replication.config.presets import starter_text
 
         print(starter_text(), end="")
         return 0
-    output = _output(args)
-    config = _config_from(args, output)
-    check_given(config, output)
+    output = _run_folder(args)
+    config = _build_config(args, output)
+    check_inputs(config, output)
     if args.dry_run:
         with quiet():
             plan = plan_run(config, output)
         _show_plan(plan, as_json=args.json)
         return 0
-    return make(config, output, as_json=args.json, is_remembered=True)
+    return run_pipeline(config, output, as_json=args.json, is_remembered=True)
 
 
-def _output(args: argparse.Namespace) -> Path:
-    """The run's folder; a run in the place of the logs is the run to go on with."""
+def _run_folder(args: argparse.Namespace) -> Path:
+    """Return the run's folder. `crf run RUN` names a run in place of the logs: that run is resumed."""
     from composer_replication.errors import InputError, explain
     from composer_replication.runs.directory import MARKER
 
     paths = args.short.get("ingest.paths", [])
     runs = [path for path in paths if (Path(path) / MARKER).is_file()]
     if runs and (len(paths) > 1 or args.output is not None):
-        expected = "logs, or a run alone to go on with: `crf run RUN`"
-        raise InputError(explain("PATH", got=f"the run {runs[0]} among others, or with -o", expected=expected))
+        expected = "logs, or only a run, to resume it: `crf run RUN`"
+        raise InputError(explain("PATH", got=f"the run {runs[0]} with other paths, or with -o", expected=expected))
     if runs:
         args.short = {key: value for key, value in args.short.items() if key != "ingest.paths"}
     return Path(runs[0] if runs else args.output or "run")
 
 
-def _config_from(args: argparse.Namespace, output: Path) -> CrfConfig:
-    """Preset, file and flags; where no file is named, what the run was told before. An environment means rollouts."""
-    from composer_replication.cli.console import say
+def _build_config(args: argparse.Namespace, output: Path) -> CrfConfig:
+    """Return the config from preset, file and flags. Without `--config`, the run's earlier options take its place."""
     from composer_replication.cli.run_checks import (
-        reused,
-        settled,
-        told_before,
-        without_lost_logs,
+        drop_missing_logs,
+        options_file,
+        resolve_paths,
+        reused_options,
     )
     from composer_replication.config.presets import load_with_preset
 
     flags = overrides_of(args)
     if "train.grpo.environment" in args.short:
-        flags.insert(0, "train.mode=grpo")
-    before = None if args.config is not None else told_before(output)
-    config = settled(load_with_preset(args.config or before, flags))
+        flags.insert(0, "train.mode=grpo")  # first, so that the user can still set another mode
+    remembered = None if args.config is not None else options_file(output)
+    config = resolve_paths(load_with_preset(args.config or remembered, flags))
     refuse_unread(args)
-    if before is not None and (same := reused(before, [flag.partition("=")[0].strip() for flag in flags])):
-        say(f"as {before} says from before: {', '.join(same)}")
-    if before is not None and "ingest.paths" not in args.short:
-        config, lost = without_lost_logs(config)
-        for path in lost:
-            say(f"{path} is gone: what was read of it before stays")
+    flag_keys = [flag.partition("=")[0].strip() for flag in flags]
+    if remembered is not None and (reused := reused_options(remembered, flag_keys)):
+        log(f"options from {remembered}: {', '.join(reused)}")
+    if remembered is not None and "ingest.paths" not in args.short:
+        config, missing = drop_missing_logs(config)
+        for path in missing:
+            log(f"{path} no longer exists; the sessions read from it earlier stay in the run")
     return config
 
 
-def make(config: CrfConfig, output: Path, *, as_json: bool, is_remembered: bool = False) -> int:
-    """Make the steps, and print what came of it."""
-    from composer_replication.cli.console import plain, print_json, say
+def run_pipeline(config: CrfConfig, output: Path, *, as_json: bool, is_remembered: bool = False) -> int:
+    """Run the steps, print the verdict, and return the exit status.
+
+    With `is_remembered`, the options are stored for the next call (see `run_checks.remember`).
+    """
     from composer_replication.cli.ingest import run_directory
     from composer_replication.cli.pipeline import run_steps
 
     with quiet(), run_directory(output) as run_dir:
-        result = run_steps(config, run_dir, listener(), is_remembered=is_remembered)
+        result = run_steps(config, run_dir, console_callbacks(), is_remembered=is_remembered)
     if result.stopped_by:
-        say(f"{result.stopped_by}: stopped; what is done is saved, and `crf run {output}` goes on")
+        log(f"{result.stopped_by}: stopped. Everything so far is saved; resume with `crf run {output}`")
         return INTERRUPTED
     assert result.evaluation is not None
     assert result.report is not None
     if as_json:
-        print_json(_as_json(result))
+        print_json(_to_json(result))
         return 0
     for line in _result_lines(result.evaluation, result.report):
         print(plain(line))
@@ -147,7 +160,7 @@ def make(config: CrfConfig, output: Path, *, as_json: bool, is_remembered: bool 
 
 @contextmanager
 def quiet() -> Generator[None]:
-    """What libraries say is not our output."""
+    """Send what libraries print to stderr: stdout is for results."""
     import contextlib
     import sys
 
@@ -158,30 +171,33 @@ def quiet() -> Generator[None]:
         yield
 
 
-def listener() -> RunCallbacks:
-    """Says which step comes and why, what came of it, and how far it is."""
+def console_callbacks() -> RunCallbacks:
+    """Return callbacks that log each step with its reason, its outcome and its time."""
     import time
 
-    from composer_replication.cli.console import say
     from composer_replication.cli.pipeline import RunCallbacks
     from composer_replication.cli.progress import byte_progress, duration, training_progress
 
-    began: list[float] = [0.0]
+    started_s = 0.0
 
-    def begin(name: str, why: str) -> None:
-        began[0] = time.monotonic()
-        say(f"{name}: {why}")
+    def on_step_begin(name: str, why: str) -> None:
+        nonlocal started_s
+        started_s = time.monotonic()
+        log(f"{name}: {why}")
 
-    def done(name: str, outcome: Any) -> None:
-        say(f"{name}: {words_of(name, outcome)} ({duration(time.monotonic() - began[0])})")
+    def on_step_end(name: str, outcome: Any) -> None:
+        log(f"{name}: {describe_outcome(name, outcome)} ({duration(time.monotonic() - started_s)})")
 
-    def reading() -> Any:
-        return byte_progress("reading sessions", quiet=False)
+    return RunCallbacks(
+        on_step_begin=on_step_begin,
+        on_step_end=on_step_end,
+        on_message=log,
+        ingest_progress=lambda: byte_progress("reading sessions", quiet=False),
+        training_progress=training_progress,
+    )
 
-    return RunCallbacks(begin=begin, done=done, say=say, reading=reading, training=training_progress)
 
-
-def _as_json(result: RunResult) -> dict[str, Any]:
+def _to_json(result: RunResult) -> dict[str, Any]:
     steps = [outcome._asdict() for outcome in result.outcomes]
     return {"steps": steps, "report": str(result.report), "evaluation": result.evaluation}
 
@@ -189,12 +205,6 @@ def _as_json(result: RunResult) -> dict[str, Any]:
 def _show_plan(plan: _RunPlan, *, as_json: bool) -> None:
     from dataclasses import asdict
 
-    from composer_replication.cli.console import (
-        print_json,
-        say,
-        show,
-        table,
-    )
     from composer_replication.cli.progress import duration
 
     if as_json:
@@ -209,40 +219,37 @@ def _show_plan(plan: _RunPlan, *, as_json: bool) -> None:
             {"steps": [step._asdict() for step in plan.steps], **estimates, "counts": dict(plan.training.counts)}
         )
         return
-    rows = [(step.name, "make" if step.why else "keep", step.why or "as it should be") for step in plan.steps]
+    rows = [(step.name, "make" if step.why else "keep", step.why or UP_TO_DATE) for step in plan.steps]
     show(table("Steps", ("step", "would", "why"), rows))
     for remark in plan.remarks:
-        say(remark)
+        log(remark)
     if plan.price is not None:
         price = plan.price
-        say(f"price: {price.num_calls:,} calls, about ${price.low_usd:.4f} and at most ${price.high_usd:.4f}")
+        log(f"price: {price.num_calls:,} calls, about ${price.low_usd:.4f} and at most ${price.high_usd:.4f}")
     if plan.writer_usd is not None:
-        say(f"price: at most ${plan.writer_usd:g} (sites.max_usd) for the writer of hints")
+        log(f"price: at most ${plan.writer_usd:g} (sites.max_usd) for the hint writer")
     elif plan.price is None:
-        say("price: nothing; no adviser is named")
+        log("price: nothing, because no teachers are set")
     if plan.time:
         rows = [(part.name, duration(part.seconds), part.basis) for part in plan.time]
-        total = (
-            "all of it",
-            duration(sum(part.seconds for part in plan.time)),
-            "by the speed of this machine right now",
-        )
+        total_s = sum(part.seconds for part in plan.time)
+        total = ("total", duration(total_s), "at the current speed of this machine")
         show(table("Time, roughly", ("part", "about", "for"), [*rows, total], last_is_total=True))
     if plan.training.memory is not None:
-        say(f"memory of a step:\n{plan.training.memory}")
+        log(f"memory of a step:\n{plan.training.memory}")
 
 
-# What came of each step of a run in a line, and of all of it in a few.
+# ---- What a step or a run has achieved, in a few lines
 
 
-def words_of(name: str, made: Any) -> str:
-    """The result of a step in a line; empty where there is none to tell."""
-    word = _WORDS.get(name.partition("-")[0])  # a control of another shuffle is called control-2
-    return word(made) if word is not None else ""
+def describe_outcome(name: str, outcome: Any) -> str:
+    """Return the outcome of a step in one line; empty for a step without one."""
+    describe = _OUTCOME_WORDS.get(name.partition("-")[0])  # control-2 is the control with the second shuffle
+    return describe(outcome) if describe is not None else ""
 
 
 def _result_lines(evaluation: Mapping[str, Any], report: Path) -> Iterator[str]:
-    """What a run has come to: the verdict, its figure with the control's, what was drawn, and where to look."""
+    """Yield the verdict, the primary result of the trained model and the control, and the report's path."""
     yield from evaluation["verdict"]["sentences"]
     yield from evaluation["verdict"].get("remarks", ())
     name = evaluation["primary"]
@@ -252,12 +259,12 @@ def _result_lines(evaluation: Mapping[str, Any], report: Path) -> Iterator[str]:
             if figure["arm"] == arm:
                 shuffles = f", {figure['shuffles']} shuffles" if (figure.get("shuffles") or 1) > 1 else ""
                 yield f"{words}: {_figure(figure)}{shuffles}"
-    drawn = [
+    sampled = [
         figure
         for figure in evaluation["figures"]
         if (figure["name"], figure["arm"], figure.get("kind")) == ("sampled_failures", "after", None)
     ]
-    yield from (f"drawn calls: {_figure(figure)}" for figure in drawn if figure["name"] != name)
+    yield from (f"sampled calls: {_figure(figure)}" for figure in sampled if figure["name"] != name)
     yield f"report: {report}"
 
 
@@ -272,8 +279,8 @@ def _figure(figure: Mapping[str, Any]) -> str:
 def _ingest(outcome: Any) -> str:
     total = outcome.total
     return (
-        f"{total.sessions:,} sessions, {total.turns:,} turns, {total.calls:,} calls, {total.errors:,} results that"
-        f" the logs mark as errors; redacted: {_count(total.secrets, 'secret')} and {_count(total.names, 'user name')}"
+        f"{total.sessions:,} sessions, {total.turns:,} turns, {total.calls:,} tool calls ({total.errors:,} marked as"
+        f" errors); redacted: {_count(total.secrets, 'secret')} and {_count(total.names, 'user name')}"
     )
 
 
@@ -283,13 +290,13 @@ def _count(number: int, noun: str) -> str:
 
 def _split(outcome: Any) -> str:
     sides = ", ".join(f"{count.side} {count.sessions:,}" for count in outcome.counts())
-    return f"sessions: {sides}; near-duplicate states of the test: {outcome.num_near_duplicates:,}"
+    return f"sessions: {sides}; near-duplicate states in the test split: {outcome.num_near_duplicates:,}"
 
 
 def _sites(outcome: Any) -> str:
     failures = [site for site in outcome.sites if site.kind != "no_failure"]
     count = sum(site.is_kept for site in failures)
-    return f"{len(failures):,} failures, by marks of the logs and by what results say; {count:,} are mistakes to teach"
+    return f"{len(failures):,} failed calls; {count:,} are the model's errors and will be trained on"
 
 
 def _replay(outcome: Any) -> str:
@@ -310,7 +317,7 @@ def _train(outcome: Any) -> str:
     return f"{outcome.steps:,} of {outcome.total_steps:,} steps; {channels}"
 
 
-_WORDS = {
+_OUTCOME_WORDS = {
     "ingest": _ingest,
     "split": _split,
     "sites": _sites,
@@ -323,16 +330,15 @@ _WORDS = {
 }
 
 
-# `crf run --dry-run`: which steps would be made and why, at what price, in what time, with what memory.
-#
-# What costs next to nothing (reading, sites, pairs) is done for the answer, in a folder that goes away again. The run
-# itself is not touched, nobody is asked, and no weights are loaded.
+# ---- `crf run --dry-run`
+# Steps that take seconds (ingest, split, sites, pairs) are run in a temporary copy, so that the plan knows their
+# results. The run itself is not touched, no request is sent, and no weights are loaded.
 
-_LIGHT = ("crf ingest", "crf forget", "crf split", "crf sites", "crf hints", "crf replay", "crf pairs")
+_LIGHT_COMMANDS = ("crf ingest", "crf forget", "crf split", "crf sites", "crf hints", "crf replay", "crf pairs")
 
 
 class _PlannedStep(NamedTuple):
-    """A step and why it would be made; empty where what is there holds."""
+    """A step, and why it would run; `why` is empty if it is up to date."""
 
     name: str
     why: str
@@ -340,33 +346,30 @@ class _PlannedStep(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class _RunPlan:
-    """What `crf run` would do. `time` is a guess for each part that takes minutes.
-
-    `price` is that of advisers; `writer_usd` is the most that a writer of hints may cost, where one would be asked.
-    """
+    """What `crf run` would do, and what that would take."""
 
     steps: Sequence[_PlannedStep]
     training: TrainingPlan
-    price: PriceRange | None
-    writer_usd: float | None
-    time: Sequence[_TimeOfPart] | None
+    price: PriceRange | None  # of the teachers
+    writer_usd: float | None  # upper bound for the hint writer, if it would be asked
+    time: Sequence[_TimeEstimate] | None  # of the parts that take minutes; None if unknown
     remarks: Sequence[str]
 
 
 def plan_run(config: CrfConfig, output: Path) -> _RunPlan:
-    """The plan for a run at `output`, which need not be there."""
+    """Return the plan for a run at `output`, which need not exist."""
     from composer_replication.trainer.from_config.train_run import plan
 
     with tempfile.TemporaryDirectory(prefix="crf-plan-") as folder:
-        run = _copy_of(output, Path(folder) / "run")
+        run = _copy_light_files(output, Path(folder) / "run")
         remarks: list[str] = []
         steps, price = _light_steps(config, run)
-        is_asked = any(step.why for step in steps if step.name == "sites")
-        there = learnable(run)
-        check_learnable(config, there)
-        config = as_made(config)
-        judged = to_judge_by(config, run)
-        check_judgeable(config, there, judged, remarks.append)
+        asks_writer = any(step.why for step in steps if step.name == "sites")
+        learnable = count_learnable(run)
+        check_enough_to_learn(config, learnable)
+        config = resolve_for_training(config)
+        measurable = count_measurable(config, run)
+        check_verdict_possible(config, learnable, measurable, remarks.append)
         steps += _heavy_steps(config, run, output)
         training = plan(replace(config, train=replace(config.train, output=None)), run)
     step_names = [step.name for step in steps if step.why]
@@ -374,19 +377,19 @@ def plan_run(config: CrfConfig, output: Path) -> _RunPlan:
         steps=steps,
         training=training,
         price=price,
-        writer_usd=config.sites.max_usd if config.sites.writer and is_asked else None,
-        time=time_of_run(config, judged, training, step_names),
-        remarks=[f"to learn from: {there.in_words()}", *remarks, *training.remarks],
+        writer_usd=config.sites.max_usd if config.sites.writer and asks_writer else None,
+        time=estimate_times(config, measurable, training, step_names),
+        remarks=[f"to learn from: {learnable.in_words()}", *remarks, *training.remarks],
     )
 
 
-def _copy_of(output: Path, folder: Path) -> RunDir:
-    """The run's small files, where there is a run."""
+def _copy_light_files(output: Path, folder: Path) -> RunDir:
+    """Copy the small files of the run at `output` to `folder`; make an empty run if there is none."""
     if not (output.is_dir() and any(output.iterdir())):
         return RunDir.create(folder)
     run = RunDir.open(output)
     folder.mkdir()
-    light = [artefact for artefact in ARTEFACTS.values() if artefact.command in _LIGHT]
+    light = [artefact for artefact in ARTEFACTS.values() if artefact.command in _LIGHT_COMMANDS]
     names = {"run.json", *(artefact.file_name for artefact in light), *(artefact.sidecar_name for artefact in light)}
     for path in sorted(run.root.iterdir()):
         if path.name in names or path.name.startswith("teacher_cache.sqlite"):
@@ -395,15 +398,16 @@ def _copy_of(output: Path, folder: Path) -> RunDir:
 
 
 def _light_steps(config: CrfConfig, run: RunDir) -> tuple[list[_PlannedStep], PriceRange | None]:
-    """Made in the copy, so that what comes after them is known; advisers are asked for nothing but their price."""
+    """Run the light steps in the copy, and price the replay. Returns each with the reason why it would run."""
     from composer_replication.cli.replay import plan_replay
 
     steps, price = list[_PlannedStep](), None
     if config.ingest.paths:
-        before = run.meta("conversations").sha256 if run.path("conversations").exists() else None
+        old_sha256 = run.meta("conversations").sha256 if run.path("conversations").exists() else None
         step_named("ingest").function(config.ingest, run)
-        is_new = run.meta("conversations").sha256 != before
-        steps.append(_PlannedStep("ingest", "reads what is new" if is_new else ""))
+        has_changed = run.meta("conversations").sha256 != old_sha256
+        steps.append(_PlannedStep("ingest", "reads what is new" if has_changed else ""))
+    # No writer: a plan sends nothing. It finds the same sites, with template hints.
     sections: dict[str, Any] = {
         "split": config.split,
         "sites": replace(config.sites, writer=None),
@@ -412,7 +416,7 @@ def _light_steps(config: CrfConfig, run: RunDir) -> tuple[list[_PlannedStep], Pr
     for name, written in RECORDS.items():
         if name == "replay" and config.replay.teachers is None:
             continue
-        steps.append(_PlannedStep(name, why_records(written, config, run)))
+        steps.append(_PlannedStep(name, why_records_stale(written, config, run)))
         if name == "replay":
             price = plan_replay(config.replay, run).price
         elif steps[-1].why:
@@ -421,7 +425,7 @@ def _light_steps(config: CrfConfig, run: RunDir) -> tuple[list[_PlannedStep], Pr
 
 
 def _heavy_steps(config: CrfConfig, run: RunDir, output: Path) -> list[_PlannedStep]:
-    """Trainings, evaluation and report: made again as soon as anything before them is."""
+    """Plan trainings, evaluation and report. Each is stale as soon as one before it is."""
     from composer_replication.trainer.from_config.train_run import what_training_does, why_train
 
     has_run = (output / "run.json").exists()
@@ -433,49 +437,48 @@ def _heavy_steps(config: CrfConfig, run: RunDir, output: Path) -> list[_PlannedS
         steps.append(_PlannedStep(name, words if has_run else NOT_THERE))
     why = next((f"{step.name} is made" for step in steps if step.why), "")
     for name, file in (("evaluate", "evaluation"), ("report", "report_html")):
-        is_there = has_run and RunDir.open(output).path(file).exists()
-        steps.append(_PlannedStep(name, why or ("" if is_there else NOT_THERE)))
+        exists = has_run and RunDir.open(output).path(file).exists()
+        steps.append(_PlannedStep(name, why or ("" if exists else NOT_THERE)))
     return steps
 
 
-# How long the parts of a run may take here, and what each guess is based on.
-#
-# Counted in operations, at the speed that this machine multiplies with right now: a weight and a token take 2 to read
-# them, 6 to learn from them, 8 with a teacher beside it. Drawing is slower than reading, a token at a time.
+# ---- How long a run will take on this machine
+# Estimated from floating-point operations and the speed that this machine multiplies matrices with right now. Per
+# weight and token, a forward pass takes 2 operations, forward and backward together 6, with a teacher pass 8.
 
-_READ, _LEARN = 2, 6
-_READINGS_OF_A_PROOF = 2  # with and without hints; what contexts share is read once
-_SECONDS_A_DRAWN_TOKEN = 0.02  # what a step of drawing takes at least, however small the model is
-_DRAWS_SLOWER = 6
-_SHARE_DRAWN = 0.5  # of the most tokens of a call, those it has before it ends
-_GOOD_TURNS_A_SESSION = 4
+_OPS_TO_READ, _OPS_TO_LEARN = 2, 6
+_PASSES_PER_HINT_CHECK = 2  # with and without hints; the shared context is read once
+_MIN_SECONDS_PER_STEP = 0.02  # a generation step takes this long even with a tiny model
+_GENERATION_SLOWDOWN = 6  # generating is slower than reading, because it goes token by token
+_MEAN_LENGTH_SHARE = 0.5  # a call has this share of the maximum length on average
+_GOOD_TURNS_PER_SESSION = 4
 
 
-class _TimeOfPart(NamedTuple):
-    """A part of a run, how many seconds it may take, and why."""
+class _TimeEstimate(NamedTuple):
+    """A part of a run, how many seconds it may take, and what the estimate is based on."""
 
     name: str
     seconds: float
     basis: str
 
 
-def time_of_run(
-    config: CrfConfig, judged: Measurable, training: TrainingPlan, made: Collection[str]
-) -> list[_TimeOfPart] | None:
-    """The parts of the steps that are `made`; None where nobody can say, as with rollouts."""
+def estimate_times(
+    config: CrfConfig, measurable: Measurable, training: TrainingPlan, steps: Collection[str]
+) -> list[_TimeEstimate] | None:
+    """Return an estimate for every part of these steps; None if the time is unknown, as with rollouts."""
     if training.pace is None or training.seconds is None:
         return None
-    pace, parts = training.pace, list[_TimeOfPart]()
-    if "train" in made:
-        parts += [*_warm_up(config, training, pace), *_proof(config, training, pace)]
-    steps = f"{config.train.optimiser.steps:,} steps of about {pace.tokens_a_step:,.0f} tokens"
-    parts += [_TimeOfPart("training", training.seconds, steps)] if "train" in made else []
-    again = "the same again, with shuffled hints and pairs"
-    parts += [_TimeOfPart(name, training.seconds, again) for name in controls_among(made)]
-    return [*parts, *([_evaluation(config, judged, training, pace)] if "evaluate" in made else [])]
+    pace, parts = training.pace, list[_TimeEstimate]()
+    if "train" in steps:
+        parts += [*_warm_up(config, training, pace), *_hint_check(config, training, pace)]
+        basis = f"{config.train.optimiser.steps:,} steps of about {pace.tokens_a_step:,.0f} tokens"
+        parts.append(_TimeEstimate("training", training.seconds, basis))
+    basis = "the same with shuffled hints and pairs"
+    parts += [_TimeEstimate(name, training.seconds, basis) for name in controls_among(steps)]
+    return [*parts, *([_evaluation(config, measurable, training, pace)] if "evaluate" in steps else [])]
 
 
-def _warm_up(config: CrfConfig, training: TrainingPlan, pace: TrainingPace) -> list[_TimeOfPart]:
+def _warm_up(config: CrfConfig, training: TrainingPlan, pace: TrainingPace) -> list[_TimeEstimate]:
     warmup = config.train.warmup
     if warmup.mode == "off" or not training.counts.get("lm_ce"):
         return []
@@ -485,28 +488,35 @@ def _warm_up(config: CrfConfig, training: TrainingPlan, pace: TrainingPace) -> l
         "until": "at most, until the held-out loss stops falling",
     }
     basis = f"{steps:,} steps{', ' + why[warmup.mode] if warmup.mode in why else ''}"
-    return [_TimeOfPart("warm-up", pace.seconds(_LEARN * pace.tokens_a_step * steps), basis)]
+    return [_TimeEstimate("warm-up", pace.seconds(_OPS_TO_LEARN * pace.tokens_a_step * steps), basis)]
 
 
-def _proof(config: CrfConfig, training: TrainingPlan, pace: TrainingPace) -> list[_TimeOfPart]:
+def _hint_check(config: CrfConfig, training: TrainingPlan, pace: TrainingPace) -> list[_TimeEstimate]:
     sites = training.counts.get("sites", 0)
     if not (config.train.proof.on and config.loss.alpha_sdpo and sites):
         return []
-    basis = f"{sites:,} mistakes, each read with and without hints"
-    return [_TimeOfPart("hint proof", pace.seconds(_READ * pace.tokens * sites * _READINGS_OF_A_PROOF), basis)]
+    basis = f"{sites:,} errors, each read with and without hints"
+    return [
+        _TimeEstimate("hint proof", pace.seconds(_OPS_TO_READ * pace.tokens * sites * _PASSES_PER_HINT_CHECK), basis)
+    ]
 
 
-def _evaluation(config: CrfConfig, judged: Measurable, training: TrainingPlan, pace: TrainingPace) -> _TimeOfPart:
-    """Each model reads mistakes, corrections and good turns and draws calls; two of them read sites for token gaps."""
+def _evaluation(config: CrfConfig, measurable: Measurable, training: TrainingPlan, pace: TrainingPace) -> _TimeEstimate:
+    """Estimate the evaluation.
+
+    Each model reads errors, corrections and good turns and samples calls; two of them read the sites of the token gaps.
+    """
     section, models = config.evaluation, 2 + (config.run.shuffles if config.run.control else 0)
     context = min(section.context, pace.tokens)
-    good = min(section.good_turns, _GOOD_TURNS_A_SESSION * judged.sessions)
-    gaps = min(section.token_gaps, judged.values + training.counts.get("sites", 0))
-    turns = models * (judged.values * (2 + section.good_calls) + good) + 2 * 2 * gaps
-    states = 2 * min(section.states, max(judged.values, 1)) if section.samples else 0
-    token = max(_SECONDS_A_DRAWN_TOKEN, pace.seconds(_DRAWS_SLOWER * _READ * section.samples))
-    drawing = models * states * section.new_tokens * _SHARE_DRAWN * token
+    good = min(section.good_turns, _GOOD_TURNS_PER_SESSION * measurable.sessions)
+    gaps = min(section.token_gaps, measurable.values + training.counts.get("sites", 0))
+    # An error is read with its correction, hence 2; token gaps are read by two models, with and without the hint.
+    turns = models * (measurable.values * (2 + section.good_calls) + good) + 2 * 2 * gaps
+    states = 2 * min(section.states, max(measurable.values, 1)) if section.samples else 0
+    token_s = max(_MIN_SECONDS_PER_STEP, pace.seconds(_GENERATION_SLOWDOWN * _OPS_TO_READ * section.samples))
+    generation_s = models * states * section.new_tokens * _MEAN_LENGTH_SHARE * token_s
+    reading_s = pace.seconds(_OPS_TO_READ * context * (turns + models * states))
     basis = f"{models} models read {turns:,} turns"
     if states:
-        basis += f" and draw {section.samples} calls of up to {section.new_tokens:,} tokens at {states:,} states each"
-    return _TimeOfPart("evaluation", pace.seconds(_READ * context * (turns + models * states)) + drawing, basis)
+        basis += f" and sample {section.samples} calls of up to {section.new_tokens:,} tokens at {states:,} states each"
+    return _TimeEstimate("evaluation", reading_s + generation_s, basis)

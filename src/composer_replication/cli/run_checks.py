@@ -1,7 +1,12 @@
-"""What `crf run` is told: checked before anything that takes seconds to load, and remembered beside what it makes.
+"""The checks of `crf run` before it starts, and the options that it remembers.
 
-`options.toml` of a run holds every option that is not a default. A later call for the same run begins with it, so that
-`crf run RUN` goes on as the run began; what is typed then, or stands in a `--config`, comes before it.
+    check_inputs            logs and model exist; before anything that takes seconds to load
+    check_enough_to_learn   the run has enough errors and pairs to train on
+    check_verdict_possible  the held-out sessions have enough errors for a verdict
+    remember                write options.toml: every option that is not a default
+
+`crf run RUN` starts from options.toml, so that a run is resumed with its own options. Flags override them, and
+`--config` replaces them.
 """
 
 from __future__ import annotations
@@ -34,9 +39,10 @@ if TYPE_CHECKING:
 
 
 OPTIONS = "options.toml"
-_SHOWN = 3
-_HEAD = "# What `crf run` was told for this run. `crf run RUN` goes on with it; what is typed then comes first.\n"
-_FILES = {
+_MAX_SHOWN = 3
+_HEADER = "# What `crf run` was told for this run. `crf run RUN` goes on with it; what is typed then comes first.\n"
+# Options that name files. They are stored as absolute paths, because the next call may come from another folder.
+_PATH_OPTIONS = {
     "ingest": ("tools",),
     "sites": ("writer",),
     "replay": ("teachers",),
@@ -45,14 +51,14 @@ _FILES = {
     "train": ("output",),
     "evaluation": ("gsm8k", "code"),
 }
-_A_MODEL = "a folder with weights, a name on the hub, or `student`, the tiny model that comes with the package"
+_MODEL_EXPECTED = "a folder with weights, a hub name, or `student`, the tiny model that comes with the package"
 
 
-def settled(config: CrfConfig) -> CrfConfig:
-    """The config with every path that is there made absolute: it means the same from the next folder on."""
+def resolve_paths(config: CrfConfig) -> CrfConfig:
+    """Return the config with every existing path made absolute. Others may be hub names and stay as they are."""
     paths = tuple(_absolute(log) for log in config.ingest.paths)
     sections: dict[str, Any] = {"ingest": replace(config.ingest, paths=paths)}
-    for name, keys in _FILES.items():
+    for name, keys in _PATH_OPTIONS.items():
         section = sections.get(name, getattr(config, name))
         files = {key: path for key in keys if (path := getattr(section, key)) is not None}
         sections[name] = replace(section, **{key: _absolute(path) for key, path in files.items()})
@@ -66,46 +72,49 @@ def _absolute(name: str) -> str:
     return str(path.resolve()) if path.exists() else name
 
 
-def told_before(output: Path) -> Path | None:
-    """The file with what a run was told; None where there is no run, or one that `crf run` did not make."""
+def options_file(output: Path) -> Path | None:
+    """Return the file with the options of a run; None without a run, or if `crf run` did not make it."""
     path = output / OPTIONS
     return path if (output / MARKER).is_file() and path.is_file() else None
 
 
 def remembered_options(root: Path) -> Path | None:
-    """Return the file with a run's options: those of `crf run`, else those of the last training in it; None without."""
+    """Return the file with a run's options: those of `crf run`, else those of its last training, else None."""
     return next((path for name in (OPTIONS, RESOLVED_NAME) if (path := root / name).is_file()), None)
 
 
 def remember(config: CrfConfig, run: RunDir) -> None:
-    """Write down what a config says beside its preset, for the next call."""
-    plain = _items(load_with_preset(overrides=[f"train.preset={config.train.preset}"]))
-    options = {key: value for key, value in _items(config).items() if value != plain.get(key)}
+    """Store the options that differ from those of the preset, for the next call."""
+    defaults = _flat_options(load_with_preset(overrides=[f"train.preset={config.train.preset}"]))
+    options = {key: value for key, value in _flat_options(config).items() if value != defaults.get(key)}
     preset = {"train.preset": config.train.preset} if config.train.preset != CrfConfig().train.preset else {}
     lines = [f"{key} = {value_text(value)}\n" for key, value in {**preset, **options}.items()]
-    atomic_write_text(run.root / OPTIONS, _HEAD + "".join(lines))
+    atomic_write_text(run.root / OPTIONS, _HEADER + "".join(lines))
 
 
-def _items(config: CrfConfig) -> dict[str, Any]:
+def _flat_options(config: CrfConfig) -> dict[str, Any]:
     return dict(nested_items(tomllib.loads(to_toml(config))))
 
 
-def reused(path: Path, given: Sequence[str]) -> list[str]:
-    """What a call takes over from the file, as it stands there: all that `given`, keys of this call, do not say."""
+def reused_options(path: Path, keys_of_call: Sequence[str]) -> list[str]:
+    """Return the options of the file, as "key = value", that this call does not set itself."""
     return [
         f"{key} = {value_text(value)}"
         for key, value in nested_items(tomllib.loads(path.read_text(encoding="utf-8")))
-        if key not in given
+        if key not in keys_of_call
     ]
 
 
-def check_given(config: CrfConfig, output: Path) -> None:
-    """Raise for what can be seen to be wrong without a model: no logs, other logs, no model, a folder in the way."""
+def check_inputs(config: CrfConfig, output: Path) -> None:
+    """Raise InputError for missing logs, for logs of another run, and for a missing or unsuitable model.
+
+    These checks load neither torch nor a tokenizer.
+    """
     run = RunDir.open(output) if output.is_dir() and any(output.iterdir()) else None
     has_sessions = run is not None and run.path("conversations").exists()
     if not config.ingest.paths and not has_sessions:
         expected = "a log or a folder with logs: `crf run PATH... --model MODEL`"
-        raise InputError(explain("PATH", got="none, and no run to go on with", expected=expected))
+        raise InputError(explain("PATH", got="none, and no run to resume", expected=expected))
     for path in map(Path, config.ingest.paths):
         if not path.expanduser().exists():
             fix = "Claude Code keeps its logs in ~/.claude/projects, Codex in ~/.codex/sessions."
@@ -113,67 +122,69 @@ def check_given(config: CrfConfig, output: Path) -> None:
     if run is not None and has_sessions and config.ingest.paths:
         _refuse_other_logs(run, [Path(log).expanduser().resolve() for log in config.ingest.paths])
     if config.train.model is None:
-        fix = "Type `--model Qwen/Qwen2.5-Coder-0.5B-Instruct`, say, or set train.model in the file of --config."
-        raise InputError(explain("--model", got="none", expected=_A_MODEL, fix=fix))
+        fix = "Use for example `--model Qwen/Qwen2.5-Coder-0.5B-Instruct`, or set train.model in the --config file."
+        raise InputError(explain("--model", got="none", expected=_MODEL_EXPECTED, fix=fix))
     what = f"--model {config.train.model}"
-    check_model_name(config.train.model, what=what, expected=_A_MODEL)
+    check_model_name(config.train.model, what=what, expected=_MODEL_EXPECTED)
     if config.render.chat_template is None and not _may_have_template(Path(config.train.model)):
-        fix = "Take a model that was made to chat, or set render.chat_template to a file with one that shows tools."
-        raise InputError(explain(what, got="no chat template", expected="one, to show sessions with", fix=fix))
+        fix = "Use a chat model, or set render.chat_template to a file with a template that supports tools."
+        raise InputError(explain(what, got="no chat template", expected="one, to render sessions with", fix=fix))
 
 
 def _may_have_template(folder: Path) -> bool:
-    """Whether a folder has a template where transformers looks for one; of what is no folder nobody knows yet."""
+    """Return whether a folder has a template where transformers looks for one. A hub name may have one, too."""
     if not folder.is_dir() or any(folder.glob("chat_template*")) or (folder / "additional_chat_templates").is_dir():
         return True
     settings = folder / "tokenizer_config.json"
     return settings.is_file() and "chat_template" in read_object(settings)
 
 
-def without_lost_logs(config: CrfConfig) -> tuple[CrfConfig, list[str]]:
-    """Without the logs that are not there any more, and which those are."""
-    lost = [path for path in config.ingest.paths if not Path(path).expanduser().exists()]
-    remaining_paths = tuple(path for path in config.ingest.paths if path not in lost)
-    return replace(config, ingest=replace(config.ingest, paths=remaining_paths)), lost
+def drop_missing_logs(config: CrfConfig) -> tuple[CrfConfig, list[str]]:
+    """Return the config without logs that no longer exist, and the paths of those."""
+    missing = [path for path in config.ingest.paths if not Path(path).expanduser().exists()]
+    remaining = tuple(path for path in config.ingest.paths if path not in missing)
+    return replace(config, ingest=replace(config.ingest, paths=remaining)), missing
 
 
 def _refuse_other_logs(run: RunDir, paths: Sequence[Path]) -> None:
-    """Sessions of other logs would join those of the run, and nobody would see it."""
-    before = told_before(run.root)
-    known_logs = _logs_of(run) if before is None else map(Path, load_with_preset(before).ingest.paths)
-    missing_logs = list(dict.fromkeys(str(log) for log in known_logs if not any(map(log.is_relative_to, paths))))
-    if missing_logs:
-        names = ", ".join(missing_logs[:_SHOWN]) + (
-            f" and {len(missing_logs) - _SHOWN} more" if len(missing_logs) > _SHOWN else ""
-        )
-        fix = "For these alone name another run: `-o RUN2`. To add them to this one, name all logs, those of it, too."
-        got = f"logs without {names}, of which {run.root} was made"
+    """Raise InputError unless `paths` include all logs of the run.
+
+    Otherwise sessions of unrelated logs would silently join those of the run.
+    """
+    remembered = options_file(run.root)
+    run_logs = _ingested_logs(run) if remembered is None else map(Path, load_with_preset(remembered).ingest.paths)
+    missing = list(dict.fromkeys(str(path) for path in run_logs if not any(map(path.is_relative_to, paths))))
+    if missing:
+        names = ", ".join(missing[:_MAX_SHOWN])
+        names += f" and {len(missing) - _MAX_SHOWN} more" if len(missing) > _MAX_SHOWN else ""
+        fix = "Use another run for these logs: `-o RUN2`. To add them to this run, list its own logs as well."
+        got = f"logs without {names}, which {run.root} was made from"
         raise InputError(explain("PATH", got=got, expected="the logs of the run", fix=fix))
 
 
-def _logs_of(run: RunDir) -> Iterator[Path]:
-    """Main logs of the run's sessions that are still there; names that were scrubbed lead nowhere."""
+def _ingested_logs(run: RunDir) -> Iterator[Path]:
+    """Yield the main logs of the run's sessions that still exist. A redacted path leads nowhere and is skipped."""
     for account in read_accounts(run):
         path = find_source(account.path, run.root)
         if account.conversations and path.exists():
             yield path.resolve()
 
 
-# Whether there is enough to learn from, and enough errors to judge by: both are checked before any training.
+# ---- Enough to learn from, and enough errors to evaluate with: both are checked before any training
 
-_SEEN_FROM = 1.96 + 0.84
-"""Standard errors that an effect must have to be seen, at 5%, four times of five."""
-_WHY_LEFT_OUT = {
+_DETECTABLE_Z = 1.96 + 0.84
+"""Size of an effect in standard errors that a test at the 5% level detects 80% of the time."""
+_LEFT_OUT_REASONS = {
     "near_duplicate": "also in a training session",
     "no_good_call_in_the_session": "in a session without a good call",
     "no_correction": "without a right call in its session",
     "without_hint": "without a hint",
 }
-"""Reasons of the evaluation in words; those of a template or of a window are shown by their names."""
+"""Phrases for the evaluation's reasons. A reason that is not listed, such as a template's, is shown by its name."""
 
 
-class Side(NamedTuple):
-    """The sessions that are learnt from, those of them with a mistake that may be taught, and these mistakes."""
+class TrainingSessions(NamedTuple):
+    """How many sessions are trained on, how many of them have an error with a hint, and how many such errors exist."""
 
     sessions: int = 0
     erring: int = 0
@@ -181,114 +192,118 @@ class Side(NamedTuple):
 
 
 class Learnable(NamedTuple):
-    """What there is to learn from. `failures` are all of the run's, by who caused them.
+    """What a run has to learn from."""
 
-    A mistake is a failure of the model that is kept with a hint.
-    """
-
-    learnt: Side
+    learnt: TrainingSessions
     pairs: int
-    failures: Counter[str]
+    failures: Counter[str]  # all failed calls of the run, by blame
 
     def in_words(self) -> str:
-        blamed = ", ".join(f"{number} {blame}" for blame, number in self.failures.most_common())
-        failed = f"{_many(self.failures.total(), 'failure')} (whose doing: {blamed})" if blamed else "no call failed"
+        blames = ", ".join(f"{number} {blame}" for blame, number in self.failures.most_common())
+        failed = f"{_count(self.failures.total(), 'failed call')} (blame: {blames})" if blames else "no failed calls"
         return (
-            f"{_many(self.learnt.mistakes, 'mistake')} to teach in {self.learnt.erring} of {self.learnt.sessions}"
-            f" sessions, and {_many(self.pairs, 'pair')}; in the whole run {failed}"
+            f"{_count(self.learnt.mistakes, 'error')} with a hint in {self.learnt.erring} of {self.learnt.sessions}"
+            f" sessions, and {_count(self.pairs, 'pair')}; in the whole run {failed}"
         )
 
 
-def learnable(run: RunDir) -> Learnable:
-    """Count what the sites and pairs of a run have to teach with, outside of its test sessions."""
+def count_learnable(run: RunDir) -> Learnable:
+    """Count the errors with hints and the pairs of a run, test sessions excluded."""
     rows = {row.conversation_id: row for row in read_split(run) or ()}
-    test = {identity for identity, row in rows.items() if row.side == "test"}
+    test = {conversation_id for conversation_id, row in rows.items() if row.side == "test"}
     failures, mistakes = Counter[str](), list[str]()
     for site, hint in read_sites(run):
         failures.update([site.blame] if site.kind != "no_failure" else [])
-        is_taught = site.is_kept and hint is not None and site.conversation_id not in test
-        mistakes += [site.conversation_id] if is_taught else []
+        is_trained_on = site.is_kept and hint is not None and site.conversation_id not in test
+        mistakes += [site.conversation_id] if is_trained_on else []
     return Learnable(
-        learnt=_side([row for row in rows.values() if row.side != "test"], mistakes),
-        pairs=sum(identity not in test for identity, _ in read_pairs(run)),
+        learnt=_count_sessions([row for row in rows.values() if row.side != "test"], mistakes),
+        pairs=sum(conversation_id not in test for conversation_id, _ in read_pairs(run)),
         failures=failures,
     )
 
 
-def _side(rows: list[PlacedConversation], mistakes: list[str]) -> Side:
-    """In a run that was never split every conversation is a session of its own."""
+def _count_sessions(rows: list[PlacedConversation], mistakes: list[str]) -> TrainingSessions:
+    # In a run without a split, every conversation counts as a session.
     session_of = {row.conversation_id: row.session for row in rows}
     erring = {session_of.get(conversation_id, conversation_id) for conversation_id in mistakes}
-    return Side(len({*session_of.values(), *erring}), len(erring), len(mistakes))
+    return TrainingSessions(len({*session_of.values(), *erring}), len(erring), len(mistakes))
 
 
-def check_learnable(config: CrfConfig, there: Learnable) -> None:
-    """Raise InputError, with what would change it, where there is too little to learn from."""
-    to_learn, fewest = there.learnt.mistakes + there.pairs, max(config.run.fewest, 1)
-    if to_learn < fewest:
+def check_enough_to_learn(config: CrfConfig, learnable: Learnable) -> None:
+    """Raise InputError, with ways to get more, if there are fewer than `run.fewest` errors and pairs."""
+    num_examples, fewest = learnable.learnt.mistakes + learnable.pairs, max(config.run.fewest, 1)
+    if num_examples < fewest:
         fix = (
-            "More sessions would change that, of an agent whose calls fail now and then: add their folders. So would "
-            "advisers who say what they would have done (--advisers), and pairs.where_it_worked = true with them; "
-            "sites.min_confidence = 0.3 keeps failures that are less sure. run.fewest = 0 trains all the same."
+            "Add logs of more sessions, of an agent whose calls fail now and then. Or ask teachers (--advisers) with "
+            "pairs.where_it_worked = true. Or keep failures that are less certain: sites.min_confidence = 0.3. "
+            "run.fewest = 0 trains anyway."
         )
-        few = "your data is too thin" if to_learn else "nothing to learn"
-        raise InputError(
-            explain(few, got=there.in_words(), expected=f"at least {fewest} together (run.fewest)", fix=fix)
-        )
+        what = "too little training data" if num_examples else "no training data"
+        expected = f"at least {fewest} in total (run.fewest)"
+        raise InputError(explain(what, got=learnable.in_words(), expected=expected, fix=fix))
 
 
-def to_judge_by(config: CrfConfig, run: RunDir) -> Measurable:
-    """Return what the evaluation of this run will measure, by its own selection; loads the model's tokenizer.
+def count_measurable(config: CrfConfig, run: RunDir) -> Measurable:
+    """Return what the evaluation of this run will measure. Loads the model's tokenizer.
 
-    `config` is the one that the training and the evaluation get: its windows fit the model.
+    `config` must be the one that training and evaluation get, with windows that fit the model.
     """
     from composer_replication.evaluation.evaluate import measurable
 
     return measurable(config, run, required_split(run), config.train.required_model())
 
 
-def check_judgeable(config: CrfConfig, there: Learnable, judged: Measurable, say: Callable[[str], None]) -> None:
-    """Say what the evaluation will measure; raise InputError where it is too little for a verdict."""
+def check_verdict_possible(
+    config: CrfConfig, learnable: Learnable, measurable: Measurable, on_message: Callable[[str], None]
+) -> None:
+    """Report what the evaluation will measure. Raises InputError if that is too little for a verdict."""
     needed = config.evaluation.fewest_sessions
-    if judged.units >= needed:
-        say(f"to judge by: {_judged_in_words(config, judged)}")
+    description = _describe_measurable(config, measurable)
+    if measurable.units >= needed:
+        on_message(f"held out: {description}")
     elif config.run.without_verdict:
-        words = _judged_in_words(config, judged)
-        say(f"no verdict will be possible: {words}, and {needed} {judged.over}s are needed")
+        on_message(f"No verdict will be possible: {description}, but {needed} {measurable.over}s are needed")
     else:
-        raise InputError(_no_verdict(config, there, judged))
+        raise InputError(_no_verdict(config, learnable, measurable))
 
 
-def _judged_in_words(config: CrfConfig, judged: Measurable) -> str:
-    """What is measured, why other errors are left out, and how large an effect must be to show."""
-    noun = "state" if config.evaluation.primary == "sampled_failures" else "mistake"
-    words = f"{_many(judged.values, noun)} in {judged.units} of {judged.held_out} held-out {judged.over}s"
-    if judged.left_out:
-        reasons = ", ".join(f"{number:,} {_why_left_out(name)}" for name, number in judged.left_out.items())
-        words += f" (left out: {reasons})"
-    if judged.units < 2:
-        return words
-    smallest = _SEEN_FROM / math.sqrt(judged.units)
-    return f"{words}; smallest detectable effect: about {smallest:.1f} standard deviations between {judged.over}s"
+def _describe_measurable(config: CrfConfig, measurable: Measurable) -> str:
+    """Return what will be measured, why other errors are excluded, and how large an effect must be to be detected."""
+    noun = "state" if config.evaluation.primary == "sampled_failures" else "error"
+    text = f"{_count(measurable.values, noun)} in {measurable.units} of {measurable.held_out} held-out"
+    text += f" {measurable.over}s"
+    if measurable.left_out:
+        reasons = ", ".join(f"{number:,} {_describe_left_out(name)}" for name, number in measurable.left_out.items())
+        text += f" (excluded: {reasons})"
+    if measurable.units < 2:
+        return text
+    # The standard error of a mean over n sessions is their standard deviation / sqrt(n).
+    smallest = _DETECTABLE_Z / math.sqrt(measurable.units)
+    return f"{text}; smallest detectable effect: about {smallest:.1f} standard deviations between {measurable.over}s"
 
 
-def _why_left_out(name: str) -> str:
-    reason = name.partition(": ")[2] or name  # as `sdpo_jsd: without_hint`
-    return _WHY_LEFT_OUT.get(reason, reason.replace("_", " "))
+def _describe_left_out(name: str) -> str:
+    reason = name.partition(": ")[2] or name  # "sdpo_jsd: without_hint" -> "without_hint"
+    return _LEFT_OUT_REASONS.get(reason, reason.replace("_", " "))
 
 
-def _no_verdict(config: CrfConfig, there: Learnable, judged: Measurable) -> str:
-    """Training would take its time, and at its end nobody could say whether it helped."""
-    needed, more = config.evaluation.fewest_sessions, "More sessions would change that"
-    if judged.over == "session" and judged.units:
-        sessions, measured = there.learnt.sessions + judged.held_out, judged.units / judged.held_out
-        more += f", about {math.ceil(needed * sessions / judged.units):,} like these in all"
-        if judged.held_out / sessions < (larger := math.ceil(20 * needed / (measured * sessions)) / 20) <= 0.5:
-            more += f"; or a larger held-out share, `--set split.test={larger:g}`"
-    fix = f"{more}. To train all the same, without an answer to whether it helped: `--set run.without_verdict=true`."
-    expected = f"mistakes in at least {needed} held-out {judged.over}s (evaluation.fewest_sessions)"
-    return explain("too little to judge by", got=_judged_in_words(config, judged), expected=expected, fix=fix)
+def _no_verdict(config: CrfConfig, learnable: Learnable, measurable: Measurable) -> str:
+    """Return the error message: how many sessions or how large a test split would allow a verdict."""
+    needed, fix = config.evaluation.fewest_sessions, "Add more sessions"
+    if measurable.over == "session" and measurable.units:
+        sessions = learnable.learnt.sessions + measurable.held_out
+        share_with_errors = measurable.units / measurable.held_out
+        fix += f", about {math.ceil(needed * sessions / measurable.units):,} like these in total"
+        # The share of sessions to hold out so that enough of them have errors, rounded up to 0.05.
+        test_share = math.ceil(20 * needed / (share_with_errors * sessions)) / 20
+        if measurable.held_out / sessions < test_share <= 0.5:
+            fix += f", or hold out more of them: `--set split.test={test_share:g}`"
+    fix += ". To train without a verdict on whether it helped: `--set run.without_verdict=true`."
+    expected = f"errors in at least {needed} held-out {measurable.over}s (evaluation.fewest_sessions)"
+    got = _describe_measurable(config, measurable)
+    return explain("too little held-out data", got=got, expected=expected, fix=fix)
 
 
-def _many(number: int, noun: str) -> str:
+def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}" + ("" if number == 1 else "s")

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from composer_replication.batch.hint_placement import TeacherContext
     from composer_replication.batch.render.renderer import Renderer
     from composer_replication.batch.site_view import IndexPair, SiteView

@@ -1,4 +1,8 @@
-"""`crf sites RUN`: which turns erred, whose doing it was, and the hint for each that may be taught."""
+"""`crf sites RUN`: find failed tool calls, decide whose fault each was, and write hints for the model's own errors.
+
+Reads   conversations.jsonl and tools.jsonl; split.jsonl and conventions.md if they exist
+Writes  sites.jsonl, one row per error site with its hint; conventions.md, the rules that users stated in passing
+"""
 
 from __future__ import annotations
 
@@ -7,17 +11,24 @@ import asyncio
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from composer_replication.action_text import action_text
 from composer_replication.cli.console import (
     add_config_arguments,
     add_gate_arguments,
     add_short,
     config_of,
+    log,
+    plain,
+    print_json,
+    show,
+    table,
 )
 from composer_replication.config import SitesConfig
+from composer_replication.errors import InputError, explain
 from composer_replication.hint_generator.context import StateCursor, find_call
 from composer_replication.hint_generator.write import hint_from_user_words, user_words, write_hint
 from composer_replication.hint_generator.writer import WrittenHints, write_hints
@@ -32,21 +43,25 @@ from composer_replication.runs.conventions import (
     kept_by_call,
     project_of,
     read_conventions,
+    unread_lines,
 )
 from composer_replication.runs.files import (
     SITES_SCHEMA,
     SITES_VERSION,
     ToolTable,
     read_conversations,
+    read_site,
+    read_sites,
     read_tools,
     site_to_row,
+    strike_sites,
     struck_out,
     struck_sites,
 )
 from composer_replication.runs.split import NAME as SPLIT
 from composer_replication.runs.split import held_out_of
+from composer_replication.sites import BLAMES, KINDS, find_error_sites
 from composer_replication.sites import course as gates
-from composer_replication.sites import find_error_sites
 from composer_replication.sites.find import NO_FAILURE
 from composer_replication.sites.user_words import (
     CORRECTED,
@@ -58,27 +73,27 @@ from composer_replication.teacher_replay.replay import ReplayOptions
 from composer_replication.teacher_replay.teachers import read_specs, writer_in
 from composer_replication.types import Conversation, ErrorSite, Hint
 
-if TYPE_CHECKING:
-    from composer_replication.runs import RunDir
-    from composer_replication.types import Conversation, ErrorSite, Hint
-
-
 _CAPTION = (
-    "Only failures that are the model's are taught (kept). Harness and user refused or stopped a call; task is the\n"
-    "work itself, such as failing tests; env is the machine or the network. Sure: mean confidence."
+    "Only errors blamed on the model are trained on (kept). Other blames: harness or user (refused or stopped\n"
+    "the call), task (e.g. failing tests), env (machine or network). Sure: mean confidence."
 )
-_MAX_EXAMPLE = 70
-_MAX_SHOWN, _MAX_LINES = 3000, 5
+_MAX_EXAMPLE_CHARS = 70
+_MAX_TEXT_CHARS = 3000
+_MAX_LINES_LISTED = 5
+_HINT_SOURCES_WITH_WRITER = ("writer", "template", "raw_error")
+_RULE_CONFIDENCE = 0.7  # of a refusal that a user's rule explains
+
+SiteWithHint = tuple[ErrorSite, Hint | None]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help="a run directory with conversations in it")
+    parser.add_argument("run", metavar="RUN", help="run directory with ingested conversations (`crf ingest`)")
     parser.add_argument("--kind", action="append", metavar="KIND", help="show only this kind; may be repeated")
     parser.add_argument("--blame", action="append", metavar="BLAME", help="show only this blame; may be repeated")
     add_short(parser, "--min-confidence", key="sites.min_confidence")
-    parser.add_argument("--show", metavar="ID", help="print one site: turn, failing result, evidence, hint")
-    parser.add_argument("--list", action="store_true", help="print every site with its hint, or why it has none")
-    parser.add_argument("--drop", action="append", metavar="ID", help="strike this site out, for good; may be repeated")
+    parser.add_argument("--show", metavar="ID", help="show one site: the turn, the failed result, the hint")
+    parser.add_argument("--list", action="store_true", help="list every site with its hint, or why it has none")
+    parser.add_argument("--drop", action="append", metavar="ID", help="reject this site permanently; may be repeated")
     parser.add_argument("--json", action="store_true", help="print the table, the list or the site as JSON")
     add_short(parser, "--writer", key="sites.writer", metavar="FILE")
     add_config_arguments(parser, "sites")
@@ -86,158 +101,116 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from composer_replication.cli.console import say
-    from composer_replication.runs import RunDir
-
-    _check_filters(args)
-    section, run_dir = config_of(args).sites, RunDir.open(args.run)
-    if args.show is not None:
-        _show_site(run_dir, args.show, as_json=args.json)
-    elif args.drop or (args.list and run_dir.path("sites").exists()):  # as they are: they are looked at, not found anew
-        _drop(run_dir, args.drop or ())
-        _list(run_dir, args)
-    elif args.list:
-        write_sites(section, run_dir, no_scrub=args.no_scrub, allowed=args.allow)
-        _list(run_dir, args)
-    else:
-        done = write_sites(section, run_dir, no_scrub=args.no_scrub, allowed=args.allow)
-        _show_table(run_dir, done.sites, args)
-        _show_rules(run_dir, done, args)
-        if done.hints:
-            say(f"hints by a model: {', '.join(f'{what} {number}' for what, number in sorted(done.hints.items()))}")
-    return 0
-
-
-def _drop(run_dir: RunDir, identities: Sequence[str]) -> None:
-    from composer_replication.cli.console import say
-    from composer_replication.runs.files import strike_sites
-
-    for site in strike_sites(run_dir, identities, what="--drop") if identities else ():
-        say(f"struck out: site {site.id} ({site.kind}); `crf hints RUN --keep {site.id}` takes it back")
-
-
-def _list(run_dir: RunDir, args: argparse.Namespace) -> None:
-    """Every site in the order of the sessions, for somebody who looks through them; after a --drop only if asked."""
-    from composer_replication.cli.console import plain, print_json, say
-    from composer_replication.runs.files import read_sites
-    from composer_replication.sites.find import NO_FAILURE
-
-    every = [entry for entry in read_sites(run_dir) if entry[0].kind != NO_FAILURE]
-    check_kinds(args.kind or (), {site.kind for site, _ in every})
-    listed = [entry for entry in every if _is_asked_for(entry[0], args)] if args.list else []
-    if args.json:
-        rows = [{"site": site, "hint": hint} for site, hint in listed]
-        print_json({"run": str(run_dir.root), "sites": [{k: _plain_data(v) for k, v in row.items()} for row in rows]})
-        return
-    for site, hint in listed:
-        state = "kept" if site.is_kept else f"not kept: {site.reason}"
-        print(plain(f"{site.id}  {site.kind}, {site.tool}, blame {site.blame}, sure {site.confidence:.2f}, {state}"))
-        print(plain(f"    failed  {_short(site.evidence_text)}"))
-        if hint is not None:
-            print(plain(f"    hint    {' '.join(hint.text.split())}"))
-    if args.list:
-        num_kept = sum(site.is_kept for site, _ in listed)
-        say(
-            f"{len(listed)} sites, {num_kept} kept with a hint."
-            " `--show ID` shows one, `--drop ID` strikes it out for good"
-        )
-
-
-def _plain_data(record: ErrorSite | Hint | None) -> dict[str, object] | None:
-    from dataclasses import asdict
-
-    return None if record is None else asdict(record)
-
-
-def _short(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= _MAX_EXAMPLE else line[: _MAX_EXAMPLE - 1] + "…"
-
-
-def _check_filters(args: argparse.Namespace) -> None:
-    from composer_replication.errors import InputError, explain
-    from composer_replication.sites import BLAMES
-
+    """Find the sites, or list, show or reject those of an earlier call."""
     for blame in args.blame or ():
         if blame not in BLAMES:
             raise InputError(explain("--blame", got=repr(blame), expected=f"one of {', '.join(BLAMES)}"))
+    section, run_dir = config_of(args).sites, RunDir.open(args.run)
+    if args.show is not None:
+        _print_site(run_dir, args.show, as_json=args.json)
+        return 0
+    for site in strike_sites(run_dir, args.drop, what="--drop") if args.drop else ():
+        log(f"Rejected site {site.id} ({site.kind}). Undo: `crf hints RUN --keep {site.id}`")
+    # Listing must not recompute the sites: the user may be reviewing those that a training has used.
+    if not args.drop and not (args.list and run_dir.path("sites").exists()):
+        result = write_sites(section, run_dir, no_scrub=args.no_scrub, allowed=args.allow)
+        if not args.list:
+            _print_table(run_dir, result.sites, args)
+            _log_rules(run_dir, result, args)
+            if result.writer_outcomes:
+                log_writer_outcomes(result.writer_outcomes)
+            return 0
+    _print_list(run_dir, args)
+    return 0
 
 
-def _show_table(run_dir: RunDir, every: Sequence[ErrorSite], args: argparse.Namespace) -> None:
-    from composer_replication.cli.console import (
-        print_json,
-        say,
-        show,
-        table,
-    )
-    from composer_replication.sites.find import NO_FAILURE
+def log_writer_outcomes(counts: Mapping[str, int]) -> None:
+    log(f"hints by a model: {', '.join(f'{what} {number}' for what, number in sorted(counts.items()))}")
 
-    sites = [site for site in every if _is_asked_for(site, args)]
-    counted = tabulate(sites)
-    passed_over = Counter(site.reason for site in sites if site.kind == NO_FAILURE)
-    check_kinds(args.kind or (), {site.kind for site in every})
+
+def _print_list(run_dir: RunDir, args: argparse.Namespace) -> None:
+    """Print every site in the order of the sessions; after `--drop` only if `--list` is given as well."""
+    rows = [(site, hint) for site, hint in read_sites(run_dir) if site.kind != NO_FAILURE]
+    check_kinds(args.kind or (), {site.kind for site, _ in rows})
+    rows = [(site, hint) for site, hint in rows if _matches_filters(site, args)] if args.list else []
     if args.json:
-        print_json({"run": str(run_dir.root), "table": counted, "passed_over": dict(passed_over)})
+        records = [{"site": asdict(site), "hint": None if hint is None else asdict(hint)} for site, hint in rows]
+        print_json({"run": str(run_dir.root), "sites": records})
+        return
+    for site, hint in rows:
+        state = "kept" if site.is_kept else f"not kept: {site.reason}"
+        print(plain(f"{site.id}  {site.kind}, {site.tool}, blame {site.blame}, sure {site.confidence:.2f}, {state}"))
+        print(plain(f"    failed  {_shorten(site.evidence_text)}"))
+        if hint is not None:
+            print(plain(f"    hint    {' '.join(hint.text.split())}"))
+    if args.list:
+        num_kept = sum(site.is_kept for site, _ in rows)
+        log(f"{len(rows)} sites, {num_kept} kept with a hint. `--show ID` shows one, `--drop ID` rejects it for good")
+
+
+def _shorten(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _MAX_EXAMPLE_CHARS else line[: _MAX_EXAMPLE_CHARS - 1] + "…"
+
+
+def _print_table(run_dir: RunDir, all_sites: Sequence[ErrorSite], args: argparse.Namespace) -> None:
+    """Print error sites by kind and blame, then the false alarms by reason."""
+    sites = [site for site in all_sites if _matches_filters(site, args)]
+    counts = tabulate(sites)
+    false_alarms = Counter(site.reason for site in sites if site.kind == NO_FAILURE)
+    check_kinds(args.kind or (), {site.kind for site in all_sites})
+    if args.json:
+        print_json({"run": str(run_dir.root), "table": counts, "passed_over": dict(false_alarms)})
         return
     columns = ("kind", "blame", "sites", "kept", "sure", "example", "id")
-    rows = [_row(count) for count in counted]
+    rows = [
+        (row.kind, row.blame, row.number, row.num_kept, f"{row.confidence:.2f}", _shorten(row.example), row.example_id)
+        for row in counts
+    ]
     show(table("Error sites", columns, rows, caption=_CAPTION, shrinks="example"))
-    if passed_over:
-        show(table("Looked like an error, and is none", ("why", "times"), sorted(passed_over.items())))
-    num_kept, number = sum(site.is_kept for site in sites), len(sites) - passed_over.total()
-    scope = "" if len(sites) == len(every) else "of the kinds and blames asked for: "
-    counted_in = f"{run_dir.path('sites')}: {scope}{number} failures, {num_kept} kept with a hint"
-    say(f"{counted_in}. `crf sites RUN --list` shows them all, `--show ID` one")
+    if false_alarms:
+        show(table("False alarms", ("why", "times"), sorted(false_alarms.items())))
+    num_kept, num_errors = sum(site.is_kept for site in sites), len(sites) - false_alarms.total()
+    scope = "" if len(sites) == len(all_sites) else "of the kinds and blames asked for: "
+    summary = f"{run_dir.path('sites')}: {scope}{num_errors} failures, {num_kept} kept with a hint"
+    log(f"{summary}. `crf sites RUN --list` shows them all, `--show ID` one")
 
 
-def _show_rules(run_dir: RunDir, done: _SitesOfRun, args: argparse.Namespace) -> None:
-    """How many sites are users' words, and where the rules are that they named."""
-    from composer_replication.cli.console import say
-
-    num_corrections = sum(site.kind == "user_corrected" and site.is_kept for site in done.sites)
-    if num_corrections and not args.json:
-        say(f"{num_corrections} of them are corrections in the user's own words")
-    if done.conventions and not args.json:
-        from composer_replication.runs.conventions import unread_lines
-
-        kept_rules = [rule for rule in done.conventions if rule.is_kept]
-        idle = sum(not rule.call_kinds for rule in kept_rules)
-        rules = f"rules that users named: {len(done.conventions)}, kept: {len(kept_rules)}"
-        rules += f", of which {idle} have no `for:` below them and are used nowhere" if idle else ""
-        say(f"{run_dir.path('conventions')}: {rules}. Mark with an x what holds elsewhere, and run this again")
-        if unread := unread_lines(run_dir):
-            lines = ", ".join(map(str, unread[:_MAX_LINES])) + (" and more" if len(unread) > _MAX_LINES else "")
-            say(
-                f"{run_dir.path('conventions')}, lines {lines}: not read. A rule is `- [x] words` below `## project`; "
-                "below it stands `  - for: git push`"
-            )
+def _log_rules(run_dir: RunDir, result: _SitesResult, args: argparse.Namespace) -> None:
+    """Log how many sites are corrections by the user, and how many user rules are accepted."""
+    if args.json:
+        return
+    num_corrections = sum(site.kind == CORRECTED and site.is_kept for site in result.sites)
+    if num_corrections:
+        log(f"{num_corrections} of them are corrections in the user's own words")
+    if not result.rules:
+        return
+    path = run_dir.path("conventions")
+    accepted = [rule for rule in result.rules if rule.is_kept]
+    # Without a `for:` line nobody knows which calls a rule is about.
+    num_unused = sum(not rule.call_kinds for rule in accepted)
+    unused = f"; {num_unused} without a `for:` line, not used" if num_unused else ""
+    log(f"{path}: {len(accepted)} of {len(result.rules)} user rules accepted{unused}. Accept more with [x], then rerun")
+    if line_numbers := unread_lines(run_dir):
+        lines = ", ".join(map(str, line_numbers[:_MAX_LINES_LISTED]))
+        more = " and more" if len(line_numbers) > _MAX_LINES_LISTED else ""
+        log(f"{path}, lines {lines}{more}: cannot be read. Write `- [x] rule`, and below it `  - for: git push`")
 
 
-def check_kinds(asked: Sequence[str], found: set[str]) -> None:
-    """Refuse a kind that no rule and no site of the run has."""
-    from composer_replication.errors import InputError, explain
-    from composer_replication.sites import KINDS
-
-    for kind in asked:
-        if kind not in found and kind not in KINDS:
-            fix = f"Kinds in this run: {', '.join(sorted(found))}"
+def check_kinds(kinds: Sequence[str], kinds_in_run: set[str]) -> None:
+    """Raise InputError for a kind that neither a rule nor a site of the run has."""
+    for kind in kinds:
+        if kind not in kinds_in_run and kind not in KINDS:
+            fix = f"Kinds in this run: {', '.join(sorted(kinds_in_run))}"
             raise InputError(explain("--kind", got=repr(kind), expected="a kind of failure", fix=fix))
 
 
-def _is_asked_for(site: ErrorSite, args: argparse.Namespace) -> bool:
+def _matches_filters(site: ErrorSite, args: argparse.Namespace) -> bool:
     return (not args.kind or site.kind in args.kind) and (not args.blame or site.blame in args.blame)
 
 
-def _row(count: _KindCount) -> tuple[object, ...]:
-    confidence, example = f"{count.confidence:.2f}", _short(count.example)
-    return count.kind, count.blame, count.number, count.num_kept, confidence, example, count.example_id
-
-
-def _show_site(run_dir: RunDir, identity: str, *, as_json: bool) -> None:
-    from composer_replication.cli.console import print_json
-    from composer_replication.runs.files import read_site
-
-    site, hint, conversation = read_site(run_dir, identity)
+def _print_site(run_dir: RunDir, site_id: str, *, as_json: bool) -> None:
+    site, hint, conversation = read_site(run_dir, site_id)
     if as_json:
         print_json({"site": site, "hint": hint})
         return
@@ -245,9 +218,6 @@ def _show_site(run_dir: RunDir, identity: str, *, as_json: bool) -> None:
 
 
 def _site_lines(site: ErrorSite, hint: Hint | None, conversation: Conversation) -> list[str]:
-    from composer_replication.action_text import action_text
-    from composer_replication.cli.console import plain
-
     turn = next(turn for turn in conversation.turns if turn.id == site.turn_id)
     results = [r for t in conversation.turns if t.id == site.result_turn_id for r in t.results]
     text = next((result.text for result in results if result.call_id == site.call_id), site.evidence_text)
@@ -264,34 +234,24 @@ def _site_lines(site: ErrorSite, hint: Hint | None, conversation: Conversation) 
     lines += [
         "",
         "--- the turn",
-        _cut(action_text(turn)),
+        _cut_middle(action_text(turn)),
         "",
         "--- what came back, evidence between >>> and <<<",
-        _cut(marked),
+        _cut_middle(marked),
     ]
     lines += ["", f"--- the hint ({hint.source}: {hint.template}, version {hint.version})" if hint else "--- no hint"]
     lines += [hint.text] if hint else []
     return [plain(line) for line in lines]
 
 
-def _cut(text: str) -> str:
-    half = _MAX_SHOWN // 2
-    return (
-        text
-        if len(text) <= _MAX_SHOWN
-        else f"{text[:half]}\n[... {len(text) - _MAX_SHOWN} characters ...]\n{text[-half:]}"
-    )
-
-
-# `crf sites`: every failure of a run, whose doing it was, and a hint for each that may be taught.
-
-_WITH_WRITER = ("writer", "template", "raw_error")
-_AS_SURE_AS_A_RULE = 0.7
+def _cut_middle(text: str) -> str:
+    half, num_cut = _MAX_TEXT_CHARS // 2, len(text) - _MAX_TEXT_CHARS
+    return text if num_cut <= 0 else f"{text[:half]}\n[... {num_cut} characters ...]\n{text[-half:]}"
 
 
 @dataclass(frozen=True, slots=True)
 class _KindCount:
-    """One row of the table: failures of one kind that were one party's doing, with an example."""
+    """One row of the table: how many failures of one kind have one blame. The field names are those of `--json`."""
 
     kind: str
     blame: str
@@ -302,55 +262,54 @@ class _KindCount:
     example_id: str
 
 
-class _SitesOfRun(NamedTuple):
-    """Every site; what looked like a failure and is none is of kind `NO_FAILURE`. `hints` counts what a model wrote.
+class _SitesResult(NamedTuple):
+    """What the step found."""
 
-    `conventions` are the rules of `conventions.md`, with those that are new.
-    """
-
-    sites: list[ErrorSite]
-    hints: Mapping[str, int]
-    conventions: list[Convention]
+    sites: list[ErrorSite]  # with false alarms, of kind NO_FAILURE, so that they can be counted
+    writer_outcomes: Mapping[str, int]  # how many hints a model wrote, or why it wrote none
+    rules: list[Convention]  # all rules of conventions.md, the new ones included
 
 
 def write_sites(
     section: SitesConfig, run: RunDir, *, no_scrub: bool = False, allowed: Iterable[str] = ()
-) -> _SitesOfRun:
-    """Find every failure in the run's conversations, write a hint for those that may be taught, and keep both.
+) -> _SitesResult:
+    """Find the error sites of a run, write their hints, and store both in sites.jsonl.
 
-    With a writer the conversations are read once more, before: what a model is shown goes through the last gate, which
-    refuses a run made with `--no-scrub` unless that is said here, too.
+    With `section.writer`, a model writes the hints. Its requests pass the outgoing check, which refuses a run that was
+    ingested with `--no-scrub` unless `no_scrub` is set here as well.
     """
-    hints = None if section.writer is None else _asked_for(section, run, no_scrub, allowed)
-    sources: dict[str, Any] = {} if hints is None else {"sources": _WITH_WRITER, "writer": hints.writer()}
-    # What was ingested with its secrets in it does not get them into a hint, which is trained on.
+    written = None if section.writer is None else _hints_by_model(section, run, no_scrub, allowed)
+    # Hints are trained on. If ingestion kept the secrets, they have to be redacted here.
     scrubber = None if run.meta("conversations").settings.get("scrubbed") is True else Scrubber()
-    options = {"scrubber": scrubber, **sources}
-    made_of = [run.source(name) for name in ("conversations", "tools", SPLIT) if run.path(name).exists()]
+    hint_options: dict[str, Any] = {"scrubber": scrubber}
+    if written is not None:
+        hint_options |= {"sources": _HINT_SOURCES_WITH_WRITER, "writer": written.writer()}
+    sources = [run.source(name) for name in ("conversations", "tools", SPLIT) if run.path(name).exists()]
     rules = _UserRules(run, scrubber, section.min_confidence)
-    rows = _with_hints(read_conversations(run), rules, read_tools(run), section.min_confidence, options)
+    rows = _find_sites(read_conversations(run), rules, read_tools(run), section.min_confidence, hint_options)
     struck = struck_sites(run)
     rows = [(struck_out(site), None) if hint and site.id in struck else (site, hint) for site, hint in rows]
     drops = Counter(site.reason for site, _ in rows if site.kind == NO_FAILURE)
-    conventions = add_conventions(run, rules.heard)
+    all_rules = add_conventions(run, rules.stated)
     if run.path(CONVENTIONS).exists():
-        made_of.append(run.source(CONVENTIONS))  # as it is now: what its user changes later makes these sites old
+        # Recorded after the update: only what the user edits later should mark these sites as stale.
+        sources.append(run.source(CONVENTIONS))
     run.write_jsonl(
         "sites",
         (site_to_row(*row) for row in rows),
         schema=SITES_SCHEMA,
         version=SITES_VERSION,
-        sources=made_of,
+        sources=sources,
         counts=_counts(rows),
         drops=drops,
-        settings={"min_confidence": section.min_confidence, "struck": sorted(struck), **_written_by(section, hints)},
+        settings={
+            "min_confidence": section.min_confidence,
+            "struck": sorted(struck),
+            "writer": writer_in(section.writer),
+            **({} if written is None else {"writer_calls": sum(written.counts.values()), "writer_usd": written.paid}),
+        },
     )
-    return _SitesOfRun([site for site, _ in rows], {} if hints is None else hints.counts, conventions)
-
-
-def _written_by(section: SitesConfig, hints: WrittenHints | None) -> dict[str, Any]:
-    paid = {} if hints is None else {"writer_calls": sum(hints.counts.values()), "writer_usd": hints.paid}
-    return {"writer": writer_in(section.writer), **paid}
+    return _SitesResult([site for site, _ in rows], {} if written is None else written.counts, all_rules)
 
 
 def _counts(rows: Iterable[tuple[ErrorSite, Hint | None]]) -> Counter[str]:
@@ -362,112 +321,113 @@ def _counts(rows: Iterable[tuple[ErrorSite, Hint | None]]) -> Counter[str]:
 
 
 class _UserRules:
-    """Rules that users named: those that are heard on the way, and what the kept ones say about other refusals.
+    """Rules that users stated ("never push to main"), collected from corrections and applied to silent refusals.
 
-    Nothing is heard from sessions that are `held_out`, and no rule is used that was said nowhere else.
+    Held-out sessions contribute no rule, and a rule that only they state is not applied: the test set stays unseen.
     """
 
     def __init__(self, run: RunDir, scrubber: Scrubber | None, min_confidence: float) -> None:
         self.held_out = held_out_of(run)
-        rules = [rule for rule in read_conventions(run) if not rule.said or {at for _, at in rule.said} - self.held_out]
-        self._kept = kept_by_call(rules) if min_confidence <= _AS_SURE_AS_A_RULE else {}
+        rules = read_conventions(run)
+        # A rule without sessions was written into conventions.md by hand.
+        usable = [rule for rule in rules if not rule.said or {session for _, session in rule.said} - self.held_out]
+        self._by_call = kept_by_call(usable) if min_confidence <= _RULE_CONFIDENCE else {}
         self._scrubber = scrubber
-        self.heard: list[Heard] = []
+        self.stated: list[Heard] = []
 
-    def applied(self, site: ErrorSite, conversation: Conversation) -> tuple[ErrorSite, Hint | None]:
-        """The site of a refusal without words and its hint, where a kept rule is about such calls; else as it is."""
-        if site.kind != REFUSED or not self._kept or _is_copied(site, conversation):
+    def explain(self, site: ErrorSite, conversation: Conversation) -> SiteWithHint:
+        """Blame the model for a refusal that breaks an accepted rule, and make the rule its hint."""
+        if site.kind != REFUSED or not self._by_call or _is_copied(site, conversation):
             return site, None
         call = find_call(site, conversation)
-        words = None if call is None else self._kept.get((project_of(conversation), call_kind(call)))
+        words = None if call is None else self._by_call.get((project_of(conversation), call_kind(call)))
         hint = None if words is None else hint_from_user_words(words, template="convention", scrubber=self._scrubber)
         if hint is None:
             return site, None
-        reason = "refused, and a rule that the user keeps is about such calls"
-        taught: dict[str, Any] = {"blame": "model", "is_kept": True, "reason": reason}
-        return replace(site, confidence=_AS_SURE_AS_A_RULE, **taught), hint
+        reason = "refused, and a rule that the user keeps is about such calls"  # stored in sites.jsonl
+        return replace(site, blame="model", is_kept=True, reason=reason, confidence=_RULE_CONFIDENCE), hint
 
-    def hear(self, site: ErrorSite, conversation: Conversation) -> None:
-        """The rule that a correction names, if it names one."""
+    def collect(self, site: ErrorSite, conversation: Conversation) -> None:
+        """Remember the rule that a user's correction states, if it states one."""
         if site.kind != CORRECTED or not site.is_kept or conversation.id in self.held_out:
             return
         rule, call = convention_in(user_words(site, conversation)), find_call(site, conversation)
         if rule and call is not None:
             rule = rule if self._scrubber is None else self._scrubber.scope().text(rule)
-            origin = (site.id, site.conversation_id)
-            self.heard.append(Heard(project_of(conversation), rule, call_kind(call), *origin))
+            self.stated.append(Heard(project_of(conversation), rule, call_kind(call), site.id, site.conversation_id))
 
 
 def _is_copied(site: ErrorSite, conversation: Conversation) -> bool:
+    """Return whether the turn was copied from the conversation that this one resumes; it is counted there."""
     return any(turn.id == site.turn_id and turn.origin == "copied" for turn in conversation.turns)
 
 
-def _with_hints(
+def _find_sites(
     conversations: Iterable[Conversation],
     rules: _UserRules,
     tools: ToolTable,
     min_confidence: float,
-    options: Mapping[str, Any],
-) -> list[tuple[ErrorSite, Hint | None]]:
-    """Every site with its hint. All wait for the last conversation: a gate's first refusal may not be its project's."""
-    rows: list[tuple[ErrorSite, Hint | None]] = []
-    refusals: list[gates.Refusal] = []
-    hints_if_second: dict[str, Hint | None] = {}
+    hint_options: Mapping[str, Any],
+) -> list[SiteWithHint]:
+    """Return every site of the run with its hint, false alarms included."""
+    rows: list[SiteWithHint] = []
+    all_refusals: list[gates.Refusal] = []
+    hints_if_repeated: dict[str, Hint | None] = {}
     for conversation in conversations:
-        passed_over, mine = list[ErrorSite](), list[gates.Refusal]()
-        failures = find_error_sites(conversation, min_confidence=min_confidence, passed_over=passed_over, refusals=mine)
-        # Given schemas alone say what a tool needs; those that were inferred say which tools there are.
-        tool_options = {"tool_schemas": tools.given, "inferred_tools": tools.schemas(conversation.format)}
-        hint_of = partial(
-            write_hint, conversation=conversation, along=StateCursor(conversation), **tool_options, **options
+        false_alarms, refusals = list[ErrorSite](), list[gates.Refusal]()
+        failures = find_error_sites(
+            conversation, min_confidence=min_confidence, passed_over=false_alarms, refusals=refusals
         )
-        second = {refusal.site.id: refusal.site for refusal in mine if refusal.site.is_kept}
+        hint_for = partial(
+            write_hint,
+            conversation=conversation,
+            along=StateCursor(conversation),
+            tool_schemas=tools.given,  # declared schemas: only they say which arguments a tool requires
+            inferred_tools=tools.schemas(conversation.format),  # from calls: enough to know which tools exist
+            **hint_options,
+        )
+        repeated = {refusal.site.id: refusal.site for refusal in refusals if refusal.site.is_kept}
         for failure in failures:
-            site, hint = rules.applied(failure, conversation)
-            rows.append((site, hint_of(site) if site.is_kept and hint is None else hint))
-            rules.hear(site, conversation)
-            hints_if_second |= {site.id: hint_of(second[site.id])} if site.id in second else {}
-        rows += [(site, None) for site in passed_over]
-        refusals += mine
-    later = gates.repeated_refusals(refusals, held_out=rules.held_out)
-    return [(later[site.id], hints_if_second.get(site.id)) if site.id in later else (site, hint) for site, hint in rows]
+            site, hint = rules.explain(failure, conversation)
+            rows.append((site, hint_for(site) if site.is_kept and hint is None else hint))
+            rules.collect(site, conversation)
+            if site.id in repeated:
+                hints_if_repeated[site.id] = hint_for(repeated[site.id])
+        rows += [(site, None) for site in false_alarms]
+        all_refusals += refusals
+    # A hook's first refusal in a project only informs the model about the hook; the second one is the model's error.
+    # Conversations are not stored by time, so which was first is known only now.
+    errors = gates.repeated_refusals(all_refusals, held_out=rules.held_out)
+    return [
+        (errors[site.id], hints_if_repeated.get(site.id)) if site.id in errors else (site, hint) for site, hint in rows
+    ]
 
 
-def _asked_for(section: SitesConfig, run: RunDir, no_scrub: bool, allowed: Iterable[str]) -> WrittenHints:
-    """What a model says about each site that may be taught; answers are kept and paid for as those of a replay are."""
-    first, *_ = read_specs(section.writer, "sites.writer") or [{}]
-    gate = gate_of(run, os.environ, no_scrub=no_scrub, allowed=allowed)
+def _hints_by_model(section: SitesConfig, run: RunDir, no_scrub: bool, allowed: Iterable[str]) -> WrittenHints:
+    """Let a model write the hints. Answers are cached and count towards the spending cap, as in `crf replay`."""
+    writer, *_ = read_specs(section.writer, "sites.writer") or [{}]
+    outgoing_check = gate_of(run, os.environ, no_scrub=no_scrub, allowed=allowed)
     sites = (
         (site, conversation)
         for conversation in read_conversations(run)
         for site in find_error_sites(conversation, min_confidence=section.min_confidence)
-        if site.kind != CORRECTED  # what a user said needs no other words
+        if site.kind != CORRECTED  # the user's own words are the hint
     )
-    options = ReplayOptions(cache=run.path("teacher_cache"), last_gate=gate)
+    options = ReplayOptions(cache=run.path("teacher_cache"), last_gate=outgoing_check)
+    job = write_hints(sites, writer, max_total_usd=section.max_usd, options=options, environment=os.environ)
     with run.used_for("replay"):
-        return asyncio.run(
-            write_hints(sites, first, max_total_usd=section.max_usd, options=options, environment=os.environ)
-        )
+        return asyncio.run(job)
 
 
 def tabulate(sites: Iterable[ErrorSite]) -> list[_KindCount]:
-    """Sites by kind and blame: those that may be taught first, the most frequent first among them."""
+    """Count error sites by kind and blame: the model's errors first, the most frequent kind first."""
     groups: dict[tuple[str, str], list[ErrorSite]] = {}
     for site in sites:
-        if site.kind == NO_FAILURE:
-            continue
-        groups.setdefault((site.kind, site.blame), []).append(site)
-    table = [
-        _KindCount(
-            kind=kind,
-            blame=blame,
-            number=len(group),
-            num_kept=sum(site.is_kept for site in group),
-            confidence=round(sum(site.confidence for site in group) / len(group), 2),
-            example=example.evidence_text,
-            example_id=example.id,
-        )
-        for (kind, blame), group in groups.items()
-        for example in [next((site for site in group if site.evidence_text), group[0])]
-    ]
-    return sorted(table, key=lambda row: (row.blame != "model", row.blame, -row.number, row.kind))
+        if site.kind != NO_FAILURE:
+            groups.setdefault((site.kind, site.blame), []).append(site)
+    counts = []
+    for (kind, blame), group in groups.items():
+        example = next((site for site in group if site.evidence_text), group[0])
+        num_kept, confidence = sum(s.is_kept for s in group), round(sum(s.confidence for s in group) / len(group), 2)
+        counts.append(_KindCount(kind, blame, len(group), num_kept, confidence, example.evidence_text, example.id))
+    return sorted(counts, key=lambda row: (row.blame != "model", row.blame, -row.number, row.kind))

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from composer_replication.cli.console import add_config_arguments, add_short, config_of
+from composer_replication.cli.console import add_config_arguments, add_short, config_of, log, print_json, show, table
 from composer_replication.config import SplitConfig
 from composer_replication.runs import RunDir
 from composer_replication.runs.files import read_conversations
@@ -37,14 +37,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from composer_replication.cli.console import (
-        print_json,
-        say,
-        show,
-        table,
-    )
-    from composer_replication.runs import RunDir
-
     section, run_dir = config_of(args).split, RunDir.open(args.run)
     done = write_split(section, run_dir)
     counts = done.counts()
@@ -58,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     ]
     columns = ("side", "sessions", "contexts", "first began", "last began", "what for")
     show(table("Sessions", columns, [(*row, _WHAT_FOR[row[0]]) for row in rows]))
-    say(
+    log(
         f"{run_dir.path('split')}: of {done.num_test_states:,} states of the test {done.num_near_duplicates:,} stand in"
         " sessions that are learnt from as well, nearly word for word: an evaluation leaves them out"
     )

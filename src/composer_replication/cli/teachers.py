@@ -6,6 +6,8 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from composer_replication.cli.console import log, print_json, show, table
+
 if TYPE_CHECKING:
     from composer_replication.teacher_replay.prices import Listed
 
@@ -25,7 +27,6 @@ def run(args: argparse.Namespace) -> int:
     import asyncio
     import os
 
-    from composer_replication.cli.console import say
     from composer_replication.errors import InputError
     from composer_replication.teacher_replay.prices import list_models, with_prices
     from composer_replication.teacher_replay.teachers import DEFAULT_TEACHERS, OPENROUTER, OPENROUTER_KEY
@@ -49,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
         from composer_replication.atomic import atomic_write_json, written_through
 
         atomic_write_json(written_through(args.output), teachers)
-        say(f"{args.output}: {len(teachers)} teachers with prices")
+        log(f"{args.output}: {len(teachers)} teachers with prices")
     return 0
 
 
@@ -67,13 +68,6 @@ def _without_a_list(slugs: Sequence[str]) -> str:
 
 
 def _show(listed: Sequence[Listed], *, as_json: bool) -> None:
-    from composer_replication.cli.console import (
-        print_json,
-        say,
-        show,
-        table,
-    )
-
     if as_json:
         print_json({"models": [model._asdict() for model in listed]})
         return
@@ -90,4 +84,4 @@ def _show(listed: Sequence[Listed], *, as_json: bool) -> None:
     columns = ("model", "$ in / million", "$ out / million", "context", "tools")
     show(table("Teachers", columns, rows[:_MAX_SHOWN], caption="US dollars per million tokens, as the endpoint says"))
     if len(rows) > _MAX_SHOWN:
-        say(f"{len(rows) - _MAX_SHOWN} more; name the ones you want with --slug")
+        log(f"{len(rows) - _MAX_SHOWN} more; name the ones you want with --slug")

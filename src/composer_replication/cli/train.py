@@ -9,8 +9,15 @@ from typing import TYPE_CHECKING
 from composer_replication.cli.console import (
     add_config_arguments,
     add_short,
+    is_terminal,
+    log,
+    only_rank_0_prints,
     overrides_of,
+    plain,
+    print_json,
     refuse_unread,
+    show,
+    table,
 )
 from composer_replication.cli.main import INTERRUPTED
 from composer_replication.cli.progress import as_shown
@@ -56,8 +63,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from composer_replication.cli.console import only_rank_0_prints
-
     with only_rank_0_prints():
         return _run(args)
 
@@ -92,7 +97,6 @@ def _config(args: argparse.Namespace) -> CrfConfig:
     """
     from pathlib import Path
 
-    from composer_replication.cli.console import say
     from composer_replication.cli.run_checks import remembered_options
     from composer_replication.config.presets import load_with_preset
     from composer_replication.errors import InputError, explain
@@ -110,13 +114,12 @@ def _config(args: argparse.Namespace) -> CrfConfig:
     if config.train.run is not None:
         RunDir.open(config.train.run)
     if path is not None and args.config is None:
-        say(f"options as in {path}; --set changes one, --config takes others")
+        log(f"options as in {path}; --set changes one, --config takes others")
     return config
 
 
 def _show_options(*, as_json: bool) -> None:
     """Every option with its type, its default (a preset may say otherwise) and what it does."""
-    from composer_replication.cli.console import print_json
     from composer_replication.config import CrfConfig, describe
 
     options = describe(CrfConfig)
@@ -158,8 +161,6 @@ def quiet_libraries() -> None:
     import os
     import sys
 
-    from composer_replication.cli.console import is_terminal
-
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
     if is_terminal(sys.stderr):
         return
@@ -172,7 +173,6 @@ def quiet_libraries() -> None:
 
 
 def _show_plan(plan: TrainingPlan, *, as_json: bool) -> None:
-    from composer_replication.cli.console import print_json, say, show
     from composer_replication.evaluation.report.records import explained, of_good_turns
 
     memory = plan.memory
@@ -192,25 +192,18 @@ def _show_plan(plan: TrainingPlan, *, as_json: bool) -> None:
     for line in [*of_good_turns(plan.counts, plan.drops), *explained(plan.counts, plan.drops)]:
         print(line)
     if memory is not None:
-        say(f"memory of a step:\n{memory}")
+        log(f"memory of a step:\n{memory}")
     if plan.newest_checkpoint is None:
-        say(f"{plan.folder.config}: the config as it was understood. Nothing was trained")
+        log(f"{plan.folder.config}: the config as it was understood. Nothing was trained")
     else:
-        say(f"{plan.folder.checkpoints} has {plan.newest_checkpoint}: training would go on from there")
+        log(f"{plan.folder.checkpoints} has {plan.newest_checkpoint}: training would go on from there")
     for remark in plan.remarks:
-        say(remark)
+        log(remark)
     for change in plan.changed:
-        say(f"changed since the run began: {change}")
+        log(f"changed since the run began: {change}")
 
 
 def _show_result(result: TrainingResult, *, as_json: bool) -> None:
-    from composer_replication.cli.console import (
-        plain,
-        print_json,
-        say,
-        show,
-        table,
-    )
     from composer_replication.evaluation.report.records import explained
 
     if as_json:
@@ -232,7 +225,7 @@ def _show_result(result: TrainingResult, *, as_json: bool) -> None:
     if not result.diagnosis:
         print("diagnosis: nothing was found that keeps it from learning")
     if result.saved is not None:
-        say(f"{result.saved}: the trained weights; {result.metrics}: the metrics")
+        log(f"{result.saved}: the trained weights; {result.metrics}: the metrics")
 
 
 def _channel_row(channel: ChannelResult, steps: int) -> tuple[object, ...]:
@@ -246,7 +239,6 @@ def _dropped_rows(drops: Mapping[str, int]) -> list[tuple[str, int]]:
 
 def _count_tables(counts: Mapping[str, int], drops: Mapping[str, int]) -> list[Table]:
     """What there is, items of the channels last; and what was left out, where something was."""
-    from composer_replication.cli.console import table
 
     known_counts = [(text, counts[name]) for name, text in _COUNTS if name in counts]
     other_counts = sorted(
@@ -259,12 +251,10 @@ def _count_tables(counts: Mapping[str, int], drops: Mapping[str, int]) -> list[T
 def _say_how_to_resume(result: TrainingResult, args: argparse.Namespace) -> None:
     import shlex
 
-    from composer_replication.cli.console import say
-
     words = ["crf", "train", *([args.short["train.run"]] if "train.run" in args.short else [])]
     words += ["--config", args.config] if args.config else []
     for override in args.set:
         words += ["--set", override]
     command = shlex.join([*words, "--resume"])
-    say(f"{result.stopped_by}: stopped after step {result.steps} of {result.total_steps}, which is saved.")
-    say(f"go on with: {command}")
+    log(f"{result.stopped_by}: stopped after step {result.steps} of {result.total_steps}, which is saved.")
+    log(f"go on with: {command}")

@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from composer_replication.atomic import atomic_write_text
+from composer_replication.cli.console import log, plain, print_json, show, table
 from composer_replication.envs.logs import PROJECT, log_lines, session_id
 from composer_replication.envs.policies import (
     AGENTS,
@@ -22,10 +22,6 @@ from composer_replication.envs.policies import (
 )
 from composer_replication.envs.workspace import Difficulty, generate_task
 from composer_replication.errors import InputError, explain
-
-if TYPE_CHECKING:
-    from composer_replication.envs.policies import Episode
-
 
 WHEN_INTERRUPTED = "nothing goes on in the background; the same command can be run again"
 _PLAY = "show one session of an agent that errs on purpose"
@@ -76,7 +72,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _play(args: argparse.Namespace) -> int:
-    from composer_replication.cli.console import plain, print_json
     from composer_replication.envs.logs import to_atif
     from composer_replication.envs.workspace.sandbox import shared_runner
 
@@ -91,11 +86,10 @@ def _play(args: argparse.Namespace) -> int:
 
 
 def _warn(sandbox: str) -> None:
-    from composer_replication.cli.console import say
     from composer_replication.envs.workspace.sandbox import NO_WALL
 
     if sandbox == "rlimits":
-        say(f"tests ran behind no wall (rlimits): {NO_WALL}")
+        log(f"tests ran behind no wall (rlimits): {NO_WALL}")
 
 
 def _lines(episode: Episode) -> list[str]:
@@ -113,7 +107,6 @@ def _lines(episode: Episode) -> list[str]:
 
 
 def _logs(args: argparse.Namespace) -> int:
-
     agent = agent_named(args.agent, args.rate, args.corrects)
     done = write_logs(args.output, number=args.number, seed=args.seed, difficulty=args.difficulty, agent=agent)
     _warn(done.sandbox)
@@ -122,13 +115,6 @@ def _logs(args: argparse.Namespace) -> int:
 
 
 def _show(done: _WorldLogs, args: argparse.Namespace) -> None:
-    from composer_replication.cli.console import (
-        print_json,
-        say,
-        show,
-        table,
-    )
-
     if args.json:
         print_json(
             {
@@ -156,13 +142,11 @@ def _show(done: _WorldLogs, args: argparse.Namespace) -> None:
         for count in done.mistakes
     ]
     show(table("Mistakes", columns, rows, shrinks="what it is"))
-    say(f"{done.sessions} sessions of {done.calls} calls in {args.output}; {done.solved} tasks solved")
+    log(f"{done.sessions} sessions of {done.calls} calls in {args.output}; {done.solved} tasks solved")
 
 
 def _advisers(args: argparse.Namespace) -> int:
-    from composer_replication.cli.console import print_json, say
     from composer_replication.envs.adviser_server import AdviserServer
-    from composer_replication.errors import InputError, explain
 
     if args.number < 1:
         raise InputError(explain("-n", got=args.number, expected="1 or more tasks"))
@@ -181,11 +165,11 @@ def _advisers(args: argparse.Namespace) -> int:
         else:
             print(server.base_url)
         sys.stdout.flush()
-        say(f"models: {', '.join(server.models)}; Ctrl-C stops it")
+        log(f"models: {', '.join(server.models)}; Ctrl-C stops it")
         try:
             server.wait()
         except KeyboardInterrupt:  # the way to end it
-            say("crf world advisers: stopped")
+            log("crf world advisers: stopped")
     return 0
 
 

@@ -16,7 +16,7 @@ import pytest
 from crf import SRC, crf, must
 from test_cli_replay import SLUGS, write_chats
 
-from composer_replication.cli.main import _WHAT_TO_DO
+from composer_replication.cli.main import _ADVICE_BY_ERRNO
 from fault_server import FaultServer
 
 LIMITED = (
@@ -84,7 +84,7 @@ def test_a_full_disk_is_said_and_leaves_what_was_there(folder, arguments):
     before = {path.name: path.read_bytes() for path in (folder / "run").glob("*.jsonl")}
     done = with_room_for(100, *arguments, cwd=folder)
     is_a_sentence(done, arguments[0])
-    full_file, full_store = re.escape(_WHAT_TO_DO[errno.EFBIG]), r"teacher_cache\.sqlite\b.*\bdisk I/O error"
+    full_file, full_store = re.escape(_ADVICE_BY_ERRNO[errno.EFBIG]), r"teacher_cache\.sqlite\b.*\bdisk I/O error"
     assert re.search(f"{full_file}|{full_store}", done.stderr), done.stderr
     (folder / "run" / "elsewhere.jsonl").unlink(missing_ok=True)  # where a copy was about to be made
     assert {path.name: path.read_bytes() for path in (folder / "run").glob("*.jsonl")} == before
@@ -121,7 +121,7 @@ def test_output_onto_a_full_disk_is_said(folder, arguments):
         return
     is_a_sentence(done, arguments[0])
     assert "No space left on device" in done.stderr
-    assert _WHAT_TO_DO[errno.ENOSPC] in done.stderr
+    assert _ADVICE_BY_ERRNO[errno.ENOSPC] in done.stderr
 
 
 def damage(path):

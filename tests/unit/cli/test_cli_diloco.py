@@ -10,12 +10,12 @@ import pytest
 from composer_replication.cli.main import main
 from composer_replication.cli.replicas.launches import (
     LaunchFile,
+    canonical_bucket,
     create_launch,
-    known_numbers,
     launch_key,
-    numbers,
-    path_of,
-    place_of,
+    launch_path,
+    list_launch_numbers,
+    local_launch_numbers,
     read_notice,
 )
 from composer_replication.diloco.serverless import LocalProcessExecutor
@@ -76,7 +76,7 @@ def test_a_dry_run_starts_nothing(bucket, capsys):
     assert main(["diloco", "launch", str(bucket), "--replicas", "2", *TRAINER, "--dry-run"]) == 0
     assert lines_with(capsys.readouterr().err, "launch 0", 2, "replicas")
     assert not bucket.exists()
-    assert numbers(open_store(str(bucket))) == []
+    assert list_launch_numbers(open_store(str(bucket))) == []
 
 
 @pytest.mark.parametrize(
@@ -93,14 +93,18 @@ def test_a_dry_run_starts_nothing(bucket, capsys):
 def test_what_cannot_be_done_is_said(bucket, capsys, given, facts):
     assert main(["diloco", *(each.format(bucket) for each in given)]) == 1
     assert lines_with(capsys.readouterr().err, *facts)
-    assert numbers(open_store(str(bucket))) == known_numbers(place_of(str(bucket))) == []
+    assert list_launch_numbers(open_store(str(bucket))) == local_launch_numbers(canonical_bucket(str(bucket))) == []
 
 
 def test_launches_are_numbered_and_the_bucket_shows_no_more_than_anybody_may_know(bucket):
     store = open_store(str(bucket))
     files = [begun(bucket) for _ in range(3)]
     launch = files[-1].read().launch
-    assert [file.read().launch.number for file in files] == numbers(store) == known_numbers(place_of(str(bucket)))
+    assert (
+        [file.read().launch.number for file in files]
+        == list_launch_numbers(store)
+        == local_launch_numbers(canonical_bucket(str(bucket)))
+    )
     assert launch.entrypoint_args(takeover=True)["settings"] == {"takeover": True, "generation": 2}
     assert launch.entrypoint_args()["trainer_kwargs"]["launch"] == 2
     assert read_notice(store, 2) is not None
@@ -134,12 +138,12 @@ def test_the_launch_s_file_may_be_anywhere_and_is_named_then(bucket, tmp_path, c
     assert main(["diloco", "launch", *given, *trained, "--option", f"folder={tmp_path / 'logs'}", "--json"]) == 0
     assert lines_with(capsys.readouterr().err, file)
     assert file.stat().st_mode & 0o777 == 0o600
-    assert known_numbers(place_of(str(bucket))) == []
+    assert local_launch_numbers(canonical_bucket(str(bucket))) == []
     assert main(["diloco", "collect", *given, "-o", str(tmp_path / "out")]) == 0
     assert main(["diloco", "collect", str(bucket), "-o", str(tmp_path / "out")]) == 1
     assert main(["diloco", "launch", *given, *trained]) == 1
     assert lines_with(capsys.readouterr().err, "crf diloco", file)
-    assert numbers(open_store(str(bucket))) == [0]  # the second was refused before it took a number
+    assert list_launch_numbers(open_store(str(bucket))) == [0]  # the second was refused before it took a number
     assert main(["diloco", "cancel", str(tmp_path / "other"), "--launch-file", str(file)]) == 1
     assert lines_with(capsys.readouterr().err, file, bucket.as_uri(), (tmp_path / "other").as_uri())
 
@@ -160,9 +164,9 @@ def test_what_replicas_are_said_to_have_left_is_looked_at_first(bucket, tmp_path
     key = launch.key("output", "000", "done.json")
     open_store(str(bucket)).put(key, json.dumps({"files": files, "answer": {}}).encode())
     assert main(["diloco", "collect", str(bucket), "-o", str(tmp_path / "out")]) == 1
-    said = capsys.readouterr().err
-    assert lines_with(said, key, shown)
-    assert "\x1b" not in said
+    messages = capsys.readouterr().err
+    assert lines_with(messages, key, shown)
+    assert "\x1b" not in messages
     assert not (tmp_path / "out" / "weights").exists()
 
 
@@ -184,9 +188,9 @@ def test_cancel_ends_those_that_it_can_and_fails_with_the_names_of_the_others(bu
 
 
 def begun(bucket: Path) -> LaunchFile:
-    place = place_of(str(bucket))
-    launch = create_launch(open_store(str(bucket)), above=max(known_numbers(place), default=-1), **asked(bucket))
-    return LaunchFile.create(path_of(place, launch.number), launch)
+    place = canonical_bucket(str(bucket))
+    launch = create_launch(open_store(str(bucket)), above=max(local_launch_numbers(place), default=-1), **asked(bucket))
+    return LaunchFile.create(launch_path(place, launch.number), launch)
 
 
 def asked(bucket: Path) -> dict:

@@ -11,10 +11,10 @@ import pytest
 from composer_replication.cli.main import main
 from composer_replication.cli.replicas.launches import (
     LaunchFile,
+    canonical_bucket,
     create_launch,
-    numbers,
-    path_of,
-    place_of,
+    launch_path,
+    list_launch_numbers,
 )
 from composer_replication.diloco.serverless import LocalProcessExecutor
 from composer_replication.diloco.store import open_store
@@ -97,7 +97,7 @@ class TestOneThatRuns:
         store = open_store(str(bucket))
         about = {"bucket": str(bucket), "executor": "local", "options": {"tied": False}, "replicas": 2, "commits": 4}
         launch = create_launch(store, **about, entrypoint=SLEEPS, args={"trainer_kwargs": {}, "settings": {}})
-        file = LaunchFile.create(path_of(place_of(str(bucket)), launch.number), launch)
+        file = LaunchFile.create(launch_path(canonical_bucket(str(bucket)), launch.number), launch)
         executor = LocalProcessExecutor(folder=tmp_path / "replicas", tied=False)
         job = executor.job("signal.pause", {}, gpu=None, timeout_s=60, launch=launch.id)
         file.begin(0, 0)
@@ -112,7 +112,7 @@ class TestOneThatRuns:
             assert main([*given, *dry]) == 1
             cancel = f"`crf diloco cancel {bucket} --launch 0`"
             assert lines_with(capsys.readouterr().err, "launch 0", "rank 0", cancel, "--beside")
-        assert numbers(open_store(str(bucket))) == [0]
+        assert list_launch_numbers(open_store(str(bucket))) == [0]
         assert main([*given, "--dry-run", "--beside"]) == 0
         assert lines_with(capsys.readouterr().err, "launch 0", "`--launch 0`")
 

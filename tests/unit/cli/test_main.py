@@ -81,7 +81,7 @@ def test_a_disk_that_takes_nothing_is_named(
     monkeypatch.setattr(sites, "run", fails)
     assert command.main(["sites", str(tmp_path)]) == 1
     told = capsys.readouterr().err
-    for part in (str(error.strerror), command._WHAT_TO_DO[error.errno], command._AGAIN):
+    for part in (str(error.strerror), command._ADVICE_BY_ERRNO[error.errno], command._RUN_AGAIN):
         assert part in told
 
 
@@ -115,7 +115,7 @@ MISTYPED = [
 def test_a_mistyped_word_ends_with_the_nearest(words, program, meant, capsys):
     with pytest.raises(SystemExit) as ended:
         command.main(words)
-    assert ended.value.code == command.NOT_UNDERSTOOD
+    assert ended.value.code == command.USAGE_ERROR
     *_, error = capsys.readouterr().err.strip().splitlines()
     assert error.startswith(f"{program}: error: ")
     assert re.findall(r"[\w-]+", error)[-1] == meant
@@ -141,7 +141,7 @@ def test_streams_that_were_closed_are_no_terminals_and_stop_nothing(
             with byte_progress("reading", quiet=False) as progress:
                 progress(1, 2)
             with call_progress(3, 5.0, quiet=False):
-                console.say("talk")
+                console.log("talk")
             console.show(console.table("t", ("a",), [("row",)]))
             console.write_json("{}")
         told = capsys.readouterr()

@@ -77,14 +77,14 @@ def test_a_run_leaves_config_metrics_checkpoint_adapter_and_a_record_of_where_th
 
 def test_a_run_that_is_told_to_stop_saves_says_how_to_go_on_and_ends_as_one_that_was_not(train, monkeypatch, tmp_path):
     assert train(output=tmp_path / "whole")[0] == 0
-    shown = train_progress._say_line
+    shown = train_progress._log_metrics
 
-    def stopping(say, step, total, figures):
-        shown(say, step, total, figures)
+    def stopping(step, total, metrics):
+        shown(step, total, metrics)
         if step == 2:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(train_progress, "_say_line", stopping)
+    monkeypatch.setattr(train_progress, "_log_metrics", stopping)
     status, _, err = train()
     assert status == 130
     # The signal may be heard one step later than it was sent.
@@ -94,7 +94,7 @@ def test_a_run_that_is_told_to_stop_saves_says_how_to_go_on_and_ends_as_one_that
     assert lines_with(err, f"crf train --config run.toml --set 'train.output='\"'\"'{train.output}")
     assert err.rstrip().endswith("--resume")
     assert not (train.output / "adapter").exists()
-    monkeypatch.setattr(train_progress, "_say_line", shown)
+    monkeypatch.setattr(train_progress, "_log_metrics", shown)
     status, _, err = train("--resume")
     assert status == 0, err
     assert lines_with(err, f"checkpoint-{stopped_at}")

@@ -118,14 +118,14 @@ def test_interrupted_references_are_kept_pass_by_pass(train, own_run, monkeypatc
 
 def test_a_signal_in_the_last_step_ends_a_whole_run(train, monkeypatch, tmp_path):
     assert train(output=tmp_path / "whole")[0] == 0
-    shown = train_progress._say_line
+    shown = train_progress._log_metrics
 
-    def stopping(say, step, total, figures):
-        shown(say, step, total, figures)
+    def stopping(step, total, metrics):
+        shown(step, total, metrics)
         if step == 3:  # heard at the end of the step that comes
             os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(train_progress, "_say_line", stopping)
+    monkeypatch.setattr(train_progress, "_log_metrics", stopping)
     status, out, err = train()
     assert status == 0, err
     assert lines_with(err, "SIGINT")
@@ -189,7 +189,7 @@ def test_print_has_one_name_for_channel_2():
         "sdpo_jsd: hint_does_nothing",
         "lm_ce",
     ]
-    assert train_progress.figures_text({"loss/sdpo_kl": 0.5, "loss/total": 1.0}) == "total 1  sdpo_jsd 0.5"
+    assert train_progress.metrics_text({"loss/sdpo_kl": 0.5, "loss/total": 1.0}) == "total 1  sdpo_jsd 0.5"
 
 
 def test_a_finished_checkpoint_of_another_version_is_not_trained_over(train):

@@ -45,8 +45,8 @@ class PaidExecutor(Executor):
         folder.mkdir(exist_ok=True)
 
     def _start(self, job: ReplicaJob) -> dict[str, Any]:
-        if (seen := self.trouble.get("seen")) is not None:
-            seen(job)
+        if (on_status := self.trouble.get("seen")) is not None:
+            on_status(job)
         if job.rank == self.trouble.get("refused"):
             raise ServiceDown("500 at the start")
         if job.rank == self.trouble.get("denied"):
@@ -120,7 +120,9 @@ def names(*ranks: int, attempt: int = 0) -> list[str]:
 def main(arguments: Mapping[str, str]) -> None:
     """A launcher of its own, which its service's client takes with it."""
     folder = Path(arguments["folder"])
-    starting.start(LaunchFile(folder / "launch.json"), PaidExecutor(folder / "paid", killed=int(arguments["killed"])))
+    starting.start_replicas(
+        LaunchFile(folder / "launch.json"), PaidExecutor(folder / "paid", killed=int(arguments["killed"]))
+    )
 
 
 if __name__ == "__main__":

@@ -13,14 +13,14 @@ import pytest
 from paid_service import PaidExecutor
 
 from composer_replication.cli.replicas import checking
-from composer_replication.cli.replicas.asking import Asked
+from composer_replication.cli.replicas.asking import LaunchRequest
 from composer_replication.cli.replicas.launches import (
     LaunchFile,
+    canonical_bucket,
     create_launch,
-    path_of,
-    place_of,
+    launch_path,
 )
-from composer_replication.cli.replicas.looking import cancel, start, start_one
+from composer_replication.cli.replicas.looking import cancel, start_replica, start_replicas
 from composer_replication.cli.replicas.tending import DONE
 from composer_replication.diloco.store import open_store
 from composer_replication.errors import RunError
@@ -50,10 +50,10 @@ class Place:
         about = {"bucket": self.bucket, "executor": executor, "options": options, "replicas": replicas, "commits": 4}
         args = {"trainer_kwargs": {}, "settings": {}}
         launch = create_launch(self.store, **about, entrypoint="nobody.calls_it", args=args)
-        return LaunchFile.create(path_of(place_of(self.bucket), launch.number), launch)
+        return LaunchFile.create(launch_path(canonical_bucket(self.bucket), launch.number), launch)
 
     def check(self, *, beside: bool = False, **options: Any) -> list[str]:
-        asked = Asked(bucket=self.bucket, executor="local", replicas=1, module="mine", options=options)
+        asked = LaunchRequest(bucket=self.bucket, executor="local", replicas=1, module="mine", options=options)
         return checking.check_launch(self.store, asked, self.executor, None, beside=beside)
 
 
@@ -74,7 +74,7 @@ def test_a_file_that_cannot_be_read_is_said_and_stops_nobody(place, content, bes
 
 
 def test_behind_a_file_that_cannot_be_read_others_are_asked_about(place):
-    start(place.launch(), place.executor)
+    start_replicas(place.launch(), place.executor)
     place.launch().path.write_text("{}")
     with refusal(RunError, what="launch 0", got="rank 0, 1", fix="--beside"):
         place.check()
@@ -84,7 +84,7 @@ def test_behind_a_file_that_cannot_be_read_others_are_asked_about(place):
 
 
 def test_a_service_that_does_not_answer_is_said(place):
-    start(place.launch(), place.executor)
+    start_replicas(place.launch(), place.executor)
     place.executor.trouble["silent"] = (0, 1)
     (line,) = place.check()
     assert line.startswith("launch 0 ")
@@ -100,8 +100,8 @@ class TestStartWhoseAnswerWasLost:
         file = place.launch(replicas=1, namespace="mine")
         place.executor.trouble["unanswered"] = 0
         with pytest.raises(Exception, match="504"):
-            start_one(file, file.read().launch, place.executor, 0, 0)
-        assert file.read().newest[0].handle is None
+            start_replica(file, file.read().launch, place.executor, 0, 0)
+        assert file.read().latest_starts[0].handle is None
         return file
 
     def test_it_is_looked_for_by_its_name(self, place, file):
@@ -127,7 +127,7 @@ class TestStartWhoseAnswerWasLost:
 
 def test_a_cancel_that_did_not_end_all_leaves_a_launch_that_is_asked_about(place):
     file = place.launch()
-    start(file, place.executor)
+    start_replicas(file, place.executor)
     place.executor.trouble["unending"] = (1,)
     assert [each.rank for each in cancel(file, place.executor, pause_s=0.0)] == [1]
     with refusal(RunError, what="launch 0", got="rank 1"):
@@ -145,7 +145,7 @@ def test_another_executor_is_neither_made_nor_asked(place, monkeypatch):
     ray.is_initialized, ray.init = lambda: False, lambda **how: made.append(how)
     monkeypatch.setitem(sys.modules, "ray", ray)
     file = place.launch(executor="ray", replicas=1)
-    start(file, place.executor)
+    start_replicas(file, place.executor)
     (line,) = place.check()
     assert re.search(r"^launch 0 .*\bray\b.*\blocal\b", line)
     assert (made, place.executor.num_polls) == ([], 0)
@@ -155,7 +155,7 @@ def test_another_executor_is_neither_made_nor_asked(place, monkeypatch):
 
 def test_all_questions_together_have_one_time_limit(place, monkeypatch):
     for _ in range(3):
-        start(place.launch(), place.executor)
+        start_replicas(place.launch(), place.executor)
     monkeypatch.setattr(checking, "MOST_S", 0.3)
     place.executor.slow_s = 5.0
     begun = time.monotonic()

@@ -12,11 +12,11 @@ from paid_service import launch_file
 
 from composer_replication.cli.replicas.launches import (
     LaunchFile,
-    folder_of,
-    known_numbers,
-    open_file,
-    path_of,
-    place_of,
+    canonical_bucket,
+    find_launch_file,
+    launch_folder,
+    launch_path,
+    local_launch_numbers,
 )
 from composer_replication.cli.replicas.looking import make_executor
 from composer_replication.diloco.serverless.executor import ReplicaHandle
@@ -90,43 +90,49 @@ def test_notes_of_many_at_once_are_all_kept(tmp_path):
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(begin, range(8)))
-    newest = file.read().newest
-    assert [*newest] == list(range(8))
-    assert [each.handle and each.handle.metadata["job"] for each in newest.values()] == [str(each) for each in range(8)]
+    latest_starts = file.read().latest_starts
+    assert [*latest_starts] == list(range(8))
+    assert [each.handle and each.handle.metadata["job"] for each in latest_starts.values()] == [
+        str(each) for each in range(8)
+    ]
 
 
 def test_a_bucket_has_one_name_however_it_is_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert place_of("a b") == place_of(str(tmp_path / "a b")) == place_of((tmp_path / "a b").as_uri())
-    assert place_of("s3://bucket/first/") == place_of("s3://bucket/first") == "s3://bucket/first"
-    assert place_of("s3://bucket/first") != place_of("gs://bucket/first")
+    assert (
+        canonical_bucket("a b")
+        == canonical_bucket(str(tmp_path / "a b"))
+        == canonical_bucket((tmp_path / "a b").as_uri())
+    )
+    assert canonical_bucket("s3://bucket/first/") == canonical_bucket("s3://bucket/first") == "s3://bucket/first"
+    assert canonical_bucket("s3://bucket/first") != canonical_bucket("gs://bucket/first")
 
 
 def test_files_are_below_the_user_s_state_folder_a_folder_a_bucket(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    assert folder_of("s3://bucket/first").parent == tmp_path / "composer-replication" / "launches"
-    assert folder_of("s3://bucket/first") != folder_of("s3://bucket-first")
+    assert launch_folder("s3://bucket/first").parent == tmp_path / "composer-replication" / "launches"
+    assert launch_folder("s3://bucket/first") != launch_folder("s3://bucket-first")
     monkeypatch.setenv("XDG_STATE_HOME", "not/absolute")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert folder_of("s3://b").is_relative_to(tmp_path / "home" / ".local" / "state")
+    assert launch_folder("s3://b").is_relative_to(tmp_path / "home" / ".local" / "state")
 
 
 def test_the_last_launch_of_this_machine_is_meant_or_the_one_that_is_named(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    place = place_of("s3://b/x")
-    assert open_file("s3://b/x", None, None) is None
+    place = canonical_bucket("s3://b/x")
+    assert find_launch_file("s3://b/x", None, None) is None
     for number in (0, 3):
-        path = path_of(place, number)
+        path = launch_path(place, number)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
-    (path_of(place, 0).parent / "notes.json").touch()
-    assert known_numbers(place) == [0, 3]
-    assert open_file("s3://b/x/", None, None) == LaunchFile(path_of(place, 3))
-    assert open_file("s3://b/x", 0, None) == LaunchFile(path_of(place, 0))
-    assert open_file("s3://b/x", 1, None) is None
+    (launch_path(place, 0).parent / "notes.json").touch()
+    assert local_launch_numbers(place) == [0, 3]
+    assert find_launch_file("s3://b/x/", None, None) == LaunchFile(launch_path(place, 3))
+    assert find_launch_file("s3://b/x", 0, None) == LaunchFile(launch_path(place, 0))
+    assert find_launch_file("s3://b/x", 1, None) is None
     given = launch_file(tmp_path / "elsewhere")
     with refusal(InputError, what=str(given.path), got="elsewhere/bucket", expected="s3://b/x"):
-        open_file("s3://b/x", None, given.path)
+        find_launch_file("s3://b/x", None, given.path)
     with refusal(InputError, what=str(given.path), got="launch 0", expected="launch 4"):
-        open_file(str(tmp_path / "elsewhere" / "bucket"), 4, given.path)
-    assert open_file(str(Path(tmp_path / "elsewhere" / "bucket")), None, given.path) == given
+        find_launch_file(str(tmp_path / "elsewhere" / "bucket"), 4, given.path)
+    assert find_launch_file(str(Path(tmp_path / "elsewhere" / "bucket")), None, given.path) == given

@@ -235,14 +235,14 @@ def test_looking_for_a_text_is_balanced_by_its_own_kind_alone_and_the_rest_is_re
 
 
 def test_spare_pairs_of_one_kind_do_not_use_up_the_room_of_another(made, monkeypatch):
-    monkeypatch.setattr(own_pairs, "MOST_SPARE", 1)
+    monkeypatch.setattr(own_pairs, "MAX_SPARE", 1)
     made_of = {"a": only_reads("a", 3), "b": session("b", fails=False), "c": only_fails("c"), "d": only_fails("d")}
     run = made(**made_of)
     found = write_pairs(PairsConfig(), run)
     assert found.by_source == {"correction": 2, "acted_at_once": 1}
     assert {row["source"]: row["conversation_id"] for row in rows_of(run)}["acted_at_once"] == "b"
-    assert found.without_opposite == {"looked_for_text": 1}
-    monkeypatch.setattr(own_pairs, "MOST_SPARE", 64)
+    assert found.surplus_look_first == {"looked_for_text": 1}
+    monkeypatch.setattr(own_pairs, "MAX_SPARE", 64)
     assert write_pairs(PairsConfig(), run).by_source == {"correction": 2, "acted_at_once": 1}
 
 
@@ -250,4 +250,4 @@ def test_one_session_may_have_several_spare_pairs_for_others(made):
     several = session("a", fails=False, refused=True)
     run = made(a=several, b=only_fails("b"), c=only_fails("c"))
     found = write_pairs(PairsConfig(), run)
-    assert (found.by_source["correction"], found.by_source["acted_at_once"], found.without_opposite) == (2, 2, {})
+    assert (found.by_source["correction"], found.by_source["acted_at_once"], found.surplus_look_first) == (2, 2, {})

@@ -11,7 +11,7 @@ from replay_pieces import KEY, TEACHERS, options_for
 from run_pieces import ingested
 
 from composer_replication.cli.pairs import write_pairs
-from composer_replication.cli.replay import ask, plan_replay
+from composer_replication.cli.replay import plan_replay, send_requests
 from composer_replication.cli.sites import write_sites
 from composer_replication.config import PairsConfig, ReplayConfig, SitesConfig
 from composer_replication.runs.artefacts import PASSES
@@ -58,7 +58,7 @@ def replayed(run, server, **section):
     options = options_for(server, cache=run.path("teacher_cache"))
     teachers = teachers_of(TEACHERS, KEY, options)
     plan = plan_replay(ReplayConfig(**({"states": "all"} | section)), run, teachers=teachers, options=options)
-    return asyncio.run(ask(plan))
+    return asyncio.run(send_requests(plan))
 
 
 @pytest.mark.parametrize(("states", "num_states"), [("all", 6), ("failed", 3), ("sites", 3)])

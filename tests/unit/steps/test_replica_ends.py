@@ -14,15 +14,15 @@ import pytest
 from paid_service import ID, PaidExecutor, launch_file
 
 from composer_replication import errors
-from composer_replication.cli.diloco import launch_table, round_line, show_sight
+from composer_replication.cli.diloco import launch_table, round_line, show_status
 from composer_replication.cli.replicas import looking
-from composer_replication.cli.replicas.launches import Notice
+from composer_replication.cli.replicas.launches import LaunchNotice
 from composer_replication.cli.replicas.looking import (
+    LaunchStatus,
     ReplicaStatus,
     RoundTiming,
-    Sight,
-    look,
-    start,
+    read_launch_status,
+    start_replicas,
 )
 from composer_replication.cli.replicas.tending import _trainer, tend
 from composer_replication.diloco.rounds.patience import RankTaken
@@ -58,13 +58,13 @@ class Launched:
         self.store = open_store(str(folder / "bucket"))
         self.file = launch_file(folder, replicas=2)
         self.executor = Talking(folder / "paid")
-        self.said: list[str] = []
-        start(self.file, self.executor)
+        self.messages: list[str] = []
+        start_replicas(self.file, self.executor)
 
-    def tend(self, relaunches, *then) -> Sight:
+    def tend(self, relaunches, *then) -> LaunchStatus:
         events = list(then)
-        seen = lambda _sight: events.pop(0)() if events else None  # noqa: E731
-        how = {"relaunches": relaunches, "seen": seen, "said": self.said.append, "every_s": 0.01}
+        on_status = lambda _sight: events.pop(0)() if events else None  # noqa: E731
+        how = {"relaunches": relaunches, "on_status": on_status, "on_message": self.messages.append, "every_s": 0.01}
         return tend(self.store, self.file, self.executor, **how)
 
 
@@ -76,12 +76,12 @@ def launched(tmp_path) -> Launched:
 def test_a_look_shows_the_exit_the_error_and_the_log_of_each_that_failed(launched, capsys):
     launched.executor.says(0, "failed")
     launched.executor.words = TRACEBACK.replace("the words", f"the words {HOSTILE}")
-    first, second = look(launched.store, launched.file, launched.executor).replicas
+    first, second = read_launch_status(launched.store, launched.file, launched.executor).replicas
     assert (first.exit_code, first.log, second.exit_code, second.error) == (1, "paid logs 0", None, "")
     assert re.search(r"\b1\b.*\bValueError: the words \ufffd\]0;owned\ufffd.*\bbye$", first.error)
-    sight = look(launched.store, launched.file, launched.executor)
+    sight = read_launch_status(launched.store, launched.file, launched.executor)
     assert launched.executor.num_logs == 1  # what has ended is not asked about again
-    assert show_sight(sight, "box", as_json=False) == 1
+    assert show_status(sight, "box", as_json=False) == 1
     shown = capsys.readouterr()
     assert re.search(r"\brank 0\b.*\b1\b.*\bValueError: the words\b.*\bpaid logs 0\b", shown.err)
     assert "`crf diloco collect box --launch 0 --timeout 0 -o DIR`" in shown.err
@@ -94,7 +94,7 @@ def test_a_secret_that_a_replica_prints_is_in_no_line(tmp_path, monkeypatch):
     launched.executor.secrets = ("CRF_TEST_SECRET",)
     launched.executor.words = TRACEBACK.replace("the words", "401 for hush-0123456789")
     launched.executor.says(0, "failed")
-    first = look(launched.store, launched.file, launched.executor).replicas[0]
+    first = read_launch_status(launched.store, launched.file, launched.executor).replicas[0]
     assert "401 for [CRF_TEST_SECRET]" in first.error
     assert "hush" not in str(first)
 
@@ -104,27 +104,27 @@ def test_who_waits_is_told_at_once_why_one_failed_that_is_not_started_again(laun
     told_while_running = []
 
     def other_ends():
-        told_while_running.extend(launched.said)
+        told_while_running.extend(launched.messages)
         launched.executor.says(1, "succeeded")
 
     launched.tend(0, lambda: None, other_ends)
     (line,) = told_while_running
     assert re.search(r"\brank 0\b.*\bValueError: the words\b.*\bbye\b.*\bpaid logs 0\b.* --relaunch 0\b", line)
-    assert [line for line in launched.said if "--relaunch 0" in line] == told_while_running  # once
+    assert [line for line in launched.messages if "--relaunch 0" in line] == told_while_running  # once
 
 
 def test_one_that_was_started_again_shows_why(launched):
     launched.executor.says(0, "failed")
 
     def look_in_between():
-        first = look(launched.store, launched.file, launched.executor).replicas[0]
+        first = read_launch_status(launched.store, launched.file, launched.executor).replicas[0]
         assert (first.status, first.attempt) == ("running", 1)
         assert "ValueError: the words" in first.error
         for rank, attempt in ((0, 1), (1, 0)):
             launched.executor.says(rank, "succeeded", attempt)
 
     launched.tend(3, lambda: None, look_in_between)
-    assert re.search(r"\brank 0\b.*\b1\D+3\b", launched.said[0])
+    assert re.search(r"\brank 0\b.*\b1\D+3\b", launched.messages[0])
 
 
 def test_what_would_be_refused_again_is_not_started_again(launched):
@@ -133,7 +133,7 @@ def test_what_would_be_refused_again_is_not_started_again(launched):
         launched.executor.says(rank, "failed")
     sight = launched.tend(3)
     assert [each.attempt for each in sight.replicas] == [0, 0]
-    assert re.search(rf"\brank 0\b.*\b{REFUSED}\b.*\bValueError: the words\b", launched.said[0])
+    assert re.search(rf"\brank 0\b.*\b{REFUSED}\b.*\bValueError: the words\b", launched.messages[0])
 
 
 def caused(error: Exception, cause: Exception) -> Exception:
@@ -195,10 +195,10 @@ def test_a_decorator_may_supply_arguments_and_a_built_in_says_nothing_of_its_own
 RUNNING = [ReplicaStatus(rank, "running", 0, "", "") for rank in (0, 1)]
 
 
-def sight_after(since_s: float, usual_s: float, replicas=RUNNING) -> Sight:
+def sight_after(since_s: float, usual_s: float, replicas=RUNNING) -> LaunchStatus:
     progress = RunProgress(0, 2, 4, (0, 1), (0,), (), None, 0, ())
-    notice = Notice(number=0, id=ID, executor="local", replicas=2, commits=10, started=time.time() - 100)
-    return Sight(notice, replicas, progress, None, RoundTiming(since_s, usual_s))
+    notice = LaunchNotice(number=0, id=ID, executor="local", replicas=2, commits=10, started=time.time() - 100)
+    return LaunchStatus(notice, replicas, progress, None, RoundTiming(since_s, usual_s))
 
 
 @pytest.mark.parametrize(("since_s", "usual_s"), [(90, 40), (9, 1), (0, 0)])
@@ -231,7 +231,7 @@ def test_the_pace_is_that_of_the_outcomes_in_the_bucket(launched, tmp_path, monk
         os.utime(tmp_path / "bucket" / layout.outcome(step, 0), (now - ago, now - ago))
     monkeypatch.setattr(looking, "read_progress", lambda *_args: progress)
     monkeypatch.setattr(looking, "read_commit", lambda *_args: (0, None))
-    pace = look(launched.store, launched.file, launched.executor).pace
-    assert pace is not None
-    assert pace.since_s == pytest.approx(300, abs=5)
-    assert pace.usual_s == pytest.approx(50, abs=1)
+    timing = read_launch_status(launched.store, launched.file, launched.executor).timing
+    assert timing is not None
+    assert timing.since_s == pytest.approx(300, abs=5)
+    assert timing.usual_s == pytest.approx(50, abs=1)

@@ -13,16 +13,16 @@ import pytest
 from composer_replication.cli.main import main
 from composer_replication.cli.replicas import asking as bucket_files
 from composer_replication.cli.replicas.asking import (
-    Asked,
-    begin,
-    digests_of,
+    LaunchRequest,
+    bucket_for_replicas,
     download,
-    reachable,
+    hash_files,
+    prepare_launch,
     trained_files,
-    training,
+    training_request,
     upload,
 )
-from composer_replication.cli.replicas.launches import numbers
+from composer_replication.cli.replicas.launches import list_launch_numbers
 from composer_replication.diloco.store import ObjectTooLarge, open_store
 from composer_replication.errors import ArtefactCorruptError, ConfigError, InputError
 from composer_replication.runs import RunDir
@@ -47,19 +47,19 @@ def run(tmp_path_factory) -> str:
 
 def ask(run: str, *overrides: str, **outer) -> dict:
     given = [f"train.run={run}", *OPTIONS, *overrides]
-    return training(None, given, outer, no_scrub=False, allowed=())
+    return training_request(None, given, outer, no_scrub=False, allowed=())
 
 
 def test_the_run_s_files_and_the_config_go_to_the_bucket_and_come_out_of_it_the_same(run, tmp_path):
     options = {"secrets": ["AWS_SECRET_ACCESS_KEY"], "env": {"AWS_REGION": "eu-central-1"}}
     place = {"bucket": str(tmp_path / "bucket"), "executor": "local", "options": options}
-    asked = Asked(**place, replicas=2, **ask(run, sync_every=50))
+    asked = LaunchRequest(**place, replicas=2, **ask(run, sync_every=50))
     store = open_store(asked.bucket)
-    launch = begin(store, asked).read().launch
+    launch = prepare_launch(store, asked).read().launch
     files = launch.args["trainer_kwargs"]["files"]
     assert (asked.commits, launch.number) == (2, 0)
     assert launch.options["secrets"] == ["AWS_SECRET_ACCESS_KEY"]
-    assert files == digests_of(asked.files)
+    assert files == hash_files(asked.files)
     assert {"run.json", "conversations.jsonl", "conversations.meta.json", "config.toml"} <= files.keys()
     download(store, launch.key("input"), files, tmp_path / "there")
     assert RunDir.open(tmp_path / "there").meta("conversations").settings["scrubbed"] is True
@@ -90,7 +90,7 @@ def test_steps_have_to_be_whole_exchanges_and_there_has_to_be_a_run(run):
     with refusal(ConfigError, what="train.optimiser.steps", got="100", expected="sync_every=30"):
         ask(run, sync_every=30)
     with refusal(ConfigError, got="train.run None", fix="--trainer-module"):
-        training(None, OPTIONS, {}, no_scrub=False, allowed=())
+        training_request(None, OPTIONS, {}, no_scrub=False, allowed=())
 
 
 @pytest.mark.parametrize(
@@ -101,19 +101,19 @@ def test_a_value_that_looks_like_a_secret_is_refused_and_not_repeated(tmp_path, 
     filled = json.loads(json.dumps(given).replace("{}", token))
     store = open_store(str(tmp_path))
     with refusal(InputError, got="HUGGINGFACE_TOKEN", fix="--secret NAME") as caught:
-        begin(store, Asked(bucket=str(tmp_path), executor="local", replicas=1, module="x", **filled))
+        prepare_launch(store, LaunchRequest(bucket=str(tmp_path), executor="local", replicas=1, module="x", **filled))
     assert token not in str(caught.value)
-    assert numbers(store) == []
+    assert list_launch_numbers(store) == []
 
 
 def test_a_folder_is_no_bucket_for_other_machines_and_no_model_either(tmp_path):
-    assert reachable("s3://bucket/x", "modal") == "s3://bucket/x"
-    assert reachable(str(tmp_path), "local") == str(tmp_path)
+    assert bucket_for_replicas("s3://bucket/x", "modal") == "s3://bucket/x"
+    assert bucket_for_replicas(str(tmp_path), "local") == str(tmp_path)
     for executor in ("modal", "hf_jobs"):
         with refusal(InputError, what=executor, got="folder", expected="s3://"):
-            reachable(f"file://{tmp_path}", executor)
+            bucket_for_replicas(f"file://{tmp_path}", executor)
         with refusal(InputError, what="train.model", got=str(tmp_path)):
-            Asked(bucket="s3://b", executor=executor, replicas=1, model=str(tmp_path))
+            LaunchRequest(bucket="s3://b", executor=executor, replicas=1, model=str(tmp_path))
 
 
 def test_files_travel_in_parts_and_no_more_of_them_is_held_in_memory(tmp_path, monkeypatch):
@@ -122,7 +122,7 @@ def test_files_travel_in_parts_and_no_more_of_them_is_held_in_memory(tmp_path, m
     source.write_bytes(random.Random(0).randbytes(9_000_001))
     files = {source.name: source, "config.json": b"{}", "empty.txt": b""}
     tracemalloc.start()
-    digests = digests_of(files)
+    digests = hash_files(files)
     upload(store, "output/000", files)
     download(store, "output/000", digests, tmp_path / "there")
     peak = tracemalloc.get_traced_memory()[1]
@@ -141,14 +141,14 @@ def test_a_part_that_is_missing_larger_or_of_an_earlier_upload_is_not_taken(tmp_
     files: dict[str, Path | bytes] = {"a.txt": b"01", "b.txt": b"01234567"}  # a replica that was started again
     upload(store, "output/000", files)
     assert store.keys("output/000") == ["output/000/a.txt", *(f"output/000/b.txt.parts/00000{n}" for n in (0, 1))]
-    download(store, "output/000", digests_of(files), tmp_path / "there")
+    download(store, "output/000", hash_files(files), tmp_path / "there")
     assert (tmp_path / "there" / "b.txt").read_bytes() == b"01234567"
     store.put("output/000/b.txt.parts/000001", b"45678")
     with pytest.raises(ObjectTooLarge):
-        download(store, "output/000", digests_of(files), tmp_path / "again")
+        download(store, "output/000", hash_files(files), tmp_path / "again")
     store.delete(["output/000/b.txt.parts/000000"])
     with refusal(ArtefactCorruptError, what="output/000/b.txt", got="1 part"):
-        download(store, "output/000", digests_of(files), tmp_path / "again")
+        download(store, "output/000", hash_files(files), tmp_path / "again")
     assert not (tmp_path / "again" / "b.txt").exists()
 
 

@@ -17,10 +17,10 @@ from composer_replication.cli.replicas import looking as starting
 from composer_replication.cli.replicas.launches import LaunchFile
 from composer_replication.cli.replicas.looking import (
     Unended,
-    about_ends,
     cancel,
-    start,
-    start_one,
+    describe_cancellation,
+    start_replica,
+    start_replicas,
 )
 from composer_replication.errors import RunError
 from refusals import refusal
@@ -29,11 +29,11 @@ from refusals import refusal
 def test_a_start_is_noted_before_it_is_asked_for_and_its_handle_before_the_next(tmp_path):
     file, noted = launch_file(tmp_path), []
 
-    def seen(_job):
+    def on_status(_job):
         content = json.loads(file.path.read_text())
         noted.append([(each["rank"], each["handle"] is not None) for each in content["starts"]])
 
-    start(file, PaidExecutor(tmp_path / "paid", seen=seen))
+    start_replicas(file, PaidExecutor(tmp_path / "paid", seen=on_status))
     assert noted == [
         [(0, False)],
         [(0, True), (1, False)],
@@ -47,7 +47,7 @@ def test_a_launch_that_fails_in_the_middle_ends_what_it_has_started_and_says_so(
     file, executor = launch_file(tmp_path), PaidExecutor(tmp_path / "paid", **{trouble: 1})
     cause = "Denied: 403" if trouble == "denied" else "ServiceDown: 504"
     with refusal(RunError, what="rank 1", got=cause) as caught:
-        start(file, executor)
+        start_replicas(file, executor)
     assert isinstance(caught.value.__cause__, Denied if trouble == "denied" else ServiceDown)
     assert caught.value.fix
     assert "`crf diloco cancel`" not in caught.value.fix
@@ -59,7 +59,7 @@ def test_a_launch_that_fails_in_the_middle_ends_what_it_has_started_and_says_so(
 def test_a_start_that_is_not_listed_may_come_and_is_not_said_to_have_ended(tmp_path, monkeypatch):
     file, executor = launch_file(tmp_path), PaidExecutor(tmp_path / "paid", refused=1)
     with refusal(RunError, what="rank 1", got="ServiceDown: 500", fix="rank 1") as caught:
-        start(file, executor)
+        start_replicas(file, executor)
     assert "`crf diloco cancel`" in caught.value.fix
     assert executor.running == []
     assert [(each.rank, each.attempt) for each in cancel(file, executor, pause_s=0)] == [(1, 0)]
@@ -77,7 +77,7 @@ def test_what_a_service_does_not_list_long_after_the_asking_is_not_there(tmp_pat
 
     file, executor = launch_file(tmp_path, replicas=1), PaidExecutor(tmp_path / "paid", refused=0, seen=slow)
     with refusal(RunError, what="rank 0", fix="`crf diloco cancel`"):
-        start(file, executor)
+        start_replicas(file, executor)
     assert file.read().starts[0].asked_until == 1200.0
     clock[0] = 1399.0  # 61 s would do for a service that is quick to answer
     assert len(cancel(file, executor, pause_s=0)) == 1
@@ -111,7 +111,7 @@ def test_what_cannot_be_ended_is_named_and_the_others_are_ended(tmp_path):
     file = launch_file(tmp_path)
     executor = PaidExecutor(tmp_path / "paid", denied=2, unending=[0])
     with refusal(RunError, what="rank 2", fix="ServiceDown: 500 at the end") as caught:
-        start(file, executor)
+        start_replicas(file, executor)
     assert "rank 0" in caught.value.fix
     assert f"Look for {ID} at paid.example" in caught.value.fix
     assert executor.running == names(0)
@@ -122,11 +122,11 @@ def test_what_cannot_be_ended_is_named_and_the_others_are_ended(tmp_path):
 
 
 def test_ctrl_c_while_it_starts_ends_what_it_has_started(tmp_path):
-    file, executor, said = launch_file(tmp_path), PaidExecutor(tmp_path / "paid", interrupted=1), []
+    file, executor, messages = launch_file(tmp_path), PaidExecutor(tmp_path / "paid", interrupted=1), []
     with pytest.raises(KeyboardInterrupt):
-        start(file, executor, said.append)
+        start_replicas(file, executor, messages.append)
     assert executor.running == []
-    (line,) = said
+    (line,) = messages
     assert line.startswith("launch 0, rank 1")
 
 
@@ -138,7 +138,7 @@ def test_kill_9_in_the_middle_leaves_a_file_by_which_all_is_ended(tmp_path, kill
     assert done.returncode == -signal.SIGKILL
     executor = PaidExecutor(tmp_path / "paid")
     assert executor.running == names(*range(killed + 1))
-    assert file.read().newest[killed].handle is None  # the answer is lost, the start is not
+    assert file.read().latest_starts[killed].handle is None  # the answer is lost, the start is not
     assert cancel(file, executor, pause_s=0) == []
     assert executor.running == []
 
@@ -152,16 +152,16 @@ def test_a_full_disk_keeps_no_machine_running(tmp_path, monkeypatch):
     monkeypatch.setattr(LaunchFile, "note", full)
     monkeypatch.setattr(LaunchFile, "mark_cancelled", full)
     with pytest.raises(RunError, match="No space left"):
-        start(file, executor)
+        start_replicas(file, executor)
     assert executor.running == []
     assert executor.cancelled == names(0)
 
 
 def test_cancel_tries_every_start_also_earlier_ones_and_more_than_once(tmp_path):
     file, executor = launch_file(tmp_path), PaidExecutor(tmp_path / "paid")
-    start(file, executor)
+    start_replicas(file, executor)
     launch = file.read().launch
-    start_one(file, launch, executor, 1, 1)  # the first one of its rank was thought dead
+    start_replica(file, launch, executor, 1, 1)  # the first one of its rank was thought dead
     tries = []
 
     class Flaky(PaidExecutor):
@@ -178,24 +178,24 @@ def test_cancel_tries_every_start_also_earlier_ones_and_more_than_once(tmp_path)
 
 def test_nothing_is_started_after_a_cancel_and_what_was_being_started_is_ended(tmp_path):
     file, executor = launch_file(tmp_path), PaidExecutor(tmp_path / "paid")
-    start(file, executor)
+    start_replicas(file, executor)
     cancel(file, executor, pause_s=0)
     with refusal(RunError, what="rank 0", got="launch"):
-        start_one(file, file.read().launch, executor, 0, 1)
+        start_replica(file, file.read().launch, executor, 0, 1)
     assert executor.running == []
     another = launch_file(tmp_path / "another")
     slow = PaidExecutor(tmp_path / "paid-2", seen=lambda job: another.mark_cancelled() if job.rank == 1 else None)
     with refusal(RunError, what="launch 0, rank 1", got="rank 1"):
-        start(another, slow)
+        start_replicas(another, slow)
     assert slow.running == []
 
 
 def test_two_who_look_after_a_launch_do_not_start_one_rank_twice(tmp_path):
     file, executor = launch_file(tmp_path), PaidExecutor(tmp_path / "paid")
-    start(file, executor)
-    start_one(file, file.read().launch, executor, 0, 1)
+    start_replicas(file, executor)
+    start_replica(file, file.read().launch, executor, 0, 1)
     with refusal(RunError, what="rank 0", got="1", fix="process"):
-        start_one(file, file.read().launch, executor, 0, 1)
+        start_replica(file, file.read().launch, executor, 0, 1)
     assert executor.running == sorted([*names(0, 1, 2), *names(0, attempt=1)])
 
 
@@ -207,6 +207,6 @@ def test_one_that_another_process_is_starting_is_not_said_to_have_ended(tmp_path
         unended = cancel(file, executor, pause_s=0.01)
     assert [(each.rank, each.attempt) for each in unended] == [(0, 0)]
     assert "process" in unended[0].why
-    told = about_ends(unended, file.read().launch, executor)
+    told = describe_cancellation(unended, file.read().launch, executor)
     assert "rank 0" in told
     assert unended[0].why in told

@@ -11,13 +11,13 @@ from paid_service import ID, PaidExecutor, launch_file, names
 
 from composer_replication.cli.diloco import launch_table, round_line
 from composer_replication.cli.replicas import looking, tending
-from composer_replication.cli.replicas.launches import Notice
+from composer_replication.cli.replicas.launches import LaunchNotice
 from composer_replication.cli.replicas.looking import (
+    LaunchStatus,
     ReplicaStatus,
-    Sight,
     cancel,
-    look,
-    start,
+    read_launch_status,
+    start_replicas,
 )
 from composer_replication.cli.replicas.tending import tend
 from composer_replication.diloco.rounds.progress import RoundSummary, RunProgress
@@ -42,23 +42,23 @@ class Launched:
         self.store = open_store(str(folder / "bucket"))
         self.file = launch_file(folder, replicas=2, **given)
         self.executor = PaidExecutor(folder / "paid")
-        start(self.file, self.executor)
-        self.said: list[str] = []
+        start_replicas(self.file, self.executor)
+        self.messages: list[str] = []
         self.looks = 0
 
-    def tend(self, *then, relaunches=3) -> Sight:
+    def tend(self, *then, relaunches=3) -> LaunchStatus:
         events = list(then)
 
-        def seen(_sight):
+        def on_status(_sight):
             self.looks += 1
             assert self.looks < 500
             if events:
                 events.pop(0)()
 
-        how = {"relaunches": relaunches, "seen": seen, "said": self.said.append, "every_s": 0.01}
+        how = {"relaunches": relaunches, "on_status": on_status, "on_message": self.messages.append, "every_s": 0.01}
         return tend(self.store, self.file, self.executor, **how)
 
-    def statuses(self, sight: Sight) -> list[tuple[str, int]]:
+    def statuses(self, sight: LaunchStatus) -> list[tuple[str, int]]:
         return [(each.status, each.attempt) for each in sight.replicas]
 
 
@@ -77,7 +77,7 @@ def test_one_that_dies_in_the_middle_is_started_again(launched):
 
     sight = launched.tend(dies, lambda: None, all_end)
     assert launched.statuses(sight) == [("succeeded", 0), ("succeeded", 1)]
-    (line,) = launched.said
+    (line,) = launched.messages
     assert names_all(line, *FAILED, r"1\D+3")
 
 
@@ -93,7 +93,7 @@ def test_one_is_not_started_again_when_another_has_finished(launched):
     launched.executor.says(1, "failed")
     sight = launched.tend()
     assert launched.statuses(sight) == [("succeeded", 0), ("failed", 0)]
-    (line,) = launched.said
+    (line,) = launched.messages
     assert names_all(line, *FAILED, "rank 0")
 
 
@@ -104,7 +104,7 @@ def test_one_is_not_started_again_when_all_exchanges_are_made(launched, monkeypa
         launched.executor.says(rank, "failed")
     launched.tend()
     assert launched.executor.running == []
-    assert names_all(launched.said[0], "rank [01]", "its last words", "4")
+    assert names_all(launched.messages[0], "rank [01]", "its last words", "4")
 
 
 def test_one_is_not_started_again_that_has_left_what_it_ended_with(launched):
@@ -112,7 +112,7 @@ def test_one_is_not_started_again_that_has_left_what_it_ended_with(launched):
     launched.executor.says(1, "failed")
     sight = launched.tend(lambda: None, lambda: launched.executor.says(0, "cancelled"))
     assert launched.statuses(sight)[1] == ("failed", 0)
-    (line,) = launched.said
+    (line,) = launched.messages
     assert names_all(line, *FAILED, "bucket")
 
 
@@ -123,7 +123,7 @@ def test_one_is_not_started_again_in_a_launch_that_somebody_cancels(launched):
 
     launched.tend(cancelled_elsewhere)
     assert launched.executor.running == []
-    (line,) = launched.said
+    (line,) = launched.messages
     assert names_all(line, *FAILED, "launch")
 
 
@@ -135,7 +135,7 @@ def test_a_service_that_fails_for_a_while_is_asked_again(launched):
         for rank in (0, 1):
             launched.executor.says(rank, "succeeded")
 
-    first = look(launched.store, launched.file, launched.executor)
+    first = read_launch_status(launched.store, launched.file, launched.executor)
     assert [each.status for each in first.replicas] == ["unknown", "unknown"]
     assert launched.statuses(launched.tend(lambda: None, lambda: None, is_back)) == [("succeeded", 0)] * 2
 
@@ -157,8 +157,8 @@ def test_a_start_whose_answer_was_lost_is_found_and_not_paid_for_twice(launched)
 
     sight = launched.tend(lambda: None, lambda: None, all_end)
     assert launched.statuses(sight) == [("succeeded", 0), ("succeeded", 1)]
-    assert names_all(launched.said[0], "rank 1", "ServiceDown: 504 after the start")
-    handle = launched.file.read().newest[1].handle
+    assert names_all(launched.messages[0], "rank 1", "ServiceDown: 504 after the start")
+    handle = launched.file.read().latest_starts[1].handle
     assert handle is not None
     assert [handle.metadata["job"]] == names(1, attempt=1)
     assert not (launched.executor.folder / f"{ID}.1.2").exists()
@@ -169,7 +169,7 @@ def test_a_start_that_the_service_does_not_list_is_believed_lost_after_a_while(l
     launched.executor.trouble["refused"] = 1
 
     def may_start():
-        assert look(launched.store, launched.file, launched.executor).replicas[1].status == "unknown"
+        assert read_launch_status(launched.store, launched.file, launched.executor).replicas[1].status == "unknown"
         monkeypatch.setattr(launched.executor, "listed_s", 0.0)
         launched.executor.trouble.clear()
 
@@ -179,7 +179,7 @@ def test_a_start_that_the_service_does_not_list_is_believed_lost_after_a_while(l
 
     sight = launched.tend(lambda: None, may_start, lambda: None, all_end)
     assert launched.statuses(sight) == [("succeeded", 0), ("succeeded", 2)]
-    assert any(names_all(line, "rank 1", r"2\D+3") for line in launched.said)
+    assert any(names_all(line, "rank 1", r"2\D+3") for line in launched.messages)
 
 
 def test_a_service_that_never_lists_a_start_is_an_error_that_says_that_it_may_run(launched):
@@ -215,7 +215,7 @@ def test_one_that_comes_after_its_rank_was_started_again_is_ended(launched, monk
 
     steps = [lambda: None, may_start, comes_late, lambda: None, can_be_ended, lambda: None, all_end]
     assert launched.statuses(launched.tend(*steps)) == [("succeeded", 0), ("succeeded", 2)]
-    about_it = [line for line in launched.said if names_all(line, "rank 1", "start 1")]
+    about_it = [line for line in launched.messages if names_all(line, "rank 1", "start 1")]
     *cannot_be_ended, ended = [names_all(line, "ServiceDown: 500 at the end") for line in about_it]
     assert any(cannot_be_ended)
     assert not ended
@@ -230,7 +230,7 @@ def test_rounds_that_somebody_spoilt_are_said_and_cost_nothing(launched, about):
     key = Layout(0).about(0)
     launched.store.put(key, pack("about", Layout(0).address(key), {"run": "0" * 32, **about}))
     tracemalloc.start()
-    sight = look(launched.store, launched.file, launched.executor)
+    sight = read_launch_status(launched.store, launched.file, launched.executor)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert sight.progress is None
@@ -252,17 +252,17 @@ def test_a_bucket_that_cannot_be_read_starts_nothing_and_ends_no_watch(launched)
     assert launched.looks > 2  # it may be over soon
     assert launched.statuses(sight) == [("failed", 0)] * 2
     assert sight.trouble is not None
-    assert "\x1b" not in "".join([sight.trouble, *launched.said])
-    assert len(launched.said) == 2
+    assert "\x1b" not in "".join([sight.trouble, *launched.messages])
+    assert len(launched.messages) == 2
 
 
 def test_what_rounds_say_is_shown_within_bounds_and_without_markup():
-    notice = Notice(number=0, id=ID, executor="local", replicas=40, commits=4, started=0.0)
+    notice = LaunchNotice(number=0, id=ID, executor="local", replicas=40, commits=4, started=0.0)
     last = RoundSummary(0, (*range(30), 10**9, "\x1b[2J"), (), 1e300, 2**63)  # pyright: ignore[reportArgumentType]
     progress = RunProgress(0, 40, 1, (), (), (), None, 0, (last,))
-    line = round_line(Sight(notice, [], progress))
+    line = round_line(LaunchStatus(notice, [], progress))
     assert re.search(r"^round 1\D+4\b.*\brank 0, 1, 2,.*\b15\D+14\b.* 277777\.8 h", line)
     assert "\x1b" not in line
-    hostile = Sight(notice, [ReplicaStatus(0, "unknown", 0, "", "[bold]\x1b[2J")], None, "[red]\x1b[2Jspoilt")
+    hostile = LaunchStatus(notice, [ReplicaStatus(0, "unknown", 0, "", "[bold]\x1b[2J")], None, "[red]\x1b[2Jspoilt")
     caption = str(launch_table(hostile).caption)
     assert caption == r"\[red]" + "\ufffd[2Jspoilt"

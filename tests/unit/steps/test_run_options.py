@@ -14,12 +14,12 @@ from run_pieces import ingested, write_session
 
 from composer_replication.cli.main import main
 from composer_replication.cli.run_checks import (
-    check_given,
+    check_inputs,
+    drop_missing_logs,
+    options_file,
     remember,
-    reused,
-    settled,
-    told_before,
-    without_lost_logs,
+    resolve_paths,
+    reused_options,
 )
 from composer_replication.config import CrfConfig
 from composer_replication.config.presets import load_with_preset
@@ -31,22 +31,22 @@ from warm_crf import SRC
 
 
 def given(*overrides):
-    return settled(load_with_preset(overrides=overrides))
+    return resolve_paths(load_with_preset(overrides=overrides))
 
 
 def test_what_a_run_was_told_is_what_the_next_call_begins_with(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "logs").mkdir()
     run = RunDir.create(tmp_path / "run")
-    assert told_before(run.root) is None
+    assert options_file(run.root) is None
     config = given("ingest.paths=['logs']", "train.model=student", "train.optimiser.steps=7", "run.control=true")
     remember(config, run)
     monkeypatch.chdir("/")
-    path = told_before(run.root)
+    path = options_file(run.root)
     assert load_with_preset(path) == config
     assert config.ingest.paths == (str(tmp_path / "logs"),)
     assert config.train.model == str(student_folder())
-    assert reused(path, ["train.model", "ingest.paths"]) == ["train.optimiser.steps = 7", "run.control = true"]
+    assert reused_options(path, ["train.model", "ingest.paths"]) == ["train.optimiser.steps = 7", "run.control = true"]
     assert load_with_preset(path, ["run.control=false"]).run.control is False
 
 
@@ -55,14 +55,14 @@ def test_a_preset_is_remembered_with_what_lies_above_it(tmp_path, preset):
     run = RunDir.create(tmp_path / "run")
     config = given(f"train.preset={preset}", "loss.alpha_sdpo=0.3")
     remember(config, run)
-    assert load_with_preset(told_before(run.root)) == config
+    assert load_with_preset(options_file(run.root)) == config
 
 
 def test_logs_that_are_gone_are_left_out_and_named(tmp_path):
     (tmp_path / "here").mkdir()
     paths = (str(tmp_path / "here"), str(tmp_path / "gone"))
     config = replace(CrfConfig(), ingest=replace(CrfConfig().ingest, paths=paths))
-    kept, lost = without_lost_logs(config)
+    kept, lost = drop_missing_logs(config)
     assert (kept.ingest.paths, lost) == (paths[:1], [paths[1]])
 
 
@@ -72,9 +72,9 @@ def test_other_logs_do_not_join_a_run_unless_its_own_are_named_too(tmp_path):
     run, _ = ingested(tmp_path / "run", tmp_path / "a")
     model = f"train.model='{student_folder()}'"
     for is_remembered in (False, True):
-        check_given(given(f"ingest.paths=['{tmp_path}/a', '{tmp_path}/b']", model), run.root)
+        check_inputs(given(f"ingest.paths=['{tmp_path}/a', '{tmp_path}/b']", model), run.root)
         with refusal(InputError, what="PATH", got=str(tmp_path / "a"), fix="`-o RUN2`") as caught:
-            check_given(given(f"ingest.paths=['{tmp_path}/b']", model), run.root)
+            check_inputs(given(f"ingest.paths=['{tmp_path}/b']", model), run.root)
         assert str(run.root) in caught.value.got
         if not is_remembered:
             remember(given(f"ingest.paths=['{tmp_path}/a']", model), run)

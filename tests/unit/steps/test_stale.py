@@ -13,16 +13,16 @@ from run_pieces import ingested, write_session
 
 from composer_replication.cli.pairs import write_pairs
 from composer_replication.cli.pipeline import (
-    evaluated_of,
-    note_files,
-    why_files,
-    why_records,
+    evaluation_inputs,
+    record_inputs,
+    why_output_stale,
+    why_records_stale,
 )
 from composer_replication.cli.run_checks import (
     Learnable,
-    Side,
-    check_learnable,
-    learnable,
+    TrainingSessions,
+    check_enough_to_learn,
+    count_learnable,
 )
 from composer_replication.cli.sites import write_sites
 from composer_replication.cli.split import write_split
@@ -73,7 +73,7 @@ def made(run, config=None):
 
 
 def whys(run, config=None):
-    return [why_records(name, config or CrfConfig(), run) for name in NAMES]
+    return [why_records_stale(name, config or CrfConfig(), run) for name in NAMES]
 
 
 def named_in(why):
@@ -128,29 +128,29 @@ def test_a_hint_that_is_struck_out_makes_pairs_old_and_the_reason_is_the_right_o
 
 
 def test_an_evaluation_is_made_again_when_what_it_was_made_of_is_another(run):
-    assert why_files("evaluate", run, {"sites": "1"}) == NOT_THERE
+    assert why_output_stale("evaluate", run, {"sites": "1"}) == NOT_THERE
     run.path("evaluation").write_text("{}")
-    assert "`crf run`" in why_files("evaluate", run, {"sites": "1"})
-    note_files("evaluate", run, {"sites": "1", "after": "x"})
-    assert why_files("evaluate", run, {"sites": "1", "after": "x"}) == ""
-    assert named_in(why_files("evaluate", run, {"sites": "1", "after": "y"})) == ["after"]
+    assert "`crf run`" in why_output_stale("evaluate", run, {"sites": "1"})
+    record_inputs("evaluate", run, {"sites": "1", "after": "x"})
+    assert why_output_stale("evaluate", run, {"sites": "1", "after": "x"}) == ""
+    assert named_in(why_output_stale("evaluate", run, {"sites": "1", "after": "y"})) == ["after"]
 
 
 def test_an_option_of_an_evaluation_that_changed_is_named_with_both_values(run):
     weights = {"after": None}
     run.path("evaluation").write_text("{}")
-    note_files("evaluate", run, evaluated_of(CrfConfig(), run, weights))
+    record_inputs("evaluate", run, evaluation_inputs(CrfConfig(), run, weights))
     other = CrfConfig(evaluation=EvaluationConfig(samples=1, seed=3))
-    assert why_files("evaluate", run, evaluated_of(other, run, weights)) == (
+    assert why_output_stale("evaluate", run, evaluation_inputs(other, run, weights)) == (
         "evaluation.samples: 4 -> 1; evaluation.seed: 0 -> 3"
     )
 
 
 def test_an_evaluation_that_somebody_replaced_is_made_again(run):
     run.path("evaluation").write_text("{}")
-    note_files("evaluate", run, {})
+    record_inputs("evaluate", run, {})
     run.path("evaluation").write_text('{"models": "others"}')
-    assert named_in(why_files("evaluate", run, {})) == ["evaluation"]
+    assert named_in(why_output_stale("evaluate", run, {})) == ["evaluation"]
 
 
 def test_other_bytes_of_weights_and_of_files_for_damage_are_seen(run, tmp_path):
@@ -160,12 +160,12 @@ def test_other_bytes_of_weights_and_of_files_for_damage_are_seen(run, tmp_path):
     tasks.write_text("{}")
     config = CrfConfig(evaluation=EvaluationConfig(gsm8k=str(tasks)))
     run.path("evaluation").write_text("{}")
-    note_files("evaluate", run, evaluated_of(config, run, {"after": weights, "control": None}))
-    assert why_files("evaluate", run, evaluated_of(config, run, {"after": weights, "control": None})) == ""
+    record_inputs("evaluate", run, evaluation_inputs(config, run, {"after": weights, "control": None}))
+    assert why_output_stale("evaluate", run, evaluation_inputs(config, run, {"after": weights, "control": None})) == ""
     (weights / "adapter_model.safetensors").write_bytes(b"two")
     tasks.write_text("[]")
-    now = evaluated_of(config, run, {"after": weights, "control": None})
-    assert named_in(why_files("evaluate", run, now)) == ["after", "gsm8k"]
+    now = evaluation_inputs(config, run, {"after": weights, "control": None})
+    assert named_in(why_output_stale("evaluate", run, now)) == ["after", "gsm8k"]
 
 
 def numbers_of(text):
@@ -174,11 +174,11 @@ def numbers_of(text):
 
 def test_what_there_is_to_learn_from_is_counted_without_the_test(run):
     made(run)
-    there = learnable(run)
-    assert there == Learnable(Side(4, 4, 4), 4, Counter(model=5))
+    there = count_learnable(run)
+    assert there == Learnable(TrainingSessions(4, 4, 4), 4, Counter(model=5))
     assert there.failures.total() == sum(site.kind != "no_failure" for site, _ in read_sites(run))
     with refusal(InputError, got="5 model", expected="10") as caught:
-        check_learnable(CrfConfig(), there)
+        check_enough_to_learn(CrfConfig(), there)
     assert numbers_of(caught.value.got) == [4, 4, 4, 4, 5, 5]  # errors, sessions with one, sessions, pairs, failures
     assert "run.fewest" in caught.value.expected
 
@@ -189,5 +189,5 @@ def test_sessions_without_any_error_have_nothing_to_teach(tmp_path):
     run, _ = ingested(tmp_path / "run", tmp_path / "logs")
     made(run)
     with refusal(InputError, expected="run.fewest") as caught:
-        check_learnable(CrfConfig(run=RunConfig(fewest=0)), learnable(run))
+        check_enough_to_learn(CrfConfig(run=RunConfig(fewest=0)), count_learnable(run))
     assert numbers_of(caught.value.got) == [0, 0, 4, 0]

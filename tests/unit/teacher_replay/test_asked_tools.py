@@ -10,8 +10,7 @@ from replay_pieces import KEY, TEACHERS, options_for
 from run_pieces import ingested, run_states
 
 from composer_replication.cli.forget import forget
-from composer_replication.cli.replay import ask as ask_all
-from composer_replication.cli.replay import plan_replay
+from composer_replication.cli.replay import plan_replay, send_requests
 from composer_replication.config import ReplayConfig
 from composer_replication.errors import RunError
 from composer_replication.teacher_replay.forget import AskedTools
@@ -40,7 +39,7 @@ def ask(run, server):
     before = server.requests()["num_chat"]
     section = ReplayConfig(max_usd=10, states="all")
     plan = plan_replay(section, run, teachers=teachers_of(TEACHERS, KEY, options), options=options)
-    asyncio.run(ask_all(plan))
+    asyncio.run(send_requests(plan))
     return server.requests()["num_chat"] - before
 
 

@@ -41,11 +41,11 @@ def run(tmp_path):
     return made
 
 
-def replayed(run, server, on_call=lambda _: None, goes_on=False, **changes):
+def replayed(run, server, on_call=lambda _: None, resumes=False, **changes):
     specs = [{**TEACHERS[1], "base_url": server.base_url}]
     options = options_for(None, **({"cache": run.path("teacher_cache"), "max_concurrency": 1} | changes))
     plan = step.plan_replay(ReplayConfig(states="all"), run, teachers=teachers_of(specs, KEY, options), options=options)
-    return asyncio.run(step.ask(plan, on_call=on_call, goes_on=goes_on)).report
+    return asyncio.run(step.send_requests(plan, on_call=on_call, resumes=resumes)).report
 
 
 @pytest.fixture
@@ -141,10 +141,10 @@ def test_a_stop_is_lifted_by_whoever_holds_the_run_and_by_nobody_else(run):
         assert other.meter().halted
         other.hold("a replay of this run")
         with refusal(RunError, what="teacher_cache.sqlite", got=str(os.getpid())):
-            replayed(run, server, goes_on=True)
+            replayed(run, server, resumes=True)
         assert other.meter().halted
         other.close()
         assert replayed(run, server).stopped
         assert server.requests()["num_chat"] == 0
-        assert replayed(run, server, goes_on=True).stopped is None
+        assert replayed(run, server, resumes=True).stopped is None
         assert server.requests()["num_chat"] == 4

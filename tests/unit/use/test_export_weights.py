@@ -104,19 +104,19 @@ def test_the_folder_holds_what_others_need(exported):
     assert (
         "vllm serve ../merged --chat-template ../merged/chat_template.jinja" in (out / "vllm" / "serve.sh").read_text()
     )
-    assert all(each.path is None or each.path.exists() for each in done.made)
+    assert all(each.path is None or each.path.exists() for each in done.formats)
     assert list(root.glob(".out*")) == []
 
 
 def test_without_a_converter_or_with_one_that_refuses_there_is_a_sentence(adapter, tmp_path):
     done = export_weights(str(adapter), tmp_path / "plain", environment={"PATH": ""})
-    assert done.made[0].path is None
-    assert re.search(r"\bconvert_hf_to_gguf\.py\b.*\bPATH\b", done.made[0].sentence)
+    assert done.formats[0].path is None
+    assert re.search(r"\bconvert_hf_to_gguf\.py\b.*\bPATH\b", done.formats[0].sentence)
     assert (tmp_path / "plain" / "ollama" / "Modelfile").read_text().startswith("FROM ../merged\n")
     (tmp_path / "refuse").mkdir()
     (tmp_path / "refuse" / "convert_hf_to_gguf.py").write_text(CONVERTER)
     done = export_weights(str(adapter), tmp_path / "other", environment={"LLAMA_CPP": str(tmp_path / "refuse")})
-    assert done.made[0].sentence.endswith("NotImplementedError: BPE pre-tokenizer was not recognized")
+    assert done.formats[0].sentence.endswith("NotImplementedError: BPE pre-tokenizer was not recognized")
 
 
 def test_weights_that_were_trained_whole_are_copied(tmp_path):

@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 from composer_replication.atomic import staged
 from composer_replication.canonical_json import decode_object
 from composer_replication.cli.replicas.launches import (
-    MOST_REPLICAS,
+    MAX_REPLICAS,
     LaunchFile,
+    canonical_bucket,
     create_launch,
-    known_numbers,
-    path_of,
-    place_of,
-    refuse_a_taken_name,
+    launch_path,
+    local_launch_numbers,
+    refuse_existing_file,
 )
 from composer_replication.config.presets import load_with_preset
 from composer_replication.config.values import to_toml
@@ -45,12 +45,12 @@ from composer_replication.runs import ARTEFACTS, RunDir
 ENTRYPOINT = "composer_replication.diloco.serverless.replica_entrypoint"
 TRAINER = "composer_replication.cli.replicas.tending"
 TRAINING = "composer_replication.cli.replicas.replica_training"
-_NAMES_OF_SECRETS = ("secrets", "modal_secrets")
-_NEAR = ("local", "ray")  # whose machines may have this one's folders
+_SECRET_OPTIONS = ("secrets", "modal_secrets")
+_EXECUTORS_ON_LOCAL_FILES = ("local", "ray")  # whose machines may have this one's folders
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class LaunchRequest:
     """A launch before it is one."""
 
     bucket: str
@@ -69,13 +69,13 @@ class Asked:
     timeout_s: float | None = None
 
     def __post_init__(self) -> None:
-        if not 1 <= self.replicas <= MOST_REPLICAS:
-            raise InputError(explain("--replicas", got=self.replicas, expected=f"1 to {MOST_REPLICAS}"))
+        if not 1 <= self.replicas <= MAX_REPLICAS:
+            raise InputError(explain("--replicas", got=self.replicas, expected=f"1 to {MAX_REPLICAS}"))
         if (quorum := self.settings.get("min_replicas", 1)) > self.replicas:
             raise InputError(
                 explain("--round min_replicas", got=quorum, expected=f"1 to {self.replicas}, the replicas")
             )
-        if self.model is not None and self.executor not in _NEAR and Path(self.model).is_dir():
+        if self.model is not None and self.executor not in _EXECUTORS_ON_LOCAL_FILES and Path(self.model).is_dir():
             fix = "Put the weights on the Hub, or into the image, and name them as they are there."
             got = f"{self.model}, a folder of this machine"
             raise InputError(explain("train.model", got=got, expected="weights that replicas can get", fix=fix))
@@ -88,7 +88,7 @@ class Asked:
             "module": self.module,
             "function": self.function,
             "arguments": dict(self.arguments),
-            "files": digests_of(self.files),
+            "files": hash_files(self.files),
         }
         return {
             "rendezvous_uri": self.bucket,
@@ -104,17 +104,17 @@ class Asked:
         return sum(len(file) if isinstance(file, bytes) else file.stat().st_size for file in self.files.values())
 
 
-def reachable(bucket: str, executor: str) -> str:
+def bucket_for_replicas(bucket: str, executor: str) -> str:
     """The bucket as replicas name it; a folder of this machine is no place to meet for others."""
     if scheme_of(bucket) != "file":
         return bucket
-    if executor not in _NEAR:
+    if executor not in _EXECUTORS_ON_LOCAL_FILES:
         expected = "s3://, gs://, az:// or hf://, which its machines can reach"
         raise InputError(explain(f"bucket of {executor}", got="a folder of this machine", expected=expected))
     return bucket if "://" in bucket else str(Path(bucket).expanduser().absolute())
 
 
-def training(
+def training_request(
     config: str | None, overrides: Sequence[str], outer: Mapping[str, Any], *, no_scrub: bool, allowed: Iterable[str]
 ) -> dict[str, Any]:
     """`crf train` as fields of `Asked`: the config as text, and the run's files after a last look at them."""
@@ -146,9 +146,9 @@ def training(
     }
 
 
-def refuse_values(asked: Asked) -> None:
+def refuse_secret_values(asked: LaunchRequest) -> None:
     """What replicas are asked stands in the launch's file, and services show it: secrets stand there by name."""
-    options = {key: value for key, value in asked.options.items() if key not in _NAMES_OF_SECRETS}
+    options = {key: value for key, value in asked.options.items() if key not in _SECRET_OPTIONS}
     request = {"options": options, "arguments": dict(asked.arguments), "settings": dict(asked.settings)}
     location = "options, variables and arguments"
     if (find := LastGate(os.environ).look(request, location, is_text=False)) is not None:  # names and paths, no prose
@@ -156,14 +156,14 @@ def refuse_values(asked: Asked) -> None:
         raise InputError(explain("launch", got=f"what looks like a secret ({find})", expected="none", fix=fix))
 
 
-def begin(store: ObjectStore, asked: Asked, path: Path | None = None) -> LaunchFile:
+def prepare_launch(store: ObjectStore, asked: LaunchRequest, path: Path | None = None) -> LaunchFile:
     """Take a number, begin the launch's file, and put the run's files into the bucket; replicas are started after."""
-    refuse_values(asked)
+    refuse_secret_values(asked)
     if path is not None:
-        refuse_a_taken_name(path)
+        refuse_existing_file(path)
     launch = create_launch(
         store,
-        above=max(known_numbers(place_of(asked.bucket)), default=-1),
+        above=max(local_launch_numbers(canonical_bucket(asked.bucket)), default=-1),
         bucket=asked.bucket,
         executor=asked.executor,
         options=dict(asked.options),
@@ -174,7 +174,7 @@ def begin(store: ObjectStore, asked: Asked, path: Path | None = None) -> LaunchF
         gpu=asked.gpu,
         timeout_s=asked.timeout_s,
     )
-    file = LaunchFile.create(path or path_of(launch.place, launch.number), launch)
+    file = LaunchFile.create(path or launch_path(launch.place, launch.number), launch)
     upload(store, launch.key("input"), asked.files)
     return file
 
@@ -183,7 +183,7 @@ def begin(store: ObjectStore, asked: Asked, path: Path | None = None) -> LaunchF
 #
 # A table of its own, so that whoever prints it loads no tensors; a test compares it with what the two are made of.
 
-NUMBER, WHOLE, TRUTH, PAYLOAD = "a number", "a whole number", "true or false", "fp32, bf16, int8 or int4"
+NUMBER, INTEGER, BOOLEAN, PAYLOAD = "a number", "a whole number", "true or false", "fp32, bf16, int8 or int4"
 
 
 class _RoundKey(NamedTuple):
@@ -197,18 +197,18 @@ class _RoundKey(NamedTuple):
 
 
 OUTER_KEYS = (
-    _RoundKey("sync_every", WHOLE, 100, "steps of each replica between two exchanges of one part of the model", 1),
+    _RoundKey("sync_every", INTEGER, 100, "steps of each replica between two exchanges of one part of the model", 1),
     _RoundKey("outer_lr", NUMBER, 0.7, "of the outer optimiser, which steps by the mean of what replicas learnt", 0),
     _RoundKey("outer_momentum", NUMBER, 0.9, "of the outer optimiser", 0),
-    _RoundKey("nesterov", TRUTH, True, "whether that momentum is Nesterov's"),
-    _RoundKey("num_fragments", WHOLE, 1, "parts of the model, exchanged in turn; divides `sync_every`", 1),
-    _RoundKey("fragment_sync_delay", WHOLE, 0, "steps that a part may be on its way while training goes on", 0),
+    _RoundKey("nesterov", BOOLEAN, True, "whether that momentum is Nesterov's"),
+    _RoundKey("num_fragments", INTEGER, 1, "parts of the model, exchanged in turn; divides `sync_every`", 1),
+    _RoundKey("fragment_sync_delay", INTEGER, 0, "steps that a part may be on its way while training goes on", 0),
     _RoundKey("fragment_update_alpha", NUMBER, 0.0, "share of its own weights that a replica keeps at an exchange", 0),
 )
 MANAGER_KEYS = (
     _RoundKey("payload", PAYLOAD, "fp32", "how what was learnt travels"),
     _RoundKey("mean_payload", PAYLOAD, None, "how the mean travels; default: as `payload`, bf16 for int8 and int4"),
-    _RoundKey("min_replicas", WHOLE, None, "without so many there is no round; default: half of them, rounded up", 1),
+    _RoundKey("min_replicas", INTEGER, None, "without so many there is no round; default: half of them, rounded up", 1),
     _RoundKey("grace_s", NUMBER, 30.0, "seconds that a round waits for those who are late, once it has a quorum", 0),
     _RoundKey("first_grace_s", NUMBER, None, "the same before the first round; default: half of `timeout_s`", 0),
     _RoundKey("timeout_s", NUMBER, 1800.0, "seconds after which a replica gives a round up, and fails", 0),
@@ -216,15 +216,15 @@ MANAGER_KEYS = (
     _RoundKey(
         "lease_s", NUMBER, 20.0, "seconds without a sign of life after which a rank is free for another process", 0
     ),
-    _RoundKey("shard_bytes", WHOLE, 64 * 2**20, "bytes of one object, at most", 1),
-    _RoundKey("parallel", WHOLE, 4, "requests at once, each way", 1),
-    _RoundKey("state_every", WHOLE, 10, "exchanges between two states that one who is behind may load", 1),
-    _RoundKey("keep_rounds", WHOLE, 2, "exchanges whose offers are kept", 1),
+    _RoundKey("shard_bytes", INTEGER, 64 * 2**20, "bytes of one object, at most", 1),
+    _RoundKey("parallel", INTEGER, 4, "requests at once, each way", 1),
+    _RoundKey("state_every", INTEGER, 10, "exchanges between two states that one who is behind may load", 1),
+    _RoundKey("keep_rounds", INTEGER, 2, "exchanges whose offers are kept", 1),
 )
 ROUND_KEYS = {key.name: key for key in (*OUTER_KEYS, *MANAGER_KEYS)}
 
 
-def split(given: Sequence[tuple[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
+def split_round_settings(given: Sequence[tuple[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Settings of the outer loop, and of the rounds; InputError where one is unknown or holds something wrong."""
     if unknown := sorted({name for name, _ in given} - ROUND_KEYS.keys()):
         raise InputError(explain("--round", got=", ".join(unknown), expected=f"some of {', '.join(ROUND_KEYS)}"))
@@ -241,8 +241,8 @@ def _check(key: _RoundKey, value: Any) -> None:
     is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     is_right = {
         NUMBER: is_number,
-        WHOLE: is_number and isinstance(value, int),
-        TRUTH: isinstance(value, bool),
+        INTEGER: is_number and isinstance(value, int),
+        BOOLEAN: isinstance(value, bool),
         PAYLOAD: value in ("fp32", "bf16", "int8", "int4"),
     }[key.kind]
     bound = "" if key.least == -math.inf else f", {key.least:g} or more"
@@ -274,18 +274,22 @@ def _check_outer_loop(settings: Mapping[str, Any]) -> None:
 # model.safetensors.parts/000000   a larger one: an object for every PART_BYTES of it, as no more is held in memory
 
 MARKER, CONFIG = "run.json", "config.toml"
-_READ = ("conversations", "tools", "split", "sites", "pairs")
+_TRAINING_ARTEFACTS = ("conversations", "tools", "split", "sites", "pairs")
 PART_BYTES = 256 << 20
-_MOST_FILE_BYTES, _MOST_FILES = 64 << 30, 1000
-_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
+_MAX_FILE_BYTES, _MAX_FILES = 64 << 30, 1000
+_FILE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
 # What a training leaves besides; weights are safetensors, and nothing that would have to be unpickled is taken.
-_SUFFIXES = {".safetensors", ".json", ".md", ".jinja", ".txt", ".model", ".toml"}
-_ROWS, _PARTS = ".jsonl", ".parts/"
+_ALLOWED_SUFFIXES = {".safetensors", ".json", ".md", ".jinja", ".txt", ".model", ".toml"}
+_JSONL, _PARTS_INFIX = ".jsonl", ".parts/"
 
 
 def _run_files(run: RunDir) -> dict[str, Path]:
     """What a training on this run reads."""
-    names = [name for artefact in _READ for name in (ARTEFACTS[artefact].file_name, ARTEFACTS[artefact].sidecar_name)]
+    names = [
+        name
+        for artefact in _TRAINING_ARTEFACTS
+        for name in (ARTEFACTS[artefact].file_name, ARTEFACTS[artefact].sidecar_name)
+    ]
     return {name: run.root / name for name in (MARKER, *dict.fromkeys(names)) if (run.root / name).is_file()}
 
 
@@ -294,7 +298,7 @@ def _refuse_secrets(run: RunDir, files: Mapping[str, Path], *, no_scrub: bool, a
     gate = gate_of(run, os.environ, no_scrub=no_scrub, allowed=allowed)
     finds: dict[bytes, Find] = {}
     for name, path in files.items():
-        if gate.is_open or path.suffix != _ROWS:
+        if gate.is_open or path.suffix != _JSONL:
             continue
         with path.open("rb") as lines:
             for number, line in enumerate(lines, start=1):
@@ -307,7 +311,7 @@ def _refuse_secrets(run: RunDir, files: Mapping[str, Path], *, no_scrub: bool, a
         raise refusal("files for the replicas", list(finds.values()))
 
 
-def digests_of(files: Mapping[str, Path | bytes]) -> dict[str, str]:
+def hash_files(files: Mapping[str, Path | bytes]) -> dict[str, str]:
     """The sha256 of each file, by its name."""
     digests = {}
     for name, file in files.items():
@@ -325,12 +329,12 @@ def upload(store: ObjectStore, prefix: str, files: Mapping[str, Path | bytes]) -
         key = f"{prefix}/{name}"
         is_parted = (len(file) if isinstance(file, bytes) else file.stat().st_size) > PART_BYTES
         for number, chunk in enumerate(_chunks(file)):
-            part = _part(key, number) if is_parted else key
+            part = _part_key(key, number) if is_parted else key
             store.put(part, chunk)
             written.add(part)
     if files:
         whole = {f"{prefix}/{name}" for name in files}
-        there = [key for key in store.keys(prefix) if key in whole or key.rpartition(_PARTS)[0] in whole]
+        there = [key for key in store.keys(prefix) if key in whole or key.rpartition(_PARTS_INFIX)[0] in whole]
         store.delete([key for key in there if key not in written])
 
 
@@ -345,18 +349,18 @@ def _chunks(source: Path | bytes) -> Iterator[bytes]:
             yield chunk
 
 
-def _part(key: str, number: int) -> str:
-    return f"{key}{_PARTS}{number:06d}"
+def _part_key(key: str, number: int) -> str:
+    return f"{key}{_PARTS_INFIX}{number:06d}"
 
 
 def _objects(store: ObjectStore, key: str) -> dict[str, int]:
     """The objects that a file is made of, in order, and how large each is."""
     if (size := store.size(key)) is not None:
         return {key: size}
-    listed = len(store.keys(f"{key}{_PARTS}"))
+    listed = len(store.keys(f"{key}{_PARTS_INFIX}"))
     # The names that there should be, not those that are: whoever wrote others among them spoilt the file.
-    names = [_part(key, number) for number in range(listed)]
-    sizes = {part: store.size(part) for part in names} if listed <= _MOST_FILE_BYTES // PART_BYTES else {}
+    names = [_part_key(key, number) for number in range(listed)]
+    sizes = {part: store.size(part) for part in names} if listed <= _MAX_FILE_BYTES // PART_BYTES else {}
     if not sizes or None in sizes.values():
         got = f"{listed} parts" if listed else "nothing"
         raise ArtefactCorruptError(explain(f"{key} at {store.uri}", got=got, expected="a whole file"))
@@ -391,13 +395,17 @@ def download(store: ObjectStore, prefix: str, digests: Mapping[str, str], folder
 def refuse_odd_names(store: ObjectStore, prefix: str, names: Iterable[str]) -> None:
     """Names of files in a folder, of the kinds that travel; nothing else is written here."""
     listed = list(names)
-    odd = [name for name in listed if not _NAME.fullmatch(name) or Path(name).suffix not in _SUFFIXES | {_ROWS}]
-    if odd or len(listed) > _MOST_FILES:
+    odd = [
+        name
+        for name in listed
+        if not _FILE_NAME.fullmatch(name) or Path(name).suffix not in _ALLOWED_SUFFIXES | {_JSONL}
+    ]
+    if odd or len(listed) > _MAX_FILES:
         got = repr(odd[0][:80]) if odd else f"{len(listed)} files"
-        expected = f"a file's name with {', '.join(sorted(_SUFFIXES))}; {_MOST_FILES} at most"
+        expected = f"a file's name with {', '.join(sorted(_ALLOWED_SUFFIXES))}; {_MAX_FILES} at most"
         raise ArtefactCorruptError(explain(f"{prefix} at {store.uri}", got=got, expected=expected))
 
 
 def trained_files(folder: Path) -> dict[str, Path]:
     """The files of trained weights that may travel."""
-    return {path.name: path for path in sorted(folder.iterdir()) if path.is_file() and path.suffix in _SUFFIXES}
+    return {path.name: path for path in sorted(folder.iterdir()) if path.is_file() and path.suffix in _ALLOWED_SUFFIXES}

@@ -8,19 +8,19 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from composer_replication.cli.replicas.asking import Asked, refuse_values
+from composer_replication.cli.replicas.asking import LaunchRequest, refuse_secret_values
 from composer_replication.cli.replicas.launches import (
     Launch,
     LaunchFile,
     Record,
     Start,
-    known_numbers,
+    canonical_bucket,
     launch_key,
-    numbers,
-    path_of,
-    place_of,
+    launch_path,
+    list_launch_numbers,
+    local_launch_numbers,
     read_notice,
-    refuse_a_taken_name,
+    refuse_existing_file,
 )
 from composer_replication.cli.replicas.looking import is_settled
 from composer_replication.cli.replicas.tending import DONE
@@ -33,22 +33,26 @@ from composer_replication.diloco.serverless.executor import (
 from composer_replication.diloco.store import ObjectStore
 from composer_replication.errors import ComposerError, RunError, explain
 
-MOST_S = 30.0  # for all questions about earlier launches together
-_WHERE = ("namespace", "app_name", "address")  # options by which a start that was lost is looked for
+MAX_CHECK_S = 30.0  # for all questions about earlier launches together
+_LOOKUP_OPTIONS = ("namespace", "app_name", "address")  # options by which a start that was lost is looked for
 
 
-def check_launch(store: ObjectStore, asked: Asked, executor: Executor, path: Path | None, *, beside: bool) -> list[str]:
+def check_launch(
+    store: ObjectStore, asked: LaunchRequest, executor: Executor, path: Path | None, *, beside: bool
+) -> list[str]:
     """Refuse what cannot be launched; what is worth knowing of what can be, a line each. Nothing is written."""
     executor.secret_values()
-    refuse_values(asked)
+    refuse_secret_values(asked)
     executor.job(asked.entrypoint, asked.entrypoint_args, gpu=asked.gpu, timeout_s=asked.timeout_s)
     if path is not None:
-        refuse_a_taken_name(path)
+        refuse_existing_file(path)
     keys = set(store.keys("launch"))
-    bucket_uri = place_of(asked.bucket)
-    running, lines = _Earlier(asked, executor, keys, time.monotonic() + MOST_S).newest_that_runs(bucket_uri)
+    bucket_uri = canonical_bucket(asked.bucket)
+    running, lines = _EarlierLaunches(asked, executor, keys, time.monotonic() + MAX_CHECK_S).find_newest_running(
+        bucket_uri
+    )
     if running is None:
-        return [*lines, *_perhaps_elsewhere(store, bucket_uri, keys)]
+        return [*lines, *_warn_of_unknown_launch(store, bucket_uri, keys)]
     number, ranks = running
     what = f"launch {number} at {store.uri}"
     if not beside:
@@ -61,33 +65,33 @@ def check_launch(store: ObjectStore, asked: Asked, executor: Executor, path: Pat
     return [*lines, f"{what} runs too; `--launch {number}` behind watch, cancel and collect means that one"]
 
 
-class _Running(NamedTuple):
+class _RunningLaunch(NamedTuple):
     """A launch that runs, and its ranks that do."""
 
     number: int
     ranks: list[int]
 
 
-class _Earlier:
+class _EarlierLaunches:
     """Questions about launches that began on this machine, to the executor of the new one and to no other.
 
     Making another could start something: a cluster of Ray, where none is to be reached.
     """
 
-    def __init__(self, asked: Asked, executor: Executor, keys: Collection[str], deadline: float) -> None:
-        self._asked, self._executor, self._keys, self._deadline = asked, executor, keys, deadline
+    def __init__(self, asked: LaunchRequest, executor: Executor, keys: Collection[str], deadline: float) -> None:
+        self._request, self._executor, self._keys, self._deadline = asked, executor, keys, deadline
 
-    def newest_that_runs(self, place: str) -> tuple[_Running | None, list[str]]:
+    def find_newest_running(self, place: str) -> tuple[_RunningLaunch | None, list[str]]:
         """With a line about those before it that may run, for every reason why nobody knows."""
         unknown = dict[str, list[int]]()
         running = None
-        for number in reversed(known_numbers(place)):
-            ranks, error = tried(partial(self._ranks_that_run, LaunchFile(path_of(place, number))))
+        for number in reversed(local_launch_numbers(place)):
+            ranks, error = tried(partial(self._ranks_that_run, LaunchFile(launch_path(place, number))))
             if error is not None:
                 why = str(error) if isinstance(error, ComposerError) else in_brief(error)
                 unknown.setdefault(why, []).append(number)
             elif ranks:
-                running = _Running(number, ranks)
+                running = _RunningLaunch(number, ranks)
                 break
         unknown_launches = (
             (", ".join(map(str, reversed(launch_numbers))), why) for why, launch_numbers in unknown.items()
@@ -96,13 +100,13 @@ class _Earlier:
             f"launch {which} may run, and could not be asked about: {why}" for which, why in unknown_launches
         ]
 
-    def _ranks_that_run(self, file: LaunchFile) -> list[int]:
+    def _running_ranks(self, file: LaunchFile) -> list[int]:
         """By their service's word; an error where none is known to run and one may."""
         record = file.read()
         unended = list(self._unended(record))
         if any(start.handle is None for start in unended) and file.is_starting():
             return [start.rank for start in unended if start.handle is None]
-        if unended and record.launch.executor != self._asked.executor:
+        if unended and record.launch.executor != self._request.executor:
             expected, fix = (
                 f"{self._asked.executor}, as here",
                 f"`crf diloco watch {self._asked.bucket} --launch N` asks.",
@@ -119,15 +123,15 @@ class _Earlier:
 
     def _unended(self, record: Record) -> Iterator[Start]:
         """Those that neither left what they ended with nor were ended by a cancel that ended all."""
-        for start in record.newest.values() if record.ended is None else ():
+        for start in record.latest_starts.values() if record.ended is None else ():
             if record.launch.key("output", f"{start.rank:03d}", DONE) not in self._keys:
                 yield start
 
-    def _answer(self, launch: Launch, start: Start) -> bool:
+    def _is_running_in_time(self, launch: Launch, start: Start) -> bool:
         left_s = self._deadline - time.monotonic()
         if left_s <= 0:
             got = "no answer yet"
-            raise RunError(explain("earlier launches", got=got, expected=f"all of them within {MOST_S:g} s"))
+            raise RunError(explain("earlier launches", got=got, expected=f"all of them within {MAX_CHECK_S:g} s"))
         what = f"rank {start.rank}"
         return within(max(0.1, round(left_s, 1)), what, partial(self._is_running, what, launch, start))
 
@@ -135,7 +139,7 @@ class _Earlier:
         handles, executor = [start.handle] if start.handle else [], self._executor
         if start.handle is None:  # whoever asked for it was killed, or the answer was lost
             if changed_options := [
-                option for option in _WHERE if launch.options.get(option) != self._asked.options.get(option)
+                option for option in _LOOKUP_OPTIONS if launch.options.get(option) != self._request.options.get(option)
             ]:
                 got = f"a start whose answer was lost, with another {', '.join(changed_options)}"
                 raise RunError(explain(what, got=got, expected="the options of this launch"))
@@ -150,9 +154,9 @@ class _Earlier:
         return any(executor.poll(handle) in ("running", "pending") for handle in handles)
 
 
-def _perhaps_elsewhere(store: ObjectStore, bucket_uri: str, keys: Collection[str]) -> list[str]:
+def _warn_of_unknown_launch(store: ObjectStore, bucket_uri: str, keys: Collection[str]) -> list[str]:
     """The newest launch whose file is not here, where not all of its replicas have left what they ended with."""
-    other_numbers = set(numbers(store)) - set(known_numbers(bucket_uri))
+    other_numbers = set(list_launch_numbers(store)) - set(local_launch_numbers(bucket_uri))
     if not other_numbers:
         return []
     number = max(other_numbers)

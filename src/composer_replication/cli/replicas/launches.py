@@ -40,14 +40,14 @@ EXECUTORS = {"local": "local_process.LocalProcessExecutor", "modal": "modal.Moda
     "hf_jobs": "hf_jobs.HFJobsExecutor",
     "ray": "ray.RayExecutor",
 }
-MOST_REPLICAS = 1000
-_MOST_NUMBER, _MOST_NOTICE_BYTES, _MOST_COMMITS = 999_999, 4096, 10**9
+MAX_REPLICAS = 1000
+_MAX_NUMBER, _MAX_NOTICE_BYTES, _MAX_COMMITS = 999_999, 4096, 10**9
 _NOTICE_KEY = re.compile(rf"{ROOT}/(\d{{6}})/launch\.json")
 _ID = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Notice:
+class LaunchNotice:
     """What anybody may know of a launch."""
 
     number: int
@@ -61,7 +61,7 @@ class Notice:
         return launch_key(self.number, *parts)
 
     def notice(self) -> dict[str, Any]:
-        return {field.name: getattr(self, field.name) for field in fields(Notice)}
+        return {field.name: getattr(self, field.name) for field in fields(LaunchNotice)}
 
 
 def launch_key(number: int, *parts: str) -> str:
@@ -69,11 +69,11 @@ def launch_key(number: int, *parts: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Launch(Notice):
+class Launch(LaunchNotice):
     """What was asked for, and with which executor."""
 
     bucket: str  # as replicas name it
-    place: str  # the bucket as this machine names it, see `place_of`
+    place: str  # the bucket as this machine names it, see `canonical_bucket`
     options: Mapping[str, Any]  # the executor's own, without secrets' values
     entrypoint: str
     args: Mapping[str, Any]
@@ -87,7 +87,7 @@ class Launch(Notice):
         return {**self.args, "trainer_kwargs": trainer, "settings": of_manager}
 
 
-def place_of(bucket: str) -> str:
+def canonical_bucket(bucket: str) -> str:
     """One name for a bucket that may be written in several ways; nobody is asked for it."""
     if scheme_of(bucket) != "file":
         return bucket.rstrip("/")
@@ -95,14 +95,14 @@ def place_of(bucket: str) -> str:
     return path.expanduser().absolute().as_uri().rstrip("/")
 
 
-def numbers(store: ObjectStore) -> list[int]:
+def list_launch_numbers(store: ObjectStore) -> list[int]:
     """Of all launches that the bucket shows."""
     matches = (_NOTICE_KEY.fullmatch(key) for key in store.keys(ROOT))
     return sorted(int(match[1]) for match in matches if match)
 
 
 def next_number(store: ObjectStore, *, above: int = -1) -> int:
-    return max([above, *numbers(store)]) + 1
+    return max([above, *list_launch_numbers(store)]) + 1
 
 
 def create_launch(store: ObjectStore, *, above: int = -1, **asked: Any) -> Launch:
@@ -111,18 +111,18 @@ def create_launch(store: ObjectStore, *, above: int = -1, **asked: Any) -> Launc
     `above` is the last one of this bucket that is known here: numbers are not used again in a bucket that was emptied.
     """
     number = next_number(store, above=above)
-    while number <= _MOST_NUMBER:
+    while number <= _MAX_NUMBER:
         launch = Launch(
-            number=number, id=uuid.uuid4().hex, place=place_of(asked["bucket"]), started=time.time(), **asked
+            number=number, id=uuid.uuid4().hex, place=canonical_bucket(asked["bucket"]), started=time.time(), **asked
         )
         if store.create(launch.key("launch.json"), encode(launch.notice(), where="launch")):
             return launch
         number += 1
     fix = "Take another prefix."
-    raise RunError(explain(f"launches at {store.uri}", got=number - 1, expected=f"at most {_MOST_NUMBER}", fix=fix))
+    raise RunError(explain(f"launches at {store.uri}", got=number - 1, expected=f"at most {_MAX_NUMBER}", fix=fix))
 
 
-def refuse_another(store: ObjectStore, launch: Launch) -> None:
+def refuse_other_launch(store: ObjectStore, launch: Launch) -> None:
     """RunError where the bucket shows another launch under this number: it was emptied, or somebody wrote there."""
     notice = read_notice(store, launch.number)
     if notice is not None and notice.id != launch.id:
@@ -131,11 +131,11 @@ def refuse_another(store: ObjectStore, launch: Launch) -> None:
         raise RunError(explain(f"launch {launch.number} at {store.uri}", got=got, expected=launch.id[:12], fix=fix))
 
 
-def read_notice(store: ObjectStore, number: int) -> Notice | None:
+def read_notice(store: ObjectStore, number: int) -> LaunchNotice | None:
     """What the bucket shows of a launch; None where it shows none, RunError where it is no notice."""
     key = launch_key(number, "launch.json")
     try:
-        content = decode_object(store.get(key, most_bytes=_MOST_NOTICE_BYTES))
+        content = decode_object(store.get(key, most_bytes=_MAX_NOTICE_BYTES))
     except MissingObject:
         return None
     except ValueError as error:
@@ -144,17 +144,17 @@ def read_notice(store: ObjectStore, number: int) -> Notice | None:
         "number": content.get("number") == number,
         "id": isinstance(content.get("id"), str) and _ID.fullmatch(str(content["id"])) is not None,
         "executor": content.get("executor") in [*EXECUTORS],
-        "replicas": _is_count(content.get("replicas"), 1, MOST_REPLICAS),
-        "commits": content.get("commits") is None or _is_count(content["commits"], 0, _MOST_COMMITS),
+        "replicas": _is_int_between(content.get("replicas"), 1, MAX_REPLICAS),
+        "commits": content.get("commits") is None or _is_int_between(content["commits"], 0, _MAX_COMMITS),
         "started": isinstance(content.get("started"), float) and math.isfinite(content["started"]),  # pyright: ignore
     }
     if wrong := [name for name, is_right in checks.items() if not is_right]:
         what = f"{key} at {store.uri}"
         raise RunError(explain(what, got=f"no usable {', '.join(wrong)}", expected="a notice of a launch"))
-    return Notice(**{name: content[name] for name in checks})  # pyright: ignore[reportArgumentType] (looked at above)
+    return LaunchNotice(**{name: content[name] for name in checks})  # pyright: ignore[reportArgumentType] (looked at above)
 
 
-def _is_count(value: object, least: int, most: int) -> bool:
+def _is_int_between(value: object, least: int, most: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
 
@@ -167,7 +167,7 @@ def _is_count(value: object, least: int, most: int) -> bool:
 #     ~/.local/state/composer-replication/launches/BUCKET/000003.json       or below $XDG_STATE_HOME
 
 FORMAT = 1
-_MOST_BYTES = 16 << 20
+_MAX_BYTES = 16 << 20
 _LOCK_S, _POLL_S = 30.0, 0.05
 
 
@@ -192,7 +192,7 @@ class Record:
     ended: float | None = None  # when a cancel had ended every start
 
     @property
-    def newest(self) -> dict[int, Start]:
+    def latest_starts(self) -> dict[int, Start]:
         """The last start of every rank that was begun, in rank order."""
         return {start.rank: start for start in sorted(self.starts, key=lambda start: (start.rank, start.attempt))}
 
@@ -209,7 +209,7 @@ class LaunchFile:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         file = cls(path)
         with file._locked("lock"):
-            refuse_a_taken_name(path)
+            refuse_existing_file(path)
             file._write(Record(launch))
         return file
 
@@ -222,9 +222,9 @@ class LaunchFile:
             ) from None
         with os.fdopen(descriptor, "rb") as file:
             self._check_owner(os.fstat(descriptor))
-            data = file.read(_MOST_BYTES)
+            data = file.read(_MAX_BYTES)
         try:
-            return _parsed(decode_object(data))
+            return _parse_record(decode_object(data))
         except (KeyError, TypeError, ValueError) as error:
             raise RunError(explain(str(self.path), got=f"{error}", expected="the file of a launch")) from error
 
@@ -234,7 +234,7 @@ class LaunchFile:
         def begun(record: Record) -> Record:
             if record.cancelled is not None:
                 raise RunError(explain(f"rank {rank}", got="a launch that was cancelled", expected="one that goes on"))
-            last = record.newest.get(rank)
+            last = record.latest_starts.get(rank)
             if attempt != (0 if last is None else last.attempt + 1):
                 got = f"start {attempt} of a rank whose last is {'none' if last is None else last.attempt}"
                 fix = "Another process looks after this launch: let it."
@@ -347,7 +347,7 @@ class LaunchFile:
             raise InputError(explain(str(self.path), got=got, expected="your own, written by you alone", fix=fix))
 
 
-def _parsed(content: dict[str, Any]) -> Record:
+def _parse_record(content: dict[str, Any]) -> Record:
     if content.get("format") != FORMAT:
         raise ValueError(f"format {content.get('format')!r}, this version reads {FORMAT}")
     launch = Launch(**content["launch"])
@@ -364,7 +364,7 @@ def _parsed(content: dict[str, Any]) -> Record:
 # ---- where the files are
 
 
-def folder_of(place: str) -> Path:
+def launch_folder(place: str) -> Path:
     """Where this machine keeps the launches of a bucket."""
     state = Path(os.environ.get("XDG_STATE_HOME", ""))
     base = state if state.is_absolute() else Path.home() / ".local" / "state"
@@ -372,31 +372,31 @@ def folder_of(place: str) -> Path:
     return base / "composer-replication" / "launches" / f"{readable}-{hashlib.sha256(place.encode()).hexdigest()[:12]}"
 
 
-def known_numbers(place: str) -> list[int]:
+def local_launch_numbers(place: str) -> list[int]:
     """The launches of a bucket whose files this machine has."""
-    names = [path.stem for path in folder_of(place).glob("*.json")]
+    names = [path.stem for path in launch_folder(place).glob("*.json")]
     return sorted(int(name) for name in names if name.isdigit())
 
 
-def refuse_a_taken_name(path: Path) -> None:
+def refuse_existing_file(path: Path) -> None:
     if path.exists():
         fix = "Name another file, or move that one away: by it, and by nothing else, its replicas are ended."
         raise RunError(explain(str(path), got="a file that is there", expected="a free name", fix=fix))
 
 
-def path_of(place: str, number: int) -> Path:
-    return folder_of(place) / f"{number:06d}.json"
+def launch_path(place: str, number: int) -> Path:
+    return launch_folder(place) / f"{number:06d}.json"
 
 
-def open_file(bucket: str, number: int | None, given: Path | None) -> LaunchFile | None:
+def find_launch_file(bucket: str, number: int | None, given: Path | None) -> LaunchFile | None:
     """The file of a launch of this bucket: the one that was given, or this machine's; None where it has none."""
-    location = place_of(bucket)
+    location = canonical_bucket(bucket)
     if given is None:
-        numbers = known_numbers(location)
-        requested_number = numbers[-1] if number is None and numbers else number
+        list_launch_numbers = local_launch_numbers(location)
+        requested_number = list_launch_numbers[-1] if number is None and list_launch_numbers else number
         return (
-            LaunchFile(path_of(location, requested_number))
-            if requested_number is not None and requested_number in numbers
+            LaunchFile(launch_path(location, requested_number))
+            if requested_number is not None and requested_number in list_launch_numbers
             else None
         )
     file = LaunchFile(given)
@@ -408,12 +408,12 @@ def open_file(bucket: str, number: int | None, given: Path | None) -> LaunchFile
     return file
 
 
-def no_file(bucket: str, number: int | None) -> RunError:
+def missing_file_error(bucket: str, number: int | None) -> RunError:
     """What is said where a launch file is needed and none is here."""
     which = "" if number is None else f" {number}"
     fix = (
         "The bucket does not say who the replicas are: whoever may write to it could name others. Bring the file that "
         "`crf diloco launch` wrote on the machine where it ran, and name it: --launch-file FILE."
     )
-    got = f"no launch{which} of it in {folder_of(place_of(bucket))}"
+    got = f"no launch{which} of it in {launch_folder(canonical_bucket(bucket))}"
     return RunError(explain(bucket, got=got, expected="the file of a launch that began on this machine", fix=fix))

@@ -14,10 +14,10 @@ from composer_replication.cli.replicas.launches import (
     EXECUTORS,
     Launch,
     LaunchFile,
-    Notice,
+    LaunchNotice,
     Record,
     Start,
-    refuse_another,
+    refuse_other_launch,
 )
 from composer_replication.diloco.rounds.claims import find_run
 from composer_replication.diloco.rounds.patience import GenerationRefused, PatientStore, Traffic
@@ -41,8 +41,8 @@ from composer_replication.errors import (
 )
 
 UNREACHABLE = "unknown"
-_KNOWN_AS = ("pid", "sandbox", "job", "actor")
-_ROUNDS_OF_A_PACE, _STALL, _SHORTEST_STALL_S = 20, 3.0, 10.0
+_HANDLE_KEYS = ("pid", "sandbox", "job", "actor")
+_ROUNDS_FOR_TIMING, _STALL_FACTOR, _MIN_STALL_S = 20, 3.0, 10.0
 
 
 class ReplicaStatus(NamedTuple):
@@ -66,18 +66,18 @@ class RoundTiming(NamedTuple):
 
     @property
     def is_stalled(self) -> bool:
-        return self.since_s > max(_STALL * self.usual_s, _SHORTEST_STALL_S)
+        return self.since_s > max(_STALL_FACTOR * self.usual_s, _MIN_STALL_S)
 
 
 @dataclass(frozen=True)
-class Sight:
+class LaunchStatus:
     """A launch at one moment."""
 
-    launch: Notice
+    launch: LaunchNotice
     replicas: Sequence[ReplicaStatus]
     progress: RunProgress | None  # None before the first replica has begun
     trouble: str | None = None  # why the rounds cannot be read
-    pace: RoundTiming | None = (
+    timing: RoundTiming | None = (
         None  # None before the first round, and where a store does not say when objects were written
     )
 
@@ -106,25 +106,27 @@ class Sight:
     @property
     def stalled_s(self) -> float | None:
         """For how long no round has ended, where that is far longer than one takes and the run goes on."""
-        is_stalled = self.pace is not None and self.pace.is_stalled and not self.is_over and self.end is None
-        return self.pace.since_s if self.pace is not None and is_stalled else None
+        is_stalled = self.timing is not None and self.timing.is_stalled and not self.is_over and self.end is None
+        return self.timing.since_s if self.timing is not None and is_stalled else None
 
 
-def look(store: ObjectStore | None, file: LaunchFile, executor: Executor | None) -> Sight:
+def read_launch_status(store: ObjectStore | None, file: LaunchFile, executor: Executor | None) -> LaunchStatus:
     """How a launch is doing: replicas by the launch's file and their service, rounds by the bucket, where one is."""
     record = file.read()
-    progress, trouble, pace = (None, None, None) if store is None else _read_rounds(store, record.launch)
+    progress, trouble, timing = (None, None, None) if store is None else _read_rounds(store, record.launch)
     standings = []
-    for start in record.newest.values():
-        handle, status = _asked(file, record.launch, start, executor)
-        names = {key: value for key, value in ({} if handle is None else handle.metadata).items() if key in _KNOWN_AS}
+    for start in record.latest_starts.values():
+        handle, status = _query_replica(file, record.launch, start, executor)
+        names = {
+            key: value for key, value in ({} if handle is None else handle.metadata).items() if key in _HANDLE_KEYS
+        }
         where = " ".join(f"{key} {value}" for key, value in names.items())
-        standing = ReplicaStatus(start.rank, status, start.attempt, _in_round(start.rank, progress), where)
-        standings.append(_with_end(standing, record, handle, executor))
-    return Sight(record.launch, standings, progress, trouble, pace)
+        standing = ReplicaStatus(start.rank, status, start.attempt, _round_state(start.rank, progress), where)
+        standings.append(_add_outcome(standing, record, handle, executor))
+    return LaunchStatus(record.launch, standings, progress, trouble, timing)
 
 
-def _with_end(
+def _add_outcome(
     standing: ReplicaStatus, record: Record, handle: ReplicaHandle | None, executor: Executor | None
 ) -> ReplicaStatus:
     """With how it ended; of one that was started again and runs, with how the start before it did."""
@@ -147,15 +149,15 @@ def _with_end(
     return standing._replace(log=log)
 
 
-def look_at_bucket(store: ObjectStore, notice: Notice) -> Sight:
+def read_bucket_status(store: ObjectStore, notice: LaunchNotice) -> LaunchStatus:
     """How a launch is doing by what the bucket shows of it, to whoever has no file of it."""
-    progress, trouble, pace = _read_rounds(store, notice)
+    progress, trouble, timing = _read_rounds(store, notice)
     ranks = range(notice.replicas)
-    standings = [ReplicaStatus(rank, UNREACHABLE, 0, _in_round(rank, progress), "") for rank in ranks]
-    return Sight(notice, standings, progress, trouble, pace)
+    standings = [ReplicaStatus(rank, UNREACHABLE, 0, _round_state(rank, progress), "") for rank in ranks]
+    return LaunchStatus(notice, standings, progress, trouble, timing)
 
 
-def _asked(
+def _query_replica(
     file: LaunchFile, launch: Launch, start: Start, executor: Executor | None
 ) -> tuple[ReplicaHandle | None, str]:
     """Who a start is and how it is doing; one whose handle was lost is looked for by its name."""
@@ -176,11 +178,11 @@ def _asked(
     return None, UNREACHABLE if may_come else "failed"
 
 
-def _read_rounds(store: ObjectStore, launch: Notice) -> tuple[RunProgress | None, str | None, RoundTiming | None]:
+def _read_rounds(store: ObjectStore, launch: LaunchNotice) -> tuple[RunProgress | None, str | None, RoundTiming | None]:
     """The rounds, or why they cannot be read: a spoilt bucket keeps nobody from looking after the machines."""
     try:
         if isinstance(launch, Launch):
-            refuse_another(store, launch)
+            refuse_other_launch(store, launch)
         layout, patient = Layout(launch.number), PatientStore(store, Traffic(), patience_s=30.0)
         run = find_run(patient, layout)
         if run is None and patient.size(layout.about(0)) is not None:
@@ -189,21 +191,21 @@ def _read_rounds(store: ObjectStore, launch: Notice) -> tuple[RunProgress | None
             return None, "the bucket has rounds of another world", None
         progress = read_progress(store, launch.number)
         layout = layout if run is None else run.layout
-        return progress, None, _read_pace(store, patient, layout, launch, progress)
+        return progress, None, _read_timing(store, patient, layout, launch, progress)
     except GenerationRefused:
         return None, None, None
     except (ComposerError, TypeError, ValueError, KeyError) as error:  # what is there has the wrong fields
         return None, f"the rounds cannot be read: {in_brief(error)}", None
 
 
-def _read_pace(
-    store: ObjectStore, patient: PatientStore, layout: Layout, launch: Notice, progress: RunProgress
+def _read_timing(
+    store: ObjectStore, patient: PatientStore, layout: Layout, launch: LaunchNotice, progress: RunProgress
 ) -> RoundTiming | None:
     """By when outcomes were written: a watch that begins after the last of them sees a stall, too."""
     last = progress.step - 1
     if not isinstance(store, DatedStore) or last < 0 or (commit := read_commit(patient, layout, last)) is None:
         return None
-    first = max(0, progress.step - _ROUNDS_OF_A_PACE)
+    first = max(0, progress.step - _ROUNDS_FOR_TIMING)
     ended = store.written_at(layout.outcome(last, commit[0]))
     began = store.written_at(layout.outcome(first, 0)) if first < last else launch.started
     if ended is None or began is None:
@@ -211,7 +213,7 @@ def _read_pace(
     return RoundTiming(max(0.0, time.time() - ended), max(0.0, ended - began) / max(1, last - first))
 
 
-def _in_round(rank: int, progress: RunProgress | None) -> str:
+def _round_state(rank: int, progress: RunProgress | None) -> str:
     if progress is None:
         return ""
     if rank in progress.left:
@@ -224,9 +226,9 @@ def _in_round(rank: int, progress: RunProgress | None) -> str:
 # Start replicas, each noted before it is asked for; end everything that a launch has begun.
 
 # What an executor is told by this machine's environment and by nothing that is written down: where a token goes.
-_BY_ENVIRONMENT = {"endpoint": "HF_ENDPOINT", "token": "HF_TOKEN"}
-_TRIES, _PAUSE_S, _OTHERS_S = 3, 1.0, 30.0
-_LONGEST_LISTING = 5  # times an executor's `listed_s`
+_ENVIRONMENT_ONLY_OPTIONS = {"endpoint": "HF_ENDPOINT", "token": "HF_TOKEN"}
+_CANCEL_ATTEMPTS, _PAUSE_S, _MAX_WAIT_FOR_STARTER_S = 3, 1.0, 30.0
+_MAX_LISTING_FACTOR = 5  # times an executor's `listed_s`
 
 
 class Unended(NamedTuple):
@@ -241,8 +243,8 @@ def make_executor(name: str, options: Mapping[str, Any]) -> Executor:
     """The executor that a launch names."""
     if name not in EXECUTORS:
         raise InputError(explain("--executor", got=repr(name), expected=f"one of {', '.join(EXECUTORS)}"))
-    if forbidden_options := [option for option in _BY_ENVIRONMENT if option in options]:
-        variables = ", ".join(_BY_ENVIRONMENT[option] for option in forbidden_options)
+    if forbidden_options := [option for option in _ENVIRONMENT_ONLY_OPTIONS if option in options]:
+        variables = ", ".join(_ENVIRONMENT_ONLY_OPTIONS[option] for option in forbidden_options)
         what = f"option {', '.join(forbidden_options)} of {name}"
         raise InputError(explain(what, got="a value", expected=f"{variables} in this machine's environment"))
     module, _, kind = EXECUTORS[name].partition(".")
@@ -253,26 +255,28 @@ def make_executor(name: str, options: Mapping[str, Any]) -> Executor:
         raise InputError(explain(f"options of {kind}", got=sorted(options), expected=str(error))) from error
 
 
-def start(file: LaunchFile, executor: Executor, said: Callable[[str], None] = lambda _text: None) -> None:
+def start_replicas(
+    file: LaunchFile, executor: Executor, on_message: Callable[[str], None] = lambda _text: None
+) -> None:
     """Start all replicas; where one cannot be, or somebody interrupts, what was started is cancelled."""
     launch, num_started, error, what_ended = file.read().launch, 0, None, ""
     try:
         while error is None and num_started < launch.replicas:
-            _, error = tried(partial(start_one, file, launch, executor, num_started, 0))
+            _, error = tried(partial(start_replica, file, launch, executor, num_started, 0))
             num_started += error is None
     finally:
         what = f"launch {launch.number}, rank {num_started}"
         if num_started < launch.replicas:
-            what_ended = about_ends(cancel(file, executor), launch, executor)
+            what_ended = describe_cancellation(cancel(file, executor), launch, executor)
             if error is None:
-                said(f"{what}: interrupted. {what_ended}")
+                on_message(f"{what}: interrupted. {what_ended}")
     if error is not None:
         why = str(error) if isinstance(error, ComposerError) else in_brief(error)
         raise RunError(explain(what, got=why, expected="its start", fix=what_ended)) from error
 
 
 @dataclass(frozen=True)
-class _Asking:
+class _StartAttempt:
     """Around the asking for a replica: notes in the file how an asking that failed came to its end."""
 
     file: LaunchFile
@@ -293,7 +297,7 @@ class _Asking:
                 self.file.end_asking(self.rank, self.attempt, time.time())
 
 
-def start_one(
+def start_replica(
     file: LaunchFile, launch: Launch, executor: Executor, rank: int, attempt: int, **settings: Any
 ) -> ReplicaHandle:
     """Start one replica, for the first time or again; the file knows of it all the way."""
@@ -301,7 +305,7 @@ def start_one(
     job = executor.job(launch.entrypoint, args, gpu=launch.gpu, timeout_s=launch.timeout_s, launch=launch.id)
     with file.starting():
         file.begin(rank, attempt)
-        with _Asking(file, executor, rank, attempt):
+        with _StartAttempt(file, executor, rank, attempt):
             handle = executor.start(replace(job, rank=rank, attempt=attempt))
         record = file.note(handle)
     if record.cancelled is not None:
@@ -325,7 +329,7 @@ def is_settled(file: LaunchFile | None, start: Start, executor: Executor) -> boo
         if file is not None:
             with contextlib.suppress(OSError):
                 file.end_asking(start.rank, start.attempt, end)
-    wait_s = min(max(executor.listed_s, end - start.begun), _LONGEST_LISTING * executor.listed_s)
+    wait_s = min(max(executor.listed_s, end - start.begun), _MAX_LISTING_FACTOR * executor.listed_s)
     return time.time() > end + wait_s
 
 
@@ -335,14 +339,14 @@ def cancel(file: LaunchFile, executor: Executor, *, pause_s: float = _PAUSE_S) -
         launch = file.mark_cancelled().launch
     except OSError:  # a full disk does not keep machines running
         launch = file.read().launch
-    deadline = time.monotonic() + _OTHERS_S
+    deadline = time.monotonic() + _MAX_WAIT_FOR_STARTER_S
     while (is_starting := file.is_starting()) and time.monotonic() < deadline:
         time.sleep(pause_s)
     starts = {(start.rank, start.attempt): start for start in file.read().starts}
     lost = {key: start for key, start in starts.items() if start.handle is None}
     settled_keys = {key for key, start in lost.items() if not is_starting and is_settled(file, start, executor)}
     errors: dict[tuple[int, int], Exception] = {}
-    for number in range(_TRIES):
+    for number in range(_CANCEL_ATTEMPTS):
         time.sleep(pause_s * number)
         pending_starts = {key: starts[key] for key in errors} if number else starts
         ends = {
@@ -361,7 +365,7 @@ def cancel(file: LaunchFile, executor: Executor, *, pause_s: float = _PAUSE_S) -
     return [Unended(*key, why) for key, why in reasons.items()]
 
 
-def about_ends(unended: Sequence[Unended], launch: Launch, executor: Executor) -> str:
+def describe_cancellation(unended: Sequence[Unended], launch: Launch, executor: Executor) -> str:
     """What became of the replicas of a launch that was cancelled, and what to look after by hand."""
     if not unended:
         return "What had been started was cancelled."

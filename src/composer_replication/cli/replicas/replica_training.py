@@ -50,10 +50,10 @@ def train(
 def train_replica(config: CrfConfig, replica: Any, *, progress: TrainingCallbacks | None = None) -> TrainingResult:
     """`replica` (a `trainer.replica.Replica`) of this training."""
     replica.check_steps(config.train.optimiser.steps)
-    return train_step(_of_replica(config, replica.rank), replica=replica, progress=progress)
+    return train_step(_replica_config(config, replica.rank), replica=replica, progress=progress)
 
 
-def _of_replica(config: CrfConfig, rank: int) -> CrfConfig:
+def _replica_config(config: CrfConfig, rank: int) -> CrfConfig:
     """Its own folder, and no warm-up or checkpoint: it begins with the run's weights whenever it is started."""
     train = config.train
     if train.warmup.mode in ("steps", "until"):

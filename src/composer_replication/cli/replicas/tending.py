@@ -19,8 +19,8 @@ from composer_replication.atomic import atomic_write_text
 from composer_replication.canonical_json import decode_object, encode
 from composer_replication.cli.replicas.asking import (
     CONFIG,
-    digests_of,
     download,
+    hash_files,
     refuse_odd_names,
     trained_files,
     upload,
@@ -30,22 +30,22 @@ from composer_replication.cli.replicas.launches import (
     LaunchFile,
     Start,
     launch_key,
-    refuse_another,
+    refuse_other_launch,
 )
 from composer_replication.cli.replicas.looking import (
     UNREACHABLE,
+    LaunchStatus,
     ReplicaStatus,
-    Sight,
-    look,
-    start_one,
+    read_launch_status,
+    start_replica,
 )
 from composer_replication.diloco.serverless.executor import Executor, in_brief, tried
 from composer_replication.diloco.serverless.replica_process import REFUSED
 from composer_replication.diloco.store import ObjectStore, StoreError, open_store
 from composer_replication.errors import ArtefactCorruptError, InputError, explain
 
-_NOT_NOW = "the bucket cannot be read"
-_LATE_S = 60.0  # between two looks for machines that came after their rank was started again
+_BUCKET_UNREADABLE = "the bucket cannot be read"
+_LATE_CHECK_S = 60.0  # between two looks for machines that came after their rank was started again
 
 
 def tend(
@@ -54,10 +54,10 @@ def tend(
     executor: Executor,
     *,
     relaunches: int,
-    seen: Callable[[Sight], None] = lambda _sight: None,
-    said: Callable[[str], None] = lambda _text: None,
+    on_status: Callable[[LaunchStatus], None] = lambda _sight: None,
+    on_message: Callable[[str], None] = lambda _text: None,
     every_s: float = 2.0,
-) -> Sight:
+) -> LaunchStatus:
     """Watch until all have ended; one that failed is started again, `relaunches` times at most each.
 
     One is not started again when the run has ended without it, or it has left what it ended with: it would train on
@@ -66,37 +66,37 @@ def tend(
     """
     explained, troubled_since, next_late = set[tuple[int, int, str]](), time.monotonic(), 0.0
     while True:
-        sight = look(store, file, executor)
-        seen(sight)
+        sight = read_launch_status(store, file, executor)
+        on_status(sight)
         if sight.is_over or time.monotonic() >= next_late:
-            next_late = time.monotonic() + _LATE_S
-            for text in _end_late_ones(file, executor):
-                said(text)
+            next_late = time.monotonic() + _LATE_CHECK_S
+            for text in _cancel_late_starts(file, executor):
+                on_message(text)
         troubled_since = troubled_since if sight.trouble else time.monotonic()
         is_pending = False
         for replica in sight.replicas:
             if replica.status != "failed":
                 continue
-            why = _why_it_stays(store, file, sight, replica, relaunches)
+            why = _reason_not_to_restart(store, file, sight, replica, relaunches)
             if why is None:
-                said(_start_again(file, executor, replica, relaunches))
+                on_message(_restart(file, executor, replica, relaunches))
             elif (failure := (replica.rank, replica.attempt, why)) not in explained:
                 explained.add(failure)
-                said(f"{about_end(replica)}; not started again: {why}")
-            is_pending |= why in (None, _NOT_NOW)
+                on_message(f"{describe_failure(replica)}; not started again: {why}")
+            is_pending |= why in (None, _BUCKET_UNREADABLE)
         if sight.is_over and not (is_pending and time.monotonic() - troubled_since < executor.patience_s):
             return sight
         time.sleep(every_s)
 
 
-def about_end(standing: ReplicaStatus) -> str:
+def describe_failure(standing: ReplicaStatus) -> str:
     """How a replica failed, in a line, and where its log is."""
     log = f" (log: {standing.log})" if standing.log else ""
     return f"rank {standing.rank}: {standing.error or 'failed'}{log}"
 
 
-def _why_it_stays(
-    store: ObjectStore, file: LaunchFile, sight: Sight, standing: ReplicaStatus, relaunches: int
+def _reason_not_to_restart(
+    store: ObjectStore, file: LaunchFile, sight: LaunchStatus, standing: ReplicaStatus, relaunches: int
 ) -> str | None:
     """Why a replica that failed is not started again; None where it is."""
     if file.read().cancelled is not None:
@@ -108,30 +108,30 @@ def _why_it_stays(
     if standing.attempt >= relaunches:
         return f"--relaunch {relaunches} allows no more"
     if sight.trouble is not None:
-        return _NOT_NOW
+        return _BUCKET_UNREADABLE
     try:
         is_done = store.size(sight.launch.key("output", f"{standing.rank:03d}", DONE)) is not None
     except StoreError:
-        return _NOT_NOW
+        return _BUCKET_UNREADABLE
     return "what it ended with is in the bucket" if is_done else None
 
 
-def _start_again(file: LaunchFile, executor: Executor, standing: ReplicaStatus, relaunches: int) -> str:
+def _restart(file: LaunchFile, executor: Executor, standing: ReplicaStatus, relaunches: int) -> str:
     """Start a replica again, and say how that went; its rank is free, as nobody but who saw it end can know."""
     launch, attempt = file.read().launch, standing.attempt + 1
-    _, error = tried(lambda: start_one(file, launch, executor, standing.rank, attempt, takeover=True))
+    _, error = tried(lambda: start_replica(file, launch, executor, standing.rank, attempt, takeover=True))
     if isinstance(error, InputError):
         raise error
     if error is not None:  # the others go on; this start is looked for by its name, and made again if there is none
-        return f"{about_end(standing)}; could not be started again: {in_brief(error)}"
-    return f"{about_end(standing)}; started again ({attempt} of {relaunches})"
+        return f"{describe_failure(standing)}; could not be started again: {in_brief(error)}"
+    return f"{describe_failure(standing)}; started again ({attempt} of {relaunches})"
 
 
-def _end_late_ones(file: LaunchFile, executor: Executor) -> list[str]:
+def _cancel_late_starts(file: LaunchFile, executor: Executor) -> list[str]:
     """End machines that came after their start was given up and their rank was started again; a line for each."""
     record, lines = file.read(), []
     for start in record.starts:
-        if start.handle is not None or start == record.newest[start.rank]:
+        if start.handle is not None or start == record.latest_starts[start.rank]:
             continue
         what = f"rank {start.rank}: start {start.attempt}, which had been given up, has come after all"
         handles, _ = tried(lambda start=start: executor.find(record.launch.id, start.rank, start.attempt))
@@ -146,9 +146,9 @@ def _end_late_ones(file: LaunchFile, executor: Executor) -> list[str]:
 
 # What a launch ended with: the trained weights, which are the same at every replica, and what each of them printed.
 
-_MOST_BYTES = 1 << 20
+_MAX_BYTES = 1 << 20
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_LINES = 100_000
+_MAX_LOG_LINES = 100_000
 
 
 @dataclass(frozen=True)
@@ -175,19 +175,19 @@ def collect(
     folder: Path,
     *,
     timeout_s: float | None = None,
-    said: Callable[[str], None] = lambda _text: None,
+    on_message: Callable[[str], None] = lambda _text: None,
 ) -> Collected:
     """Bring weights and logs; wait for the replicas as long as `timeout_s` says."""
     record = file.read()
-    refuse_another(store, record.launch)
+    refuse_other_launch(store, record.launch)
     folder.mkdir(parents=True, exist_ok=True)
-    if timeout_s != 0 and (waited_for := _running(executor, record.newest.values())):
+    if timeout_s != 0 and (waited_for := _ranks_still_running(executor, record.latest_starts.values())):
         until = "to the end" if timeout_s is None else f"for {timeout_s:g} s at most"
         ranks = ", ".join(map(str, waited_for))
-        said(f"waiting {until} for rank {ranks}; Ctrl-C ends the waiting, not them; --timeout 0 waits for nobody")
+        on_message(f"waiting {until} for rank {ranks}; Ctrl-C ends the waiting, not them; --timeout 0 waits for nobody")
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
-    outcomes = [_outcome(executor, start, deadline, folder / "logs") for start in record.newest.values()]
-    done = _done(store, record.launch)
+    outcomes = [_outcome(executor, start, deadline, folder / "logs") for start in record.latest_starts.values()]
+    done = _read_outputs(store, record.launch)
     answers = {str(rank): output["answer"] for rank, output in done.items()}
     written = {"launch": record.launch.number, "outcomes": outcomes, "answers": answers}
     # Answers come from the bucket: in ASCII nothing in them is acted upon by whoever shows the file.
@@ -201,7 +201,7 @@ def collect(
     return Collected(folder, folder / "weights", len(weighty[first]), first, outcomes, answers)
 
 
-def _running(executor: Executor | None, starts: Iterable[Start]) -> list[int]:
+def _ranks_still_running(executor: Executor | None, starts: Iterable[Start]) -> list[int]:
     """Ranks that would be waited for."""
     if executor is None:
         return []
@@ -216,7 +216,10 @@ def _outcome(executor: Executor | None, start: Start, deadline: float | None, lo
         return {**unknown, "error": "it cannot be asked about from here"}
     handle, remaining_s = start.handle, None if deadline is None else max(0.0, deadline - time.monotonic())
     brought, error = tried(
-        lambda: (executor.collect([handle], timeout=remaining_s)[0], executor.stream_logs(handle, n_lines=_LINES))
+        lambda: (
+            executor.collect([handle], timeout=remaining_s)[0],
+            executor.stream_logs(handle, n_lines=_MAX_LOG_LINES),
+        )
     )
     if isinstance(error, InputError):
         raise error
@@ -228,7 +231,7 @@ def _outcome(executor: Executor | None, start: Start, deadline: float | None, lo
     return outcome
 
 
-def _done(store: ObjectStore, launch: Launch) -> dict[int, dict[str, Any]]:
+def _read_outputs(store: ObjectStore, launch: Launch) -> dict[int, dict[str, Any]]:
     """What replicas say they ended with, by rank; what is no such word is an error, whoever wrote it."""
     done = {}
     for rank in range(launch.replicas):
@@ -236,7 +239,7 @@ def _done(store: ObjectStore, launch: Launch) -> dict[int, dict[str, Any]]:
         if store.size(key) is None:
             continue
         try:
-            content = decode_object(store.get(key, most_bytes=_MOST_BYTES))
+            content = decode_object(store.get(key, most_bytes=_MAX_BYTES))
             files, answer = content["files"], content["answer"]
             if not isinstance(files, dict) or not all(_DIGEST.fullmatch(str(digest)) for digest in files.values()):
                 raise ValueError("files without sums")
@@ -298,7 +301,7 @@ def train(
         upload(store, prefix, weights)
         # Last, so that who sees it sees all of it.
         store.put(
-            f"{prefix}/{DONE}", encode({"files": digests_of(weights), "answer": answer}, where="a replica's answer")
+            f"{prefix}/{DONE}", encode({"files": hash_files(weights), "answer": answer}, where="a replica's answer")
         )
         return answer
 
