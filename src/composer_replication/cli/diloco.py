@@ -1,4 +1,13 @@
-"""`crf diloco`: one training by several replicas on rented machines that share a bucket, and nothing else."""
+"""`crf diloco`: train one model with several replicas on rented machines that share only a bucket.
+
+    launch   check the request, upload the run's files, start the replicas, and watch them
+    watch    show rounds, stragglers and the remaining time; optionally restart failed replicas
+    cancel   stop the replicas
+    collect  download the trained weights and the logs
+
+The work is done in `replicas/`. Those modules are imported in the functions that need them: `crf diloco --help` should
+not load the clients of Modal, Ray or the hub.
+"""
 
 from __future__ import annotations
 
@@ -31,53 +40,55 @@ if TYPE_CHECKING:
     from composer_replication.diloco.serverless.executor import Executor
 
 
-WHEN_INTERRUPTED = "`crf diloco watch` shows the replicas that go on, `crf diloco cancel` ends them"
-_LAUNCH = "start replicas that train one model on a run's sessions, and start those again that die"
-_WATCH = "show how a launch is doing: rounds, members, bytes, who is waited for, the time that is left"
-_CANCEL = "end the replicas of a launch"
-_COLLECT = "bring the trained weights and the replicas' logs; exit status 3 while some still run"
+WHEN_INTERRUPTED = "replicas keep running: `crf diloco watch` shows them, `crf diloco cancel` stops them"
+_LAUNCH = "start replicas that train one model on a run's sessions, and restart those that fail"
+_WATCH = "show the state of a launch: rounds, members, bytes, stragglers, remaining time"
+_CANCEL = "stop the replicas of a launch"
+_COLLECT = "download the trained weights and the replicas' logs; exit status 3 while some still run"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    text = "each has a page of its own: -h behind it"
+    text = "`crf diloco VERB -h` shows the options of each"
     verbs = parser.add_subparsers(dest="what", required=True, metavar="{launch,watch,cancel,collect}", help=text)
     launch = _verb(verbs, "launch", _LAUNCH)
-    launch.add_argument("--replicas", type=int, required=True, metavar="N", help="how many")
+    launch.add_argument("--replicas", type=int, required=True, metavar="N", help="number of replicas")
     kinds = ("local", "modal", "hf_jobs", "ray")
-    launch.add_argument("--executor", choices=kinds, default="local", help="where they run; default local: here")
+    launch.add_argument(
+        "--executor", choices=kinds, default="local", help="where they run; default local: on this machine"
+    )
     text = "an option of the executor, such as image or hardware; may be repeated"
     launch.add_argument("--option", action="append", default=[], type=_parse_option, metavar="NAME=VALUE", help=text)
-    text = "hand a variable of this machine to the replicas as a secret: its value is shown nowhere; may be repeated"
+    text = "pass an environment variable of this machine to the replicas as a secret; may be repeated"
     launch.add_argument("--secret", action="append", default=[], metavar="NAME", help=text)
-    text = "a variable of the replicas that anybody may see; may be repeated"
+    text = "an environment variable of the replicas, visible to anybody; may be repeated"
     launch.add_argument("--env", action="append", default=[], type=_parse_variable, metavar="NAME=VALUE", help=text)
-    launch.add_argument("--gpu", metavar="KIND", help="as the executor calls it")
-    launch.add_argument("--timeout", type=float, metavar="S", help="after which a replica is ended; default: none")
+    launch.add_argument("--gpu", metavar="KIND", help="the executor's name of the GPU")
+    launch.add_argument("--timeout", type=float, metavar="S", help="seconds until a replica is stopped; default: none")
     _add_training(launch)
-    launch.add_argument("--detach", action="store_true", help="start them, and do not wait")
-    text = "say what would be started and sent, or what is wrong with it, and do neither"
+    launch.add_argument("--detach", action="store_true", help="start them and do not wait")
+    text = "check the request, and print what would be uploaded and started"
     launch.add_argument("--dry-run", action="store_true", help=text)
-    text = "start it although another launch of this bucket runs; each has a number, and rounds of its own"
+    text = "start it although another launch of this bucket is running; the two do not share rounds"
     launch.add_argument("--beside", action="store_true", help=text)
     _add_relaunch(launch, 3)
     watch = _verb(verbs, "watch", _WATCH)
-    watch.add_argument("--once", action="store_true", help="show it once")
+    watch.add_argument("--once", action="store_true", help="print the state once and exit")
     _add_relaunch(watch, 0)
     _verb(verbs, "cancel", _CANCEL)
     collect = _verb(verbs, "collect", _COLLECT)
     collect.add_argument("-o", "--output", type=Path, required=True, metavar="DIR", help="where to write")
     collect.add_argument(
-        "--timeout", type=float, metavar="S", help="how long to wait for replicas; default: to the end"
+        "--timeout", type=float, metavar="S", help="seconds to wait for replicas; default: until they end"
     )
     for verb in ("watch", "cancel", "collect"):
-        text = "which launch of the bucket, by the number that `launch` printed; default: the last of this machine"
+        text = "number of the launch, as `launch` printed it; default: the last one from this machine"
         verbs.choices[verb].add_argument("--launch", type=int, metavar="N", dest="number", help=text)
 
 
 def _verb(verbs: Any, name: str, about: str) -> argparse.ArgumentParser:
     parser = verbs.add_parser(name, help=about, description=about, allow_abbrev=False)
     parser.add_argument("bucket", metavar="BUCKET", help="s3://, gs://, az://, hf://, file:// or a folder")
-    text = "the launch's own file, which says who its replicas are; default: one of this user's state folder"
+    text = "the launch file, which identifies the replicas; default: the one in this user's state folder"
     parser.add_argument("--launch-file", type=Path, metavar="FILE", help=text)
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     return parser
@@ -88,16 +99,16 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
 
     add_config_arguments(parser, "train", "loss", "render", "split")
     add_gate_arguments(parser)
-    parser.add_argument("--trainer-module", metavar="MODULE", help="a trainer of your own instead of `crf train`")
+    parser.add_argument("--trainer-module", metavar="MODULE", help="a custom trainer instead of `crf train`")
     parser.add_argument("--trainer-fn", default="train", metavar="NAME", help="its function; default train")
     parser.add_argument("--trainer-kwargs-json", type=json.loads, default={}, metavar="JSON", help="its arguments")
     keys = ", ".join(key.name if key.default is None else f"{key.name} ({key.default})" for key in ROUND_KEYS.values())
-    text = f"of the outer loop or the rounds, which are, with their defaults: {keys}; may be repeated"
+    text = f"a setting of the outer loop or the rounds; may be repeated. With defaults: {keys}"
     parser.add_argument("--round", action="append", default=[], type=_parse_option, metavar="NAME=VALUE", help=text)
 
 
 def _add_relaunch(parser: argparse.ArgumentParser, default: int) -> None:
-    text = f"how often a replica that failed is started again; default {default}"
+    text = f"how often a failed replica is restarted; default {default}"
     parser.add_argument("--relaunch", type=int, default=default, metavar="K", help=text)
 
 
@@ -128,26 +139,27 @@ def _launch(args: argparse.Namespace) -> int:
     from composer_replication.cli.replicas.looking import read_launch_status
     from composer_replication.diloco.store import open_store
 
-    if str(Path.cwd()) not in sys.path:  # where processes of this machine look for a trainer
-        sys.path.insert(0, str(Path.cwd()))
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))  # so that --trainer-module is found, as with `python -m`
     request = _build_request(args)
     executor = looking.make_executor(request.executor, request.options)
-    looked_at = open_store(request.bucket, probes=False)  # what is refused has left nothing behind
-    for line in check_launch(looked_at, request, executor, args.launch_file, beside=args.beside):
+    # Without probes, opening the store writes nothing: a refused launch leaves the bucket as it was.
+    store = open_store(request.bucket, probes=False)
+    for line in check_launch(store, request, executor, args.launch_file, beside=args.beside):
         log(line)
     if args.dry_run:
         above = max(local_launch_numbers(canonical_bucket(request.bucket)), default=-1)
-        _show_request(request, next_number(looked_at, above=above), looked_at.uri, as_json=args.json)
+        _show_request(request, next_number(store, above=above), store.uri, as_json=args.json)
         return 0
     store = open_store(request.bucket)
     file = prepare_launch(store, request, args.launch_file)
-    log(f"launch file: {file.path}")  # before anything is started, so that whoever is interrupted knows it
+    log(f"launch file: {file.path}")  # before anything is started: after an interruption, `cancel` needs it
     looking.start_replicas(file, executor, log)
     launch = file.read().launch
     log(f"launch {launch.number} at {store.uri}: {launch.replicas} replicas by {launch.executor}")
     if args.detach:
         arguments = f"{args.bucket} --launch {launch.number}"
-        log(f"to see how they do: `crf diloco watch {arguments}`; to end them: `crf diloco cancel {arguments}`")
+        log(f"Watch them with `crf diloco watch {arguments}`, stop them with `crf diloco cancel {arguments}`")
         return show_status(read_launch_status(store, file, executor), args.bucket, as_json=args.json)
     return _tend(args, store, file, executor)
 
@@ -158,7 +170,7 @@ def _build_request(args: argparse.Namespace) -> LaunchRequest:
 
     outer, settings = split_round_settings(args.round)
     options = {**dict(args.option), "secrets": args.secret, "env": dict(args.env)}
-    if args.detach:
+    if args.detach:  # by default, replicas on this machine end with this process
         options |= {"local": {"tied": False}, "ray": {"detached": True}}.get(args.executor, {})
     if args.trainer_module is not None:
         entry_point = {"module": args.trainer_module, "function": args.trainer_fn}
@@ -186,28 +198,29 @@ def _tend(args: argparse.Namespace, store: Any, file: LaunchFile, executor: Exec
 
     from composer_replication.cli.replicas.tending import tend
 
-    with contextlib.ExitStack() as shown:
-        shown.enter_context(contextlib.redirect_stdout(sys.stderr))  # Ray prints to stdout when an actor dies
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(contextlib.redirect_stdout(sys.stderr))  # Ray prints to stdout when an actor dies
+        live = None
         if is_terminal(sys.stderr) and not args.json:
             from rich.console import Console
             from rich.live import Live
 
-            live = shown.enter_context(Live(console=Console(file=sys.stderr), transient=True))
-        else:
-            live = None
-        shown_before = set[int | str]()
+            live = stack.enter_context(Live(console=Console(file=sys.stderr), transient=True))
+        logged = set[int | str]()
 
-        def on_status(sight: LaunchStatus) -> None:
-            news = sight.trouble if sight.progress is None else sight.progress.step
-            news = f"{news} stalled" if sight.stalled_s is not None else news
+        def on_status(status: LaunchStatus) -> None:
             if live is not None:
-                live.update(launch_table(sight))
-            elif news is not None and news not in shown_before:
-                shown_before.add(news)
-                log(round_line(sight))
+                live.update(launch_table(status))
+                return
+            # Without a terminal, one line per round, problem or stall: the status is read every two seconds.
+            event = status.trouble if status.progress is None else status.progress.step
+            event = f"{event} stalled" if status.stalled_s is not None else event
+            if event is not None and event not in logged:
+                logged.add(event)
+                log(round_line(status))
 
-        sight = tend(store, file, executor, relaunches=args.relaunch, on_status=on_status, on_message=log)
-    return show_status(sight, args.bucket, as_json=args.json, is_said=True)
+        status = tend(store, file, executor, relaunches=args.relaunch, on_status=on_status, on_message=log)
+    return show_status(status, args.bucket, as_json=args.json, has_logged_failures=True)
 
 
 def _watch(args: argparse.Namespace) -> int:
@@ -222,12 +235,12 @@ def _watch(args: argparse.Namespace) -> int:
 
     file, store = find_launch_file(args.bucket, args.number, args.launch_file), open_store(args.bucket, probes=False)
     if file is None:
-        launch_numbers = list_launch_numbers(store)
-        number = launch_numbers[-1] if args.number is None and launch_numbers else args.number
+        numbers = list_launch_numbers(store)
+        number = numbers[-1] if args.number is None and numbers else args.number
         notice = None if number is None or args.relaunch else read_notice(store, number)
         if notice is None:
             raise missing_file_error(args.bucket, args.number)
-        log("no file of this launch is here: what follows is the bucket's word alone (--launch-file FILE)")
+        log("There is no launch file here, so this is only what the bucket shows (add --launch-file FILE)")
         return show_status(read_bucket_status(store, notice), args.bucket, as_json=args.json)
     executor = _executor_of(file, may_lack=not args.relaunch)
     if args.once or executor is None:
@@ -239,7 +252,7 @@ def _cancel(args: argparse.Namespace) -> int:
     from composer_replication.cli.replicas.launches import find_launch_file, missing_file_error
     from composer_replication.cli.replicas.looking import cancel, describe_cancellation, read_launch_status
 
-    # The bucket is not asked: machines are ended also when it is gone.
+    # The bucket is not read: machines must be stopped even if it no longer exists.
     if (file := find_launch_file(args.bucket, args.number, args.launch_file)) is None:
         raise missing_file_error(args.bucket, args.number)
     executor = _executor_of(file)
@@ -268,7 +281,7 @@ def _collect(args: argparse.Namespace) -> int:
 
 
 def _executor_of(file: LaunchFile, *, may_lack: bool = False) -> Executor | None:
-    """The executor of a launch; None where this machine has not what it needs, and that may be."""
+    """Return the executor of a launch. With `may_lack`, return None if a package that it needs is not installed."""
     from composer_replication.cli.replicas.looking import make_executor
     from composer_replication.errors import MissingExtraError
 
@@ -278,98 +291,102 @@ def _executor_of(file: LaunchFile, *, may_lack: bool = False) -> Executor | None
     except MissingExtraError as error:
         if not may_lack:
             raise
-        log(f"without the executor, by the bucket alone: {error}")
+        log(f"The executor is not available, so this is only what the bucket shows: {error}")
         return None
 
 
-# A launch of replicas as a table and as lines: before it starts, while it runs, and when it has ended.
+# ---- Output
+# A row per replica; below it, the state of the rounds. Bounds, because anybody who can write to the bucket could make
+# these numbers arbitrarily large.
 
 _MAX_RANKS_SHOWN, _MAX_SHOWN_S = 16, 1e9
 
 
-def launch_table(sight: LaunchStatus) -> Table:
-    """A row a replica; what the rounds are doing stands below."""
+def launch_table(launch_status: LaunchStatus) -> Table:
+    """Return a table with a row per replica and the state of the rounds as its caption."""
     from rich.markup import escape
 
-    caption = escape(plain(round_line(sight)))
+    caption = escape(plain(round_line(launch_status)))
     rows = [
         (replica.rank, replica.status, _exit(replica.exit_code), replica.in_round, replica.attempt, replica.where)
-        for replica in sight.replicas
+        for replica in launch_status.replicas
     ]
     columns = ("rank", "status", "exit", "in the open round", "started again", "known as")
-    return table(f"Launch {sight.launch.number}", columns, rows, caption=caption or None, shrinks="known as")
+    return table(f"Launch {launch_status.launch.number}", columns, rows, caption=caption or None, shrinks="known as")
 
 
-def round_line(sight: LaunchStatus) -> str:
-    """Rounds, members, bytes, who is waited for, and how long it takes. Whoever may write to the bucket wrote it."""
+def round_line(launch_status: LaunchStatus) -> str:
+    """Return a line about the rounds: number, members, bytes, stragglers and the remaining time."""
     from composer_replication.cli.progress import duration
 
-    progress = sight.progress
+    progress = launch_status.progress
     if progress is None:
-        return sight.trouble or ""
-    total = "" if sight.launch.commits is None else f" of {sight.launch.commits}"
+        return launch_status.trouble or ""
+    total = "" if launch_status.launch.commits is None else f" of {launch_status.launch.commits}"
     parts = [f"round {progress.step}{total}"]
     if progress.rounds:
         last = progress.rounds[-1]
         seconds = duration(min(max(0.0, last.seconds), _MAX_SHOWN_S))
-        parts += [f"last: rank {_ranks(sight, last.members)} in {seconds}, {_size(last.num_bytes)}"]
+        parts += [f"last: rank {_ranks(launch_status, last.members)} in {seconds}, {_size(last.num_bytes)}"]
         if last.healed:
-            parts.append(f"healed: {_ranks(sight, last.healed)}")
+            parts.append(f"healed: {_ranks(launch_status, last.healed)}")
     if progress.stragglers:
-        parts.append(f"waiting for rank {_ranks(sight, progress.stragglers)}")
-    if sight.stalled_s is not None and sight.timing is not None:
-        usual_s = sight.timing.usual_s
+        parts.append(f"waiting for rank {_ranks(launch_status, progress.stragglers)}")
+    if launch_status.stalled_s is not None and launch_status.timing is not None:
+        usual_s = launch_status.timing.usual_s
         usual = "below a second" if usual_s < 1 else f"about {duration(min(usual_s, _MAX_SHOWN_S))}"
-        parts.append(f"stalled for {duration(sight.stalled_s)} (a round takes {usual})")
-    if sight.eta_s is not None and not sight.is_over:
-        parts.append(f"about {duration(sight.eta_s)} left")
+        parts.append(f"stalled for {duration(launch_status.stalled_s)} (a round takes {usual})")
+    if launch_status.eta_s is not None and not launch_status.is_over:
+        parts.append(f"about {duration(launch_status.eta_s)} left")
     return "; ".join(parts)
 
 
-def _failure_lines(sight: LaunchStatus, bucket: str, *, is_said: bool) -> list[str]:
-    """Why replicas failed, a line each unless that `is_said` already, and how to see more."""
+def _failure_lines(launch_status: LaunchStatus, bucket: str, *, has_logged_failures: bool) -> list[str]:
+    """Return why replicas failed, unless that was logged already, and how to see their full output."""
     from composer_replication.cli.replicas.tending import describe_failure
 
-    failed = [replica for replica in sight.replicas if replica.error]
-    lines = [] if is_said else [describe_failure(replica) for replica in failed]
+    failed = [replica for replica in launch_status.replicas if replica.error]
+    lines = [] if has_logged_failures else [describe_failure(replica) for replica in failed]
     if failed:
-        words = f"{bucket} --launch {sight.launch.number}"
-        lines.append(f"all that they printed: `crf diloco collect {words} --timeout 0 -o DIR`, in DIR/logs")
+        arguments = f"{bucket} --launch {launch_status.launch.number}"
+        lines.append(f"their full output: `crf diloco collect {arguments} --timeout 0 -o DIR`, then see DIR/logs")
     return lines
 
 
-def show_status(sight: LaunchStatus, bucket: str, *, as_json: bool, is_said: bool = False) -> int:
-    """0 unless a replica failed for good."""
+def show_status(launch_status: LaunchStatus, bucket: str, *, as_json: bool, has_logged_failures: bool = False) -> int:
+    """Print the state of a launch. Returns the exit status: 1 if a replica has failed and is not restarted."""
 
     if as_json:
-        commits = 0 if sight.progress is None else sight.progress.step
-        counts = {"launch": sight.launch.number, "commits": commits, "of": sight.launch.commits}
-        replicas = [replica._asdict() for replica in sight.replicas]
-        timing = {"eta_s": sight.eta_s, "stalled_s": sight.stalled_s}
-        print_json({**counts, **timing, "trouble": sight.trouble, "replicas": replicas})
+        commits = 0 if launch_status.progress is None else launch_status.progress.step
+        counts = {"launch": launch_status.launch.number, "commits": commits, "of": launch_status.launch.commits}
+        replicas = [replica._asdict() for replica in launch_status.replicas]
+        timing = {"eta_s": launch_status.eta_s, "stalled_s": launch_status.stalled_s}
+        print_json({**counts, **timing, "trouble": launch_status.trouble, "replicas": replicas})
     else:
-        show(launch_table(sight))
-        for line in _failure_lines(sight, bucket, is_said=is_said):
+        show(launch_table(launch_status))
+        for line in _failure_lines(launch_status, bucket, has_logged_failures=has_logged_failures):
             log(line)
-    return 1 if any(replica.status == "failed" for replica in sight.replicas) else 0
+    return 1 if any(replica.status == "failed" for replica in launch_status.replicas) else 0
 
 
-def _show_request(asked: LaunchRequest, number: int, uri: str, *, as_json: bool) -> None:
-    """What a launch would send and start."""
+def _show_request(request: LaunchRequest, number: int, uri: str, *, as_json: bool) -> None:
+    """Print what a launch would upload and start."""
 
-    files = {name: len(file) if isinstance(file, bytes) else file.stat().st_size for name, file in asked.files.items()}
+    files = {
+        name: len(file) if isinstance(file, bytes) else file.stat().st_size for name, file in request.files.items()
+    }
     if as_json:
-        print_json({"launch": number, "replicas": asked.replicas, "executor": asked.executor, "files": files})
+        print_json({"launch": number, "replicas": request.replicas, "executor": request.executor, "files": files})
         return
-    rows = [*files.items(), ("all files", asked.num_bytes)]
+    rows = [*files.items(), ("all files", request.num_bytes)]
     show(table("Into the bucket", ("file", "bytes"), rows, last_is_total=True))
-    exchanges = "" if asked.commits is None else f", {asked.commits} exchanges"
-    log(f"launch {number} at {uri}: {asked.replicas} replicas by {asked.executor}{exchanges}")
-    log("nothing was sent, and nothing started; whether the bucket can be written was not tried")
+    exchanges = "" if request.commits is None else f", {request.commits} exchanges"
+    log(f"launch {number} at {uri}: {request.replicas} replicas by {request.executor}{exchanges}")
+    log("Dry run: nothing was uploaded or started, and write access to the bucket was not checked")
 
 
 def _show_collected(collected: Collected, number: int, bucket: str, *, as_json: bool) -> None:
-    """What replicas ended with, and who has not ended."""
+    """Print how the replicas ended, where weights and logs are, and which replicas are still running."""
 
     outcomes, running = collected.outcomes, collected.running
     if as_json:
@@ -382,26 +399,25 @@ def _show_collected(collected: Collected, number: int, bucket: str, *, as_json: 
     ]
     show(table(f"Launch {number}", ("rank", "status", "exit", "error"), rows, shrinks="error"))
     weights = collected.weights
-    what = "no weights were left in the bucket" if weights is None else f"{weights}: the trained weights"
-    log(f"{what}; {collected.folder / 'logs'}: what the replicas printed")
+    what = "there are no weights in the bucket" if weights is None else f"{weights}: the trained weights"
+    log(f"{what}; {collected.folder / 'logs'}: the replicas' output")
     if running:
-        words = f"{bucket} --launch {number}"
+        arguments = f"{bucket} --launch {number}"
         log(
-            f"still running: rank {', '.join(map(str, running))}; wait (`crf diloco watch {words}`) and collect again, "
-            f"or end them (`crf diloco cancel {words}`)"
+            f"Still running: rank {', '.join(map(str, running))}. Wait for them (`crf diloco watch {arguments}`) or "
+            f"stop them (`crf diloco cancel {arguments}`), then collect again"
         )
 
 
 def _exit(code: int | None) -> str:
-    """An exit status, and nothing where there is none."""
     return "" if code is None else str(code)
 
 
-def _ranks(sight: LaunchStatus, ranks: Sequence[int]) -> str:
-    """Ranks of this launch, as many as a line holds."""
-    own_ranks = [rank for rank in ranks if rank in range(sight.launch.replicas)]
-    more = f" and {len(own_ranks) - _MAX_RANKS_SHOWN} more" if len(own_ranks) > _MAX_RANKS_SHOWN else ""
-    return ", ".join(map(str, own_ranks[:_MAX_RANKS_SHOWN])) + more
+def _ranks(launch_status: LaunchStatus, ranks: Sequence[int]) -> str:
+    """Return the ranks as text, at most `_MAX_RANKS_SHOWN`. Ranks that the launch does not have are dropped."""
+    valid_ranks = [rank for rank in ranks if rank in range(launch_status.launch.replicas)]
+    more = f" and {len(valid_ranks) - _MAX_RANKS_SHOWN} more" if len(valid_ranks) > _MAX_RANKS_SHOWN else ""
+    return ", ".join(map(str, valid_ranks[:_MAX_RANKS_SHOWN])) + more
 
 
 def _size(number: int) -> str:

@@ -194,7 +194,7 @@ def _log_rules(run_dir: RunDir, result: _SitesResult, args: argparse.Namespace) 
     if line_numbers := unread_lines(run_dir):
         lines = ", ".join(map(str, line_numbers[:_MAX_LINES_LISTED]))
         more = " and more" if len(line_numbers) > _MAX_LINES_LISTED else ""
-        log(f"{path}, lines {lines}{more}: cannot be read. Write `- [x] rule`, and below it `  - for: git push`")
+        log(f"{path}, lines {lines}{more}: cannot be read. Write `- [x] words`, and below it `  - for: git push`")
 
 
 def check_kinds(kinds: Sequence[str], kinds_in_run: set[str]) -> None:

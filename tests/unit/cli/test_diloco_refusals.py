@@ -157,11 +157,11 @@ def test_the_error_about_steps_names_the_option(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(RunDir, "open", lambda _root: (_ for _ in ()).throw(Enough))
     given = ["train.run=run", "train.model=student", "train.mode=offline", "train.optimiser.steps=20"]
     with refusal(ConfigError, got="20", expected="sync_every=100", fix="--round sync_every=N"):
-        asking.training(None, given, {}, no_scrub=False, allowed=())
+        asking.training_request(None, given, {}, no_scrub=False, allowed=())
     with pytest.raises(Enough):
-        asking.training(None, given, {"sync_every": 10}, no_scrub=False, allowed=())
+        asking.training_request(None, given, {"sync_every": 10}, no_scrub=False, allowed=())
     with refusal(InputError, what="--round sync_every", got="10", expected="3"):
-        asking.training(None, given, {"sync_every": 10, "num_fragments": 3}, no_scrub=False, allowed=())
+        asking.training_request(None, given, {"sync_every": 10, "num_fragments": 3}, no_scrub=False, allowed=())
 
 
 def test_the_keys_of_round_are_those_of_the_loop_and_the_manager():

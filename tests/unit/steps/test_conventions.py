@@ -59,7 +59,7 @@ def kept_hints(run):
 
 
 def test_rules_are_gathered_by_project_and_used_only_when_kept(run):
-    rules = write_sites(SitesConfig(), run).conventions
+    rules = write_sites(SitesConfig(), run).rules
     (project,) = {rule.project for rule in rules}
     assert (rules[0].words, rules[0].is_kept, rules[0].call_kinds) == ("pull rebase first", False, ["git push"])
     assert [where for _, where in rules[0].said] == [FIRST]
@@ -77,7 +77,7 @@ def test_rules_are_gathered_by_project_and_used_only_when_kept(run):
 
 
 def test_hostile_words_are_text_in_the_file_and_come_back_as_they_were(run):
-    rule = write_sites(SitesConfig(), run).conventions[1]
+    rule = write_sites(SitesConfig(), run).rules[1]
     assert rule.words == "never [push](https://x.y) <b>& *all*</b> [31m or"
     (line,) = [line for line in lines_of(run) if "never" in line]
     assert line == r"- [ ] never \[push\](https\://x.y) \<b\>\& \*all\*\</b\> \[31m or"
@@ -101,7 +101,7 @@ def test_a_rerun_changes_nothing_that_the_user_wrote(run):
     lines += ["- [x] always sign", "  - for: git commit, git tag"]
     path.write_text("\n".join(lines) + "\n")
     before = path.read_bytes()
-    rules = write_sites(SitesConfig(), run).conventions
+    rules = write_sites(SitesConfig(), run).rules
     assert path.read_bytes() == before
     assert [(rule.words, rule.is_kept) for rule in rules if rule.is_kept] == [
         ("pull, *then* push", True),
@@ -125,7 +125,7 @@ def test_a_rule_that_is_said_again_is_one_rule_with_two_places_and_one_that_is_s
 def test_without_a_rule_there_is_no_file_and_an_edit_makes_sites_old(run, tmp_path):
     (tmp_path / "quiet.jsonl").write_bytes(session("33333333-cccc", ("ls", "fine")))
     quiet = ingested(tmp_path / "other", tmp_path / "quiet.jsonl")[0]
-    assert write_sites(SitesConfig(), quiet).conventions == []
+    assert write_sites(SitesConfig(), quiet).rules == []
     assert not quiet.path("conventions").exists()
     write_sites(SitesConfig(), run)
     list(read_sessions(run, with_sites=True, with_pairs=False))
@@ -176,7 +176,7 @@ def test_the_command_says_how_many_and_where(run, capsys):
     said = capsys.readouterr()
     text = said.out + said.err
     assert re.search(r"\b3\b.*\buser", text)
-    assert re.search(r"conventions\.md\b.*\b2\b.*\b0\b", text)
+    assert re.search(r"conventions\.md\b.*\b0\b.*\b2\b", text)
 
 
 def test_a_file_that_is_no_text_is_refused(run):

@@ -200,7 +200,7 @@ def test_two_who_look_after_a_launch_do_not_start_one_rank_twice(tmp_path):
 
 
 def test_one_that_another_process_is_starting_is_not_said_to_have_ended(tmp_path, monkeypatch):
-    monkeypatch.setattr(starting, "_OTHERS_S", 0.1)
+    monkeypatch.setattr(starting, "_MAX_WAIT_FOR_STARTER_S", 0.1)
     file, executor = launch_file(tmp_path), PaidExecutor(tmp_path / "paid")
     file.begin(0, 0)
     with file.starting():

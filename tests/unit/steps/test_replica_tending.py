@@ -191,7 +191,7 @@ def test_a_service_that_never_lists_a_start_is_an_error_that_says_that_it_may_ru
 
 
 def test_one_that_comes_after_its_rank_was_started_again_is_ended(launched, monkeypatch):
-    monkeypatch.setattr(tending, "_LATE_S", 0.0)
+    monkeypatch.setattr(tending, "_LATE_CHECK_S", 0.0)
     monkeypatch.setattr(launched.executor, "listed_s", 0.0)
     launched.executor.says(1, "failed")
     launched.executor.trouble["refused"] = 1

@@ -1,14 +1,9 @@
-"""Replicas of a training on rented machines that share a bucket: what `crf diloco` does.
+"""The replicas of `crf diloco`: one training on several rented machines that share a bucket.
 
-launches      a launch, and what the bucket shows of it: its number, and a notice for whoever looks
-launch_file   a launch as the operator's own machine holds it: what was asked, which replicas were begun, who they are
-round_keys    what --round takes
-asking        what a launch asks of its replicas
-bucket_files  files of a run into the bucket and out of it
-replica       what every replica runs: the run's files, the training, what came of it
-starting      start replicas, each noted before it is asked for, and end all of them
-checking      what a launch refuses before anything is sent or started
-looking       how a launch is doing at one moment
-tending       look after all of them, and start dead ones again
-collecting    the trained weights and the logs
+launches          a launch in the bucket (a public notice), and in the operator's own launch file
+asking            the request for a launch: what the replicas train, and the files that they get
+checking          what is refused before anything is uploaded or started
+looking           the state of a launch: its replicas and its rounds; starting and canceling replicas
+tending           restart failed replicas; collect weights and logs; what each replica runs
+replica_training  `crf train` as one replica
 """

@@ -1,4 +1,10 @@
-"""What a launch asks of its replicas: `crf train` on a run's sessions, or a trainer of one's own."""
+"""The request for a launch: what replicas train, with which settings, and the files that they get.
+
+training_request  `crf train` on a run's sessions, as fields of a LaunchRequest
+prepare_launch    reserve a number, create the launch file, upload the run's files
+ROUND_KEYS        the settings of `--round NAME=VALUE`
+upload, download  files to the bucket and back, in parts, checked by their hashes
+"""
 
 from __future__ import annotations
 
@@ -46,12 +52,12 @@ ENTRYPOINT = "composer_replication.diloco.serverless.replica_entrypoint"
 TRAINER = "composer_replication.cli.replicas.tending"
 TRAINING = "composer_replication.cli.replicas.replica_training"
 _SECRET_OPTIONS = ("secrets", "modal_secrets")
-_EXECUTORS_ON_LOCAL_FILES = ("local", "ray")  # whose machines may have this one's folders
+_EXECUTORS_ON_LOCAL_FILES = ("local", "ray")  # their machines may share this one's folders
 
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchRequest:
-    """A launch before it is one."""
+    """What a launch is asked to do: which trainer, with which arguments and files, on which executor."""
 
     bucket: str
     executor: str
@@ -76,13 +82,13 @@ class LaunchRequest:
                 explain("--round min_replicas", got=quorum, expected=f"1 to {self.replicas}, the replicas")
             )
         if self.model is not None and self.executor not in _EXECUTORS_ON_LOCAL_FILES and Path(self.model).is_dir():
-            fix = "Put the weights on the Hub, or into the image, and name them as they are there."
-            got = f"{self.model}, a folder of this machine"
-            raise InputError(explain("train.model", got=got, expected="weights that replicas can get", fix=fix))
+            fix = "Put the weights on the Hub or into the image, and use their name there."
+            got = f"{self.model}, a folder on this machine"
+            raise InputError(explain("train.model", got=got, expected="weights that replicas can load", fix=fix))
 
     @cached_property
     def entrypoint_args(self) -> dict[str, Any]:
-        """Of the entrypoint, but for the launch's number, which is not known yet."""
+        """The arguments of the entry point, except for the launch's number, which is not known yet."""
         trainer = {
             "bucket": self.bucket,
             "module": self.module,
@@ -100,30 +106,33 @@ class LaunchRequest:
 
     @property
     def num_bytes(self) -> int:
-        """Of the files that go to the bucket."""
+        """Total size of the files to upload."""
         return sum(len(file) if isinstance(file, bytes) else file.stat().st_size for file in self.files.values())
 
 
 def bucket_for_replicas(bucket: str, executor: str) -> str:
-    """The bucket as replicas name it; a folder of this machine is no place to meet for others."""
+    """Return the bucket's address for replicas. Raises InputError for a folder that they cannot reach."""
     if scheme_of(bucket) != "file":
         return bucket
     if executor not in _EXECUTORS_ON_LOCAL_FILES:
         expected = "s3://, gs://, az:// or hf://, which its machines can reach"
-        raise InputError(explain(f"bucket of {executor}", got="a folder of this machine", expected=expected))
+        raise InputError(explain(f"bucket of {executor}", got="a folder on this machine", expected=expected))
     return bucket if "://" in bucket else str(Path(bucket).expanduser().absolute())
 
 
 def training_request(
     config: str | None, overrides: Sequence[str], outer: Mapping[str, Any], *, no_scrub: bool, allowed: Iterable[str]
 ) -> dict[str, Any]:
-    """`crf train` as fields of `Asked`: the config as text, and the run's files after a last look at them."""
+    """Return `crf train` as fields of a LaunchRequest: its arguments, the config and the run's files.
+
+    The files pass the outgoing check first.
+    """
     chosen = load_with_preset(config, overrides)
     chosen.train.required_model()
     if chosen.train.mode != "offline" or chosen.train.run is None:
         got = f"train.mode {chosen.train.mode}, train.run {chosen.train.run}"
-        fix = "A training with rollouts is launched with a trainer of your own: --trainer-module."
-        raise ConfigError(explain("what replicas learn from", got=got, expected="the sessions of a run", fix=fix))
+        fix = "To train with rollouts, use a custom trainer: --trainer-module."
+        raise ConfigError(explain("training data of replicas", got=got, expected="the sessions of a run", fix=fix))
     from composer_replication.diloco.training import OuterLoop
 
     _check_outer_loop(outer)
@@ -133,7 +142,7 @@ def training_request(
         parts = "" if loop.num_fragments == 1 else f" by num_fragments={loop.num_fragments}"
         why = f"the steps between two exchanges (sync_every={loop.sync_every}{parts})"
         expected = f"a multiple of {loop.steps_per_commit}, {why}"
-        fix = f"Set --round sync_every=N, so that it divides {steps}, or --set train.optimiser.steps=N."
+        fix = f"Set --round sync_every=N to a divisor of {steps}, or change --set train.optimiser.steps=N."
         raise ConfigError(explain("train.optimiser.steps", got=steps, expected=expected, fix=fix))
     run = RunDir.open(chosen.train.run)
     files = _run_files(run)
@@ -146,91 +155,93 @@ def training_request(
     }
 
 
-def refuse_secret_values(asked: LaunchRequest) -> None:
-    """What replicas are asked stands in the launch's file, and services show it: secrets stand there by name."""
-    options = {key: value for key, value in asked.options.items() if key not in _SECRET_OPTIONS}
-    request = {"options": options, "arguments": dict(asked.arguments), "settings": dict(asked.settings)}
+def refuse_secret_values(request: LaunchRequest) -> None:
+    """Raise InputError if an option or argument contains a secret's value.
+
+    Options and arguments are stored in the launch file and shown by executors, so secrets must be passed by name.
+    """
+    options = {key: value for key, value in request.options.items() if key not in _SECRET_OPTIONS}
+    public_values = {"options": options, "arguments": dict(request.arguments), "settings": dict(request.settings)}
     location = "options, variables and arguments"
-    if (find := LastGate(os.environ).look(request, location, is_text=False)) is not None:  # names and paths, no prose
-        fix = "Set a variable of this machine to it, and hand that over by its name: --secret NAME."
+    # is_text=False: these are names and paths, to which rules for prose do not apply
+    if (find := LastGate(os.environ).look(public_values, location, is_text=False)) is not None:
+        fix = "Put it into an environment variable of this machine, and pass that with --secret NAME."
         raise InputError(explain("launch", got=f"what looks like a secret ({find})", expected="none", fix=fix))
 
 
-def prepare_launch(store: ObjectStore, asked: LaunchRequest, path: Path | None = None) -> LaunchFile:
-    """Take a number, begin the launch's file, and put the run's files into the bucket; replicas are started after."""
-    refuse_secret_values(asked)
+def prepare_launch(store: ObjectStore, request: LaunchRequest, path: Path | None = None) -> LaunchFile:
+    """Reserve a number, create the launch file, and upload the run's files. The caller starts the replicas."""
+    refuse_secret_values(request)
     if path is not None:
         refuse_existing_file(path)
     launch = create_launch(
         store,
-        above=max(local_launch_numbers(canonical_bucket(asked.bucket)), default=-1),
-        bucket=asked.bucket,
-        executor=asked.executor,
-        options=dict(asked.options),
-        replicas=asked.replicas,
-        commits=asked.commits,
-        entrypoint=asked.entrypoint,
-        args=asked.entrypoint_args,
-        gpu=asked.gpu,
-        timeout_s=asked.timeout_s,
+        above=max(local_launch_numbers(canonical_bucket(request.bucket)), default=-1),
+        bucket=request.bucket,
+        executor=request.executor,
+        options=dict(request.options),
+        replicas=request.replicas,
+        commits=request.commits,
+        entrypoint=request.entrypoint,
+        args=request.entrypoint_args,
+        gpu=request.gpu,
+        timeout_s=request.timeout_s,
     )
     file = LaunchFile.create(path or launch_path(launch.place, launch.number), launch)
-    upload(store, launch.key("input"), asked.files)
+    upload(store, launch.key("input"), request.files)
     return file
 
 
-# What `--round NAME=VALUE` takes: settings of the outer loop and of the rounds, with defaults and bounds.
-#
-# A table of its own, so that whoever prints it loads no tensors; a test compares it with what the two are made of.
+# ---- The settings of `--round NAME=VALUE`
+# The table repeats defaults of the outer loop and of the round manager, so that `--help` does not load torch. A test
+# compares it with both.
 
 NUMBER, INTEGER, BOOLEAN, PAYLOAD = "a number", "a whole number", "true or false", "fp32, bf16, int8 or int4"
 
 
 class _RoundKey(NamedTuple):
-    """One setting."""
+    """A setting of the outer loop or of the rounds."""
 
     name: str
     kind: str
-    default: Any  # None: what the text says
+    default: Any  # None if `text` says how it is derived
     text: str
     least: float = -math.inf
 
 
 OUTER_KEYS = (
-    _RoundKey("sync_every", INTEGER, 100, "steps of each replica between two exchanges of one part of the model", 1),
-    _RoundKey("outer_lr", NUMBER, 0.7, "of the outer optimiser, which steps by the mean of what replicas learnt", 0),
-    _RoundKey("outer_momentum", NUMBER, 0.9, "of the outer optimiser", 0),
-    _RoundKey("nesterov", BOOLEAN, True, "whether that momentum is Nesterov's"),
-    _RoundKey("num_fragments", INTEGER, 1, "parts of the model, exchanged in turn; divides `sync_every`", 1),
-    _RoundKey("fragment_sync_delay", INTEGER, 0, "steps that a part may be on its way while training goes on", 0),
+    _RoundKey("sync_every", INTEGER, 100, "steps of each replica between two exchanges of the same fragment", 1),
+    _RoundKey("outer_lr", NUMBER, 0.7, "learning rate of the outer optimiser, which averages the replicas' updates", 0),
+    _RoundKey("outer_momentum", NUMBER, 0.9, "momentum of the outer optimiser", 0),
+    _RoundKey("nesterov", BOOLEAN, True, "whether that is Nesterov momentum"),
+    _RoundKey("num_fragments", INTEGER, 1, "fragments of the model, exchanged in turn; divides `sync_every`", 1),
+    _RoundKey("fragment_sync_delay", INTEGER, 0, "steps that training continues while a fragment is exchanged", 0),
     _RoundKey("fragment_update_alpha", NUMBER, 0.0, "share of its own weights that a replica keeps at an exchange", 0),
 )
 MANAGER_KEYS = (
-    _RoundKey("payload", PAYLOAD, "fp32", "how what was learnt travels"),
-    _RoundKey("mean_payload", PAYLOAD, None, "how the mean travels; default: as `payload`, bf16 for int8 and int4"),
-    _RoundKey("min_replicas", INTEGER, None, "without so many there is no round; default: half of them, rounded up", 1),
-    _RoundKey("grace_s", NUMBER, 30.0, "seconds that a round waits for those who are late, once it has a quorum", 0),
+    _RoundKey("payload", PAYLOAD, "fp32", "format of the updates that replicas upload"),
+    _RoundKey("mean_payload", PAYLOAD, None, "format of their mean; default: as `payload`, but bf16 for int8 and int4"),
+    _RoundKey("min_replicas", INTEGER, None, "quorum of a round; default: half of the replicas, rounded up", 1),
+    _RoundKey("grace_s", NUMBER, 30.0, "seconds that a round with a quorum waits for stragglers", 0),
     _RoundKey("first_grace_s", NUMBER, None, "the same before the first round; default: half of `timeout_s`", 0),
-    _RoundKey("timeout_s", NUMBER, 1800.0, "seconds after which a replica gives a round up, and fails", 0),
-    _RoundKey("poll_s", NUMBER, 1.0, "seconds between two looks at the bucket while it waits", 0),
-    _RoundKey(
-        "lease_s", NUMBER, 20.0, "seconds without a sign of life after which a rank is free for another process", 0
-    ),
-    _RoundKey("shard_bytes", INTEGER, 64 * 2**20, "bytes of one object, at most", 1),
-    _RoundKey("parallel", INTEGER, 4, "requests at once, each way", 1),
-    _RoundKey("state_every", INTEGER, 10, "exchanges between two states that one who is behind may load", 1),
-    _RoundKey("keep_rounds", INTEGER, 2, "exchanges whose offers are kept", 1),
+    _RoundKey("timeout_s", NUMBER, 1800.0, "seconds after which a replica gives up a round and fails", 0),
+    _RoundKey("poll_s", NUMBER, 1.0, "seconds between two reads of the bucket while waiting", 0),
+    _RoundKey("lease_s", NUMBER, 20.0, "seconds without a heartbeat after which another process may take a rank", 0),
+    _RoundKey("shard_bytes", INTEGER, 64 * 2**20, "maximum size of an object", 1),
+    _RoundKey("parallel", INTEGER, 4, "concurrent requests in each direction", 1),
+    _RoundKey("state_every", INTEGER, 10, "exchanges between two full states, which late replicas load", 1),
+    _RoundKey("keep_rounds", INTEGER, 2, "exchanges whose updates are kept in the bucket", 1),
 )
 ROUND_KEYS = {key.name: key for key in (*OUTER_KEYS, *MANAGER_KEYS)}
 
 
-def split_round_settings(given: Sequence[tuple[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Settings of the outer loop, and of the rounds; InputError where one is unknown or holds something wrong."""
-    if unknown := sorted({name for name, _ in given} - ROUND_KEYS.keys()):
+def split_round_settings(pairs: Sequence[tuple[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the settings of the outer loop and those of the rounds. Raises InputError for unknown or bad ones."""
+    if unknown := sorted({name for name, _ in pairs} - ROUND_KEYS.keys()):
         raise InputError(explain("--round", got=", ".join(unknown), expected=f"some of {', '.join(ROUND_KEYS)}"))
-    for name, value in given:
+    for name, value in pairs:
         _check(ROUND_KEYS[name], value)
-    settings = dict(given)
+    settings = dict(pairs)
     outer = {key.name for key in OUTER_KEYS}
     return {name: settings[name] for name in settings if name in outer}, {
         name: settings[name] for name in settings if name not in outer
@@ -251,7 +262,7 @@ def _check(key: _RoundKey, value: Any) -> None:
 
 
 def _check_outer_loop(settings: Mapping[str, Any]) -> None:
-    """What replicas would refuse of the outer loop before their first step, refused here."""
+    """Raise InputError for settings that every replica would refuse before its first step."""
     from composer_replication.diloco.outer_loop import check_outer, check_schedule
 
     chosen = {key.name: key.default for key in OUTER_KEYS} | dict(settings)
@@ -268,23 +279,24 @@ def _check_outer_loop(settings: Mapping[str, Any]) -> None:
         raise InputError(message) from None
 
 
-# Files of a run into the bucket and out of it: those that a training reads, and the folder that it writes.
+# ---- Files in the bucket
 #
-# conversations.jsonl              a file of PART_BYTES at most: one object
-# model.safetensors.parts/000000   a larger one: an object for every PART_BYTES of it, as no more is held in memory
+#     conversations.jsonl              a file of at most PART_BYTES is one object
+#     model.safetensors.parts/000000   a larger one is split, because every object is held in memory while it is sent
 
 MARKER, CONFIG = "run.json", "config.toml"
 _TRAINING_ARTEFACTS = ("conversations", "tools", "split", "sites", "pairs")
 PART_BYTES = 256 << 20
 _MAX_FILE_BYTES, _MAX_FILES = 64 << 30, 1000
+# "model-00001-of-00002.safetensors" matches; not "../x.json", "a/b.json" or ".hidden"
 _FILE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
-# What a training leaves besides; weights are safetensors, and nothing that would have to be unpickled is taken.
+# Of trained weights, only files with these suffixes are exchanged. Pickled files (.bin, .pt) could run code.
 _ALLOWED_SUFFIXES = {".safetensors", ".json", ".md", ".jinja", ".txt", ".model", ".toml"}
 _JSONL, _PARTS_INFIX = ".jsonl", ".parts/"
 
 
 def _run_files(run: RunDir) -> dict[str, Path]:
-    """What a training on this run reads."""
+    """Return the files of a run that a training reads, by name."""
     names = [
         name
         for artefact in _TRAINING_ARTEFACTS
@@ -294,7 +306,7 @@ def _run_files(run: RunDir) -> dict[str, Path]:
 
 
 def _refuse_secrets(run: RunDir, files: Mapping[str, Path], *, no_scrub: bool, allowed: Iterable[str]) -> None:
-    """The last look at what leaves this machine, row by row."""
+    """Raise if a row of the files to upload contains what looks like a secret."""
     gate = gate_of(run, os.environ, no_scrub=no_scrub, allowed=allowed)
     finds: dict[bytes, Find] = {}
     for name, path in files.items():
@@ -303,7 +315,7 @@ def _refuse_secrets(run: RunDir, files: Mapping[str, Path], *, no_scrub: bool, a
         with path.open("rb") as lines:
             for number, line in enumerate(lines, start=1):
                 row = decode_object(line)
-                # `session` and a long id behind it read like a key and its value: values alone, as the names are ours.
+                # "session": "3f2a..." looks like a key and its secret. The field names are ours, so check only values.
                 part = list(row.values()) if name == ARTEFACTS["split"].file_name else row
                 if (find := gate.look(part, f"{name}, line {number}")) is not None:
                     finds.setdefault(find.digest, find)
@@ -312,7 +324,7 @@ def _refuse_secrets(run: RunDir, files: Mapping[str, Path], *, no_scrub: bool, a
 
 
 def hash_files(files: Mapping[str, Path | bytes]) -> dict[str, str]:
-    """The sha256 of each file, by its name."""
+    """Return the SHA-256 of each file by name."""
     digests = {}
     for name, file in files.items():
         digest = hashlib.sha256()
@@ -323,7 +335,7 @@ def hash_files(files: Mapping[str, Path | bytes]) -> dict[str, str]:
 
 
 def upload(store: ObjectStore, prefix: str, files: Mapping[str, Path | bytes]) -> None:
-    """Put files below `prefix`; of what an earlier upload left under their names nothing stays."""
+    """Upload files below `prefix`, and delete parts that an earlier upload has left under their names."""
     written = set[str]()
     for name, file in files.items():
         key = f"{prefix}/{name}"
@@ -334,12 +346,12 @@ def upload(store: ObjectStore, prefix: str, files: Mapping[str, Path | bytes]) -
             written.add(part)
     if files:
         whole = {f"{prefix}/{name}" for name in files}
-        there = [key for key in store.keys(prefix) if key in whole or key.rpartition(_PARTS_INFIX)[0] in whole]
-        store.delete([key for key in there if key not in written])
+        existing = [key for key in store.keys(prefix) if key in whole or key.rpartition(_PARTS_INFIX)[0] in whole]
+        store.delete([key for key in existing if key not in written])
 
 
 def _chunks(source: Path | bytes) -> Iterator[bytes]:
-    """A file's bytes, a part at a time; of an empty one the one part that it has."""
+    """Yield a file's bytes in parts of PART_BYTES. An empty file has one empty part."""
     if isinstance(source, bytes):
         yield from (source[start : start + PART_BYTES] for start in range(0, len(source) or 1, PART_BYTES))
         return
@@ -354,11 +366,11 @@ def _part_key(key: str, number: int) -> str:
 
 
 def _objects(store: ObjectStore, key: str) -> dict[str, int]:
-    """The objects that a file is made of, in order, and how large each is."""
+    """Return the objects that a file consists of, in order, with their sizes. Raises if one is missing."""
     if (size := store.size(key)) is not None:
         return {key: size}
     listed = len(store.keys(f"{key}{_PARTS_INFIX}"))
-    # The names that there should be, not those that are: whoever wrote others among them spoilt the file.
+    # The expected names, not the listed ones: an object with another name among them makes the file invalid.
     names = [_part_key(key, number) for number in range(listed)]
     sizes = {part: store.size(part) for part in names} if listed <= _MAX_FILE_BYTES // PART_BYTES else {}
     if not sizes or None in sizes.values():
@@ -368,7 +380,7 @@ def _objects(store: ObjectStore, key: str) -> dict[str, int]:
 
 
 def download(store: ObjectStore, prefix: str, digests: Mapping[str, str], folder: Path) -> None:
-    """Get the files that were put there, and no others; one with other bytes is an error."""
+    """Download the files with these hashes. Raises ArtefactCorruptError if one is missing, too large or different."""
     refuse_odd_names(store, prefix, digests)
     folder.mkdir(parents=True, exist_ok=True)
     objects = {name: _objects(store, f"{prefix}/{name}") for name in digests}
@@ -380,11 +392,12 @@ def download(store: ObjectStore, prefix: str, digests: Mapping[str, str], folder
         with staged(folder / name) as stage:
             digest = hashlib.sha256()
             for key, size in objects[name].items():
-                data = store.get(key, most_bytes=min(size, PART_BYTES))  # and no more than there was room for
+                # Not more than the size that was checked against the free space, even if the object has grown.
+                data = store.get(key, most_bytes=min(size, PART_BYTES))
                 digest.update(data)
                 stage.file.write(data)
             if digest.hexdigest() != expected:
-                fix = "Somebody wrote to the bucket: look at who may."
+                fix = "Somebody wrote to the bucket: check who has access."
                 where = f"{prefix}/{name} at {store.uri}"
                 raise ArtefactCorruptError(
                     explain(where, got="other bytes", expected=f"sha256 {expected[:12]}", fix=fix)
@@ -393,7 +406,10 @@ def download(store: ObjectStore, prefix: str, digests: Mapping[str, str], folder
 
 
 def refuse_odd_names(store: ObjectStore, prefix: str, names: Iterable[str]) -> None:
-    """Names of files in a folder, of the kinds that travel; nothing else is written here."""
+    """Raise ArtefactCorruptError for a name that is not a plain file name with an allowed suffix.
+
+    The names come from the bucket and become paths on this machine.
+    """
     listed = list(names)
     odd = [
         name
@@ -407,5 +423,5 @@ def refuse_odd_names(store: ObjectStore, prefix: str, names: Iterable[str]) -> N
 
 
 def trained_files(folder: Path) -> dict[str, Path]:
-    """The files of trained weights that may travel."""
+    """Return the files of trained weights that may be uploaded, by name."""
     return {path.name: path for path in sorted(folder.iterdir()) if path.is_file() and path.suffix in _ALLOWED_SUFFIXES}

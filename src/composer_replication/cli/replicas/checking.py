@@ -1,4 +1,7 @@
-"""What a launch refuses before anything is sent or started; a dry run refuses the same."""
+"""The checks of `crf diloco launch` before anything is uploaded or started. `--dry-run` makes the same ones.
+
+Most of them are about earlier launches at the same bucket: a second launch would cost money, and is usually a mistake.
+"""
 
 from __future__ import annotations
 
@@ -33,22 +36,22 @@ from composer_replication.diloco.serverless.executor import (
 from composer_replication.diloco.store import ObjectStore
 from composer_replication.errors import ComposerError, RunError, explain
 
-MAX_CHECK_S = 30.0  # for all questions about earlier launches together
-_LOOKUP_OPTIONS = ("namespace", "app_name", "address")  # options by which a start that was lost is looked for
+MAX_CHECK_S = 30.0  # for all requests about earlier launches together
+_LOOKUP_OPTIONS = ("namespace", "app_name", "address")  # executor options with which a lost start is looked for
 
 
 def check_launch(
-    store: ObjectStore, asked: LaunchRequest, executor: Executor, path: Path | None, *, beside: bool
+    store: ObjectStore, request: LaunchRequest, executor: Executor, path: Path | None, *, beside: bool
 ) -> list[str]:
-    """Refuse what cannot be launched; what is worth knowing of what can be, a line each. Nothing is written."""
+    """Raise for a request that cannot be launched. Returns warnings about one that can. Writes nothing."""
     executor.secret_values()
-    refuse_secret_values(asked)
-    executor.job(asked.entrypoint, asked.entrypoint_args, gpu=asked.gpu, timeout_s=asked.timeout_s)
+    refuse_secret_values(request)
+    executor.job(request.entrypoint, request.entrypoint_args, gpu=request.gpu, timeout_s=request.timeout_s)
     if path is not None:
         refuse_existing_file(path)
     keys = set(store.keys("launch"))
-    bucket_uri = canonical_bucket(asked.bucket)
-    running, lines = _EarlierLaunches(asked, executor, keys, time.monotonic() + MAX_CHECK_S).find_newest_running(
+    bucket_uri = canonical_bucket(request.bucket)
+    running, lines = _EarlierLaunches(request, executor, keys, time.monotonic() + MAX_CHECK_S).find_newest_running(
         bucket_uri
     )
     if running is None:
@@ -58,35 +61,36 @@ def check_launch(
     if not beside:
         got = f"one that runs (rank {', '.join(map(str, ranks))})"
         fix = (
-            f"See how it does: `crf diloco watch {asked.bucket} --launch {number}`; end it: `crf diloco cancel "
-            f"{asked.bucket} --launch {number}`; or start another one beside it, with rounds of its own: --beside."
+            f"Watch it with `crf diloco watch {request.bucket} --launch {number}`, stop it with `crf diloco cancel "
+            f"{request.bucket} --launch {number}`, or start another one in parallel with --beside."
         )
         raise RunError(explain(what, got=got, expected="none that runs", fix=fix))
-    return [*lines, f"{what} runs too; `--launch {number}` behind watch, cancel and collect means that one"]
+    return [*lines, f"{what} is running, too; add `--launch {number}` to watch, cancel or collect that one"]
 
 
 class _RunningLaunch(NamedTuple):
-    """A launch that runs, and its ranks that do."""
+    """A running launch, and its running ranks."""
 
     number: int
     ranks: list[int]
 
 
 class _EarlierLaunches:
-    """Questions about launches that began on this machine, to the executor of the new one and to no other.
+    """Finds out which launches from this machine are running.
 
-    Making another could start something: a cluster of Ray, where none is to be reached.
+    Only the executor of the new launch is asked. Creating another one could have side effects: Ray starts a cluster if
+    it finds none.
     """
 
-    def __init__(self, asked: LaunchRequest, executor: Executor, keys: Collection[str], deadline: float) -> None:
-        self._request, self._executor, self._keys, self._deadline = asked, executor, keys, deadline
+    def __init__(self, request: LaunchRequest, executor: Executor, keys: Collection[str], deadline: float) -> None:
+        self._request, self._executor, self._keys, self._deadline = request, executor, keys, deadline
 
     def find_newest_running(self, place: str) -> tuple[_RunningLaunch | None, list[str]]:
-        """With a line about those before it that may run, for every reason why nobody knows."""
+        """Return the newest running launch, if any, and a line for each reason why newer ones may be running, too."""
         unknown = dict[str, list[int]]()
         running = None
         for number in reversed(local_launch_numbers(place)):
-            ranks, error = tried(partial(self._ranks_that_run, LaunchFile(launch_path(place, number))))
+            ranks, error = tried(partial(self._running_ranks, LaunchFile(launch_path(place, number))))
             if error is not None:
                 why = str(error) if isinstance(error, ComposerError) else in_brief(error)
                 unknown.setdefault(why, []).append(number)
@@ -101,20 +105,20 @@ class _EarlierLaunches:
         ]
 
     def _running_ranks(self, file: LaunchFile) -> list[int]:
-        """By their service's word; an error where none is known to run and one may."""
+        """Return the ranks that the executor reports as running. Raises if none is, but one might be."""
         record = file.read()
         unended = list(self._unended(record))
         if any(start.handle is None for start in unended) and file.is_starting():
             return [start.rank for start in unended if start.handle is None]
         if unended and record.launch.executor != self._request.executor:
             expected, fix = (
-                f"{self._asked.executor}, as here",
-                f"`crf diloco watch {self._asked.bucket} --launch N` asks.",
+                f"{self._request.executor}, as here",
+                f"`crf diloco watch {self._request.bucket} --launch N` asks.",
             )
             raise RunError(explain("its executor", got=record.launch.executor, expected=expected, fix=fix))
         ranks, errors = list[int](), list[Exception]()
         for start in unended:
-            is_running, error = tried(partial(self._answer, record.launch, start))
+            is_running, error = tried(partial(self._is_running_in_time, record.launch, start))
             ranks += [start.rank] if is_running else []
             errors += [] if error is None else [error]
         if errors and not ranks:
@@ -122,7 +126,7 @@ class _EarlierLaunches:
         return ranks
 
     def _unended(self, record: Record) -> Iterator[Start]:
-        """Those that neither left what they ended with nor were ended by a cancel that ended all."""
+        """Yield the starts without a result in the bucket, unless a cancel has stopped the whole launch."""
         for start in record.latest_starts.values() if record.ended is None else ():
             if record.launch.key("output", f"{start.rank:03d}", DONE) not in self._keys:
                 yield start
@@ -137,31 +141,32 @@ class _EarlierLaunches:
 
     def _is_running(self, what: str, launch: Launch, start: Start) -> bool:
         handles, executor = [start.handle] if start.handle else [], self._executor
-        if start.handle is None:  # whoever asked for it was killed, or the answer was lost
+        if start.handle is None:  # the process that requested it was killed, or the answer was lost
             if changed_options := [
                 option for option in _LOOKUP_OPTIONS if launch.options.get(option) != self._request.options.get(option)
             ]:
-                got = f"a start whose answer was lost, with another {', '.join(changed_options)}"
+                got = f"a start without an answer, with another {', '.join(changed_options)}"
                 raise RunError(explain(what, got=got, expected="the options of this launch"))
-            may_come = not is_settled(None, start, executor)  # before it is looked for: what comes in between is seen
+            # Decide this before looking: a replica that appears in between is then found.
+            may_come = not is_settled(None, start, executor)
             handles = executor.find(launch.id, start.rank, start.attempt)
             if not handles and may_come:
-                got = "a start whose answer was lost, and which may come yet"
+                got = "a start without an answer, whose machine may still appear"
                 raise RunError(explain(what, got=got, expected="its machine"))
         for handle in handles:
             if not executor.reaches(handle):
-                raise RunError(explain(what, got="one of another machine or cluster", expected="one of this"))
+                raise RunError(explain(what, got="a replica on another machine or cluster", expected="one on this"))
         return any(executor.poll(handle) in ("running", "pending") for handle in handles)
 
 
 def _warn_of_unknown_launch(store: ObjectStore, bucket_uri: str, keys: Collection[str]) -> list[str]:
-    """The newest launch whose file is not here, where not all of its replicas have left what they ended with."""
-    other_numbers = set(list_launch_numbers(store)) - set(local_launch_numbers(bucket_uri))
-    if not other_numbers:
+    """Return a warning about the newest launch from another machine, if not all of its replicas have finished."""
+    foreign_numbers = set(list_launch_numbers(store)) - set(local_launch_numbers(bucket_uri))
+    if not foreign_numbers:
         return []
-    number = max(other_numbers)
-    if (notice := tried(lambda: read_notice(store, number))[0]) is None:  # one that is none says nothing
+    number = max(foreign_numbers)
+    if (notice := tried(lambda: read_notice(store, number))[0]) is None:  # an invalid notice is ignored
         return []
     done = [launch_key(number, "output", f"{rank:03d}", DONE) in keys for rank in range(notice.replicas)]
-    what = f"launch {number} at {store.uri}, whose file is not here, has {sum(done)} of {len(done)} replicas at the end"
-    return [] if all(done) else [f"{what}: the others may still run (`crf diloco watch`, where it was launched)"]
+    what = f"launch {number} at {store.uri} is from another machine; {sum(done)} of {len(done)} replicas have finished"
+    return [] if all(done) else [f"{what}, the others may be running (use `crf diloco watch` on that machine)"]

@@ -1,11 +1,14 @@
-"""A launch, and what the bucket shows of it. What is done by it stands in the operator's own file (`launch_file`).
+"""A launch of replicas: its notice in the bucket, and the launch file on the operator's machine.
 
-launch/000003/launch.json        a notice for whoever looks; creating it takes the number, which is the generation
-launch/000003/input/...          files of the run
-launch/000003/output/001/...     what rank 1 ended with
+In the bucket:
 
-Whoever may write to the bucket may write any of it. So nothing of it says whom to pay, whom to signal, where to send a
-token or what to run; and what is shown of it is looked at first.
+    launch/000003/launch.json        the notice; creating it reserves the number, which is the generation of the rounds
+    launch/000003/input/...          files of the run
+    launch/000003/output/001/...     what rank 1 has produced
+
+Anybody with write access to the bucket can change any of this. So nothing in it decides whom to pay, which process to
+signal, where to send a token or what to run, and everything is validated before it is shown. `watch`, `cancel` and
+`collect` act on the launch file instead (`LaunchFile`).
 """
 
 from __future__ import annotations
@@ -42,19 +45,21 @@ EXECUTORS = {"local": "local_process.LocalProcessExecutor", "modal": "modal.Moda
 }
 MAX_REPLICAS = 1000
 _MAX_NUMBER, _MAX_NOTICE_BYTES, _MAX_COMMITS = 999_999, 4096, 10**9
+# "launch/000003/launch.json" -> "000003"; not "launch/3/launch.json"
 _NOTICE_KEY = re.compile(rf"{ROOT}/(\d{{6}})/launch\.json")
+# "0123456789abcdef0123456789abcdef", the hex form of a UUID
 _ID = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchNotice:
-    """What anybody may know of a launch."""
+    """The public part of a launch. The field names are those of launch.json."""
 
     number: int
     id: str
     executor: str
     replicas: int
-    commits: int | None  # of the whole run, where that is known
+    commits: int | None  # outer steps of the whole run, if known
     started: float
 
     def key(self, *parts: str) -> str:
@@ -70,25 +75,25 @@ def launch_key(number: int, *parts: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Launch(LaunchNotice):
-    """What was asked for, and with which executor."""
+    """A launch with everything that is needed to start its replicas. The field names are those of the launch file."""
 
-    bucket: str  # as replicas name it
-    place: str  # the bucket as this machine names it, see `canonical_bucket`
-    options: Mapping[str, Any]  # the executor's own, without secrets' values
+    bucket: str  # the replicas' address of it
+    place: str  # this machine's address of it, see `canonical_bucket`
+    options: Mapping[str, Any]  # of the executor; secrets by name, without their values
     entrypoint: str
     args: Mapping[str, Any]
     gpu: str | None = None
     timeout_s: float | None = None
 
     def entrypoint_args(self, **settings: Any) -> dict[str, Any]:
-        """The arguments of its replicas: the launch's number is the generation of their rounds."""
-        trainer = {**self.args["trainer_kwargs"], "launch": self.number}
-        of_manager = {**self.args["settings"], **settings, "generation": self.number}
-        return {**self.args, "trainer_kwargs": trainer, "settings": of_manager}
+        """Return the arguments of the replicas. The number of the launch is the generation of their rounds."""
+        trainer_kwargs = {**self.args["trainer_kwargs"], "launch": self.number}
+        manager_settings = {**self.args["settings"], **settings, "generation": self.number}
+        return {**self.args, "trainer_kwargs": trainer_kwargs, "settings": manager_settings}
 
 
 def canonical_bucket(bucket: str) -> str:
-    """One name for a bucket that may be written in several ways; nobody is asked for it."""
+    """Return a unique address of a bucket, without accessing it: "s3://b/x/" -> "s3://b/x", "run" -> "file:///..."."""
     if scheme_of(bucket) != "file":
         return bucket.rstrip("/")
     path = Path(unquote(urlsplit(bucket).path) if "://" in bucket else bucket)
@@ -96,7 +101,7 @@ def canonical_bucket(bucket: str) -> str:
 
 
 def list_launch_numbers(store: ObjectStore) -> list[int]:
-    """Of all launches that the bucket shows."""
+    """Return the numbers of all launches with a notice in the bucket."""
     matches = (_NOTICE_KEY.fullmatch(key) for key in store.keys(ROOT))
     return sorted(int(match[1]) for match in matches if match)
 
@@ -105,34 +110,39 @@ def next_number(store: ObjectStore, *, above: int = -1) -> int:
     return max([above, *list_launch_numbers(store)]) + 1
 
 
-def create_launch(store: ObjectStore, *, above: int = -1, **asked: Any) -> Launch:
-    """Take the next number; of several that launch at once each gets one of its own.
+def create_launch(store: ObjectStore, *, above: int = -1, **settings: Any) -> Launch:
+    """Reserve the next number and create the notice.
 
-    `above` is the last one of this bucket that is known here: numbers are not used again in a bucket that was emptied.
+    Creating an object that exists fails, so several launches at once get different numbers. `above` is the last number
+    of this bucket that this machine knows: in a bucket that was emptied, numbers are not reused.
     """
     number = next_number(store, above=above)
     while number <= _MAX_NUMBER:
         launch = Launch(
-            number=number, id=uuid.uuid4().hex, place=canonical_bucket(asked["bucket"]), started=time.time(), **asked
+            number=number,
+            id=uuid.uuid4().hex,
+            place=canonical_bucket(settings["bucket"]),
+            started=time.time(),
+            **settings,
         )
         if store.create(launch.key("launch.json"), encode(launch.notice(), where="launch")):
             return launch
         number += 1
-    fix = "Take another prefix."
+    fix = "Use another prefix in the bucket."
     raise RunError(explain(f"launches at {store.uri}", got=number - 1, expected=f"at most {_MAX_NUMBER}", fix=fix))
 
 
 def refuse_other_launch(store: ObjectStore, launch: Launch) -> None:
-    """RunError where the bucket shows another launch under this number: it was emptied, or somebody wrote there."""
+    """Raise RunError if the bucket has another launch with this number."""
     notice = read_notice(store, launch.number)
     if notice is not None and notice.id != launch.id:
-        got = "another one than the launch file's"
-        fix = "Somebody emptied the bucket and launched again, or wrote to it: look at who may."
+        got = "a launch with another id than in the launch file"
+        fix = "The bucket was emptied and used again, or somebody wrote to it: check who has access."
         raise RunError(explain(f"launch {launch.number} at {store.uri}", got=got, expected=launch.id[:12], fix=fix))
 
 
 def read_notice(store: ObjectStore, number: int) -> LaunchNotice | None:
-    """What the bucket shows of a launch; None where it shows none, RunError where it is no notice."""
+    """Return the notice of a launch, or None if there is none. Raises RunError if it is invalid."""
     key = launch_key(number, "launch.json")
     try:
         content = decode_object(store.get(key, most_bytes=_MAX_NOTICE_BYTES))
@@ -158,54 +168,54 @@ def _is_int_between(value: object, least: int, most: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
 
-# A launch as the operator's own machine holds it: what was asked, which replicas were begun, and who they are.
-#
-# `watch`, `cancel` and `collect` act by this file and by nothing in the bucket. Every start stands in it before it is
-# asked for, and its handle as soon as there is one: whoever is killed in between leaves a file by which all is ended.
-# It holds no secret, is read by its owner alone (0600), and is written whole or not at all.
+# ---- The launch file: what was requested, which replicas were started, and their handles
 #
 #     ~/.local/state/composer-replication/launches/BUCKET/000003.json       or below $XDG_STATE_HOME
+#
+# Every start is noted before the executor is asked for it, and its handle as soon as there is one. A process that is
+# killed in between leaves a file with which every replica can still be found and stopped. The file contains no secret,
+# only its owner can read it (0600), and it is written atomically.
 
 FORMAT = 1
 _MAX_BYTES = 16 << 20
-_LOCK_S, _POLL_S = 30.0, 0.05
+_LOCK_TIMEOUT_S, _POLL_S = 30.0, 0.05
 
 
 @dataclass(frozen=True)
 class Start:
-    """One start of one replica; without a handle it was asked for, and nobody knows what came of it."""
+    """One start of one replica. Without a handle, it is unknown whether the executor has started it."""
 
     rank: int
     attempt: int
     begun: float
     handle: ReplicaHandle | None = None
-    asked_until: float | None = None  # when the asking ended without a handle; None where whoever asked was killed
+    asked_until: float | None = None  # when the request failed without a handle; None if its process was killed
 
 
 @dataclass(frozen=True)
 class Record:
-    """A launch file's content."""
+    """The content of a launch file."""
 
     launch: Launch
     starts: tuple[Start, ...] = ()
-    cancelled: float | None = None  # when; nothing is started after that
-    ended: float | None = None  # when a cancel had ended every start
+    cancelled: float | None = None  # time of the cancel; nothing is started after it
+    ended: float | None = None  # when a cancel had stopped every replica
 
     @property
     def latest_starts(self) -> dict[int, Start]:
-        """The last start of every rank that was begun, in rank order."""
+        """The last start of every rank, in the order of the ranks."""
         return {start.rank: start for start in sorted(self.starts, key=lambda start: (start.rank, start.attempt))}
 
 
 @dataclass(frozen=True)
 class LaunchFile:
-    """The file, for any number of processes at once."""
+    """A launch file. Several processes may read and change it at the same time."""
 
     path: Path
 
     @classmethod
     def create(cls, path: Path, launch: Launch) -> LaunchFile:
-        """Begin a launch's file; one that is there stays as it is."""
+        """Create the file of a launch. Raises RunError if it exists."""
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         file = cls(path)
         with file._locked("lock"):
@@ -214,6 +224,7 @@ class LaunchFile:
         return file
 
     def read(self) -> Record:
+        """Return the content. Raises InputError if others may write the file, RunError if it is invalid."""
         try:
             descriptor = os.open(self.path, os.O_RDONLY)
         except FileNotFoundError:
@@ -229,37 +240,40 @@ class LaunchFile:
             raise RunError(explain(str(self.path), got=f"{error}", expected="the file of a launch")) from error
 
     def begin(self, rank: int, attempt: int) -> None:
-        """Note a start that is about to be asked for; refused where the launch is over, or somebody was quicker."""
+        """Note a start that is about to be requested.
 
-        def begun(record: Record) -> Record:
+        Raises RunError if the launch was canceled, or if another process has started this rank meanwhile.
+        """
+
+        def add_start(record: Record) -> Record:
             if record.cancelled is not None:
-                raise RunError(explain(f"rank {rank}", got="a launch that was cancelled", expected="one that goes on"))
+                raise RunError(explain(f"rank {rank}", got="a launch that was cancelled", expected="an active one"))
             last = record.latest_starts.get(rank)
             if attempt != (0 if last is None else last.attempt + 1):
                 got = f"start {attempt} of a rank whose last is {'none' if last is None else last.attempt}"
-                fix = "Another process looks after this launch: let it."
+                fix = "Another process is tending this launch: leave it to that one."
                 raise RunError(explain(f"rank {rank}", got=got, expected="the next one", fix=fix))
             return replace(record, starts=(*record.starts, Start(rank, attempt, time.time())))
 
-        self._change(begun)
+        self._change(add_start)
 
     def note(self, handle: ReplicaHandle) -> Record:
-        """Note whom a start has become."""
+        """Store the handle of a start."""
 
-        def noted(record: Record) -> Record:
-            mine = (handle.rank, handle.attempt)
+        def add_handle(record: Record) -> Record:
+            key = (handle.rank, handle.attempt)
             starts = [
-                replace(start, handle=handle) if (start.rank, start.attempt) == mine else start
+                replace(start, handle=handle) if (start.rank, start.attempt) == key else start
                 for start in record.starts
             ]
             return replace(record, starts=tuple(starts))
 
-        return self._change(noted)
+        return self._change(add_handle)
 
     def end_asking(self, rank: int, attempt: int, when: float) -> Record:
-        """Note when a start's asking ended without a handle; the first note stays."""
+        """Note when the request for a start ended without a handle. An earlier note is kept."""
 
-        def ended(record: Record) -> Record:
+        def add_end(record: Record) -> Record:
             starts = [
                 replace(start, asked_until=start.asked_until or when)
                 if (start.rank, start.attempt) == (rank, attempt)
@@ -268,35 +282,35 @@ class LaunchFile:
             ]
             return replace(record, starts=tuple(starts))
 
-        return self._change(ended)
+        return self._change(add_end)
 
     def withdraw(self, rank: int, attempt: int) -> Record:
-        """Forget a start that was refused: nothing came of it."""
+        """Remove a start that the executor has refused, so that no machine exists for it."""
 
-        def withdrawn(record: Record) -> Record:
+        def remove_start(record: Record) -> Record:
             remaining_starts = [start for start in record.starts if (start.rank, start.attempt) != (rank, attempt)]
             return replace(record, starts=tuple(remaining_starts))
 
-        return self._change(withdrawn)
+        return self._change(remove_start)
 
     def mark_cancelled(self) -> Record:
         return self._change(lambda record: replace(record, cancelled=record.cancelled or time.time()))
 
     def mark_ended(self) -> Record:
-        """Note that a cancel has ended every start: nobody has to be asked about them."""
+        """Note that a cancel has stopped every replica, so that the executor need not be asked about them again."""
         return self._change(lambda record: replace(record, ended=record.ended or time.time()))
 
     @contextlib.contextmanager
     def starting(self) -> Generator[None]:
-        """Held from the note of a start until that of its handle; it is free again when its process is killed."""
+        """Hold a lock from the note of a start until that of its handle. A killed process releases it."""
         with self._locked("start"):
             yield
 
     def is_starting(self) -> bool:
-        """Whether another process is between those two notes."""
+        """Return whether another process holds the lock of `starting`."""
         try:
             descriptor = os.open(self._lock_path("start"), os.O_RDWR)
-        except FileNotFoundError:  # nobody ever was; who looks leaves nothing behind
+        except FileNotFoundError:  # nothing was ever started; do not create the lock file only to look
             return False
         try:
             return not try_lock(descriptor)
@@ -326,25 +340,26 @@ class LaunchFile:
     def _locked(self, name: str) -> Generator[None]:
         descriptor = os.open(self._lock_path(name), os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            deadline = time.monotonic() + _LOCK_S
+            deadline = time.monotonic() + _LOCK_TIMEOUT_S
             while not try_lock(descriptor):
                 if time.monotonic() > deadline:
-                    got = f"held by another process for {_LOCK_S:g} s"
-                    raise RunError(explain(str(self.path), got=got, expected="it free", fix="Wait for it, and repeat."))
+                    got = f"locked by another process for {_LOCK_TIMEOUT_S:g} s"
+                    fix = "Wait for it, then run the same command again."
+                    raise RunError(explain(str(self.path), got=got, expected="an unlocked file", fix=fix))
                 time.sleep(_POLL_S)
             yield
         finally:
             os.close(descriptor)
 
     def _check_owner(self, status: os.stat_result) -> None:
-        """Whoever writes this file says what is paid for and run: nobody else may."""
-        if not hasattr(os, "getuid"):  # Windows, whose files have no such owner
+        """Raise InputError unless only this user can write the file, which decides what is run and paid for."""
+        if not hasattr(os, "getuid"):  # Windows has no numeric owners
             return
         is_open = bool(status.st_mode & 0o022)
         if status.st_uid != os.getuid() or is_open:
             got = "a file that others may write" if is_open else f"a file of user {status.st_uid}"
-            fix = "Where it is right as it is, copy it, and `chmod 600` the copy."
-            raise InputError(explain(str(self.path), got=got, expected="your own, written by you alone", fix=fix))
+            fix = "If you trust its content, copy it and `chmod 600` the copy."
+            raise InputError(explain(str(self.path), got=got, expected="a file that only you can write", fix=fix))
 
 
 def _parse_record(content: dict[str, Any]) -> Record:
@@ -361,59 +376,56 @@ def _parse_record(content: dict[str, Any]) -> Record:
     return Record(launch, tuple(starts), content["cancelled"], content.get("ended"))
 
 
-# ---- where the files are
-
-
 def launch_folder(place: str) -> Path:
-    """Where this machine keeps the launches of a bucket."""
+    """Return the folder of the launch files of a bucket."""
     state = Path(os.environ.get("XDG_STATE_HOME", ""))
     base = state if state.is_absolute() else Path.home() / ".local" / "state"
+    # The readable part is for people; the hash keeps buckets apart whose names end alike.
     readable = re.sub(r"[^A-Za-z0-9]+", "-", place)[-40:].strip("-")
     return base / "composer-replication" / "launches" / f"{readable}-{hashlib.sha256(place.encode()).hexdigest()[:12]}"
 
 
 def local_launch_numbers(place: str) -> list[int]:
-    """The launches of a bucket whose files this machine has."""
+    """Return the numbers of the launches of a bucket that have a launch file on this machine."""
     names = [path.stem for path in launch_folder(place).glob("*.json")]
     return sorted(int(name) for name in names if name.isdigit())
 
 
 def refuse_existing_file(path: Path) -> None:
     if path.exists():
-        fix = "Name another file, or move that one away: by it, and by nothing else, its replicas are ended."
-        raise RunError(explain(str(path), got="a file that is there", expected="a free name", fix=fix))
+        fix = "Choose another name, or move that file, but keep it: replicas can only be stopped with it."
+        raise RunError(explain(str(path), got="an existing file", expected="a new one", fix=fix))
 
 
 def launch_path(place: str, number: int) -> Path:
     return launch_folder(place) / f"{number:06d}.json"
 
 
-def find_launch_file(bucket: str, number: int | None, given: Path | None) -> LaunchFile | None:
-    """The file of a launch of this bucket: the one that was given, or this machine's; None where it has none."""
-    location = canonical_bucket(bucket)
-    if given is None:
-        list_launch_numbers = local_launch_numbers(location)
-        requested_number = list_launch_numbers[-1] if number is None and list_launch_numbers else number
-        return (
-            LaunchFile(launch_path(location, requested_number))
-            if requested_number is not None and requested_number in list_launch_numbers
-            else None
-        )
-    file = LaunchFile(given)
+def find_launch_file(bucket: str, number: int | None, path: Path | None) -> LaunchFile | None:
+    """Return the launch file at `path`, or this machine's file for launch `number` (default: the last) of a bucket.
+
+    Returns None if this machine has none. Raises InputError if the file at `path` is about another bucket or launch.
+    """
+    address = canonical_bucket(bucket)
+    if path is None:
+        numbers = local_launch_numbers(address)
+        number = numbers[-1] if number is None and numbers else number
+        return LaunchFile(launch_path(address, number)) if number is not None and number in numbers else None
+    file = LaunchFile(path)
     launch = file.read().launch
-    if launch.place != location:
-        raise InputError(explain(str(given), got=f"a launch of {launch.place}", expected=f"one of {location}"))
+    if launch.place != address:
+        raise InputError(explain(str(path), got=f"a launch of {launch.place}", expected=f"one of {address}"))
     if number is not None and launch.number != number:
-        raise InputError(explain(str(given), got=f"launch {launch.number}", expected=f"launch {number}"))
+        raise InputError(explain(str(path), got=f"launch {launch.number}", expected=f"launch {number}"))
     return file
 
 
 def missing_file_error(bucket: str, number: int | None) -> RunError:
-    """What is said where a launch file is needed and none is here."""
+    """Return the error for a verb that needs a launch file and has none."""
     which = "" if number is None else f" {number}"
     fix = (
-        "The bucket does not say who the replicas are: whoever may write to it could name others. Bring the file that "
-        "`crf diloco launch` wrote on the machine where it ran, and name it: --launch-file FILE."
+        "The bucket cannot be trusted to identify the replicas, because others may write to it. Copy the file that "
+        "`crf diloco launch` wrote on the machine where it ran, and pass it with --launch-file FILE."
     )
     got = f"no launch{which} of it in {launch_folder(canonical_bucket(bucket))}"
-    return RunError(explain(bucket, got=got, expected="the file of a launch that began on this machine", fix=fix))
+    return RunError(explain(bucket, got=got, expected="the file of a launch from this machine", fix=fix))

@@ -1,4 +1,8 @@
-"""How a launch is doing at one moment: its replicas by their service, its rounds by the bucket."""
+"""The state of a launch: its replicas, as the executor reports them, and its rounds, as the bucket shows them.
+
+Starting and canceling replicas is here as well. Every start is noted in the launch file before it is requested, so
+that a replica can be found and stopped even if this process is killed in between.
+"""
 
 from __future__ import annotations
 
@@ -46,20 +50,20 @@ _ROUNDS_FOR_TIMING, _STALL_FACTOR, _MIN_STALL_S = 20, 3.0, 10.0
 
 
 class ReplicaStatus(NamedTuple):
-    """How one replica is doing: what its service says, and what the bucket shows of it."""
+    """The state of one replica, as its executor and the bucket report it. The field names are those of `--json`."""
 
     rank: int
     status: str
     attempt: int
-    in_round: str  # waited for, offered, left; of the round that is open
-    where: str
+    in_round: str  # its state in the open round: training, waited for, offered or left
+    where: str  # its process, sandbox or job id
     exit_code: int | None = None
-    error: str = ""  # how it failed; of one that was started again, how the start before it did
-    log: str = ""  # where somebody reads what it printed, where its service has such a place
+    error: str = ""  # how it failed; after a restart, how the earlier start failed
+    log: str = ""  # where the executor shows its output, if it has such a page
 
 
 class RoundTiming(NamedTuple):
-    """How long ago a round ended, and how long one takes, by the clock of the store."""
+    """How long ago the last round ended, and how long a round usually takes, by the clock of the store."""
 
     since_s: float
     usual_s: float
@@ -71,15 +75,14 @@ class RoundTiming(NamedTuple):
 
 @dataclass(frozen=True)
 class LaunchStatus:
-    """A launch at one moment."""
+    """The state of a launch at one moment."""
 
     launch: LaunchNotice
     replicas: Sequence[ReplicaStatus]
-    progress: RunProgress | None  # None before the first replica has begun
+    progress: RunProgress | None  # None before the first replica has started
     trouble: str | None = None  # why the rounds cannot be read
-    timing: RoundTiming | None = (
-        None  # None before the first round, and where a store does not say when objects were written
-    )
+    # None before the first round, and for a store that does not report when objects were written
+    timing: RoundTiming | None = None
 
     @property
     def is_over(self) -> bool:
@@ -87,16 +90,16 @@ class LaunchStatus:
 
     @property
     def end(self) -> str | None:
-        """By what the run has ended; None while it goes on."""
+        """How the run has ended; None while it is active."""
         if finished := [replica.rank for replica in self.replicas if replica.status == "succeeded"]:
             return f"rank {finished[0]} has finished"
         total = self.launch.commits
         is_at_end = total is not None and self.progress is not None and self.progress.step >= total
-        return f"all {total} exchanges are made" if is_at_end else None
+        return f"all {total} exchanges are done" if is_at_end else None
 
     @property
     def eta_s(self) -> float | None:
-        """By the mean time of a commit since the launch, start-up included; None while rounds stall."""
+        """The remaining time, from the mean time per commit since the launch, start-up included; None in a stall."""
         total = self.launch.commits
         if self.progress is None or not self.progress.step or total is None or self.stalled_s is not None:
             return None
@@ -105,62 +108,62 @@ class LaunchStatus:
 
     @property
     def stalled_s(self) -> float | None:
-        """For how long no round has ended, where that is far longer than one takes and the run goes on."""
+        """For how long no round has ended, if the run is active and that is far longer than a round takes."""
         is_stalled = self.timing is not None and self.timing.is_stalled and not self.is_over and self.end is None
         return self.timing.since_s if self.timing is not None and is_stalled else None
 
 
 def read_launch_status(store: ObjectStore | None, file: LaunchFile, executor: Executor | None) -> LaunchStatus:
-    """How a launch is doing: replicas by the launch's file and their service, rounds by the bucket, where one is."""
+    """Return the state of a launch. Without a store, the rounds are unknown; without an executor, the replicas are."""
     record = file.read()
     progress, trouble, timing = (None, None, None) if store is None else _read_rounds(store, record.launch)
-    standings = []
+    replicas = []
     for start in record.latest_starts.values():
         handle, status = _query_replica(file, record.launch, start, executor)
         names = {
             key: value for key, value in ({} if handle is None else handle.metadata).items() if key in _HANDLE_KEYS
         }
         where = " ".join(f"{key} {value}" for key, value in names.items())
-        standing = ReplicaStatus(start.rank, status, start.attempt, _round_state(start.rank, progress), where)
-        standings.append(_add_outcome(standing, record, handle, executor))
-    return LaunchStatus(record.launch, standings, progress, trouble, timing)
+        replica = ReplicaStatus(start.rank, status, start.attempt, _round_state(start.rank, progress), where)
+        replicas.append(_add_outcome(replica, record, handle, executor))
+    return LaunchStatus(record.launch, replicas, progress, trouble, timing)
 
 
 def _add_outcome(
-    standing: ReplicaStatus, record: Record, handle: ReplicaHandle | None, executor: Executor | None
+    replica: ReplicaStatus, record: Record, handle: ReplicaHandle | None, executor: Executor | None
 ) -> ReplicaStatus:
-    """With how it ended; of one that was started again and runs, with how the start before it did."""
-    if executor is None or (handle is None and standing.status != "failed"):
-        return standing
+    """Add how a replica ended, or for a restarted one that is running, how its earlier start ended."""
+    if executor is None or (handle is None and replica.status != "failed"):
+        return replica
     if handle is None:
-        return standing._replace(error="it was never started")
+        return replica._replace(error="it was never started")
     log = executor.log_place(handle)
-    if standing.status in ENDED:
+    if replica.status in ENDED:
         end, error = tried(lambda: executor.end_of(handle))
-        if end is None:  # the service said that it has ended, and no more
-            return standing._replace(error="" if error is None else in_brief(error), log=log)
-        is_failed = standing.status == "failed"
-        return standing._replace(exit_code=end["exit_code"], error=str(end["error"]) if is_failed else "", log=log)
-    mine = (standing.rank, standing.attempt - 1)
-    before = [start.handle for start in record.starts if (start.rank, start.attempt) == mine]
-    if before and (earlier := before[0]) is not None and executor.reaches(earlier):
+        if end is None:  # the executor reports that it has ended, but not how
+            return replica._replace(error="" if error is None else in_brief(error), log=log)
+        is_failed = replica.status == "failed"
+        return replica._replace(exit_code=end["exit_code"], error=str(end["error"]) if is_failed else "", log=log)
+    key = (replica.rank, replica.attempt - 1)
+    earlier = next((start.handle for start in record.starts if (start.rank, start.attempt) == key), None)
+    if earlier is not None and executor.reaches(earlier):
         end, _ = tried(lambda: executor.end_of(earlier))
-        return standing._replace(error="" if end is None else f"started again after: {end['error']}", log=log)
-    return standing._replace(log=log)
+        return replica._replace(error="" if end is None else f"started again after: {end['error']}", log=log)
+    return replica._replace(log=log)
 
 
 def read_bucket_status(store: ObjectStore, notice: LaunchNotice) -> LaunchStatus:
-    """How a launch is doing by what the bucket shows of it, to whoever has no file of it."""
+    """Return the state of a launch as the bucket shows it, for machines without its launch file."""
     progress, trouble, timing = _read_rounds(store, notice)
     ranks = range(notice.replicas)
-    standings = [ReplicaStatus(rank, UNREACHABLE, 0, _round_state(rank, progress), "") for rank in ranks]
-    return LaunchStatus(notice, standings, progress, trouble, timing)
+    replicas = [ReplicaStatus(rank, UNREACHABLE, 0, _round_state(rank, progress), "") for rank in ranks]
+    return LaunchStatus(notice, replicas, progress, trouble, timing)
 
 
 def _query_replica(
     file: LaunchFile, launch: Launch, start: Start, executor: Executor | None
 ) -> tuple[ReplicaHandle | None, str]:
-    """Who a start is and how it is doing; one whose handle was lost is looked for by its name."""
+    """Return the handle and the status of a start. If the handle was lost, look for the replica by its name."""
     if executor is None:
         return start.handle, UNREACHABLE
     if start.handle is not None:
@@ -168,9 +171,10 @@ def _query_replica(
         return start.handle, status or UNREACHABLE
     if file.is_starting():
         return None, "pending"
-    may_come = not is_settled(file, start, executor)  # before it is looked for: what comes in between is seen
+    # Decide this before looking: a replica that appears in between is then found.
+    may_come = not is_settled(file, start, executor)
     handles = executor.ask_for(launch.id, start.rank, start.attempt)
-    if handles is None:  # no answer is none: it is asked again the next time
+    if handles is None:  # the executor did not answer
         return None, UNREACHABLE
     if handles:
         file.note(handles[0])
@@ -179,29 +183,35 @@ def _query_replica(
 
 
 def _read_rounds(store: ObjectStore, launch: LaunchNotice) -> tuple[RunProgress | None, str | None, RoundTiming | None]:
-    """The rounds, or why they cannot be read: a spoilt bucket keeps nobody from looking after the machines."""
+    """Return progress and timing of the rounds, or why they cannot be read.
+
+    It does not raise: with a corrupt bucket, the replicas still have to be shown and stopped.
+    """
     try:
         if isinstance(launch, Launch):
             refuse_other_launch(store, launch)
         layout, patient = Layout(launch.number), PatientStore(store, Traffic(), patience_s=30.0)
         run = find_run(patient, layout)
         if run is None and patient.size(layout.about(0)) is not None:
-            return None, "what the rounds in the bucket are cannot be read", None
+            return None, "the description of the rounds in the bucket cannot be read", None
         if run is not None and run.world_size != launch.replicas:
-            return None, "the bucket has rounds of another world", None
+            return None, f"the rounds in the bucket are of {run.world_size} replicas, not {launch.replicas}", None
         progress = read_progress(store, launch.number)
         layout = layout if run is None else run.layout
         return progress, None, _read_timing(store, patient, layout, launch, progress)
     except GenerationRefused:
         return None, None, None
-    except (ComposerError, TypeError, ValueError, KeyError) as error:  # what is there has the wrong fields
+    except (ComposerError, TypeError, ValueError, KeyError) as error:  # records with wrong fields
         return None, f"the rounds cannot be read: {in_brief(error)}", None
 
 
 def _read_timing(
     store: ObjectStore, patient: PatientStore, layout: Layout, launch: LaunchNotice, progress: RunProgress
 ) -> RoundTiming | None:
-    """By when outcomes were written: a watch that begins after the last of them sees a stall, too."""
+    """Return the timing of the rounds from the times at which their outcomes were written.
+
+    These times are in the store, so a watch that starts during a stall recognizes it.
+    """
     last = progress.step - 1
     if not isinstance(store, DatedStore) or last < 0 or (commit := read_commit(patient, layout, last)) is None:
         return None
@@ -223,16 +233,16 @@ def _round_state(rank: int, progress: RunProgress | None) -> str:
     return "offered" if rank in progress.offered else "training"
 
 
-# Start replicas, each noted before it is asked for; end everything that a launch has begun.
+# ---- Starting and canceling
 
-# What an executor is told by this machine's environment and by nothing that is written down: where a token goes.
+# Options that only the environment may set. They decide where a token is sent, so they are not stored in a file.
 _ENVIRONMENT_ONLY_OPTIONS = {"endpoint": "HF_ENDPOINT", "token": "HF_TOKEN"}
 _CANCEL_ATTEMPTS, _PAUSE_S, _MAX_WAIT_FOR_STARTER_S = 3, 1.0, 30.0
 _MAX_LISTING_FACTOR = 5  # times an executor's `listed_s`
 
 
 class Unended(NamedTuple):
-    """A start that may still run, and why it could not be ended."""
+    """A start whose replica may still be running, and why it could not be stopped."""
 
     rank: int
     attempt: int
@@ -240,7 +250,7 @@ class Unended(NamedTuple):
 
 
 def make_executor(name: str, options: Mapping[str, Any]) -> Executor:
-    """The executor that a launch names."""
+    """Return the executor with this name. Raises InputError for unknown names and options."""
     if name not in EXECUTORS:
         raise InputError(explain("--executor", got=repr(name), expected=f"one of {', '.join(EXECUTORS)}"))
     if forbidden_options := [option for option in _ENVIRONMENT_ONLY_OPTIONS if option in options]:
@@ -258,8 +268,8 @@ def make_executor(name: str, options: Mapping[str, Any]) -> Executor:
 def start_replicas(
     file: LaunchFile, executor: Executor, on_message: Callable[[str], None] = lambda _text: None
 ) -> None:
-    """Start all replicas; where one cannot be, or somebody interrupts, what was started is cancelled."""
-    launch, num_started, error, what_ended = file.read().launch, 0, None, ""
+    """Start all replicas. If one cannot be started, or on an interruption, cancel those that were."""
+    launch, num_started, error, outcome = file.read().launch, 0, None, ""
     try:
         while error is None and num_started < launch.replicas:
             _, error = tried(partial(start_replica, file, launch, executor, num_started, 0))
@@ -267,17 +277,17 @@ def start_replicas(
     finally:
         what = f"launch {launch.number}, rank {num_started}"
         if num_started < launch.replicas:
-            what_ended = describe_cancellation(cancel(file, executor), launch, executor)
+            outcome = describe_cancellation(cancel(file, executor), launch, executor)
             if error is None:
-                on_message(f"{what}: interrupted. {what_ended}")
+                on_message(f"{what}: interrupted. {outcome}")
     if error is not None:
         why = str(error) if isinstance(error, ComposerError) else in_brief(error)
-        raise RunError(explain(what, got=why, expected="its start", fix=what_ended)) from error
+        raise RunError(explain(what, got=why, expected="its start", fix=outcome)) from error
 
 
 @dataclass(frozen=True)
 class _StartAttempt:
-    """Around the asking for a replica: notes in the file how an asking that failed came to its end."""
+    """A context for the request to start a replica. If it fails, its end is noted in the launch file."""
 
     file: LaunchFile
     executor: Executor
@@ -290,7 +300,8 @@ class _StartAttempt:
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if error is None:
             return
-        with contextlib.suppress(OSError, ComposerError):  # without a note it counts as one whose asker was killed
+        # If the note cannot be written, the start counts as one whose process was killed.
+        with contextlib.suppress(OSError, ComposerError):
             if self.executor.was_refused(error):
                 self.file.withdraw(self.rank, self.attempt)
             else:
@@ -300,7 +311,7 @@ class _StartAttempt:
 def start_replica(
     file: LaunchFile, launch: Launch, executor: Executor, rank: int, attempt: int, **settings: Any
 ) -> ReplicaHandle:
-    """Start one replica, for the first time or again; the file knows of it all the way."""
+    """Start or restart one replica, with notes in the launch file before and after the request."""
     args = launch.entrypoint_args(**settings)
     job = executor.job(launch.entrypoint, args, gpu=launch.gpu, timeout_s=launch.timeout_s, launch=launch.id)
     with file.starting():
@@ -308,18 +319,19 @@ def start_replica(
         with _StartAttempt(file, executor, rank, attempt):
             handle = executor.start(replace(job, rank=rank, attempt=attempt))
         record = file.note(handle)
+    # A cancel in another process may have missed this replica, because its handle was not in the file yet.
     if record.cancelled is not None:
         executor.cancel(handle)
-        raise RunError(explain(f"rank {rank}", got="a cancel while it was started", expected="a launch that goes on"))
+        raise RunError(explain(f"rank {rank}", got="a cancel while it was started", expected="an active launch"))
     return handle
 
 
 def is_settled(file: LaunchFile | None, start: Start, executor: Executor) -> bool:
-    """Whether a service that lists no replica of a start has none: so long after the end of its asking.
+    """Return whether a start that the executor does not list has no replica: enough time has passed to be sure.
 
-    A service that was slow to answer is slow to list, and gets as long again. Of one whose asker was killed it is known
-    that the asking was over when somebody first looks, or earlier, as executors ask for `start_s` at most. The first
-    look is noted in the file; who may write nothing names none.
+    New replicas appear in an executor's listing after up to `listed_s`. An executor that was slow to answer the request
+    gets as long again. If the requesting process was killed, the request ended at the latest when somebody first looks,
+    or `start_s` after it began. That first look is noted in the launch file, if there is one.
     """
     if not executor.listed_s:
         return True
@@ -334,11 +346,12 @@ def is_settled(file: LaunchFile | None, start: Start, executor: Executor) -> boo
 
 
 def cancel(file: LaunchFile, executor: Executor, *, pause_s: float = _PAUSE_S) -> list[Unended]:
-    """End every start of a launch, each for itself; those that may still run are handed back with the reason."""
+    """Stop every replica of a launch. Returns those that may still be running, with the reason."""
     try:
         launch = file.mark_cancelled().launch
-    except OSError:  # a full disk does not keep machines running
+    except OSError:  # the disk is full; machines have to be stopped nevertheless
         launch = file.read().launch
+    # Another process may be starting a replica right now: wait for its handle.
     deadline = time.monotonic() + _MAX_WAIT_FOR_STARTER_S
     while (is_starting := file.is_starting()) and time.monotonic() < deadline:
         time.sleep(pause_s)
@@ -360,17 +373,17 @@ def cancel(file: LaunchFile, executor: Executor, *, pause_s: float = _PAUSE_S) -
     if is_starting:
         reasons |= dict.fromkeys(lost, "another process is starting it now")
     if not reasons:
-        with contextlib.suppress(OSError):  # without the note it is asked about again
+        with contextlib.suppress(OSError):  # without the note, the executor is asked again the next time
             file.mark_ended()
     return [Unended(*key, why) for key, why in reasons.items()]
 
 
 def describe_cancellation(unended: Sequence[Unended], launch: Launch, executor: Executor) -> str:
-    """What became of the replicas of a launch that was cancelled, and what to look after by hand."""
+    """Return whether all replicas of a canceled launch were stopped, and which ones the user has to check by hand."""
     if not unended:
-        return "What had been started was cancelled."
-    replicas = "; ".join(f"rank {one.rank} (start {one.attempt}): {one.why}" for one in unended)
+        return "All replicas that had been started were canceled."
+    replicas = "; ".join(f"rank {start.rank} (start {start.attempt}): {start.why}" for start in unended)
     return (
-        f"NOT cancelled, and maybe paid for: {replicas}. Repeat `crf diloco cancel`, or look by hand: "
+        f"NOT canceled, and possibly still billed: {replicas}. Run `crf diloco cancel` again, or check by hand: "
         f"{executor.by_hand_for(launch.id)}"
     )

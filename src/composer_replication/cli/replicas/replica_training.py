@@ -1,4 +1,6 @@
-"""`crf train` as one replica of several: what a replica's process runs, on its part of a run's sessions.
+"""`crf train` as one of several replicas, on its share of a run's sessions.
+
+A replica's process calls it through the entry point:
 
 replica_entrypoint.main(URI, WORLD_SIZE, "composer_replication.cli.replicas.replica_training", trainer_kwargs={
     "config": "train.toml", "overrides": ["train.run=RUN"], "outer": {"sync_every": 50}})
@@ -32,10 +34,19 @@ def train(
     outer: Mapping[str, Any] | None = None,
     progress: TrainingCallbacks | None = None,
 ) -> dict[str, Any]:
-    """Train as the file `config` and the overrides say; JSON that says what came of it.
+    """Train as one replica and return a JSON record of the result.
 
-    `outer` are fields of `diloco.training.OuterLoop`. Every replica has a folder of its own, `replicas/RANK` in
-    `train.output` or the run; their weights are equal.
+    Args:
+        manager: The round manager, which exchanges weights with the other replicas.
+        rank: Number of this replica.
+        world_size: Number of replicas.
+        config: A TOML file.
+        overrides: Options that override those of the file.
+        outer: Fields of `diloco.training.OuterLoop`.
+        progress: Callbacks of the training.
+
+    Each replica writes to its own folder, `replicas/RANK` in `train.output` or in the run. At the end all have the
+    same weights.
     """
     from composer_replication.config.presets import load_with_preset
     from composer_replication.diloco.training import OuterLoop
@@ -48,16 +59,19 @@ def train(
 
 
 def train_replica(config: CrfConfig, replica: Any, *, progress: TrainingCallbacks | None = None) -> TrainingResult:
-    """`replica` (a `trainer.replica.Replica`) of this training."""
+    """Run the training of one replica, a `trainer.replica.Replica`."""
     replica.check_steps(config.train.optimiser.steps)
     return train_step(_replica_config(config, replica.rank), replica=replica, progress=progress)
 
 
 def _replica_config(config: CrfConfig, rank: int) -> CrfConfig:
-    """Its own folder, and no warm-up or checkpoint: it begins with the run's weights whenever it is started."""
+    """Return the config of a replica: its own folder, no warm-up, no checkpoints.
+
+    A replica begins with the run's weights whenever it is started.
+    """
     train = config.train
     if train.warmup.mode in ("steps", "until"):
-        fix = "Warm up first, with `crf train`, and start replicas from those weights; or set it to off."
+        fix = "Warm up with `crf train` first and start replicas from those weights, or set it to off."
         raise ConfigError(explain("train.warmup.mode of a replica", got=train.warmup.mode, expected="off", fix=fix))
     root = train.output or train.run
     if root is None:
