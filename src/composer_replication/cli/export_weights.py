@@ -295,7 +295,7 @@ def _resolve_dtype(base: str, precision: Precision) -> torch.dtype:
     if precision == "auto":
         config = load_config(base, what=f"initial model {base!r}")
         name = str(getattr(config, "dtype", None) or "float32").removeprefix("torch.")
-    dtype = getattr(torch, name, None)
+    dtype: Any = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise InputError(explain("precision", got=repr(name), expected=f"one of {', '.join(PRECISIONS)}"))
     return dtype
