@@ -225,6 +225,7 @@ class _Shell:
         self._removed: dict[str, int] = {}  # removed path -> the number of texts at that time
 
     def add(self, event: _Event) -> None:
+        """Add a message, or a call with its result."""
         call, text, failed, _ = event
         if call is None:
             self._add_text(text, self._cwd)  # people mean paths relative to the session's folder

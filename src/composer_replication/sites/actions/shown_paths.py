@@ -175,6 +175,7 @@ class KnownPaths:
             self._listed[folder].add(name)
 
     def _add_folder(self, path: str) -> None:
+        """Record that a folder exists, and with it all folders above."""
         for folder in with_parents(path):
             if folder in self.folders:
                 return

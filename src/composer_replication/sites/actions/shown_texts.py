@@ -96,11 +96,12 @@ class FileTexts:
         name = normal_path(path, self.cwd)
         text = self._files.get(name)
         if text is not None:
-            seen_at = self._checked_at[name]
-            text.may_be_reworked = text.may_be_reworked or seen_at < self._reworked_at
-            text.doubt = (
-                2 if seen_at < self._tree_changed_at else max(text.doubt, 1 if seen_at < self._maybe_changed_at else 0)
-            )
+            checked_at = self._checked_at[name]
+            text.may_be_reworked = text.may_be_reworked or checked_at < self._reworked_at
+            if checked_at < self._tree_changed_at:
+                text.doubt = 2
+            elif checked_at < self._maybe_changed_at:
+                text.doubt = max(text.doubt, 1)
             self._checked_at[name] = self._now
         return text
 
@@ -270,6 +271,8 @@ _FORMATTED = re.compile(r"^(?:reformatted |Fixing )?(\S+)(?: \d+ ?ms)?$", re.MUL
 
 
 class _CommandRun(NamedTuple):
+    """A command with its output, and when it ran."""
+
     when: int
     command: str
     output: str
@@ -310,9 +313,9 @@ class _CommandChanges:
         return "maybe" if self._formatted_at > when else ""
 
     def _apply_run(self, run: _CommandRun) -> None:
-        # The output of a formatter is only read if nothing else ran that could have printed it.
         names, formats = written_by(run.command)
         self._formatted_at = run.when if formats else self._formatted_at
+        # A formatter's output is only read if nothing else ran that could have printed it.
         formatted_names = _FORMATTED.findall(run.output[:_MAX_OUTPUT]) if formats == "alone" else []
         for name in (*names, *formatted_names):
             if name.startswith("/") or self._shell.path is not None:

@@ -79,7 +79,7 @@ class Repository:
         branch = conversation.extra.get("git_branch")
         return None if when is None else self.at(when, branch if isinstance(branch, str) else None)
 
-    # The caches keep a repository alive, which is as it should be: it lives as long as the program (B019).
+    # A cache on a method keeps its object alive (B019). That is intended: a repository is used until the program ends.
     @lru_cache(maxsize=16)  # noqa: B019
     def _commit(self, seconds: int, branch: str | None) -> tuple[str | None, bool]:
         """Return the commit, and whether it is on the requested branch."""
@@ -126,7 +126,8 @@ class Repository:
         )  # fmt: skip
         return FileHistory(times, changes) if times and changes else None
 
-    @lru_cache(maxsize=2)  # noqa: B019  # a session needs only one, and each is as long as the history
+    # A session needs only one set of ancestors, and each is as long as the history.
+    @lru_cache(maxsize=2)  # noqa: B019
     def ancestors(self, commit: str) -> frozenset[str]:
         """Return a commit and all its ancestors."""
         return frozenset((self._git("rev-list", commit, "--") or b"").decode("ascii", "replace").split())
@@ -376,12 +377,14 @@ class EarlierSessions:
     """
 
     def __init__(self) -> None:
+        # By path relative to the session's folder; each entry begins with its time.
         self._events: dict[str, list[Event]] = defaultdict(list)
+        # folder -> name of a file in it -> (time, session's folder)
         self._names_in_folder: dict[str, dict[str, list[tuple[int, str]]]] = defaultdict(lambda: defaultdict(list))
         self._roots: dict[str, list[tuple[int, str]]] = defaultdict(list)
         self._too_large: dict[str, list[tuple[int, str]]] = defaultdict(list)
         self._texts: dict[str, list[tuple[int, str, str]]] = defaultdict(list)
-        self._agents_and_skills: dict[tuple[str, str], list[Event]] = defaultdict(list)  # of agents and skills
+        self._agents_and_skills: dict[tuple[str, str], list[Event]] = defaultdict(list)  # (tool, name) -> calls of it
         self._read: dict[str, frozenset[str]] = {}  # conversation -> the files that it has read or written
         self._first_mentioned: dict[str, int] = {}  # the last two parts of a path -> when it was first mentioned
 
@@ -450,7 +453,7 @@ class PathKnowledge:
             return None
         for path in with_parents(relative):
             events = [event for event in self._before_start(self._sessions._events.get(path, [])) if event[1] in roots]
-            # The last session to look decides. If the path was mentioned since, it may have been created.
+            # The last session that knew decides. If the path was first mentioned after that, it may have been created.
             if events and not events[-1][2]:
                 is_new = events[-1][0] < self._sessions._first_mentioned.get(_last_two_parts(path), 0) < self._when
                 return None if is_new else PathStatus(False, "missing_in_earlier_session")
