@@ -212,18 +212,20 @@ def missing_path_facts(path: str, error_text: str, state: SessionState) -> HintC
         return {"meant": meant, "is_from_error": True}
     if names:
         return {"names_there": names[:_MAX_NAMES], "is_from_error": True}
-    there = names_in(folder, state)
-    close = [entry for entry in there if _is_spelled_alike(name, entry)]
+    entries = names_in(folder, state)
+    close = [entry for entry in entries if _is_spelled_alike(name, entry)]
     if len(close) == 1:
         return {"meant": short_path(f"{folder}/{close[0]}", paths.root)}
-    is_folder = bool(there) or folder in paths.folders
+    # If the folder exists, a file of this name elsewhere is probably not meant.
+    is_folder = bool(entries) or folder in paths.folders
     namesake = None if is_folder else _same_name(full_path, paths.files)
     if namesake is not None:
         return {"meant": short_path(namesake, paths.root)}
     ending = _OTHER_ENDING.get(posixpath.splitext(name)[1])
     if ending:
         return {"other_ending": ending}
-    alike = [entry for entry in there if ("." in entry) >= ("." in name)]
+    # For a name with an ending, folders are left out.
+    alike = [entry for entry in entries if ("." in entry) >= ("." in name)]
     alike.sort(key=lambda entry: -SequenceMatcher(None, name, entry).ratio())
     return {"names_there": alike[:_MAX_NAMES]} if alike else {}
 
@@ -244,8 +246,8 @@ def _same_name(requested_path: str, files: set[str]) -> str | None:
     namesakes = sorted(path for path in files if path.rpartition("/")[2] == name and path != requested_path)
     related = [path for path in namesakes if _are_related(folders, path.split("/")[:-1])]
     if len(related) > 1:
-        agree = sorted((_num_same_end(folders, path.split("/")[:-1]), path) for path in related)
-        return agree[-1][1] if agree[-1][0] > agree[-2][0] else None
+        ranked = sorted((_num_same_end(folders, path.split("/")[:-1]), path) for path in related)
+        return ranked[-1][1] if ranked[-1][0] > ranked[-2][0] else None
     if related:
         return related[0]
     is_common = name.partition(".")[0].lower() in _COMMON
@@ -255,7 +257,7 @@ def _same_name(requested_path: str, files: set[str]) -> str | None:
 def _are_related(folders_a: Sequence[str], folders_b: Sequence[str]) -> bool:
     """Whether the folders of one path occur among those of the other, in the same order."""
     short, long = sorted((folders_a, folders_b), key=len)
-    rest = iter(long)
+    rest = iter(long)  # `in` consumes the iterator, so the order counts
     return all(part in rest for part in short)
 
 

@@ -95,15 +95,15 @@ def collect_facts(
         inferred_tools: Tools that sessions of the same agent called, with the schemas inferred from these calls.
         along: A cursor to share between the sites of a conversation.
     """
-    call, walk = find_call(site, conversation), along or StateCursor(conversation)
-    state = walk.before(site.turn_id)
+    call, cursor = find_call(site, conversation), along or StateCursor(conversation)
+    state = cursor.before(site.turn_id)
     schemas = tool_schemas or {}
     facts: HintContext = {"error_kind": site.kind, "tool_name": site.tool}
     if site.evidence_text:
         facts["error_message"] = site.evidence_text
     facts |= _tool_facts(site, state, schemas, inferred_tools or {})
     if call is not None:
-        case = Case(site, call, result_text_of(site, conversation), state, walk.edits_of)
+        case = Case(site, call, result_text_of(site, conversation), state, cursor.edits_of)
         if case.path:
             facts["path"] = case.path
         if site.kind == "input_validation":
@@ -115,6 +115,7 @@ def collect_facts(
 
 
 def _tool_facts(site: ErrorSite, state: SessionState, schemas: _Schemas, inferred: _Schemas) -> HintContext:
+    """Return the facts about the tools of the session, and how often the call had failed before."""
     facts: HintContext = {}
     # This session may not have called every tool; other sessions of the same agent show the rest.
     tools = sorted({*schemas, *state.tools, *inferred} - ({site.tool} if site.kind == "tool_not_found" else set()))
@@ -161,8 +162,8 @@ def _wrong_value(case: Case) -> HintContext:
     values = [value for value in case.call.arguments.values() if isinstance(value, str) and 0 < len(value) < _MAX_VALUE]
     wrong = max((value for value in values if value in case.error_text), key=len, default=None)
     meant = meant_name(case.error_text) or (nearest(wrong, choices) if wrong and choices else None)
-    lines = _NUM_LINES.search(case.error_text)
-    advice = f"The file has {lines[1] or lines[2]} lines: ask for none after its last." if lines else None
+    num_lines = _NUM_LINES.search(case.error_text)
+    advice = f"The file has {num_lines[1] or num_lines[2]} lines: ask for none after its last." if num_lines else None
     return advice_facts(case) | nonempty_facts(choices=choices, meant=meant, advice=advice)
 
 
@@ -171,6 +172,7 @@ def _missing_file(case: Case) -> HintContext:
 
 
 def _unread_file(case: Case) -> HintContext:
+    """Return whether a command had shown the file, and whether an earlier read of it no longer counts."""
     if not case.path:
         return {}
     name = case.path.rpartition("/")[2]
@@ -180,6 +182,7 @@ def _unread_file(case: Case) -> HintContext:
 
 
 def _no_match(case: Case) -> HintContext:
+    # Advice for the message, such as for a notebook, is more specific than a comparison with the file.
     old_text, facts = _old_text(case.call.arguments), advice_facts(case)
     if not case.path or not old_text or facts:
         return facts
@@ -216,6 +219,7 @@ def _wrong_use(case: Case) -> HintContext:
     if wrong is not None:
         meant = meant_name(case.error_text) or near_option(wrong, options_in(case.error_text))
         return facts | nonempty_facts(meant=meant, is_unknown_option=True)
+    # The names in the error are more specific than advice for the message.
     choices = choices_in(case.error_text)
     if choices or not facts:
         facts = nonempty_facts(choices=choices)
@@ -224,6 +228,7 @@ def _wrong_use(case: Case) -> HintContext:
 
 def _git_command(case: Case) -> HintContext:
     command = command_to_run(case.error_text) or ""
+    # Git takes paths from the shell's folder, which may not be the project's.
     if _NOT_A_FILE_OF_GIT.search(case.error_text) and case.path:
         shell_facts = shell_folder_facts(case)
         is_file = posixpath.splitext(case.path)[1] != ""
@@ -275,7 +280,9 @@ def _old_text(arguments: Mapping[str, Any]) -> str:
 _NUMBERED = re.compile(r"^ *\d{1,6}(?:\t|→)", re.MULTILINE)
 # A line of the file that was never shown, in the texts of `SessionState.texts`.
 _UNSEEN = "\0"
+# A hint names at most so many positions of the text.
 _MAX_HEADS = 4
+# Lines of a file that are compared.
 _MAX_LINES = 20_000
 # Smallest similarity (`SequenceMatcher.ratio`) of two lines that are about the same.
 _MIN_LINE_RATIO = 0.6
@@ -283,10 +290,10 @@ _MIN_LINE_RATIO = 0.6
 _MIN_ANCHOR = 4
 # A line of this length is hardly in two files by chance.
 _MIN_DISTINCTIVE = 12
-# "return x"; "  (" -> "  ("
+# A word or a sign, with the whitespace before it: "return x" -> "return"; "  (" -> "  ("
 _TOKEN = re.compile(r"\s*(?:\w+|[^\w\s])")
 _ELLIPSIS = "…"
-# "# why"; "  // why"; "<!-- why"
+# At the start of a line: "# why"; "  // why"; "<!-- why"
 _COMMENT = re.compile(r"\s*(?://|#|/?\*|--|<!--|\"\"\"|;)")
 # "def load(path):" -> "load"; "func (s *Server) Run()" -> "Run"; not "return load(path)"
 _DECLARED = re.compile(
@@ -389,12 +396,16 @@ def _what_differs(wrong: str, right: str) -> str:
     The whole line is not quoted: it is nearly the wrong one, and quoting it would make that more likely.
     """
     words = _TOKEN.findall(right)
-    bare = [[word.strip() for word in line_words] for line_words in (_TOKEN.findall(wrong), words)]
-    blocks = SequenceMatcher(None, *bare, autojunk=False).get_matching_blocks()
-    own_indices = set(range(len(words))) - {k for block in blocks for k in range(block.b, block.b + block.size)}
-    near = {k for index in own_indices for k in (index - 1, index, index + 1)}
-    near |= {k for k in range(len(words)) if {k - 1, k + 1} <= near}  # a single word is as short as the dots
-    excerpt = "".join(word if index in near else _ELLIPSIS for index, word in enumerate(words)) if own_indices else ""
+    wrong_words = [word.strip() for word in _TOKEN.findall(wrong)]
+    right_words = [word.strip() for word in words]
+    blocks = SequenceMatcher(None, wrong_words, right_words, autojunk=False).get_matching_blocks()
+    added = set(range(len(words))) - {index for block in blocks for index in range(block.b, block.b + block.size)}
+    if not added:
+        return ""
+    quoted_indices = {neighbor for index in added for neighbor in (index - 1, index, index + 1)}
+    # A single word between two parts is as short as the ellipsis that would replace it.
+    quoted_indices |= {index for index in range(len(words)) if {index - 1, index + 1} <= quoted_indices}
+    excerpt = "".join(word if index in quoted_indices else _ELLIPSIS for index, word in enumerate(words))
     return re.sub(f"{_ELLIPSIS}+", _ELLIPSIS, excerpt).strip(f"{_ELLIPSIS} ")
 
 

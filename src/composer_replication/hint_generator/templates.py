@@ -3,7 +3,7 @@
 A template is a function of the facts (`HintContext`) that returns one or two sentences. It quotes facts that are right,
 never the failing call. `register` adds or replaces a template.
 
-Hints are training data, and the demo student was trained with these texts: a change of any word needs a new `VERSION`.
+Hints are training data, so a change of any word needs a new `VERSION`.
 """
 
 from __future__ import annotations
@@ -84,6 +84,7 @@ def _what_there_is(ctx: HintContext | None) -> str:
 
 def hint_repeated_failure(ctx: HintContext | None = None) -> str:
     """Return the hint for a call that had failed before: that it had, and the first sentence for its kind."""
+    # Wrong arguments have no template under their own kind: `template_of` chooses between two.
     kind = str(get_fact(ctx, "error_kind"))
     kind = "type_error" if kind == "input_validation" and kind not in HINT_TEMPLATES else kind
     template = HINT_TEMPLATES.get(kind) if kind != "repeated_failure" else None
@@ -120,6 +121,7 @@ def hint_edit_not_read(ctx: HintContext | None = None) -> str:
     """Return the hint for an edit of a file that had not been read."""
     reader, tool = text_fact(ctx, "reader_tool"), text_fact(ctx, "tool_name")
     rule = f"Open a file{f' with {reader}' if reader else ''} before changing it{f' with {tool}' if tool else ''}"
+    # Harnesses forget what was read when they summarize or restart a session.
     if get_fact(ctx, "counts_no_more"):
         return (
             f"Open a file again{f' with {reader}' if reader else ''}, under its present name, before changing it: what"
@@ -147,6 +149,7 @@ def hint_edit_no_match(ctx: HintContext | None = None) -> str:
     other_file = text_fact(ctx, "meant") or "another file"
     there = f" The file has {right} there." if right else ""
     rule = "The text to change must be copied exactly from the file, with its whitespace and without line numbers."
+    # One text for every `EditProblem`.
     words = {
         "line_numbers": "Leave out the line numbers that a view puts before each line: the file does not have them.",
         "escapes": "Write line breaks and tabs of the text to change as such, not as escapes: the file has none.",
@@ -199,6 +202,7 @@ def hint_file_not_found(ctx: HintContext | None = None) -> str:
     meant, names, ending = text_fact(ctx, "meant"), get_fact(ctx, "names_there"), text_fact(ctx, "other_ending")
     finder, is_search = text_fact(ctx, "finder_tool"), plain_name(str(get_fact(ctx, "tool_name"))) in SEARCHERS
     how = f"by name with {finder}" if finder else "by listing its folder"
+    # From the surest source to the most general rule: the error, the session, the usual endings.
     if meant and get_fact(ctx, "is_from_error"):
         return f"The file is called {meant} here. Find a file {how} instead of guessing its name or ending."
     if meant and not (is_search and _is_file_for_folder(ctx)):
@@ -264,6 +268,7 @@ def hint_shell_path_missing(ctx: HintContext | None = None) -> str:
 def _hint_wrong_folder(ctx: HintContext | None = None) -> str:
     """Return the hint for a path that exists, but not from the shell's folder."""
     here, root, path = (text_fact(ctx, key) for key in ("shell_folder", "project_folder", "path_from_shell"))
+    # A path after the command's own `cd` is looked up from there, whatever folder the shell was in before.
     is_after_cd = get_fact(ctx, "own_cd") == "before"
     if is_after_cd and here and path:
         return f"Behind its own `cd` the command stands in {here}: from there the path is {path}."
@@ -373,11 +378,12 @@ def dispatch(error_kind: str, ctx: HintContext | None = None) -> str | None:
 def register(error_kind: str, fn: Template) -> None:
     """Use `fn` as the template of this kind from now on. Raises InputError if one of them cannot be used."""
     if not error_kind or not callable(fn):
-        expected = "a kind and a function of its context that returns the hint"
+        expected = "a kind of failure, and a function that takes a HintContext and returns the hint"
         raise InputError(explain("template", got=f"{error_kind!r}, {type(fn).__name__}", expected=expected))
     HINT_TEMPLATES[error_kind] = fn
 
 
+# Names of tools in several agents.
 _WRITERS = ("write", "write_file", "create_file", "write_to_file")
 SEARCHERS = ("grep", "search_file_content", "grep_search")
 # Up to three words or signs: "return self.x" -> "return self."
@@ -418,6 +424,7 @@ def _names_shown(ctx: HintContext | None) -> str:
     return "In the folder meant, this session has shown other names: see whether one of those is meant."
 
 
+# The general rules about folders.
 _FOLDER = (
     "Mind the folder that the shell stands in: earlier commands may have changed it. Name paths from that folder,"
     " or give the absolute path."

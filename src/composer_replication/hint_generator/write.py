@@ -79,7 +79,7 @@ def write_hint(
     """
     unknown = [source for source in sources if source not in _SOURCES]
     if unknown or ("writer" in sources and writer is None):
-        got = f"{list(sources)}, writer={'None' if writer is None else 'given'}"
+        got = f"{list(sources)}, {'no writer' if writer is None else 'a writer'}"
         expected = f"sources among {list(_SOURCES)}, and a writer if one of them is 'writer'"
         raise InputError(explain("hint sources", got=got, expected=expected))
     if site.blame != "model":
@@ -103,18 +103,15 @@ def write_hint(
 def hint_from_user_words(words: str, *, template: str = CORRECTED, scrubber: Scrubber | None = None) -> Hint | None:
     """Return a user's words as a hint, or None if they mean nothing without the call."""
     words = words if scrubber is None else scrubber.scope().text(words)
-    shown_words = " ".join("".join(char if char.isprintable() else " " for char in words).split()).replace('"', "'")
-    shown_words = (
-        shown_words
-        if len(shown_words) <= _MAX_USER_TEXT
-        else shown_words[: _MAX_USER_TEXT - 1].rpartition(" ")[0] + "…"
-    )
-    text = f'The user says: "{shown_words}"'
-    if not any(
-        word not in _CONTEXT_WORDS for word in re.findall(r"\w[\w']*", shown_words.lower().replace("\u2019", "'"))
-    ):
+    # On one line, without double quotes, so that the quotation in the hint ends where the words end.
+    line = " ".join("".join(char if char.isprintable() else " " for char in words).split()).replace('"', "'")
+    if len(line) > _MAX_USER_TEXT:
+        line = line[: _MAX_USER_TEXT - 1].rpartition(" ")[0] + "…"
+    # "Don\u2019t push yet" -> "don't", "push", "yet"
+    if _CONTEXT_WORDS.issuperset(re.findall(r"\w[\w']*", line.lower().replace("\u2019", "'"))):
         return None
-    return Hint(text=text, source="user", template=template, version=VERSION, facts={"words": shown_words})
+    text = f'The user says: "{line}"'
+    return Hint(text=text, source="user", template=template, version=VERSION, facts={"words": line})
 
 
 def user_words(site: ErrorSite, conversation: Conversation) -> str:

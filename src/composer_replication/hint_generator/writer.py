@@ -103,6 +103,7 @@ async def write_hints(
 
     A request that may contain a secret is not sent. Raises InputError if the spending cap allows no request at all.
     """
+    # The writer of hints is configured, asked and paid like a replay teacher.
     (writer,) = teachers_of([teacher], api_key, replace(options, environment=environment))
     texts, held_back, counts = dict[str, str](), dict[str, str](), Counter[str]()
     costs_nano: list[int] = []
@@ -113,8 +114,8 @@ async def write_hints(
     with TeacherStore(options.cache) as store:
         asker = Asker(client, store, cap_nano=check_cap(max_total_usd), gate=gate, patience=options.patience)
 
-        async def one(item: tuple[ErrorSite, Conversation]) -> None:
-            site, conversation = item
+        async def write_one(pair: tuple[ErrorSite, Conversation]) -> None:
+            site, conversation = pair
             answer = await _ask(asker, builder, gate, site, conversation)
             text = _text_of(answer)
             costs_nano.append((answer.reply or {}).get("cost_nano") or 0)
@@ -130,11 +131,11 @@ async def write_hints(
                 texts[site.id] = text
 
         async with client:
-            await work_off((item for item in sites if item[0].is_kept), one, num_workers=options.max_concurrency)
+            await work_off((pair for pair in sites if pair[0].is_kept), write_one, num_workers=options.max_concurrency)
     if cap_errors and len(cap_errors) == len(costs_nano):
-        fix = "Raise it (--max-usd, sites.max_usd), or leave the writer out."
+        fix = "Raise it (--max-usd, sites.max_usd), or use templates only."
         got = f"${max_total_usd:g}; {cap_errors[0].removeprefix('budget: ')}"
-        raise InputError(explain("cap of hints by a model", got=got, expected="room for one call", fix=fix))
+        raise InputError(explain("spending cap for hints", got=got, expected="enough for one request", fix=fix))
     return WrittenHints(texts, counts, held_back, to_dollars(sum(costs_nano)))
 
 
@@ -182,13 +183,15 @@ def why_refused(text: str, site: ErrorSite, conversation: Conversation) -> str |
         return "empty"
     if len(text.split()) > _MAX_WORDS or count_sentences(text) > MAX_SENTENCES:
         return "too long"
+    # A fresh scrubber redacts only what looks like a secret by itself.
     if Scrubber().scope().text(text) != text:
         return "holds a secret"
     if quotes_call(text, find_call(site, conversation), right_texts(collect_facts(site, conversation))):
         return QUOTES
     before, after = _texts_around(site, conversation)
-    known_parts, later = _parts(before, _WORDS), _parts(after, _NAMES)
-    if any(part in later and part not in known_parts for part in _parts(text, _WORDS)):
+    # "conftest.py" in the hint gives it away if the session names the file only after the error.
+    earlier, later = _parts(before, _WORDS), _parts(after, _NAMES)
+    if any(part in later and part not in earlier for part in _parts(text, _WORDS)):
         return "knows what comes later"
     return None
 
@@ -202,11 +205,11 @@ def _parts(text: str, words: re.Pattern[str]) -> set[str]:
 def _texts_around(site: ErrorSite, conversation: Conversation) -> tuple[str, str]:
     """Return all text up to the failing result, and all text after it."""
     last = site.result_turn_id or site.turn_id
-    at = next((number for number, turn in enumerate(conversation.turns) if turn.id == last), None)
-    if at is None:
-        got = f"no turn {last} in {conversation.id}"
+    index = next((number for number, turn in enumerate(conversation.turns) if turn.id == last), None)
+    if index is None:
+        got = f"turn {last}, which {conversation.id} does not have"
         raise InputError(explain(f"site {site.id}", got=got, expected="a site of this conversation"))
-    before, after = conversation.turns[: at + 1], conversation.turns[at + 1 :]
+    before, after = conversation.turns[: index + 1], conversation.turns[index + 1 :]
     return "\n".join(map(_all_text, before)), "\n".join(map(_all_text, after))
 
 

@@ -61,8 +61,9 @@ _WRONG_USE = (*USAGE, *SERVICES, *SYNTAX)
 _SOFT_CONFIDENCE = 0.5
 # Lower bound of the confidence if the exit status is that of another command, such as `grep` at the end of a pipe.
 _HIDDEN_CONFIDENCE = 0.65
-# A longer text is output, not a message.
+# A longer text is output, not a message; the second limit is for file tools.
 _MAX_MESSAGE = 600
+_MAX_FILE_MESSAGE = 1000
 # A program complains about its arguments in its first or its last lines.
 _NUM_END_LINES = 12
 # Lines that a tool may print before or after the exit code, around the output of the command.
@@ -121,9 +122,11 @@ class _ToolResult:
     is_error: bool | None
     extra_rules: tuple[FailureRule, ...]
     may_be_soft: bool
+    """The tool is a shell, whose output may contain any text."""
     is_edit: bool
 
     def verdict(self) -> Verdict:
+        """Return the verdict of the first group with a matching rule, or that it is no failure."""
         if self.is_error is False and self.channel != "shell":
             return _no_failure("the log says that it worked")
         verdict = self._first_match(self.extra_rules) or self._harness_verdict()
@@ -136,19 +139,21 @@ class _ToolResult:
         return _no_failure("nothing in it says that it failed")
 
     def _starts_with_error(self) -> bool:
+        """Whether a tool without an error flag answers with a label such as "Error: "."""
         return self.channel == "other" and self.is_error is None and self.view.is_labelled
 
     def _harness_verdict(self) -> Verdict | None:
+        """Return a verdict that user or harness refused the call, or that the harness could not make it."""
         if self.is_error is False and not self.view.is_tagged:
             return None
         verdict = self._first_match(REFUSALS) or self._call_verdict()
-        # The harness did not run anything, so no output can be mistaken for its message: never soft.
+        # Nothing was run, so the message cannot be output of a command: never soft.
         return None if verdict is None else replace(verdict, is_soft=False)
 
     def _call_verdict(self) -> Verdict | None:
         """Return a verdict that the call itself was wrong: no such tool, or arguments that do not fit."""
         if self.channel == "shell" and not self.view.is_tagged:
-            # A command that was run prints whatever it likes, also words of a harness.
+            # If the command was run, these words may be part of its output.
             was_run = self._exit_span is not None or (self.command.only_shows and len(self.view.text) > _MAX_MESSAGE)
             return None if was_run else self._first_match(TOOL_NAME) or self._first_match(HARNESS_SENTENCES)
         if self.channel == "other" and self.is_error is None and not self.view.is_labelled:
@@ -164,9 +169,12 @@ class _ToolResult:
         """Whether a file tool's text can be a message. A file that was read may begin with any words."""
         if self.is_error is True or self.view.is_tagged or self.view.is_labelled:
             return True
-        return len(self.view.text) < 1000 and (self.is_edit or _TOOL_MESSAGE.match(self.view.text) is not None)
+        if len(self.view.text) >= _MAX_FILE_MESSAGE:
+            return False
+        return self.is_edit or _TOOL_MESSAGE.match(self.view.text) is not None
 
     def _tool_verdict(self) -> Verdict | None:
+        """Return a verdict on the result of a tool that is no shell, if its text can be a message."""
         if self.channel == "other":
             is_message = self.is_error is True or self.view.is_labelled
             if not is_message:
@@ -177,8 +185,9 @@ class _ToolResult:
         is_message = self.is_error is True or self.view.is_tagged or self.view.is_labelled
         verdict = self._first_match(TOOL_FAULTS) if is_message else None
         verdict = verdict or (self._first_match(EDITS) if self.is_edit else None)
-        may_read = is_message or _TOOL_MESSAGE.match(self.view.text) is not None
-        return verdict or (self._first_match((*READS, *MISUSES)) if may_read else None)
+        # An edit tool may show the new text of the file, in which rules about reading would match anything.
+        is_message = is_message or _TOOL_MESSAGE.match(self.view.text) is not None
+        return verdict or (self._first_match((*READS, *MISUSES)) if is_message else None)
 
     def _shell_verdict(self) -> Verdict | None:
         """Return a verdict on the output of a shell command, trying the groups in the order of the module docstring."""
@@ -201,23 +210,21 @@ class _ToolResult:
         """Return a verdict that the command could not work as typed, from its first and last lines."""
         ends = replace(self, view=self.view.head_and_tail(_NUM_END_LINES))
         verdict = ends._first_match(_WRONG_USE) or ends._first_match(program_rules(self.command))
-        if verdict is None or (
-            verdict.kind == "shell_syntax" and "\\!" in self.view.text and "\\!" not in self.command.text
-        ):
-            return None  # some tools escape every exclamation mark, whatever the quotes: not the model's error
+        if verdict is None:
+            return None
+        # Some tools escape every exclamation mark, whatever the quotes: not the model's error.
+        if verdict.kind == "shell_syntax" and "\\!" in self.view.text and "\\!" not in self.command.text:
+            return None
         begin = self.view.from_original(verdict.span[0])
-        first, rest = self.view.text[:begin], self.view.text[begin:]
-        if _starts_with_file_position(rest):
+        text_before, message = self.view.text[:begin], self.view.text[begin:]
+        if _starts_with_file_position(message):
             return None
-        if verdict.kind != "shell_syntax" and _follows_trouble(first, self.command):
+        if verdict.kind != "shell_syntax" and _follows_trouble(text_before, self.command):
             return None
-        if not self._failed and self.may_be_soft:
-            return self._verdict_with_other_status(verdict, first)
-        return verdict
-
-    def _verdict_with_other_status(self, verdict: Verdict, first: str) -> Verdict | None:
-        """Return the verdict if the message came first in the output; the exit status is that of another command."""
-        if first.strip():
+        if self._failed or not self.may_be_soft:
+            return verdict
+        # The exit status may be that of another command, so the message counts only if the output begins with it.
+        if text_before.strip():
             return None
         return replace(verdict, confidence=max(verdict.confidence, _HIDDEN_CONFIDENCE))
 
@@ -236,6 +243,7 @@ class _ToolResult:
         return None if verdict is None else _weigh_slip(verdict, self.view, self.command)
 
     def _machine_verdict(self) -> Verdict | None:
+        """Return a verdict that the machine or the network is the cause."""
         verdict = self._outcome(MACHINE)
         if verdict is not None and verdict.kind == "os_permission" and not self._failed:
             # Test output may contain "permission denied", so the message has to come from a program of the command.
@@ -245,11 +253,13 @@ class _ToolResult:
     def _reader_verdict(self) -> Verdict | None:
         """Return a verdict on a command that shows text, such as `cat`: only messages in its own name count."""
         is_own = self.command.is_own
-        ended_well = not self._failed and not is_own(self.view.last_line)  # and other files may have failed
-        verdict = (None if ended_well else self._first_match(MACHINE, is_own)) or self._slip_verdict(is_own)
-        searches = any(name in ("grep", "rg") for name, _ in self.command.programs)
-        found_nothing = self.is_error is not True and searches  # status 1 of grep is an answer
-        return verdict or (self._fallback_verdict() if self._failed and not found_nothing else None)
+        # A message before the end is about one file of many, such as one that may not be read; the rest was shown.
+        has_succeeded = not self._failed and not is_own(self.view.last_line)
+        verdict = (None if has_succeeded else self._first_match(MACHINE, is_own)) or self._slip_verdict(is_own)
+        is_search = any(name in ("grep", "rg") for name, _ in self.command.programs)
+        # Status 1 of grep means that nothing matched.
+        has_no_matches = self.is_error is not True and is_search
+        return verdict or (self._fallback_verdict() if self._failed and not has_no_matches else None)
 
     def _work_verdict(self) -> Verdict | None:
         """Return a verdict on failed tests, checks or builds, or on one that could not run for lack of a package."""
@@ -261,15 +271,17 @@ class _ToolResult:
         return verdict
 
     def _outcome(self, rules: Iterable[FailureRule], is_own: Callable[[str], bool] | None = None) -> Verdict | None:
-        """Return `_first_match`; without an error flag only of rules that fit how this command can end."""
+        """Return `_first_match`, without an error flag only among the failures in which this command can end."""
         return self._first_match(rules if self._failed else self._possible_outcomes(rules), is_own)
 
     def _possible_outcomes(self, rules: Iterable[FailureRule]) -> list[FailureRule]:
+        """Return the rules that fit how this command can end."""
         runs_commands = self.may_be_soft
         return [rule for rule in rules if _may_be_outcome(rule, self.command, self.view, runs_commands=runs_commands)]
 
     @cached_property
     def _exit_span(self) -> tuple[int, int] | None:
+        """The span of the line with a nonzero exit code; None if there is none."""
         return next(_EXIT_RULE.matches(self.view, self.command), None)
 
     @cached_property
@@ -279,12 +291,12 @@ class _ToolResult:
             return False
         begin, end = self._exit_span
         text = self.view.text
-        return (
-            text.count("\n", 0, begin) <= _MAX_ENVELOPE_LINES or text.rstrip().count("\n", end) <= _MAX_ENVELOPE_LINES
-        )
+        num_lines_before, num_lines_after = text.count("\n", 0, begin), text.rstrip().count("\n", end)
+        return min(num_lines_before, num_lines_after) <= _MAX_ENVELOPE_LINES
 
     @property
     def _failed(self) -> bool:
+        """Whether the log or an exit code says that the call failed."""
         return self.is_error is True or self._exit_span is not None
 
     def _is_entire_output(self, span: tuple[int, int]) -> bool:
@@ -292,10 +304,10 @@ class _ToolResult:
         return self.is_error is None and _is_entire_output(span, self.view)
 
     def _fallback_verdict(self) -> Verdict:
+        """Return the verdict on a command that failed for no reason that a rule knows."""
         reason = "a command failed without a reason that a rule knows"
-        return Verdict(
-            "nonzero_exit", "task", 0.5, self.view.to_original(*(self._exit_span or (0, 0))), self._is_soft, reason
-        )
+        span = self.view.to_original(*(self._exit_span or (0, 0)))
+        return Verdict("nonzero_exit", "task", 0.5, span, self._is_soft, reason)
 
     @property
     def _is_soft(self) -> bool:
@@ -340,7 +352,6 @@ def _no_failure(reason: str) -> Verdict:
 _FILE_POSITION = re.compile(r"\s*[\w./+-]{1,200}\.\w{1,8}:\d+|.{0,200}\.\w{1,8}:\d+:\d+:")
 # "make; ls"; "make || true"; not "make && ls"
 _INDEPENDENT_COMMANDS = re.compile(r"[;\n]|\|\|")
-# What an agent's shell prints after every command.
 # What SWE-agent's shell prints after every command: "(Open file: n/a)"; "bash-$ "
 _PROMPT = re.compile(r"^\(Open file: .{0,400}\)$|^\(Current directory: .{0,400}\)$|^bash-\$\s*$", re.MULTILINE)
 # An empty stream of an envelope: "Stdout: (empty)"; not "Error: no such file"
@@ -407,7 +418,7 @@ _EXIT_RULE = rule(
     channels="shell",
     confidence=0.7,
 )
-# Which commands can end in a failure of a kind. Other kinds are not believed without an error flag.
+# Which commands can end in a failure of a kind. Without an error flag, failures of other kinds are ignored.
 _CAUSES = {
     # "python -m pytest -q"; "npm test"; not "ls latest"
     "test_failure": re.compile(
@@ -482,6 +493,7 @@ _BUILD_OUTPUT = re.compile(r"(?:^|/)(?:build|dist|target|out|bin|obj|\.next|node
 _CHANGES_FOLDER = re.compile(r"(?:^|[\s:)])cd(?::\d+)?: |can't cd to|Set-Location", re.IGNORECASE)
 # "cat $FILE" -> "FILE"; "cat ${FILE}" -> "FILE"
 _VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w{0,60})\}?")
+# Kinds that an empty variable in the command can explain.
 _ABOUT_ARGUMENTS = frozenset(
     ["shell_path_missing", "wrong_folder", "usage_error", "git_state", "api_misuse", "is_directory"]
 )
@@ -499,9 +511,8 @@ def _revise_blame(
         return verdict
     if verdict.kind in _ABOUT_ARGUMENTS and _has_lost_variable(verdict, tool, arguments, text, before):
         return replace(verdict, blame="unknown", reason="a variable that had been set was empty")
-    if verdict.kind == "shell_path_missing" and _is_in_another_folder(
-        tool, arguments, text[slice(*verdict.span)], before
-    ):
+    message = text[slice(*verdict.span)]
+    if verdict.kind == "shell_path_missing" and _is_in_another_folder(tool, arguments, message, before):
         return replace(verdict, kind="wrong_folder", reason="the session had shown this path from another folder")
     path = path_argument(arguments)
     if verdict.kind == "file_not_found" and path and not path.startswith(("/", "~")) and before.is_from_elsewhere(path):
@@ -533,9 +544,9 @@ def _find_excuses(
         paths = [word for word in command.words if word in message and is_path(word) and _ends_in(message, word)]
         if any(before.has_shown(typed_path) for typed_path in paths):
             yield "the session had shown this path"
-        if before.build_failed and any(
-            _BUILD_OUTPUT.search(typed_path) or _FROM_SHELL.match(message) for typed_path in paths
-        ):
+        # A failed build also explains a missing program that the shell was to run.
+        is_product = any(_BUILD_OUTPUT.search(typed_path) or _FROM_SHELL.match(message) for typed_path in paths)
+        if before.build_failed and is_product:
             yield _NOT_BUILT
     if kind == "edit_not_read" and path and before.has_touched(path):
         yield "the session had read or written this file"
@@ -551,6 +562,7 @@ def _find_excuses(
 
 def _ends_in(message: str, path: str) -> bool:
     """Whether the message is about this path, and not about one below it."""
+    # For the path src: "cat: src: No such file"; not "cat: src/a.py: No such file"
     return re.search(rf"{re.escape(path)}(?![\w/-])", message) is not None
 
 
@@ -559,18 +571,15 @@ def _is_in_another_folder(tool: str, arguments: Mapping[str, Any], message: str,
     command = Command.of(command_text(tool, arguments))
     missing_path = _PATH_IN_MESSAGE.search(message)
     words = (word.strip("'\"").removeprefix("./").rstrip("/.") for word in command.text.split())
-    typed = {
-        word for word in words if word in message and (is_path(word) or missing_path or _CHANGES_FOLDER.search(message))
-    }
-    for path in typed:
+    is_about_paths = missing_path or _CHANGES_FOLDER.search(message)
+    typed_paths = {word for word in words if word in message and (is_path(word) or is_about_paths)}
+    for path in typed_paths:
         if path.startswith(("/", "~")) or not path:
             continue
-        if (
-            missing_path is not None
-            and missing_path[1].endswith(f"/{path}")
-            and _is_doubled(missing_path[1].removesuffix(f"/{path}"), path)
-        ):
-            return True
+        if missing_path is not None and missing_path[1].endswith(f"/{path}"):
+            folder = missing_path[1].removesuffix(f"/{path}")
+            if _is_inside_folder_of(folder, path):
+                return True
         if before.is_from_elsewhere(path) or (_CHANGES_FOLDER.search(message) and before.has_shown(path)):
             return True
     return False
@@ -601,11 +610,12 @@ def _has_lost_variable(
 
 
 def _sets_variable(name: str, command: str) -> bool:
+    # For DIR: "DIR=src; ls $DIR"; "for DIR in a b"; "read -r DIR"; not "ls $DIR"
     return re.search(rf"(?:^|[\s;&(]){name}=|\bfor {name} in\b|\bread (?:-\w+ )*{name}\b", command) is not None
 
 
-def _is_doubled(folder: str, path: str) -> bool:
-    """Whether the shell is inside the folders that the path begins with: `cd src` and then `cat src/a.py`."""
+def _is_inside_folder_of(folder: str, path: str) -> bool:
+    """Whether a folder ends in the folders that a path begins with: after `cd src`, `cat src/a.py` fails."""
     names = path.split("/")
     return any(folder.endswith("/" + "/".join(names[:number])) for number in range(1, len(names) + 1))
 

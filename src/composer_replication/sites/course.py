@@ -116,6 +116,7 @@ class VerdictReviser:
     def _revisions(self, call: ToolCall, result: ToolResult, verdict: Verdict, name: str) -> Iterator[Verdict]:
         """Yield the verdicts that replace this one, the strongest reason first. The reasons are stored: data."""
         command, kind, blame = _command_of(call), verdict.kind, verdict.blame
+        # Parallel calls of one turn could not learn from each other's refusals, hence the comparison of turns.
         gate = gate_of(verdict, command, result.text)
         if gate and self._gates.setdefault(gate, self._calls.turn) < self._calls.turn_of(call):
             yield _as_repeated_refusal(verdict)
@@ -170,11 +171,12 @@ class VerdictReviser:
         if _PUSH_REFUSED.search(result.text) is None or _FORCED.search(command.text) is not None:
             return False
         commands = (_command_of(call).text for call in self._calls.worked_since(0))
-        since = itertools.takewhile(lambda text: _PUSHES.search(text) is None, commands)
-        return any(_REWRITES_HISTORY.search(text) is not None for text in since)
+        # The calls come last first: only those after the last successful push matter.
+        since_push = itertools.takewhile(lambda text: _PUSHES.search(text) is None, commands)
+        return any(_REWRITES_HISTORY.search(text) is not None for text in since_push)
 
     def _is_project_program(self, command: Command) -> bool:
-        """Whether the command runs the program of this project, to judge by the name of the project's folder."""
+        """Whether the command runs the program of this project, judging by the name of the project's folder."""
         folders = frozenset((self._cwd or "").lower().split("/"))
         return any(name in folders for name, _ in command.programs)
 
@@ -299,6 +301,7 @@ class _FailureLog:
             return False
         if self._calls.last_message_turn >= earlier.visible_from or not self._calls.only_looked_since(earlier.number):
             return False
+        # Looks like a failed check, which is worth a retry, but the edit was not applied.
         if _EDIT_REFUSED.search(result.text[:400]):
             return True
         if verdict.kind in _DETERMINISTIC and verdict.blame == "task":

@@ -53,14 +53,18 @@ class FailureRule:
 
     def __post_init__(self) -> None:
         if self.kind not in USUAL_BLAME and self.blame is None:
-            expected = f"one of {', '.join(USUAL_BLAME)}, or a blame beside a kind of your own"
+            expected = f"one of {', '.join(USUAL_BLAME)}, or a kind of your own with `blame` set"
             raise InputError(explain("rule, kind", got=repr(self.kind), expected=expected))
         if self.blame is not None and self.blame not in BLAMES:
             raise InputError(explain("rule, blame", got=repr(self.blame), expected=f"one of {', '.join(BLAMES)}"))
         if not 0 < self.confidence <= 1:
             raise InputError(explain("rule, confidence", got=self.confidence, expected="above 0 and at most 1"))
         if not self.needles or any(needle != needle.lower() for needle in self.needles):
-            raise InputError(explain("rule, needles", got=self.needles, expected="at least one word in lower case"))
+            raise InputError(
+                explain(
+                    "rule, needles", got=self.needles, expected="at least one lower-case word that every match contains"
+                )
+            )
         if self.pattern.flags & re.DOTALL:
             raise InputError(
                 "rule, pattern: dot must not match a newline, or a match could join unrelated lines. Remove re.DOTALL."
@@ -137,7 +141,7 @@ _registered: list[FailureRule] = []
 def register_rule(rule: FailureRule) -> None:
     """Try this rule before the built-in ones from now on, after those registered earlier."""
     if not isinstance(rule, FailureRule):
-        raise InputError(explain("rule", got=type(rule).__name__, expected="a FailureRule, as `rule(...)` makes one"))
+        raise InputError(explain("rule", got=type(rule).__name__, expected="a FailureRule, as returned by `rule(...)`"))
     _registered.append(rule)
 
 
