@@ -39,6 +39,7 @@ from composer_replication.errors import (
     explain,
 )
 
+# The keys are documented in docs/reference/compose_loss.md; users build such batches themselves.
 STUDENT_KEYS = ("input_ids", "response_mask", "attention_mask")
 HINT_KEYS = (
     "ctx_teacher_input_ids",
@@ -191,6 +192,7 @@ def _read_hints(inputs: Mapping[str, Tensor], student: Sequences) -> _HintRows |
         return None
     if "ctx_teacher_input_ids" not in present:
         raise BatchKeyError(_explain_missing_keys("channel 2 (SDPO)", present, "ctx_teacher_input_ids"))
+    # Index pairs say which rows belong together. Without them both sides must have one shape, and a mask is enough.
     teacher = _read_sequences(inputs, "ctx_teacher_input_ids", "ctx_teacher_attention_mask")
     index_keys = {"sdpo_student_index", "sdpo_teacher_index"}
     if present_keys := index_keys & set(inputs):
@@ -219,6 +221,7 @@ def _read_contrast(
     if index.shape != (num_rows, 2):
         expected = f"{(num_rows, 2)}, one pair for each row of channel 2"
         raise ShapeError(explain("sdpo_contrast_index", got=tuple(index.shape), expected=expected))
+    # (-1, -1) marks rows of sites without an unrelated hint.
     numbers_M = (index != -1).any(-1).nonzero()[:, 0]
     rows = read_index(index[numbers_M], sequences, "sdpo_contrast_index, rows that are not -1")
     check_alignment(student, hint.student_rows[numbers_M], sequences, rows)
@@ -250,6 +253,7 @@ def read_pairs(
 
 
 def _present_keys(inputs: Mapping[str, Tensor], keys: tuple[str, ...]) -> list[str]:
+    # An empty tensor counts as an absent key: there is nothing to compute.
     return [key for key in keys if key in inputs and inputs[key].numel() > 0]
 
 

@@ -27,6 +27,13 @@ from composer_replication.types import Message
 
 Placement = Literal["before_turn", "in_last_message", "head"]
 PLACEMENTS: tuple[Placement, ...] = ("before_turn", "in_last_message", "head")
+Part = Literal["turn", "call"]
+PARTS: tuple[Part, ...] = ("turn", "call")
+# Reasons why a turn cannot be trained on. They are counted in summaries and reports, so they are data, not wording.
+HINT_HAS_NO_PLACE = "hint_has_no_place"
+HINT_MAKES_NO_TOKENS = "hint_makes_no_tokens"
+NOTHING_BEFORE_IT = "nothing_before_it"
+T = TypeVar("T")
 _SEPARATOR = "\n\n"
 # Stands for a message's text, so that the text can be located in a rendering. No template contains it.
 _PROBE_WORD = "Zqword"
@@ -110,6 +117,7 @@ class _HintSlot(NamedTuple):
             return None
 
     def ids(self, text: str) -> list[int]:
+        """Return the ids of escaped text."""
         return self.renderer.encoder.encode([text])[0]
 
     def before(self, last_text: str) -> list[Message] | None:
@@ -218,18 +226,11 @@ _SPLICES: dict[Placement, Callable[[_HintSlot, str], _Splice | None]] = {
 }
 
 
-T = TypeVar("T")
-Part = Literal["turn", "call"]
-PARTS: tuple[Part, ...] = ("turn", "call")
-# Reasons why a turn cannot be trained on. They are counted in summaries and reports, so they are data, not wording.
-HINT_HAS_NO_PLACE = "hint_has_no_place"
-HINT_MAKES_NO_TOKENS = "hint_makes_no_tokens"
-NOTHING_BEFORE_IT = "nothing_before_it"
-
-
 class HintedTurn(NamedTuple):
-    """A hinted turn as training reads it: the target tokens [start, end) of the student's sequence, and the hinted
-    context, in which the same tokens start at `teacher_start`."""
+    """A hinted turn as training reads it: a target, and the context with the hint.
+
+    The target is the tokens [start, end) of the student's sequence; in the context it starts at `teacher_start`.
+    """
 
     start: int
     end: int

@@ -152,6 +152,7 @@ def index_pairs(
 ) -> tuple[IndexPair, ...]:
     """Return the pairs of a turn. Raises AlignmentError unless both rows of each pair predict the student's token."""
     num_hint, header_start = teacher.hint_end - teacher.hint_start, span.header_start
+    # Computed from the spans alone, as in the module docstring, to check what `teacher_context` returned.
     student_row = span.start - 1
     teacher_row = (header_start - first) + num_hint + (span.start - header_start) - 1
     where = f"turn {span.turn_id}"

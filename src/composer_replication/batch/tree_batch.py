@@ -23,6 +23,7 @@ from composer_replication.errors import (
     explain,
 )
 
+# Names of channels 1, 2 and 3 in metrics and denominators.
 CHANNELS = ("lm_ce", "sdpo_jsd", "trace_replay_dpo")
 
 
@@ -357,9 +358,11 @@ def _joined_pairs(pairs: Sequence[tuple[PairRows, int]]) -> PairRows:
     numbers: list[Tensor] = []
     before = 0
     for pair_rows, _ in pairs:
+        # Chosen response k of a batch becomes before + k, rejected response k becomes total + before + k.
         is_rejected = pair_rows.response >= pair_rows.num_pairs
         numbers.append(pair_rows.response + before + is_rejected * (total - pair_rows.num_pairs))
         before += pair_rows.num_pairs
+    # Stable, so that the rows of a response stay in order.
     response, order = torch.cat(numbers).sort(stable=True)
     rows = torch.cat([pair_rows.rows + offset for pair_rows, offset in pairs])[order]
     targets = torch.cat([pair_rows.targets for pair_rows, _ in pairs])[order]

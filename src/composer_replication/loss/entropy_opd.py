@@ -64,6 +64,7 @@ class EntropyGate:
         entropy_N = _log_prob_entropy(log_t)
         kl_st = log_prob_divergence(log_s, log_t, beta=1.0)
         if self.gate == "hard":
+            # The paper's second term: KL(T || S) on the teacher's top-k entries, for rows with an unsure teacher.
             best = log_t.topk(self.top_k, dim=-1).indices
             top_s, top_t = entries_with_tail(log_s, best), entries_with_tail(log_t, best)
             return kl_st + (entropy_N > self.tau) * log_prob_divergence(top_s, top_t, beta=0.0)

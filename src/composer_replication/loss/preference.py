@@ -36,6 +36,7 @@ def dpo_loss(
         ref_chosen_logprobs=ref_chosen_logprobs,
         ref_rejected_logprobs=ref_rejected_logprobs,
     )
+    # How much more than the reference model the policy prefers the chosen response.
     margin = (chosen - ref_chosen.detach()) - (rejected - ref_rejected.detach())
     values_B = -F.logsigmoid(beta * margin)
     rows.check_finite_rows(values_B, "dpo_loss")

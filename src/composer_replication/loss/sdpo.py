@@ -90,7 +90,7 @@ def importance_weights(logprobs_N: Tensor, old_logprobs_N: Tensor, is_clip: floa
 
 
 def sampled_token_values(student_logprobs_N: Tensor, teacher_logprobs_N: Tensor) -> Tensor:
-    """Return sg(log p_S - log p_T) * log p_S of the sampled tokens; its gradient estimates that of kl_st unbiased."""
+    """Return sg(log p_S - log p_T) * log p_S of the sampled tokens, whose gradient is unbiased for that of kl_st."""
     return (student_logprobs_N - teacher_logprobs_N).detach() * student_logprobs_N
 
 
@@ -161,6 +161,7 @@ def _check_sampling_inputs(
     if (is_clip is not None or sampled_token) and token_ids is None:
         option = "sampled_token" if sampled_token else "is_clip"
         raise InputError(explain(f"{option} without token_ids", got="token_ids=None", expected="the sampled token ids"))
+    # Tokens sampled from the student can estimate only KL(student || teacher).
     if sampled_token and beta != 1.0:
         raise InputError(explain("beta with sampled_token", got=beta, expected="1.0 (only kl_st has this estimator)"))
     for name, values in (("token_ids", token_ids), ("old_logprobs", old_logprobs)):

@@ -104,6 +104,7 @@ class TAIDScheduler:
         relative_drop = relative_drop.clamp(-1e30, 1e30)
         self._momentum = self.beta * self._momentum + (1 - self.beta) * relative_drop
         delta = self.alpha * torch.sigmoid(self._momentum) * (1 - self._t)
+        # t never falls below the linear schedule; the adaptive step can only raise it.
         linear = self.t_start + (self.t_end - self.t_start) * (global_step / self.num_train_steps)
         moved = self._t.new_tensor(linear)
         if not self.disable_adaptive:

@@ -459,7 +459,7 @@ class SegmentRenderer:
     def compared_ids(self, state: Conversation, chosen: Turn, rejected: Turn) -> tuple[PairIds, list[int]] | str:
         """Return both answers after the same context and the starts of its messages, or why they cannot be compared.
 
-        The thinking of both is treated alike (`ThinkingRules.alike`).
+        The thinking of both is treated alike (`ThinkingRules.align`).
         """
         context, starts = list(self.segments.prefix), list[int]()
         for segment, turn in self._pieces(state.turns):

@@ -66,6 +66,7 @@ class Decision(NamedTuple):
 
     @property
     def num_tokens(self) -> int:
+        """The number of tokens of all stretches."""
         return sum(end - first for first, end in self.stretches)
 
 

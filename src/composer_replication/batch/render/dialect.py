@@ -222,10 +222,6 @@ def _schema() -> dict[str, Any]:
     return {"type": "function", "function": {"name": _TOOL, "description": "A tool.", "parameters": parameters}}
 
 
-# A model that thinks begins its answer with a thought. If a turn's thought is not trained on, the turn's text must not
-# begin where the thought would: that would train the model not to think. The context then ends with an empty, closed
-# thought, as the template's prompt does when thinking is switched off (`_ThoughtForm.quiet_header`).
-
 Treatment = Literal["target", "context", "left_out"]
 TREATMENTS: tuple[Treatment, ...] = ("target", "context", "left_out")
 Outcome = Literal["none", "target", "context", "left_out", "not_shown"]
@@ -279,6 +275,10 @@ ALL_OWN = ThinkingRules(student_models=("*",))
 
 class _ThoughtForm(NamedTuple):
     """How a template writes thoughts.
+
+    A model that thinks begins its answer with a thought. If a turn's thought is not trained on, the turn's text must
+    not begin where the thought would, which would train the model not to think. The context then ends with an empty,
+    closed thought, as the template's prompt does when thinking is switched off.
 
     `quiet_header` is the generation prompt with an empty, closed thought, such as
     "<|im_start|>assistant\\n<think>\\n\\n</think>\\n\\n"; None if the template has none, and a turn without a thought

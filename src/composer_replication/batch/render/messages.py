@@ -310,8 +310,8 @@ class EdgeFinder:
     def _begin_if_rewritten(self, item: ChatItem, texts: Renderings, lowest: int) -> tuple[int, str]:
         """Return what `_begin` does for a context that the finished turn has changed.
 
-        That is the position in the rendering, not after the turn's text, whose preceding text is most like the end of
-        the prompt.
+        Of all positions up to the turn's text, that is the one before which the rendering is most like the end of the
+        prompt.
         """
         prompt, whole = texts.prompt, texts.whole
         thought = {key: value for key, value in item.message.items() if key == "reasoning_content"}
@@ -346,11 +346,13 @@ class EdgeFinder:
         header, (quiet, empty, _) = self._dialect.header, self._dialect.thought
         if quiet is None or not texts.prompt.endswith(header):
             return edge
+        # The plain header becomes the quiet one: what they do not share is dropped and added.
         context = texts.prompt.removesuffix(header) + quiet
         num_shared = num_same(header, quiet)
         dropped, added = header[num_shared:], quiet[num_shared:]
         if texts.whole.startswith(context):
             return TurnEdge(len(context), dropped, added, has_empty_thought=True)
+        # The template shows finished turns without an empty thought, or with one in another form: skip that.
         start = edge.start + (len(empty) if texts.whole.startswith(empty, edge.start) else 0)
         return TurnEdge(start, dropped, added, is_rewritten=True, has_empty_thought=True)
 

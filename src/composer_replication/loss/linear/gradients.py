@@ -73,7 +73,7 @@ def visit_tiles(
 def accumulate_gradients(
     operands: Operands, plan: TilePlan, needed: NeededGradients, visit: TileVisitor, *, num_scratch: int = 0
 ) -> Gradients:
-    """Visit all tiles, and return the needed gradients, summed over slabs."""
+    """Return the needed gradients, summed over slabs, after visiting all tiles."""
     hidden, weight = operands.hidden, operands.head.weight
     wide = products.product_dtype(hidden)
     # With one slab, its product is rounded once, directly to the weight's dtype. More slabs are summed in fp32.

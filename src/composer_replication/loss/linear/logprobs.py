@@ -72,6 +72,8 @@ def linear_token_logprobs(
 
 
 class _LinearTokenLogprobs(torch.autograd.Function):
+    """The log-probs of tokens: normalizers in the forward pass, gradients in the backward pass."""
+
     @staticmethod
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: Any,
@@ -119,6 +121,7 @@ class _LinearTokenLogprobs(torch.autograd.Function):
         operands: Operands = with_tensors(ctx.operands, tuple(saved))
         if ctx.check is not None:
             ctx.check.resolve_after_backward()
+        # The derivative of the loss by each row's log-prob.
         pull_N = grad_N.to(log_z_N.dtype).contiguous()
 
         def visit(tile: slice, logits_nV: Tensor, grad_nV: Tensor | None, scratch: list[Tensor]) -> None:

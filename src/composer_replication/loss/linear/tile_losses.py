@@ -84,6 +84,7 @@ def values_and_grad_by_autograd(
         values_n = row_function(leaf)
         if grad_nV is not None:
             pull = weights_n if token_clip is None else weights_n * rows.cap_factor(values_n, token_clip)
+            # `pull` is the derivative of the weighted sum by each row's value.
             (grad,) = torch.autograd.grad(values_n, leaf, pull.to(values_n.dtype))
             grad_nV.copy_(grad)
     return values_n.detach()

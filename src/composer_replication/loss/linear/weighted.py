@@ -178,6 +178,8 @@ def _raise_error(tokens: ChosenTokens | None, values_N: Tensor, loss: Tensor) ->
 
 
 class _LinearWeightedSum(torch.autograd.Function):
+    """The weighted sum, whose gradients are computed in the forward pass and scaled in the backward pass."""
+
     @staticmethod
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: Any,
