@@ -114,7 +114,7 @@ def test_the_hint_proof_tells_whether_the_decision_is_moved_and_nothing_else(wor
     sessions = [logged(each, hint_of(each)) for each in world.sessions(4, 24, num_tasks_before=1)]
     proved = LoggedSessions.from_sessions(sessions, world.renderer, budget=4096).prove(world.model)
     found = verdict(proved.proofs)
-    note(found.in_words())
+    note(found.summary())
     assert {proof.basis for proof in proved.proofs} == {"correction"}
     assert found.num_with_good == 24
     assert found.heeds is heeds

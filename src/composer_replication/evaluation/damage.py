@@ -25,7 +25,7 @@ from composer_replication.errors import ConfigError, explain
 from composer_replication.evaluation.decisions import Kept, digest_of, numbers
 from composer_replication.evaluation.figures import NATS, Value
 from composer_replication.trainer.objective.reference import Response, token_logprobs
-from composer_replication.trainer.sessions.phases import Phase, tell_phase
+from composer_replication.trainer.sessions.phases import Phase, report_phase
 from composer_replication.types import Conversation, Provenance, Turn
 
 if TYPE_CHECKING:
@@ -223,11 +223,15 @@ def gaps_of(model: nn.Module, weights: str, sites: Sequence[GapSite], kept: Kept
     """A list of gaps a site."""
     gaps: list[list[float]] = []
     for number, site in enumerate(sites):
-        tell_phase(Phase(name=f"token gaps, {arm}", done=number, total=len(sites), items="sites", kept_in=kept.path))
+        report_phase(
+            Phase(name=f"token gaps, {arm}", done=number, total=len(sites), items="sites", stored_in=kept.path)
+        )
         key = f"{weights}:gaps:{digest_of([site.plain, site.hinted])}"
         kept_gaps = kept.get(key)
         gaps.append(kept_gaps if kept_gaps is not None else kept.put(key, numbers(_gaps(model, site))))
-    tell_phase(Phase(name=f"token gaps, {arm}", done=len(sites), total=len(sites), items="sites", kept_in=kept.path))
+    report_phase(
+        Phase(name=f"token gaps, {arm}", done=len(sites), total=len(sites), items="sites", stored_in=kept.path)
+    )
     return gaps
 
 

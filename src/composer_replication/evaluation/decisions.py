@@ -34,7 +34,7 @@ from composer_replication.runs.journal import Journal, read_journal
 from composer_replication.runs.split import PlacedConversation, Side
 from composer_replication.trainer.objective.hint_proof import DecidedCall
 from composer_replication.trainer.objective.reference import Response, response_logprobs
-from composer_replication.trainer.sessions.phases import Phase, tell_phase
+from composer_replication.trainer.sessions.phases import Phase, report_phase
 from composer_replication.trainer.sessions.rendering import (
     LoggedSession,
     RenderedSession,
@@ -45,7 +45,7 @@ from composer_replication.trainer.sessions.rendering import (
 from composer_replication.types import Conversation, ToolCall
 
 if TYPE_CHECKING:
-    from composer_replication.trainer.sessions.rendering import CallPlace, KeptSite
+    from composer_replication.trainer.sessions.rendering import GoodCall, KeptSite
 
 
 Role = Literal["erring", "correction", "good"]
@@ -96,7 +96,7 @@ def site_decisions(
     renderer: Renderer, held: HeldOut, *, context: int, num_good: int, drops: Counter[str]
 ) -> Iterator[SiteDecisions]:
     """Of every site of the held-out sessions that is no near-duplicate of what was learnt, and has a good call."""
-    by_session: dict[str, list[CallPlace]] = {}
+    by_session: dict[str, list[GoodCall]] = {}
     for session in held.sessions:
         by_session.setdefault(session.session, []).extend(session.rendered.good_calls)
     for session in held.sessions:
@@ -112,14 +112,14 @@ def site_decisions(
             yield _decisions(renderer, session, site, good, context, drops)
 
 
-def _is_seen(held: HeldOut, call: CallPlace) -> bool:
+def _is_seen(held: HeldOut, call: GoodCall) -> bool:
     return held.is_duplicate(call.rendered.conversation_id, call.span.turn_id)
 
 
-def _good_calls(renderer: Renderer, site: KeptSite, calls: Sequence[CallPlace]) -> Iterator[tuple[CallPlace, Decision]]:
+def _good_calls(renderer: Renderer, site: KeptSite, calls: Sequence[GoodCall]) -> Iterator[tuple[GoodCall, Decision]]:
     """Before or after the site; those of its own conversation first, among these the same tool's, then the nearest."""
 
-    def order(candidate: CallPlace) -> tuple[bool, bool, int]:
+    def order(candidate: GoodCall) -> tuple[bool, bool, int]:
         is_elsewhere = candidate.rendered.conversation_id != site.rendered.conversation_id
         return is_elsewhere, candidate.words.name != site.site.tool, abs(candidate.number - site.number)
 
@@ -133,7 +133,7 @@ def _decisions(
     renderer: Renderer,
     held: HeldOutSession,
     site: KeptSite,
-    good: Sequence[tuple[CallPlace, Decision]],
+    good: Sequence[tuple[GoodCall, Decision]],
     context: int,
     drops: Counter[str],
 ) -> SiteDecisions:
@@ -339,11 +339,11 @@ def score_groups(
     """Summed log-probs of each group's responses, one pass a group; `weights` is what tells this model from others."""
     scores: list[list[float]] = []
     for number, group in enumerate(groups):
-        tell_phase(Phase(name=what, done=number, total=len(groups), items=items, kept_in=kept.path))
+        report_phase(Phase(name=what, done=number, total=len(groups), items=items, stored_in=kept.path))
         key = f"{weights}:{digest_of(group)}"
         sums = kept.get(key)
         scores.append(sums if sums is not None else kept.put(key, numbers(response_logprobs(model, group).tolist())))
-    tell_phase(Phase(name=what, done=len(groups), total=len(groups), items=items, kept_in=kept.path))
+    report_phase(Phase(name=what, done=len(groups), total=len(groups), items=items, stored_in=kept.path))
     return scores
 
 

@@ -53,7 +53,7 @@ from composer_replication.runs.artefacts import control_folders
 from composer_replication.runs.files import ROWS_VERSION, write_evaluation
 from composer_replication.runs.lineage import RECORD, half_trained, read_training
 from composer_replication.runs.split import PlacedConversation, required_split
-from composer_replication.trainer.sessions.rendering import WindowSettings, ids_said
+from composer_replication.trainer.sessions.rendering import WindowSettings, assistant_token_ids
 from composer_replication.trainer.start_model import untrained_rows
 
 if TYPE_CHECKING:
@@ -215,7 +215,7 @@ def _answers(
         except NonFiniteError:
             answers.broken.append(arm.name)
         if view.asked.states:
-            said_ids = ids_said(session.rendered for session in view.held.sessions)
+            said_ids = assistant_token_ids(session.rendered for session in view.held.sessions)
             untrained = untrained_rows(model, view.renderer.tokenizer, said_ids)
             answers.unlearnt |= {} if untrained is None else {arm.name: untrained.describe()}
     return Answers(broken=answers.broken) if {"before", "after"} & set(answers.broken) else answers
@@ -262,11 +262,11 @@ def evaluate(
     `scores` is a file that keeps what is scored for other evaluations.
     """
     from composer_replication.trainer.from_config.training import TrainingCallbacks
-    from composer_replication.trainer.sessions.phases import telling_phases
+    from composer_replication.trainer.sessions.phases import reporting_phases
 
     observer = progress or TrainingCallbacks()
     models = models_of(config, run, before=before, after=after, control=control)
-    with telling_phases(observer.on_phase, observer.say), run.used_for("training"):
+    with reporting_phases(observer.on_phase, observer.say), run.used_for("training"):
         then = _trained_with(models.after)
         primary = None if then is None else load(CrfConfig, then).evaluation.primary
         options: dict[str, Any] = {"primary_then": primary, "scores": scores}

@@ -32,7 +32,7 @@ from composer_replication.sites.judge.checkout import EarlierSessions
 from composer_replication.sites.judge.judge import Judge, Judgement
 from composer_replication.sites.judge.walk import judged_calls
 from composer_replication.trainer.rollouts.generation.generator import RolloutGenerator
-from composer_replication.trainer.sessions.phases import Phase, tell_phase
+from composer_replication.trainer.sessions.phases import Phase, report_phase
 from composer_replication.types import Action, Turn
 
 if TYPE_CHECKING:
@@ -124,15 +124,15 @@ def draw_actions(
     settings = f"{weights}:drawn:{number}:{section.temperature}:{section.new_tokens}:{section.seed}:{draw.name}"
     draws: list[list[SampledText]] = []
     for batch in _batches(states, number, draw.most_at_once):
-        tell_phase(
-            Phase(name=f"drawn actions, {arm}", done=len(draws), total=len(states), items="states", kept_in=kept.path)
+        report_phase(
+            Phase(name=f"drawn actions, {arm}", done=len(draws), total=len(states), items="states", stored_in=kept.path)
         )
         key = f"{settings}:{digest_of([(state.prompt, 0) for state in batch])}"
         kept_rows = kept.get(key)
         rows = kept_rows if kept_rows is not None else kept.put(key, _as_rows(draw([state.prompt for state in batch])))
         draws += [[SampledText(*row) for row in several] for several in rows]
-    tell_phase(
-        Phase(name=f"drawn actions, {arm}", done=len(draws), total=len(states), items="states", kept_in=kept.path)
+    report_phase(
+        Phase(name=f"drawn actions, {arm}", done=len(draws), total=len(states), items="states", stored_in=kept.path)
     )
     return draws
 

@@ -30,7 +30,7 @@ from composer_replication.trainer.objective.reference import response_logprobs
 from composer_replication.trainer.offline_checks import WARM_UP
 from composer_replication.trainer.presets import ChannelSettings
 from composer_replication.trainer.sessions.dataset import HINTED_CORRECTIONS, LoggedSessions
-from composer_replication.trainer.sessions.phases import Phase, tell_phase
+from composer_replication.trainer.sessions.phases import Phase, report_phase
 
 FINISHED = "warmup.json"
 _SCHEMA, _VERSION = "composer_replication.warmup", 2
@@ -221,7 +221,9 @@ class _WarmUpCallback(TrainerCallback):
     @staticmethod
     def _report_progress(args: Any, state: Any) -> None:
         folder = Path(args.output_dir)
-        tell_phase(Phase(name="warm-up", done=state.global_step, total=args.max_steps, items="steps", kept_in=folder))
+        report_phase(
+            Phase(name="warm-up", done=state.global_step, total=args.max_steps, items="steps", stored_in=folder)
+        )
 
 
 def _is_over(state: Any, max_steps: int, patience: int | None) -> bool:

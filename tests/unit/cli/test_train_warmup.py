@@ -46,7 +46,7 @@ def test_a_model_that_does_not_know_the_tools_is_warmed_up_unless_told_otherwise
     assert status == 0, err
     assert lines_with(err, *ANNOUNCED)
     assert lines_with(err, "warm-up", 3, "checkpoint-3")
-    assert verdict(proofs_of(own_run)).in_words(can_warm_up=False) in err
+    assert verdict(proofs_of(own_run)).summary(can_warm_up=False) in err
     record = json.loads((train.output / "adapter" / "training.json").read_text())
     assert (record["warmup_steps"], record["steps"]) == (3, 2)
     assert {"warm-up", "hint proof"} <= record["seconds"].keys()
@@ -68,7 +68,7 @@ def test_a_model_that_does_not_know_the_tools_is_warmed_up_unless_told_otherwise
     assert status == 0, err
     heeded = verdict(proofs_of(own_run))
     assert heeded.heeds is not None
-    assert heeded.in_words(can_warm_up=True) in err
+    assert heeded.summary(can_warm_up=True) in err
     assert bool(lines_with(err, "train.warmup")) == (not heeded.heeds)  # the advice
     assert not (tmp_path / "off" / "checkpoints" / "warmup").exists()
     status, _, err = train(*of_run, "--set", "train.warmup.below=-1000", output=tmp_path / "known")

@@ -18,7 +18,7 @@ from composer_replication.trainer.rollouts.generation import passes
 from composer_replication.trainer.rollouts.generation import talks as recorded_talks
 from composer_replication.trainer.rollouts.generation.generator import RolloutGenerator
 from composer_replication.trainer.rollouts.generation.key_values import Casts, casts_kept
-from composer_replication.trainer.rollouts.generation.passes import NextTokens, _Recorded
+from composer_replication.trainer.rollouts.generation.passes import NextTokens, _Recording
 from composer_replication.trainer.rollouts.generation.talks import RecordedTalking
 from scripted_talk import Scripted
 
@@ -106,7 +106,7 @@ def test_what_a_recording_reads_is_held_whatever_other_threads_and_passes_do(mon
         recordings.append(reads.read)
         end_an_autocast_elsewhere("cpu")
         tokens, slots = tokens_B.clone(), slots_B.clone()
-        return _Recorded(Replayed(lambda: logits.copy_(self._run(tokens, slots, reach))), tokens, slots, logits)
+        return _Recording(Replayed(lambda: logits.copy_(self._run(tokens, slots, reach))), tokens, slots, logits)
 
     alive: list[bool] = []
     usual = NextTokens.logits
@@ -118,7 +118,7 @@ def test_what_a_recording_reads_is_held_whatever_other_threads_and_passes_do(mon
 
     monkeypatch.setattr(NextTokens, "_record", record)
     monkeypatch.setattr(NextTokens, "logits", logits)
-    monkeypatch.setattr(passes, "_no_looks_at_the_device", nullcontext)
+    monkeypatch.setattr(passes, "_no_device_sync", nullcontext)
     monkeypatch.setattr(torch.cuda, "device", lambda _device: nullcontext())
     monkeypatch.setattr(recorded_talks, "_STRETCH", 32)
     expected = talked(model)

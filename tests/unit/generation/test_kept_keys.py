@@ -87,7 +87,7 @@ def test_rows_that_ended_are_left_out_and_change_nothing(model, monkeypatch):
 
 @pytest.mark.parametrize("looks_every", [1, 8], ids=["every step", "every eighth"])
 def test_turns_go_on_from_kept_keys_with_the_tokens_of_a_fresh_start(model, monkeypatch, looks_every):
-    monkeypatch.setattr(loop_module, "_LOOK_EVERY", {"cpu": looks_every})
+    monkeypatch.setattr(loop_module, "_STEPS_BETWEEN_CHECKS", {"cpu": looks_every})
     generator = RolloutGenerator()
     settings = {"max_new_tokens": 30, "do_sample": False}
     rows, read = [list(row) for row in ROWS], []

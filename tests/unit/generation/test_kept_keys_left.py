@@ -163,7 +163,7 @@ def test_a_pass_that_cannot_be_recorded_runs_unrecorded_and_says_so_once(monkeyp
     """On CUDA a model may ask the device for a number in its pass; here recording fails whatever it does."""
     usual, tried = NextTokens.__init__, []
     monkeypatch.setattr(NextTokens, "__init__", lambda self, model, cache, **_: usual(self, model, cache, record=True))
-    monkeypatch.setattr(passes, "_no_looks_at_the_device", nullcontext)
+    monkeypatch.setattr(passes, "_no_device_sync", nullcontext)
     monkeypatch.setattr(torch.cuda, "device", lambda _device: nullcontext())
 
     because = "operation not permitted when stream is capturing"

@@ -55,7 +55,7 @@ def test_other_models_are_held_to_their_positions_and_what_their_tokenizer_says(
 
 @pytest.mark.parametrize(("heeds", "number"), [(False, 1), (True, 0), (None, 0)])
 def test_a_proof_that_failed_is_part_of_the_diagnosis(monkeypatch, heeds, number):
-    found = SimpleNamespace(heeds=heeds, in_words=lambda *, can_warm_up: f"not heeded, {can_warm_up}")
+    found = SimpleNamespace(heeds=heeds, summary=lambda *, can_warm_up: f"not heeded, {can_warm_up}")
     monkeypatch.setattr("composer_replication.trainer.from_config.training.verdict", lambda _proofs: found)
     for can_warm_up in (True, False):  # the advice of the proof is that of the report and of the card
         said = list(_hint_check_findings(SimpleNamespace(proofs=["one"]), can_warm_up=can_warm_up))

@@ -106,13 +106,13 @@ def test_the_sentence_says_whether_it_heeds_by_which_figures_and_what_to_do(monk
     assert "channel 3" not in sentence  # nothing else has to be done
     sessions = proved(monkeypatch, set_against_everything)
     for can_warm_up in (False, True):
-        told = verdict(sessions.proofs).in_words(can_warm_up=can_warm_up)
+        told = verdict(sessions.proofs).summary(can_warm_up=can_warm_up)
         assert re.search(r"\b0 sites\b.*\bchance\b\D*\b8\b.*\b13\b", told)
         assert re.search(r"\b100% of 24 sites\b.*\b0% of 24\b.*-2\.00\b", told)
         assert "channel 3" in told
         assert ("train.warmup" in told) is can_warm_up
     for number in (2, 0):
-        sentence = verdict(sessions.proofs[:number]).in_words()
+        sentence = verdict(sessions.proofs[:number]).summary()
         assert re.findall(r"\d+ ?\w*", sentence) == [f"{number} sites"]  # no figure that could mislead
 
 
@@ -225,7 +225,7 @@ def test_a_site_without_a_good_call_before_it_is_compared_with_those_of_other_se
         assert [own in context for context in good] == [False, False, True, True] * 2
     found = verdict(proved.proofs)
     assert (found.num_with_good, found.num_elsewhere) == (5, 3)
-    assert re.search(r"\b0% of 5 sites\W+3\b", found.in_words())
+    assert re.search(r"\b0% of 5 sites\W+3\b", found.summary())
 
 
 def test_where_no_session_has_a_good_call_the_sentence_says_that_nothing_was_compared(monkeypatch):
@@ -235,5 +235,5 @@ def test_where_no_session_has_a_good_call_the_sentence_says_that_nothing_was_com
     ]
     proved, _ = asked_of(monkeypatch, made)
     assert {proof.num_good_calls for proof in proved.proofs} == {0}
-    shares = re.findall(r"(\d+% of )?\b5 sites\b", verdict(proved.proofs).in_words())
+    shares = re.findall(r"(\d+% of )?\b5 sites\b", verdict(proved.proofs).summary())
     assert [bool(share) for share in shares] == [True, False]  # of the second comparison only their number is said

@@ -202,7 +202,7 @@ def test_two_that_write_one_file_lose_nothing(model, tmp_path):
     path, renderer, pairs = tmp_path / "r.safetensors", renderer_of("llama3"), random_pairs(6)
     mine = precompute_ref_logprobs(model, renderer, pairs[:4])
     precompute_ref_logprobs(model, renderer, pairs[2:], path=path)
-    reference._save_with_others(mine, path)
+    reference._save_merged(mine, path)
     assert len(ReferenceLogprobs.load(path, mine.fingerprint)) == 12
 
 

@@ -7,7 +7,7 @@ import pytest
 from composer_replication.trainer.rollouts.sites import (
     MALFORMED,
     Rollout,
-    _why_not_json,
+    _parse_error_text,
     conversation_of,
     sampled_runs,
 )
@@ -45,4 +45,4 @@ def test_plain_arguments_are_read_whether_text_or_parsed():
 
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"name": "add", "arguments": NaN}'])
 def test_what_is_wrong_with_a_broken_call_can_be_said_of_any_text(text):
-    assert _why_not_json(text).startswith(f"{MALFORMED}: ")
+    assert _parse_error_text(text).startswith(f"{MALFORMED}: ")

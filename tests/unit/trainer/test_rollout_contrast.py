@@ -65,8 +65,8 @@ def channel_loss(model: nn.Module, keeper: TeacherKeeper, turns: list[list[Taugh
         sdpo_weighting=RowWeighting(contrast=strength),
     )
     channel = RolloutChannel(model, placed, options)
-    channel.teach(ids)
-    with channel.listening():
+    channel.run_teachers(ids)
+    with channel.capture_student_rows():
         model(input_ids=ids, attention_mask=mask, position_ids=(mask.cumsum(1) - 1).clamp(min=0))
     found = channel.result(*ids.shape)
     assert found is not None

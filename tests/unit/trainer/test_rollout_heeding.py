@@ -16,7 +16,7 @@ from composer_replication.loss.linear import LinearHead
 from composer_replication.trainer.composer import channels
 from composer_replication.trainer.composer.heeding import HintComparison
 from composer_replication.trainer.objective.row_weighting import Contrast, RowWeighting, TeacherRows
-from composer_replication.trainer.rollouts.channel import hint_drops
+from composer_replication.trainer.rollouts.channel import hint_effects
 from composer_replication.trainer.rollouts.sites import SITES
 from rollouts.tiny_policy import save_policy
 from rollouts.watched_losses import spy
@@ -48,7 +48,7 @@ def test_drops_are_those_of_whole_softmaxes() -> None:
     rows_of = list(torch.arange(16).split(lengths))
     numbers = torch.cat([rows_of[turn] for turn in with_contrast])
     own, wrong, unhinted = shares(draw, heads, 16), shares(draw, heads, 15), shares(draw, heads, 15)
-    found = hint_drops(own, Contrast(numbers, wrong, unhinted), tokens, position)
+    found = hint_effects(own, Contrast(numbers, wrong, unhinted), tokens, position)
     per_row = [plain_logprobs(own, tokens)[numbers]]
     per_row += [plain_logprobs(each, tokens[numbers]) for each in (wrong, unhinted)]
     own_means, wrong_means, plain_means = (
@@ -56,7 +56,7 @@ def test_drops_are_those_of_whole_softmaxes() -> None:
     )
     expected = torch.stack([plain_means - own_means, plain_means - wrong_means], dim=1)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
-    assert hint_drops(own, Contrast(numbers[:0], [], []), tokens, position).shape == (0, 2)
+    assert hint_effects(own, Contrast(numbers[:0], [], []), tokens, position).shape == (0, 2)
 
 
 def mean_logprob(model: Any, ids: torch.Tensor, start: int) -> float:

@@ -19,7 +19,7 @@ from composer_replication.trainer.checkpoints.weights import load_weights
 from composer_replication.trainer.objective.model_head import head_of
 from composer_replication.trainer.offline_trainer import OfflineTrainer
 from composer_replication.trainer.presets import ChannelSettings
-from composer_replication.trainer.sessions.rendering import ids_said
+from composer_replication.trainer.sessions.rendering import assistant_token_ids
 from composer_replication.trainer.start_model import ids_of_tokens, prepare_model, untrained_rows
 from composer_replication.trainer.trained import Trained
 
@@ -76,7 +76,7 @@ def head_row(model):
 
 
 def test_the_tokens_that_sessions_say_and_weights_never_learnt_are_found():
-    said = ids_said(sessions_of(0).rendered)
+    said = assistant_token_ids(sessions_of(0).rendered)
     assert END in said
     found = untrained_rows(padded(), TOKENIZER, said)
     assert list(found.tokens.items()) == [(END, "<|eot_id|>")]
@@ -87,7 +87,7 @@ def test_the_tokens_that_sessions_say_and_weights_never_learnt_are_found():
 
 
 def test_nothing_is_found_where_nothing_is_said_trained_or_can_be_told():
-    said = ids_said(sessions_of(0).rendered)
+    said = assistant_token_ids(sessions_of(0).rendered)
     assert untrained_rows(padded(untrained=()), TOKENIZER, said) is None
     assert untrained_rows(padded(), TOKENIZER, said - {END}) is None
     # Unused rows as far from one another as trained ones: a fresh model.
@@ -99,7 +99,7 @@ def test_nothing_is_found_where_nothing_is_said_trained_or_can_be_told():
 
 
 def test_a_row_that_an_adapter_trains_is_not_called_untrained(tmp_path):
-    said = ids_said(sessions_of(0).rendered)
+    said = assistant_token_ids(sessions_of(0).rendered)
     assert untrained_rows(adapted(tmp_path), TOKENIZER, said) is None
     assert list(untrained_rows(adapted(tmp_path, rows=()), TOKENIZER, said).tokens) == [END]
 

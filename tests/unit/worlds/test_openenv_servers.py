@@ -131,7 +131,7 @@ class Reply:
 
 
 @pytest.mark.parametrize(
-    "text", [b" " * (2 * openenv.MOST_BYTES), b"[]", b'{"action": 3}', b"no json", b'{"action": {"properties": [1]}}']
+    "text", [b" " * (2 * openenv.MAX_BYTES), b"[]", b'{"action": 3}', b"no json", b'{"action": {"properties": [1]}}']
 )
 def test_a_schema_that_is_none_is_refused_and_a_large_one_is_not_read(
     serve: Any, monkeypatch: Any, text: bytes
@@ -141,7 +141,7 @@ def test_a_schema_that_is_none_is_refused_and_a_large_one_is_not_read(
     monkeypatch.setattr(openenv.urllib.request, "urlopen", lambda *_given, **_named: reply)
     with refusal(ConfigError, what="OpenEnv"):
         openenv_environment(URL)
-    assert reply.read_bytes <= openenv.MOST_BYTES + 1
+    assert reply.read_bytes <= openenv.MAX_BYTES + 1
 
 
 def test_a_login_comes_from_the_environment_and_goes_to_the_server_alone(serve: Any, monkeypatch: Any) -> None:

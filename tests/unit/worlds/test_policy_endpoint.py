@@ -68,7 +68,7 @@ def test_a_length_that_is_none_is_refused(port: int, episode: SpokenEpisode, len
 
 
 def test_what_is_too_long_is_not_read(port: int, episode: SpokenEpisode) -> None:
-    headers = {"Content-Length": str(policy_endpoint.MOST_BYTES + 1)}
+    headers = {"Content-Length": str(policy_endpoint.MAX_BYTES + 1)}
     assert post(port, b"", **headers)[0] == 413
     assert episode.asked.empty()
 

@@ -420,8 +420,8 @@ def _with_hints(
     if batch.old_logprobs is not None and settings.is_clip is not None:
         importance = Importance(batch.old_logprobs, settings.temperature, settings.is_clip)
     channel = RolloutChannel(model, placed, options, importance)
-    channel.teach(batch.input_ids)
-    with channel.listening():
+    channel.run_teachers(batch.input_ids)
+    with channel.capture_student_rows():
         policy_terms = policy()
     hints = channel.result(*batch.input_ids.shape)
     assert hints is not None

@@ -47,7 +47,7 @@ from composer_replication.trainer.sessions.rendering import (
     LoggedSession,
     RenderedSession,
     WindowSettings,
-    ids_said,
+    assistant_token_ids,
     render_session,
 )
 from composer_replication.trainer.start_model import prepare_model, shard_model, weight_dtype

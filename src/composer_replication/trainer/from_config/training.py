@@ -89,7 +89,7 @@ from composer_replication.trainer.sessions.phases import (
     OnPhase,
     PhaseTimes,
     Say,
-    telling_phases,
+    reporting_phases,
 )
 from composer_replication.trainer.start_model import adapter_refused, prepare_model, with_token_rows
 from composer_replication.trainer.watch.collapse_alarm import CollapseAlarm
@@ -350,7 +350,7 @@ def _windows_seen(counts: Mapping[str, int], trainer: Any) -> dict[str, int]:
 def _hint_check_findings(sessions: LoggedSessions | None, *, can_warm_up: bool) -> Iterator[str]:
     """Yield what the hint check found against this model, which no metric shows."""
     if sessions is not None and sessions.proofs and (heed_verdict := verdict(sessions.proofs)).heeds is False:
-        yield heed_verdict.in_words(can_warm_up=can_warm_up)
+        yield heed_verdict.summary(can_warm_up=can_warm_up)
 
 
 def _save(

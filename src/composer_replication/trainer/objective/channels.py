@@ -1,4 +1,7 @@
-"""Each channel's loss from the hidden rows it needs, wherever those rows come from: flat sequences or a tree."""
+"""Compute each channel's loss from the hidden rows that it needs, and define the settings of channels 2 and 3.
+
+The rows may come from flat sequences, from a tree, or from the policy's pass over rollouts.
+"""
 
 from __future__ import annotations
 
@@ -39,11 +42,15 @@ from composer_replication.trainer.objective.row_weighting import (
     row_weights,
 )
 
-_NOTHING_KNOWN = HintTargets()
+DPO_VARIANTS = ("dpo", "simpo")
+SDPO_WRAPPERS = ("none", "taid", "entropy_opd")
+Anneal = Literal["none", "linear"]
+"""How channel 2's weight changes over a run."""
+_NO_TARGETS = HintTargets()
 
 
 class ChannelOptions(NamedTuple):
-    """What the channels are asked to do."""
+    """The checked settings of all channels."""
 
     divergence: Divergence
     preference: Preference
@@ -58,12 +65,12 @@ class ChannelOptions(NamedTuple):
 
     @property
     def contrasts(self) -> bool:
-        """Whether channel 2 wants wrong hints."""
+        """Whether channel 2 needs unrelated hints."""
         return self.weighting is not None and self.weighting.contrast is not None
 
 
 class Channel(NamedTuple):
-    """A channel's loss, how many items it is the mean of, and how many sites had no wrong hint where one was wanted."""
+    """A channel's loss, the number of its items, and the number of sites that lacked an unrelated hint."""
 
     value: Tensor
     items: int
@@ -71,27 +78,29 @@ class Channel(NamedTuple):
 
 
 class Denominators:
-    """What a channel's sum is divided by: its own count, or what the caller says the whole batch holds."""
+    """What each channel's sum is divided by: its own number of items, or the caller's number for the whole batch."""
 
-    def __init__(self, given: Mapping[str, float] | None) -> None:
-        self._given = dict(given or {})
-        for name, value in self._given.items():
+    def __init__(self, by_channel: Mapping[str, float] | None) -> None:
+        self._by_channel = dict(by_channel or {})
+        for name, value in self._by_channel.items():
             check_choice(name, CHANNELS, "denominators key")
             check_at_least_zero(value, f"denominators[{name!r}]")
 
     def of(self, channel: str, count: int) -> float:
-        denominator = self._given.get(channel, count)
+        """Return the denominator of a channel with this number of items."""
+        denominator = self._by_channel.get(channel, count)
         if count and not denominator:
             expected = f"at least the {count} items of this batch"
             raise InputError(explain(f"denominators[{channel!r}]", got=denominator, expected=expected))
         return denominator or 1.0
 
     def check(self, counts: Mapping[str, int]) -> None:
-        """Raise before anything runs where a channel with items would be divided by nothing."""
+        """Raise InputError if a channel with items would be divided by 0."""
         for channel, count in counts.items():
             self.of(channel, count)
 
     def row_weights(self, channel: str, count: int, like: Tensor) -> Tensor:
+        """Return equal weights (count,) that sum to the mean over the channel's denominator."""
         dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
         return torch.full((count,), 1.0 / self.of(channel, count), dtype=dtype, device=like.device)
 
@@ -99,7 +108,7 @@ class Denominators:
 def response_channel(
     head: LinearHead, rows_NH: Tensor, targets_N: Tensor, label_smoothing: float, divide: Denominators
 ) -> Channel:
-    """Channel 1's stand-in: cross-entropy on the response tokens."""
+    """Return channel 1 without rollouts: cross-entropy on the response tokens."""
     count = targets_N.numel()
     weights = divide.row_weights("lm_ce", count, rows_NH)
     result = linear_cross_entropy(rows_NH, head, targets_N, row_weights=weights, label_smoothing=label_smoothing)
@@ -111,11 +120,12 @@ def hint_channel(
     student_NH: Tensor,
     teachers: Sequence[TeacherRows],
     options: ChannelOptions,
-    targets: HintTargets = _NOTHING_KNOWN,
+    targets: HintTargets = _NO_TARGETS,
 ) -> Channel:
-    """Channel 2: row n of all sides predicts the same token; the teachers' rows carry no gradient.
+    """Return channel 2: the divergence between student and hinted teacher.
 
-    `targets` is for the switches of `options.weighting`; see `objective.row_weighting`.
+    Row n of student and teachers predicts the same token; the teachers' rows have no gradient. `targets` is for the
+    switches of `options.weighting` (see `objective.row_weighting`).
     """
     count = student_NH.shape[0]
     weights_N = options.divide.row_weights("sdpo_jsd", count, student_NH)
@@ -125,12 +135,12 @@ def hint_channel(
     if targets.importance_N is not None:
         weights_N = weights_N * targets.importance_N.to(weights_N)
     values = [_group_loss(head, group, options, weights_N) for group in groups]
-    without = targets.sites_without_contrast if options.contrasts else 0
-    return Channel(values[0] if len(values) == 1 else torch.stack(values).sum(), count, without)
+    num_without = targets.sites_without_contrast if options.contrasts else 0
+    return Channel(values[0] if len(values) == 1 else torch.stack(values).sum(), count, num_without)
 
 
 def _group_loss(head: LinearHead, group: RowGroup, options: ChannelOptions, weights_N: Tensor) -> Tensor:
-    """The weighted sum over rows whose teachers are summed up alike; TAID mixes the student's own logits in."""
+    """Return the weighted sum over the rows of a group; TAID mixes the student's own logits into the teacher's."""
     terms = group.terms
     if options.taid_t is not None:
         terms = [replace(term, coefficient=options.taid_t * term.coefficient) for term in terms]
@@ -145,7 +155,10 @@ def _group_loss(head: LinearHead, group: RowGroup, options: ChannelOptions, weig
 def summed_logprobs(
     head: LinearHead, rows_NH: Tensor, targets_N: Tensor, response_N: Tensor, num_responses: int
 ) -> tuple[Tensor, Tensor]:
-    """Log-probs summed over each response (R,), and the responses' lengths; `response_N` says whose each row is."""
+    """Return log-probs summed over each response (R,), and the responses' lengths.
+
+    `response_N` is the index of the response that each row belongs to.
+    """
     token_logprobs_N = linear_token_logprobs(rows_NH, head, targets_N)
     sums = token_logprobs_N.new_zeros(num_responses).index_add(0, response_N, token_logprobs_N)
     return sums, torch.bincount(response_N, minlength=num_responses)
@@ -158,7 +171,7 @@ def pair_channel(
     preference: Preference,
     divide: Denominators,
 ) -> Channel:
-    """Channel 3 from the log-probs of all responses, chosen first."""
+    """Return channel 3, given the log-probs of all responses: the chosen ones, then the rejected ones."""
     num_pairs = logprobs.numel() // 2
     if references is not None:
         reference_logprobs = [reference.to(logprobs) for reference in references]
@@ -170,20 +183,13 @@ def pair_channel(
 
 
 def in_head_dtype(hidden: Tensor, head: LinearHead) -> Tensor:
-    """Outside autocast a head multiplies in its own dtype; some models end on an fp32 norm before a bf16 head."""
+    """Return hidden rows in the dtype that the head multiplies in."""
+    # Outside autocast that is the head's own; some models end with an fp32 norm before a bf16 head.
     return hidden if torch.is_autocast_enabled(hidden.device.type) else hidden.to(head.weight.dtype)
 
 
-# The knobs of channels 2 and 3, by the names that `compose_loss`, its config section and the trainers use for them.
-
-DPO_VARIANTS = ("dpo", "simpo")
-SDPO_WRAPPERS = ("none", "taid", "entropy_opd")
-Anneal = Literal["none", "linear"]
-"""How channel 2's weight changes over a run."""
-
-
 def annealed(weight: float, anneal: Anneal, *, step: int, total_steps: int, end: float = 0.0) -> float:
-    """The weight at the optimiser step that follows `step` finished ones.
+    """Return the weight at the optimizer step that follows `step` finished ones.
 
     With "linear" it goes from `weight` at the first of `total_steps` to `weight * end` at the last, and stays there.
     """
@@ -194,13 +200,13 @@ def annealed(weight: float, anneal: Anneal, *, step: int, total_steps: int, end:
 
 
 def check_anneal(anneal: str, end: float = 0.0) -> None:
-    """Raise unless `annealed` knows the one and can end at the other."""
+    """Raise InputError unless `annealed` supports this schedule and end."""
     check_choice(anneal, get_args(Anneal), "anneal")
     check_unit_interval(end, "anneal_end")
 
 
 class Preference(NamedTuple):
-    """DPO's or SimPO's knobs; only DPO has a reference."""
+    """The settings of DPO or SimPO; only DPO has a reference."""
 
     needs_reference: bool
     beta: float
@@ -209,7 +215,10 @@ class Preference(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class LossKnobs:
-    """Weights, and what the two channels measure. All are checked, also those of a variant that is not chosen."""
+    """The weights and loss settings of channels 2 and 3, under their names in `compose_loss` and the config.
+
+    All values are checked, also those of a variant that is not selected.
+    """
 
     alpha_sdpo: float = 0.1
     beta_replay: float = 0.05
@@ -234,7 +243,7 @@ class LossKnobs:
         check_choice(self.sdpo_wrapper, SDPO_WRAPPERS, "sdpo_wrapper")
 
     def divergence(self, taid_t: float | None) -> Divergence:
-        """What channel 2 measures; `taid_t` is how far TAID's target has moved."""
+        """Return the divergence of channel 2; `taid_t` is the weight of the teacher in TAID's target."""
         if taid_t is not None:
             check_unit_interval(taid_t, "taid_t")
         if self.sdpo_wrapper == "taid":
@@ -247,7 +256,7 @@ class LossKnobs:
 
     @property
     def preference(self) -> Preference:
-        """What channel 3 measures."""
+        """The preference loss of channel 3."""
         if self.dpo_variant == "dpo":
             return Preference(True, self.replay_dpo_beta, 0.0)
         return Preference(False, self.simpo_beta, self.simpo_gamma)

@@ -1,6 +1,8 @@
-"""The three channels of one batch, each on just the rows it needs.
+"""Compute the composed loss of one batch, each of the three channels on just the rows it needs.
 
 total = lm_ce + alpha_sdpo * sdpo_jsd + beta_replay * trace_replay_dpo
+
+A batch's rows come from one pass over a tree, or from several passes over padded sequences (`batch_channels`).
 """
 
 from __future__ import annotations
@@ -117,7 +119,7 @@ def channel_options(
     sdpo_teachers: Sequence[WeightedTeacher] | None = None,
     sdpo_weighting: RowWeighting | None = None,
 ) -> ChannelOptions:
-    """The arguments of `compose_loss`, checked: for those who have a channel's rows already (`objective.channels`)."""
+    """Return the arguments of `compose_loss`, checked, for callers that have a channel's rows already."""
     if sdpo_weighting is not None and not isinstance(sdpo_weighting, RowWeighting):  # pyright: ignore[reportUnnecessaryIsInstance]
         got = type(sdpo_weighting).__name__
         raise InputError(explain("sdpo_weighting", got=got, expected="a RowWeighting or None"))
@@ -147,7 +149,8 @@ def _weighed(lm_ce: Channel, sdpo: Channel, replay: Channel, ran_as: str, option
 def _channels(
     model: nn.Module, inputs: Mapping[str, Tensor] | TreeBatch, options: ChannelOptions
 ) -> tuple[Channel, Channel, Channel, str]:
-    """Everything is checked before the first pass: a process that fails inside one leaves the others waiting."""
+    """Check the batch and return its channels, and how the student ran."""
+    # All checks come before the first pass: a process that fails inside one leaves the other processes waiting.
     causal_lm, needs_reference = causal_lm_of(model), options.preference.needs_reference
     if isinstance(inputs, TreeBatch):
         batch = inputs
@@ -164,13 +167,10 @@ def _channels(
     return inside_forward(model, causal_lm, lambda: batch_channels(model, batch, options))
 
 
-# Every channel of a batch from the passes that its rows are of: one over a tree, or several over padded sequences.
-
-
 def batch_channels(
     model: nn.Module, batch: TreeBatch | FlatBatch, options: ChannelOptions
 ) -> tuple[Channel, Channel, Channel, str]:
-    """Cross-entropy, the hinted teacher and the pairs, in that order, and how the student was run."""
+    """Return channels 1, 2 and 3 of a batch, in that order, and how the student ran."""
     passes = batch.passes
     head = head_of(model, passes.student.input_ids.reshape(1, -1))
     if isinstance(passes.student, Sequences):
@@ -178,8 +178,9 @@ def batch_channels(
     has_sites = options.alpha > 0 and batch.student_rows.numel() > 0
     pairs = batch.pairs if options.beta > 0 else None
     contrast = batch.contrast if options.contrasts else None
-    are_apart = passes.pairs is not passes.student
-    flags = [int(has_sites), int(contrast is not None), int(are_apart and pairs is not None)]
+    needs_pair_pass = passes.pairs is not passes.student
+    # Sharded processes must make the same passes, also those without sites or pairs of their own.
+    flags = [int(has_sites), int(contrast is not None), int(needs_pair_pass and pairs is not None)]
     sites_anywhere, contrast_anywhere, pairs_anywhere = agreed_most(models_of(model, options.teachers), flags)
     ran = hidden_rows(model, passes.student)
     hidden_LH = in_head_dtype(ran.hidden, head)
@@ -188,8 +189,8 @@ def batch_channels(
     )
     sdpo = replay = Channel(lm_ce.value.new_zeros(()), 0)
     if sites_anywhere:
-        teachers, taught = _taught(model, batch, hidden_LH, options, bool(contrast_anywhere))
-        targets = HintTargets(batch.target_tokens, batch.site_position, taught, batch.sites_without_contrast)
+        teachers, contrasted = _teacher_rows(model, batch, hidden_LH, options, bool(contrast_anywhere))
+        targets = HintTargets(batch.target_tokens, batch.site_position, contrasted, batch.sites_without_contrast)
         if has_sites:
             sdpo = hint_channel(head, hidden_LH[batch.student_rows], teachers, options, targets)
     paired_LH = in_head_dtype(hidden_rows(model, passes.pairs).hidden, head) if pairs_anywhere else hidden_LH
@@ -198,18 +199,18 @@ def batch_channels(
         sums, lengths = summed_logprobs(head, rows_NH, pairs.targets, pairs.response, 2 * pairs.num_pairs)
         references = pairs.references() if options.preference.needs_reference else None
         replay = pair_channel(sums, lengths, references, options.preference, options.divide)
-    elif pairs_anywhere:
+    elif pairs_anywhere:  # a gradient of 0 keeps this process in step with the backward pass of the other ones
         replay = Channel(paired_LH.sum() * 0.0, 0)
     return lm_ce, sdpo, replay, ran.ran_as
 
 
-def _taught(
+def _teacher_rows(
     model: nn.Module, batch: TreeBatch | FlatBatch, hidden_LH: Tensor, options: ChannelOptions, with_contrast: bool
 ) -> tuple[list[TeacherRows], Contrast | None]:
-    """Rows with the right hint, and for the contrast those with a wrong hint and with none.
+    """Return the teachers' rows with the right hint, and for the contrast those with an unrelated hint and without one.
 
-    Rows that the student's own pass has are the live teacher's too, without their gradient, unless dropout made them
-    noisy; then rows without a hint are left to the loss, which has them already.
+    Rows of the student's own pass are also those of the live teacher, without their gradient, unless dropout made them
+    noisy. If all teachers are live, rows without a hint are not returned: the loss uses the student's.
     """
     passes, noisy = batch.passes, is_noisy(model)
     only_live = not noisy and all(is_live(teacher, model) for teacher in options.teachers)
@@ -220,12 +221,13 @@ def _taught(
     if with_contrast and not only_live:
         parts.append((passes.student, batch.student_rows[contrast.numbers]))
     teachers_by_part: dict[int, list[TeacherRows]] = {}
-    for is_own in (True, False):
-        numbers = [number for number, (tokens, _) in enumerate(parts) if (tokens is passes.student) == is_own]
+    for is_student_pass in (True, False):
+        numbers = [number for number, (tokens, _) in enumerate(parts) if (tokens is passes.student) == is_student_pass]
         if numbers:
-            these = [parts[number] for number in numbers]
-            live_rows = hidden_LH[torch.cat([rows for _, rows in these])].detach() if is_own and not noisy else None
-            teachers_by_part |= zip(numbers, rows_by_part(model, options.teachers, these, live_rows), strict=True)
+            group = [parts[number] for number in numbers]
+            can_reuse = is_student_pass and not noisy
+            live_rows = hidden_LH[torch.cat([rows for _, rows in group])].detach() if can_reuse else None
+            teachers_by_part |= zip(numbers, rows_by_part(model, options.teachers, group, live_rows), strict=True)
     if not with_contrast or batch.contrast is None:
         return teachers_by_part[0], None
     return teachers_by_part[0], Contrast(contrast.numbers, teachers_by_part[1], teachers_by_part.get(2, ()))
@@ -237,7 +239,7 @@ def rows_by_part(
     parts: Sequence[tuple[Tokens, Tensor]],
     live_rows: Tensor | None = None,
 ) -> list[list[TeacherRows]]:
-    """For each part the teachers' rows of it, from one pass a teacher over each of the tokens."""
+    """Return the teachers' rows of each part, from one pass per teacher over each distinct `Tokens`."""
 
     def rows_of(teacher: nn.Module) -> Tensor:
         hidden: dict[int, Tensor] = {}
@@ -250,19 +252,20 @@ def rows_by_part(
     return split_rows(shares, [rows.numel() for _, rows in parts])
 
 
+# Parts of the names of settings that add noise: "resid_pdrop", "router_jitter_noise", ...
 _NOISE = ("drop", "jitter", "neftune_noise_alpha")
-# Rates of heads that a causal language model has none of, though its config may name them.
+# Rates of heads that a causal language model does not have, though its config may name them.
 _OTHER_HEADS = ("classifier", "summary", "seq_classif", "pooler", "head_dropout")
-# Draws its experts in training mode, whatever its settings are.
+# These routers sample their experts in training mode, whatever their settings are.
 _SAMPLING_ROUTERS = ("PhimoeTopKRouter", "PhimoeSparseMoeBlock")
 
 
 def is_noisy(model: nn.Module) -> bool:
-    """Whether two passes of the model as it is now may differ: dropout, noise on the embeddings, jitter of a router.
+    """Return whether two passes of the model may differ: by dropout, noise on the embeddings, or a router's jitter.
 
-    Decided by what modules are set to, not by comparing two passes: below a fresh adapter, whose B is 0, LoRA's dropout
-    changes nothing yet, and a run resumed later would have another teacher. A model that is called noisy without being
-    so costs one more pass of the live teacher, and no figure changes.
+    The settings of the modules decide, not a comparison of two passes: with a fresh adapter, whose B is 0, LoRA's
+    dropout changes nothing yet, and a run that is resumed later would get another teacher. A wrong True costs one more
+    pass of the live teacher, and changes no result.
     """
     body = causal_lm_of(model)
     return any(module.training and _adds_noise(module) for module in body.modules())
@@ -278,7 +281,7 @@ def _adds_noise(module: nn.Module) -> bool:
 
 
 def _rates(settings: Mapping[str, Any]) -> Iterator[Any]:
-    """Settings that name a noise: a number, or of an adapter layer one number an adapter."""
+    """Yield the values of settings that add noise; adapter layers have one value per adapter."""
     for name, value in settings.items():
         if not any(part in name for part in _NOISE) or any(part in name for part in _OTHER_HEADS):
             continue
@@ -289,7 +292,7 @@ def _rates(settings: Mapping[str, Any]) -> Iterator[Any]:
 
 
 def _config_of(module: nn.Module) -> Mapping[str, Any]:
-    """Some layers read a rate from their config at every call (Falcon, GPT-Neo, GPT-J)."""
+    """Return the settings of a module's config, from which some layers read a rate at every call (Falcon, GPT-J)."""
     config = vars(module).get("config")
     return {} if config is None or not hasattr(config, "__dict__") else vars(config)
 
@@ -298,8 +301,6 @@ def _is_rate(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
 
 
-# What one step's loss was made of.
-
 _NO_COUNTS: Mapping[str, int] = MappingProxyType({})
 
 
@@ -307,9 +308,9 @@ _NO_COUNTS: Mapping[str, int] = MappingProxyType({})
 class LossComponents:
     """The channels' values and their weighted total, as 0-d tensors.
 
-    `active` names the channels that ran; the others hold an exact 0. `counts` says on how many items each one ran
-    (response tokens, target tokens, pairs), `ran_as` how: on flat sequences, as a tree and by which attention, or why
-    a tree was not run as one.
+    `active` has the names of the channels that ran; other channels hold an exact 0. `counts` is the number of items of
+    each channel (response tokens, target tokens, pairs). `ran_as` says how the student ran: on flat sequences, as a
+    tree and with which attention, or why a tree ran flat.
     """
 
     lm_ce: Tensor
@@ -321,5 +322,5 @@ class LossComponents:
     ran_as: str = field(default="", kw_only=True)
 
     def detached(self) -> dict[str, float]:
-        """The three channels and the total as plain floats."""
+        """Return the three channels and the total as plain floats."""
         return {name: float(getattr(self, name).detach()) for name in (*CHANNELS, "total")}

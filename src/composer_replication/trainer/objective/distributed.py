@@ -1,8 +1,12 @@
-"""Work inside the forward of a model that is wrapped for several processes.
+"""Run work inside the forward of a model that is wrapped for several processes, or without its adapter.
 
-DDP watches its module's forward, and FSDP2 has whole weights only inside it; hidden rows and the head's product on
-selected rows are neither. So the wrapper is called as always, and in the place of the model's own forward the work is
-done. A plain model needs none of this, and gets none of it.
+DDP watches its module's forward, and FSDP2 has whole weights only inside it. Computing hidden rows and the head on some
+of them is not that forward. So the wrapper is called as usual, and the work runs in place of the model's own forward
+(`inside_forward`). A plain model needs none of this.
+
+A model also serves as a teacher or reference: without dropout (`evaluating`), or below its adapter (`below_adapter`),
+and is unchanged afterwards. An adapter may train some rows of the embedding and the head (PEFT's
+`trainable_token_indices`); both layers are then wrapped, and their weight is the one below with these rows replaced.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ _running = threading.local()  # which models' forwards this thread is inside of
 
 
 def unwrapped(model: nn.Module) -> Any:
-    """The model inside DDP and torch.compile."""
+    """Return the model inside DDP and torch.compile."""
     while True:
         if hasattr(model, "_orig_mod"):
             model = getattr(model, "_orig_mod")  # noqa: B009
@@ -38,9 +42,9 @@ def unwrapped(model: nn.Module) -> Any:
 
 
 def inside_forward(model: nn.Module, causal_lm: nn.Module, work: Callable[[], T]) -> T:
-    """What `work` returns: tensors, or tuples of them, which the wrapper watches.
+    """Run `work`, which returns tensors or tuples of them, inside the forward of the wrapped model.
 
-    The result is what the work made, not what the wrapper passes on: that one may cast it to half precision.
+    Returns the result of `work` itself, not the wrapper's output, which may be cast to half precision.
     """
     entry = _entry(model, causal_lm)
     inside: set[int] = _running.__dict__.setdefault("inside", set[int]())
@@ -50,7 +54,7 @@ def inside_forward(model: nn.Module, causal_lm: nn.Module, work: Callable[[], T]
     results: list[T] = []
 
     def instead(*_args: object, **_options: object) -> T:
-        put_back()  # what the work asks of the model itself is the model's own
+        put_back()  # so that the work can call the model's own forward
         results.append(work())
         return results[0]
 
@@ -74,7 +78,10 @@ def inside_forward(model: nn.Module, causal_lm: nn.Module, work: Callable[[], T]
 
 
 def agreed_most(models: Sequence[nn.Module], counts: list[int]) -> list[int]:
-    """Of each count the most on any process that holds a part of one of these models: they run as many passes."""
+    """Return the maximum of each count over the processes that share one of these models, or the counts as they are.
+
+    Processes with parts of the same weights have to make the same passes, so each makes as many as any of them needs.
+    """
     groups = {id(group): group for model in models for group in _groups(unwrapped(model))}
     if not groups:
         return counts
@@ -86,22 +93,23 @@ def agreed_most(models: Sequence[nn.Module], counts: list[int]) -> list[int]:
 
 
 def is_sharded(model: nn.Module) -> bool:
+    """Return whether FSDP2 has sharded the model or a part of it."""
     kind = _sharded_kind()
     return kind is not None and any(isinstance(module, kind) for module in unwrapped(model).modules())
 
 
 def _groups(model: nn.Module) -> list[Any]:
-    """The process groups over which a model's weights are spread: its own mesh, not all processes there are."""
+    """Return the process groups over which a model's weights are sharded: those of its mesh, not all processes."""
     if not is_sharded(model):
         return []
     meshes: list[Any] = [getattr(parameter, "device_mesh", None) for parameter in model.parameters()]
     mesh = next((mesh for mesh in meshes if mesh is not None), None)
-    if mesh is None:  # inside a forward all weights may be whole; the state remembers where they came from
-        mesh = _remembered_mesh(model)
+    if mesh is None:  # inside a forward all weights may be whole; FSDP's state has the mesh
+        mesh = _mesh_in_state(model)
     return [mesh.get_group(dimension) for dimension in range(mesh.ndim)]
 
 
-def _remembered_mesh(model: nn.Module) -> Any:
+def _mesh_in_state(model: nn.Module) -> Any:
     kind: Any = _sharded_kind()
     for module in model.modules():
         if isinstance(module, kind):
@@ -113,7 +121,7 @@ def _remembered_mesh(model: nn.Module) -> Any:
 
 
 def _entry(model: nn.Module, causal_lm: nn.Module) -> nn.Module | None:
-    """The outermost wrapper that has to be called, if any."""
+    """Return the outermost wrapper that has to be called, or None."""
     bare = getattr(model, "_orig_mod", model)
     # Without gradients there is nothing for DDP to watch, and it would only wait for the other processes.
     if isinstance(bare, nn.parallel.DistributedDataParallel) and torch.is_grad_enabled():
@@ -125,20 +133,15 @@ def _entry(model: nn.Module, causal_lm: nn.Module) -> nn.Module | None:
 
 
 def _sharded_kind() -> type[nn.Module] | None:
-    """FSDP2's class, without loading it: a model can only be one if it is loaded."""
+    """Return FSDP2's class, or None if it was never imported, in which case no model can be an instance of it."""
     loaded = sys.modules.get("torch.distributed.fsdp")
     return None if loaded is None else loaded.FSDPModule
 
 
-# A model as a teacher or a reference: without dropout, or below its adapter, and without leaving a trace.
-#
-# An adapter may also train some rows of the embedding and of the head (PEFT's `trainable_token_indices`): both layers
-# are then wrapped, and the weight of either is the one below with these rows in their places.
-
-
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Switch dropout off inside, and put every module's mode back afterwards: a teacher must not be noisy."""
+    """Switch dropout off inside the block, and restore every module's mode afterwards."""
+    # Not model.eval() and model.train(), which would also switch modules that were in eval mode before.
     training = [module for module in model.modules() if module.training]
     for module in training:
         module.training = False
@@ -150,21 +153,21 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def has_adapter(model: nn.Module) -> bool:
-    """Whether any layer holds another below it, as PEFT's do."""
+    """Return whether any layer wraps another one, as PEFT's do."""
     return any(hasattr(module, "base_layer") or hasattr(module, "original_module") for module in model.modules())
 
 
 def below_rows(layer: Any) -> Any:
-    """The embedding or head itself, where an adapter trains some of its rows; any other layer as it is."""
+    """Return the embedding or head inside the wrapper with trained rows; any other layer unchanged."""
     return layer.token_adapter.base_layer if hasattr(layer, "token_adapter") else layer
 
 
 @contextmanager
 def rows_in_place(model: nn.Module) -> Iterator[None]:
-    """Rows that an adapter trains stand in the weights themselves inside, and the old ones again afterwards.
+    """Write the rows that an adapter trains into the weights inside the block, and restore the old rows afterwards.
 
-    The wrappers write a new matrix at each call, which a pass of one token spends most of its time on, and which asks
-    the host for the places: no CUDA graph can be recorded of it. Nothing may be trained inside.
+    The wrappers build a new matrix in every call. That takes most of the time of a pass over one token, and its indices
+    come from the host, so it cannot be recorded as a CUDA graph. Nothing may be trained inside the block.
     """
     layers: list[Any] = [module for module in model.modules() if hasattr(module, "trainable_tokens_delta")]
     layers = [layer for layer in layers if not (layer.merged or layer.disable_adapters)]
@@ -181,7 +184,8 @@ def rows_in_place(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         with torch.no_grad():
-            for weight, ids, rows in reversed(before):  # of tied layers the second saw the rows of the first
+            # Reversed, since of two tied layers the second saved the rows that the first had written.
+            for weight, ids, rows in reversed(before):
                 weight[ids] = rows
         for layer in layers:
             layer.merged_adapters.clear()
@@ -189,7 +193,8 @@ def rows_in_place(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def below_adapter(model: nn.Module) -> Iterator[None]:
-    """The weights below the adapter, and afterwards everything as it was: PEFT's own switch makes frozen ones train."""
+    """Switch the adapter off inside the block, and restore everything afterwards."""
+    # PEFT's own switch sets requires_grad of frozen weights when it is undone, hence the copy.
     inner: Any = unwrapped(model)
     check_can_switch_off(model)
     trainable = {name: parameter.requires_grad for name, parameter in inner.named_parameters()}
@@ -203,20 +208,20 @@ def below_adapter(model: nn.Module) -> Iterator[None]:
 
 
 def start_weights(model: nn.Module) -> Any:
-    """As `below_adapter` where there is an adapter; the model itself where there is none."""
+    """Return a context in which the model has its initial weights: below its adapter, if it has one."""
     return below_adapter(model) if has_adapter(unwrapped(model)) else nullcontext()
 
 
 def check_can_switch_off(model: nn.Module) -> None:
-    """Raise where there is no adapter, where it cannot be switched off, or where it was merged into the weights."""
+    """Raise if the model has no adapter, if it cannot be switched off, or if it is merged into the weights."""
     inner: Any = unwrapped(model)
     if not has_adapter(inner):
         got = f"{type(inner).__name__}, which has no adapter to switch off"
         raise InputError(explain("model", got=got, expected="a PEFT model"))
     if not (hasattr(inner, "disable_adapter") or getattr(inner, "_hf_peft_config_loaded", False)):
-        fix = "Make it with peft.get_peft_model or model.add_adapter."
-        got = f"{type(inner).__name__} with adapter layers and no way to switch them off"
-        raise UnsupportedModelError(explain("adapter", got=got, expected="one that can be", fix=fix))
+        fix = "Create it with peft.get_peft_model or model.add_adapter."
+        got = f"{type(inner).__name__} with adapter layers that cannot be switched off"
+        raise UnsupportedModelError(explain("adapter", got=got, expected="an adapter that can be", fix=fix))
     if any(getattr(module, "merged_adapters", None) for module in inner.modules()):
         fix = "Unmerge it first: model.unmerge_adapter()."
         raise InputError(explain("adapter", got="merged into the weights", expected="not merged", fix=fix))
@@ -224,7 +229,7 @@ def check_can_switch_off(model: nn.Module) -> None:
 
 @contextmanager
 def _disabled(model: Any) -> Iterator[None]:
-    """Adapters that transformers itself put in."""
+    """Switch off adapters that were added by transformers (`model.add_adapter`)."""
     model.disable_adapters()
     try:
         yield

@@ -1,4 +1,7 @@
-"""What reference log-probs were computed with: start weights, tokenizer, the template as it was used, the precision."""
+"""Compute the fingerprint of a model and its tokenizer, to tell whether stored log-probs still belong to them.
+
+A fingerprint has digests of the initial weights, the tokenizer and the template as it was used, and the precision.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from composer_replication.batch.render.renderer import Renderer
 from composer_replication.trainer.objective.distributed import is_sharded, unwrapped
 from composer_replication.trainer.objective.model_head import causal_lm_of
 
-# What a config says about the machine, the way of running and the history of a model, not about what it computes.
+# Config keys about the machine, the way of running and the history of a model, not about what it computes.
 _VOLATILE = {
     "_name_or_path",
     "dtype",  # written into the config of whoever saves; weights are hashed with theirs
@@ -36,38 +39,42 @@ _VOLATILE = {
 }
 
 
-# Wrappers put their own steps into parameters' names.
+# What wrappers (torch.compile, activation checkpointing, FSDP1) add to the names of parameters.
 _WRAPPER_STEPS = ("_orig_mod.", "_checkpoint_wrapped_module.", "module._fsdp_wrapped_module.")
+# "layers.0.q_proj.lora_B.default.weight" and "embed_tokens.lora_embedding_B.default"; not "lora_A" or "lora_Bias"
 _LORA_B = re.compile(r"\blora_(?:embedding_)?B\b")
+# Values of each tensor that `_state_of` reads.
 _SAMPLED = 64
-_hashed_before: WeakKeyDictionary[nn.Module, tuple[str, str]] = WeakKeyDictionary()
+# The state of a model when it was last hashed, and its digest then.
+_digests: WeakKeyDictionary[nn.Module, tuple[str, str]] = WeakKeyDictionary()
 
 
 class Fingerprint(NamedTuple):
-    """Three digests and a dtype; any of them different makes stored numbers those of something else."""
+    """Three digests and a dtype. If any of them differs, stored log-probs belong to something else."""
 
     weights: str
     tokenizer: str
     template: str
     precision: str
-    """What `precision_of` says; weights of one digest give other numbers under autocast."""
+    """From `precision_of`; the same weights give other log-probs under autocast."""
 
     def differences(self, other: Fingerprint) -> list[str]:
+        """Return the names of the fields that differ."""
         return [name for name, mine, theirs in zip(self._fields, self, other, strict=True) if mine != theirs]
 
 
 def fingerprint_of(model: nn.Module, renderer: Renderer, *, with_adapter: bool = False) -> Fingerprint:
-    """Of the weights that are the reference, and of what turns conversations into ids."""
+    """Return the fingerprint of the reference weights, and of what turns conversations into ids."""
     tokenizer, template = tokenizer_digest(renderer.tokenizer), _digest_of(renderer.settings)
     return Fingerprint(weights_digest(model, with_adapter=with_adapter), tokenizer, template, precision_of(model))
 
 
 def precision_of(model: nn.Module) -> str:
-    """The dtype in which a pass computes if it is made here and now: autocast's where it is on, or the weights' own."""
+    """Return the dtype that a pass would compute in now: autocast's if it is on, else the weights' own."""
     tensors = _start_tensors(causal_lm_of(model)).values()
     own_dtypes = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
     device = next(iter(tensors)).device.type
-    if own_dtypes == {torch.float64}:  # which autocast leaves alone
+    if own_dtypes == {torch.float64}:  # autocast does not touch double precision
         used = own_dtypes
     elif torch.is_autocast_enabled(device):
         used = {torch.get_autocast_dtype(device)}
@@ -78,7 +85,7 @@ def precision_of(model: nn.Module) -> str:
 
 
 def _dtype_of_shards(model: nn.Module) -> torch.dtype | None:
-    """What FSDP2 casts weights to when it makes them whole for a pass, where its policy says so."""
+    """Return the dtype that FSDP2 casts weights to for a pass, or None if its policy does not set one."""
     states: list[Any] = (
         [getattr(module, "_get_fsdp_state", None) for module in model.modules()] if is_sharded(model) else []
     )
@@ -86,15 +93,14 @@ def _dtype_of_shards(model: nn.Module) -> torch.dtype | None:
 
 
 def weights_digest(model: nn.Module, *, with_adapter: bool = False) -> str:
-    """Names, dtypes, shapes and all bytes of weights and buffers, and the config; an adapter on top changes nothing.
+    """Return a digest of the names, dtypes, shapes and bytes of weights and buffers below an adapter, and the config.
 
-    With `with_adapter` the adapter's own weights count too, where there is one. Weights that are not spread over
-    processes are hashed once: what was hashed before and has not changed since, by the count of its changes and a
-    sample of its values, has the digest it had. Those on the meta device have no bytes.
+    With `with_adapter` the adapter's own weights count too. The digest of a model that is not sharded is reused while
+    `_state_of` says that nothing has changed. Tensors on the meta device have no bytes.
     """
     module, sharded = _below_adapters(model), is_sharded(model)
     for submodule in module.modules() if sharded else ():
-        if hasattr(submodule, "reshard"):  # after a pass the root's weights may be whole, and cast
+        if hasattr(submodule, "reshard"):  # after a pass the root's weights may still be whole, and cast
             submodule.reshard()
     tensors = _start_tensors(module)
     for name, tensor in tuple(tensors.items()):
@@ -102,19 +108,19 @@ def weights_digest(model: nn.Module, *, with_adapter: bool = False) -> str:
     config = _digest_of(_config_of(module))
     if with_adapter and (own_tensors := adapter_tensors(module)):
         return _hashed(weights_digest(model), own_tensors)
-    if sharded:  # all processes gather together, so none may know more than another
+    if sharded:  # all processes gather together, so none of them may use a stored digest
         return _hashed(config, tensors)
     state = _state_of(config, tensors)
-    cache_entry = _hashed_before.get(module)
+    cache_entry = _digests.get(module)
     if cache_entry is None or cache_entry[0] != state:
-        cache_entry = _hashed_before[module] = state, _hashed(config, tensors)
+        cache_entry = _digests[module] = state, _hashed(config, tensors)
     return cache_entry[1]
 
 
 def has_no_weights(model: nn.Module) -> bool:
-    """Whether all parameters below an adapter are zeros or on the meta device; of a sharded model, this rank's part.
+    """Return whether all parameters below an adapter are zeros or on the meta device (of a sharded model: this rank's).
 
-    Such a model was made and never loaded: under FSDP's `cpu_ram_efficient_loading` all ranks but 0 begin with one.
+    Such a model was created but never loaded: with FSDP's `cpu_ram_efficient_loading` all ranks but 0 begin with one.
     """
     below = _below_adapters(model)
     own_ids = {id(tensor) for tensor in adapter_tensors(below).values()}
@@ -126,10 +132,11 @@ def has_no_weights(model: nn.Module) -> bool:
 
 
 def trained_adapter_digest(model: nn.Module) -> str | None:
-    """Of an adapter's own weights; None without one, or with a fresh one: a LoRA that adds nothing, its Bs all zero."""
+    """Return a digest of an adapter's own weights; None without an adapter, or with a fresh LoRA (all its Bs zero)."""
     own_tensors = adapter_tensors(_below_adapters(model))
-    second = [tensor for name, tensor in own_tensors.items() if _LORA_B.search(name)]
-    if not own_tensors or (second and not any(not tensor.is_meta and bool(_whole(tensor).any()) for tensor in second)):
+    lora_Bs = [tensor for name, tensor in own_tensors.items() if _LORA_B.search(name)]
+    is_fresh = lora_Bs and not any(not tensor.is_meta and bool(_whole(tensor).any()) for tensor in lora_Bs)
+    if not own_tensors or is_fresh:
         return None
     return _hashed("", own_tensors)
 
@@ -149,9 +156,9 @@ def _whole(tensor: Tensor) -> Tensor:
 
 
 def _state_of(config: str, tensors: dict[str, Tensor]) -> str:
-    """What tells one state of a module's weights from another: where they are, how often they changed, some values.
+    """Return a cheap digest that changes with the weights: their addresses, version counters and some values.
 
-    A sample alone would miss a change of one value; a count alone, those that a kernel makes behind torch's back.
+    The sample alone would miss a change of one value; torch's version counter misses changes by custom kernels.
     """
     hasher = hashlib.sha256(config.encode())
     for name, tensor in tensors.items():
@@ -159,7 +166,7 @@ def _state_of(config: str, tensors: dict[str, Tensor]) -> str:
         hasher.update(repr(about).encode())
         if not tensor.is_meta and tensor.numel():
             flat = tensor.detach().reshape(-1)
-            # An odd step: one that divides the length of the rows would read the same few columns of each.
+            # An odd step, since one that divides the length of a row would read the same few columns of every row.
             few = flat[:: max(1, flat.numel() // _SAMPLED) | 1].contiguous().cpu()
             hasher.update(few.view(torch.uint8).numpy())  # pyright: ignore[reportArgumentType]
     return hasher.hexdigest()
@@ -171,14 +178,15 @@ def _below_adapters(model: nn.Module) -> Any:
 
 
 def bare_name(name: str) -> str:
-    """A parameter's name without the steps that wrappers put into it."""
+    """Return a parameter's name without what wrappers add to it."""
     for step in _WRAPPER_STEPS:
         name = name.replace(step, "")
     return name
 
 
 def _start_tensors(causal_lm: nn.Module) -> dict[str, Tensor]:
-    """Weights, and buffers that are saved with them, by their names without an adapter, and without its own."""
+    """Return the weights and saved buffers of the model below its adapter, under the names they have without it."""
+    # PEFT's wrappers by the name under which they hold the layer below: trained rows, LoRA, modules_to_save.
     rows = [name for name, module in causal_lm.named_modules() if hasattr(module, "token_adapter")]
     adapted = [name for name, module in causal_lm.named_modules() if hasattr(module, "base_layer")]
     saved = [name for name, module in causal_lm.named_modules() if hasattr(module, "original_module")]
@@ -203,7 +211,7 @@ def adapter_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _config_of(causal_lm: Any) -> dict[str, Any]:
-    """What the weights mean: rotary base, windows, norms. Two models with one set of weights may differ here."""
+    """Return the part of the config that changes results: rotary base, windows, norms."""
     config: Any = getattr(causal_lm, "config", None)
     plain = config.to_dict() if hasattr(config, "to_dict") else {}
     return json.loads(json.dumps(_without_volatile(plain), sort_keys=True, default=str))
@@ -216,7 +224,7 @@ def _without_volatile(value: Any) -> Any:
 
 
 def _quantisation(tensor: Tensor) -> dict[str, Tensor]:
-    """The scales of a weight that is kept in few bits."""
+    """Return the scales of a quantized weight (bitsandbytes)."""
     state: Any = getattr(tensor, "quant_state", None)
     if state is None or not hasattr(state, "as_dict"):
         return {}
@@ -224,9 +232,9 @@ def _quantisation(tensor: Tensor) -> dict[str, Tensor]:
 
 
 def _name_below_adapters(name: str, wrapped: Mapping[str, list[str]]) -> str | None:
-    """A weight's name as if there were no adapter; None for a weight of the adapter itself.
+    """Return a weight's name without the adapter's wrappers; None for a weight of the adapter itself.
 
-    `wrapped`: names of modules by where each holds the one below it.
+    `wrapped` has the names of wrapper modules by the attribute that holds the layer below.
     """
     for inner, modules in wrapped.items():
         for module in modules:
@@ -239,9 +247,10 @@ def _name_below_adapters(name: str, wrapped: Mapping[str, list[str]]) -> str | N
 
 
 def tokenizer_digest(tokenizer: Any) -> str:
-    """The whole tokenizer as it turns text into ids; how it would pad or cut a batch does not matter."""
+    """Return a digest of how the tokenizer turns text into ids; padding and truncation do not matter."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None and not hasattr(tokenizer, "get_vocab"):  # it only promises ids: a renderer's settings have some
+    # A custom tokenizer without a vocabulary: the template's digest includes some of its ids.
+    if backend is None and not hasattr(tokenizer, "get_vocab"):
         return _digest_of({"type": type(tokenizer).__qualname__})
     if backend is None:
         return _digest_of({"vocabulary": tokenizer.get_vocab(), "added": sorted(tokenizer.get_added_vocab().items())})

@@ -1,18 +1,22 @@
-"""Does a hint do anything? Asked where the erring call is decided.
+"""Check for each site whether its hint makes the error less likely, before channel 2 trains on it.
 
-The tokens are those of `batch.render.decision`, scored a token without a hint, with the site's own, and with that of a
-site of another kind; and as many of good calls before it in the session without a hint and with the site's own:
+The tokens that decide the erring call (`batch.render.decision`) are scored without a hint, with the site's own hint,
+and with an unrelated hint, that of a site of a different kind. Good calls before it in the session are scored without a
+hint and with the site's own:
 
-    drop(hint, call) = mean over the call's deciding tokens of log p(token) - log p(token | hint)
-    advantage           = drop(own, erring) - drop(other, erring)
-    advantage_over_good = drop(own, erring) - drop(own, good)
+    effect(hint, call)  = mean over the call's deciding tokens of log p(token) - log p(token | hint)
+    advantage           = effect(own, erring) - effect(unrelated, erring)
+    advantage_over_good = effect(own, erring) - effect(own, good)
 
-Any text before a turn moves it, and a text that speaks against everything lowers the erring call too: a hint is heeded
-where both differences are above the margin. Sums over a call would mostly tell how long it is.
+Any text before a turn changes it, and a text that discourages everything lowers the erring call as well. So a hint
+passes only if both differences are above the margin. They are means per token, since sums over a call mostly measure
+its length.
 
-Where whole turns are taught (`part="turn"`), a call is scored as if it were made at once, without the words before it:
-who has said "I change lamps.py" has decided, and a hint would have changed these words. Where calls alone are taught,
-their words stay.
+Where channel 2 trains on whole turns (`part="turn"`), a call is scored as if it were made at once, without the words
+before it: after "I change lamps.py" the call is decided already, and a hint would have changed these words. Where it
+trains on calls alone, their words stay.
+
+`verdict` counts the results of all sites against chance: does this model react to hints on these logs?
 """
 
 from __future__ import annotations
@@ -40,10 +44,12 @@ from composer_replication.trainer.objective.reference import Response, response_
 HINT_DOES_NOTHING = "hint_does_nothing"
 LOWERS_GOOD_CALLS = "hint_lowers_good_calls_too"
 NO_OTHER_KIND = "no_hint_of_another_kind"
+# With fewer sites, all of them could pass by chance.
+_MIN_SITES = 4
 
 
 class DecidedCall(NamedTuple):
-    """Where a turn with a call stands, and the tokens that decide it."""
+    """A turn with a call in its rendering, and the tokens that decide the call."""
 
     rendered: RenderedSequence
     span: TurnSpan
@@ -54,7 +60,7 @@ class DecidedCall(NamedTuple):
 class ProvableSite:
     """An erring turn in its rendering, its hint, and its kind of error.
 
-    Without a `decision` all of the call is scored. `good_calls` are what its hint must not lower as well.
+    Without a `decision` the whole call is scored. `good_calls` are calls that the hint should not make less likely.
     """
 
     site_id: str
@@ -68,10 +74,10 @@ class ProvableSite:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HintProof:
-    """Mean log-probs a token at the erring decision, and at those of good calls; and what they mean for the site.
+    """The hint check of one site: mean log-probs per token at the erring decision and at those of good calls.
 
-    `basis` says what the `num_tokens` of the decision are (see `Decision`). The figures of good calls are means over
-    `num_good_calls` of them, None without any; `num_good_elsewhere` of them are of other sessions.
+    `basis` says what the `num_tokens` of the decision are (see `Decision`). The log-probs of good calls are means over
+    `num_good_calls` calls, or None without any; `num_good_elsewhere` of them are from other sessions.
     """
 
     site_id: str
@@ -90,21 +96,21 @@ class HintProof:
 
     @property
     def advantage(self) -> float | None:
-        """How much more its own hint lowers the erring decision than another's does, in nats a token."""
+        """How much more the site's own hint lowers the erring decision than an unrelated one, in nats/token."""
         return None if self.with_other_hint is None else self.with_other_hint - self.with_hint
 
     @property
     def good_effect(self) -> float | None:
-        """By how much its own hint moves good calls, in nats a token; below 0 they become less likely."""
+        """How much the site's own hint changes good calls, in nats/token; below 0 they become less likely."""
         if self.good_with_hint is None or self.good_without_hint is None:
             return None
         return self.good_with_hint - self.good_without_hint
 
     @property
     def advantage_over_good(self) -> float | None:
-        """How much more its own hint lowers the erring decision than good ones, in nats a token."""
-        moved = self.good_effect
-        return None if moved is None else self.without_hint - self.with_hint + moved
+        """How much more the site's own hint lowers the erring decision than good ones, in nats/token."""
+        good_effect = self.good_effect
+        return None if good_effect is None else self.without_hint - self.with_hint + good_effect
 
 
 def prove_hints(
@@ -120,11 +126,11 @@ def prove_hints(
     known: Sequence[HintProof] = (),
     on_proof: Callable[[HintProof], None] | None = None,
 ) -> list[HintProof]:
-    """One proof a site, in order. A site without one of another kind beside it cannot be proved, and is not kept.
+    """Return one proof per site, in order. A site is rejected if no site of a different kind has a hint to compare.
 
-    `max_context` cuts what stands before the turns; all that is scored for a site shares the rest in one tree. Good
-    calls that are further away than half of it, or in another sequence, have that half for themselves. `known` are
-    proofs from an earlier call like this one, found by the site's id; `on_proof` is told of each that is made.
+    `max_context` is the number of tokens kept before a turn; all that is scored for a site shares them in one tree.
+    Good calls that are further away than half of it, or in another sequence, get half of it for themselves. `known` are
+    proofs of an earlier call with the same arguments, which are reused; `on_proof` is called with every new one.
     """
     if margin < 0:
         raise InputError(explain("margin", got=margin, expected="0 or more nats"))
@@ -142,17 +148,17 @@ def prove_hints(
 
 
 def is_near(call: TurnSpan, site: TurnSpan, max_context: int) -> bool:
-    """Whether a call before a site of its sequence can be shown in the site's context, and still has half of it."""
+    """Return whether a call before a site of the same sequence still has half of the site's context before it."""
     return 0 <= site.header_start - call.header_start <= max_context // 2
 
 
 def count_reasons(proofs: Sequence[HintProof]) -> Counter[str]:
-    """How many sites were kept, and why the others were not."""
+    """Return the number of sites for each reason: "kept", or why not."""
     return Counter(proof.reason for proof in proofs)
 
 
 class _Scores:
-    """Means of log-probs a token at the decisions around one site, all of one pass."""
+    """Mean log-probs per token at the decisions that belong to one site, all from one pass."""
 
     def __init__(
         self,
@@ -171,12 +177,13 @@ class _Scores:
         self._max_context = max_context
 
     def of(self, hints: Sequence[str]) -> tuple[list[float], list[tuple[DecidedCall, float, float]]]:
-        """At the erring decision with each hint; at each good one without any and with the site's own."""
+        """Return the means at the erring decision for each hint, and at good calls without and with the site's hint."""
         erring = [self._responses(self._own, hint) for hint in hints]
         for variant, hint in zip(erring, hints, strict=True):
             if isinstance(variant, str):
                 what = f"hint of site {self._site.site_id}" if hint else f"turn of site {self._site.site_id}"
-                raise InputError(explain(what, got=variant, expected="a turn that can be taught"))
+                raise InputError(explain(what, got=variant, expected="a turn that can be trained on"))
+        # A good call that cannot be shown with the hint is left out; only the site itself has to work.
         pairs = [
             (call, [self._responses(call, hint) for hint in ("", self._site.hint)]) for call in self._site.good_calls
         ]
@@ -190,11 +197,12 @@ class _Scores:
         return [next(means) for _ in hints], [(call, next(means), next(means)) for call, _ in good]
 
     def _responses(self, call: DecidedCall, hint: str) -> list[Response] | str:
-        """The context with a hint up to the end of each stretch; or why the turn cannot be shown with it."""
+        """Return one response for each stretch of the decision, after a hint; or why the turn cannot have the hint."""
         first = self._first_token(call)
         turn = hinted_turn(self._renderer, call.rendered, call.span, hint, placement=self._placement, first=first)
         if isinstance(turn, str):
             return turn
+        # Positions of the decision are those of the rendering; `shift` moves them to the hinted context.
         shift, ids = turn.teacher_start - turn.start, turn.context.ids
         text_length = 0 if self._part == "call" or call.span.call_start is None else call.span.call_start - turn.start
         before, at_once = ids[: turn.teacher_start], ids[turn.teacher_start + text_length :]
@@ -205,7 +213,7 @@ class _Scores:
         ]
 
     def _first_token(self, call: DecidedCall) -> int:
-        """The site's own where at least half of the context is left from there, so that all share it."""
+        """Return where the call's context begins: where the site's does if the call is near enough to share it."""
         if self._max_context is None:
             return 0
         if call.rendered is self._own.rendered and is_near(call.span, self._own.span, self._max_context):
@@ -244,29 +252,23 @@ def _proof(scores: _Scores, site: ProvableSite, other_site: ProvableSite | None,
 def _judged(proof: HintProof, margin: float) -> HintProof:
     if proof.advantage is None:
         return replace(proof, reason=NO_OTHER_KIND)
-    if _stands_out(proof.advantage, proof.advantage_over_good, margin):
+    if _exceeds_margin(proof.advantage, proof.advantage_over_good, margin):
         return replace(proof, is_kept=True, reason="kept")
     return replace(proof, reason=LOWERS_GOOD_CALLS if proof.advantage > margin else HINT_DOES_NOTHING)
 
 
-def _stands_out(over_other: float | None, over_good: float | None, margin: float = 0.0) -> bool:
-    """Whether an own hint lowers the error by more than all that it is compared with."""
+def _exceeds_margin(over_other: float | None, over_good: float | None, margin: float = 0.0) -> bool:
+    """Return whether the own hint lowers the error by more than `margin` in all comparisons."""
     return over_other is not None and over_other > margin and (over_good is None or over_good > margin)
 
 
-# Does a model heed hints on some logs at all? The proofs of all their sites, counted against chance.
-
-_FEWEST_SITES = 4
-"""Of fewer all could be won by chance."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _HeedVerdict:
-    """Whether a model heeds hints on some logs; `heeds` is None where there are too few sites to tell.
+class _HintVerdict:
+    """Whether a model reacts to hints on some logs; `heeds` is None if there are too few sites to tell.
 
-    It does where own hints stand out from all they are compared with at more than half of the sites, and at more than
-    chance has it, by two standard deviations: without an effect one of two is the larger at half of the sites, and one
-    of three, where there are good calls, at a third.
+    It does if own hints win all their comparisons at more than half of the sites, and at two standard deviations more
+    sites than chance predicts. Without any effect, a hint wins its only comparison at half of the sites, and both
+    comparisons, where there are good calls, at a third of them.
     """
 
     num_sites: int
@@ -279,62 +281,61 @@ class _HeedVerdict:
 
     @property
     def by_chance(self) -> float:
-        """At how many sites own hints would stand out if hints did nothing."""
+        """The expected number of sites at which own hints win if hints do nothing."""
         return self.num_with_good / 3 + (self.num_sites - self.num_with_good) / 2
 
     @property
     def num_needed(self) -> int:
-        """At how many they have to."""
+        """The number of sites at which own hints have to win."""
+        # Variances of a Bernoulli variable: 1/3 * 2/3 = 2/9 with good calls, 1/4 without.
         deviation = math.sqrt(self.num_with_good * 2 / 9 + (self.num_sites - self.num_with_good) / 4)
         return max(self.num_sites // 2 + 1, math.ceil(self.by_chance + 2 * deviation))
 
     @property
     def heeds(self) -> bool | None:
-        return None if self.num_sites < _FEWEST_SITES else self.over_both >= self.num_needed
+        """Whether the model reacts to hints beyond chance; None if there are too few sites to tell."""
+        return None if self.num_sites < _MIN_SITES else self.over_both >= self.num_needed
 
-    def in_words(self, *, can_warm_up: bool = True) -> str:
-        """One sentence: whether it does, by which figures, and what to do if not."""
+    def summary(self, *, can_warm_up: bool = True) -> str:
+        """Return one sentence: whether the model reacts to hints, the measurements, and what to do if it does not."""
         if self.heeds is None:
-            return f"whether this model heeds hints cannot be told from {self.num_sites} sites that could be compared"
+            return f"cannot tell whether this model reacts to hints: only {self.num_sites} sites could be compared"
         if self.heeds:
-            return f"this model heeds hints on these logs: {self._figures()}"
-        what = "all of what follows is so" if self.num_with_good else "what follows is so"
-        counted = f"{what} at {self.over_both} sites; chance alone makes it {self.by_chance:.0f}"
+            return f"this model reacts to hints on these logs: {self._measurements()}"
+        comparisons = "both comparisons hold" if self.num_with_good else "the comparison holds"
+        chance = f"by chance: {self.by_chance:.0f}; needed: {self.num_needed}"
         advice = "warm up first (train.warmup), " if can_warm_up else ""
         return (
-            f"this model does not heed hints on these logs by more than chance: {counted}, and {self.num_needed} are "
-            f"needed: {self._figures()}: channel 2 has little to teach with; {advice}use a larger model, or rely on "
-            "pairs (channel 3)"
+            f"this model does not react to hints on these logs beyond chance: {comparisons} at {self.over_both} sites "
+            f"({chance}): {self._measurements()}. "
+            f"Channel 2 has little to teach: {advice}use a larger model, or rely on pairs (channel 3)"
         )
 
-    def _figures(self) -> str:
-        figures = (
-            f"own hints lower the erring decision more than another kind's at {_share(self.over_other, self.num_sites)}"
-        )
+    def _measurements(self) -> str:
+        share = _share(self.over_other, self.num_sites)
+        text = f"own hints lower the erring decision more than unrelated hints at {share}"
         if self.good_effect is not None:
-            elsewhere_text = f" ({self.num_elsewhere} of them by calls of other sessions, having none before it)"
-            figures += (
-                f", and more than they lower good calls before it in the same sessions at "
-                f"{_share(self.over_good, self.num_with_good)}{elsewhere_text if self.num_elsewhere else ''}, "
-                f"which they move by {self.good_effect:+.2f} nats a token"
-            )
+            text += f", and more than good calls at {_share(self.over_good, self.num_with_good)}"
+            if self.num_elsewhere:  # sites without a good call before them in their session
+                text += f" ({self.num_elsewhere} compared with good calls of other sessions)"
+            text += f"; good calls change by {self.good_effect:+.2f} nats/token"
         if self.num_with_good < self.num_sites:
-            figures += f"; there is no good call to compare with at {self.num_sites - self.num_with_good} sites"
-        return figures
+            text += f"; {self.num_sites - self.num_with_good} sites have no good call to compare with"
+        return text
 
 
-def verdict(proofs: Sequence[HintProof]) -> _HeedVerdict:
-    """From all sites that could be compared, kept or not; the margin plays no part."""
+def verdict(proofs: Sequence[HintProof]) -> _HintVerdict:
+    """Return the verdict over all sites that could be compared, kept or not; the margin does not matter."""
     compared = [proof for proof in proofs if proof.advantage is not None]
     with_good = [proof for proof in compared if proof.good_effect is not None]
     effects = [proof.good_effect or 0.0 for proof in with_good]
-    return _HeedVerdict(
+    return _HintVerdict(
         num_sites=len(compared),
         over_other=sum((proof.advantage or 0.0) > 0 for proof in compared),
         num_with_good=len(with_good),
         num_elsewhere=sum(proof.num_good_elsewhere > 0 for proof in with_good),
         over_good=sum((proof.advantage_over_good or 0.0) > 0 for proof in with_good),
-        over_both=sum(_stands_out(proof.advantage, proof.advantage_over_good) for proof in compared),
+        over_both=sum(_exceeds_margin(proof.advantage, proof.advantage_over_good) for proof in compared),
         good_effect=fmean(effects) if effects else None,
     )
 

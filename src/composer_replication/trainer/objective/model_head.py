@@ -1,9 +1,9 @@
-"""A Hugging Face causal LM taken apart into a body that gives hidden rows and a head that gives logits.
+"""Split a Hugging Face causal LM into a body that gives hidden rows and a head that gives logits.
 
 Models scale or cap their logits after the head, each in its own way and under its own config names. Rather than trust a
-list of names, the candidates are tried once per model: random rows are put in front of the head, large enough that any
-cap bends them, and the one combination that reproduces the model's own logits is used. If none does, or more than one,
-an error says so. A head that is *almost* right would train silently on wrong numbers.
+list of names, all candidates are tried once per model: random rows are fed into the head, large enough that any cap
+bends them, and the only combination that reproduces the model's own logits is used. If none does, or more than one,
+`UnsupportedModelError` is raised: a head that is *almost* right would train silently on wrong numbers.
 """
 
 from __future__ import annotations
@@ -26,33 +26,39 @@ _PROBE_TOKENS = 4
 
 
 class _Transform(NamedTuple):
-    """What happens to a model's logits behind its head."""
+    """What happens to a model's logits after its head."""
 
     scale: float
     softcap: float | None
 
 
 class _Probed(NamedTuple):
-    """A finding, and what it holds for: another head or config is probed again."""
+    """The transform of a model's logits, with the head and the candidates that it was determined for."""
 
     head_id: int
     candidates: list[_Transform]
     transform: _Transform
 
 
+# Per model; weak, so that a model can be freed. Another head or config is probed again.
 _probed: WeakKeyDictionary[nn.Module, _Probed] = WeakKeyDictionary()
 _warned: set[int] = set()
 
 
 def causal_lm_of(model: nn.Module) -> Any:
-    """The Hugging Face model inside DDP, torch.compile and PEFT, or the model itself."""
+    """Return the Hugging Face model inside DDP, torch.compile and PEFT.
+
+    Raises UnsupportedModelError for a model that is none, and for adapters that act outside the layers.
+    """
     model = unwrapped(model)
     if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
-        fix = "Its virtual tokens would be skipped; use LoRA or another adapter inside the layers."
+        # Its virtual tokens are added by PEFT's forward, which is not what runs here.
+        fix = "Use LoRA or another adapter inside the layers."
         raise UnsupportedModelError(explain("PEFT model", got="prompt learning", expected="adapters only", fix=fix))
     configs: Any = getattr(model, "peft_config", None) or {}
     if any(getattr(config, "alora_invocation_tokens", None) for config in configs.values()):
-        fix = "Its adapter acts from a token on that only its own forward looks for."
+        # Its adapter is active from an invocation token on, which PEFT's forward looks for.
+        fix = "Use plain LoRA or another adapter without invocation tokens."
         raise UnsupportedModelError(explain("PEFT model", got="aLoRA", expected="another adapter", fix=fix))
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model  # pyright: ignore[reportCallIssue]
     if not (hasattr(inner, "get_decoder") and hasattr(inner, "get_output_embeddings")):
@@ -63,15 +69,16 @@ def causal_lm_of(model: nn.Module) -> Any:
 
 
 def embedding_count(model: nn.Module) -> int:
-    """How many token ids the model has an input embedding for."""
+    """Return the number of token ids that the model has an input embedding for."""
     return below_rows(causal_lm_of(model).get_input_embeddings()).weight.shape[0]
 
 
 def hidden_states(model: nn.Module, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
-    """Last hidden states (B, T, H), after the final norm, without computing a single logit.
+    """Return last hidden states (B, T, H), after the final norm, without computing any logits.
 
-    Each sequence's real tokens are moved to its front, and their rows back. What lies behind a token changes nothing in
-    a causal model, be it attention, a convolution or a recurrent state; what lies before it does in many, mask or not.
+    Each sequence's real tokens are moved to the front for the pass, and their rows back. Padding after a token changes
+    nothing in a causal model, whether it uses attention, convolutions or a recurrent state; padding before it does in
+    many models, with a mask or without.
     """
     decoder = decoder_of(causal_lm_of(model))
     if attention_mask is None:
@@ -84,7 +91,8 @@ def hidden_states(model: nn.Module, input_ids: Tensor, attention_mask: Tensor | 
 
 
 def decoder_of(causal_lm: Any) -> Any:
-    """The body of a causal LM. `get_decoder` finds a head of that name first, or gives up and returns the model."""
+    """Return the body of a causal LM."""
+    # For some models `get_decoder` returns a head called "decoder", or the causal LM itself.
     decoder = causal_lm.get_decoder()
     if decoder is causal_lm or decoder is causal_lm.get_output_embeddings():
         return getattr(causal_lm, "model", decoder)
@@ -92,9 +100,9 @@ def decoder_of(causal_lm: Any) -> Any:
 
 
 def head_of(model: nn.Module, probe_ids: Tensor) -> LinearHead:
-    """The model's head with its logit scale and soft-cap, checked once against the model's own logits.
+    """Return the model's head with its logit scale and soft-cap, checked once against the model's own logits.
 
-    Rows of it that an adapter trains are part of its weight, and get their gradient through it.
+    Rows that an adapter trains are part of the head's weight, and get their gradient through it.
     """
     causal_lm = causal_lm_of(model)
     layer = causal_lm.get_output_embeddings()
@@ -109,12 +117,14 @@ def head_of(model: nn.Module, probe_ids: Tensor) -> LinearHead:
             )
         )
     if layer is not linear and linear.bias is not None:
-        fix = "Leave its rows as they are: train.adapter.token_rows = []. PEFT would leave the bias out."
-        got = "a bias, and rows that an adapter trains"
-        raise UnsupportedModelError(explain(f"LM head of {type(causal_lm).__name__}", got=got, expected="one", fix=fix))
+        fix = "Set train.adapter.token_rows = []: PEFT ignores the bias of such a head."
+        got = "a bias and rows that an adapter trains"
+        raise UnsupportedModelError(
+            explain(f"LM head of {type(causal_lm).__name__}", got=got, expected="one of them", fix=fix)
+        )
     if hasattr(linear.weight, "device_mesh"):
         fix = "Shard the whole model as its root (fully_shard(model)), not lm_head by itself."
-        got = "weights in parts, outside their own forward"
+        got = "sharded weights"
         raise UnsupportedModelError(
             explain(f"LM head of {type(causal_lm).__name__}", got=got, expected="whole", fix=fix)
         )
@@ -126,20 +136,19 @@ def head_of(model: nn.Module, probe_ids: Tensor) -> LinearHead:
         _probed[causal_lm] = probe
     weight, bias = layer.weight, linear.bias
     if torch.is_autocast_enabled(weight.device.type):
-        # Once for all channels; each would otherwise make and keep its own copy of the head.
+        # Cast once for all channels; otherwise each of them would make and keep a copy of the head.
         weight = weight.to(torch.get_autocast_dtype(weight.device.type))
     return LinearHead(weight, bias, *probe.transform)
 
 
 def _warn_of_cast(model: nn.Module) -> None:
-    """Accelerate puts autocast around a model's own forward, which is not what runs here."""
+    """Warn once if accelerate's mixed precision is off: it is in the model's own forward, which is not what runs."""
     inner, device = unwrapped(model), next(model.parameters()).device.type
     wrapped = getattr(inner, "_original_forward", None) is not None
     if wrapped and not torch.is_autocast_enabled(device) and id(inner) not in _warned:
         _warned.add(id(inner))
         warnings.warn(
-            "the model was prepared by accelerate, and its mixed precision is off in here: call compose_loss inside "
-            "`accelerator.autocast()`",
+            "accelerate's mixed precision does not apply to compose_loss: call it inside `accelerator.autocast()`",
             stacklevel=2,
         )
 
@@ -156,13 +165,13 @@ def _find_transform(causal_lm: Any, layer: Any, candidates: list[_Transform], pr
 
         hook = layer.register_forward_pre_hook(put_rows_in_front)
         try:
-            # The class's own forward: no hooks of a wrapper that we are inside of, no cast that was put around it.
+            # The class's own forward, without the hooks and casts of wrappers.
             got = type(causal_lm).forward(causal_lm, input_ids=ids, use_cache=False).logits
         finally:
             hook.remove()
         body_feeds_head = bool(received) and _close(hidden_states(causal_lm, ids, None), received[0])
         heads = [LinearHead(weight, bias, *candidate) for candidate in candidates]
-        # Some models hand out in single precision what their head has rounded to its own.
+        # Some models return logits in single precision that their head has rounded to its own.
         got_rows = got[0, :1].to(weight.dtype)
         fitting = [c for c, head in zip(candidates, heads, strict=True) if _close(head.logits(rows[None]), got_rows)]
     check_finite_rows(got.flatten(), f"{type(causal_lm).__name__}'s own logits, before any loss")
@@ -182,7 +191,7 @@ def _find_transform(causal_lm: Any, layer: Any, candidates: list[_Transform], pr
 
 
 def _rows_with_large_logits(weight: Tensor, candidates: list[_Transform]) -> Tensor:
-    """One row whose logits reach twice the largest soft-cap whatever the scale, so that no candidate hides."""
+    """Return one row whose logits reach twice the largest soft-cap with any scale, so that all candidates differ."""
     generator = torch.Generator().manual_seed(0)
     row = torch.randn(weight.shape[1], generator=generator).to(weight)
     largest = (weight.float() @ row.float()).abs().max().item()
@@ -191,19 +200,21 @@ def _rows_with_large_logits(weight: Tensor, candidates: list[_Transform]) -> Ten
 
 
 def _close(got: Tensor, want: Tensor) -> bool:
-    """Equal up to the rounding of the narrower dtype; a wrong scale or a missed cap is far outside."""
+    """Return whether both are equal up to the rounding of the narrower dtype; a wrong scale or cap is far outside."""
     narrow = any(t.dtype in (torch.float16, torch.bfloat16) for t in (got, want))
     got, want = got.float().expand_as(want), want.float()
     return bool(((got - want).abs() <= (2e-2 if narrow else 1e-4) * want.abs().max()).all())
 
 
 def _candidates(config: Any) -> list[_Transform]:
+    """Return every combination of the scales and soft-caps that the config may mean."""
     text_config = config.get_text_config() if hasattr(config, "get_text_config") else config
 
     def value_of(*names: str) -> list[float]:
         values = [getattr(text_config, name, None) for name in names]
         return [float(v) for v in values if isinstance(v, int | float) and v and math.isfinite(v)]
 
+    # Some models multiply by their scale (Cohere), some divide by it (Granite): both are candidates.
     scales = {1.0}
     for value in value_of("logit_scale", "logits_scaling", "output_multiplier", "lm_head_multiplier"):
         scales |= {value, 1.0 / value}

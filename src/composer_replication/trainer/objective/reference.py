@@ -1,4 +1,4 @@
-"""Reference log-probs for channel 3: what the frozen start weights thought of both sides of each pair."""
+"""Compute log-probs without gradient: of pairs as the reference of channel 3, and of any responses."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ Response = tuple[Sequence[int], int]
 
 
 def reference_logprobs(model: nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """`dpo_{chosen,rejected}_ref_logprobs` (P,) of the batch's pairs under the model as it is now, in eval mode.
+    """Return `dpo_{chosen,rejected}_ref_logprobs` (P,) of the batch's pairs under the current model, in eval mode.
 
-    Call it once, before the first optimizer step, and keep the result: `batch |= reference_logprobs(model, batch)`.
+    Call it once, before the first optimizer step, and store the result: `batch |= reference_logprobs(model, batch)`.
     """
     tensors = check_inputs(inputs, embedding_count(model))
     sequences, pairs = read_pairs(tensors, needs_reference=False)
@@ -40,15 +40,16 @@ def reference_logprobs(model: nn.Module, inputs: Mapping[str, Tensor]) -> dict[s
 
 
 def with_reference(model: nn.Module, batch: TreeBatch) -> TreeBatch:
-    """The batch with reference log-probs of its pairs: what the model as it is now thinks in these very contexts.
+    """Return the batch with reference log-probs of its pairs, from the current model and in the batch's own contexts.
 
-    A window may cut a context; numbers computed on the whole session would then belong to another one.
+    A window may cut a context, so log-probs computed on whole sessions would not fit.
     """
     batch.check(embedding_count(model))
     (anywhere,) = agreed_most([model], [int(batch.pairs is not None)])
     if not anywhere:
         return batch
-    logprobs = _pair_logprobs(model, batch.tree, batch.pairs)  # also without any: processes that have some wait for it
+    # Also without pairs: processes of a sharded model that have some wait for this pass.
+    logprobs = _pair_logprobs(model, batch.tree, batch.pairs)
     if batch.pairs is None:
         return batch
     chosen, rejected = logprobs.chunk(2)
@@ -57,9 +58,9 @@ def with_reference(model: nn.Module, batch: TreeBatch) -> TreeBatch:
 
 
 def response_logprobs(model: nn.Module, responses: Sequence[Response]) -> Tensor:
-    """Summed log-probs (R,) of responses, each the tokens of its sequence from `start` on, in one pass over their tree.
+    """Return the summed log-probs (R,) of responses under the current model, in eval mode and one pass over their tree.
 
-    Under the model as it is now, in eval mode; responses that share a context share its computation.
+    A response is the tokens of its sequence from `start` on. Responses that share a context share its computation.
     """
     device, lengths = _device(model), [len(ids) - start for ids, start in responses]
     owner = torch.arange(len(responses), device=device).repeat_interleave(torch.tensor(lengths, device=device))
@@ -67,16 +68,17 @@ def response_logprobs(model: nn.Module, responses: Sequence[Response]) -> Tensor
 
 
 def token_logprobs(model: nn.Module, responses: Sequence[Response]) -> list[Tensor]:
-    """The same, token by token: a tensor a response."""
+    """Return the log-probs of all tokens of responses, one tensor per response."""
+    # Every token is the only one of its "response", so that nothing is summed.
     lengths = [len(ids) - start for ids, start in responses]
     owner = torch.arange(sum(lengths), device=_device(model))
     return list(_of_responses(model, responses, owner, sum(lengths)).split(lengths))
 
 
 def pair_logprobs(model: nn.Module, batch: TreeBatch | Mapping[str, Tensor]) -> list[tuple[float, float]]:
-    """Return the summed log-probs of both sides of each pair of a batch, from the pass that a step makes of it.
+    """Return the summed log-probs of both sides of each pair of a batch, from the same pass as in a training step.
 
-    In half precision a pass over other tokens beside these rounds differently, by about 0.001 to 0.01 nats an answer.
+    In half precision a pass with other tokens beside them rounds differently, by about 0.001 to 0.01 nats per answer.
     """
     if isinstance(batch, TreeBatch):
         tokens, pairs = batch.tree, batch.pairs
@@ -105,7 +107,7 @@ def _of_responses(model: nn.Module, responses: Sequence[Response], owner: Tensor
 
 
 def _pair_logprobs(model: nn.Module, tokens: Tokens, pairs: PairRows | None) -> Tensor:
-    """Of both sides (2P,), chosen first."""
+    """Return the log-probs of both sides (2P,), chosen ones first."""
     if pairs is None:
         nothing = torch.empty(0, dtype=torch.int64, device=tokens.input_ids.device)
         return _logprobs(model, tokens, nothing, nothing, nothing, 0)

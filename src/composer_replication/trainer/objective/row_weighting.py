@@ -1,18 +1,24 @@
-"""Switches of channel 2: how much each target token counts, and a teacher that a wrong hint is taken away from.
+"""The hinted teacher of channel 2, and the switches that change how much each target token counts.
 
-All of them are off unless asked for. The sigmoid gate makes tokens count more that the teacher finds less likely than
-the student, and those less that it likes anyway. Weights are constants; with a mean of 1 over the channel's rows they
-move the loss between tokens and leave its size to alpha.
+The teacher is the model itself (live), other weights, or a mixture of logits. A live teacher drifts with its student. A
+frozen reference, an average of earlier weights (EMA) or a trust region (0.99 x reference + 0.01 x live) does not; each
+of them costs one more pass without gradient over the same sequences. Under LoRA the reference is the same model with
+its adapter off, and needs no weights of its own.
 
-The contrast answers the style drift that any hint causes, whatever it says: a hint that does not belong to the site is
-put in the same place, and what both hints do to the teacher cancels.
+All switches are off by default. The sigmoid gate gives more weight to tokens that the teacher finds less likely than
+the student, and less to the other ones. Weights are constants; with a mean of 1 over the channel's rows they move the
+loss between tokens and leave its size to alpha.
 
-    teacher logits = without a hint + strength * (with the hint - with a wrong hint)
+The contrast removes the style drift that any hint causes, whatever it says: an unrelated hint is put in the same place,
+and what both hints do to the teacher cancels.
 
-A site without a wrong hint keeps its plain teacher, and is counted. In rollouts all three are read by the teachers, in
-passes without dropout; of a live teacher the student's own logits are then those of such a pass as well. With a live
-teacher this asks for a difference that stays while the student heeds hints: loss and gradient are 0 only where both
-hints say the same, or where the student is sure of one token (`experiments/2026-11-18-live-contrast`).
+    teacher logits = without a hint + strength * (with the hint - with an unrelated hint)
+
+A site without an unrelated hint keeps its plain teacher, and is counted. In rollouts all three are computed by the
+teachers, in passes without dropout; for a live teacher the student's own logits then come from such a pass as well.
+With a live teacher the loss asks for a difference that remains while the student follows hints: loss and gradient are 0
+only where both hints have the same effect, or where the student is sure of one token
+(`experiments/2026-11-18-live-contrast`).
 """
 
 from __future__ import annotations
@@ -43,9 +49,10 @@ from composer_replication.trainer.objective.model_head import causal_lm_of, head
 
 @dataclass(frozen=True)
 class RowWeighting:
-    """Which of channel 2's switches are on. Weights of several are multiplied; none of them has a gradient.
+    """The switches of channel 2 that are on. Weights of several are multiplied; none of them has a gradient.
 
-    The teacher is the sum of all its shares, contrast included, at temperature 1 and before TAID mixes the student in.
+    The teacher in these formulas is the sum of all its shares, contrast included, at temperature 1 and before TAID
+    mixes the student in.
     """
 
     sigmoid_gate_tau: float | None = None
@@ -55,9 +62,9 @@ class RowWeighting:
     position_decay: float | None = None
     """w = decay^j for the j-th target token of its site; 0 < decay <= 1."""
     contrast: float | None = None
-    """Strength of the contrast with a wrong hint, > 0."""
+    """Strength of the contrast with an unrelated hint, > 0."""
     normalise: bool = True
-    """The weights' mean over the rows of the call is 1. Micro-batches add up to the whole batch only without it."""
+    """Scale the weights to a mean of 1 over the rows of the call. Micro-batches add up to the batch only without it."""
 
     def __post_init__(self) -> None:
         if self.sigmoid_gate_tau is not None:
@@ -78,14 +85,15 @@ class RowWeighting:
 
     @property
     def changes_weights(self) -> bool:
+        """Whether rows have different weights at all."""
         return self.looks_at_rows or self.position_decay is not None
 
 
 class Contrast(NamedTuple):
-    """The rows of the channel that have a wrong hint: `numbers_M`, rising, says which of its N rows they are.
+    """The rows of the channel that have an unrelated hint; `numbers_M` are their indices among its N rows, ascending.
 
     Row m of `wrong` and of `unhinted` predicts the same token as the channel's row `numbers_M[m]`. The coefficients of
-    each list add up to 1; an empty `unhinted` stands for the student's own rows, which are a live teacher's.
+    each list add up to 1; an empty `unhinted` means the student's own rows, which are those of a live teacher.
     """
 
     numbers_M: Tensor
@@ -94,7 +102,7 @@ class Contrast(NamedTuple):
 
 
 class HintTargets(NamedTuple):
-    """What the switches need to know about channel 2's rows; a switch that is off asks for nothing."""
+    """What the switches need to know about channel 2's rows; a switch that is off needs nothing."""
 
     tokens_N: Tensor | None = None
     """The token that each row predicts."""
@@ -103,10 +111,10 @@ class HintTargets(NamedTuple):
     contrast: Contrast | None = None
     sites_without_contrast: int = 0
     importance_N: Tensor | None = None
-    """What each row is multiplied by besides: a clipped importance weight, where rows were sampled by older weights."""
+    """Clipped importance weights, for rows that were sampled by older weights."""
 
     def check(self, weighting: RowWeighting, num_rows: int) -> None:
-        """Raise where a switch that is on lacks what it needs."""
+        """Raise if a switch that is on lacks what it needs."""
         needs = [
             ("the target token of each row", self.tokens_N, weighting.looks_at_rows),
             ("the position of each row in its site", self.position_N, weighting.position_decay is not None),
@@ -120,9 +128,9 @@ class HintTargets(NamedTuple):
 
 
 class RowGroup(NamedTuple):
-    """Rows whose teachers are summed up alike; `numbers` are their numbers in the channel, None where it has no others.
+    """Rows with the same sum of teachers; `numbers` are their indices in the channel, None for all of its rows.
 
-    `terms` is the teacher by itself, with coefficients that add up to 1.
+    `terms` is the teacher before TAID, with coefficients that add up to 1.
     """
 
     numbers: Tensor | None
@@ -130,14 +138,14 @@ class RowGroup(NamedTuple):
     terms: list[TeacherTerm]
 
     def of_channel(self, values_N: Tensor) -> Tensor:
-        """What belongs to these rows of what belongs to the channel's."""
+        """Return the values of these rows, given those of all rows of the channel."""
         return values_N if self.numbers is None else values_N[self.numbers]
 
 
 def row_groups(
     student_NH: Tensor, teachers: Sequence[TeacherRows], weighting: RowWeighting | None, targets: HintTargets
 ) -> list[RowGroup]:
-    """All rows as one group, or those with a contrast first and then those without."""
+    """Return all rows as one group, or two groups: those with a contrast, then those without."""
     contrast = targets.contrast
     if weighting is None or weighting.contrast is None or contrast is None or not contrast.numbers_M.numel():
         return [RowGroup(None, student_NH, _terms(teachers))]
@@ -150,16 +158,17 @@ def row_groups(
     terms = [*unhinted, *_terms(right, strength), *_terms(contrast.wrong, -strength)]
     if is_whole:
         return [RowGroup(None, student, terms)]
-    has_one = torch.zeros(num_rows, dtype=torch.int8, device=numbers_M.device).index_fill_(0, numbers_M, 1)
-    other_numbers = has_one.argsort(stable=True)[: num_rows - numbers_M.numel()]  # without asking the GPU how many
-    plain = RowGroup(other_numbers, student_NH[other_numbers], _terms(_rows_of(teachers, other_numbers)))
+    has_contrast = torch.zeros(num_rows, dtype=torch.int8, device=numbers_M.device).index_fill_(0, numbers_M, 1)
+    # Not nonzero(), which would wait for the GPU to learn how many there are.
+    plain_numbers = has_contrast.argsort(stable=True)[: num_rows - numbers_M.numel()]
+    plain = RowGroup(plain_numbers, student_NH[plain_numbers], _terms(_rows_of(teachers, plain_numbers)))
     return [RowGroup(numbers_M, student, terms), plain]
 
 
 def row_weights(
     head: LinearHead, groups: Sequence[RowGroup], weighting: RowWeighting, targets: HintTargets, like_N: Tensor
 ) -> Tensor:
-    """The product of the weights that are on (N,), in the dtype of `like_N`."""
+    """Return the product of the weights that are on (N,), in the dtype of `like_N`."""
     targets.check(weighting, like_N.numel())
     weights_N = torch.ones_like(like_N)
     if weighting.position_decay is not None and targets.position_N is not None:
@@ -183,7 +192,7 @@ def _factors(weighting: RowWeighting, stats: RowStats, vocab: int) -> Tensor:
 
 
 def split_rows(teachers: Sequence[TeacherRows], sizes: Sequence[int]) -> list[list[TeacherRows]]:
-    """Teachers whose rows are several lists one after the other, as one list of teachers for each."""
+    """Split the rows of all teachers into parts of these sizes, and return the teachers of each part."""
     parts = [teacher.rows_NH.split(list(sizes)) for teacher in teachers]
     return [
         [teacher._replace(rows_NH=part[number]) for teacher, part in zip(teachers, parts, strict=True)]
@@ -200,38 +209,32 @@ def _rows_of(teachers: Sequence[TeacherRows], numbers: Tensor) -> list[TeacherRo
 
 
 def sigmoid_gate(student_logprobs_N: Tensor, teacher_logprobs_N: Tensor, tau: float) -> Tensor:
-    """2 sigmoid((log p_S(y) - log p_T(y)) / tau): 1 where both agree, up to 2 where the teacher objects."""
+    """Return 2 sigmoid((log p_S(y) - log p_T(y)) / tau): 1 where both agree, up to 2 where the teacher disagrees."""
     check_positive(tau, "tau")
     return 2.0 * torch.sigmoid((student_logprobs_N - teacher_logprobs_N).detach() / tau)
 
 
 def teacher_certainty(entropy_N: Tensor, vocab: int) -> Tensor:
-    """1 - H_T / log V in [0, 1], from entropies in nats; the only distribution over one entry is certain."""
+    """Return 1 - H_T / log V in [0, 1], from entropies in nats."""
+    # A vocabulary of one entry has log V = 0, and its only distribution is certain.
     return (1.0 - entropy_N.detach() / (math.log(vocab) or 1.0)).clamp(0.0, 1.0)
 
 
 def position_decay(position_N: Tensor, decay: float, dtype: torch.dtype) -> Tensor:
-    """decay^j, with j the number of a target token within its site."""
+    """Return decay^j, with j the index of a target token within its site."""
     check_positive(decay, "decay")
     check_unit_interval(decay, "decay")
     return torch.pow(torch.full_like(position_N, decay, dtype=dtype), position_N)
 
 
 def with_mean_one(weights_N: Tensor) -> Tensor:
-    """Scaled so that their mean is 1; weights that are all 0 stay 0, and say that no row counts."""
+    """Return the weights scaled to a mean of 1; weights that are all 0 stay 0, so that no row counts."""
     mean = weights_N.mean() if weights_N.numel() else weights_N.new_ones(())
     return weights_N / torch.where(mean == 0, torch.ones_like(mean), mean)
 
 
-# Who teaches channel 2: the model itself as it is, or other weights, or a mixture of logits.
-#
-# A live teacher drifts with its student. A frozen reference, an average of earlier weights (EMA) or a trust region
-# (0.99 x reference + 0.01 x live) do not; each of them is one more pass without gradient over the same sequences. Under
-# LoRA the reference is the same model with its adapter off, and needs no weights of its own.
-
-
 class WeightedTeacher(NamedTuple):
-    """One share of the teacher's logits: these weights (None: the student's own as they are), this many times."""
+    """One share of the teacher's logits: a model (None: the student itself), multiplied by a coefficient."""
 
     model: nn.Module | None = None
     coefficient: float = 1.0
@@ -239,7 +242,7 @@ class WeightedTeacher(NamedTuple):
 
 
 class TeacherRows(NamedTuple):
-    """What a share contributes: hidden rows (N, H) without gradient, the head they belong to, and its coefficient."""
+    """The rows of one share: hidden states (N, H) without gradient, their head, and the share's coefficient."""
 
     rows_NH: Tensor
     head: LinearHead
@@ -250,7 +253,10 @@ LIVE = WeightedTeacher()
 
 
 def check_teachers(teachers: Sequence[WeightedTeacher] | None, student: nn.Module) -> tuple[WeightedTeacher, ...]:
-    """Coefficients must add up to 1, or the teacher would be sharper or flatter than its weights say."""
+    """Return the teachers, checked; None means the live teacher.
+
+    Coefficients must add up to 1: otherwise the sum of logits would be sharper or flatter than the models themselves.
+    """
     if teachers is None:
         return (LIVE,)
     weighted_teachers = tuple(teachers)
@@ -269,12 +275,12 @@ def check_teachers(teachers: Sequence[WeightedTeacher] | None, student: nn.Modul
 
 
 def models_of(student: nn.Module, teachers: Sequence[WeightedTeacher]) -> list[nn.Module]:
-    """Every model that a step runs: where one of them is sharded, processes must agree on its passes."""
+    """Return every model that a step runs. If one of them is sharded, processes must agree on its passes."""
     return [student, *(teacher.model for teacher in teachers if teacher.model is not None)]
 
 
 def is_live(teacher: WeightedTeacher, student: nn.Module) -> bool:
-    """Whether a share is the student itself as it is."""
+    """Return whether a share is the student itself, with its adapter."""
     return not teacher.without_adapter and unwrapped(teacher.model or student) is unwrapped(student)
 
 
@@ -285,7 +291,7 @@ def teacher_rows(
     rows_of: Callable[[nn.Module], Tensor],
     live_rows: Tensor | None = None,
 ) -> list[TeacherRows]:
-    """Each share's rows; `live_rows` are those of the student itself where a pass has given them already."""
+    """Return each share's rows; `live_rows` are the student's own, if a pass has computed them already."""
     shares: list[TeacherRows] = []
     for teacher in teachers:
         model = teacher.model or student
@@ -304,7 +310,7 @@ def _share(
     def work() -> tuple[Tensor, Tensor, Tensor | None]:
         head = head_of(model, probe_ids)
         rows, weight, bias = rows_of(model).detach().to(head.weight.dtype), head.weight.detach(), head.bias
-        if is_sharded(model):  # whole only in here, and the loss needs it outside
+        if is_sharded(model):  # the weights are whole only inside the forward, and the loss needs them after it
             weight, bias = weight.clone(), None if bias is None else bias.detach().clone()
         heads.append(head)
         return rows, weight, bias
@@ -316,9 +322,9 @@ def _share(
 
 
 def _mixed(shares: list[TeacherRows]) -> list[TeacherRows]:
-    """Shares of one head as one share: a sum of logits is the head of a sum of rows, unless a soft-cap bends it.
+    """Return the shares with those of one head merged: a sum of logits is the head of a sum of rows.
 
-    Not in half precision: rounded, a hundredth of a share is mostly nothing.
+    That is not so with a soft-cap, and in half precision a small share would be lost in the rounding of the sum.
     """
     mixed: dict[int, TeacherRows] = {}
     for teacher in shares:
@@ -328,9 +334,9 @@ def _mixed(shares: list[TeacherRows]) -> list[TeacherRows]:
         if key not in mixed:
             mixed[key] = teacher
             continue
-        one = mixed[key]
-        total = one.coefficient + teacher.coefficient
+        merged = mixed[key]
+        total = merged.coefficient + teacher.coefficient
         share = teacher.coefficient / total
-        rows = torch.lerp(one.rows_NH, teacher.rows_NH, share)
-        mixed[key] = TeacherRows(rows, one.head, total)
+        rows = torch.lerp(merged.rows_NH, teacher.rows_NH, share)
+        mixed[key] = TeacherRows(rows, merged.head, total)
     return list(mixed.values())

@@ -1,8 +1,8 @@
-"""One small fixed chat as a complete batch for all three channels: the verification harness's input.
+"""Build a batch for all three channels from one small fixed chat: the input of the smoke test.
 
-The student answered with a bug. Channel 2's teacher sees a hint in the last user message; channel 3 prefers a correct
-answer. A prompt's ids and an answer's ids are joined, so a mask edge is a token edge on every tokenizer, and the
-student's answer has the very same ids under both contexts.
+The student answered with a bug. The teacher of channel 2 sees a hint in the last user message; channel 3 prefers a
+correct answer. The ids of prompt and answer are concatenated, so a mask edge is a token edge with every tokenizer, and
+the student's answer has the same ids in both contexts.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ def build_batch(
     align_sdpo_shapes: bool = False,
     model: nn.Module | None = None,
 ) -> dict[str, Tensor]:
-    """A batch of one chat ("factorial" or "binary_search") with the keys of all three channels.
+    """Return a batch of one chat ("factorial" or "binary_search") with the keys of all three channels.
 
-    `seed` picks the wording of the hint. `align_sdpo_shapes` pads the shorter of student and teacher on the right, so
+    `seed` selects the wording of the hint. `align_sdpo_shapes` pads the shorter of student and teacher on the right, so
     that both have one length; the index pairs are right either way. Without a `model` the reference log-probs are
     zeros of the right shape: placeholders for a smoke test, not a reference.
     """
@@ -98,8 +98,8 @@ def build_batch(
     }
     batch |= _pair_side("chosen", prompt, right) | _pair_side("rejected", prompt, wrong)
     if model is not None:
-        where = next(model.parameters()).device
-        batch |= reference_logprobs(model, {key: tensor.to(where) for key, tensor in batch.items()})
+        model_device = next(model.parameters()).device
+        batch |= reference_logprobs(model, {key: tensor.to(model_device) for key, tensor in batch.items()})
     return {key: tensor.to(device) for key, tensor in batch.items()}
 
 
@@ -117,14 +117,14 @@ def _prompt_ids(tokenizer: Any, request: str) -> list[int]:
 
 
 def _answer_ids(tokenizer: Any, request: str, answer: str) -> list[int]:
-    """The answer's own tokens with its end-of-turn token; text the template adds behind that is context."""
+    """Return the answer's tokens with its end-of-turn token; text that the template adds after that is left out."""
     messages = [{"role": "user", "content": request}]
     before = _render(tokenizer, messages, generation_prompt=True)
     whole = _render(tokenizer, [*messages, {"role": "assistant", "content": answer}], generation_prompt=False)
     answer_at = whole.rfind(answer)
     if answer_at < 0:
         raise InputError(explain("chat template", got="a rendering without the answer", expected="the answer verbatim"))
-    # A template may end the generation prompt with text (an empty think block) that it leaves out of the history.
+    # A template may end the generation prompt with text (an empty think block) that it omits from earlier turns.
     start = len(before) if whole.startswith(before) else answer_at
     ids, ends = _ids_from(tokenizer, whole, start)
     special = set(tokenizer.all_special_ids)
@@ -137,10 +137,10 @@ def _answer_ids(tokenizer: Any, request: str, answer: str) -> list[int]:
 
 
 def _ids_from(tokenizer: Any, text: str, start: int) -> tuple[list[int], list[int]]:
-    """Ids of text[start:] and where each token ends in the text.
+    """Return the ids of text[start:], and where each token ends in the text.
 
-    Cut out of the whole rendering's ids where a token begins exactly there, since some tokenizers put a space in front
-    of a text of its own; else (a token reaches over the edge) tokenised apart, so that a mask edge is a token edge.
+    They are cut out of the ids of the whole text if a token begins exactly at `start`, since some tokenizers put a
+    space in front of a separate text. If a token spans `start`, the rest is tokenized separately.
     """
     ids, offsets = _encode_with_offsets(tokenizer, text)
     for index, (token_start, _) in enumerate(offsets):

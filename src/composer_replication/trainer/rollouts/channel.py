@@ -1,9 +1,12 @@
-"""Channel 2 on the rollouts of a micro-batch: the student's rows are those of the policy's own pass.
+"""Channel 2 on the rollouts of a micro-batch, with the student's rows from the policy's own pass.
 
-The trainer's loss runs the policy over prompt + completion. A hook on its body takes the last hidden states as they
-come out, still inside the forward of whatever wraps the model, and computes the divergence there: no second pass of the
-student, and whole weights under FSDP2. The teachers' passes, without gradient, are made before it, over one tree of
-all hinted contexts: rollouts of a group share their prompt, sites of a rollout their history.
+The trainer's loss runs the policy over prompt + completion. A forward hook on its body takes the last hidden states,
+still inside the forward of whatever wraps the model, and computes the divergence there: that needs no second pass of
+the student, and has whole weights under FSDP2. The teachers' passes, without gradient, come first, over one tree of all
+hinted contexts: rollouts of a group share their prompt, sites of a rollout their history.
+
+Unrelated hints come from other turns of the batch: as a control they replace a turn's own hint (`exchange_hints`), for
+a comparison or contrast they are added to it (`add_wrong_hints`). The same seed gives the same hints.
 """
 
 from __future__ import annotations
@@ -46,16 +49,17 @@ from composer_replication.trainer.rollouts.sites import (
 
 
 class Importance(NamedTuple):
-    """Log-probs of the completion's tokens when they were sampled, at that temperature, and the largest weight."""
+    """Log-probs of the completion's tokens when they were sampled, the temperature then, and the largest weight."""
 
     old_logprobs_BC: Tensor
     temperature: float
     clip: float
 
     def weights(self, head: LinearHead, rows_NH: Tensor, sites: _MicroBatchSites, length: int) -> Tensor:
-        """min(clip, p now / p then) of each target token, without gradient."""
-        warm = replace(head, scale=head.scale / self.temperature)
-        now_N = linear_token_logprobs(rows_NH.detach(), warm.detached(), sites.targets_N)
+        """Return min(clip, p now / p then) of each target token, without gradient."""
+        tempered = replace(head, scale=head.scale / self.temperature)
+        now_N = linear_token_logprobs(rows_NH.detach(), tempered.detached(), sites.targets_N)
+        # Row t predicts token t + 1; the log-probs begin with the completion.
         completion = sites.position_N + 1 - (length - self.old_logprobs_BC.shape[1])
         then_N = self.old_logprobs_BC[sites.sequence_N, completion]
         return (now_N - then_N).clamp(-20.0, 20.0).exp().clamp(max=self.clip)
@@ -64,7 +68,7 @@ class Importance(NamedTuple):
 class _MicroBatchSites(NamedTuple):
     """Rows of the padded batch that predict the erring turns' tokens, and the tree of the teachers' contexts.
 
-    `contrast_numbers_M` are the rows that have a wrong hint; `wrong_rows_M` and `unhinted_rows_M` are theirs.
+    `contrast_numbers_M` are the rows that have an unrelated hint; `wrong_rows_M` and `unhinted_rows_M` belong to them.
     """
 
     sequence_N: Tensor
@@ -82,15 +86,16 @@ class _MicroBatchSites(NamedTuple):
 def place_sites(
     sites: Sequence[Sequence[TaughtTurn]], prompt_mask: Tensor, input_ids: Tensor, completion_mask: Tensor | None = None
 ) -> _MicroBatchSites | None:
-    """Where the turns of each sample are in the left-padded batch; None where there are none.
+    """Return where the turns of each sample are in the left-padded batch, or None if there are no turns.
 
-    Every pair of rows must predict the same token: what was shuffled, split or padded wrongly is an error here.
+    Raises AlignmentError unless student and teacher rows predict the same tokens, as they do not if the batch was
+    shuffled, split or padded without its sites.
     """
     flat = [(sample, turn) for sample, turns in enumerate(sites) for turn in turns]
     if not flat:
         return None
     device = input_ids.device
-    first = (prompt_mask.shape[1] - prompt_mask.sum(1)).tolist()  # where each prompt begins behind its padding
+    first = (prompt_mask.shape[1] - prompt_mask.sum(1)).tolist()  # where each prompt begins after its padding
     sizes = [turn.end - turn.start for _, turn in flat]
     begins = [first[sample] + turn.start - 1 for sample, turn in flat]
     sequence_N = torch.cat([torch.full((size,), sample) for (sample, _), size in zip(flat, sizes, strict=True)])
@@ -98,9 +103,9 @@ def place_sites(
     _check_inside(position_N, input_ids.shape[1])
     targets_N = input_ids[sequence_N.to(device), position_N.to(device) + 1]
     if completion_mask is not None:
-        seen_N = torch.cat([prompt_mask, completion_mask], 1)[sequence_N.to(device), position_N.to(device)]
-        if not bool(seen_N.all()):
-            got = f"{int((seen_N == 0).sum())} rows that the attention mask leaves out"
+        mask_N = torch.cat([prompt_mask, completion_mask], 1)[sequence_N.to(device), position_N.to(device)]
+        if not bool(mask_N.all()):
+            got = f"{int((mask_N == 0).sum())} rows that the attention mask leaves out"
             raise AlignmentError(explain("erring turns in the batch", got=got, expected="rows the policy computes"))
     contexts = _Contexts(flat, input_ids, begins)
     contexts.check_targets(targets_N)
@@ -111,7 +116,7 @@ def place_sites(
 
 
 class _Contexts:
-    """The teachers' sequences of a micro-batch: each turn's hinted ids, then wrong and unhinted ones for a contrast."""
+    """The teachers' sequences of a micro-batch: each turn's hinted ids, then two more for each turn with a contrast."""
 
     def __init__(self, flat: list[tuple[int, TaughtTurn]], input_ids: Tensor, begins: list[int]) -> None:
         self._turns = [turn for _, turn in flat]
@@ -126,18 +131,18 @@ class _Contexts:
             self._sequences.append((rows[sample, begin : begin + turn.end], turn.start))
 
     def check_targets(self, targets_N: Tensor) -> None:
-        """Raise unless every hinted sequence predicts the tokens of the batch."""
+        """Raise AlignmentError unless every sequence predicts the tokens of the batch."""
         sizes = [turn.end - turn.start for turn in self._turns]
         expected_tokens = targets_N.cpu().split(sizes)
         numbers = list(range(len(self._turns))) + [number for number in self._contrasted for _ in range(2)]
         for (ids, start), number in zip(self._sequences, numbers, strict=True):
             if not torch.equal(ids[start : start + sizes[number]], expected_tokens[number]):
                 got = f"turn {self._turns[number].turn_id}, whose tokens differ from the batch's"
-                fix = "The batch was reordered without its sites."
+                fix = "Reorder the batch together with its sites."
                 raise AlignmentError(explain("erring turns in the batch", got=got, expected="the same", fix=fix))
 
     def placed(self, device: torch.device) -> tuple[TokenTree, Tensor, Tensor, Tensor, Tensor, int]:
-        """The tree, and the rows in it that predict the turns' tokens."""
+        """Return the tree, its rows that predict the turns' tokens, and the number of turns without a contrast."""
         tree = build_tree([ids for ids, _ in self._sequences]).to(device)
         sizes = [turn.end - turn.start for turn in self._turns]
         numbers = [*range(len(self._turns)), *(number for number in self._contrasted for _ in range(2))]
@@ -146,11 +151,11 @@ class _Contexts:
             for index, ((_, start), number) in enumerate(zip(self._sequences, numbers, strict=True))
         ]
         hinted, contrast_rows = rows[: len(self._turns)], rows[len(self._turns) :]
-        nothing = torch.empty(0, dtype=torch.int64, device=device)
+        empty = torch.empty(0, dtype=torch.int64, device=device)
         firsts = torch.tensor([0, *sizes]).cumsum(0).tolist()
         in_channel = [torch.arange(firsts[n], firsts[n] + sizes[n], device=device) for n in self._contrasted]
-        numbers_M = torch.cat(in_channel or [nothing])
-        wrong, unhinted = torch.cat(contrast_rows[::2] or [nothing]), torch.cat(contrast_rows[1::2] or [nothing])
+        numbers_M = torch.cat(in_channel or [empty])
+        wrong, unhinted = torch.cat(contrast_rows[::2] or [empty]), torch.cat(contrast_rows[1::2] or [empty])
         return tree, torch.cat(hinted), numbers_M, wrong, unhinted, len(self._turns) - len(self._contrasted)
 
 
@@ -161,7 +166,7 @@ def _check_inside(position_N: Tensor, length: int) -> None:
 
 
 class RolloutChannel:
-    """Channel 2 of one micro-batch: `teach`, then the policy's loss inside `listening`, then `result`."""
+    """Channel 2 of one micro-batch: `run_teachers`, the policy's loss inside `capture_student_rows`, then `result`."""
 
     def __init__(
         self,
@@ -174,13 +179,13 @@ class RolloutChannel:
         self._teachers: list[TeacherRows] = []
         self._targets = HintTargets()
         self._shape: tuple[int, ...] | None = None
-        self._found: Channel | None = None
+        self._channel: Channel | None = None
         self._is_busy = False
-        self.drops: Tensor | None = None
-        """(T, 2): by how much its own hint and the wrong one lower each turn that has both, in nats a token."""
+        self.hint_effects_nats: Tensor | None = None
+        """(T, 2): how much the own and the unrelated hint lower each turn that has both, in nats/token."""
 
-    def teach(self, probe_ids: Tensor) -> bool:
-        """The teachers' passes; whether any process of a sharded model has sites, and so all of them ran one."""
+    def run_teachers(self, probe_ids: Tensor) -> bool:
+        """Run the teachers, and return whether they ran: if any process of a sharded model has sites, all run one."""
         has_sites = self._sites is not None
         (anywhere,) = agreed_most(models_of(self._model, self._options.teachers), [int(has_sites)])
         if not anywhere:
@@ -195,27 +200,28 @@ class RolloutChannel:
         parts = [(tree, row_indices) for row_indices in rows]
         self._teachers, wrong, unhinted = rows_by_part(self._model, self._options.teachers, parts)
         if sites is not None:
+            # The comparison is measured in any case; the loss uses it only if the contrast is on.
             both = Contrast(sites.contrast_numbers_M, wrong, unhinted)
             contrast = both if self._options.contrasts else None
             self._targets = HintTargets(sites.targets_N, sites.turn_position_N, contrast, sites.without_contrast)
-            self.drops = hint_drops(self._teachers, both, sites.targets_N, sites.turn_position_N)
+            self.hint_effects_nats = hint_effects(self._teachers, both, sites.targets_N, sites.turn_position_N)
         return True
 
     @contextmanager
-    def listening(self) -> Iterator[None]:
-        """While the policy's loss is computed; the body must run exactly once."""
+    def capture_student_rows(self) -> Iterator[None]:
+        """Compute the channel from the policy's pass inside the block, in which the body must run exactly once."""
         body: nn.Module = decoder_of(causal_lm_of(self._model))
-        handle = body.register_forward_hook(self._hear)
+        handle = body.register_forward_hook(self._forward_hook)
         try:
             yield
         finally:
             handle.remove()
 
-    def _hear(self, _body: nn.Module, _inputs: object, output: object) -> None:
-        if self._is_busy:  # the first look at a model's head runs its body, too
+    def _forward_hook(self, _body: nn.Module, _inputs: object, output: object) -> None:
+        if self._is_busy:  # the first `head_of` of a model runs its body as well
             return
         if self._shape is not None:
-            fix = "A trainer that runs the policy in pieces cannot share its pass."
+            fix = "Run the policy on the whole micro-batch at once."
             raise InputError(explain("policy passes in one loss", got="two or more", expected="one", fix=fix))
         hidden_BTH: Tensor = output.last_hidden_state  # pyright: ignore[reportAttributeAccessIssue]
         self._shape = tuple(hidden_BTH.shape)
@@ -232,22 +238,27 @@ class RolloutChannel:
         if self._importance is not None:
             weights_N = self._importance.weights(head, rows_NH, sites, hidden_BTH.shape[1])
             targets = targets._replace(importance_N=weights_N)
-        self._found = hint_channel(head, rows_NH, self._teachers, self._options, targets)
+        self._channel = hint_channel(head, rows_NH, self._teachers, self._options, targets)
 
     def result(self, batch_size: int, length: int) -> Channel | None:
-        """The channel's loss; None where this micro-batch has no sites. What was heard must be this batch's pass."""
+        """Return the channel's loss, or None if this micro-batch has no sites.
+
+        Raises AlignmentError if the captured pass was not over a batch of this shape.
+        """
         if self._shape is None or self._shape[:2] != (batch_size, length):
             got = "no pass" if self._shape is None else f"rows of shape {self._shape[:2]}"
             raise AlignmentError(explain("hidden rows of the policy", got=got, expected=f"{(batch_size, length)}"))
-        return self._found
+        return self._channel
 
 
 @torch.no_grad()
-def hint_drops(
+def hint_effects(
     teachers: Sequence[TeacherRows], contrast: Contrast, targets_N: Tensor, turn_position_N: Tensor
 ) -> Tensor:
-    """For each turn with a wrong hint, in order: log p of its tokens without a hint, less that with its own and with
-    the wrong one, a token, (T, 2). A row whose `turn_position_N` is 0 begins a turn.
+    """Return (T, 2) for the turns with an unrelated hint, in order: how much the own and the unrelated hint lower them.
+
+    That is the log p of a turn's tokens without a hint, minus that with the hint, per token. A row whose
+    `turn_position_N` is 0 begins a turn.
     """
     numbers_M = contrast.numbers_M
     if not numbers_M.numel():
@@ -256,40 +267,33 @@ def hint_drops(
     tokens_M = targets_N[numbers_M]
     own_teachers = [teacher._replace(rows_NH=teacher.rows_NH[numbers_M]) for teacher in teachers]
     logprobs = [_logprobs(group, tokens_M).float() for group in (contrast.unhinted, own_teachers, contrast.wrong)]
-    drops_M2 = torch.stack([logprobs[0] - logprobs[1], logprobs[0] - logprobs[2]], dim=1)
+    effects_M2 = torch.stack([logprobs[0] - logprobs[1], logprobs[0] - logprobs[2]], dim=1)
     num_turns = int(turn_M[-1]) + 1
     length_T = torch.bincount(turn_M, minlength=num_turns)
-    return drops_M2.new_zeros(num_turns, 2).index_add_(0, turn_M, drops_M2) / length_T[:, None]
+    return effects_M2.new_zeros(num_turns, 2).index_add_(0, turn_M, effects_M2) / length_T[:, None]
 
 
 def _logprobs(teachers: Sequence[TeacherRows], tokens_M: Tensor) -> Tensor:
-    """What a sum of shares says of each token."""
+    """Return the log-prob of each token under the sum of the teachers' logits."""
     terms = [TeacherTerm(teacher.rows_NH, teacher.head, teacher.coefficient) for teacher in teachers]
     first = teachers[0]
     return linear_row_stats(first.rows_NH, first.head, terms, tokens_M).teacher_logprobs
 
 
-# Hints that do not belong to a rollout's erring turn: in place of its own, as a control, or beside it, to compare.
-#
-# Those of a batch are drawn from its other turns, the same in every run with one seed.
-
-
-def exchange_hints(finder: RolloutSites, found: Sequence[FoundSites], seed: str) -> None:
-    """Each taught turn after the hint of a turn of another kind instead of its own; without one it is dropped."""
-    turns = [turn for found_sites in found for turn in found_sites.taught]
-    drawn = iter(wrong_hints(turns, [turn.kind for turn in turns], seed=seed))
-    for found_sites in found:
-        own_turns, found_sites.taught = found_sites.taught, []
+def exchange_hints(finder: RolloutSites, rollout_sites: Sequence[FoundSites], seed: str) -> None:
+    """Give each turn the hint of a turn of a different kind instead of its own; drop turns for which there is none."""
+    turns = [turn for sites in rollout_sites for turn in sites.taught]
+    chosen = iter(wrong_hints(turns, [turn.kind for turn in turns], seed=seed))
+    for sites in rollout_sites:
+        own_turns, sites.taught = sites.taught, []
         for turn in own_turns:
-            other_turn = next(drawn)
-            hinted = (
-                NO_HINT if other_turn is None else finder.hinted(found_sites.sequence, turn.turn_id, other_turn.hint)
-            )
+            other_turn = next(chosen)
+            hinted = NO_HINT if other_turn is None else finder.hinted(sites.sequence, turn.turn_id, other_turn.hint)
             if other_turn is None or isinstance(hinted, str):
-                found_sites.counts["dropped:no_hint_of_another_kind"] += 1
+                sites.counts["dropped:no_hint_of_another_kind"] += 1
                 continue
             ids = torch.tensor(hinted.ids)
-            found_sites.taught.append(
+            sites.taught.append(
                 turn._replace(
                     teacher_ids=ids, teacher_start=hinted.teacher_start, hint=other_turn.hint, hint_kind=other_turn.kind
                 )
@@ -297,54 +301,53 @@ def exchange_hints(finder: RolloutSites, found: Sequence[FoundSites], seed: str)
 
 
 def add_wrong_hints(
-    finder: RolloutSites, found: Sequence[FoundSites], seed: str, known: Mapping[str, str] | None = None
+    finder: RolloutSites, rollout_sites: Sequence[FoundSites], seed: str, earlier_hints: Mapping[str, str] | None = None
 ) -> None:
-    """Each taught turn also after a hint about another kind of error; `known` are hints of earlier batches by kind.
+    """Add an unrelated hint to each turn; `earlier_hints` are hints of earlier batches by kind.
 
-    The kinds of a batch are paired by lot, so that each is compared with another both ways. Where hints were exchanged,
-    it is neither the kind of the turn nor that of the hint it has: against its own a control would be taught to err.
+    The kinds of a batch are paired at random, so that two kinds are compared both ways. If hints were exchanged before,
+    the unrelated hint is neither of the turn's kind nor of the kind of the hint that it has: contrasted with its own
+    hint, a control would learn the error.
     """
-    hints: dict[str, list[str]] = {kind: [hint] for kind, hint in (known or {}).items()}
+    hints: dict[str, list[str]] = {kind: [hint] for kind, hint in (earlier_hints or {}).items()}
     in_batch: dict[str, list[str]] = {}
-    for turn in (turn for found_sites in found for turn in found_sites.taught):
+    for turn in (turn for sites in rollout_sites for turn in sites.taught):
         in_batch.setdefault(turn.about, []).append(turn.hint)
     hints |= in_batch
-    draw = random.Random(seed)  # noqa: S311 (a choice, not a secret)
-    partners = paired_kinds(sorted(in_batch), sorted(hints), draw)
-    for found_sites in found:
-        for number, turn in enumerate(found_sites.taught):
-            wrong = _other_hint(turn, partners[turn.about], hints, draw)
-            hinted = NO_HINT if wrong is None else finder.hinted(found_sites.sequence, turn.turn_id, wrong[1])
+    rng = random.Random(seed)  # noqa: S311 (a choice, not a secret)
+    partners = paired_kinds(sorted(in_batch), sorted(hints), rng)
+    for sites in rollout_sites:
+        for number, turn in enumerate(sites.taught):
+            wrong = _unrelated_hint(turn, partners[turn.about], hints, rng)
+            hinted = NO_HINT if wrong is None else finder.hinted(sites.sequence, turn.turn_id, wrong[1])
             if wrong is None or isinstance(hinted, str):
-                found_sites.counts["without_contrast"] += 1
+                sites.counts["without_contrast"] += 1
                 continue
             ids = torch.tensor(hinted.ids)
-            found_sites.taught[number] = turn._replace(
-                wrong_ids=ids, wrong_start=hinted.teacher_start, wrong_kind=wrong[0]
-            )
+            sites.taught[number] = turn._replace(wrong_ids=ids, wrong_start=hinted.teacher_start, wrong_kind=wrong[0])
 
 
-def paired_kinds(kinds: list[str], all_kinds: Sequence[str], draw: random.Random) -> dict[str, str | None]:
-    """Each kind's partner, whose partner it is; one that is left over has any other."""
-    draw.shuffle(kinds)
+def paired_kinds(kinds: list[str], all_kinds: Sequence[str], rng: random.Random) -> dict[str, str | None]:
+    """Pair the kinds at random, and return each kind's partner; of an odd number the last gets any other kind."""
+    rng.shuffle(kinds)
     partners: dict[str, str | None] = {}
-    for one, other_kind in zip(kinds[::2], kinds[1::2], strict=False):
-        partners |= {one: other_kind, other_kind: one}
+    for first, second in zip(kinds[::2], kinds[1::2], strict=False):
+        partners |= {first: second, second: first}
     for kind in kinds[len(partners) :]:
         other_kinds = [candidate for candidate in all_kinds if candidate != kind]
-        partners[kind] = draw.choice(other_kinds) if other_kinds else None
+        partners[kind] = rng.choice(other_kinds) if other_kinds else None
     return partners
 
 
-def _other_hint(
-    turn: TaughtTurn, partner: str | None, hints: Mapping[str, Sequence[str]], draw: random.Random
+def _unrelated_hint(
+    turn: TaughtTurn, partner: str | None, hints: Mapping[str, Sequence[str]], rng: random.Random
 ) -> tuple[str, str] | None:
-    """A kind and a hint of it that says something else: of the partner, else of any other kind; None without one."""
+    """Return a kind and a hint of it with another text: of the partner if possible, else of any other kind, or None."""
     other_hints = {kind: [hint for hint in kind_hints if hint != turn.hint] for kind, kind_hints in hints.items()}
     kinds = sorted(
         kind for kind, kind_hints in other_hints.items() if kind_hints and kind not in (turn.kind, turn.about)
     )
     if not kinds:
         return None
-    kind = partner if partner in kinds else draw.choice(kinds)
-    return kind, draw.choice(other_hints[kind])
+    kind = partner if partner in kinds else rng.choice(kinds)
+    return kind, rng.choice(other_hints[kind])

@@ -1,10 +1,14 @@
-"""What a rollout's effort costs: the concave penalty of the Composer 2 report, as a reward function of TRL.
+"""Reward functions for TRL that charge a rollout for its effort and for its errors.
+
+`effort_penalty_reward` is the concave length penalty of the Composer 2 report:
 
     C(x) = ((1 + k x)^(1 - q) - 1) / (k (1 - q))        q = 1: log(1 + k x) / k        k = 0 or q = 0: x
 
 x is a weighted sum of thinking tokens, tool-call tokens, tool-output tokens, final tokens, calls and turns. C(0) = 0
-and C'(0) = 1, so a weight is the reward that the first token, call or turn costs; later ones cost less. The report
-gives the formula; k, q and the weights are ours.
+and C'(0) = 1, so a weight is the reward that the first token, call or turn costs; later ones cost less. The formula is
+from the report; k, q and the weights are ours.
+
+`ErrorPenalty` charges a fixed price per error: the other way to use the error sites that channel 2 trains on.
 """
 
 from __future__ import annotations
@@ -27,12 +31,13 @@ from composer_replication.trainer.rollouts.sites import (
 )
 from composer_replication.types import Message
 
+# "<think>Look first.</think>Done" -> "Look first."; also without the end: "<think>Look" -> "Look"
 _THOUGHT = re.compile(r"<think>(.*?)(?:</think>|\Z)", re.DOTALL)
 _THOUGHT_FIELDS = ("reasoning_content", "thinking")
 
 
 class TextTokenizer(Protocol):
-    """The part of a tokenizer that counting needs."""
+    """The part of a tokenizer that counting tokens needs."""
 
     def encode(self, text: str, *, add_special_tokens: bool = ...) -> list[int]: ...
 
@@ -65,18 +70,19 @@ class RolloutEffort(NamedTuple):
     turns: int = 0
 
     def weighed(self, weights: EffortWeights) -> float:
-        """The x of the penalty."""
+        """Return the x of the penalty."""
         return math.fsum(count * getattr(weights, name) for name, count in self._asdict().items())
 
 
 def effort_cost(x: float, *, k: float, q: float) -> float:
-    """C(x), exact also where q is near 1 or k near 0: with L = log(1 + kx), C = L/k * expm1((1-q) L) / ((1-q) L)."""
+    """Return C(x), which is exact also for q near 1 or k near 0."""
+    # With L = log(1 + kx): C = L/k * expm1((1-q) L) / ((1-q) L), which has no cancellation.
     for name, value in (("x", x), ("k", k), ("q", q)):
         if not (math.isfinite(value) and value >= 0):
             raise InputError(explain(name, got=value, expected="a finite number of 0 or more"))
     growth = math.log1p(k * x)
     exponent = (1.0 - q) * growth
-    # Each quotient is 1 where its divisor is too small to matter, also where it is too small to be exact.
+    # Both quotients tend to 1 as their divisor tends to 0.
     scale = x * (growth / (k * x)) if k * x else x
     return scale * (math.expm1(exponent) / exponent) if exponent else scale
 
@@ -84,23 +90,23 @@ def effort_cost(x: float, *, k: float, q: float) -> float:
 def effort_penalty_reward(
     tokenizer: TextTokenizer, *, weights: EffortWeights | None = None, k: float = 1.0, q: float = 1.0
 ) -> _EffortPenalty:
-    """A reward function of TRL that returns -C(x) for each rollout, and logs the mean x as effort/x."""
+    """Return a reward function for TRL that returns -C(x) for each rollout, and logs the mean x as effort/x."""
     return _EffortPenalty(tokenizer, EffortWeights() if weights is None else weights, k, q)
 
 
 class _EffortPenalty:
-    """See `effort_penalty_reward`. Tokens that the chat template adds around messages are not counted."""
+    """The function of `effort_penalty_reward`. Tokens that the chat template adds around messages are not counted."""
 
     __name__ = "effort_penalty"  # TRL logs a reward function by this
 
     def __init__(self, tokenizer: TextTokenizer, weights: EffortWeights, k: float, q: float) -> None:
-        effort_cost(0.0, k=k, q=q)  # refuses a bad k or q before a rollout is spent on it
+        effort_cost(0.0, k=k, q=q)  # raises for a bad k or q before any rollout is generated
         self.tokenizer, self.weights, self.k, self.q = tokenizer, weights, k, q
 
     def __call__(
         self, completions: Sequence[Any], completion_ids: Sequence[Sequence[int]], **kwargs: Any
     ) -> list[float]:
-        """TRL passes everything by name: the prompts and the columns of the data set come too."""
+        """Return the rewards. TRL passes everything by name, including the prompts and columns of the data set."""
         spent = [self.effort(completion, ids) for completion, ids in zip(completions, completion_ids, strict=True)]
         weighed = [effort.weighed(self.weights) for effort in spent]
         log_metric = kwargs.get("log_metric")
@@ -109,7 +115,7 @@ class _EffortPenalty:
         return [-effort_cost(x, k=self.k, q=self.q) for x in weighed]
 
     def effort(self, completion: str | Sequence[Mapping[str, Any]], ids: Sequence[int]) -> RolloutEffort:
-        """What one rollout spent: a text has its own ids to count, messages are counted by what they hold."""
+        """Return what one rollout spent: a text is counted by its ids, messages by their contents."""
         if isinstance(completion, str):
             thinking = self._count(_thoughts_and_rest(completion)[0])
             return RolloutEffort(thinking=thinking, final=max(0, len(ids) - thinking), turns=1)
@@ -139,7 +145,8 @@ class _EffortPenalty:
 
 
 def _thoughts_and_rest(text: str) -> tuple[str, str]:
-    """What stands between think tags, and the rest. Some templates write the opening tag into the prompt."""
+    """Return the text between think tags, and the rest."""
+    # Some templates write the opening tag into the prompt.
     if text.find("<think>") < 0 <= text.find("</think>"):
         text = f"<think>{text}"
     return "".join(_THOUGHT.findall(text)), _THOUGHT.sub("", text)
@@ -151,13 +158,10 @@ def _call_text(call: WrittenCall) -> str:
     return f"{call.name or ''}{text}"
 
 
-# A price of errors, as a reward function of TRL: the other way to make use of the sites that channel 2 teaches.
-
-
 class ErrorPenalty:
-    """Takes `price` off a rollout's reward for each call that failed by the model's doing; logs how many there were.
+    """A reward function that subtracts `price` for each failed call blamed on the model, and logs their mean number.
 
-    What failed is read from the messages: TRL's own, or those that a rollout function returned as `messages`.
+    Failed calls are found in the messages: TRL's own, or those that a rollout function returned as `messages`.
     """
 
     __name__ = "error_penalty"  # TRL logs a reward function by this
@@ -167,19 +171,20 @@ class ErrorPenalty:
             raise InputError(explain("price of an error", got=price, expected="a finite number above 0"))
         self.price = price
 
-    def __call__(self, completions: Sequence[Any], messages: Sequence[Any] | None = None, **given: Any) -> list[float]:
-        """TRL passes everything by name: the columns of the data set and of a rollout function come too."""
+    def __call__(self, completions: Sequence[Any], messages: Sequence[Any] | None = None, **kwargs: Any) -> list[float]:
+        """Return the rewards. TRL passes everything by name, including columns of the data set and rollout function."""
         counts = [errors_in(rollout) for rollout in (completions if messages is None else messages)]
-        log_metric = given.get("log_metric")
+        log_metric = kwargs.get("log_metric")
         if log_metric is not None and counts:
             log_metric("errors/per_rollout", sum(counts) / len(counts))
         return [-self.price * count for count in counts]
 
 
 def errors_in(messages: str | Sequence[Message]) -> int:
-    """Calls of a rollout that failed, where that is the model's doing."""
+    """Return the number of failed calls of a rollout that are blamed on the model."""
     if isinstance(messages, str):
         return 0
+    # The rules need messages only, so every assistant turn gets an empty run of sampled tokens.
     runs = [Run(0, 0)] * sum(message.get("role") == "assistant" for message in messages)
     rollout = Rollout(rollout_id="", prompt_ids=(), completion_ids=(), sampled=None, prompt=(), messages=list(messages))
     return sum(site.is_kept for site in find_error_sites(conversation_of(rollout, runs), extra_rules=ROLLOUT_RULES))

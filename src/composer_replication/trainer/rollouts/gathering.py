@@ -1,4 +1,7 @@
-"""What a generation step returns, as rollouts: with the tools each could use and what its environment says."""
+"""Make rollouts of what TRL's generation returns, with their tools and what their environments report.
+
+TRL's messages do not say whether a tool raised, so the tools of each rollout are wrapped in a `ToolRecord`.
+"""
 
 from __future__ import annotations
 
@@ -11,22 +14,22 @@ from weakref import WeakKeyDictionary
 from composer_replication.errors import InputError, explain
 from composer_replication.trainer.rollouts.sites import Rollout
 
-# Python refuses such arguments before the function, and so before anything that could take a note.
+# Python raises this before it calls the function, so a wrapper cannot record it.
 _NOT_A_MAPPING = "argument after ** must be a mapping"
 
 
 class ToolRecord:
-    """Which calls of one rollout raised: a tool's own text about an error is no error, and only the tool knows."""
+    """A record of the tool calls of one rollout that raised; a tool's text about an error is not an exception."""
 
     def __init__(self) -> None:
         self._raised: dict[str, list[bool]] = {}
 
     def watched(self, tools: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
-        """The same functions, with what happens in them noted."""
+        """Return the same functions, wrapped so that the record has whether each call raised."""
         return {name: self._watched(name, tool) for name, tool in tools.items()}
 
     def _watched(self, name: str, tool: Callable[..., Any]) -> Callable[..., Any]:
-        """Refuses what the tool refuses, in its words: arguments are bound by it alone, and at the same moment."""
+        # The wrapper takes any arguments, so that the tool itself raises its own TypeError for wrong ones.
         raised = self._raised.setdefault(name, [])
 
         async def outcome(coroutine: Any, index: int) -> Any:
@@ -35,19 +38,19 @@ class ToolRecord:
             return result
 
         @functools.wraps(tool)
-        def noted(*args: Any, **named: Any) -> Any:
-            raised.append(True)
+        def recorded(*args: Any, **kwargs: Any) -> Any:
+            raised.append(True)  # until the call has returned
             index = len(raised) - 1
-            result = tool(*args, **named)
+            result = tool(*args, **kwargs)
             if inspect.iscoroutine(result):
                 return outcome(result, index)
             raised[index] = False
             return result
 
-        return noted
+        return recorded
 
     def of_messages(self, messages: Sequence[Mapping[str, Any]]) -> list[bool]:
-        """Of each tool message; a name that no tool has was refused."""
+        """Return for each tool message whether its call raised; a call of an unknown tool counts as raised."""
         remaining = {name: iter(raised) for name, raised in self._raised.items()}
         return [_next(remaining, message) for message in messages if message.get("role") == "tool"]
 
@@ -67,11 +70,11 @@ def gather_rollouts(
     tools_of: Callable[[int], Sequence[Any]],
     raised: Sequence[ToolRecord] | None = None,
 ) -> list[Rollout]:
-    """One rollout a sample, in the order of `prompts`: before anything shuffles them.
+    """Return one rollout per sample, in the order of `prompts`; call it before anything shuffles them.
 
-    `generated` is what TRL's `_generate` returns. Environments are pooled and reused, so what they say is read now:
-    an attribute `signals`, or the field of that name that a rollout function returned. Such a function may also return
-    the `messages` of each rollout, which TRL takes for one turn, and the schemas of its `tools`.
+    `generated` is what TRL's `_generate` returns. Environments are pooled and reused, so their reports are read now:
+    the attribute `signals`, or the field of that name that a rollout function returned. Such a function may also return
+    the `messages` of each rollout, which TRL treats as one turn, and the schemas of its `tools`.
     """
     prompt_ids, completion_ids, masks, completions, _, extra, *_ = generated
     fields: Mapping[str, Any] = extra if isinstance(extra, Mapping) else {}
@@ -101,7 +104,10 @@ def gather_rollouts(
 
 
 def _checked(signals: Any, number: int) -> tuple[Mapping[str, Any], ...]:
-    """Copies: the environment is reset, and its list emptied, while these wait for their step."""
+    """Return copies of the signals, since the environment empties its list when it is reset.
+
+    Raises InputError unless they are mappings with an integer `turn`.
+    """
     if signals is None:
         return ()
     if isinstance(signals, str | Mapping) or not isinstance(signals, Sequence):
@@ -114,18 +120,19 @@ def _checked(signals: Any, number: int) -> tuple[Mapping[str, Any], ...]:
     return tuple(dict(signal) for signal in signals)
 
 
+# Schemas of functions, which are parsed from docstrings. Weak, so that a tool can be freed.
 _schemas: WeakKeyDictionary[Any, Mapping[str, Any]] = WeakKeyDictionary()
 
 
 def schemas_of(tools: Sequence[Any]) -> Mapping[str, Mapping[str, Any]]:
-    """Parameter schemas by tool name; of functions those that the template shows, from signature and docstring."""
+    """Return parameter schemas by tool name; those of functions come from signature and docstring, as in the prompt."""
     schemas = [tool if isinstance(tool, Mapping) else _schema(tool) for tool in tools]
     functions: list[Any] = [schema.get("function", schema) for schema in schemas]
     return {str(function["name"]): function.get("parameters") or {} for function in functions}
 
 
 def _schema(tool: Callable[..., Any]) -> Mapping[str, Any]:
-    """Made once for a function, or for the function of a method, whatever instance it is bound to."""
+    # Bound methods are new objects at every access, so the cache uses their function.
     function = getattr(tool, "__func__", tool)
     if function not in _schemas:
         from transformers.utils.chat_template_utils import get_json_schema

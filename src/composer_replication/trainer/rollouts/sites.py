@@ -1,4 +1,9 @@
-"""Error sites of a rollout with what channel 2 needs of each: the erring turn's tokens, and the hinted context's."""
+"""Find the error sites of a rollout and build what channel 2 trains on: erring turns with and without a hint.
+
+A rollout is a prompt and a completion as token ids, a mask of the tokens that the model sampled, and the messages that
+the completion was parsed into. It is turned into a `Conversation`, so that the rules for logged sessions find its
+errors; all that is computed uses its ids. Environments can report errors of their own (`Rollout.signals`).
+"""
 
 from __future__ import annotations
 
@@ -49,20 +54,21 @@ NO_HEADER = "no_header_before_turn"
 TOO_LONG = "teacher_context_too_long"
 
 SITES, ITEMS = "sdpo_sites", "sdpo_items"
-"""Keys of a batch of rollouts: the taught turns of each, and how many tokens of all of them are taught."""
+"""Keys of a batch of rollouts: the turns of each that channel 2 trains on, and the number of their tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutOptions:
-    """How rollouts are taught from, beside their reward.
+    """What is learned from rollouts beside their reward, and how they are sampled.
 
-    Error sites: where a hint goes, which part of the erring turn is taught, who writes hints, which rules are added.
-    `hints` are a template's words, the error's own ("raw_error"), or, as a control, the hint of another rollout's error
-    of another kind ("other_kind"); `unhinted_kinds` have none.
-    `only_failed_rollouts` leaves out the sites of rollouts that did better than their group. `max_resamples` draws
-    groups with equal rewards again, that many times at most. `k1_coefficient` takes log p - log p_start of each token
-    off its advantage (k1, without gradient). `fast_generation` samples from kept keys where TRL would call the model's
-    own `generate` and the model allows it ("auto"), at most `generation_batch` rollouts at once, or never ("off").
+    `placement` says where a hint goes, `part` which part of the erring turn is trained on, `extra_rules` which failure
+    rules are added. `hints` are written from templates, are the error message itself ("raw_error") or, as a control,
+    the hint of another rollout's error of a different kind ("other_kind"); errors of `unhinted_kinds` get none.
+    `only_failed_rollouts` leaves out the sites of rollouts that did better than their group. `max_resamples` is how
+    often groups with equal rewards are sampled again. `k1_coefficient` subtracts that many times log p - log p_start
+    of each token from its advantage (the k1 estimator of the KL divergence, without gradient). `fast_generation`
+    replaces the model's `generate` by `rollouts.generation` where the model allows it ("auto"), with at most
+    `generation_batch` rollouts at once, or never ("off").
     """
 
     placement: Placement = "before_turn"
@@ -90,7 +96,7 @@ class RolloutOptions:
 
 
 class TaughtTurn(NamedTuple):
-    """An erring turn: its tokens [start, end) of prompt + completion, and the same tokens in the hinted ids."""
+    """An erring turn: its tokens [start, end) of prompt + completion, and where they begin in the hinted ids."""
 
     start: int
     end: int
@@ -101,20 +107,20 @@ class TaughtTurn(NamedTuple):
     turn_id: str
     wrong_ids: Tensor | None = None
     wrong_start: int = 0
-    """The same tokens after a hint that does not belong to the site, for a contrast."""
+    """The same tokens after an unrelated hint, for the contrast."""
     wrong_kind: str = ""
     hint_kind: str = ""
-    """The kind of error that the hint is about, where it is not the turn's own: a control's."""
+    """The kind of error that the hint is about; set only in a control, where it is not the turn's own kind."""
 
     @property
     def about(self) -> str:
-        """The kind of error that its hint is about."""
+        """The kind of error that the hint is about."""
         return self.hint_kind or self.kind
 
 
 @dataclass(eq=False, slots=True)
 class FoundSites:
-    """What a rollout taught: the turns, every site the rules saw, and counts of what happened to each."""
+    """The error sites of a rollout, the turns that channel 2 trains on, and counts of what happened to each site."""
 
     sequence: RenderedSequence
     taught: list[TaughtTurn] = field(default_factory=list[TaughtTurn])
@@ -123,7 +129,7 @@ class FoundSites:
 
 
 class RolloutSites:
-    """Finds the sites of rollouts made with one tokenizer and template."""
+    """A finder of error sites for rollouts of one tokenizer and chat template."""
 
     def __init__(self, renderer: Renderer, options: RolloutOptions | None = None) -> None:
         self.renderer, self.options = renderer, options or RolloutOptions()
@@ -135,10 +141,11 @@ class RolloutSites:
         self._stop_ids = {renderer.protected.ids[stop] for stop in renderer.dialect.stops}
 
     def find(self, rollout: Rollout) -> FoundSites:
-        """Every failure of the rollout, and the turns that may be taught."""
+        """Return every failed call of the rollout, and the turns that channel 2 may train on."""
         runs = sampled_runs(rollout)
         conversation = conversation_of(rollout, runs)
-        if rollout.tools and is_parsed(rollout, runs):  # without tools nobody parses calls
+        # Without tools nobody parses calls, so a turn that looks like a malformed call is just text.
+        if rollout.tools and is_parsed(rollout, runs):
             conversation = self._with_malformed(conversation)
         sites = find_error_sites(conversation, min_confidence=self.options.min_confidence, extra_rules=self._rules)
         sequence = self._rendered(rollout, runs)
@@ -158,6 +165,7 @@ class RolloutSites:
                 found_sites.counts[f"dropped:{turn}"] += 1
                 continue
             found_sites.counts["kind:" + site.kind] += 1
+            # The call cannot be separated in this turn, so all of its tokens are trained on; the count reports it.
             if self.options.part == "call" and turn.is_whole:
                 found_sites.counts["whole_turn_without_call"] += 1
             ids = torch.tensor(turn.ids)
@@ -167,18 +175,22 @@ class RolloutSites:
         return found_sites
 
     def _with_malformed(self, conversation: Conversation) -> Conversation:
-        """With the parser's refusals: a turn that opens a call and has none is answered by what was wrong with it."""
+        """Return the conversation with a failed call for every turn whose call the parser could not read.
+
+        Such a turn has the opening token of a call but no call. It gets one, and an error result after it.
+        """
         turns: list[Turn] = []
         for turn in conversation.turns:
             turns.append(turn)
             ids = turn.token_ids or ()
-            opens = self._call_id in ids if self._call_id is not None else self._call_text in turn.text
-            was_cut = bool(ids) and ids[-1] not in self._stop_ids  # half a call, because the budget ended
-            if turn.origin != "model" or turn.calls or not opens or was_cut:
+            opens_call = self._call_id in ids if self._call_id is not None else self._call_text in turn.text
+            # A turn without a stop token reached the token limit: half a call is then not the model's error.
+            was_cut = bool(ids) and ids[-1] not in self._stop_ids
+            if turn.origin != "model" or turn.calls or not opens_call or was_cut:
                 continue
             raw = self._call_part(turn)
             call = ToolCall(id=f"{turn.id}-call-0", name=_name_in(raw), arguments={}, raw_arguments=raw)
-            result = ToolResult(call_id=call.id, text=_why_not_json(raw), is_error=True)
+            result = ToolResult(call_id=call.id, text=_parse_error_text(raw), is_error=True)
             turns[-1] = replace(turn, calls=(call,))
             turns.append(
                 Turn(
@@ -192,14 +204,14 @@ class RolloutSites:
         return replace(conversation, turns=tuple(turns))
 
     def _call_part(self, turn: Turn) -> str:
-        """What the turn wrote after the token that opens a call."""
+        """Return the text after the token that opens_call a call."""
         if self._call_id is not None and turn.token_ids and self._call_id in turn.token_ids:
             rest = turn.token_ids[turn.token_ids.index(self._call_id) + 1 :]
             return str(self.renderer.tokenizer.decode(list(rest), skip_special_tokens=True)).strip()
         return turn.text.partition(self._call_text)[2].strip()
 
     def _rendered(self, rollout: Rollout, runs: Sequence[Run]) -> RenderedSequence:
-        """The rollout's own ids, with the span of every sampled run that has a header before it."""
+        """Return the rollout's ids with a span for every sampled run that has a turn header before it."""
         ids = [*rollout.prompt_ids, *rollout.completion_ids]
         offset = len(rollout.prompt_ids)
         roles = _roles_before(rollout)
@@ -226,12 +238,13 @@ class RolloutSites:
         return RenderedSequence(conversation_id=rollout.rollout_id, ids=ids, spans=spans, notes={})
 
     def _header_start(self, ids: list[int], start: int) -> int | None:
-        """Where the generation prompt before a turn begins; one that ends on more than the header begins the same."""
+        """Return where the generation prompt before a turn begins, or None if there is no header before it."""
         header = self._header_ids
         if not header:
             return start
         if ids[start - len(header) : start] == header:
             return start - len(header)
+        # Some templates add text to the header (an empty think block, say): look for its first token in the last 64.
         for position in range(start - 1, max(-1, start - len(header) - 64), -1):
             if ids[position] == header[0]:
                 return position
@@ -243,7 +256,7 @@ class RolloutSites:
         return ids.index(self._call_id, start, end), end - int(ids[end - 1] in self._stop_ids)
 
     def hinted(self, sequence: RenderedSequence, turn_id: str, hint: str) -> HintedTurn | str:
-        """The turn after a hint, or why not."""
+        """Return the turn in the context with a hint, or the reason why that is not possible."""
         span = next((candidate for candidate in sequence.spans if candidate.turn_id == turn_id), None)
         if span is None:
             return NO_HEADER
@@ -256,6 +269,7 @@ class RolloutSites:
         signal = _signal_of(site, rollout)
         if signal is not None and signal.get("hint"):
             return str(signal["hint"])
+        # The documented arguments of a user's own hint function: the error's kind and three fields about the call.
         if self.options.hint_generator is not None:
             about = {
                 "error_message": site.evidence_text,
@@ -275,18 +289,17 @@ class RolloutSites:
 
 
 def _roles_before(rollout: Rollout) -> list[str]:
-    """The role of the message before each assistant message of the completion."""
-    everything = [*rollout.prompt, *rollout.messages]
-    first = len(rollout.prompt)
+    """Return the role of the message before each assistant message of the completion."""
+    messages = [*rollout.prompt, *rollout.messages]
     return [
-        str(everything[index - 1].get("role", "")) if index else ""
-        for index in range(first, len(everything))
-        if everything[index].get("role") == "assistant"
+        str(messages[index - 1].get("role", "")) if index else ""
+        for index in range(len(rollout.prompt), len(messages))
+        if messages[index].get("role") == "assistant"
     ]
 
 
-def _why_not_json(raw: str) -> str:
-    """The parser's words about a call's text; one that is JSON lacks what a call needs."""
+def _parse_error_text(raw: str) -> str:
+    """Return the error message for a call's text: what makes it invalid JSON, or that a key is missing."""
     text = raw.partition("</")[0].strip()
     try:
         json_value(text)
@@ -296,15 +309,10 @@ def _why_not_json(raw: str) -> str:
 
 
 def _name_in(raw: str) -> str:
-    """The tool's name as far as a broken call shows it."""
+    """Return the tool's name in the text of a broken call, or "" if it does not show one."""
     after = raw.partition('"name"')[2].partition('"')[2]
     return after.partition('"')[0] if after else ""
 
-
-# A rollout as a conversation: its messages for the rules that find errors, its ids for everything that is computed.
-#
-# A trainer's rollout is a prompt and a completion as token ids, a mask that says which of the completion's tokens the
-# model sampled, and the messages they were parsed into. Each run of sampled tokens is one assistant message.
 
 FORMAT = "rollout"
 _NOWHERE = Provenance(file="", lines=())
@@ -312,11 +320,12 @@ _NOWHERE = Provenance(file="", lines=())
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
-    """One trajectory. `sampled` is 1 on the tokens the model wrote (None: all of them).
+    """One trajectory. `sampled` is 1 on the tokens that the model sampled (None: all of them).
 
-    `signals` are what the environment itself says went wrong: mappings with `turn` (number of the assistant message,
-    from 0), `kind`, `message`, and a `hint` if it has one. `raised` says of each tool message, in order, whether the
-    tool raised; without it, that is read from the message. `tools` are schemas by name.
+    Each run of sampled tokens is one assistant message. `signals` are errors that the environment reports: mappings
+    with `turn` (number of the assistant message, from 0), `kind`, `message` and optionally a `hint`. `raised` says of
+    each tool message, in order, whether the tool raised; without it, that is read from the message. `tools` are schemas
+    by tool name.
     """
 
     rollout_id: str
@@ -331,14 +340,14 @@ class Rollout:
 
 
 class Run(NamedTuple):
-    """Tokens [start, end) of a completion, written by the model in one go."""
+    """Tokens [start, end) of a completion that the model sampled without an interruption."""
 
     start: int
     end: int
 
 
 def sampled_runs(rollout: Rollout) -> list[Run]:
-    """The completion's runs of sampled tokens, in order."""
+    """Return the completion's runs of sampled tokens, in order."""
     if rollout.sampled is None:
         return [Run(0, len(rollout.completion_ids))] if rollout.completion_ids else []
     runs: list[Run] = []
@@ -353,14 +362,14 @@ def sampled_runs(rollout: Rollout) -> list[Run]:
 
 
 def assistant_id(number: int) -> str:
-    """The turn id of the n-th assistant message of a rollout."""
+    """Return the turn id of the n-th assistant message of a rollout."""
     return f"assistant-{number}"
 
 
 def conversation_of(rollout: Rollout, runs: Sequence[Run]) -> Conversation:
-    """The whole rollout; assistant turns of the completion have their sampled ids and the id of their number.
+    """Return the rollout as a conversation; its assistant turns have their sampled ids and ids from `assistant_id`.
 
-    A rollout function's completion is one message however many turns it has: then a turn is its ids and nothing else.
+    A completion of a TRL rollout function is one message, however many turns it has; its turns then have only ids.
     """
     turns = [_plain_turn(number, message) for number, message in enumerate(rollout.prompt)]
     if not is_parsed(rollout, runs):
@@ -419,7 +428,8 @@ def _assistant_turn(message: Message, number: int, ids: tuple[int, ...]) -> Turn
 
 
 def _result_turn(message: Message, index: int, open_calls: list[ToolCall], raised: bool | None) -> Turn:
-    """Results name their tool, not their call, and those of asynchronous tools come last: the first open call of it."""
+    """Return a tool message as a turn, and remove the call that it answers from `open_calls`."""
+    # TRL's results name their tool, not their call, and those of asynchronous tools come last.
     call = next((open_call for open_call in open_calls if open_call.name == message.get("name")), None)
     if call is None and open_calls:
         call = open_calls[0]
@@ -432,9 +442,10 @@ def _result_turn(message: Message, index: int, open_calls: list[ToolCall], raise
 
 
 def _result_of(content: str) -> tuple[str, bool | None]:
-    """A result's text, and whether the tool raised: TRL writes that as a dict with the one key `error`.
+    """Return a result's text, and True if the tool raised or None if that is unknown.
 
-    A tool that did not raise may still say in words that it failed, so the flag is then unknown, not False.
+    TRL writes an exception as `{'error': 'text'}`. A tool that did not raise may still report a failure in its text, so
+    the flag is never False.
     """
     if content.startswith("{") and "error" in content[:12]:
         try:
@@ -452,7 +463,7 @@ def _calls(message: Message, turn: str) -> tuple[ToolCall, ...]:
 
 
 def _call(written: WrittenCall, identity: str) -> ToolCall:
-    """A parsed value goes through the one reader of arguments as text: an engine's parser has limits of its own."""
+    # Arguments that are parsed already become text again, so that `tool_call` checks all calls by the same limits.
     arguments = written.arguments
     text = (
         arguments
@@ -463,7 +474,7 @@ def _call(written: WrittenCall, identity: str) -> ToolCall:
 
 
 def signalled_sites(rollout: Rollout, conversation: Conversation) -> list[ErrorSite]:
-    """What the environment itself says; it knows whose doing it was, and says so by saying it."""
+    """Return the errors that the environment reports. They need no rule: it knows who is to blame."""
     turn_ids = {turn.id for turn in conversation.turns}
     sites: list[ErrorSite] = []
     for number, signal in enumerate(rollout.signals):
@@ -502,16 +513,16 @@ def _signal_of(site: ErrorSite, rollout: Rollout) -> Mapping[str, Any] | None:
     return rollout.signals[int(site.id.removeprefix(prefix))] if site.id.startswith(prefix) else None
 
 
-# How failures look in a rollout whose tools are Python functions, besides the rules that logs have.
-#
-# A tool's exception reaches the model as its text alone, without its type, so what the words do not say is asked of the
-# call and of the tool's schema.
-
 MALFORMED = "The tool call is not valid JSON"
-"""What the parser's refusal of a call begins with."""
+"""The beginning of the error message of a call that cannot be parsed."""
+# Failures of tools that are Python functions, in addition to the rules for logs. The model is shown the text of an
+# exception without its type; what the text leaves open is decided by the tool's schema (`judged_by_schema`).
 ROLLOUT_RULES: tuple[FailureRule, ...] = (
+    # "Tool open_file not found." (TRL); not "Tool not found"
     rule("tool_not_found", r"^Tool \S.* not found\.?$", "not found", where="start", confidence=0.98),
+    # "Unsupported tool call type: code" (TRL)
     rule("tool_not_found", r"^Unsupported tool call type", "unsupported tool call", where="start", confidence=0.95),
+    # "read() got an unexpected keyword argument 'file'" and "read() missing 1 required positional argument: 'path'"
     rule(
         "input_validation",
         r"^.*\bgot (?:an unexpected keyword argument|multiple values for argument)|^.*\bmissing \d+ required "
@@ -522,7 +533,8 @@ ROLLOUT_RULES: tuple[FailureRule, ...] = (
         where="start",
         confidence=0.98,
     ),
-    # A tool that says it in words instead of raising; its name tells nobody that it reads files.
+    # A tool that returns its error as text; `channels="other"`, as its name does not show that it reads files.
+    # "Error: file a.py does not exist" and "no such file or directory: a.py"; not "Created the file that was not found"
     rule(
         "file_not_found",
         r"^(?:\w*error:\s*)?(?:the )?(?:file|path|folder|directory)\b[^\n]{0,200}?\b(?:not found|does not exist)"
@@ -534,7 +546,9 @@ ROLLOUT_RULES: tuple[FailureRule, ...] = (
         where="start",
         confidence=0.85,
     ),
+    # "The tool call is not valid JSON: Expecting value", from `_parse_error_text`
     rule("input_validation", rf"^{MALFORMED}", MALFORMED.lower(), where="start", confidence=0.98),
+    # "main.read() argument after ** must be a mapping, not list": the arguments were not an object
     rule(
         "input_validation",
         r"^.*argument after \*\* must be a mapping",
@@ -548,10 +562,10 @@ ROLLOUT_RULES: tuple[FailureRule, ...] = (
 def judged_by_schema(
     sites: Sequence[ErrorSite], conversation: Conversation, tools: Mapping[str, Mapping[str, Any]]
 ) -> list[ErrorSite]:
-    """Exceptions that no rule knows, where the call itself explains them; others stay nobody's, and are not taught.
+    """Return the sites with unexplained exceptions blamed on the model where the call's arguments explain them.
 
-    Arguments that do not fit the tool's schema are the model's doing whatever the tool then stumbled over, and so is an
-    argument that the message names.
+    The model is to blame for arguments that do not fit the tool's schema, whatever the tool then failed at, and for an
+    argument that the message names. Other exceptions stay without blame and are not trained on.
     """
     calls = {call.id: call for turn in conversation.turns for call in turn.calls}
     return [_judged(site, calls.get(site.call_id), tools.get(site.tool)) for site in sites]

@@ -1,4 +1,8 @@
-"""Logged sessions as a data set: conversations, sites and pairs in, tree batches out, drops accounted for."""
+"""Turn logged sessions into a data set of tree batches, and count everything that is dropped on the way.
+
+Sessions are rendered once (`rendering`), cut into windows of at most `budget` tokens, and stored in small integers
+(`stored_windows`). Cutting is cheap: it is done again when a hint check drops sites, for a control, and for a warm-up.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -28,6 +32,8 @@ from composer_replication.trainer.objective.hint_proof import HintProof
 from composer_replication.trainer.sessions.proof import ProofSettings, prove_sites
 from composer_replication.trainer.sessions.reference import reference_logprobs_of_batches
 from composer_replication.trainer.sessions.rendering import (
+    KeptPair,
+    KeptSite,
     LoggedSession,
     RenderedSession,
     WindowSettings,
@@ -37,38 +43,38 @@ from composer_replication.trainer.sessions.rendering import (
 from composer_replication.trainer.sessions.stored_windows import SessionItem, StoredWindow, store_window
 from composer_replication.types import Conversation
 
-if TYPE_CHECKING:
-    from composer_replication.trainer.sessions.rendering import (
-        KeptPair,
-        KeptSite,
-        RenderedSession,
-        WindowSettings,
-    )
-
 __all__ = ["LoggedPair", "LoggedSession", "LoggedSessions", "SessionItem", "sessions_of_run"]
+
+_RESPONSES, _SITES, _PAIRS = CHANNELS
+HINTED_CORRECTIONS = "hinted_corrections"
+OTHER_CONTEXT = "correction_in_another_context"
+# Sources of pairs whose chosen side comes from the session itself, not from a teacher.
+_CORRECTION_SOURCES = frozenset({"correction", "user"})
+NO_OTHER_KIND = "no_hint_of_another_kind"
+TURNED = "turned_pairs"
 
 
 def sessions_of_run(run: RunDir, *, budget: int, **settings: Any) -> tuple[Iterator[LoggedSession], WindowSettings]:
-    """The sessions of a run directory with what these settings need of its sites and, where it has some, its pairs."""
+    """Return the sessions of a run directory, with the sites and pairs that the settings need, and the settings."""
     settings.setdefault("use_pairs", run.path("pairs").exists())
     chosen = WindowSettings(budget=budget, **settings)
     has_sites = chosen.responses == "all" and run.path("sites").exists()
     needs_sites = chosen.use_sites or chosen.responses == "good" or has_sites
-    # A turn that a pair rejects is not a good one, whether or not channel 3 is on.
+    # A turn that a pair rejects is not a good turn, whether or not channel 3 is on.
     needs_pairs = chosen.use_pairs or (chosen.responses != "none" and run.is_current("pairs"))
     return read_sessions(run, with_sites=needs_sites, with_pairs=needs_pairs), chosen
 
 
 class LoggedSessions(torch.utils.data.Dataset[TreeBatch]):
-    """Windows of logged sessions, small until they are asked for; see `from_run` and `from_sessions`.
+    """Windows of logged sessions, stored small and made into batches on demand; see `from_run` and `from_sessions`.
 
-    `counts` says what there is: conversations, windows, tree tokens, sites, pairs, items of each channel, and the notes
-    of `session_batches`. `drops` says what is missing, as `channel: reason`. A proof cuts the `rendered` sessions anew;
-    nothing is read or rendered twice.
+    `counts` has the numbers of conversations, windows, tree tokens, sites, pairs, items of each channel, and the notes
+    of `session_batches`. `drops` counts what was left out, as `channel: reason`. Methods that change the data return
+    new `LoggedSessions`; sessions are never read or rendered twice.
     """
 
     reference_precision: str | None = None
-    """The dtype in which `with_references` computed."""
+    """The dtype in which `with_references` computed the reference log-probs."""
 
     def __init__(
         self,
@@ -101,10 +107,10 @@ class LoggedSessions(torch.utils.data.Dataset[TreeBatch]):
         pack: bool = False,
         **settings: Any,
     ) -> LoggedSessions:
-        """The sessions of a run directory, with its sites and, where it has some, its pairs.
+        """Return the sessions of a run directory, with its sites and, if it has any, its pairs.
 
-        `settings` are those of `WindowSettings`. `only` chooses conversations (a held-out part, say). `pack` lets small
-        windows share a tree of at most `budget` tokens.
+        `settings` are those of `WindowSettings`. `only` selects conversations (one part of the split, say). With `pack`
+        small windows share a tree of at most `budget` tokens.
         """
         opened = run if isinstance(run, RunDir) else RunDir.open(run)
         sessions, chosen = sessions_of_run(opened, budget=budget, **settings)
@@ -121,7 +127,7 @@ class LoggedSessions(torch.utils.data.Dataset[TreeBatch]):
         pack: bool = False,
         **settings: Any,
     ) -> LoggedSessions:
-        """The same of sessions in memory."""
+        """Return the same for sessions in memory."""
         chosen = WindowSettings(budget=budget, **settings)
         return cls(_rendered(sessions, renderer, chosen, only), renderer, chosen, pack=pack)
 
@@ -133,26 +139,26 @@ class LoggedSessions(torch.utils.data.Dataset[TreeBatch]):
 
     @property
     def items(self) -> list[SessionItem]:
-        """What the numbers stand for, as it is stored."""
+        """The items that the indices refer to, as they are stored."""
         return self._items
 
     def batches(self, device: str | torch.device = "cpu") -> Iterator[TreeBatch]:
-        """A tree batch of every item, in order, one at a time."""
+        """Yield the tree batch of every item, in order."""
         return (item.batch(device) for item in self._items)
 
     @property
     def channels(self) -> dict[str, int]:
-        """Items of each channel in all windows."""
+        """The number of items of each channel in all windows."""
         return {name: self.counts[name] for name in CHANNELS}
 
     @property
     def models(self) -> frozenset[str]:
-        """Names of the models that wrote the sessions' turns."""
+        """The names of the models that wrote the sessions' turns."""
         return frozenset(name for session in self.rendered for name in session.models)
 
     @property
     def digest(self) -> str:
-        """Of every tree's tokens and of what counts in them: a run goes on with the same data or not at all."""
+        """A hash of all tokens and target rows: a run is resumed with the same data or not at all."""
         hasher = hashlib.sha256()
         for item in self._items:
             for window in item.windows:
@@ -166,11 +172,12 @@ class LoggedSessions(torch.utils.data.Dataset[TreeBatch]):
 
     @property
     def longest_tree(self) -> int:
-        """Tokens of the largest item: what memory must be planned for."""
+        """The number of tokens of the largest item, for which memory must suffice."""
         return max((item.num_tokens for item in self._items), default=0)
 
     @property
     def has_references(self) -> bool:
+        """Whether all pairs have reference log-probs."""
         return all(window.has_references for window in self.windows)
 
     def prove(
@@ -182,12 +189,12 @@ class LoggedSessions(torch.utils.data.Dataset[TreeBatch]):
         seed: int = 0,
         with_adapter: bool = False,
     ) -> LoggedSessions:
-        """Without the sites whose hint does not lower the erring decision by `margin` nats a token more than another's
-        hint does and than good calls.
+        """Return the sessions without the sites whose hint fails the hint check.
 
-        The figures are in `proofs` and, for a run directory, in its `hint_proof.jsonl`; figures that are there already
-        and belong to these weights (with `with_adapter`, to these with their adapter), sites and settings are not
-        computed again. `max_context` tokens before a turn are scored; without a number, `budget`.
+        A hint has to lower the erring decision by `margin` nats/token more than an unrelated hint does, and by `margin`
+        nats/token more than it lowers good calls. The results are in `proofs` and, for a run directory, in its
+        `hint_proof.jsonl`; stored results of the same weights (with their adapter, if `with_adapter`), sites and
+        settings are reused. `max_context` tokens before a turn are scored; None means `budget`.
         """
         used = {site_id for window in self.windows for site_id in window.site_ids}
         sites = [site for session in self.rendered for site in session.sites if site.site.id in used]
@@ -201,32 +208,34 @@ class LoggedSessions(torch.utils.data.Dataset[TreeBatch]):
         return self.with_proofs(proofs)
 
     def with_proofs(self, proofs: Sequence[HintProof]) -> LoggedSessions:
-        """Cut again without the sites that these proofs do not keep. References have to be computed again."""
+        """Return the sessions without the sites that these proofs reject. References have to be computed again."""
         return type(self)(self.rendered, self.renderer, self.settings, run=self.run, pack=self._pack, proofs=proofs)
 
     def shuffled(self, seed: int = 0) -> LoggedSessions:
-        """The control of these sessions: hints of another kind, half of the pairs turned; proofs stay those of the
-        right hints."""
+        """Return the control of these sessions: unrelated hints, and half of the pairs swapped.
+
+        The proofs stay those of the right hints.
+        """
         rendered = _shuffle_sessions(self.rendered, seed=seed)
         return type(self)(rendered, self.renderer, self.settings, run=self.run, pack=self._pack, proofs=self.proofs)
 
     def with_references(
         self, model: nn.Module, path: str | Path | None = None, *, with_adapter: bool = False
     ) -> LoggedSessions:
-        """With reference log-probs of all pairs under the start weights, in the windows' own contexts.
+        """Return the sessions with reference log-probs of all pairs under the initial model, in the windows' contexts.
 
-        With `with_adapter` these are the weights with the adapter that is on them, else those below it. They are stored
-        at `path`, by default the run's `ref_logprobs.safetensors`; what is there is taken over if it belongs to these
-        weights, this tokenizer, this template and this precision (autocast's, where it is on).
+        The initial model includes an adapter only with `with_adapter`. The log-probs are stored at `path`, by default
+        the run's `ref_logprobs.safetensors`; what is stored there is reused if it belongs to these weights, tokenizer
+        and template, and to this precision (autocast's, where it is on).
         """
-        where = self.run.path("ref_logprobs") if path is None and self.run is not None else path
+        store_path = self.run.path("ref_logprobs") if path is None and self.run is not None else path
         pairs = [window.pair_ids() for window in self.windows]
         device = next(model.parameters()).device
         batches = (
             ([pair for window in item.windows for pair in window.pair_ids()], partial(item.batch, device))
             for item in self._items
         )
-        options: dict[str, Any] = {"path": where, "with_adapter": with_adapter}
+        options: dict[str, Any] = {"path": store_path, "with_adapter": with_adapter}
         store = reference_logprobs_of_batches(model, self.renderer, batches, **options)
         looked_up = [[store.lookup(*pair.chosen, *pair.rejected) for pair in window_pairs] for window_pairs in pairs]
         sessions = self._with_windows([w.with_references(r) for w, r in zip(self.windows, looked_up, strict=True)])
@@ -234,16 +243,17 @@ class LoggedSessions(torch.utils.data.Dataset[TreeBatch]):
         return sessions
 
     def check_references(self, model: nn.Module) -> None:
-        """References that are there are in the precision of the steps, under whose autocast this is called."""
+        """Raise unless the references have the precision of the steps. Call it under the autocast of the steps."""
         reference_precision, used = self.reference_precision, precision_of(model)
         if reference_precision is not None and reference_precision != used:
-            fix = "Give the sessions without references, which the trainer computes, or make them under autocast."
+            # The trainer computes missing references itself, in its own precision.
+            fix = "Pass sessions without references, which the trainer computes, or call with_references in autocast."
             raise StaleArtefactError(
                 explain("reference log-probs", got=f"those of {reference_precision}", expected=used, fix=fix)
             )
 
     def without_responses(self) -> LoggedSessions:
-        """With no target for channel 1, where its weight is 0."""
+        """Return the sessions without targets for channel 1, and without windows that then have none."""
         bare = [window.without_responses() for window in self.windows]
         sessions = self._with_windows([window for window in bare if any(window.counts().values())])
         sessions.counts = self.counts.copy()
@@ -251,9 +261,9 @@ class LoggedSessions(torch.utils.data.Dataset[TreeBatch]):
         return sessions
 
     def only_responses(self, *, hinted_corrections: bool = False) -> LoggedSessions:
-        """Cut again for channel 1 alone: without hinted contexts and pairs, which a warm-up has no use for.
+        """Return the sessions for channel 1 alone, without hinted contexts and pairs, for a warm-up.
 
-        With `hinted_corrections` what worked after an erring turn is a response too, in the context with its hint.
+        With `hinted_corrections` the correction of an erring turn is a response as well, in the context with its hint.
         """
         sessions = self.rendered
         if hinted_corrections:
@@ -263,15 +273,16 @@ class LoggedSessions(torch.utils.data.Dataset[TreeBatch]):
         return type(self)(bare, self.renderer, self.settings, pack=self._pack)
 
     def require_items(self) -> None:
-        """Raise where there is nothing to learn from."""
+        """Raise InputError if no window has a target."""
         if not self._items:
             got = (
                 f"no window with a target in {self.counts['conversations']} conversations; dropped: {dict(self.drops)}"
             )
-            fix = "Check the budget, and what `crf sites` and `crf pairs` kept."
+            fix = "Raise the budget, or check the results of `crf sites` and `crf pairs`."
             raise InputError(explain("logged sessions", got=got, expected="at least one", fix=fix))
 
     def _with_windows(self, windows: list[StoredWindow]) -> LoggedSessions:
+        # Not through __init__, which would cut the sessions into windows again.
         copy = object.__new__(type(self))
         copy.__dict__.update(self.__dict__)
         copy.windows = windows
@@ -298,14 +309,9 @@ def _rendered(
     )
 
 
-# Rendered sessions cut into windows, each one tree; it is cheap, and done again when a proof drops sites.
-
-_, _SITES, _PAIRS = CHANNELS
-
-
 @dataclass(eq=False, slots=True)
 class _CutSessions:
-    """Windows of sessions; what there is, and what was dropped, by channel and reason."""
+    """The windows of sessions, with counts of what they hold and of what was dropped, by channel and reason."""
 
     windows: list[StoredWindow] = field(default_factory=list[StoredWindow])
     counts: Counter[str] = field(default_factory=Counter[str])
@@ -318,7 +324,7 @@ def cut_sessions(
     settings: WindowSettings,
     unproved: Mapping[str, str] | None = None,
 ) -> _CutSessions:
-    """The windows of all sessions, in order; `unproved` are sites that a proof has dropped, and why."""
+    """Return the windows of all sessions, in order; `unproved` are the sites that the hint check rejected, and why."""
     sessions, cut = list(sessions), _CutSessions()
     wrong = _wrong_hints(sessions) if settings.contrast else {}
     for session in sessions:
@@ -329,7 +335,7 @@ def cut_sessions(
 
 
 def _wrong_hints(sessions: Iterable[RenderedSession]) -> dict[str, str | None]:
-    """For each site that may teach the hint of one of another kind, by the site's id."""
+    """Return an unrelated hint for each site that is trained on, by the site's id."""
     hints = [hint for session in sessions for hint in session.hints]
     wrong = wrong_hints([text for _, _, text in hints], [kind for _, kind, _ in hints])
     return {site_id: text for (site_id, _, _), text in zip(hints, wrong, strict=True)}
@@ -359,6 +365,7 @@ def _cut(
             part=settings.part,
             max_length=settings.max_length,
         )
+        # Items that did not fit are drops; the remaining counts are notes of `session_batches`.
         dropped = Counter(batches.dropped.values())
         into.counts.update({name: n for name, n in batches.counts.items() if name not in dropped})
         into.drops.update(f"{item.channel}: {reason}" for item, reason in batches.dropped.items())
@@ -376,28 +383,22 @@ def _cut(
             into.counts.update(stored.counts() | sizes | {"windows": 1, "tree_tokens": stored.num_tokens})
 
 
-# Hint, then what worked: the corrections of erring turns as turns for channel 1, in the context with the site's hint.
-#
-# A small model that has never seen a hint does not heed one. These turns show it what a hint is followed by; they are
-# for a warm-up, since the steps after it teach what to do *without* a hint.
-
-HINTED_CORRECTIONS = "hinted_corrections"
-OTHER_CONTEXT = "correction_in_another_context"
-_SOURCES = frozenset({"correction", "user"})
-_RESPONSES = CHANNELS[0]
-
-
 def with_hinted_corrections(
     renderer: Renderer, session: RenderedSession, *, placement: Placement = "before_turn"
 ) -> RenderedSession:
-    """The session with a sequence more for every site that has a correction; what cannot be is among the drops."""
+    """Return the session with one more sequence for every correction of a site: the context, its hint, the correction.
+
+    The corrections are turns of channel 1. They show a small model what follows a hint, since one that has never seen
+    a hint does not follow it. They are for a warm-up only: the steps after it teach what to do without a hint.
+    Corrections that cannot be shown after the hint are counted as drops.
+    """
     sequences: list[RenderedSequence] = []
     drops: Counter[str] = Counter()
     for site in session.sites:
         for pair in session.pairs:
-            if not _is_of(pair, site):
+            if not _is_correction_of(pair, site):
                 continue
-            corrected = _sequence(renderer, site, pair, placement, f"{site.site.id}:{len(sequences)}")
+            corrected = _corrected_sequence(renderer, site, pair, placement, f"{site.site.id}:{len(sequences)}")
             if isinstance(corrected, str):
                 drops[f"{_RESPONSES}: {corrected}"] += 1
             else:
@@ -411,16 +412,16 @@ def with_hinted_corrections(
     )
 
 
-def _is_of(pair: KeptPair, site: KeptSite) -> bool:
-    """Whether the pair's rejected side is the site's turn, and its chosen one what the session itself made of it."""
-    is_correction = pair.kind.partition(" ")[0] in _SOURCES
+def _is_correction_of(pair: KeptPair, site: KeptSite) -> bool:
+    """Return whether the pair rejects the site's turn and prefers a correction that the session itself has."""
+    is_correction = pair.kind.partition(" ")[0] in _CORRECTION_SOURCES
     return is_correction and pair.rendered is site.rendered and pair.turn_id == site.span.turn_id
 
 
-def _sequence(
+def _corrected_sequence(
     renderer: Renderer, site: KeptSite, pair: KeptPair, placement: Placement, name: str
 ) -> RenderedSequence | str:
-    """The session up to the turn, the hint, and the correction; or why not."""
+    """Return the session up to the turn, the hint, and the correction; or the reason why there is none."""
     chosen, span = pair.chosen, site.span
     if (chosen.num_shared, chosen.start) != (span.start, span.start):
         return OTHER_CONTEXT
@@ -446,44 +447,35 @@ def _sequence(
     )
 
 
-# A control for channels 2 and 3: the same sites with hints about something else, the same pairs turned by a coin.
-#
-# What such a training does to a model is what any training of this size does. Only what the real one does beyond it
-# belongs to what the hints and the pairs say.
-
-_, _SHUFFLED_SITES, _ = CHANNELS
-NO_OTHER_KIND = "no_hint_of_another_kind"
-TURNED = "turned_pairs"
-
-
 def _shuffle_sessions(sessions: Iterable[RenderedSession], *, seed: int = 0) -> list[RenderedSession]:
-    """Each site with the hint of one of another kind; of the pairs, and of each kind of them, half turned round.
+    """Return the control: every site with a hint of a different kind, and half of the pairs of each kind swapped.
 
-    A site that has none of another kind beside it is left out, and counted. Nothing else changes.
+    Training on it does what any training of this size does; only a larger effect of the real data is due to what hints
+    and pairs say. Sites without a hint of a different kind to swap in are dropped and counted. Nothing else changes.
     """
     sessions = list(sessions)
     sites = [site for session in sessions for site in session.sites]
     wrong = iter(wrong_hints([site.hint for site in sites], [site.site.kind for site in sites], seed=seed))
-    turned = _turned([pair for session in sessions for pair in session.pairs], seed)
-    return [_shuffled(session, [next(wrong) for _ in session.sites], turned) for session in sessions]
+    swapped = _pairs_to_swap([pair for session in sessions for pair in session.pairs], seed)
+    return [_shuffled(session, [next(wrong) for _ in session.sites], swapped) for session in sessions]
 
 
-def _shuffled(session: RenderedSession, hints: list[str | None], turned: set[int]) -> RenderedSession:
+def _shuffled(session: RenderedSession, hints: list[str | None], swapped: set[int]) -> RenderedSession:
     sites = [site._replace(hint=hint) for site, hint in zip(session.sites, hints, strict=True) if hint is not None]
     drops = session.drops.copy()
     if len(sites) < len(session.sites):
-        drops[f"{_SHUFFLED_SITES}: {NO_OTHER_KIND}"] += len(session.sites) - len(sites)
+        drops[f"{_SITES}: {NO_OTHER_KIND}"] += len(session.sites) - len(sites)
     counts = session.counts.copy()
-    counts[TURNED] = sum(id(pair) in turned for pair in session.pairs)  # also where none is: it is a control
+    counts[TURNED] = sum(id(pair) in swapped for pair in session.pairs)  # a count of 0 still marks a control
     pairs = [
-        pair._replace(chosen=pair.rejected, rejected=pair.chosen) if id(pair) in turned else pair
+        pair._replace(chosen=pair.rejected, rejected=pair.chosen) if id(pair) in swapped else pair
         for pair in session.pairs
     ]
     return replace(session, sites=sites, pairs=pairs, counts=counts, drops=drops)
 
 
-def _turned(pairs: list[KeptPair], seed: int) -> set[int]:
-    """Which pairs are turned: one of every two, which are of one kind wherever that is possible."""
+def _pairs_to_swap(pairs: list[KeptPair], seed: int) -> set[int]:
+    """Return the ids of the pairs to swap: one of every two, paired up within their kind as far as possible."""
     draw = random.Random(seed)  # noqa: S311 (a choice, not a secret)
     order = sorted(pairs, key=lambda pair: (pair.kind, draw.random()))
     couples = [order[at : at + 2] for at in range(0, len(order), 2)]

@@ -1,4 +1,4 @@
-"""Work before the first step, which can take minutes: what it is, how far it is, and what an interrupt would keep."""
+"""Report the progress of work before the first step, which can take minutes, and what an interrupt would lose."""
 
 from __future__ import annotations
 
@@ -18,42 +18,43 @@ from composer_replication.canonical_json import decode_object
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
-    """`done` of `total` items of the work called `name`; those that are done lie at `kept_in`, if anywhere."""
+    """The progress of the work called `name`: `done` of `total` items, whose results are stored in `stored_in`."""
 
     name: str
     done: int
     total: int
     items: str
-    kept_in: Path | None = None
+    stored_in: Path | None = None
 
     @property
     def is_over(self) -> bool:
         return self.done >= self.total
 
-    def when_interrupted(self) -> str:
-        """What is kept, in a sentence."""
-        far = f"interrupted in the {self.name}, after {self.done:,} of {self.total:,} {self.items}"
-        if self.kept_in is None:
-            return f"{far}; they are kept nowhere, and the next run begins them again"
-        return f"{far}, which are kept in {self.kept_in}; the same command takes them from there"
+    def interrupt_message(self) -> str:
+        """Return a sentence about what an interrupt at this point keeps."""
+        progress = f"interrupted in the {self.name}, after {self.done:,} of {self.total:,} {self.items}"
+        if self.stored_in is None:
+            return f"{progress}. They are not stored; the next run starts over."
+        return f"{progress}, stored in {self.stored_in}. Run the same command to continue."
 
 
 OnPhase = Callable[[Phase], None]
 Say = Callable[[str], None]
+# A context variable rather than an argument: the work is many calls below the command that shows its progress.
 _listener: ContextVar[OnPhase | None] = ContextVar("phase_listener", default=None)
 
 
-def tell_phase(phase: Phase) -> None:
-    """To whoever listens; nobody has to."""
+def report_phase(phase: Phase) -> None:
+    """Pass a phase to the callback of `reporting_phases`, if there is one."""
     listener = _listener.get()
     if listener is not None:
         listener(phase)
 
 
 class PhaseTimes:
-    """Passes phases on, and adds up the seconds of each by its name, in a file: a run may take several calls.
+    """A callback that passes phases on, and adds up the seconds of each phase in a file, over several calls.
 
-    A phase is in the file from its beginning: killed between its last item and the file's next writing, it was made.
+    A phase is in the file from its beginning, so that one that was killed before the file's next update is not missing.
     """
 
     def __init__(self, path: Path, on_phase: OnPhase) -> None:
@@ -74,21 +75,21 @@ class PhaseTimes:
 
 
 @contextmanager
-def telling_phases(on_phase: OnPhase, say: Say) -> Generator[None]:
-    """Pass phases on. SIGTERM is heard as Ctrl-C is, and either ends the work with a sentence about what is kept."""
+def reporting_phases(on_phase: OnPhase, say: Say) -> Generator[None]:
+    """Pass phases to `on_phase` inside the block. An interrupt (Ctrl-C or SIGTERM) reports what is stored."""
     latest: list[Phase] = []
 
-    def hear(phase: Phase) -> None:
+    def on_report(phase: Phase) -> None:
         latest[:] = [phase]
         on_phase(phase)
 
-    token = _listener.set(hear)
+    token = _listener.set(on_report)
     try:
         with _sigterm_as_ctrl_c():
             yield
     except KeyboardInterrupt:
         if latest and not latest[0].is_over:
-            say(latest[0].when_interrupted())
+            say(latest[0].interrupt_message())
         raise
     finally:
         _listener.reset(token)
@@ -96,13 +97,14 @@ def telling_phases(on_phase: OnPhase, say: Say) -> Generator[None]:
 
 @contextmanager
 def _sigterm_as_ctrl_c() -> Generator[None]:
-    if threading.current_thread() is not threading.main_thread():  # only the main thread can hear signals
+    if threading.current_thread() is not threading.main_thread():  # only the main thread can set signal handlers
         yield
         return
 
     def interrupt(_number: int, _frame: object) -> None:
         raise KeyboardInterrupt
 
+    # None: a handler that was not set from Python, which cannot be restored.
     before = signal.signal(signal.SIGTERM, interrupt)
     try:
         yield

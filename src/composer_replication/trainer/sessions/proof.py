@@ -1,6 +1,7 @@
-"""The hint proof of a data set: figures for every site, kept as `hint_proof.jsonl` and not computed twice.
+"""Run the hint check on all sites of a data set, and store its results as `hint_proof.jsonl`.
 
-While it is made, each site's figures go to `hint_proof.partial.jsonl`: an interrupt loses those of one site.
+Stored results of the same model, sites and settings are reused. While the check runs, each site's result is appended to
+`hint_proof.partial.jsonl`, so that an interrupt loses the result of one site.
 """
 
 from __future__ import annotations
@@ -32,24 +33,26 @@ from composer_replication.trainer.objective.hint_proof import (
     prove_hints,
     verdict,
 )
-from composer_replication.trainer.sessions.phases import Phase, tell_phase
+from composer_replication.trainer.sessions.phases import Phase, report_phase
 
 if TYPE_CHECKING:
-    from composer_replication.trainer.sessions.rendering import CallPlace, KeptSite
+    from composer_replication.trainer.sessions.rendering import GoodCall, KeptSite
 
 SCHEMA, VERSION = "hint_proof", 3
 _NAME = "hint_proof"
 _PARTIAL = "hint_proof.partial.jsonl"
 _SOURCES = ("conversations", "sites")
 _PROOF = tuple(field.name for field in fields(HintProof))
-_MOST_GOOD_CALLS = 4
-_MOST_WITH_OWN_CONTEXT = 2
-_MOST_LOOKED_AT = 64
+# Good calls per site. Those in another context than the site's cost a pass of their own, hence fewer of them.
+_MAX_GOOD_CALLS = 4
+_MAX_WITH_OWN_CONTEXT = 2
+# Candidates per group that are compared with the site's decision, the nearest first.
+_MAX_CANDIDATES = 64
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProofSettings:
-    """What the figures depend on besides the weights and the sites, and the margin that decides."""
+    """What the results depend on besides the weights and the sites."""
 
     margin: float
     placement: Placement
@@ -62,16 +65,16 @@ def prove_sites(
     model: nn.Module,
     renderer: Renderer,
     sites: Sequence[KeptSite],
-    good_calls: Sequence[CallPlace],
+    good_calls: Sequence[GoodCall],
     settings: ProofSettings,
     run: RunDir | None,
     *,
     with_adapter: bool = False,
 ) -> list[HintProof]:
-    """One proof a site, from the run directory if its figures are those of this model and these sites.
+    """Return one proof per site, from the run directory if it has those of this model and these sites.
 
-    Processes that prove the same sites write the same file; each write replaces it whole. `with_adapter`: the adapter
-    on the model is not a fresh one, and the figures are those of the weights with it.
+    Processes that check the same sites write the same file; each write replaces it as a whole. With `with_adapter` the
+    results are those of the weights with their adapter, which is then not a fresh one.
     """
     provable = _provable(renderer, sites, good_calls, settings.max_context)
     recorded_settings: dict[str, str] = {}
@@ -81,7 +84,7 @@ def prove_sites(
         if stored_proofs is not None and [site.site.id for site in sites] == [proof.site_id for proof in stored_proofs]:
             return stored_proofs
     with _PartialProofs.open(run, recorded_settings, provable, model) as partial:
-        partial.tell()
+        partial.report_progress()
         options = {**asdict(settings), "known": tuple(partial.proofs), "on_proof": partial.add}
         proofs = prove_hints(model, renderer, provable, **options)
     if run is not None:
@@ -91,7 +94,7 @@ def prove_sites(
 
 
 def _provable(
-    renderer: Renderer, sites: Sequence[KeptSite], good_calls: Sequence[CallPlace], max_context: int
+    renderer: Renderer, sites: Sequence[KeptSite], good_calls: Sequence[GoodCall], max_context: int
 ) -> list[ProvableSite]:
     return [
         ProvableSite(
@@ -108,38 +111,38 @@ def _provable(
 
 
 def _controls(
-    renderer: Renderer, site: KeptSite, good_calls: Sequence[CallPlace], max_context: int
+    renderer: Renderer, site: KeptSite, good_calls: Sequence[GoodCall], max_context: int
 ) -> list[DecidedCall]:
-    """A few good calls to compare a site with, decided on as many tokens.
+    """Return a few good calls to compare a site with, each decided by as many tokens.
 
-    Only what stands before the error in its session: after it, the good call may be the one that the hint names. Those
-    that share the site's context come first, then others of the session, then, where it has none, those of other
-    sessions; among these the same tool's, and of these the nearest.
+    In the site's session only calls before the error count: a later good call may be the one that the hint names. Calls
+    that share the site's context come first, then other calls of the session, then, if it has none, those of other
+    sessions. In each group calls of the same tool come first, and the nearest ones among them.
     """
     session = site.rendered.conversation_id
     own_calls = [call for call in good_calls if call.rendered.conversation_id == session and call.number < site.number]
     near = [call for call in own_calls if call.rendered is site.rendered and is_near(call.span, site.span, max_context)]
     other_calls = (call for call in good_calls if call.rendered.conversation_id != session)
-    for candidates, most in (
-        (near, _MOST_GOOD_CALLS),
-        (own_calls, _MOST_WITH_OWN_CONTEXT),
-        (other_calls, _MOST_WITH_OWN_CONTEXT),
+    for candidates, limit in (
+        (near, _MAX_GOOD_CALLS),
+        (own_calls, _MAX_WITH_OWN_CONTEXT),
+        (other_calls, _MAX_WITH_OWN_CONTEXT),
     ):
         nearest = sorted(
             candidates, key=lambda call: (call.words.name != site.site.tool, abs(call.number - site.number))
         )
         calls = (
             DecidedCall(candidate.rendered, candidate.span, decision)
-            for candidate in nearest[:_MOST_LOOKED_AT]
+            for candidate in nearest[:_MAX_CANDIDATES]
             if (decision := decide_like(renderer, candidate.rendered, candidate.span, candidate.words, site.decision))
         )
-        if chosen := list(islice(calls, most)):
+        if chosen := list(islice(calls, limit)):
             return chosen
     return []
 
 
 def read_proofs(run: RunDir) -> list[HintProof]:
-    """The proofs of a run, in the order of its sites; none where an earlier version measured something else."""
+    """Return the proofs of a run, in the order of its sites; none if an earlier version measured something else."""
     if run.meta(_NAME).version < VERSION:
         return []
     rows = run.read_jsonl(_NAME, schema=SCHEMA, version=VERSION)
@@ -147,7 +150,7 @@ def read_proofs(run: RunDir) -> list[HintProof]:
 
 
 class _PartialProofs:
-    """The proofs so far, in the order of the sites; of several processes the first writes them."""
+    """The proofs so far, in the order of the sites. If there are several processes, only the first writes them."""
 
     def __init__(self, path: Path | None, total: int, proofs: list[HintProof], journal: Journal | None) -> None:
         self.path, self.proofs, self._total, self._journal = path, proofs, total, journal
@@ -155,40 +158,39 @@ class _PartialProofs:
     @classmethod
     @contextmanager
     def open(
-        cls, run: RunDir | None, said: dict[str, str], sites: Sequence[ProvableSite], model: nn.Module
+        cls, run: RunDir | None, settings: dict[str, str], sites: Sequence[ProvableSite], model: nn.Module
     ) -> Generator[_PartialProofs]:
-        """What an earlier call left, if it was about the very same; and a journal to go on with."""
+        """Yield the proofs of an interrupted call with the same settings and sites, and a journal to continue them."""
         if run is None:
             yield cls(None, len(sites), [], None)
             return
         path = run.path(_NAME).with_name(_PARTIAL)
-        made_of = {name: run.meta(name).sha256 for name in _SOURCES}
-        header = {"settings": said, "made_of": made_of}
-        known_proofs = _first_known(sites, _read_partial(path, header))
-        # As many on every process that holds a part of the weights: they have to make their passes together.
-        least = -agreed_most([model], [-len(known_proofs)])[0]
+        header = {"settings": settings, "made_of": {name: run.meta(name).sha256 for name in _SOURCES}}
+        stored_proofs = _leading_proofs(sites, _read_partial(path, header))
+        # The fewest of all processes that share the weights, since they have to make their passes together.
+        least = -agreed_most([model], [-len(stored_proofs)])[0]
         if distributed.is_available() and distributed.is_initialized() and distributed.get_rank():
-            yield cls(path, len(sites), known_proofs[:least], None)
+            yield cls(path, len(sites), stored_proofs[:least], None)
             return
-        if not known_proofs:
+        if not stored_proofs:
             path.unlink(missing_ok=True)
         with Journal(path) as journal:
-            if not known_proofs:
+            if not stored_proofs:
                 journal.append(header)
-            yield cls(path, len(sites), known_proofs[:least], journal)
+            yield cls(path, len(sites), stored_proofs[:least], journal)
 
     def add(self, proof: HintProof) -> None:
         if self._journal is not None:
             self._journal.append(asdict(proof))
         self.proofs.append(proof)
-        self.tell()
+        self.report_progress()
 
-    def tell(self) -> None:
+    def report_progress(self) -> None:
         done, total = len(self.proofs), self._total
-        tell_phase(Phase(name="hint proof", done=done, total=total, items="sites", kept_in=self.path))
+        report_phase(Phase(name="hint proof", done=done, total=total, items="sites", stored_in=self.path))
 
     def remove(self) -> None:
-        """Once the whole artefact is there."""
+        """Delete the partial file, after the whole artefact has been written."""
         if self.path is not None and self._journal is not None:
             self.path.unlink(missing_ok=True)
 
@@ -196,21 +198,21 @@ class _PartialProofs:
 def _read_partial(path: Path, header: Mapping[str, object]) -> list[HintProof]:
     try:
         rows = read_journal(path).rows
-    except (FileNotFoundError, ArtefactCorruptError):  # nothing that could be gone on from
+    except (FileNotFoundError, ArtefactCorruptError):  # nothing to resume from; the check starts over
         return []
     if not rows or rows[0] != header:
         return []
     return [HintProof(**cast("Any", row)) for row in rows[1:]]
 
 
-def _first_known(sites: Sequence[ProvableSite], proofs: Sequence[HintProof]) -> list[HintProof]:
-    """Proofs of the first sites, up to one that has none. Runs that write at the same time mix their lines."""
+def _leading_proofs(sites: Sequence[ProvableSite], proofs: Sequence[HintProof]) -> list[HintProof]:
+    """Return the proofs of the first sites, up to a site without one. Concurrent runs may have mixed their lines."""
     by_site = {proof.site_id: proof for proof in proofs}
     return [by_site[site.site_id] for site in takewhile(lambda site: site.site_id in by_site, sites)]
 
 
 def _digest(sites: Sequence[ProvableSite]) -> str:
-    """Of what is proved, and where: sites with their hints, whose order decides what each is compared with."""
+    """Return a digest of the sites with their hints and decisions, in order, which decides the unrelated hints."""
     entries = [
         (site.site_id, site.kind, site.hint, site.decision, [good.decision for good in site.good_calls])
         for site in sites

@@ -1,9 +1,9 @@
-"""Reference log-probs of preference pairs, computed once with the frozen start weights and kept beside the data.
+"""Compute the reference log-probs of preference pairs once, with the initial model, and store them with the data.
 
-A DPO step compares the model with what it was at the start. Those numbers belong to the start weights, the tokenizer,
-the template and the precision; they are stored with a fingerprint of all four, and a store with another one is an
-error, not a reference. A store without a precision, as older ones are, is stale. Under an adapter the start weights are
-the model with the adapter off.
+A DPO step compares the model with the initial model. Reference log-probs belong to its weights, the tokenizer, the
+template and the precision; they are stored with a fingerprint of all four, and a store with another fingerprint is
+refused. A store without a precision, from an older version, is stale. With an adapter the initial model is the model
+with its adapter off.
 """
 
 from __future__ import annotations
@@ -33,19 +33,20 @@ from composer_replication.errors import (
 from composer_replication.trainer.objective.distributed import agreed_most, start_weights
 from composer_replication.trainer.objective.fingerprint import Fingerprint, fingerprint_of, has_no_weights
 from composer_replication.trainer.objective.reference import pair_logprobs, response_logprobs
-from composer_replication.trainer.sessions.phases import Phase, tell_phase
+from composer_replication.trainer.sessions.phases import Phase, report_phase
 
 __all__ = ["ReferenceLogprobs", "precompute_ref_logprobs"]
 
 _SCHEMA = "composer_replication.ref_logprobs"
 _VERSION = "1"
-_EXACT_ENOUGH = ("float32", "float64")  # here a pass over other tokens rounds alike, to 1e-5 nats
+# In these dtypes passes over different tokens agree to 1e-5 nats.
+_EXACT_DTYPES = ("float32", "float64")
 
 
 class ReferenceLogprobs:
-    """Summed log-probs of responses, by the digest of their ids, and what they were computed with.
+    """Summed log-probs of responses, by the digest of their ids, and the fingerprint of what computed them.
 
-    `of_steps` says that they come from the passes that steps make, which matters in half precision.
+    `of_steps` says that they come from the same passes as training steps, which matters in half precision.
     """
 
     def __init__(
@@ -63,18 +64,19 @@ class ReferenceLogprobs:
     def lookup(
         self, chosen_ids: Sequence[int], chosen_start: int, rejected_ids: Sequence[int], rejected_start: int
     ) -> tuple[float, float]:
-        """Of both sides of a pair; a pair that was never computed is an error, never a zero."""
+        """Return the log-probs of both sides of a pair. Raises InputError for a pair that was never computed."""
         return self._value(chosen_ids, chosen_start), self._value(rejected_ids, rejected_start)
 
     def add(self, response: ResponseIds, value: float) -> None:
+        """Set the log-prob of a response."""
         self._values[_key(*response)] = value
 
     def take_over(self, other: ReferenceLogprobs) -> None:
-        """What another store of the same fingerprint holds and this one does not."""
+        """Add the log-probs of another store with the same fingerprint that this one lacks."""
         self._values = other._values | self._values
 
     def save(self, path: str | Path) -> None:
-        """As safetensors, whole or not at all."""
+        """Write the store as a safetensors file, atomically."""
         from safetensors.torch import save
 
         keys = sorted(self._values)
@@ -88,14 +90,15 @@ class ReferenceLogprobs:
 
     @classmethod
     def load(cls, path: str | Path, expected: Fingerprint) -> ReferenceLogprobs:
-        """What `save` wrote, if it was computed with what is in use now."""
+        """Return what `save` wrote. Raises StaleArtefactError if its fingerprint is not the expected one."""
         about, tensors = _read(Path(path))
         fingerprint = Fingerprint(*(about.get(name, "") for name in Fingerprint._fields))
         if different := fingerprint.differences(expected):
-            fix = "They are numbers of something else: delete the file, or go back to what it was made with."
+            fix = "Delete the file to compute them again, or use the model and settings that it was computed with."
             if torch.distributed.is_available() and torch.distributed.is_initialized():
-                fix = f"Start rank {torch.distributed.get_rank()} as the process that wrote them was started."
-            got = f"other {' and '.join(different)} than those in use"
+                # The processes of one run disagree, so deleting the file would not help.
+                fix = f"Start rank {torch.distributed.get_rank()} with the same settings as the rank that wrote them."
+            got = f"a different {' and '.join(different)}"
             raise StaleArtefactError(explain(f"reference log-probs in {path}", got=got, expected="the same", fix=fix))
         keys, values = (tensors[name].tolist() for name in ("keys", "logprobs"))
         logprobs = {bytes(key): value for key, value in zip(keys, values, strict=True)}
@@ -105,8 +108,8 @@ class ReferenceLogprobs:
         value = self._values.get(_key(ids, start))
         if value is None:
             got = f"none for a response of {len(ids) - start} tokens after {start}"
-            fix = "Run precompute_ref_logprobs on these pairs, with the renderer that makes the batches."
-            raise InputError(explain("reference log-prob", got=got, expected="one computed before", fix=fix))
+            fix = "Run precompute_ref_logprobs on these pairs, with the renderer of the batches."
+            raise InputError(explain("reference log-prob", got=got, expected="a precomputed one", fix=fix))
         return value
 
 
@@ -119,14 +122,15 @@ def precompute_ref_logprobs(
     max_tree_tokens: int = 32_768,
     with_adapter: bool = False,
 ) -> ReferenceLogprobs:
-    """Log-probs of both sides of every pair under the start weights; call it before the first optimizer step.
+    """Return the log-probs of both sides of every pair under the initial model.
 
-    The start weights are those below an adapter; `with_adapter`, after a warm-up, those with it.
+    Call it before the first optimizer step. The initial model is the one below an adapter; with `with_adapter`, after a
+    warm-up, the one with it.
 
     Responses that share a context share its computation, in trees of at most `max_tree_tokens` (a longer response is a
-    tree of its own). With a `path`, what it holds is taken over if its fingerprint fits (StaleArtefactError if not),
-    only what is missing is computed, and each pass is stored as it comes. Call it under the autocast that training runs
-    under, as the trainers do: in another precision the model at the start is not its own reference.
+    tree of its own). With a `path`, stored log-probs are reused if the fingerprint fits (StaleArtefactError if not),
+    only missing ones are computed, and each pass is stored at once. Call it under the autocast of the training, as the
+    trainers do: in another precision the initial model is not its own reference.
     """
     if max_tree_tokens < 1:
         raise InputError(explain("max_tree_tokens", got=max_tree_tokens, expected="1 or more"))
@@ -148,10 +152,10 @@ def reference_logprobs_of_batches(
     path: str | Path | None = None,
     with_adapter: bool = False,
 ) -> ReferenceLogprobs:
-    """Return the same from the passes that steps make, for batches given as their pairs and what makes the batch.
+    """Return the same from the passes of training steps, for batches given as their pairs and a function for the batch.
 
-    In half precision a log-prob depends on the other tokens of its pass. A step on one of these batches, made with the
-    start weights, gives exactly these numbers, so that its DPO loss is ln 2.
+    In half precision a log-prob depends on the other tokens of its pass. A step on one of these batches with the
+    initial model gives exactly these numbers, so that its DPO loss is ln 2.
     """
     listed = [([response for pair in pairs for response in pair], make) for pairs, make in batches]
 
@@ -191,7 +195,7 @@ def _completed(
     with_adapter: bool,
     of_steps: bool = False,
 ) -> ReferenceLogprobs:
-    """Return the store at `path`, or an empty one, with what the passes that it still needs compute."""
+    """Return the store at `path`, or an empty one, after running the passes for what it lacks."""
     if has_no_weights(model):
         fix = (
             "FSDP's cpu_ram_efficient_loading leaves all ranks but 0 without weights until the model is sharded. Pass"
@@ -200,52 +204,55 @@ def _completed(
         got = "a model whose weights are all zeros"
         raise InputError(explain("reference log-probs", got=got, expected="the start weights", fix=fix))
     fingerprint = fingerprint_of(model, renderer, with_adapter=with_adapter)
-    where = None if path is None else Path(path)
-    is_stored = where is not None and where.exists()
+    store_path = None if path is None else Path(path)
+    is_stored = store_path is not None and store_path.exists()
     store = ReferenceLogprobs(fingerprint, of_steps=of_steps)
-    if where and is_stored:
-        store = ReferenceLogprobs.load(where, fingerprint)
-        if of_steps and not store.of_steps and fingerprint.precision not in _EXACT_ENOUGH:
-            got = "those of other passes, by precompute_ref_logprobs or an earlier version"
-            fix = "Delete the file: they are computed again."
+    if store_path and is_stored:
+        store = ReferenceLogprobs.load(store_path, fingerprint)
+        if of_steps and not store.of_steps and fingerprint.precision not in _EXACT_DTYPES:
+            got = "log-probs of other passes, by precompute_ref_logprobs or an earlier version"
+            fix = "Delete the file to compute them again."
+            expected = "log-probs of the passes of steps"
             raise StaleArtefactError(
-                explain(f"reference log-probs in {where}", got=got, expected="those of the passes of steps", fix=fix)
+                explain(f"reference log-probs in {store_path}", got=got, expected=expected, fix=fix)
             )
     passes = passes_of(store)
     with nullcontext() if with_adapter else start_weights(model):
-        _compute(model, store, passes, total, where)
-    if where is not None and not passes and not is_stored:
-        _save_with_others(store, where)
+        _compute(model, store, passes, total, store_path)
+    # Nothing to compute and no file: a data set without pairs still gets its artefact.
+    if store_path is not None and not passes and not is_stored:
+        _save_merged(store, store_path)
     return store
 
 
 def _compute(
     model: nn.Module, store: ReferenceLogprobs, groups: list[_ReferencePass], total: int, path: Path | None
 ) -> None:
-    """Run the passes, each stored before the next: an interrupt loses one."""
+    """Run the passes, and store each before the next one begins: an interrupt loses one pass."""
 
-    def tell(remaining: int) -> None:
-        tell_phase(
-            Phase(name="reference log-probs", done=total - remaining, total=total, items="responses", kept_in=path)
+    def report_progress(remaining: int) -> None:
+        report_phase(
+            Phase(name="reference log-probs", done=total - remaining, total=total, items="responses", stored_in=path)
         )
 
     (passes,) = agreed_most([model], [len(groups)])
-    num_left = sum(len(group.responses) for group in groups)
+    num_remaining = sum(len(group.responses) for group in groups)
     for group in groups:
-        tell(num_left)
+        report_progress(num_remaining)
         for response, value in zip(group.responses, group.compute(), strict=True):
             store.add(response, value)
         if path is not None:
-            _save_with_others(store, path)
-        num_left -= len(group.responses)
-    for _ in range(passes - len(groups)):  # another process has more, and its passes take all of us
+            _save_merged(store, path)
+        num_remaining -= len(group.responses)
+    # Another process of a sharded model has more passes, in which all processes have to take part.
+    for _ in range(passes - len(groups)):
         response_logprobs(model, [([0, 0], 1)])
     if groups:
-        tell(num_left)
+        report_progress(num_remaining)
 
 
-def _save_with_others(store: ReferenceLogprobs, path: Path) -> None:
-    """Written together with what other processes have put there meanwhile."""
+def _save_merged(store: ReferenceLogprobs, path: Path) -> None:
+    """Write the store together with what other processes have written meanwhile."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with directory_lock(path.parent, exclusive=True):
         if path.exists():
@@ -254,7 +261,7 @@ def _save_with_others(store: ReferenceLogprobs, path: Path) -> None:
 
 
 def _groups(responses: list[ResponseIds], max_tree_tokens: int) -> Iterator[list[ResponseIds]]:
-    """Neighbours in sorted order, as many as fit: they share the most."""
+    """Yield groups of responses that fit into a tree. Neighbors in sorted order share the longest prefixes."""
     if not responses:
         return
     prefixes = SharedPrefixes([torch.tensor(response.ids) for response in responses])
@@ -282,7 +289,7 @@ def _read(path: Path) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
         with safe_open(str(path), framework="pt") as file:
             about, tensors = file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
-        fix = "Delete it; it is computed again."
+        fix = "Delete the file to compute it again."
         raise ArtefactCorruptError(explain(str(path), got=str(error), expected="safetensors", fix=fix)) from error
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     number = shapes.get("logprobs", (0,))[0]

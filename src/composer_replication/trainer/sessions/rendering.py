@@ -1,6 +1,8 @@
-"""One logged session as token ids, made once: which turns, sites and pairs each channel may have, drops by name.
+"""Read logged sessions from a run directory, and render each one as token ids with the items of each channel.
 
-Windows, proofs and references are made of what is here. The conversation itself is not kept.
+A `LoggedSession` is a conversation with its error sites, hints and preference pairs. `render_session` turns it into a
+`RenderedSession`: its token ids, the good turns of channel 1, the sites of channel 2, the pairs of channel 3, and
+counts of what was dropped. Windows, hint checks and references are computed from that, without the conversation.
 """
 
 from __future__ import annotations
@@ -57,18 +59,18 @@ NOT_RENDERED = "not_rendered"
 NOT_IN_RENDERING = "turn_not_in_rendering"
 NO_SUCH_TURN = "pair_of_no_such_turn"
 _RESPONSES, _SITES, _PAIRS = CHANNELS
-_known_ids: dict[int, int] = {}
+# One int object per token id, see `_with_shared_ids`.
+_int_objects: dict[int, int] = {}
 
 
 @dataclass(frozen=True, kw_only=True)
 class WindowSettings:
-    """How sessions are cut and what is taken from them.
+    """How sessions are cut into windows, and which items they have.
 
-    `responses` are the turns of channel 1: those that nothing speaks against (`good`, see `good_turns`, which also
-    reads `work_failures`), all of the model's own that no pair rejects and no kept site blames, or none. Turns that
-    were copied from another conversation are never among them. `use_sites` and `use_pairs` switch channels 2 and 3.
-    With `contrast` a site also has the hint of a site of another kind, as a wrong one. The rest is that of
-    `session_batches`.
+    `responses` are the turns of channel 1: the good ones (`good_turns`, which also uses `work_failures`), all of the
+    model's turns that no pair rejects and no site blames, or none. Turns copied from another conversation are never
+    among them. `use_sites` and `use_pairs` switch channels 2 and 3 on. With `contrast` a site also has an unrelated
+    hint. The other settings are those of `session_batches`.
     """
 
     budget: int
@@ -88,7 +90,7 @@ class WindowSettings:
 
 
 class KeptSite(NamedTuple):
-    """A site that may teach, its hint, where its turn stands, which tokens decide its call; the turn's number."""
+    """A site to train on: its hint, its turn's span, the tokens that decide its call, and the turn's number."""
 
     site: ErrorSite
     hint: str
@@ -98,8 +100,8 @@ class KeptSite(NamedTuple):
     number: int
 
 
-class CallPlace(NamedTuple):
-    """Where a good turn with a call stands, what its first call is known by, and the turn's number."""
+class GoodCall(NamedTuple):
+    """A good turn with a call: its span, the words that identify its first call, and the turn's number."""
 
     rendered: RenderedSequence
     span: TurnSpan
@@ -108,7 +110,10 @@ class CallPlace(NamedTuple):
 
 
 class _PairSide(NamedTuple):
-    """A response from its start on, after the first tokens of its session and what else stands before it."""
+    """One side of a pair: `num_shared` tokens of its session, then `rest`, with the response beginning at `start`.
+
+    Most of a pair's context is the session's own, and a session may have many pairs, so its tokens are not repeated.
+    """
 
     num_shared: int
     rest: list[int]
@@ -116,16 +121,17 @@ class _PairSide(NamedTuple):
 
     @classmethod
     def of(cls, ids: list[int], start: int, session: list[int]) -> _PairSide:
-        """Most of a pair's context is the session's own: many pairs would hold it many times."""
+        """Return the side for these ids."""
         shared = start if ids[:start] == session[:start] else 0
         return cls(shared, ids[shared:], start)
 
     def ids(self, session: list[int]) -> list[int]:
+        """Return all ids of the side."""
         return [*session[: self.num_shared], *self.rest]
 
 
 class KeptPair(NamedTuple):
-    """A pair as token ids, and where its turn, `turn_id`, stands; `kind`: whose it is, and which tools it weighs."""
+    """A pair as token ids, and the turn `turn_id` that it is about; `kind` is its source and the tools it calls."""
 
     state_id: str
     rendered: RenderedSequence
@@ -135,6 +141,7 @@ class KeptPair(NamedTuple):
     turn_id: str = ""
 
     def tokens(self) -> TokenPair:
+        """Return both sides with all their ids."""
         chosen, rejected = (side.ids(self.rendered.ids) for side in (self.chosen, self.rejected))
         return TokenPair(
             chosen_ids=chosen,
@@ -146,18 +153,18 @@ class KeptPair(NamedTuple):
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class RenderedSession:
-    """The token ids of one conversation, and what may be learned in them.
+    """The token ids of one conversation, and the items of each channel in them.
 
-    `responses` are ids of turns. `good_calls` are good turns with a call, whether channel 1 learns them or not. `hints`
-    are those of all sites that may teach (id, kind, text): wrong hints are drawn from them. `counts` says what there
-    is, `drops` what is missing, as `channel: reason`.
+    `responses` are the ids of channel 1's turns. `good_calls` are good turns with a call, whether channel 1 trains on
+    them or not. `hints` (site id, kind, text) are those of all kept sites, from which unrelated hints are chosen.
+    `counts` has the numbers of items, `drops` of what was left out, as `channel: reason`.
     """
 
     conversation_id: str
     models: frozenset[str]
     sequences: list[RenderedSequence]
     responses: frozenset[str] = frozenset()
-    good_calls: list[CallPlace] = field(default_factory=list[CallPlace])
+    good_calls: list[GoodCall] = field(default_factory=list[GoodCall])
     sites: list[KeptSite] = field(default_factory=list[KeptSite])
     pairs: list[KeptPair] = field(default_factory=list[KeptPair])
     hints: list[tuple[str, str, str]] = field(default_factory=list[tuple[str, str, str]])
@@ -166,15 +173,15 @@ class RenderedSession:
 
 
 def render_session(renderer: Renderer, session: LoggedSession, settings: WindowSettings) -> RenderedSession:
-    """What the channels that are on may have of a session."""
+    """Return the token ids of a session with the items of the channels that are on."""
     conversation = session.conversation
     rendered_session = RenderedSession(conversation_id=conversation.id, models=models_of(conversation), sequences=[])
     rendered_session.counts["conversations"] += 1
     try:
         rendered_session.sequences = [_with_shared_ids(sequence) for sequence in renderer.render(conversation)]
-    except AlignmentError:  # a template that puts one message's text into another's turn: of no use for any
+    except AlignmentError:  # the template moves text between turns, which makes it wrong for every session
         raise
-    except InputError:  # no turns, or none that this template can show
+    except InputError:  # no turns, or none that this template can render
         rendered_session.drops[f"conversations: {NOT_RENDERED}"] += 1
     rendered_session.counts.update(thinking_counts(rendered_session.sequences))
     if settings.use_sites:
@@ -188,17 +195,17 @@ def render_session(renderer: Renderer, session: LoggedSession, settings: WindowS
 
 
 def models_of(conversation: Conversation) -> frozenset[str]:
-    """Names of the models that wrote its turns; an empty one where a turn does not say."""
+    """Return the names of the models that wrote the turns; "" for a turn that does not name one."""
     return frozenset(turn.model or "" for turn in conversation.turns if turn.role == "assistant")
 
 
 def _with_shared_ids(sequence: RenderedSequence) -> RenderedSequence:
-    """One number object for each id: a list of them then takes 8 bytes a token, and not 36."""
-    return replace(sequence, ids=[_known_ids.setdefault(token_id, token_id) for token_id in sequence.ids])
+    """Return the sequence with one int object for each id: its list then takes 8 bytes per token instead of 36."""
+    return replace(sequence, ids=[_int_objects.setdefault(token_id, token_id) for token_id in sequence.ids])
 
 
 def _keep_sites(into: RenderedSession, session: LoggedSession, renderer: Renderer) -> None:
-    """Sites that may teach and have a hint, in the order of the session; the others are counted."""
+    """Add the kept sites that have a hint and a rendered turn, in the order of the session; count the other ones."""
     turns = {turn.id: (number, turn) for number, turn in enumerate(session.conversation.turns)}
     spans_by_turn = {span.turn_id: (rendered, span) for rendered in into.sequences for span in rendered.spans}
     for site, hint in session.sites:
@@ -219,11 +226,11 @@ def _keep_sites(into: RenderedSession, session: LoggedSession, renderer: Rendere
             into.sites.append(KeptSite(site, hint.text, rendered, span, decision, number))
 
 
-def _good_calls(into: RenderedSession, conversation: Conversation, good: frozenset[str]) -> list[CallPlace]:
+def _good_calls(into: RenderedSession, conversation: Conversation, good: frozenset[str]) -> list[GoodCall]:
     turns = enumerate(conversation.turns)
     calls = {turn.id: (CallWords.of(turn.calls[0]), at) for at, turn in turns if turn.id in good and turn.calls}
     return [
-        CallPlace(rendered, span, *calls[span.turn_id])
+        GoodCall(rendered, span, *calls[span.turn_id])
         for rendered in into.sequences
         for span in rendered.spans
         if span.turn_id in calls and not why_no_target(span)
@@ -233,12 +240,12 @@ def _good_calls(into: RenderedSession, conversation: Conversation, good: frozens
 def _responses(
     into: RenderedSession, session: LoggedSession, settings: WindowSettings, good_turns: _GoodTurns
 ) -> frozenset[str]:
-    """Ids of the turns of channel 1; the model's other turns are counted by what speaks against them."""
+    """Return the ids of channel 1's turns; the model's other turns are counted by the reason against them."""
     if settings.responses == "none":
         return frozenset()
     if settings.responses == "all":
         own_ids = {turn.id for turn in session.conversation.turns if turn.origin == "model"}
-        return frozenset(own_ids - _taught_otherwise(session))
+        return frozenset(own_ids - _trained_against(session))
     into.counts.update(model_turns=len(good_turns.good) + len(good_turns.not_good), good_turns=len(good_turns.good))
     into.drops.update(f"{_RESPONSES}: {reason}" for reason in good_turns.not_good.values())
     return good_turns.good
@@ -268,13 +275,17 @@ def _pair(
     rendered: RenderedSequence,
     span: TurnSpan,
 ) -> KeptPair | str:
-    """Chosen against rejected; or why not. A logged turn's side is the session itself where the contexts agree."""
+    """Return a pair as token ids, or the reason why it has none.
+
+    The side of a logged turn uses the session's own ids where the contexts agree.
+    """
     before, logged = conversation.turns[:index], conversation.turns[index]
     name, location = f"{pair.state_id}:chosen", (rendered, span)
-    if pair.rejected is not None:  # one call of the turn, or none of it
+    if pair.rejected is not None:  # the rejected side is one call of the turn, not the turn as it was logged
         logged, location = turn_of(pair.rejected, turn_id=f"{pair.state_id}:rejected"), None
     answer = answer_turn(pair.chosen, turn_id=name) if pair.action is None else turn_of(pair.action, turn_id=name)
-    options = {"conversation_id": pair.state_id, "format_name": conversation.format}  # for the session's tools
+    # The format decides which tools the prompt lists.
+    options = {"conversation_id": pair.state_id, "format_name": conversation.format}
     try:
         sides = comparable_ids(renderer, before, answer, logged, **options, logged=location)
     except InputError:
@@ -286,16 +297,15 @@ def _pair(
     return KeptPair(pair.state_id, rendered, chosen, rejected, kind, span.turn_id)
 
 
-def ids_said(sessions: Iterable[RenderedSession]) -> set[int]:
-    """Ids of all tokens that stand in turns of the model's own."""
+def assistant_token_ids(sessions: Iterable[RenderedSession]) -> set[int]:
+    """Return the ids of all tokens in the model's own turns."""
     spoken_ids: set[int] = set()
     for sequence in (rendered for session in sessions for rendered in session.sequences):
         spoken_ids.update(*(sequence.ids[span.start : span.end] for span in sequence.spans))
     return spoken_ids
 
 
-# Which turns channel 1 may learn: the model's own that nothing speaks against, and what speaks against the others.
-
+# Reasons why channel 1 does not train on a turn. They are names of drops in `counts` and reports.
 REFUSED, BLOCKED, INTERRUPTED = "refused_call", "blocked_call", "interrupted"
 FAILED, FAILED_AS_WORK = "failed_call", "call_failed_as_part_of_the_work"
 REJECTED = "rejected_side_of_a_pair"
@@ -307,28 +317,30 @@ _BY_KIND = {
     "hook_blocked": BLOCKED,
     "user_interrupt": INTERRUPTED,
 }
+# The first reason that applies is counted.
 _ORDER = (REFUSED, BLOCKED, INTERRUPTED, FAILED, FAILED_AS_WORK, REJECTED, IMAGE, UNSEEN, TEXT_FOLLOWS_CALL)
+# Claude Code's message for a stopped turn, which ends in "]" or in " for tool use]".
 _INTERRUPTION = "[Request interrupted by user"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _GoodTurns:
-    """Ids of the turns to learn, and of the model's other turns with the reason why they are not."""
+    """The ids of the turns that channel 1 trains on, and the reason against each of the model's other turns."""
 
     good: frozenset[str]
     not_good: dict[str, str]
 
 
 def good_turns(session: LoggedSession, *, work_failures: bool = False) -> _GoodTurns:
-    """The model's own turns, told apart.
+    """Sort the model's own turns into good ones and those that channel 1 must not imitate.
 
-    Not good is a turn with a call that failed, was refused, blocked or interrupted (a site says so, kept or not, or the
-    result's own flag), one that is the rejected side of a pair, one behind something that a text model does not see,
-    and one that no template writes in its order. With `work_failures` a call that failed as part of the work (a site
-    that blames the task) speaks against nothing. Turns that were copied from another conversation are neither.
+    A turn is not good if one of its calls failed, was refused, blocked or interrupted (according to a site, kept or
+    not, or to the result's flag), if a pair rejects it, if it follows something that a text model cannot see (an image,
+    unlogged context), or if no template can write it in its order. With `work_failures` a call that failed as part of
+    the work (its site blames the task, as with failing tests) is no reason. Turns copied from another conversation are
+    in neither group.
     """
-    against = _Against(session, work_failures)
-    reasons = {turn.id: reason for turn, reason in against.reasons()}
+    reasons = {turn.id: reason for turn, reason in _TurnReasons(session, work_failures).reasons()}
     return _GoodTurns(
         good=frozenset(turn_id for turn_id, reason in reasons.items() if not reason),
         not_good={turn_id: reason for turn_id, reason in reasons.items() if reason},
@@ -336,29 +348,31 @@ def good_turns(session: LoggedSession, *, work_failures: bool = False) -> _GoodT
 
 
 def _rejected_turn_ids(session: LoggedSession) -> set[str]:
-    """The turns that the session's pairs reject."""
+    """Return the ids of the turns that the session's pairs reject."""
     assistant_ids = [turn.id for turn in session.conversation.turns if turn.role == "assistant"]
     rejecting = (pair.turn_number for pair in session.pairs if pair.rejects_turn)
     return {assistant_ids[number] for number in rejecting if 0 <= number < len(assistant_ids)}
 
 
-def _taught_otherwise(session: LoggedSession) -> set[str]:
-    """Turns that channel 2 or 3 moves the model away from: never a target of channel 1, whatever is asked for."""
+def _trained_against(session: LoggedSession) -> set[str]:
+    """Return the ids of the turns that channels 2 and 3 move the model away from; channel 1 never imitates them."""
     return _rejected_turn_ids(session) | {site.turn_id for site, _ in session.sites if site.is_kept}
 
 
-class _Against:
+class _TurnReasons:
+    """The reasons against each of the model's turns in one session."""
+
     def __init__(self, session: LoggedSession, work_failures: bool) -> None:
         self._turns, self._work_failures = session.conversation.turns, work_failures
         self._rejected = _rejected_turn_ids(session)
         self._sites: dict[str, list[ErrorSite]] = defaultdict(list)
         for site, _ in session.sites:
-            if site.kind != NO_FAILURE:  # looked like one, and is none
+            if site.kind != NO_FAILURE:  # a false alarm
                 self._sites[site.turn_id].append(site)
         self._flagged = _failed_calls(self._turns)
 
     def reasons(self) -> Iterator[tuple[Turn, str]]:
-        """Each of the model's turns with the first reason against it, or an empty one."""
+        """Yield each of the model's turns with the first reason against it, or ""."""
         has_image = False
         for number, turn in enumerate(self._turns):
             if turn.origin == "model" and turn.role == "assistant":
@@ -369,6 +383,7 @@ class _Against:
                 objections |= {UNSEEN} if turn.extra.get("unseen_context") else set()
                 objections |= {TEXT_FOLLOWS_CALL} if not turn.token_ids and text_follows_call(turn) else set()
                 yield turn, next((reason for reason in _ORDER if reason in objections), "")
+            # Images are not rendered, so nothing after the first one has its whole context.
             has_image = has_image or bool(turn.extra.get("images"))
 
     def _of_calls(self, turn: Turn) -> Iterator[str]:
@@ -378,12 +393,13 @@ class _Against:
                 yield _BY_KIND.get(site.kind, FAILED)
             elif not self._work_failures:
                 yield FAILED_AS_WORK
+        # A failed call with a site was judged above; the flag counts only where no site explains it.
         explained = {site.call_id for site in sites}
         if any((turn.id, call.id) in self._flagged and call.id not in explained for call in turn.calls):
             yield FAILED
 
     def _is_interrupted(self, number: int) -> bool:
-        """Whether the user stopped the agent before its next turn."""
+        """Return whether the user stopped the agent before its next turn."""
         for turn in _up_to_next_answer(self._turns[number + 1 :]):
             if turn.role == "user" and turn.text.lstrip().startswith(_INTERRUPTION):
                 return True
@@ -391,7 +407,10 @@ class _Against:
 
 
 def _failed_calls(turns: Sequence[Turn]) -> set[tuple[str, str]]:
-    """(turn, call) of results marked as failed; some logs use an id again, and then the latest call of it is meant."""
+    """Return (turn id, call id) of the calls whose results are marked as failed.
+
+    Some logs reuse call ids; a result then belongs to the latest call with its id.
+    """
     caller: dict[str, str] = {}
     failed: set[tuple[str, str]] = set()
     for turn in turns:
@@ -407,15 +426,11 @@ def _up_to_next_answer(turns: Sequence[Turn]) -> Iterator[Turn]:
         yield turn
 
 
-# Where logged sessions come from: a run directory's conversations, each with its sites and pairs, one at a time.
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedSession:
-    """A conversation, the failures found in it with their hints, and pairs of answers to its states.
+    """A conversation, its error sites with their hints, and preference pairs for its states.
 
-    `corrections` are right calls in place of failing ones, by the site's id, where they are known otherwise than from a
-    pair that answers the erring turn.
+    `corrections` are right calls by the id of the site that they correct, where they do not come from a pair.
     """
 
     conversation: Conversation
@@ -424,16 +439,17 @@ class LoggedSession:
     corrections: Mapping[str, ToolCall] = field(default_factory=dict[str, ToolCall])
 
     def right_call(self, site: ErrorSite) -> ToolCall | None:
-        """What should have stood in place of the failing call, where somebody knows: one call for one call."""
+        """Return the call that is right in place of the site's failed call, or None if none or several are."""
         if site.id in self.corrections:
             return self.corrections[site.id]
         assistant_turns = [turn for turn in self.conversation.turns if turn.role == "assistant"] if self.pairs else []
         number = next((at for at, turn in enumerate(assistant_turns) if turn.id == site.turn_id), None)
-        here = [pair for pair in self.pairs if pair.turn_number == number and pair.rejects_turn]
-        by_call = (pair for pair in here if pair.rejected and pair.rejected.calls[0].id == site.call_id)
+        turn_pairs = [pair for pair in self.pairs if pair.turn_number == number and pair.rejects_turn]
+        # A pair may reject one call of the turn, or the whole turn; the latter names the call only if it has just one.
+        by_call = (pair for pair in turn_pairs if pair.rejected and pair.rejected.calls[0].id == site.call_id)
         whole = (
             pair
-            for pair in here
+            for pair in turn_pairs
             if pair.rejected is None and number is not None and len(assistant_turns[number].calls) == 1
         )
         pair = next(by_call, None) or next(whole, None)
@@ -444,7 +460,10 @@ class LoggedSession:
 
 
 def read_sessions(run: RunDir, *, with_sites: bool, with_pairs: bool) -> Iterator[LoggedSession]:
-    """The conversations of a run directory with its sites and pairs, which must be those of these conversations."""
+    """Yield the conversations of a run directory with their sites and pairs.
+
+    Raises StaleArtefactError if the sites or pairs are older than what they were computed from.
+    """
     for name, used in (("sites", with_sites), ("pairs", with_pairs)):
         if used:
             _check_current(run, name)
@@ -461,13 +480,13 @@ def read_sessions(run: RunDir, *, with_sites: bool, with_pairs: bool) -> Iterato
 
 def _check_current(run: RunDir, name: str) -> None:
     if run.path(SPLIT).exists() and SPLIT not in {source.name for source in run.meta(name).sources}:
-        fix = f"What they hold may come from sessions that are held out. Run `{ARTEFACTS[name].command}` again."
-        got = f"{name} that were made before the split"
+        fix = f"They may come from held-out sessions. Run `{ARTEFACTS[name].command}` again."
+        got = f"{name} from before the split"
         raise StaleArtefactError(explain(f"{run.path(name)}", got=got, expected="the newest", fix=fix))
     stale = run.lineage(name).stale
     if stale:
         first = stale[0]
         changed = " and ".join(run.changed_sources(first))
-        got = f"{' and '.join(stale)} older than what they were made of: {changed} changed since"
+        got = f"stale {' and '.join(stale)}: {changed} changed since"
         fix = f"Run `{ARTEFACTS[first].command} {run.root}` again."
         raise StaleArtefactError(explain(f"{run.path(name)}", got=got, expected="the newest", fix=fix))

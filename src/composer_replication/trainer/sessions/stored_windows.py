@@ -1,7 +1,7 @@
-"""Windows of logged sessions as they wait for their step: a tree in small integers, made into a batch on demand.
+"""Store windows of logged sessions compactly, and make them into tree batches on demand.
 
-A tree batch holds the row of every token of every sequence, in 64 bits: for a long session with many branches that is
-many times its own tokens. A sequence's rows are a few runs, and the rest fits in 32 bits.
+A tree batch holds the row of every token of every sequence in 64 bits; for a long session with many branches that is
+many times the size of its tokens. A stored window has a sequence's rows as a few runs, and integers of 32 bits.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ from composer_replication.batch.tree_batch import (
 from composer_replication.errors import InputError, explain
 
 T = TypeVar("T")
+KEY, TOKENS = "session_batch", "tokens"
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class StoredWindow:
-    """One window of one rendered conversation: which sites and states are in it, and its tree."""
+    """One window of a rendered conversation: its tree, and the ids of the sites and pairs in it."""
 
     conversation_id: str
     sequence: int
@@ -38,7 +39,7 @@ class StoredWindow:
     site_ids: tuple[str, ...]
     state_ids: tuple[str, ...]
     small: TreeBatch
-    """The batch, its integers in 32 bits, and its rows as runs (R, 2)."""
+    """The batch, with integers of 32 bits and rows as runs (R, 2)."""
 
     @property
     def num_tokens(self) -> int:
@@ -46,29 +47,31 @@ class StoredWindow:
 
     @property
     def has_references(self) -> bool:
+        """Whether all pairs have reference log-probs."""
         return self.small.pairs is None or self.small.pairs.chosen_reference is not None
 
     def counts(self) -> dict[str, int]:
-        """Items of each channel: response tokens, erring tokens, pairs."""
+        """Return the number of items of each channel: response tokens, erring tokens, pairs."""
         return self.small.counts()
 
     def batch(self, device: str | torch.device = "cpu") -> TreeBatch:
-        """The batch that was stored."""
+        """Return the batch that was stored."""
         rows = tuple(torch.cat([torch.arange(*run) for run in runs.tolist()]) for runs in self.small.tree.rows)
         tree = replace(self.small.tree, rows=rows)
-        return _mapped(replace(self.small, tree=tree), lambda tensor: tensor.to(device, _whole(tensor.dtype)))
+        return _mapped(replace(self.small, tree=tree), lambda tensor: tensor.to(device, _full_width(tensor.dtype)))
 
     def pair_ids(self) -> list[PairIds]:
-        """Both sides of each pair in the context that this window shows them in."""
+        """Return both sides of each pair, in the context that they have in this window."""
         batch = self.batch()
         pairs = batch.pairs
         if pairs is None:
             return []
-        owned = [pairs.response == side for side in range(2 * pairs.num_pairs)]
-        sides = [_path_ids(batch.tree, pairs.rows[mask], pairs.targets[mask]) for mask in owned]
+        masks = [pairs.response == side for side in range(2 * pairs.num_pairs)]
+        sides = [_path_ids(batch.tree, pairs.rows[mask], pairs.targets[mask]) for mask in masks]
         return [PairIds(*sides[number :: pairs.num_pairs]) for number in range(pairs.num_pairs)]
 
     def with_references(self, references: Sequence[tuple[float, float]]) -> StoredWindow:
+        """Return the window with reference log-probs (chosen, rejected) of its pairs, in their order."""
         pairs = self.small.pairs
         if pairs is None:
             return self
@@ -80,13 +83,14 @@ class StoredWindow:
         return replace(self, small=replace(self.small, pairs=referenced_pairs))
 
     def without_responses(self) -> StoredWindow:
-        nothing = TargetRows(*(tensor[:0] for tensor in self.small.response))
-        return replace(self, small=replace(self.small, response=nothing))
+        """Return the window without targets for channel 1."""
+        empty = TargetRows(*(tensor[:0] for tensor in self.small.response))
+        return replace(self, small=replace(self.small, response=empty))
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class SessionItem:
-    """What one number of a data set stands for: one window, or several that share a tree batch."""
+    """One item of a data set: one window, or several that share a tree batch."""
 
     windows: tuple[StoredWindow, ...]
 
@@ -95,7 +99,8 @@ class SessionItem:
         return sum(window.num_tokens for window in self.windows)
 
     def batch(self, device: str | torch.device = "cpu") -> TreeBatch:
-        return _side_by_side([window.batch(device) for window in self.windows])
+        """Return the windows as one batch."""
+        return _packed([window.batch(device) for window in self.windows])
 
 
 def store_window(
@@ -107,7 +112,7 @@ def store_window(
     site_ids: Sequence[str],
     state_ids: Sequence[str],
 ) -> StoredWindow:
-    """A tree batch in small integers."""
+    """Return a tree batch in its compact form."""
     tree = replace(batch.tree, rows=tuple(_runs(rows) for rows in batch.tree.rows))
     return StoredWindow(
         conversation_id=conversation_id,
@@ -120,25 +125,26 @@ def store_window(
     )
 
 
-def _side_by_side(batches: Sequence[TreeBatch]) -> TreeBatch:
-    """These trees as one batch."""
+def _packed(batches: Sequence[TreeBatch]) -> TreeBatch:
+    """Return these trees as one batch."""
     return batches[0] if len(batches) == 1 else pack_batches(batches)
 
 
 def moved(batch: TreeBatch, device: str | torch.device) -> TreeBatch:
-    """The batch on a device."""
+    """Return the batch on a device."""
     return _mapped(batch, lambda tensor: tensor.to(device))
 
 
 def _mapped(value: T, change: Callable[[Tensor], Tensor]) -> T:
-    """The same records with every tensor in them changed."""
+    """Return the same nested records with `change` applied to every tensor in them."""
     if isinstance(value, Tensor):
         return change(value)  # pyright: ignore[reportReturnType]
     if is_dataclass(value) and not isinstance(value, type):
         return replace(value, **{field.name: _mapped(getattr(value, field.name), change) for field in fields(value)})
     if isinstance(value, tuple) and any(isinstance(member, Tensor) for member in value):
-        several: Any = [_mapped(member, change) for member in value]
-        return type(value)(*several) if hasattr(value, "_fields") else type(value)(several)
+        members: Any = [_mapped(member, change) for member in value]
+        # A NamedTuple takes its fields as separate arguments.
+        return type(value)(*members) if hasattr(value, "_fields") else type(value)(members)
     return value
 
 
@@ -146,12 +152,12 @@ def _small(tensor: Tensor) -> Tensor:
     return tensor.to("cpu", torch.int32) if tensor.dtype == torch.int64 else tensor.cpu()
 
 
-def _whole(dtype: torch.dtype) -> torch.dtype:
+def _full_width(dtype: torch.dtype) -> torch.dtype:
     return torch.int64 if dtype == torch.int32 else dtype
 
 
 def _runs(rows: Tensor) -> Tensor:
-    """(R, 2): where stretches of neighbouring rows begin and end."""
+    """Return (R, 2): the beginnings and ends of runs of consecutive rows."""
     breaks = (rows.diff() != 1).nonzero().flatten()
     first = torch.cat([rows[:1], rows[breaks + 1]])
     last = torch.cat([rows[breaks], rows[-1:]])
@@ -159,7 +165,7 @@ def _runs(rows: Tensor) -> Tensor:
 
 
 def _path_ids(tree: TokenTree, rows: Tensor, targets: Tensor) -> ResponseIds:
-    """The sequence of a response: the path to the row that predicts its last token, and that token."""
+    """Return the sequence of a response: the path to the row that predicts its last token, and that token."""
     last = int(rows[-1])
     depth = int(tree.position_ids[last])
     path = next(candidate for candidate in tree.rows if candidate.numel() > depth and int(candidate[depth]) == last)
@@ -167,24 +173,22 @@ def _path_ids(tree: TokenTree, rows: Tensor, targets: Tensor) -> ResponseIds:
     return ResponseIds([*tree.input_ids[path[: depth + 1]].tolist(), int(targets[-1])], start)
 
 
-KEY, TOKENS = "session_batch", "tokens"
-
-
 @dataclass(frozen=True, eq=False)
 class SessionBatch:
-    """One micro-batch: its trees side by side. Not a mapping of tensors, so that no library moves or cuts it."""
+    """One micro-batch of packed trees. It is not a mapping of tensors, so that no library moves or slices it."""
 
     batch: TreeBatch
     items: Mapping[str, int]
 
 
 def collate(batches: Sequence[TreeBatch]) -> dict[str, SessionBatch]:
-    batch = _side_by_side(batches)
+    """Return the batches as one micro-batch, for a DataLoader."""
+    batch = _packed(batches)
     return {KEY: SessionBatch(batch, batch.counts())}
 
 
 def items_of(batches: Sequence[Mapping[str, SessionBatch]]) -> dict[str, int]:
-    """Items of each channel in all of these, and the tokens of their trees."""
+    """Return the number of items of each channel in all of these batches, and of the tokens in their trees."""
     total: Counter[str] = Counter()
     for batch in batches:
         total.update(batch[KEY].items)

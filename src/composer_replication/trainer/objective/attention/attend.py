@@ -1,12 +1,22 @@
 """Attention over a token tree, in a Hugging Face model that keeps its usual attention for everything else.
 
-The choice is made by the mask, in every call. So nothing has to be switched back, and a layer that gradient
-checkpointing runs again during the backward pass finds what it ran with the first time. Kinds, best first:
+The mask of each call selects the attention. So nothing has to be switched back, and a layer that gradient checkpointing
+runs again in the backward pass uses the same attention as in the forward pass. The kinds, best first:
 
     flash   the trunk by the usual causal kernel, the branches by flash kernels on the trunk's keys and values
     flex    FlexAttention with a block mask: any dtype, soft-caps; compiled once for each length
     paths   every stretch by scaled-dot-product attention on the keys of its path: any device and dtype
     dense   an (L, L) mask, for small trees and for models that take no other
+
+flash: a branch's queries see the trunk up to where it branches off, and then their own past. Branches that branch off
+close to each other are one block of queries against the part of the trunk that all of them see; the rest of the trunk
+for each of them, and the branches' own tokens, are a second, causal part. Both are softmaxes over different keys of the
+same query, so they are merged by their log-sum-exp, and with the merged output and log-sum-exp each kernel's own
+backward gives its part of the gradients exactly. There is nothing to compile, so session lengths may vary from step to
+step.
+
+paths: keys and values are computed once and read again by every branch, so this costs what the tree costs, not what
+the flat sequences do. It needs nothing but scaled-dot-product attention.
 """
 
 from __future__ import annotations
@@ -27,28 +37,39 @@ from composer_replication.batch.tree import Run, Stretch, TokenTree
 from composer_replication.errors import InputError, explain
 
 Kind = Literal["flash", "flex", "paths", "dense"]
+# Our attention for a model with "sdpa" is registered as "composer_tree_sdpa".
 _PREFIX = "composer_tree_"
+# FlexAttention's default block size.
 _BLOCK = 128
-# A compiled kernel is made for each length; beyond this many they would silently be replaced by the dense formula.
+# FlexAttention is compiled for each length; beyond torch's recompile limit it silently falls back to the dense formula.
 _MAX_LENGTHS = 256
+# Branches share a read of the trunk if they branch off within this part of it, or within this many tokens; the rest of
+# the trunk is read for each branch alone.
+_SPREAD = 1 / 8
+_MIN_SPREAD = 512
+# The usual kernel may plan anew for every length, so trunks are padded to a multiple of this.
+_TRUNK_STEP = 1024
+# Many branches add to the gradients of the same keys; sums in half precision would lose what the kernels computed.
+_SUMS = torch.float32
 
 
 class OwnMask(BlockMask):
-    """A block mask by name only, so that models pass it on untouched; it says itself how a layer attends by it."""
+    """A mask that computes the attention itself. It is a BlockMask only so that models pass it on unchanged."""
 
     @classmethod
     def of_length(cls, length: int, device: torch.device) -> Self:
+        """Return a mask whose block structure is a dummy of the right size."""
         zero = torch.zeros(1, 1, 1, dtype=torch.int32, device=device)
         mask: Any = cls.from_kv_blocks(zero, zero[..., None], BLOCK_SIZE=length, seq_lengths=(length, length))
         return mask
 
     @abstractmethod
     def attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-        """Attention (B, L, heads, D) of (B, heads, L, D)."""
+        """Return attention (B, L, heads, D) for queries, keys and values (B, heads, L, D)."""
 
 
 class _TreeMask(OwnMask):
-    """The mask of a tree, which carries it and how to attend to it."""
+    """The mask of a tree, with the tree and what the chosen kind of attention needs."""
 
     tree: TokenTree
     blocks: BlockMask | None
@@ -59,7 +80,7 @@ class _TreeMask(OwnMask):
 
 
 def tree_mask(tree: TokenTree, kind: Kind) -> _TreeMask:
-    """The mask of a tree that lies on the device of the model."""
+    """Return the mask of a tree, which must be on the device of the model."""
     if kind == "flex" and len(tree) % _BLOCK:
         raise InputError(explain("tree", got=f"{len(tree)} tokens", expected=f"padding to a multiple of {_BLOCK}"))
     mask = _TreeMask.of_length(len(tree), tree.enter.device)
@@ -70,7 +91,7 @@ def tree_mask(tree: TokenTree, kind: Kind) -> _TreeMask:
 
 
 def use_tree_attention(body: Any) -> None:
-    """Let a Hugging Face model take tree masks as well; for flat sequences nothing changes."""
+    """Let a Hugging Face model accept masks of ours as well; for other masks nothing changes."""
     before = body.config._attn_implementation
     if before.startswith(_PREFIX):
         return
@@ -81,7 +102,7 @@ def use_tree_attention(body: Any) -> None:
 
 @contextmanager
 def own_masks_taken(body: Any) -> Iterator[None]:
-    """The same for a while."""
+    """Let a Hugging Face model accept masks of ours inside the block."""
     before = body.config._attn_implementation
     use_tree_attention(body)
     try:
@@ -92,7 +113,7 @@ def own_masks_taken(body: Any) -> Iterator[None]:
 
 
 def usual_attention(body: Any) -> str:
-    """The attention that a model has for everything else."""
+    """Return the name of the attention that a model uses for all other masks."""
     return body.config._attn_implementation.removeprefix(_PREFIX)
 
 
@@ -115,7 +136,7 @@ def _register(name: str, before: str) -> None:
 
 
 def attend_to_tree(query: Tensor, key: Tensor, value: Tensor, mask: _TreeMask, **options: Any) -> Tensor:
-    """Attention (1, L, heads, D) of (1, heads, L, D) by the tree's rule, and of further options those that we do."""
+    """Return attention (1, L, heads, D) over a tree for (1, heads, L, D); raise for an unsupported option."""
     query, key, value = as_computed(query, key, value)
     softcap, scale = options.get("softcap"), options.get("scaling")
     check_options("attention on a tree", options)
@@ -129,7 +150,7 @@ def attend_to_tree(query: Tensor, key: Tensor, value: Tensor, mask: _TreeMask, *
 
 
 def as_computed(*states: Tensor) -> tuple[Tensor, ...]:
-    """In the precision of autocast, as the usual attention is cast."""
+    """Return the tensors in the dtype of autocast, which casts the inputs of torch's attention but not of ours."""
     device = states[0].device.type
     if not torch.is_autocast_enabled(device):
         return states
@@ -137,7 +158,8 @@ def as_computed(*states: Tensor) -> tuple[Tensor, ...]:
 
 
 def check_options(what: str, options: Mapping[str, Any]) -> None:
-    """Raise where a layer asks for something that attention by a mask of our own does not do."""
+    """Raise if a layer passes an option that our attention does not support."""
+    # s_aux: attention sinks (gpt-oss); position_bias: T5 and its relatives
     got = sorted(name for name in ("s_aux", "position_bias") if options.get(name) is not None)
     got += ["dropout"] if options.get("dropout") else []
     if got:
@@ -147,7 +169,7 @@ def check_options(what: str, options: Mapping[str, Any]) -> None:
 def _flex(
     query: Tensor, key: Tensor, value: Tensor, blocks: BlockMask, scale: float | None, softcap: float | None
 ) -> Tensor:
-    # On few heads a kernel that shares keys among them has too little to do in parallel.
+    # With grouped queries the kernel runs on the few key heads, which leaves too little to do in parallel.
     groups = query.shape[1] // key.shape[1]
     key, value = (states.repeat_interleave(groups, dim=1) for states in (key, value))
     with torch._dynamo.config.patch(recompile_limit=_MAX_LENGTHS, accumulated_recompile_limit=_MAX_LENGTHS):
@@ -156,13 +178,13 @@ def _flex(
 
 @cache
 def _compiled_flex() -> Any:
-    """Compiled for each length by itself: one kernel for all lengths is a quarter slower."""
+    """Return FlexAttention, compiled for each length separately: one kernel for all lengths is a quarter slower."""
     return torch.compile(flex_attention, dynamic=False)
 
 
 @cache
 def _soft_cap(cap: float | None) -> Any:
-    """One function for each cap, so that every layer and every step meets the same compiled kernel."""
+    """Return one function object per cap, so that all layers and steps share a compiled kernel."""
     if cap is None:
         return None
 
@@ -173,7 +195,10 @@ def _soft_cap(cap: float | None) -> Any:
 
 
 def _blocks(tree: TokenTree) -> BlockMask:
-    """Blocks that are seen whole or in part, from the least and greatest numbers in each: no (L, L) tensor."""
+    """Return which blocks are visible, fully or in part, from each block's bounds of `enter` and `leave`.
+
+    That needs no (L, L) tensor. Row q sees row kv if kv comes before it and q lies in kv's subtree [enter, leave).
+    """
     enter, leave = tree.enter.to(torch.int32), tree.leave.to(torch.int32)
 
     def sees(_batch: Tensor, _head: Tensor, q: Tensor, kv: Tensor) -> Tensor:
@@ -192,30 +217,13 @@ def _blocks(tree: TokenTree) -> BlockMask:
 
 
 def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """For each row of blocks: how many are marked, and their numbers first."""
+    """Return, for each row of blocks, how many are marked, and all block numbers with the marked ones first."""
     numbers = blocks.to(torch.int8).argsort(dim=1, descending=True, stable=True)
     return blocks.sum(1).to(torch.int32)[None, None], numbers.to(torch.int32)[None, None].contiguous()
 
 
-# Attention over a token tree with flash kernels: the trunk as usual, the branches on the trunk's keys and values.
-#
-# A branch's queries see the trunk up to where it turns off, and then their own past. Branches that turn off near each
-# other are one block of queries against the part of the trunk that they all see; what is left of the trunk for each of
-# them, and the branches' own tokens, are a second, causal part. Both are softmaxes over different keys of the same
-# query, so they merge by their log-sum-exp, and with the merged output and log-sum-exp each kernel's own backward gives
-# its part of the gradients exactly. There is nothing to compile, so session lengths may vary from step to step.
-
-# Branches are read together while they turn off within this part of the trunk; the rest of it is read for each alone.
-_SPREAD = 1 / 8
-_MIN_SPREAD = 512
-# The usual kernel may plan anew for every length; a trunk is padded to a multiple of this.
-_TRUNK_STEP = 1024
-# Many branches add to the same keys: in half precision the sums would lose what the kernels computed.
-_SUMS = torch.float32
-
-
 class _Lengths(NamedTuple):
-    """Where each sequence of packed queries and keys ends, and the longest of both."""
+    """The cumulative lengths of packed queries and keys, and the longest of each, as flash kernels take them."""
 
     query_ends: Tensor
     key_ends: Tensor
@@ -224,22 +232,24 @@ class _Lengths(NamedTuple):
 
 
 class _PackedBranches(NamedTuple):
-    """All branch queries in order, cut into sequences; for each the rows of its keys, packed."""
+    """All branch queries in order, cut into sequences, and the packed rows of the keys of each sequence."""
 
     key_rows: Tensor
     lengths: _Lengths
 
 
 class _Branches(NamedTuple):
+    """The branches of all trees, and the two parts of their attention."""
+
     runs: tuple[Run, ...]
-    """Rows of the tree that are branches, in order; joined, they are the queries of both parts."""
+    """Rows of the tree that are branches, in order; concatenated, they are the queries of both parts."""
     trunk_part: _PackedBranches
     own_part: _PackedBranches
 
 
 @dataclass(frozen=True, eq=False)
 class _BranchPlan:
-    """Which kernels read what."""
+    """The rows that each kernel reads."""
 
     trunks: tuple[Run, ...]
     branches: _Branches | None
@@ -247,29 +257,29 @@ class _BranchPlan:
 
 
 def plan_branches(tree: TokenTree) -> _BranchPlan:
-    """Made of the tree's stretches alone: nothing is read back from the device."""
+    """Return the plan for a tree. It uses only the stretches, so nothing is read back from the device."""
     device = tree.input_ids.device
     trunks: list[Run] = []
     groups: list[list[Stretch]] = []
     prefixes: list[Run] = []
     for trunk, branches in _trees(tree.stretches):
         trunks.append(trunk)
-        for together in _near_each_other(branches, trunk):
-            groups.append(together)
-            prefixes.append((trunk[0], trunk[0] + _turn_off(together[0], trunk)))
+        for group in _group_by_branch_point(branches, trunk):
+            groups.append(group)
+            prefixes.append((trunk[0], trunk[0] + _branch_point(group[0], trunk)))
     if not groups:
         return _BranchPlan(tuple(trunks), None, len(tree))
     sizes = [sum(branch.end - branch.start for branch in group) for group in groups]
-    trunk_part = _part(sizes, [[prefix] for prefix in prefixes], device)
-    every = [(branch, prefix) for group, prefix in zip(groups, prefixes, strict=True) for branch in group]
-    own_keys = [_behind(branch, prefix) for branch, prefix in every]
-    own_part = _part([branch.end - branch.start for branch, _ in every], own_keys, device)
-    runs = _joined((branch.start, branch.end) for branch, _ in every)
+    trunk_part = _packed(sizes, [[prefix] for prefix in prefixes], device)
+    all_branches = [(branch, prefix) for group, prefix in zip(groups, prefixes, strict=True) for branch in group]
+    own_keys = [_runs_after(branch, prefix) for branch, prefix in all_branches]
+    own_part = _packed([branch.end - branch.start for branch, _ in all_branches], own_keys, device)
+    runs = _joined((branch.start, branch.end) for branch, _ in all_branches)
     return _BranchPlan(tuple(trunks), _Branches(tuple(runs), trunk_part, own_part), len(tree))
 
 
 def _flash_tree_attention(query: Tensor, key: Tensor, value: Tensor, plan: _BranchPlan, scale: float | None) -> Tensor:
-    """Attention (1, L, heads, D) of (1, heads, L, D), in half precision on a CUDA device."""
+    """Return attention (1, L, heads, D) for (1, heads, L, D), in half precision on a CUDA device."""
     factor = query.shape[-1] ** -0.5 if scale is None else scale
     pieces = {start: _trunk(query, key, value, (start, end), factor) for start, end in plan.trunks}
     covered = max(end for _, end in plan.trunks)
@@ -287,9 +297,10 @@ def _flash_tree_attention(query: Tensor, key: Tensor, value: Tensor, plan: _Bran
 
 
 def _trunk(query: Tensor, key: Tensor, value: Tensor, run: Run, scale: float) -> Tensor:
-    """Causal attention of a trunk. Rows added behind it see it and are not seen; their results are dropped.
+    """Return the causal attention of a trunk, which is padded at the end; the padding's results are dropped.
 
-    They are zeros, not the branches that lie there: an infinite value times nothing is not nothing.
+    The padding is zeros, not the branches that follow in memory: their masked values may be infinite, and inf * 0 is
+    NaN.
     """
     start, end = run
     missing = -(end - start) % _TRUNK_STEP
@@ -302,15 +313,15 @@ def _trunk(query: Tensor, key: Tensor, value: Tensor, run: Run, scale: float) ->
 
 
 class _BranchAttention(torch.autograd.Function):
-    """Queries of the branches (Q, heads, D) on keys and values of all rows (L, key heads, D)."""
+    """Attention of the branches' queries (Q, heads, D) to keys and values of all rows (L, key heads, D)."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, plan: _Branches, scale: float) -> Tensor:
-        own_outputs, trunk = (
+        (own_out, own_lse), (trunk_out, trunk_lse) = (
             flash_forward(query, key[part.key_rows], value[part.key_rows], part.lengths, is_causal, scale)
             for part, is_causal in _parts(plan)
         )
-        out, lse = _merged(*own_outputs, *trunk)
+        out, lse = _merged(own_out, own_lse, trunk_out, trunk_lse)
         ctx.save_for_backward(query, key, value, out, lse)
         ctx.plan, ctx.scale = plan, scale
         return out
@@ -331,14 +342,17 @@ class _BranchAttention(torch.autograd.Function):
 
 
 def _parts(plan: _Branches) -> tuple[tuple[_PackedBranches, bool], tuple[_PackedBranches, bool]]:
-    """Each with whether it is causal."""
+    """Return both parts, each with whether it is causal."""
     return (plan.own_part, True), (plan.trunk_part, False)
 
 
 def flash_forward(
     query: Tensor, key: Tensor, value: Tensor, lengths: _Lengths, is_causal: bool, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Outputs (Q, heads, D) and log-sum-exps (heads, Q) of packed sequences; causal as seen from their last tokens."""
+    """Return outputs (Q, heads, D) and log-sum-exps (heads, Q) of packed sequences.
+
+    The causal mask is aligned to the last query and the last key of each sequence.
+    """
     outputs = torch.ops.aten._flash_attention_forward(query, key, value, *lengths, 0.0, is_causal, False, scale=scale)
     return outputs[0], outputs[1]
 
@@ -354,7 +368,7 @@ def flash_backward(
     is_causal: bool,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of queries, keys and values, given the whole row's output and log-sum-exp."""
+    """Return the gradients of queries, keys and values, given output and log-sum-exp over all keys of a row."""
     unused = torch.zeros(2, dtype=torch.uint64, device=query.device)  # the state of a dropout that is off
     return torch.ops.aten._flash_attention_backward(
         grad, query, key, value, out, lse, *lengths, 0.0, is_causal, unused, unused, scale=scale
@@ -362,14 +376,14 @@ def flash_backward(
 
 
 def _merged(out: Tensor, lse: Tensor, other_out: Tensor, other_lse: Tensor) -> tuple[Tensor, Tensor]:
-    """Two softmaxes over different keys as one over both; lse (heads, Q), out (Q, heads, D)."""
-    both = torch.logaddexp(lse, other_lse)
-    mine, theirs = ((part_lse - both).exp().T[..., None] for part_lse in (lse, other_lse))
-    return (out * mine + other_out * theirs).to(out.dtype), both
+    """Merge two softmaxes over different keys into one over both; lse (heads, Q), out (Q, heads, D)."""
+    merged_lse = torch.logaddexp(lse, other_lse)
+    weight, other_weight = ((part_lse - merged_lse).exp().T[..., None] for part_lse in (lse, other_lse))
+    return (out * weight + other_out * other_weight).to(out.dtype), merged_lse
 
 
 def _trees(stretches: tuple[Stretch, ...]) -> list[tuple[Run, list[Stretch]]]:
-    """Each trunk with its branches."""
+    """Return each trunk with its branches; a stretch without a context begins a new tree."""
     trees: list[tuple[Run, list[Stretch]]] = []
     for stretch in stretches:
         if stretch.context:
@@ -379,37 +393,39 @@ def _trees(stretches: tuple[Stretch, ...]) -> list[tuple[Run, list[Stretch]]]:
     return trees
 
 
-def _turn_off(branch: Stretch, trunk: Run) -> int:
-    """How many of the trunk's tokens a branch sees; the layout sorts by it."""
+def _branch_point(branch: Stretch, trunk: Run) -> int:
+    """Return how many of the trunk's tokens a branch sees. The tree's layout is sorted by it."""
     first, last = branch.context[0]
     return min(last, trunk[1]) - first
 
 
-def _near_each_other(branches: list[Stretch], trunk: Run) -> list[list[Stretch]]:
+def _group_by_branch_point(branches: list[Stretch], trunk: Run) -> list[list[Stretch]]:
+    """Return groups of branches that branch off close enough to share a read of the trunk."""
     spread = max(_MIN_SPREAD, int((trunk[1] - trunk[0]) * _SPREAD))
     groups: list[list[Stretch]] = []
     for branch in branches:
-        if groups and _turn_off(branch, trunk) - _turn_off(groups[-1][0], trunk) <= spread:
+        if groups and _branch_point(branch, trunk) - _branch_point(groups[-1][0], trunk) <= spread:
             groups[-1].append(branch)
         else:
             groups.append([branch])
     return groups
 
 
-def _part(num_queries: list[int], key_runs: list[list[Run]], device: torch.device) -> _PackedBranches:
+def _packed(num_queries: list[int], key_runs: list[list[Run]], device: torch.device) -> _PackedBranches:
     rows = torch.cat([torch.arange(*run) for runs in key_runs for run in runs])
     num_keys = [sum(end - start for start, end in runs) for runs in key_runs]
     query_ends, key_ends = (torch.tensor([0, *counts]).cumsum(0).int().to(device) for counts in (num_queries, num_keys))
     return _PackedBranches(rows.to(device), _Lengths(query_ends, key_ends, max(num_queries), max(num_keys)))
 
 
-def _behind(branch: Stretch, prefix: Run) -> list[Run]:
-    """The rows of a branch's path behind the part of the trunk that its block reads, with its own."""
+def _runs_after(branch: Stretch, prefix: Run) -> list[Run]:
+    """Return the rows of a branch's path after `prefix`, the part of the trunk that its group reads; and its own."""
     runs = [(prefix[1], branch.context[0][1]), *branch.context[1:], (branch.start, branch.end)]
     return [run for run in runs if run[0] < run[1]]
 
 
 def _joined(runs: Iterable[Run]) -> list[Run]:
+    """Return the runs with adjacent ones joined."""
     joined: list[Run] = []
     for start, end in runs:
         if joined and joined[-1][1] == start:
@@ -419,14 +435,8 @@ def _joined(runs: Iterable[Run]) -> list[Run]:
     return joined
 
 
-# Attention over a token tree, stretch by stretch: each one's queries on the keys and values of its path.
-#
-# Keys and values are computed once and read again by every branch, so this costs what the tree costs, not what the flat
-# sequences do. It needs nothing but scaled-dot-product attention: the fallback where no faster kernel runs.
-
-
 def _path_tree_attention(query: Tensor, key: Tensor, value: Tensor, tree: TokenTree, scale: float | None) -> Tensor:
-    """Attention (1, heads, L, D)."""
+    """Return attention (1, heads, L, D), stretch by stretch: queries of a stretch on the keys of its path."""
     pieces = [_stretch(query, key, value, start, end, context, scale) for start, end, context in tree.stretches]
     covered = tree.stretches[-1].end
     return torch.cat([*pieces, _padding_attention(value[:, :, covered:], query.shape[1])], dim=2)
@@ -456,5 +466,5 @@ def _stretch(
 
 
 def _padding_attention(value: Tensor, num_heads: int) -> Tensor:
-    """A token that sees only itself gets its own value."""
+    """Return the attention of padding tokens. A token that sees only itself gets its own value."""
     return value.repeat_interleave(num_heads // value.shape[1], dim=1)

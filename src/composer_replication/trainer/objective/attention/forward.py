@@ -1,9 +1,22 @@
-"""Hidden rows of a whole token tree: in one masked pass where the model allows it, sequence by sequence where not.
+"""Compute the hidden rows of a whole token tree: in one masked pass where the model allows it, else flat.
 
-A tree may run in one pass where every layer attends to the whole path, or to a window of it that no path exceeds, and
-nothing in the model depends on where a token lies in the layout. The config is asked first (`attention.rules`), then an
-experiment on the tree itself (`attention.trial`): once for a model and setting, and again whenever a tree is longer, or
-has a longer path, than any before. Every other tree runs flat, gives the same numbers, and says why.
+A tree may run in one pass if every layer attends to the whole path, or to a window of it that no path exceeds, and if
+nothing in the model depends on a token's slot (its index in the tree's layout). The config is checked first
+(`passes.why_never`). Then an experiment on the tree itself decides (`try_tree`): once for a model and setting, and
+again for every tree that is longer, or has a longer path, than any before. All other trees run flat, as their
+sequences; the rows are the same, and the result says why (`flat_because`).
+
+The experiment does not ask whether a tree's rows are close to those of its sequences, since a weak leak is close as
+well. It asks what they depend on. There are four checks, and the first that fails decides:
+
+    masks       every layer asks for attention, and with the mask that the model was given
+    branches    other tokens in the branches beside a path leave the path's rows unchanged, bit for bit
+    positions   other positions change the rows: a model that does not read them may count slots instead
+    slots       rows of branches differ from those of their sequences no more than rows whose slots equal their
+                positions (the trunk, and the end of the trunk run as a branch): the difference is rounding
+
+Equality bit for bit is fair in any precision: the shapes, the mask and every other row are the same, so each product
+adds up the same numbers in the same order. Mixtures of experts are the exception (`passes.same_rows_for_experts`).
 """
 
 from __future__ import annotations
@@ -39,12 +52,12 @@ from composer_replication.trainer.objective.distributed import agreed_most, eval
 from composer_replication.trainer.objective.model_head import causal_lm_of, hidden_states
 
 _REPLACEABLE = ("sdpa", "flash", "flex")
-# A path of so many tokens is enough to hold against a model what it did on it.
-_ENOUGH_TO_FAIL = 16
+# A failure on shorter paths is not final: a few tokens say little.
+_MIN_PATH_TO_FAIL = 16
 
 
 class _HiddenRows(NamedTuple):
-    """Last hidden states (L, H), one row a token; by which attention over a tree, or why not as a tree."""
+    """Last hidden states (L, H), one row per token; and the attention over the tree, or why it did not run as one."""
 
     hidden: Tensor
     kind: Kind | None = None
@@ -52,36 +65,38 @@ class _HiddenRows(NamedTuple):
 
     @property
     def ran_as(self) -> str:
+        """How the rows were computed, for logs and `LossComponents.ran_as`."""
         if self.kind is not None:
             return f"tree ({self.kind})"
         return "flat sequences" if self.flat_because is None else f"flat: {self.flat_because}"
 
 
-class _Tried(NamedTuple):
-    """What an experiment found, and the largest tree and longest path that it was made with."""
+class _Trial(NamedTuple):
+    """The result of an experiment, and the largest tree and longest path that it was made with."""
 
-    verdict: _AttentionChoice
+    choice: _AttentionChoice
     length: int
     path: int
-    has_told: bool  # of slots, which takes more than a few rows of branches
+    has_checked_slots: bool  # which takes more than a few rows of branches
 
 
-_tried: WeakKeyDictionary[nn.Module, dict[str, _Tried]] = WeakKeyDictionary()
+# By device, precision and usual attention. Weak, so that a model can be freed.
+_trials: WeakKeyDictionary[nn.Module, dict[str, _Trial]] = WeakKeyDictionary()
 
 
 def hidden_rows(model: nn.Module, tokens: Tokens) -> _HiddenRows:
-    """The rows of a tree's tokens; or of padded sequences, one sequence behind the other."""
+    """Return the rows of a tree's tokens; or of padded sequences, one sequence after the other."""
     if isinstance(tokens, TokenTree):
         return tree_hidden_states(model, tokens)
     return _HiddenRows(hidden_states(model, tokens.input_ids, tokens.attention_mask).flatten(0, 1))
 
 
 def tree_hidden_states(model: nn.Module, tree: TokenTree) -> _HiddenRows:
-    """The rows of every token, as the flat sequences would give them."""
+    """Return the rows of all tokens, equal to those of the flat sequences up to rounding."""
     body = causal_lm_of(model)
 
     def work() -> _HiddenRows:
-        kind, why, _ = _how(model, tree)
+        kind, why, _ = _choose_attention(model, tree)
         hidden = run_sequences(model, tree) if kind is None else run_tree(body, masked(body, tree, kind))
         return _HiddenRows(hidden, kind, why)
 
@@ -89,11 +104,11 @@ def tree_hidden_states(model: nn.Module, tree: TokenTree) -> _HiddenRows:
 
 
 def why_flat(model: nn.Module, tree: TokenTree) -> str | None:
-    """Why this tree cannot go through this model in one pass; None when it can."""
-    return inside_forward(model, causal_lm_of(model), lambda: _how(model, tree)).flat_because
+    """Return why this tree cannot go through this model in one pass; None if it can."""
+    return inside_forward(model, causal_lm_of(model), lambda: _choose_attention(model, tree)).flat_because
 
 
-def _how(model: nn.Module, tree: TokenTree) -> _AttentionChoice:
+def _choose_attention(model: nn.Module, tree: TokenTree) -> _AttentionChoice:
     body = causal_lm_of(model)
     check_positions(body.config, tree.longest_path)
     never = why_never(body.config)
@@ -101,7 +116,7 @@ def _how(model: nn.Module, tree: TokenTree) -> _AttentionChoice:
         return _AttentionChoice(None, never)
     if dropout_on(body) and not body.config._attn_implementation.endswith("eager") and tree.input_ids.is_cuda:
         return _AttentionChoice(None, "attention dropout is on, which no attention over trees has on this device")
-    # Processes that share the weights must take the same way, or they wait for each other for ever.
+    # Processes that share the weights must make the same choice, or they wait for each other forever.
     branches = len(tree.stretches) - 1
     length, path, branches = agreed_most([model], [len(tree) if branches else 0, tree.longest_path, branches])
     if not branches:
@@ -109,9 +124,9 @@ def _how(model: nn.Module, tree: TokenTree) -> _AttentionChoice:
     too_long = _too_long(tree, path, shortest_window(body.config))
     if too_long is not None:
         return _AttentionChoice(None, too_long)
-    verdict = _tested(model, body, tree, length, path)
-    too_long = _too_long(tree, path, verdict.window)
-    return verdict if too_long is None else _AttentionChoice(None, too_long)
+    choice = _cached_trial(model, body, tree, length, path)
+    too_long = _too_long(tree, path, choice.window)
+    return choice if too_long is None else _AttentionChoice(None, too_long)
 
 
 def _too_long(tree: TokenTree, path: int, window: int | None) -> str | None:
@@ -122,40 +137,41 @@ def _too_long(tree: TokenTree, path: int, window: int | None) -> str | None:
     return f"a path of {tree.longest_path} tokens is longer than the sliding window of {window}"
 
 
-def _tested(model: nn.Module, body: Any, tree: TokenTree, length: int, path: int) -> _AttentionChoice:
-    """What was found out on a tree at least as large as this one; a model that failed once is not tried again."""
-    trials = _tried.setdefault(body, {})
+def _cached_trial(model: nn.Module, body: Any, tree: TokenTree, length: int, path: int) -> _AttentionChoice:
+    """Return the choice made on a tree at least as large as this one; a model that failed once is not tried again."""
+    trials = _trials.setdefault(body, {})
     device = tree.input_ids.device
     setting = f"{device} {compute_dtype(body)} {usual_attention(body)}"
     before = trials.get(setting)
     if before is not None:
         fits = length <= before.length and path <= before.path
-        too_long = _too_long(tree, path, before.verdict.window)
-        if fits and before.verdict.kind is not None and not before.has_told:  # a few rows say little about slots
-            fits = not _tells(model, tree)
-        if fits or too_long is not None or before.verdict.kind is None:
-            return before.verdict
+        too_long = _too_long(tree, path, before.choice.window)
+        # The earlier tree had too few rows of branches to check slots, and this one has enough: run it again.
+        if fits and before.choice.kind is not None and not before.has_checked_slots:
+            fits = not _can_check_slots(model, tree)
+        if fits or too_long is not None or before.choice.kind is None:
+            return before.choice
         length, path = max(length, before.length), max(path, before.path)
-    verdict = try_tree(model, tree, _kinds(body, device), path)
-    # Another tree may fit into the window, and on a few tokens in half precision even a good model may seem to fail.
-    is_final = path >= _ENOUGH_TO_FAIL and _too_long(tree, path, verdict.window) is None
-    if verdict.kind is not None or is_final:
-        trials[setting] = _Tried(verdict, length, path, _tells(model, tree))
-    return verdict
+    choice = try_tree(model, tree, _kinds(body, device), path)
+    # Another tree may fit into the window, and on a few tokens in half precision rounding can fail a good model.
+    is_final = path >= _MIN_PATH_TO_FAIL and _too_long(tree, path, choice.window) is None
+    if choice.kind is not None or is_final:
+        trials[setting] = _Trial(choice, length, path, _can_check_slots(model, tree))
+    return choice
 
 
-def _tells(model: nn.Module, tree: TokenTree) -> bool:
-    """Whether the branches that are run by themselves have rows enough, on any process, to tell slots from rounding."""
-    return agreed_most([model], [_rows_that_tell(tree)])[0] >= ENOUGH_ROWS
+def _can_check_slots(model: nn.Module, tree: TokenTree) -> bool:
+    """Return whether the branches that run alone have enough rows, on any process, to tell slots from rounding."""
+    return agreed_most([model], [_num_branch_rows(tree)])[0] >= ENOUGH_ROWS
 
 
 def dropout_on(body: nn.Module) -> bool:
-    """Whether the attention of this model as it is now is noisy."""
+    """Return whether attention dropout is active in any module."""
     return any(module.training and getattr(module, "attention_dropout", 0.0) for module in body.modules())
 
 
 def _kinds(body: Any, device: torch.device) -> tuple[Kind, ...]:
-    """What is worth trying, best first; an attention that is not a usual one cannot be done in another way."""
+    """Return the kinds of attention to try, best first; only a known attention can be replaced by one of ours."""
     if not any(name in usual_attention(body) for name in _REPLACEABLE):
         return ("dense",)
     if device.type != "cuda":
@@ -164,32 +180,18 @@ def _kinds(body: Any, device: torch.device) -> tuple[Kind, ...]:
     return ("flash", "flex", "paths") if half else ("flex", "paths")
 
 
-# Whether a model may run a tree in one pass: found out on that very tree, at its own size.
-#
-# The question is not whether a tree's rows are near to those of its sequences (a weak leak is near, too), but what they
-# depend on. Four things are looked at, and the first that fails decides:
-#
-#     masks       every layer asks for attention, and with the mask that the model was given
-#     branches    other tokens in the branches beside a path leave the path's rows as they are, bit for bit
-#     positions   other positions change the rows: a model that does not read them may count slots instead
-#     slots       rows of branches differ from those of their sequences no more than rows do whose slots are their
-#                 positions (the trunk, and the end of the trunk run as a branch): what is left is the rounding of
-#                 kernels
-#
-# Bit for bit is fair in any precision: the shapes, the mask and every other row are the same, so each product adds up
-# the same numbers in the same order. (Mixtures of experts are the exception: `attention.causality`.)
-
-# What models raise that were not written for such a mask; that it is not implemented is one of them.
+# What models raise that were not written for such a mask. NotImplementedError is a RuntimeError.
 _REFUSALS = (TypeError, ValueError, RuntimeError, AttributeError, LookupError, AssertionError)
-# How many branches are run by themselves beside the trunk: a fixed number, so that all processes make as many passes.
+# How many branches run alone beside the trunk: a fixed number, so that all processes make the same number of passes.
 _BRANCHES = 2
-_TIMES_TRUNK = 4.0
-# In half precision a token on the edge of two experts goes either way; so few rows would say nothing.
+# A branch may differ from its sequence by this many times the rounding of the trunk.
+_MAX_TRUNK_ROUNDINGS = 4.0
+# In half precision a token between two experts may be routed to either; fewer rows than this would say nothing.
 ENOUGH_ROWS = 16
 
 
 class _AttentionChoice(NamedTuple):
-    """By which attention the tree may run, or why not at all; and the shortest window that a layer asked for."""
+    """The attention that the tree may run with, or why none; and the shortest window that a layer asked for."""
 
     kind: Kind | None
     flat_because: str | None
@@ -197,67 +199,67 @@ class _AttentionChoice(NamedTuple):
 
 
 class _LoneSequence(NamedTuple):
-    """Which rows of the tree a sequence has, and their hidden states when it is run by itself."""
+    """The rows of the tree that a sequence has, and their hidden states when it runs alone."""
 
     sequence: Tensor
     rows: Tensor
 
 
 class _Pass(NamedTuple):
-    """A pass over the tree, and what it is held against."""
+    """A pass over the tree, what its layers did, and the sequences to compare it with."""
 
     kind: Kind
-    given: MaskedTree
+    masked_tree: MaskedTree
     rows: Tensor
-    seen: _LayerTrace
+    trace: _LayerTrace
     alone: list[_LoneSequence]
 
 
 def try_tree(model: nn.Module, tree: TokenTree, kinds: Sequence[Kind], longest: int) -> _AttentionChoice:
-    """The first kind by which this tree's rows depend on their paths alone; in eval mode and the model's dtype.
+    """Return the first kind with which this tree's rows depend only on their paths; in eval mode and the model's dtype.
 
-    A layer may ask for a window that the config does not tell of. If it is shorter than the longest path of all
-    processes, it comes back without a kind and without a reason: shorter trees may fit.
+    A layer may ask for a window that the config does not mention. If it is shorter than the longest path of all
+    processes, the choice has the window, but neither a kind nor a reason: shorter trees may fit.
     """
     body = causal_lm_of(model)
     usual, reasons = body.config._attn_implementation, list[str]()
     with torch.no_grad(), evaluating(model):
-        try:  # before anything is changed about the model: these are what every kind has to come up to
+        try:  # before anything about the model is changed: every kind has to reproduce these rows
             alone = [
                 _LoneSequence(sequence, _flat_rows(model, tree, sequence)) for sequence in _trunk_and_branches(tree)
             ]
-        except torch.OutOfMemoryError:
+        except torch.OutOfMemoryError:  # a RuntimeError, but it says nothing about the model
             raise
         except _REFUSALS as error:
             return _AttentionChoice(None, f"even a plain sequence fails: {type(error).__name__}: {error}"[:200])
         for kind in kinds:
             try:
                 masked_tree = masked(body, tree, kind)
-                with _watched_attention(body, masked_tree.mask) as seen:
+                with _watched_attention(body, masked_tree.mask) as trace:
                     rows = run_tree(body, masked_tree)
-            except torch.OutOfMemoryError:  # says nothing about the model
+            except torch.OutOfMemoryError:
                 raise
             except _REFUSALS as error:
                 reasons.append(f"{kind}: {type(error).__name__}: {error}"[:200])
                 continue
-            window = min(seen.windows, default=None)
+            window = min(trace.windows, default=None)
             if window is not None and longest > window:
                 return _AttentionChoice(None, None, window)
-            reason = _first_objection(model, body, _Pass(kind, masked_tree, rows, seen, alone))
+            reason = _first_objection(model, body, _Pass(kind, masked_tree, rows, trace, alone))
             if reason is None:
                 return _AttentionChoice(kind, None, window)
             reasons.append(f"{kind}: {reason}")
     if body.config._attn_implementation != usual:
-        body.set_attn_implementation(usual)  # some models look at the name of their attention
+        body.set_attn_implementation(usual)  # some models branch on the name of their attention
     return _AttentionChoice(None, "the model takes no tree's mask; " + "; ".join(reasons))
 
 
 def _first_objection(model: nn.Module, body: Any, ran: _Pass) -> str | None:
-    """The checks in order; processes that share the weights stop at the same one."""
+    """Return why the first failing check fails, or None; processes that share the weights stop at the same one."""
     checks: tuple[Callable[[], str | None], ...] = (
-        lambda: _other_masks(body, ran.seen),
-        lambda: _leaks(model, body, ran.given, ran.rows),
-        lambda: _ignores_positions(body, ran.given, ran.rows),
+        lambda: _other_masks(body, ran.trace),
+        lambda: _leaks(model, body, ran.masked_tree, ran.rows),
+        lambda: _ignores_positions(body, ran.masked_tree, ran.rows),
         lambda: _counts_slots(model, body, ran),
     )
     for check in checks:
@@ -269,6 +271,7 @@ def _first_objection(model: nn.Module, body: Any, ran: _Pass) -> str | None:
 
 
 def _other_masks(body: Any, record: _LayerTrace) -> str | None:
+    """Check "masks"."""
     layers = getattr(text_config(body.config), "num_hidden_layers", 1)
     if record.changed_masks:
         return f"{', '.join(sorted(record.changed_masks))} attends by another mask than the one it is given"
@@ -281,7 +284,7 @@ def _other_masks(body: Any, record: _LayerTrace) -> str | None:
 
 
 def _leaks(model: nn.Module, body: Any, masked_tree: MaskedTree, rows: Tensor) -> str | None:
-    """Other tokens beside the paths of every second branch: do rows of those paths change?"""
+    """Check "branches": change the tokens beside the paths of every second branch, and compare the paths' rows."""
     is_kept = _every_second_path(masked_tree.tree)
     ids = torch.where(is_kept, masked_tree.tree.input_ids, other_tokens(masked_tree.tree.input_ids, body))
     with same_rows_for_experts(body, is_kept) as has_experts:
@@ -302,76 +305,78 @@ def _leaks(model: nn.Module, body: Any, masked_tree: MaskedTree, rows: Tensor) -
 
 
 def _ignores_positions(body: Any, masked_tree: MaskedTree, rows: Tensor) -> str | None:
-    """Counted backwards, which stays within what any model has positions for."""
+    """Check "positions" by counting them backwards, which stays within what any model has positions for."""
     tree = masked_tree.tree
     changed = run_tree(body, masked_tree, position_ids=(tree.longest_path - 1 - tree.position_ids).clamp_min(0))
     if not torch.equal(rows, changed):
         return None
-    # On a path of one token over and over, the order of what is seen makes no difference to any model.
-    tells = any(bool((tree.input_ids[path] != tree.input_ids[path[0]]).any()) for path in tree.rows)
-    return "it does not read the positions it is given" if tells else None
+    # On a path that repeats one token, positions make no difference to any model.
+    has_order = any(bool((tree.input_ids[path] != tree.input_ids[path[0]]).any()) for path in tree.rows)
+    return "it does not read the positions it is given" if has_order else None
 
 
 def _counts_slots(model: nn.Module, body: Any, ran: _Pass) -> str | None:
+    """Check "slots"."""
     (trunk, *branches), rows = ran.alone, ran.rows
-    noise = _usual_gap(trunk, rows, 0)
-    gaps = [_usual_gap(branch, rows, _shared(trunk.sequence, branch.sequence)) for branch in branches]
+    noise = _median_gap(trunk, rows, 0)
+    gaps = [_median_gap(branch, rows, _shared(trunk.sequence, branch.sequence)) for branch in branches]
     half = compute_dtype(body) in (torch.float16, torch.bfloat16)
-    if half and _rows_that_tell(ran.given.tree) < ENOUGH_ROWS:
+    if half and _num_branch_rows(ran.masked_tree.tree) < ENOUGH_ROWS:
         return None
     if noise > (0.1 if half else 1e-3):
         return f"rows of the trunk itself differ from those of its sequence by {noise:.1e} of their size"
-    # A norm inside may round to single precision whatever the weights are; half precision is one rounding of a row.
+    # A norm inside the model may compute in single precision whatever the weights' dtype is, hence at least 16 of its
+    # roundings; in half precision the floor is one rounding.
     floor = torch.finfo(compute_dtype(body)).eps / 2 if half else 16 * torch.finfo(torch.float32).eps
     worst = max(gaps)
-    # A trunk may run by the very kernel of a sequence and differ by nothing, where branches have one of their own.
-    (unclear,) = agreed_most([model], [int(worst > _TIMES_TRUNK * max(noise, floor))])
+    # A trunk may run with the same kernel as a sequence, without any difference, while branches have another kernel.
+    (unclear,) = agreed_most([model], [int(worst > _MAX_TRUNK_ROUNDINGS * max(noise, floor))])
     noise = max(noise, _noise_of_branches(body, ran, trunk)) if unclear else noise
-    if worst <= _TIMES_TRUNK * max(noise, floor):
+    if worst <= _MAX_TRUNK_ROUNDINGS * max(noise, floor):
         return None
     return (
         f"rows of a branch differ from those of its sequence by {worst:.1e} of their size, of the trunk by {noise:.1e}"
     )
 
 
-def _rows_that_tell(tree: TokenTree) -> int:
-    """Rows that the branches which are run by themselves do not share with the trunk."""
+def _num_branch_rows(tree: TokenTree) -> int:
+    """Return how many rows of the branches that run alone are not shared with the trunk."""
     trunk, *branches = _trunk_and_branches(tree)
     return sum(branch.numel() - _shared(trunk, branch) for branch in branches)
 
 
 def _noise_of_branches(body: Any, ran: _Pass, trunk: _LoneSequence) -> float:
-    """The end of the trunk, run as a branch that lies where it would by itself: its gap is the kernels' rounding."""
+    """Return the gap of the end of the trunk when it runs as a branch in its own slots: the rounding of the kernels."""
     length = trunk.sequence.numel()
     cut = length - max(1, length // 8)
     index = torch.arange(length, device=trunk.sequence.device)
     is_end = (index >= cut).long()
     stretches = (Stretch(0, cut, ()), Stretch(cut, length, ((0, cut),)))
-    ids = ran.given.tree.input_ids[trunk.sequence]
+    ids = ran.masked_tree.tree.input_ids[trunk.sequence]
     chain = TokenTree(ids, index, is_end, torch.full_like(is_end, 2), (index,), stretches)
     rows = run_tree(body, masked(body, chain, ran.kind))
-    return _usual_gap(_LoneSequence(index, trunk.rows), rows, cut)
+    return _median_gap(_LoneSequence(index, trunk.rows), rows, cut)
 
 
 def _flat_rows(model: nn.Module, tree: TokenTree, sequence: Tensor) -> Tensor:
     return hidden_states(model, tree.input_ids[sequence][None], None)[0].float()
 
 
-def _usual_gap(alone: _LoneSequence, rows: Tensor, skip: int) -> float:
-    """The median over the rows of a sequence behind the first few: tree against sequence, in parts of a row's size."""
+def _median_gap(alone: _LoneSequence, rows: Tensor, skip: int) -> float:
+    """Return the median relative difference between tree and sequence, over all rows after the first `skip`."""
     got = rows[alone.sequence].float()
     gaps = (got - alone.rows).norm(dim=-1) / alone.rows.norm(dim=-1).clamp_min(1e-12)
     return float(gaps[skip:].median()) if skip < gaps.numel() else 0.0
 
 
 def _shared(trunk: Tensor, sequence: Tensor) -> int:
-    """How many rows a sequence has in common with the trunk: all of them before its others."""
+    """Return how many rows a sequence shares with the trunk; they are its first ones."""
     count = min(trunk.numel(), sequence.numel())
     return int((trunk[:count] == sequence[:count]).sum())
 
 
 def _trunk_and_branches(tree: TokenTree) -> list[Tensor]:
-    """The sequence whose slots are its positions, and those of which most does not lie where it would by itself."""
+    """Return the trunk, whose slots are its positions, and `_BRANCHES` sequences whose slots differ most from them."""
     first = tree.stretches[0]
     trunk = next(
         sequence for sequence in tree.rows if sequence.numel() == first.end and int(sequence[-1]) == first.end - 1
@@ -385,7 +390,7 @@ def _trunk_and_branches(tree: TokenTree) -> list[Tensor]:
 
 
 def _every_second_path(tree: TokenTree) -> Tensor:
-    """Rows on the paths that end in every second stretch, beginning with the one behind the trunk."""
+    """Return a mask of the rows on paths that end in every second stretch, beginning with the one after the trunk."""
     is_kept = torch.zeros(len(tree), dtype=torch.bool, device=tree.input_ids.device)
     starts = torch.tensor([tree_stretch.start for tree_stretch in tree.stretches])
     for rows in tree.rows:
@@ -395,29 +400,29 @@ def _every_second_path(tree: TokenTree) -> Tensor:
     return is_kept
 
 
-# Looking on while a Hugging Face model attends: which of its layers ask for attention, and with which mask.
-#
-# A layer that is given the tree's mask and hands it on unchanged sees exactly a token's path. A layer that changes it
-# (sparse selection, a window of its own), or that attends without asking the model's attention function, does something
-# that only its author knows.
-
+# The name of the attention function in the file of every transformers model.
 _EAGER = "eager_attention_forward"
-# Positions are what we gave; sinks are one more column of each row, and refused where they cannot be done.
+# Tensors that layers may pass to their attention. Positions are ours; sinks (`s_aux`) are one more column of each row,
+# and `check_options` refuses them where they are not implemented.
 _HARMLESS = {"attention_mask", "position_ids", "cache_position", "s_aux"}
 
 
 @dataclass
 class _LayerTrace:
-    """What the layers of a model did in one pass."""
+    """What the layers of a model did in one pass.
+
+    A layer that passes the tree's mask on unchanged sees exactly a token's path. A layer that changes it (sparse
+    selection, a window of its own), or that does not call the model's attention function, cannot be checked.
+    """
 
     mask: Any
     layers: set[int] = field(default_factory=set[int])
-    """Attention modules that asked, by identity."""
+    """Attention modules that called the attention function, by identity."""
     changed_masks: set[str] = field(default_factory=set[str])
-    """Classes of those that came with another mask than the one given to the model."""
+    """Classes of those that passed another mask than the one given to the model."""
     windows: set[int] = field(default_factory=set[int])
     extras: set[str] = field(default_factory=set[str])
-    """What else their attention was told: a selection of keys, say, which a kernel of its own would heed."""
+    """Names of other tensors that they passed: a selection of keys, say, which a special kernel would use."""
 
     def note(self, module: nn.Module, mask: Any, options: dict[str, Any]) -> None:
         self.layers.add(id(module))
@@ -431,15 +436,15 @@ class _LayerTrace:
 
 @contextmanager
 def _watched_attention(body: nn.Module, mask: Any) -> Iterator[_LayerTrace]:
-    """Inside, every attention that a layer of this model asks for is noted, and then done as always."""
+    """Yield a record of every attention that a layer of this model computes inside the block."""
     record = _LayerTrace(mask)
     inside = {id(module) for module in body.modules()}
 
     def watching(usual: Callable[..., Any]) -> Callable[..., Any]:
-        def attend(module: Any, *given: Any, **options: Any) -> Any:
-            if id(module) in inside:  # behind the queries, keys and values comes the mask
-                record.note(module, given[3] if len(given) > 3 else options.get("attention_mask"), options)
-            return usual(module, *given, **options)
+        def attend(module: Any, *args: Any, **options: Any) -> Any:
+            if id(module) in inside:  # args: queries, keys, values, and the mask if it is passed by position
+                record.note(module, args[3] if len(args) > 3 else options.get("attention_mask"), options)
+            return usual(module, *args, **options)
 
         return attend
 
@@ -464,14 +469,14 @@ def _watch_registered(name: str, watching: Callable[..., Any], after: ExitStack)
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     usual = ALL_ATTENTION_FUNCTIONS.get(name)
-    if usual is None:  # written out in the model's own file
+    if usual is None:  # eager: a function in the model's own file
         return
     AttentionInterface.register(name, watching(usual))
     after.callback(AttentionInterface.register, name, usual)
 
 
 def _namespaces(body: nn.Module) -> list[dict[str, Any]]:
-    """The files that these modules were written in, where those have an attention function of their own."""
+    """Return the globals of the files of these modules that have an attention function of their own."""
     files = {type(module).__module__ for module in body.modules()}
     loaded = [vars(sys.modules[file]) for file in sorted(files) if file in sys.modules]
     return [namespace for namespace in loaded if callable(namespace.get(_EAGER))]
@@ -490,5 +495,5 @@ def _same_mask(actual_mask: Any, expected_mask: Any) -> bool:
 
 
 def _allowed(mask: Tensor) -> Tensor:
-    """Where a mask lets a row see a column: True, or nothing added to the score."""
+    """Return where a mask lets a row see a column: True, or nothing added to the score."""
     return mask if mask.dtype == torch.bool else mask == 0

@@ -1,4 +1,10 @@
-"""The two ways to the hidden rows of a token tree: one masked pass, or its sequences as a padded batch."""
+"""Run a token tree through a model: in one masked pass, or its sequences as a padded batch.
+
+Also what both need to know about the model: whether it is causal (`check_causal`), which sequences that share a prefix
+or are padded require, and what its config says against trees (`why_never`, `shortest_window`, `longest_alike`). A
+config can only forbid: what it does not mention (a convolution inside a layer, a selection by blocks) is found by the
+experiment in `attention.forward`.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +25,19 @@ from composer_replication.trainer.objective.attention.attend import Kind, tree_m
 from composer_replication.trainer.objective.distributed import agreed_most, evaluating
 from composer_replication.trainer.objective.model_head import causal_lm_of, decoder_of, hidden_states
 
+# The longest sequence that each model passed `check_causal` with, by dtype. Weak, so that a model can be freed.
+_longest: WeakKeyDictionary[nn.Module, dict[torch.dtype, int]] = WeakKeyDictionary()
+# Layer types of transformers for attention to the whole path, or to its last tokens.
+_BY_MASK = {"full_attention", "attention", "sliding_attention"}
+# Names that configs use for the list of layer types, and for the width of a sliding window.
+_KINDS = ("layer_types", "layers_block_type", "block_types")
+_WINDOWS = ("sliding_window", "attention_window_size", "local_attention", "window_size")
+# Kinds of rotary embedding whose frequencies depend on the longest sequence of a call.
+_BY_LENGTH = {"dynamic", "longrope"}
+
 
 class MaskedTree(NamedTuple):
-    """A tree with the mask for one kind of attention; what is behind `length` rows is padding."""
+    """A tree with the mask for one kind of attention; rows from `length` on are padding."""
 
     tree: TokenTree
     mask: Any
@@ -29,36 +45,37 @@ class MaskedTree(NamedTuple):
 
 
 def compute_dtype(body: nn.Module) -> torch.dtype:
+    """Return the dtype that a pass computes in: autocast's if it is on, else the weights'."""
     parameter = next(body.parameters())
     device = parameter.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else parameter.dtype
 
 
 def masked(body: Any, tree: TokenTree, kind: Kind) -> MaskedTree:
-    """The tree as this kind of attention takes it, and the model able to take it."""
+    """Return the tree with its mask for this kind of attention, and prepare the model for it."""
     length = len(tree)
     if kind == "dense":
         return MaskedTree(tree, _dense(body, tree), length)
-    # FlexAttention is compiled for a length; a padded tree meets one that was compiled before.
+    # FlexAttention is compiled for each length, so trees are padded to a few lengths.
     padded = tree.padded(bucket(length)) if kind == "flex" else tree
     use_tree_attention(body)
     return MaskedTree(padded, tree_mask(padded, kind), length)
 
 
 def run_tree(
-    body: Any, given: MaskedTree, *, input_ids: Tensor | None = None, position_ids: Tensor | None = None
+    body: Any, masked_tree: MaskedTree, *, input_ids: Tensor | None = None, position_ids: Tensor | None = None
 ) -> Tensor:
-    """Rows (L, H) from one pass; other tokens or positions in the same tree are for experiments."""
-    ids = given.tree.input_ids if input_ids is None else input_ids
-    positions = given.tree.position_ids if position_ids is None else position_ids
+    """Return rows (L, H) from one pass; experiments pass other tokens or positions for the same tree."""
+    ids = masked_tree.tree.input_ids if input_ids is None else input_ids
+    positions = masked_tree.tree.position_ids if position_ids is None else position_ids
     output = decoder_of(body)(
-        input_ids=ids[None], position_ids=positions[None], attention_mask=given.mask, use_cache=False
+        input_ids=ids[None], position_ids=positions[None], attention_mask=masked_tree.mask, use_cache=False
     )
-    return output.last_hidden_state[0, : given.length]
+    return output.last_hidden_state[0, : masked_tree.length]
 
 
 def run_sequences(model: nn.Module, tree: TokenTree) -> Tensor:
-    """All sequences as one padded batch; a row that several share is taken from the longest that has it."""
+    """Return rows (L, H) from one padded batch; a row that several sequences share comes from the longest of them."""
     if agreed_most([model], [len(tree.rows)]) != [1]:  # a single sequence shares nothing
         check_causal(model, tree.input_ids[max(tree.rows, key=len)])
     is_taken = torch.zeros(len(tree), dtype=torch.bool, device=tree.input_ids.device)
@@ -77,7 +94,7 @@ def run_sequences(model: nn.Module, tree: TokenTree) -> Tensor:
 
 
 def _dense(body: Any, tree: TokenTree) -> Tensor:
-    """Boolean where the attention takes it; added to the scores where it is written out."""
+    """Return the (1, 1, L, L) mask: boolean, or added to the scores for eager attention."""
     sees = tree.dense_mask()[None, None]
     if not body.config._attn_implementation.endswith("eager"):
         return sees
@@ -85,22 +102,12 @@ def _dense(body: Any, tree: TokenTree) -> Tensor:
     return torch.zeros(sees.shape, dtype=dtype, device=sees.device).masked_fill_(~sees, torch.finfo(dtype).min)
 
 
-# Whether a row depends on its own past alone. Sequences that share a prefix, or stand padded in a batch, need it.
-#
-# There are models that choose what a token sees among all tokens of a call, later ones too; their rows of a prefix are
-# others in every sequence, so no batch of shared or padded sequences can have the right ones.
-#
-# Rows are compared bit by bit. Mixtures of experts need care then: two passes that differ in some tokens route those
-# elsewhere, and a product of another size may add up in another order. So while such passes are compared, blocks with
-# experts see one row in the place of every token that differs.
-
-_longest: WeakKeyDictionary[nn.Module, dict[torch.dtype, int]] = WeakKeyDictionary()
-
-
 def check_causal(model: nn.Module, ids_T: Tensor) -> None:
-    """Raise where other tokens in the second half of a sequence change a row of the first, bit for bit.
+    """Raise UnsupportedModelError if other tokens in the second half of a sequence change a row of the first half.
 
-    Looked at once for a model, and again with every sequence that is longer than any before.
+    Some models choose what a token sees among all tokens of a call, including later ones. Their rows of a prefix differ
+    from sequence to sequence, so no batch of shared or padded sequences can be right. Rows are compared bit for bit,
+    once for a model, and again with every sequence that is longer than any before.
     """
     body = causal_lm_of(model)
     longest = _longest.setdefault(body, {})
@@ -111,10 +118,10 @@ def check_causal(model: nn.Module, ids_T: Tensor) -> None:
     half = max(1, ids_T.numel() // 2)
     num_changed = _rows_that_change(model, ids_T, half)
     if agreed_most([model], [num_changed]) != [0]:
-        got = f"{num_changed} of {half} rows that change with the tokens behind them, in a sequence of {ids_T.numel()}"
-        fix = "Sessions of this model cannot share prefixes or be padded; cut them shorter, or use another model."
+        got = f"{num_changed} of {half} hidden states that change with later tokens, in {ids_T.numel()} tokens"
+        fix = "Its sessions cannot share prefixes or be padded; use shorter sequences or another model."
         raise UnsupportedModelError(
-            explain(f"rows of {type(body).__name__}", got=got, expected="rows that depend on what is before", fix=fix)
+            explain(f"rows of {type(body).__name__}", got=got, expected="a causal model", fix=fix)
         )
     longest[dtype] = length
 
@@ -126,31 +133,37 @@ def _rows_that_change(model: nn.Module, ids_T: Tensor, half: int) -> int:
     try:
         with torch.no_grad(), evaluating(model), same_rows_for_experts(body, is_kept):
             before, after = (hidden_states(model, ids[None], None)[0, :half] for ids in (ids_T, changed))
-    except torch.OutOfMemoryError:  # says nothing about the model
+    except torch.OutOfMemoryError:  # a RuntimeError, but it says nothing about the model
         raise
-    except RuntimeError as error:  # a model that cannot even do this fails in every batch
+    except RuntimeError as error:  # a model that fails here fails in every batch
         what = f"{type(body).__name__} in {next(body.parameters()).dtype} on a plain sequence of {ids_T.numel()} tokens"
-        fix = "See that model(input_ids=ids, use_cache=False) runs; another dtype may do."
+        fix = "Check that model(input_ids=ids, use_cache=False) runs; try another dtype."
         raise UnsupportedModelError(explain(what, got=str(error)[:200], expected="hidden states", fix=fix)) from error
     return int((~same_bits(before, after)).sum())
 
 
 @contextmanager
-def same_rows_for_experts(body: nn.Module, kept: Tensor) -> Iterator[bool]:
-    """Inside, blocks with experts get a kept row in the place of all that are not; says whether there are any."""
-    row = int(kept.int().argmax())
+def same_rows_for_experts(body: nn.Module, is_kept: Tensor) -> Iterator[bool]:
+    """Let blocks with experts see the first kept row in place of all rows that are not kept; yield if there are any.
+
+    Two passes that differ in some tokens route those to other experts, and a product of another size may add up in
+    another order. With equal rows in those places, passes can be compared bit for bit.
+    """
+    row = int(is_kept.int().argmax())
 
     def swap(value: Any) -> Any:
-        if not isinstance(value, Tensor) or value.dim() < 2 or kept.numel() not in value.shape[:2]:
+        if not isinstance(value, Tensor) or value.dim() < 2 or is_kept.numel() not in value.shape[:2]:
             return value
-        dim = 0 if value.shape[0] == kept.numel() else 1
+        # Rows come as (L, H) or (1, L, H), depending on the model.
+        dim = 0 if value.shape[0] == is_kept.numel() else 1
         shape = [1] * value.dim()
         shape[dim] = -1
-        return torch.where(kept.view(shape), value, value.narrow(dim, row, 1))
+        return torch.where(is_kept.view(shape), value, value.narrow(dim, row, 1))
 
     def before(_block: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, Any]:
         return tuple(swap(argument) for argument in args), {name: swap(option) for name, option in options.items()}
 
+    # By name: transformers has a class of experts for each model (MixtralExperts, Qwen3MoeExperts, ...).
     blocks = [
         module
         for module in body.modules()
@@ -163,36 +176,25 @@ def same_rows_for_experts(body: nn.Module, kept: Tensor) -> Iterator[bool]:
 
 
 def other_tokens(ids: Tensor, body: Any) -> Tensor:
-    """For each token another one of those given, so that it is one that this model is meant to read."""
+    """Return another token for each one, taken from the same ids, so that the model is meant to read all of them."""
     unique_ids, inverse = ids.unique(return_inverse=True)
     if unique_ids.numel() == 1:
         return (ids + 1) % body.get_input_embeddings().weight.shape[0]
     return unique_ids.roll(-1)[inverse]
 
 
-def same_bits(one: Tensor, other: Tensor) -> Tensor:
-    """Of each row (…, H); what is no number is one for both."""
-    return ((one == other) | (one.isnan() & other.isnan())).all(dim=-1)
-
-
-# What a model's config says about trees, before anything runs: kinds of layers, windows, frequencies by length.
-#
-# A config can only forbid. What it does not say (a convolution inside a layer, a selection by blocks) is found out by
-# the experiment in `objective.attention.trial`.
-
-# Under these names transformers knows attention to the whole path, and to the last so many tokens of it.
-_BY_MASK = {"full_attention", "attention", "sliding_attention"}
-_KINDS = ("layer_types", "layers_block_type", "block_types")
-_WINDOWS = ("sliding_window", "attention_window_size", "local_attention", "window_size")
-_BY_LENGTH = {"dynamic", "longrope"}
+def same_bits(before: Tensor, after: Tensor) -> Tensor:
+    """Return for each row (..., H) whether both tensors are equal; NaN equals NaN."""
+    return ((before == after) | (before.isnan() & after.isnan())).all(dim=-1)
 
 
 def text_config(config: Any) -> Any:
+    """Return the config of the text model, which multimodal models nest in their own."""
     return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 
 def why_never(config: Any) -> str | None:
-    """Why no tree can go through this model at all, in plain words; None where the config has nothing against it."""
+    """Return why no tree can go through this model in one pass, or None if its config does not rule it out."""
     text = text_config(config)
     for name in _KINDS:
         kinds = list(getattr(text, name, None) or ())
@@ -209,8 +211,9 @@ def why_never(config: Any) -> str | None:
 
 
 def shortest_window(config: Any) -> int | None:
-    """The smallest sliding window of any layer; None where every layer sees everything."""
+    """Return the smallest sliding window of any layer, or None if every layer sees everything."""
     text = text_config(config)
+    # Qwen2's configs have a window, but switch it off.
     if getattr(text, "use_sliding_window", True) is False:
         return None
     kinds = getattr(text, "layer_types", None)
@@ -221,7 +224,10 @@ def shortest_window(config: Any) -> int | None:
 
 
 def check_positions(config: Any, longest: int) -> None:
-    """Some models choose their rotary frequencies by the longest sequence of a call: a tree has several lengths."""
+    """Raise UnsupportedModelError if a path is so long that the model's rotary frequencies depend on the call's length.
+
+    A tree has several lengths, so no single choice of frequencies would be right for it.
+    """
     limit, why = longest_alike(config)
     if limit is not None and longest > limit:
         fix = "Cut sessions into windows of that length, or use the flat collator."
@@ -230,17 +236,19 @@ def check_positions(config: Any, longest: int) -> None:
 
 
 def longest_alike(config: Any) -> tuple[int | None, str]:
-    """Up to which length the tokens before one mean the same to it whatever the length of the call, and why no more."""
+    """Return up to which length a row is independent of the call's length (None: any), and why it is not beyond."""
     text = text_config(config)
     limit, why = _rotary_limit(text)
     keep = getattr(text, "keep_window_size", None)
-    if limit is None and isinstance(keep, int):  # Doge keeps the best so many, and tells equal ones apart by length
-        return keep, "more of which are equally good to see than it keeps"
+    # Doge keeps only the best keys of a row, and breaks ties by the length of the call.
+    if limit is None and isinstance(keep, int):
+        return keep, "more than the keys that the model keeps"
     return limit, why
 
 
 def _rotary_limit(text: Any) -> tuple[int | None, str]:
-    """Up to which length the rotary frequencies stay as they are, where they depend on it."""
+    """Return up to which length the rotary frequencies stay unchanged (None: any length), and why they change."""
+    # Older configs say `rope_scaling` and `type`; the settings may be nested by layer type.
     rope: Any = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
     settings = [rope, *(setting for setting in rope.values() if isinstance(setting, dict))]
     kinds = {setting.get("rope_type") or setting.get("type") for setting in settings}

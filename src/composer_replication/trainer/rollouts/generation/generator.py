@@ -1,14 +1,14 @@
-"""Rollouts generated from kept keys: a stand-in for the sampling loop of transformers' `generate`.
+"""Generate rollouts with a key-value cache: a replacement for the sampling loop of transformers' `generate`.
 
-What a group of rollouts shares is read once, and what a rollout has read stays for its next turn:
+What a group of rollouts shares is computed once, and the cache of a rollout is kept for its next turn:
 
-    prompts   equal rows are read once and copied, and so are first tokens that all rows share
-    turns     inside `rollout()` a row goes on from the keys of its last turn; what differs from them is read anew
-    steps     recorded as CUDA graphs where there are some (`generation.passes`)
-    ends      once many rows have ended, only the others are computed
+    prompts   equal rows are read once and copied, and so are the first tokens that all rows share
+    turns     inside `rollout()` a row continues from the cache of its last turn, up to where its tokens differ
+    steps     recorded as CUDA graphs on a GPU (`generation.passes`)
+    ends      once many rows have ended, only the other rows are computed
 
-Tokens are chosen as transformers would choose them (`generation.choice`). Whatever is not done here (beams, a processor
-that is not known, a model that cannot: `generation.suitability`) is left to transformers, and said once.
+Tokens are chosen as transformers chooses them. Calls that are not supported (beam search, an unknown logits processor,
+a model that `passes.why_not_kept` rules out) use transformers' own loop, with one warning per reason.
 """
 
 from __future__ import annotations
@@ -39,18 +39,36 @@ from composer_replication.trainer.rollouts.generation.key_values import (
 from composer_replication.trainer.rollouts.generation.passes import NextTokens, read_tokens, why_not_kept
 
 logger = logging.getLogger(__name__)
-# What transformers hands to a sampling loop of a plain text model; anything else is for a model that reads more.
+# What transformers passes to the sampling loop of a plain text model; other inputs are for multimodal models.
 _USUAL_INPUTS = {"position_ids", "past_key_values", "use_cache", "logits_to_keep", "cache_position"}
-_WORTH_SHARING = 64
+# A shorter common prefix is not worth a pass of its own.
+_MIN_SHARED_PREFIX = 64
+# Steps between two checks which rows have ended: on a GPU a check waits for all queued work.
+_STEPS_BETWEEN_CHECKS = {"cuda": 8}
+# If at most this fraction of the rows is running, the other rows are dropped; on a GPU that costs a new recording.
+_COMPACT_BELOW, _COMPACT_BELOW_ON_CPU = {"cuda": 0.5}, 0.75
+# The cache is read up to a multiple of this many slots: on a GPU each such reach is one recording.
+_STRETCH = {"cuda": 256}
+# Processors without a state, which compute scores from a row's scores and ids: rows may be dropped between calls.
+_PROCESSORS = {
+    "TemperatureLogitsWarper",
+    "TopKLogitsWarper",
+    "TopPLogitsWarper",
+    "MinPLogitsWarper",
+    "RepetitionPenaltyLogitsProcessor",
+    "SuppressTokensLogitsProcessor",
+}
+_CRITERIA = {"MaxLengthCriteria", "EosTokenCriteria"}
+_MODES = {"sample", "greedy_search"}
 
 
-class _Left(Exception):
-    """Not done here, and why."""
+class _Unsupported(Exception):
+    """The call has to use transformers' own loop; the message is the reason."""
 
 
 @dataclass
-class _Kept:
-    """Rows of this rollout as far as they were read, and how many tokens of each are the first prompt."""
+class _CachedRows:
+    """The cache of a rollout's rows, and how many tokens of each row are its first prompt."""
 
     cache: KeyValueRows
     prompts: list[int]
@@ -58,33 +76,36 @@ class _Kept:
 
 @dataclass
 class _Rollout:
+    """The state of one batch of rollouts between its turns."""
+
     budget: int | None
     is_kept: bool
-    kept: _Kept | None = None
+    cached: _CachedRows | None = None
 
 
 @dataclass
 class RolloutGenerator:
-    """`generate` is `model.generate` with another loop inside. `batch` bounds how many rows are generated at once.
+    """A replacement of `model.generate` with a faster loop; `batch` limits how many rows are generated at once.
 
-    Memory: rows x (longest row + new tokens) x layers x 2 x key heads x head size, half as much again while few rows
-    run on; `counts["cache_bytes"]` is the most so far. With `batch`, nothing is kept between turns.
+    Memory: rows x (longest row + new tokens) x layers x 2 x key heads x head size, and half as much again while only a
+    few rows are running; `counts["cache_bytes"]` is the maximum so far. With `batch`, the cache is not kept between
+    turns.
     """
 
     batch: int | None = None
     counts: Counter[str] = field(default_factory=Counter[str])
     left_because: set[str] = field(default_factory=set[str])
-    """Why calls were left to transformers, each reason once."""
+    """Why calls used transformers' own loop, each reason once."""
     _rollout: _Rollout | None = None
 
     def generate(self, model: Any, *args: Any, **inputs: Any) -> Tensor:
-        """As `model.generate`, with the same arguments."""
+        """Return what `model.generate` returns, for the same arguments."""
         with rows_in_place(model):
             return self._generate(model.generate, args, inputs)
 
     @contextmanager
     def standing_in(self, model: Any) -> Iterator[None]:
-        """Inside, `model.generate` is this one's: for engines that call it themselves."""
+        """Replace `model.generate` inside the block, for engines that call it themselves."""
         usual, own_generate = model.generate, model.__dict__.get("generate")
 
         def generate(*args: Any, **inputs: Any) -> Tensor:
@@ -101,9 +122,9 @@ class RolloutGenerator:
 
     @contextmanager
     def rollout(self, *, budget: int | None = None, keep: bool = True) -> Iterator[None]:
-        """One batch of rollouts, over all of their turns; the weights must stay as they are inside.
+        """Generate all turns of one batch of rollouts inside the block, in which the weights must not change.
 
-        `budget` bounds the tokens of a rollout behind its first prompt, what tools say included, over all turns.
+        `budget` limits the tokens of a rollout after its first prompt, over all turns and including tool results.
         """
         self._rollout = _Rollout(budget, keep and self.batch is None)
         try:
@@ -115,18 +136,18 @@ class RolloutGenerator:
         if "custom_generate" not in inputs:
             try:
                 ids = usual(*args, **inputs, custom_generate=self._sample)
-            except _Left as left:
-                self._say(str(left))
+            except _Unsupported as reason:
+                self._warn_once(str(reason))
             else:
                 self.counts["fast_calls"] += 1
                 return ids
         self.counts["usual_calls"] += 1
         return usual(*args, **inputs)
 
-    def _say(self, reason: str) -> None:
+    def _warn_once(self, reason: str) -> None:
         if reason not in self.left_because:
             self.left_because.add(reason)
-            logger.warning("rollouts are generated by transformers' own loop: %s", reason)
+            logger.warning("rollouts use the slower loop of transformers: %s", reason)
 
     def _sample(
         self,
@@ -137,24 +158,24 @@ class RolloutGenerator:
         generation_config: Any,
         **model_kwargs: Any,
     ) -> Tensor:
-        """In the place of transformers' own sampling loop, which `generate` has prepared everything for.
+        """Sample as transformers' own loop does, with the inputs that `generate` has prepared for it.
 
-        Parameters that the own one has not would be taken out of what `generate` prepares.
+        The names of the parameters are those of that loop: `generate` does not pass other ones.
         """
         attention_mask: Tensor | None = model_kwargs.pop("attention_mask", None)
         other_inputs = {name for name, value in model_kwargs.items() if value is not None} - _USUAL_INPUTS
         if other_inputs:
-            raise _Left(f"the model is given {', '.join(sorted(other_inputs))}")
+            raise _Unsupported(f"the model is given {', '.join(sorted(other_inputs))}")
         if "logits_to_keep" not in model_kwargs:
-            raise _Left("the model computes the logits of every token it reads")
-        if reason := _why_not_chosen(logits_processor, stopping_criteria, generation_config):
-            raise _Left(reason)
+            raise _Unsupported("the model computes the logits of every token it reads")
+        if reason := _unsupported_setting(logits_processor, stopping_criteria, generation_config):
+            raise _Unsupported(reason)
         rows = rows_without_padding(input_ids, attention_mask)
         if rows is None:
-            raise _Left("prompts are not padded on the left")
-        choice = _choice_of(logits_processor, stopping_criteria, generation_config, input_ids.device)
+            raise _Unsupported("prompts are not padded on the left")
+        choice = _token_choice(logits_processor, stopping_criteria, generation_config, input_ids.device)
         if reason := why_not_kept(model, max(map(len, rows)) + choice.max_length - input_ids.shape[1]):
-            raise _Left(reason)
+            raise _Unsupported(reason)
         size = self.batch or len(rows)
         starts = range(0, len(rows), size)
         with evaluating(model), own_masks_taken(model), casts_kept(model):
@@ -166,20 +187,26 @@ class RolloutGenerator:
 
     def _sample_rows(self, model: Any, input_ids: Tensor, rows: list[Tokens], choice: _TokenChoice) -> Tensor:
         rollout = self._rollout or _Rollout(None, is_kept=False)
-        most = choice.max_length - input_ids.shape[1]
+        max_new = choice.max_length - input_ids.shape[1]
         unequal, row_numbers = unequal_rows(rows)
-        kept_rows, rollout.kept = rollout.kept, None
+        cached_rows, rollout.cached = rollout.cached, None
         sources = (
-            [None] * len(unequal) if kept_rows is None else origins(unequal, kept_rows.cache.tokens, kept_rows.prompts)
+            [None] * len(unequal)
+            if cached_rows is None
+            else origins(unequal, cached_rows.cache.tokens, cached_rows.prompts)
         )
         prompts = [
-            kept_rows.prompts[origin.row] if kept_rows and origin else len(row)
+            cached_rows.prompts[origin.row] if cached_rows and origin else len(row)
             for origin, row in zip(sources, unequal, strict=True)
         ]
         spent = [len(row) - prompt for row, prompt in zip(unequal, prompts, strict=True)]
-        budgets = [most if rollout.budget is None else max(1, min(most, rollout.budget - count)) for count in spent]
+        # A row without any budget still gets one token: a turn cannot be empty.
+        budgets = [
+            max_new if rollout.budget is None else max(1, min(max_new, rollout.budget - count)) for count in spent
+        ]
+        # All but the last token: its pass gives the first new token.
         capacity = max(len(row) - 1 + new for row, new in zip(unequal, budgets, strict=True))
-        cache = self._read(model, [row[:-1] for row in unequal], row_numbers, capacity, kept_rows, sources)
+        cache = self._read(model, [row[:-1] for row in unequal], row_numbers, capacity, cached_rows, sources)
         self.counts["prompt_tokens"] += sum(map(len, rows)) - len(rows)
         loop = _TokenLoop(
             model, cache, input_ids, choice, [budgets[number] for number in row_numbers], is_kept=rollout.is_kept
@@ -187,7 +214,7 @@ class RolloutGenerator:
         ids = loop.run()
         self.counts["new_tokens"] += loop.num_new
         self.counts["cache_bytes"] = max(self.counts["cache_bytes"], loop.most_bytes)
-        rollout.kept = _Kept(cache, [prompts[number] for number in row_numbers]) if rollout.is_kept else None
+        rollout.cached = _CachedRows(cache, [prompts[number] for number in row_numbers]) if rollout.is_kept else None
         return ids
 
     def _read(
@@ -196,46 +223,36 @@ class RolloutGenerator:
         rows: list[Tokens],
         row_numbers: list[int],
         capacity: int,
-        kept_rows: _Kept | None,
+        cached_rows: _CachedRows | None,
         sources: Sequence[Origin | None],
     ) -> KeyValueRows:
-        """The keys of these rows, kept or read now, each in all of its places."""
-        if kept_rows is None:
-            cache = self._begun(model, rows, capacity)
+        """Return a cache of the rows, from the last turn or read now; `row_numbers` repeats equal rows."""
+        if cached_rows is None:
+            cache = self._with_shared_prefix(model, rows, capacity)
         else:
             begins = [source or Origin(0, 0) for source in sources]
             shared = [min(begin.shared, len(row)) for begin, row in zip(begins, rows, strict=True)]
-            cache = kept_rows.cache.taken([begin.row for begin in begins], shared, capacity, moved=True)
+            cache = cached_rows.cache.copied([begin.row for begin in begins], shared, capacity, moved=True)
         self.counts["read_tokens"] += read_tokens(model, cache, rows)
         if len(rows) == len(row_numbers):
             return cache
-        return cache.taken(row_numbers, [len(rows[number]) for number in row_numbers], capacity, moved=True)
+        return cache.copied(row_numbers, [len(rows[number]) for number in row_numbers], capacity, moved=True)
 
-    def _begun(self, model: Any, rows: Sequence[Tokens], capacity: int) -> KeyValueRows:
-        """Rows with what all of them begin with."""
+    def _with_shared_prefix(self, model: Any, rows: Sequence[Tokens], capacity: int) -> KeyValueRows:
+        """Return a cache that has the prefix which all rows share, if it is long enough to be read once."""
         shared = shared_by_all(rows)
-        if len(rows) < 2 or shared < _WORTH_SHARING:
+        if len(rows) < 2 or shared < _MIN_SHARED_PREFIX:
             return KeyValueRows(len(rows), capacity)
         first = KeyValueRows(1, shared)
         self.counts["read_tokens"] += read_tokens(model, first, [rows[0][:shared]])
-        return first.taken([0] * len(rows), [shared] * len(rows), capacity, moved=True)
-
-
-# Token after token, for rows that are read up to their last one, until all have ended.
-
-# Steps between two looks at which rows have ended: on a GPU a look waits for all that is queued.
-_LOOK_EVERY = {"cuda": 8}
-# Where no more than this share of the rows are running, they go on by themselves; on a GPU that costs a recording.
-_FEW, _FEW_ELSEWHERE = {"cuda": 0.5}, 0.75
-# Slots are looked at up to the end of a stretch of so many steps: on a GPU the steps of a stretch are one recording.
-_STRETCH = {"cuda": 256}
+        return first.copied([0] * len(rows), [shared] * len(rows), capacity, moved=True)
 
 
 class _TokenLoop:
-    """One turn of a batch. `input_ids` are padded on the left; `cache` has all of each row but its last token.
+    """One turn of a batch. `input_ids` are padded on the left; `cache` has all tokens of each row but the last.
 
-    `budgets` are the most new tokens of each row. With `is_kept` all rows are in the cache at the end as far as they
-    were read; without, it is of no use any more.
+    `budgets` are the maximum numbers of new tokens of each row. With `is_kept` the cache has all rows at the end, as
+    far as they were read; without, its contents must not be used again.
     """
 
     def __init__(
@@ -253,10 +270,10 @@ class _TokenLoop:
         self._all = self._cache = cache
         self._width, self._most = input_ids.shape[1], max(budgets)
         self._ids = torch.nn.functional.pad(input_ids, (0, self._most), value=int(choice.pad))
-        self._chooser = _Chooser(choice, len(budgets))
+        self._sampler = _Sampler(choice, len(budgets))
         self._starts = torch.tensor([len(row) for row in cache.tokens], device=device)
         self._ends = self._starts.clone()  # up to where each row of the batch is read
-        # Of the rows that are computed: their numbers in the batch, and their next slots.
+        # The following have one entry per row that is still computed: its number in the batch, its next slot, ...
         self._rows = torch.arange(len(budgets), device=device)
         self._slots = self._starts.clone()
         self._last_slots = self._starts + torch.tensor(budgets, device=device)
@@ -267,49 +284,51 @@ class _TokenLoop:
         self.num_new, self.most_bytes = 0, 0
 
     def run(self) -> Tensor:
-        """The ids with the new ones behind them, as wide as the longest row; rows that ended are padded."""
+        """Return the ids followed by the new ones, as wide as the longest row; rows that ended are padded."""
         tokens = self._ids[:, self._width - 1]
         for at in range(1, self._most + 1):
             tokens = self._advance(tokens, at)
-            if at % _LOOK_EVERY.get(self._kind, 1) == 0 and at < self._most:
+            if at % _STEPS_BETWEEN_CHECKS.get(self._kind, 1) == 0 and at < self._most:
                 running = int(self._running.sum())
                 if not running:
                     break
-                if running <= _FEW.get(self._kind, _FEW_ELSEWHERE) * len(self._rows):
+                if running <= _COMPACT_BELOW.get(self._kind, _COMPACT_BELOW_ON_CPU) * len(self._rows):
                     tokens = self._only_running(tokens)
-        self._chooser.check()
+        self._sampler.check()
         self._put_back()
         new = self._ends - self._starts
         self.num_new = int(new.sum())
         ids = self._ids[:, : self._width + int(new.max())]
         if self._is_kept:
-            self._note_tokens(ids)
+            self._set_cached_tokens(ids)
         return ids
 
     def _advance(self, tokens: Tensor, at: int) -> Tensor:
-        """Read these tokens and choose the ones behind them, the batch's new ones number `at`."""
+        """Read these tokens, and return the next ones, which are new token number `at` of each row."""
         is_whole = len(self._rows) == len(self._ids)
         column = self._width + at - 1
         stretch = _STRETCH.get(self._kind, 1)
+        # The slots in use, rounded up to a stretch: -(-at // stretch) is the ceiling.
         reach = min(self._longest_start - (-at // stretch) * stretch, self._cache.capacity)
         logits = self._next.logits(tokens, self._slots, reach)
         before = self._ids[:, :column] if is_whole else self._ids[self._rows, :column]
-        tokens = self._chooser.next_tokens(before, logits, None if is_whole else self._rows)
+        tokens = self._sampler.next_tokens(before, logits, None if is_whole else self._rows)
         tokens = tokens.where(self._running, self._choice.pad)
         self._ids[self._rows, column] = tokens
-        # A row that ended waits at the slot behind it, which no token of it will be looked for in.
+        # A row that ended stays at the slot after its last token; what is written there is never read.
         self._slots = self._slots + self._running
         self._running = self._running & ~torch.isin(tokens, self._choice.eos) & (self._slots < self._last_slots)
         self.most_bytes = max(self.most_bytes, self._num_bytes())
         return tokens
 
     def _only_running(self, tokens: Tensor) -> Tensor:
-        """Leave the rows that ended out of what is computed."""
+        """Drop the rows that ended from the computation, and return the tokens of the running ones."""
         self._put_back()
         chosen = self._running.nonzero()[:, 0]
+        # If the cache is kept, the running rows are a copy of rows of the whole batch; otherwise they replace it.
         rows = self._rows[chosen].tolist() if self._is_kept else chosen.tolist()
         lengths = self._slots[chosen].tolist()
-        self._cache = self._all.taken(rows, lengths, self._all.capacity, moved=not self._is_kept)
+        self._cache = self._all.copied(rows, lengths, self._all.capacity, moved=not self._is_kept)
         if not self._is_kept:
             self._all = self._cache
         names = ("_rows", "_slots", "_last_slots", "_running")
@@ -319,12 +338,14 @@ class _TokenLoop:
         return tokens[chosen]
 
     def _put_back(self) -> None:
+        """Copy the state of the running rows to that of the whole batch."""
         self._ends[self._rows] = self._slots
         if self._cache is not self._all:
             self._all.put_back(self._rows.tolist(), self._cache, int(self._slots.max()))
 
-    def _note_tokens(self, ids: Tensor) -> None:
-        """A row's own tokens begin behind its padding; its last new one was chosen and never read."""
+    def _set_cached_tokens(self, ids: Tensor) -> None:
+        """Tell the cache which tokens it holds."""
+        # A row's tokens begin after its padding; the last new one was chosen, but never read.
         first = (self._width - 1 - self._starts).tolist()
         whole = zip(ids.tolist(), first, self._ends.tolist(), strict=True)
         self._all.tokens = [row[begin : begin + end] for row, begin, end in whole]
@@ -333,34 +354,19 @@ class _TokenLoop:
         return self._all.num_bytes + (self._cache.num_bytes if self._cache is not self._all else 0)
 
 
-# Which token comes next, as transformers chooses it: the same processors, the same draw by the same numbers.
-
-# Of a row's scores and ids they make other scores and remember nothing: rows may be left out between two calls.
-_PROCESSORS = {
-    "TemperatureLogitsWarper",
-    "TopKLogitsWarper",
-    "TopPLogitsWarper",
-    "MinPLogitsWarper",
-    "RepetitionPenaltyLogitsProcessor",
-    "SuppressTokensLogitsProcessor",
-}
-_CRITERIA = {"MaxLengthCriteria", "EosTokenCriteria"}
-_MODES = {"sample", "greedy_search"}
-
-
 class _TokenChoice(NamedTuple):
     """How tokens are chosen and where rows end."""
 
     processors: Any
-    is_drawn: bool
+    is_sampled: bool
     eos: Tensor
     pad: Tensor
-    """On the device, as the ends are: a number would be copied there in every step."""
+    """A tensor on the device, like `eos`: a number would be copied there in every step."""
     max_length: int
 
 
-def _why_not_chosen(processors: Sequence[Any], criteria: Sequence[Any], config: Any) -> str | None:
-    """What of a generation config is not done here, in plain words."""
+def _unsupported_setting(processors: Sequence[Any], criteria: Sequence[Any], config: Any) -> str | None:
+    """Return which setting of a generation config is not supported, or None."""
     unsupported = sorted({type(processor).__name__ for processor in processors} - _PROCESSORS)
     unsupported += sorted({type(criterion).__name__ for criterion in criteria} - _CRITERIA)
     if unsupported:
@@ -375,7 +381,7 @@ def _why_not_chosen(processors: Sequence[Any], criteria: Sequence[Any], config: 
     return None
 
 
-def _choice_of(processors: Any, criteria: Sequence[Any], config: Any, device: torch.device) -> _TokenChoice:
+def _token_choice(processors: Any, criteria: Sequence[Any], config: Any, device: torch.device) -> _TokenChoice:
     ends: list[Any] = [criterion.eos_token_id for criterion in criteria if hasattr(criterion, "eos_token_id")]
     eos = ends[0].to(device) if ends else torch.empty(0, dtype=torch.long, device=device)
     pad = config.pad_token_id if config.pad_token_id is not None else (int(eos[0]) if len(eos) else 0)
@@ -384,23 +390,24 @@ def _choice_of(processors: Any, criteria: Sequence[Any], config: Any, device: to
     )
 
 
-class _Chooser:
-    """Chooses for the rows that are still running, of a batch that began with `num_rows`."""
+class _Sampler:
+    """A sampler for the rows that are still running, of a batch that began with `num_rows`."""
 
     def __init__(self, choice: _TokenChoice, num_rows: int) -> None:
         self._choice, self._num_rows = choice, num_rows
         self._is_sound: Tensor | None = None
 
     def next_tokens(self, ids_BT: Tensor, logits_BV: Tensor, running: Tensor | None) -> Tensor:
-        """One token a row. `running` are the numbers of these rows in the whole batch, where some are left out.
+        """Return one token per row. `running` are the numbers of the rows in the whole batch, None for all of them.
 
-        Random numbers are drawn for the whole batch: what a row gets does not depend on who ended before.
+        Random numbers are drawn for the whole batch, so that a row's tokens do not depend on which rows have ended.
         """
         scores = self._choice.processors(ids_BT, logits_BV.to(torch.float32, copy=True))
-        if not self._choice.is_drawn:
+        if not self._choice.is_sampled:
             return scores.argmax(-1)
         probs = scores.softmax(-1)
-        # torch.multinomial's own way for one token, without its look at the device in every step.
+        # What torch.multinomial does for one token (an exponential race), without its check of the probabilities,
+        # which waits for the device in every step; `check` does that once at the end.
         noise = torch.empty(self._num_rows, probs.shape[1], device=probs.device).exponential_(1)
         noise = noise if running is None else noise[running]
         sound = probs.sum(-1).isfinite().all()
@@ -408,7 +415,7 @@ class _Chooser:
         return (probs / noise).argmax(-1)
 
     def check(self) -> None:
-        """Raise where a probability was no number, as torch.multinomial does."""
+        """Raise InputError if a probability was NaN, as torch.multinomial does."""
         if self._is_sound is not None and not bool(self._is_sound):
-            fix = "Look at the weights: a step with too large a learning rate, or half precision, may have broken them."
+            fix = "Check the weights for NaN; a lower learning rate or float32 may help."
             raise InputError(explain("probabilities of the next token", got="NaN", expected="numbers", fix=fix))

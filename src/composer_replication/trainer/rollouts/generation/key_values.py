@@ -1,8 +1,10 @@
-"""Keys and values of the tokens that a model has read, row by row, and attention by them.
+"""A key-value cache in which every row begins at slot 0, and the attention of a model to it.
 
-A row's tokens lie in its slots from 0 on, whatever the lengths of other rows: there is no padding on the left, and a
-row goes on where it ended. The slot is the token's position. Layers put their keys here and read them again when they
-are asked to attend (`RowMask.attend`), so that no cache of transformers takes part.
+There is no padding on the left, and a row continues where it ended; a token's slot is its position. Layers store their
+keys and values here when they compute attention (`RowMask.attend`), so transformers' own caches are not involved.
+
+Also here: how token rows share prefixes (`unequal_rows`, `shared_by_all`, `origins`), and casts of weights that are
+made once instead of in every pass (`Casts`, `casts_kept`).
 """
 
 from __future__ import annotations
@@ -18,11 +20,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from composer_replication.trainer.objective.attention.attend import OwnMask, as_computed, check_options
 
+Tokens = list[int]
+
 
 class KeyValueRows:
-    """Keys and values (rows, heads, slots, D) of every layer; `tokens` are the ids of a row whose keys are there.
+    """Keys and values (rows, heads, slots, D) of every layer; `tokens` are the ids of each row that are in the cache.
 
-    One slot more than `capacity` takes what belongs to no row. Memory: rows x (capacity + 1) x what a token takes.
+    The slot at `capacity` is spare: padding is written there, and never read.
     """
 
     def __init__(self, num_rows: int, capacity: int) -> None:
@@ -36,7 +40,7 @@ class KeyValueRows:
 
     @property
     def dtype(self) -> torch.dtype | None:
-        """What attention is computed in, which the weights need not tell: a forward may cast for itself."""
+        """The dtype of the attention, which is not the weights' if a forward casts; None if nothing has been read."""
         return next((pair[0].dtype for pair in self._layers.values()), None)
 
     @property
@@ -44,9 +48,9 @@ class KeyValueRows:
         return sum(tensor.numel() * tensor.element_size() for pair in self._layers.values() for tensor in pair)
 
     def put(self, module: nn.Module, key: Tensor, value: Tensor, rows: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """Write (b, heads, n, D) into the slots (b, n) of these rows (b, 1), and give all of the layer's back."""
+        """Write (b, heads, n, D) into the slots (b, n) of these rows (b, 1), and return the layer's keys and values."""
         if id(module) not in self._layers:
-            # Zeros, since what is masked is multiplied by 0, and memory may hold NaN.
+            # Zeros, since masked values are multiplied by 0, and uninitialized memory may hold NaN.
             shapes = [(self.num_rows, tensor.shape[1], self.capacity + 1, tensor.shape[3]) for tensor in (key, value)]
             self._layers[id(module)] = key.new_zeros(shapes[0]), value.new_zeros(shapes[1])
         keys, values = self._layers[id(module)]
@@ -54,8 +58,8 @@ class KeyValueRows:
         values[rows, :, slots] = value.transpose(1, 2)
         return keys, values
 
-    def taken(self, rows: Sequence[int], lengths: Sequence[int], capacity: int, *, moved: bool) -> KeyValueRows:
-        """New rows that begin with the first tokens of these. With `moved` they replace them, layer by layer."""
+    def copied(self, rows: Sequence[int], lengths: Sequence[int], capacity: int, *, moved: bool) -> KeyValueRows:
+        """Return a new cache with the first tokens of these rows. With `moved`, layers are freed as they are copied."""
         new = KeyValueRows(len(rows), capacity)
         new.tokens = [self.tokens[row][:length] for row, length in zip(rows, lengths, strict=True)]
         width, index = max(lengths, default=0), self._index(rows)
@@ -70,45 +74,47 @@ class KeyValueRows:
         return new
 
     def put_back(self, rows: Sequence[int], source: KeyValueRows, width: int) -> None:
-        """Copy rows that were taken from here, and have gone on up to `width`, to where they came from."""
+        """Copy rows back that were copied from here and have grown up to `width`."""
         index = self._index(rows)
         for name, pair in source._layers.items():
-            for mine, theirs in zip(self._layers[name], pair, strict=True):
-                mine[:, :, :width].index_copy_(0, index, theirs[:, :, :width])
+            for target, copy in zip(self._layers[name], pair, strict=True):
+                target[:, :, :width].index_copy_(0, index, copy[:, :, :width])
 
     def _index(self, rows: Sequence[int]) -> Tensor:
         return torch.tensor(rows, device=next((pair[0].device for pair in self._layers.values()), None))
 
 
 class RowMask(OwnMask):
-    """Attention of new tokens of some rows to their own row, up to themselves; the mask says which, for one pass."""
+    """The mask of one pass: new tokens of some rows of a cache attend to their own row, up to themselves."""
 
     cache: KeyValueRows
     rows: Tensor
     """Numbers (b, 1) of the rows in the cache."""
     slots: Tensor
-    """Where their new tokens lie (b, n)."""
+    """The slots of their new tokens (b, n)."""
     reach: int
-    """Slots that are looked at: more than any of these."""
+    """How many slots are read; greater than any of `slots`."""
     is_fresh: bool
-    """Nothing is there before the new tokens, so the usual causal kernel does."""
+    """The rows are empty before these tokens, so the usual causal kernel is enough."""
     is_whole: bool
     """The rows are all of the cache, in order."""
     _bias: dict[int, Tensor]
 
     @classmethod
     def over(cls, cache: KeyValueRows, device: torch.device) -> RowMask:
-        """A mask to be aimed at pass after pass: making one takes as long as a small layer."""
+        """Return a mask to be used for many passes, by `aimed`: building one takes as long as a small layer."""
         mask = cls.of_length(cache.capacity + 1, device)
         mask.cache = cache
         return mask
 
     def aimed(self, rows: Tensor, slots: Tensor, reach: int, *, is_fresh: bool = False, is_whole: bool = False) -> Any:
+        """Return this mask, set up for the next pass."""
         self.rows, self.slots, self.reach, self.is_fresh, self.is_whole = rows, slots, reach, is_fresh, is_whole
         self._bias = {}
         return self
 
     def attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+        """Store the keys and values of the new tokens, and return the attention of their queries to the cache."""
         query, key, value = as_computed(query, key, value)
         check_options("attention while generating", options)
         if options.get("softcap") is not None:
@@ -124,7 +130,7 @@ class RowMask(OwnMask):
         keys, values = keys[:, :, : self.reach], values[:, :, : self.reach]
         if not self.is_whole:
             keys, values = (tensor.index_select(0, self.rows[:, 0]) for tensor in (keys, values))
-        # Heads that share keys become queries of one head: the keys are read once and never repeated in memory.
+        # Heads that share keys become queries of one head, so that the keys are neither repeated nor read twice.
         batch, heads, width, size = query.shape
         groups = heads // keys.shape[1]
         folded = query.reshape(batch, keys.shape[1], groups * width, size)
@@ -134,7 +140,7 @@ class RowMask(OwnMask):
         return attended.reshape(batch, heads, width, values.shape[3]).transpose(1, 2)
 
     def _added(self, query: Tensor, groups: int) -> Tensor:
-        """What is added to the scores (b, 1, groups x n, reach); the same for all layers, so made once."""
+        """Return what is added to the scores (b, 1, groups x n, reach); computed once, since all layers share it."""
         if groups not in self._bias:
             hidden = torch.arange(self.reach, device=query.device) > self.slots[:, None, :, None]
             bias = torch.zeros(hidden.shape, dtype=query.dtype, device=query.device)
@@ -143,20 +149,15 @@ class RowMask(OwnMask):
         return self._bias[groups]
 
 
-# Rows of token ids as lists: which are equal, what they share, and which of them go on where another ended.
-
-Tokens = list[int]
-
-
 class Origin(NamedTuple):
-    """The kept row that a new one goes on from: its number, and how many tokens they share."""
+    """The cached row that a new row continues: its number, and how many tokens they share."""
 
     row: int
     shared: int
 
 
 def rows_without_padding(input_ids: Tensor, attention_mask: Tensor | None) -> list[Tokens] | None:
-    """The real tokens of each row; None where the padding is not all on the left."""
+    """Return the real tokens of each row, or None if there is padding that is not on the left."""
     rows: list[Tokens] = input_ids.tolist()
     if attention_mask is None:
         return rows
@@ -167,14 +168,15 @@ def rows_without_padding(input_ids: Tensor, attention_mask: Tensor | None) -> li
 
 
 def unequal_rows(rows: Sequence[Tokens]) -> tuple[list[Tokens], list[int]]:
-    """Every different row once, and for each of the given ones its number among them."""
+    """Return every distinct row once, and for each of `rows` its index among them."""
     numbers: dict[tuple[int, ...], int] = {}
     row_numbers = [numbers.setdefault(tuple(row), len(numbers)) for row in rows]
     return [list(row) for row in numbers], row_numbers
 
 
 def shared_length(first: Tokens, second: Tokens) -> int:
-    """Up to where two rows are equal."""
+    """Return the length of the common prefix of two rows."""
+    # Binary search with slices, which compare much faster than a Python loop over tokens.
     low, high = 0, min(len(first), len(second))
     if first[:high] == second[:high]:
         return high
@@ -185,41 +187,35 @@ def shared_length(first: Tokens, second: Tokens) -> int:
 
 
 def shared_by_all(rows: Sequence[Tokens]) -> int:
-    """How many first tokens all rows have in common: the least and the greatest of them tell."""
+    """Return the length of the common prefix of all rows, which is that of the smallest and the largest of them."""
     return shared_length(min(rows), max(rows)) if rows else 0
 
 
-def origins(rows: Sequence[Tokens], kept: Sequence[Tokens], prompts: Sequence[int]) -> list[Origin | None]:
-    """For each row the kept one that it shares most with, among those whose whole prompt it begins with.
+def origins(rows: Sequence[Tokens], cached: Sequence[Tokens], prompts: Sequence[int]) -> list[Origin | None]:
+    """Return for each row the cached row that it shares most tokens with, or None if it begins with no cached prompt.
 
-    `prompts` says how many tokens of each kept row are its prompt.
+    `prompts` has the numbers of tokens of each cached row that are its prompt.
     """
     by_prompt: dict[tuple[int, ...], list[int]] = {}
-    for number, (tokens, length) in enumerate(zip(kept, prompts, strict=True)):
+    for number, (tokens, length) in enumerate(zip(cached, prompts, strict=True)):
         by_prompt.setdefault(tuple(tokens[:length]), []).append(number)
     lengths = sorted({len(prompt) for prompt in by_prompt}, reverse=True)
 
     def origin(row: Tokens) -> Origin | None:
         for length in lengths:
             if candidates := by_prompt.get(tuple(row[:length])):
-                return max(
-                    (Origin(candidate, shared_length(kept[candidate], row)) for candidate in candidates),
-                    key=lambda e: e.shared,
-                )
+                shared_lengths = (Origin(candidate, shared_length(cached[candidate], row)) for candidate in candidates)
+                return max(shared_lengths, key=lambda origin: origin.shared)
         return None
 
     return [origin(row) for row in rows]
 
 
-# Copies of weights in half precision, which an autocast makes: made once a generation, and held for recordings.
-
-
 class Casts(TorchDispatchMode):
-    """Inside, an autocast's copy of a weight is made once, and whoever asks again gets that: weights must not change.
+    """A cache of the half-precision copies of weights that an autocast makes; the weights must not change meanwhile.
 
-    A recording has the copies' addresses. The ones that autocasts have in common are given back when an autocast ends
-    in any other thread, and made again by the next pass: so a recording takes those that are held here. The model must
-    not run in another thread meanwhile.
+    A CUDA graph has the addresses of these copies. Autocast's own cache frees them when an autocast ends in any thread,
+    so graphs are recorded with the copies that are held here. The model must not run in another thread meanwhile.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -240,28 +236,26 @@ class Casts(TorchDispatchMode):
                 self.were_recorded = True
                 return copy
             self._held[key] = copy
-        return self._held[key].detach()  # the same memory; autograd writes on what it is given
+        return self._held[key].detach()  # the same memory in a new tensor, as autograd sets attributes on it
 
     def _is_cast(self, source: Tensor, kwargs: dict[str, Any]) -> bool:
-        """Of a weight, or of what an autocast takes for one, and to an autocast's type.
-
-        Copies that a model makes by itself may be written to.
-        """
+        """Return whether this is a cast of a weight to autocast's dtype."""
+        # Not every copy: those that a model makes itself may be written to.
         is_weight = source.data_ptr() in self._weights or (source.is_leaf and source.requires_grad)
         return is_weight and kwargs.get("dtype") == torch.get_autocast_dtype(source.device.type)
 
 
 @contextmanager
 def casts_kept(model: Any) -> Iterator[None]:
-    """Inside, the copies in half precision that an autocast makes of trained weights are made once.
+    """Keep the half-precision copies that autocast makes of trained weights until the end of the block.
 
-    A trainer with bf16 runs each pass in an autocast of its own, at whose end they go: each token's pass would make
-    all of them again, and each recording hold its own. The weights must not change inside.
+    A trainer with bf16 runs each pass in its own autocast, which frees the copies at its end: the pass of every token
+    would make all of them again, and every CUDA graph would hold its own. The weights must not change inside the block.
     """
     kind = model.device.type
     if not torch.amp.is_autocast_available(kind):
         yield
         return
-    # As it is already, so that nothing changes but how deep passes are nested: copies go at the outermost one's end.
+    # With the current settings: only the nesting changes, and copies are freed at the end of the outermost autocast.
     with torch.autocast(kind, torch.get_autocast_dtype(kind), enabled=torch.is_autocast_enabled(kind)):
         yield

@@ -1,8 +1,13 @@
-"""Passes of a model over rows whose keys are kept: new tokens of some rows at once, or the next token of every row.
+"""Run a model over rows of a `KeyValueRows` cache: new tokens of some rows at once, or the next token of every row.
 
-On CUDA the next token's pass is recorded as a graph, one for each reach: launching its thousand kernels one
-by one takes the host several times as long as the device needs to run them. A model whose pass cannot be recorded runs
-unrecorded, and says so.
+On CUDA the pass of the next token is recorded as a graph, one for each reach: launching its thousand kernels one by one
+takes the host several times as long as the device needs to run them. A model whose pass cannot be recorded runs without
+a graph, with a warning.
+
+`why_not_kept` says whether a model can generate like this. Its config is checked first, then an experiment is made once
+per setting: it reads a few rows of unequal lengths in pieces, as generation does, and compares the logits with those of
+plain passes over the whole rows. That detects what a config does not mention (a convolution, a recurrent state, a bias
+by slots) before anything is sampled.
 """
 
 from __future__ import annotations
@@ -35,22 +40,30 @@ from composer_replication.trainer.rollouts.generation.key_values import (
 )
 
 logger = logging.getLogger(__name__)
-# Tokens of one pass: enough to fill a device, and few enough that activations stay small beside the keys.
-_FRESH_TOKENS, _MORE_TOKENS, _WIDEST = 16384, 8192, 512
+# Tokens of one pass over empty rows, and over rows with a past; new tokens per row in the latter. Enough to fill a
+# device, and few enough that activations stay small compared with the cache.
+_FRESH_TOKENS, _MORE_TOKENS, _MAX_WIDTH = 16384, 8192, 512
 _unrecordable: WeakSet[nn.Module] = WeakSet()
+# What models raise that were not written for such a mask. NotImplementedError is a RuntimeError.
+_REFUSALS = (TypeError, ValueError, RuntimeError, AttributeError, LookupError, AssertionError)
+# The experiment: the lengths of its rows, and up to where each row is read in each of three pieces.
+_LENGTHS, _PIECES = (23, 14, 31), ((0, 9, 20), (6, 6, 11), (0, 17, 28))
+# Its results by device, precision and attention. Weak, so that a model can be freed.
+_trials: WeakKeyDictionary[nn.Module, dict[str, str | None]] = WeakKeyDictionary()
 
 
-def read_tokens(model: Any, cache: KeyValueRows, wanted: Sequence[Tokens]) -> int:
-    """Read what of each row is not in the cache yet; how many tokens that were, padding aside."""
+def read_tokens(model: Any, cache: KeyValueRows, tokens_by_row: Sequence[Tokens]) -> int:
+    """Read the tokens of each row that are not in the cache yet, and return how many there were, without padding."""
     device = model.device
     mask = RowMask.over(cache, device)
-    missing = [(row, len(tokens) - len(cache.tokens[row])) for row, tokens in enumerate(wanted)]
+    missing = [(row, len(tokens) - len(cache.tokens[row])) for row, tokens in enumerate(tokens_by_row)]
     todo = sorted(((row, count) for row, count in missing if count), key=lambda pair: -pair[1])
     total = sum(count for _, count in todo)
     while todo:
         rows, width = _next_batch(todo, cache)
-        pieces = [wanted[row][len(cache.tokens[row]) :][:width] for row in rows]
+        pieces = [tokens_by_row[row][len(cache.tokens[row]) :][:width] for row in rows]
         starts = [len(cache.tokens[row]) for row in rows]
+        # Padding goes to the spare slot at `capacity`.
         slots = [
             [*range(start, start + len(piece)), *[cache.capacity] * (width - len(piece))]
             for start, piece in zip(starts, pieces, strict=True)
@@ -68,16 +81,18 @@ def read_tokens(model: Any, cache: KeyValueRows, wanted: Sequence[Tokens]) -> in
 
 
 def _next_batch(todo: Sequence[tuple[int, int]], cache: KeyValueRows) -> tuple[list[int], int]:
-    """The longest of those to be read, and more that are like it: all from nothing, or all behind something."""
+    """Return the rows of the next pass, which are all empty or all not, and its number of tokens per row."""
     first, count = todo[0]
     is_fresh = not cache.tokens[first]
-    width = count if is_fresh else min(count, _WIDEST)
-    most = max(1, (_FRESH_TOKENS if is_fresh else _MORE_TOKENS) // width)
-    alike = [row for row, _ in todo if (not cache.tokens[row]) == is_fresh]
-    return alike[:most], width
+    width = count if is_fresh else min(count, _MAX_WIDTH)
+    max_rows = max(1, (_FRESH_TOKENS if is_fresh else _MORE_TOKENS) // width)
+    candidates = [row for row, _ in todo if (not cache.tokens[row]) == is_fresh]
+    return candidates[:max_rows], width
 
 
-class _Recorded(NamedTuple):
+class _Recording(NamedTuple):
+    """A CUDA graph with its input and output tensors, whose addresses are part of it."""
+
     graph: Any
     tokens: Tensor
     slots: Tensor
@@ -85,20 +100,20 @@ class _Recorded(NamedTuple):
 
 
 class NextTokens:
-    """The pass that reads one more token of every row of a cache and gives the logits behind it."""
+    """The pass that reads one more token of every row of a cache, and returns the logits of the next one."""
 
     def __init__(self, model: Any, cache: KeyValueRows, *, record: bool) -> None:
         self._model, self._cache = model, cache
         self._mask = RowMask.over(cache, model.device)
         self._rows = torch.arange(cache.num_rows, device=model.device)[:, None]
         self.is_recording = record and model not in _unrecordable
-        self._recorded: dict[int, _Recorded] = {}
+        self._recorded: dict[int, _Recording] = {}
         self._pool: Any = None
-        self._aside: torch.cuda.Stream | None = None
+        self._capture_stream: torch.cuda.Stream | None = None
         self._casts = Casts(model)
 
     def logits(self, tokens_B: Tensor, slots_B: Tensor, reach: int) -> Tensor:
-        """Logits (B, V); valid until the next call. Every slot of a running row is below `reach`."""
+        """Return logits (B, V), valid until the next call. Every slot of a running row must be below `reach`."""
         if not self.is_recording:
             return self._run(tokens_B, slots_B, reach)
         recorded = self._recorded.get(reach)
@@ -118,13 +133,14 @@ class NextTokens:
             return self._run(tokens_B, slots_B, reach)
 
     def _run_and_record(self, tokens_B: Tensor, slots_B: Tensor, reach: int) -> Tensor:
-        """The first pass runs as it is, which makes the workspaces that a recording cannot make.
+        """Run the pass, then record it.
 
-        If it asks the device for a number, no recording is begun: one that fails half-way breaks later random numbers.
+        The plain pass allocates the workspaces that a recording cannot allocate. If it waits for the device, nothing is
+        recorded: a recording that fails half-way breaks later random numbers.
         """
         try:
-            with torch.cuda.device(tokens_B.device), _no_looks_at_the_device():
-                torch.clear_autocast_cache()  # what other passes left there is held by nobody
+            with torch.cuda.device(tokens_B.device), _no_device_sync():
+                torch.clear_autocast_cache()  # copies of other passes, which `_casts` does not hold
                 logits = self._run_with_held(tokens_B, slots_B, reach)
             with torch.cuda.device(tokens_B.device):
                 self._recorded[reach] = self._record(tokens_B, slots_B, reach)
@@ -134,39 +150,41 @@ class NextTokens:
             self.is_recording = False
             _unrecordable.add(self._model)
             message = str(error).partition("\n")[0]
-            logger.warning("rollouts: the pass of a token cannot be recorded as a CUDA graph (%s)", message)
+            logger.warning("rollouts run without CUDA graphs: the pass of a token cannot be recorded (%s)", message)
             return self._run(tokens_B, slots_B, reach)
         return logits
 
-    def _record(self, tokens_B: Tensor, slots_B: Tensor, reach: int) -> _Recorded:
-        """Not by torch.cuda.graph, which collects garbage: in a training process that takes longer than the pass.
+    def _record(self, tokens_B: Tensor, slots_B: Tensor, reach: int) -> _Recording:
+        """Return a recording of the pass.
 
-        All on one stream: memory of a pool is used again by recordings of the same stream alone.
+        It does not use torch.cuda.graph, which runs the garbage collector: in a training process that takes longer than
+        the pass. All recordings use one stream, since only recordings of the same stream share the memory of a pool.
         """
         tokens, slots = tokens_B.clone(), slots_B.clone()
         graph = torch.cuda.CUDAGraph()
-        aside = self._aside = self._aside or torch.cuda.Stream()
-        here = torch.cuda.current_stream()
-        aside.wait_stream(here)
-        with torch.cuda.stream(aside):
+        stream = self._capture_stream = self._capture_stream or torch.cuda.Stream()
+        current_stream = torch.cuda.current_stream()
+        stream.wait_stream(current_stream)
+        with torch.cuda.stream(stream):
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
                 logits = self._run_with_held(tokens, slots, reach)
             finally:
-                if self._casts.were_recorded:  # made anew by every replay, holding nothing before: not for other passes
+                if self._casts.were_recorded:
+                    # These copies are filled by every replay and hold nothing before it, so no other pass may use them.
                     torch.clear_autocast_cache()
                 graph.capture_end()
-        here.wait_stream(aside)
+        current_stream.wait_stream(stream)
         self._pool = self._pool or graph.pool()
-        return _Recorded(graph, tokens, slots, logits)
+        return _Recording(graph, tokens, slots, logits)
 
 
 @contextmanager
-def _no_looks_at_the_device() -> Iterator[None]:
-    """Inside, what makes the host wait for a CUDA device is an error, as far as PyTorch notices."""
+def _no_device_sync() -> Iterator[None]:
+    """Make operations that wait for a CUDA device an error inside the block, as far as PyTorch detects them."""
     before = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that it does not notice everything
+        warnings.simplefilter("ignore")  # PyTorch warns that the mode is a prototype that misses some of them
         torch.cuda.set_sync_debug_mode("error")
     try:
         yield
@@ -175,30 +193,18 @@ def _no_looks_at_the_device() -> Iterator[None]:
 
 
 def _pass(model: Any, ids_bn: Tensor, mask: RowMask) -> Tensor:
-    """Logits (b, V) behind the last column; rows that end before it have no use for them."""
+    """Return the logits (b, V) after the last column, which only rows that reach it may use."""
     positions = mask.slots.clamp(max=mask.cache.capacity - 1)
     output = model(input_ids=ids_bn, attention_mask=mask, position_ids=positions, use_cache=False, logits_to_keep=1)
     return output.logits[:, -1]
 
 
-# Whether a model may generate from kept rows: its config is asked first, then an experiment is made, once a setting.
-#
-# The experiment reads a few rows of unequal lengths in pieces, as generation does, and holds the logits against those
-# of plain passes over the whole rows. So what a config does not tell (a convolution, a recurrent state, a bias by
-# slots) is found out before anything is sampled.
-
-# As in `objective.attention.trial`: what models raise that were not written for such a mask.
-_REFUSALS = (TypeError, ValueError, RuntimeError, AttributeError, LookupError, AssertionError)
-_LENGTHS, _PIECES = (23, 14, 31), ((0, 9, 20), (6, 6, 11), (0, 17, 28))
-_tried: WeakKeyDictionary[nn.Module, dict[str, str | None]] = WeakKeyDictionary()
-
-
 def why_not_kept(model: Any, longest: int) -> str | None:
-    """Why this model cannot generate rows of up to so many tokens from kept keys; None where it can."""
+    """Return why this model cannot generate rows of up to `longest` tokens with the cache, or None if it can."""
     reason = _why_never(model) or _why_too_long(model.config, longest)
     if reason is not None:
         return reason
-    reasons = _tried.setdefault(model, {})
+    reasons = _trials.setdefault(model, {})
     setting = f"{model.device} {compute_dtype(model)} {usual_attention(model)}"
     if setting not in reasons:
         with evaluating(model):
@@ -219,7 +225,7 @@ def _why_never(model: Any) -> str | None:
     ):
         return "dropout is on while generating"
     if usual_attention(model) == "eager":
-        return "its attention is written out (eager); load it with attn_implementation='sdpa' where it has that"
+        return "its attention is eager; load it with attn_implementation='sdpa' if the model supports that"
     return why_never(model.config)
 
 
@@ -234,14 +240,15 @@ def _why_too_long(config: Any, longest: int) -> str | None:
 def _try_rows(model: Any) -> str | None:
     try:
         return _first_objection(model)
-    except torch.OutOfMemoryError:  # says nothing about the model
+    except torch.OutOfMemoryError:  # a RuntimeError, but it says nothing about the model
         raise
     except _REFUSALS as error:
-        return f"it does not take rows of kept keys: {type(error).__name__}: {error}"[:200]
+        return f"it fails with cached rows: {type(error).__name__}: {error}"[:200]
 
 
 def _first_objection(model: Any) -> str | None:
     vocabulary = model.get_input_embeddings().weight.shape[0]
+    # Fixed ids spread over the vocabulary by a prime factor.
     rows = [[(7919 * (31 * row + slot + 1)) % vocabulary for slot in range(size)] for row, size in enumerate(_LENGTHS)]
     whole = [_plain_logits(model, row) for row in rows]
     cache = KeyValueRows(len(rows), max(_LENGTHS))
@@ -250,16 +257,16 @@ def _first_objection(model: Any) -> str | None:
             read_tokens(model, cache, [row[:end] for row, end in zip(rows, ends, strict=True)])
         layers = getattr(text_config(model.config), "num_hidden_layers", 1)
         if cache.num_layers < layers:
-            return f"of its {layers} layers {cache.num_layers} ask for attention; what the others keep cannot be kept"
+            return f"only {cache.num_layers} of its {layers} layers use attention; the state of others is not cached"
         worst = _worst_step(model, cache, rows, whole)
     half = cache.dtype in (torch.float16, torch.bfloat16)
     if not worst <= (0.1 if half else 1e-3):  # so that NaN fails too
-        return f"logits from kept keys differ from those of plain passes by {worst:.1e} of their size"
+        return f"logits with cached rows differ from those of plain passes by {worst:.1e} of their size"
     return None
 
 
 def _worst_step(model: Any, cache: KeyValueRows, rows: list[list[int]], whole: list[Tensor]) -> float:
-    """The largest gap over a few tokens more of every row."""
+    """Return the largest gap over a few more tokens of every row."""
     step = NextTokens(model, cache, record=False)
     gaps: list[float] = []
     for ahead in range(3):

@@ -1,12 +1,12 @@
-"""A server of OpenEnv as an environment with tools: `train.grpo.environment = "http://127.0.0.1:8000"`.
+"""An OpenEnv server as an environment with tools: `train.grpo.environment = "http://127.0.0.1:8000"`.
 
-Tools: where the first observation's metadata list `tools` (schemas as chat APIs have them), each is a method, and a
-call is the action {"name", "arguments"}; else there is one, `act`, with the fields of the server's action. A model
-reads an observation's `text`, or all of it as JSON. The reward is the sum of what the server paid; metadata may name an
-action `end` that ends an episode whose agent just stopped.
+If the metadata of the first observation list `tools` (schemas as in chat APIs), each tool is a method, and a call is
+the action {"name", "arguments"}. Otherwise there is one tool, `act`, with the fields of the server's action. The model
+reads an observation's `text`, or all of it as JSON. The reward is the sum of the rewards of all steps; the metadata may
+have an action `end`, which ends an episode whose agent has just stopped.
 
-A server is not trusted: its tools take no place of ours, what it paid has to be a number, and of its schema no more is
-read than `MOST_BYTES`. A login goes with the address from the variable CRF_OPENENV_LOGIN, and is shown nowhere.
+The server is not trusted: its tools cannot replace methods of ours, rewards have to be numbers, and at most
+`MAX_BYTES` of its schema are read. A login comes from the environment variable CRF_OPENENV_LOGIN, and is never shown.
 """
 
 from __future__ import annotations
@@ -38,19 +38,20 @@ _TYPES: dict[str, type] = {
 _SCHEMES = ("http://", "https://", "ws://", "wss://")
 _NOT_SHOWN = ("done", "reward", "metadata")
 _PLAIN = (str, int, float, bool)
-_NO_ANSWER = (OSError, RuntimeError, ValueError)  # sockets and time-outs; its library's; an address that is none
-SECONDS, MOST_BYTES = 30.0, 2**20
+# Sockets and timeouts; errors of the OpenEnv library; an address that cannot be parsed.
+_CONNECTION_ERRORS = (OSError, RuntimeError, ValueError)
+SECONDS, MAX_BYTES = 30.0, 2**20
 LOGIN = "CRF_OPENENV_LOGIN"
-"""user:password of a server that asks for it: an address in a config is written down and shown."""
+"""The variable with user:password. They must not be in the address, since configs are stored and shown."""
 
 
 def is_address(name: str) -> bool:
-    """Whether a name is an address of a server."""
+    """Return whether an environment's name is the address of a server."""
     return name.startswith(_SCHEMES)
 
 
 def openenv_environment(url: str) -> Callable[[], Any]:
-    """What makes environments on that server; it is asked for its tools now, once."""
+    """Return a factory of environments on that server, which is asked for its tools once, now."""
     core = require("openenv.core", extra="openenv")
     url = _with_login(url)
 
@@ -69,7 +70,7 @@ def openenv_environment(url: str) -> Callable[[], Any]:
 
 
 def shown_address(url: str) -> str:
-    """An address without the login that may be in it."""
+    """Return an address without the login that may be in it."""
     parts = urllib.parse.urlsplit(url)
     return urllib.parse.urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
 
@@ -79,54 +80,58 @@ def _with_login(url: str) -> str:
     if not login or "@" in parts.netloc:
         return url
     if ":" not in login or urllib.parse.quote(login, safe="!$&'()*+,;=:") != login:
-        expected = "user:password without / ? # @ % or blanks: its client sends them as they are written"
-        raise ConfigError(explain(LOGIN, got="something else", expected=expected))
+        # OpenEnv's client does not decode percent escapes. The value itself is a secret and not shown.
+        expected = "user:password without / ? # @ % or spaces"
+        raise ConfigError(explain(LOGIN, got="another format", expected=expected))
     return urllib.parse.urlunsplit(parts._replace(netloc=f"{login}@{parts.netloc}"))
 
 
 class _OpenEnvSession:
-    """One session at a time; `reset` begins an episode in it. The tools are added by `openenv_environment`."""
+    """An environment with one session on the server; `openenv_environment` adds the tools in a subclass."""
 
     def __init__(self, connect: Callable[[], Any]) -> None:
         self._connect, self._client = connect, None
-        self._paid, self._is_over, self._end = 0.0, False, None
-        self._no_number: Any = None
+        self._reward, self._is_over, self._end = 0.0, False, None
+        self._invalid_reward: Any = None
 
     def reset(self, *, prompt: Any = None, **row: Any) -> str | None:
-        """Begins the episode of a row: its plain columns go to the server. Without a prompt, the server's is read."""
+        """Begin the episode of a row, whose plain columns go to the server; return its prompt if the row has none."""
         if self._client is None:
             self._client = self._connect()
         result = self._client.reset(**{name: value for name, value in row.items() if isinstance(value, _PLAIN)})
-        self._paid, self._is_over, self._end = 0.0, False, _metadata(result).get("end")
-        self._no_number = None
-        return None if prompt else self._seen(result)
+        self._reward, self._is_over, self._end = 0.0, False, _metadata(result).get("end")
+        self._invalid_reward = None
+        return None if prompt else self._observe(result)
 
     def get_reward(self) -> float:
-        """What was paid; an episode that is not over is ended first, where the server says how."""
+        """Return the sum of the rewards; end an unfinished episode first, if the server has an `end` action."""
         if not self._is_over and isinstance(self._end, Mapping):
             self._act(dict(self._end))
-        if self._no_number is not None:
-            got = f"{self._no_number!r:.80} as what a step paid"
-            raise RunError(explain("OpenEnv server", got=got, expected="a finite number, or none"))
-        return self._paid
+        if self._invalid_reward is not None:
+            got = f"{self._invalid_reward!r:.80}"
+            raise RunError(
+                explain("reward of a step of the OpenEnv server", got=got, expected="a finite number or null")
+            )
+        return self._reward
 
     def _act(self, action: Mapping[str, Any]) -> str:
         if self._client is None:
             raise RunError(explain("OpenEnv session", got="an action", expected="reset before it"))
-        return self._seen(self._client.step(dict(action)))
+        return self._observe(self._client.step(dict(action)))
 
-    def _seen(self, result: Any) -> str:
-        # Told when the reward is asked for: of what a tool raises, TRL makes an answer to the model.
+    def _observe(self, result: Any) -> str:
+        """Add up the reward of a step, and return its observation."""
+        # An invalid reward is reported by `get_reward`: TRL would turn an exception here into an answer to the model.
         if isinstance(result.reward, int | float) and math.isfinite(result.reward):
-            self._paid += float(result.reward)
+            self._reward += float(result.reward)
         elif result.reward is not None:
-            self._no_number = result.reward
+            self._invalid_reward = result.reward
         self._is_over = self._is_over or bool(result.done)
         return shown(result.observation)
 
 
 def shown(observation: Any) -> str:
-    """What a model reads of an observation."""
+    """Return an observation as the text that the model reads."""
     if isinstance(observation, Mapping) and isinstance(observation.get("text"), str):
         return observation["text"]
     if isinstance(observation, Mapping):
@@ -135,23 +140,23 @@ def shown(observation: Any) -> str:
 
 
 def _metadata(result: Any) -> Mapping[str, Any]:
-    """A server writes them beside its observation or into it."""
+    """Return the metadata of a step, which servers put either next to the observation or into it."""
     inner = result.observation.get("metadata") if isinstance(result.observation, Mapping) else None
     metadata = inner or getattr(result, "metadata", None)
     return metadata if isinstance(metadata, Mapping) else {}
 
 
 def _schemas(url: str, connect: Callable[[], Any]) -> tuple[list[Mapping[str, Any]], bool]:
-    """The tools' schemas, and whether a call is an action by name."""
+    """Return the tools' schemas, and whether a call is the action {"name", "arguments"}."""
     try:
         session = connect()
-    except _NO_ANSWER as error:
-        fix = "Start it first; for the workspace: python -m composer_replication.envs.openenv_server."
-        raise _no_answer(url, error, "an answer", fix) from None  # the cause may show a login
+    except _CONNECTION_ERRORS as error:
+        fix = "Start the server first; for the workspace: python -m composer_replication.envs.openenv_server."
+        raise _no_answer(url, error, "an answer", fix) from None  # the cause may contain the login
     try:
         tools = _metadata(session.reset()).get("tools")
     finally:
-        with suppress(*_NO_ANSWER):  # what is asked for is known by now
+        with suppress(*_CONNECTION_ERRORS):  # the tools have been read, so a failure to close does not matter
             session.close()
     if tools:
         listed = list(tools) if isinstance(tools, list | tuple) else [tools]
@@ -166,7 +171,7 @@ def _schemas(url: str, connect: Callable[[], Any]) -> tuple[list[Mapping[str, An
 
 
 def _read_action(url: str) -> Mapping[str, Any]:
-    """The schema of the server's action, over HTTP."""
+    """Return the schema of the server's action, from /schema."""
     parts = urllib.parse.urlsplit(url)
     request = urllib.request.Request(f"{_plain_http(shown_address(url))}/schema")  # noqa: S310 (a scheme of ours)
     if "@" in parts.netloc:
@@ -174,14 +179,14 @@ def _read_action(url: str) -> Mapping[str, Any]:
         request.add_header("Authorization", f"Basic {base64.b64encode(login.encode()).decode()}")
     try:
         with urllib.request.urlopen(request, timeout=SECONDS) as reply:  # noqa: S310 (as above)
-            text = reply.read(MOST_BYTES + 1)
-        if len(text) > MOST_BYTES:
-            raise ValueError(f"more than {MOST_BYTES:,} bytes")
+            text = reply.read(MAX_BYTES + 1)
+        if len(text) > MAX_BYTES:
+            raise ValueError(f"more than {MAX_BYTES:,} bytes")
         action = json.loads(text)["action"]
         if not isinstance(action, Mapping):
-            raise TypeError("an action that is no object")
-    except (*_NO_ANSWER, KeyError, TypeError) as error:
-        raise _no_answer(url, error, "the schema of its action at /schema") from None
+            raise TypeError("the action is not an object")
+    except (*_CONNECTION_ERRORS, KeyError, TypeError) as error:
+        raise _no_answer(url, error, "the schema of its action at /schema") from None  # it may contain the login
     return action
 
 
@@ -205,39 +210,40 @@ def _mapping(schema: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _tool_name(schema: Mapping[str, Any], methods: Mapping[str, Any]) -> str:
-    """A name that can be a method's and is none of ours: a server's `reset` would be called in the place of ours."""
+    """Return a tool's name. Raises ConfigError if it cannot be a method, or would replace one of ours (`reset`)."""
     name = schema.get("name")
     is_plain = isinstance(name, str) and name.isidentifier() and not keyword.iskeyword(name) and name[0] != "_"
     if not is_plain or hasattr(_OpenEnvSession, str(name)) or name in methods:
-        expected = "a Python name of its own that does not begin with _ and is not reset or get_reward"
+        expected = "a unique Python identifier that does not begin with _ and is not reset or get_reward"
         raise ConfigError(explain("a tool of the OpenEnv server", got=f"the name {name!r:.80}", expected=expected))
     return str(name)
 
 
 def _parameter_names(tool: str, properties: Mapping[str, Any]) -> dict[str, str]:
-    """The server's name of each parameter, by one that Python takes: `from` is from_, `max-lines` is max_lines."""
+    """Return the server's names of parameters by Python names: `from` becomes from_, `max-lines` max_lines."""
     names: dict[str, str] = {}
     for server_name in properties:
+        # "max-lines" -> "max_lines"
         name = re.sub(r"\W", "_", str(server_name)) or "_"
         name = f"_{name}" if name[0].isdigit() else name
         name = f"{name}_" if keyword.iskeyword(name) or name == "self" else name
         if name in names:
-            got = f"the parameters {names[name]!r:.80} and {server_name!r:.80}"
-            expected = "names that differ in letters and digits"
+            got = f"parameters {names[name]!r:.80} and {server_name!r:.80}"
+            expected = "names that differ in letters or digits"
             raise ConfigError(explain(f"tool {tool} of the OpenEnv server", got=got, expected=expected))
         names[name] = server_name
     return names
 
 
 def _method(schema: Mapping[str, Any], is_named: bool) -> Callable[..., str]:
-    """A tool as a method with the signature, types and Google docstring that TRL makes its schema of."""
+    """Return a tool as a method, with the signature, types and Google-style docstring that TRL reads schemas from."""
     name, parameters = schema["name"], _mapping(schema, "parameters")
     properties, required = _mapping(parameters, "properties"), parameters.get("required") or ()
-    own_names = _parameter_names(name, properties)
-    fields = {key: _mapping(properties, server_name) for key, server_name in own_names.items()}
+    server_names = _parameter_names(name, properties)
+    fields = {key: _mapping(properties, server_name) for key, server_name in server_names.items()}
 
-    def tool(self: _OpenEnvSession, /, **given: Any) -> str:
-        arguments = {own_names.get(key, key): value for key, value in given.items()}
+    def tool(self: _OpenEnvSession, /, **kwargs: Any) -> str:
+        arguments = {server_names.get(key, key): value for key, value in kwargs.items()}
         return self._act({"name": name, "arguments": arguments} if is_named else arguments)
 
     def kind(value: Mapping[str, Any]) -> type:
@@ -251,7 +257,7 @@ def _method(schema: Mapping[str, Any], is_named: bool) -> Callable[..., str]:
         inspect.Parameter(
             key,
             inspect.Parameter.KEYWORD_ONLY,
-            default=inspect.Parameter.empty if own_names[key] in required else value.get("default"),
+            default=inspect.Parameter.empty if server_names[key] in required else value.get("default"),
             annotation=kind(value),
         )
         for key, value in fields.items()

@@ -1,13 +1,13 @@
-"""A chat endpoint on this machine behind which the policy in training speaks.
+"""A chat endpoint on this machine that is answered by the policy in training.
 
-An engine with a loop of its own asks a model over HTTP, each episode under a name of its own. Here requests wait until
-every episode that is not over has one; then all of them are answered by one call of the trainer's own generation. The
-ids are the record: a later request of an episode continues the ids of the earlier ones verbatim, and only what stands
-between two turns is rendered anew.
+An engine with a loop of its own calls a model over HTTP, with another model name for each episode. Requests wait until
+every episode that is not over has one; then one call of the trainer's own generation answers all of them. The record
+of an episode is its token ids: a later request continues the ids of the earlier ones verbatim, and only the messages
+between two turns are rendered.
 
-An episode has room for a number of tokens after its prompt. A turn that reaches it is cut there (`finish_reason`
+An episode has a maximum number of tokens after its prompt. A turn that reaches it is cut there (`finish_reason`
 "length"). A request without room for a single token is refused, and `on_full` is called before the engine gets the
-refusal: engines differ in what they make of it, and the episode has ended, not failed.
+refusal: engines treat it differently, but the episode has ended and not failed.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ from composer_replication.action_text import parse_reply
 from composer_replication.errors import InputError, UnsupportedModelError, explain
 
 Generate = Callable[[list[list[int]]], tuple[list[list[int]], list[list[float]] | None]]
-"""Prompts as ids, to what is sampled after each and, where the engine has them, its log-probs."""
-_SAID, SECONDS = "said here", 3600.0
-MOST_BYTES, READ_SECONDS = 64 * 2**20, 60.0
-"""Of one request: a conversation is in each of them, and it has to arrive."""
+"""A function from prompts as ids to the ids sampled after each and, if the engine has them, their log-probs."""
+# A text that marks the end of a turn in a rendering; what follows it comes before the next turn.
+_MARKER, SECONDS = "said here", 3600.0
+MAX_BYTES, READ_SECONDS = 64 * 2**20, 60.0
+"""Limits of one request, which contains the whole conversation."""
 
 
 class SpokenEpisode:
-    """What one episode asked and heard, as token ids; `sampled` is 1 on the policy's own.
+    """One episode as token ids, which its requests and the policy's turns extend; `sampled` is 1 on the policy's ids.
 
     `budget` limits the tokens after the prompt, `context` the prompt and these tokens together.
     """
@@ -52,7 +53,7 @@ class SpokenEpisode:
         self.answers: queue.Queue[dict[str, Any] | None] = queue.Queue()
 
     def take(self, request: dict[str, Any]) -> bool:
-        """Extend the ids by a request. Returns whether there is room for a turn."""
+        """Extend the ids by a request, and return whether there is room for a turn."""
         messages: list[dict[str, Any]] = request["messages"]
         if not self.prompt_ids:
             self.tools = request.get("tools") or []
@@ -69,25 +70,25 @@ class SpokenEpisode:
 
     @property
     def limit(self) -> int:
-        """The number of tokens after the prompt at which the episode is full."""
+        """The maximum number of tokens after the prompt."""
         return self._budget if self._context is None else min(self._budget, self._context - len(self.prompt_ids))
 
     def room(self) -> int:
-        """Return how many more tokens fit into the episode; 0 or less where it is full."""
+        """Return how many more tokens fit into the episode; 0 or less if it is full."""
         return self.limit - len(self.ids)
 
-    def hear(self, said: list[int], logprobs: list[float] | None) -> dict[str, Any]:
-        """Record a turn's ids, cut to the room that is left. Returns the message that the endpoint answers."""
+    def hear(self, turn_ids: list[int], logprobs: list[float] | None) -> dict[str, Any]:
+        """Record a turn's ids, cut to the remaining room, and return the message that the endpoint answers with."""
         room = self.room()
-        said, logprobs = said[:room], None if logprobs is None else logprobs[:room]
+        turn_ids, logprobs = turn_ids[:room], None if logprobs is None else logprobs[:room]
         before = len(self.prompt_ids) + len(self.ids)
         self.usage = {
             "prompt_tokens": before,
-            "completion_tokens": len(said),
-            "total_tokens": before + len(said),
+            "completion_tokens": len(turn_ids),
+            "total_tokens": before + len(turn_ids),
         }
-        self._add(said, 1, logprobs)
-        text = self._tokenizer.decode(said, skip_special_tokens=True)
+        self._add(turn_ids, 1, logprobs)
+        text = self._tokenizer.decode(turn_ids, skip_special_tokens=True)
         action = parse_reply(text)
         calls = [
             {
@@ -100,8 +101,9 @@ class SpokenEpisode:
             }
             for number, call in enumerate(action.calls)
         ]
-        # A model may have several end tokens, or its sampler may drop them: only a full episode is cut.
-        is_cut = len(said) >= room and (not said or said[-1] != self._tokenizer.eos_token_id)
+        # A model may have several end tokens, or its sampler may drop them, so a turn in a full episode only counts as
+        # cut if it does not end with the usual one.
+        is_cut = len(turn_ids) >= room and (not turn_ids or turn_ids[-1] != self._tokenizer.eos_token_id)
         self.finish_reason = "length" if is_cut else "tool_calls" if calls else "stop"
         message: dict[str, Any] = {"role": "assistant", "content": action.text if calls else text}
         self.messages.append({**message, "tool_calls": calls} if calls else message)
@@ -117,7 +119,8 @@ class SpokenEpisode:
         return self._tokenizer.apply_chat_template(_read_calls(messages), tools=self.tools or None, **options)
 
     def _between(self, new: list[dict[str, Any]]) -> str:
-        """What the template writes from the end of a turn to the beginning of the next."""
+        """Return what the template writes from the end of a turn to the beginning of the next one."""
+        # Some templates need a tool message's name; chat APIs send only the id of its call.
         names = {
             call["id"]: call["function"]["name"] for message in self.messages for call in message.get("tool_calls", ())
         }
@@ -125,11 +128,11 @@ class SpokenEpisode:
             {**message, "name": message.get("name") or names.get(message.get("tool_call_id", ""), "")}
             for message in new
         ]
-        dummy = [{"role": "user", "content": "-"}, {"role": "assistant", "content": _SAID}]
-        before, end, after = self._render([*dummy, *named_messages]).partition(_SAID + str(self._tokenizer.eos_token))
-        if not end or _SAID in before:
-            expected = "a turn's text, then its end token"
-            raise UnsupportedModelError(explain("chat template", got="a turn that ends otherwise", expected=expected))
+        dummy = [{"role": "user", "content": "-"}, {"role": "assistant", "content": _MARKER}]
+        before, end, after = self._render([*dummy, *named_messages]).partition(_MARKER + str(self._tokenizer.eos_token))
+        if not end or _MARKER in before:
+            expected = "a turn that ends with its text and the end token"
+            raise UnsupportedModelError(explain("chat template", got="another end of a turn", expected=expected))
         return after
 
     def _encode(self, text: str) -> list[int]:
@@ -137,7 +140,7 @@ class SpokenEpisode:
 
 
 def _read_calls(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Templates take arguments as a mapping; over HTTP they are text."""
+    """Return messages with the arguments of calls as mappings, which templates expect; over HTTP they are text."""
     parsed_messages: list[dict[str, Any]] = []
     for message in messages:
         calls = [
@@ -153,12 +156,12 @@ def _read_calls(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _mapping(arguments: Any) -> Any:
     try:
         return json.loads(arguments) if isinstance(arguments, str) else arguments
-    except ValueError:
+    except ValueError:  # the policy's own malformed arguments, which the template gets as they are
         return arguments
 
 
 def speak(episodes: Sequence[SpokenEpisode], generate: Generate) -> None:
-    """Answer rounds of requests until all episodes are over (None in `asked`)."""
+    """Answer rounds of requests until all episodes are over, which None in `asked` means."""
     live = list(episodes)
     while live:
         waiting: list[SpokenEpisode] = []
@@ -170,7 +173,7 @@ def speak(episodes: Sequence[SpokenEpisode], generate: Generate) -> None:
                 waiting.append(episode)
             else:
                 episode.is_full = True
-                episode.on_full()  # before the answer: the engine acts on it at once
+                episode.on_full()  # before the answer, on which the engine acts at once
                 episode.answers.put(None)
         if not waiting:
             continue
@@ -181,9 +184,9 @@ def speak(episodes: Sequence[SpokenEpisode], generate: Generate) -> None:
 
 @contextmanager
 def chat_endpoint(episodes: Mapping[str, SpokenEpisode]) -> Iterator[str]:
-    """The endpoint's base URL; each episode is a model of that name. Listens on this machine alone.
+    """Serve the endpoint on this machine inside the block, and yield its base URL; each episode is a model's name.
 
-    The names are the keys: whoever knows one speaks in that episode, so they are not to be guessed.
+    The names must be hard to guess: any local process that knows one can send requests for that episode.
     """
 
     class Handler(_ChatHandler):
@@ -201,7 +204,7 @@ def chat_endpoint(episodes: Mapping[str, SpokenEpisode]) -> Iterator[str]:
 
 
 class _ChatHandler(BaseHTTPRequestHandler):
-    """A request goes to its episode and waits for what the policy says in it."""
+    """Passes a request to its episode, and answers with the policy's turn."""
 
     known: Mapping[str, SpokenEpisode] = {}
     timeout = READ_SECONDS
@@ -225,20 +228,20 @@ class _ChatHandler(BaseHTTPRequestHandler):
         self._send(200, {**about, "choices": [choice], "usage": episode.usage})
 
     def _read(self) -> dict[str, Any] | None:
-        """The request; None where it is refused already."""
+        """Return the request, or None if it was refused."""
         length = self.headers.get("Content-Length", "")
         if not (length.isascii() and length.isdigit()):
-            self._refuse(411, "Content-Length: a number of bytes")
+            self._refuse(411, "Content-Length must be a number of bytes")
             return None
-        if int(length) > MOST_BYTES:
-            self._refuse(413, f"more than {MOST_BYTES} bytes")
+        if int(length) > MAX_BYTES:
+            self._refuse(413, f"request larger than {MAX_BYTES} bytes")
             return None
         try:
             request = json.loads(self.rfile.read(int(length)))
         except (ValueError, RecursionError):
             request = None
         if not isinstance(request, dict) or not isinstance(request.get("messages"), list):
-            self._refuse(400, "a request is an object with messages")
+            self._refuse(400, "request must be a JSON object with messages")
             return None
         return request
 
@@ -252,4 +255,4 @@ class _ChatHandler(BaseHTTPRequestHandler):
         self.wfile.write(json.dumps(body).encode())
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: requests hold whole conversations."""
+        """Log nothing, since requests contain whole conversations."""

@@ -1,10 +1,10 @@
-"""An environment of verifiers by its id, as rollouts of TRL: `train.grpo.environment = "verifiers:composer-workspace"`.
+"""Rollouts for TRL from an environment of verifiers: `train.grpo.environment = "verifiers:composer-workspace"`.
 
-verifiers plays its own loop and asks a model over HTTP; here that model is the policy in training
-(`policy_endpoint`). Rewards are the environment's; an episode that broke has none (NaN), as that was not the policy's
-doing. An episode that filled its context did not break: its trace is stopped as at any of verifiers' own limits, so it
-is judged and trained like every rollout that was cut by its length. What the environment says about erring turns
-(`trace.info["sites"]`) goes to the rollouts as their signals; other errors are found by their words, as everywhere.
+verifiers runs its own loop and calls a model over HTTP; here that model is the policy in training (`policy_endpoint`).
+Rewards are the environment's; an episode that failed has none (NaN), since the policy is not to blame. An episode that
+filled its context has not failed: its trace is stopped as at any of verifiers' own limits, so it is judged and trained
+on like every rollout that was cut by its length. Errors that the environment reports (`trace.info["sites"]`) become
+the rollouts' signals; other errors are found by rules, as in all rollouts.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from composer_replication.trainer.rollouts.worlds.policy_endpoint import (
 )
 
 PREFIX = "verifiers:"
-MOST_TASKS = 1000
-"""Of a taskset without end, so many are prompts."""
+MAX_TASKS = 1000
+"""A taskset may be infinite; at most this many tasks are used."""
 REWARD = "world_reward"
 OUT_OF_ROOM = "max_total_tokens"
-"""The stop condition of an episode that filled its context: one of those that verifiers counts as truncated."""
+"""The stop condition of an episode that filled its context, one that verifiers counts as truncated."""
 
 
 def is_verifiers(name: str) -> bool:
-    """Whether a name is that of an environment of verifiers."""
+    """Return whether the name is that of an environment of verifiers."""
     return name.startswith(PREFIX)
 
 
-def world_reward(world_reward: Sequence[float], **_given: Any) -> list[float]:
-    """A reward function: what the environment says."""
+def world_reward(world_reward: Sequence[float], **_kwargs: Any) -> list[float]:
+    """Return the environment's rewards: a reward function for TRL."""
     return list(world_reward)
 
 
 class VerifiersWorld:
-    """One environment: its tasks as prompts, and the rollout function that plays them."""
+    """An environment of verifiers: its tasks as prompts, and the rollout function that runs them."""
 
     def __init__(self, name: str) -> None:
         self._vf = require("verifiers.v1", extra="verifiers")
@@ -56,23 +56,23 @@ class VerifiersWorld:
             self._env = self._vf.load_environment(config)
         except (ImportError, AttributeError, TypeError, ValueError, RuntimeError) as error:
             got = f"{type(error).__name__}: {error}"
-            expected = "the id of an environment that is installed"
+            expected = "the id of an installed environment"
             raise ConfigError(explain(f"train.grpo.environment {name}", got=got, expected=expected)) from error
-        self._tasks = list(itertools.islice(self._env.taskset.load(), MOST_TASKS))
+        self._tasks = list(itertools.islice(self._env.taskset.load(), MAX_TASKS))
 
     def rows(self) -> list[dict[str, Any]]:
-        """A data set's rows: the prompt of each task, and its number."""
+        """Return the rows of a data set: the prompt and number of each task."""
         rows = [{"prompt": _chat(task.data), "task": number} for number, task in enumerate(self._tasks)]
         if not all(row["prompt"] for row in rows):
-            expected = "tasks with a prompt of their own"
-            raise ConfigError(explain(f"environment {self.id}", got="a task without one", expected=expected))
+            raise ConfigError(explain(f"environment {self.id}", got="a task without a prompt", expected="prompts"))
         return rows
 
     def __call__(self, prompts: Sequence[Any], trainer: Any) -> dict[str, Any]:
-        """As TRL's `rollout_func`."""
+        """Return the fields of TRL's `rollout_func` for these prompts."""
         if trainer.accelerator.num_processes > 1:
             got = f"{trainer.accelerator.num_processes} processes"
-            expected = "one: rounds of an engine's loop differ in number, and processes generate together"
+            # Processes generate together, but engines' loops differ in their number of rounds.
+            expected = "one process"
             raise ConfigError(explain(f"train.grpo.environment {PREFIX}{self.id}", got=got, expected=expected))
         numbers = self._numbers(prompts, trainer)
         template = dict(trainer.chat_template_kwargs or {})
@@ -98,43 +98,44 @@ class VerifiersWorld:
         }
 
     def _numbers(self, prompts: Sequence[Any], trainer: Any) -> list[int]:
-        """Of the tasks, by the rows that are played: two tasks may have the same prompt."""
+        """Return the task numbers of the sampled rows; prompts do not identify tasks, as two may have the same one."""
         rows = getattr(getattr(trainer, "sampling", None), "rows", ())
         numbers = [int(row["task"]) for row in rows if "task" in row]
         if len(numbers) != len(prompts):
-            got = f"{len(numbers)} rows with a task of {len(prompts)} prompts"
-            fix = "Play it in ComposerReplicationTrainer, on VerifiersWorld.rows() with all their columns."
+            got = f"{len(numbers)} rows with a task, {len(prompts)} prompts"
+            fix = "Use ComposerReplicationTrainer, and VerifiersWorld.rows() with all their columns."
             raise ConfigError(explain(f"environment {self.id}", got=got, expected="the task of each prompt", fix=fix))
         return numbers
 
     def _reward(self, trace: Any, episode: SpokenEpisode) -> float:
-        """What the environment says; NaN, which is "not judged", of an episode that broke after some turn."""
+        """Return the environment's reward, or NaN ("not judged") for an episode that failed after some turn."""
         if not any(episode.sampled):
             if episode.is_full:
                 got = f"a prompt of {len(episode.prompt_ids):,} tokens, which leaves no room for a turn"
                 fix = "Use a model with a longer context, or an environment with shorter prompts."
-                expected = "a prompt that is shorter than the model's context"
+                expected = "a prompt shorter than the model's context"
                 raise RunError(explain(f"environment {self.id}", got=got, expected=expected, fix=fix))
             got = f"an episode that ended before its first turn, {_last_error(trace)}"
-            raise RunError(explain(f"environment {self.id}", got=got, expected="one in which the policy speaks"))
+            expected = "an episode with at least one assistant turn"
+            raise RunError(explain(f"environment {self.id}", got=got, expected=expected))
         return math.nan if trace.has_error else float(trace.reward)
 
     def play(self, tasks: Sequence[int], episodes: Sequence[SpokenEpisode], generate: Generate) -> list[Any]:
-        """The traces of these tasks, each spoken in its episode."""
-        # Whoever can connect here could speak for an episode whose name he guesses.
+        """Run these tasks with the policy, and return their traces."""
+        # Random names, since any local process could send requests for an episode whose name it guesses.
         names = {f"policy-{secrets.token_hex(16)}": episode for episode in episodes}
-        with chat_endpoint(names) as url, ThreadPoolExecutor(max_workers=1) as beside:
+        with chat_endpoint(names) as url, ThreadPoolExecutor(max_workers=1) as executor:
             client = self._vf.EvalClientConfig(base_url=url, api_key_var="CRF_NO_KEY")
-            played = beside.submit(self._run_all, tasks, names, client)
+            traces = executor.submit(self._run_all, tasks, names, client)
             try:
                 speak(episodes, generate)
-            finally:  # of a failure here: whoever waits for an answer is told that there is none
+            finally:  # after a failure here, episodes that wait for an answer would wait forever
                 for episode in episodes:
                     episode.answers.put(None)
-            return [self._trace(played_episode) for played_episode in played.result()]
+            return [self._trace(episode) for episode in traces.result()]
 
     def _run_all(self, tasks: Sequence[int], names: Mapping[str, SpokenEpisode], client: Any) -> list[Any]:
-        """In a thread of its own; however it ends, nobody waits for another request."""
+        """Run all tasks, in a thread of its own. However that ends, no episode is waited for any longer."""
         try:
             return asyncio.run(self._run(tasks, list(names.items()), client))
         finally:
@@ -142,7 +143,7 @@ class VerifiersWorld:
                 episode.asked.put(None)
 
     async def _run(self, tasks: Sequence[int], names: Sequence[tuple[str, SpokenEpisode]], client: Any) -> list[Any]:
-        async def one(task: int, name: str, episode: SpokenEpisode) -> Any:
+        async def run_task(task: int, name: str, episode: SpokenEpisode) -> Any:
             def stop_when_full(trace: Any) -> None:
                 episode.on_full = lambda: trace.stop(OUT_OF_ROOM)
 
@@ -153,18 +154,18 @@ class VerifiersWorld:
                 episode.asked.put(None)
 
         async with self._env.serving():
-            return await asyncio.gather(*(one(task, *pair) for task, pair in zip(tasks, names, strict=True)))
+            return await asyncio.gather(*(run_task(task, *pair) for task, pair in zip(tasks, names, strict=True)))
 
     def _trace(self, episode: Any) -> Any:
         if len(episode.traces) != 1:
             got = f"{len(episode.traces)} traces in an episode, {_last_error(episode)}"
-            raise RunError(explain(f"environment {self.id}", got=got, expected="one agent's"))
+            raise RunError(explain(f"environment {self.id}", got=got, expected="one trace (a single agent)"))
         return episode.traces[0]
 
 
 @cache
 def verifiers_world(name: str) -> VerifiersWorld:
-    """The environment of that name, made once: it is asked for its tasks and then for its rollouts."""
+    """Return the environment of that name, the same object for its tasks and for its rollouts."""
     return VerifiersWorld(name)
 
 
@@ -173,13 +174,13 @@ def _context_length(trainer: Any) -> int | None:
     if trainer.use_vllm and trainer.vllm_mode == "colocate":
         return trainer.vllm_generation.llm.llm_engine.model_config.max_model_len
     config: Any = getattr(getattr(trainer, "model", None), "config", None)
-    if hasattr(config, "get_text_config"):  # a model that also sees has its text model's config inside
+    if hasattr(config, "get_text_config"):  # multimodal models nest the config of their text model
         config = config.get_text_config()
     return getattr(config, "max_position_embeddings", None)
 
 
 def _chat(data: Any) -> list[dict[str, Any]]:
-    """A task's prompt as messages."""
+    """Return a task's prompt as messages."""
     prompt = data.prompt
     if isinstance(prompt, str):
         prompt = [{"role": "user", "content": prompt}]
@@ -191,7 +192,7 @@ def _chat(data: Any) -> list[dict[str, Any]]:
 
 
 def _last_error(record: Any) -> str:
-    """Of a trace or an episode, in its own words."""
+    """Return the last error of a trace or an episode."""
     errors = getattr(record, "errors", None) or ()
     return f"{errors[-1].type}: {errors[-1].message}" if errors else "without an error"
 
