@@ -97,15 +97,20 @@ class ComposerChannels:
         channel = RolloutChannel(model, placed, options, self._importance(inputs, clock))
         # The teacher is computed in the same precision as the policy, whose pass runs under autocast as well.
         with self._autocast():
-            channel.teach(input_ids)
-        with channel.listening():
+            channel.run_teachers(input_ids)
+        with channel.capture_student_rows():
             loss = policy_loss()
         hints = channel.result(*input_ids.shape)
         term = loss.new_zeros(()) if hints is None else self.rollout_alpha(clock) * hints.value
         measured = self._measured(term, hints.value if hints else None, hints.items if hints else 0, options)
         # Later passes over the same rollouts would only count the same comparisons again.
-        if self.hint_gate is not None and channel.drops is not None and clock.is_training and clock.is_first_pass:
-            self.hint_gate.add(_comparisons(turns, prompt, prompt_mask, channel.drops))
+        if (
+            self.hint_gate is not None
+            and channel.hint_effects_nats is not None
+            and clock.is_training
+            and clock.is_first_pass
+        ):
+            self.hint_gate.add(_comparisons(turns, prompt, prompt_mask, channel.hint_effects_nats))
         if clock.is_training and measured.items and self.rollout_alpha(clock) > 0:
             self._taid_losses.append((measured.mean, measured.items))
         return loss, measured

@@ -300,7 +300,7 @@ def report_hint_check(sessions: LoggedSessions, say: Say, *, can_warm_up: bool =
     dropped = ", ".join(f"{number} {reason.replace('_', ' ')}" for reason, number in sorted(reasons.items()))
     details = f"; dropped: {dropped}" if dropped else ""
     say(f"hint check: {num_passed} of {len(sessions.proofs)} sites passed{details}")
-    say(verdict(sessions.proofs).in_words(can_warm_up=can_warm_up))
+    say(verdict(sessions.proofs).summary(can_warm_up=can_warm_up))
 
 
 def _has_proof(inputs: Inputs) -> bool:
@@ -353,7 +353,7 @@ def start_model(
 
 
 def _load(inputs: Inputs, data: _OfflineData, args: TrainingArguments, say: Say) -> nn.Module:
-    train, written_ids = inputs.config.train, ids_said(data.train.rendered)
+    train, written_ids = inputs.config.train, assistant_token_ids(data.train.rendered)
     assert train.model is not None
     set_seed(train.optimiser.seed)  # the adapter is initialized before the trainer sets the seed
     why_not = "with FSDP" if args.fsdp or train.fsdp.on else ""

@@ -163,7 +163,7 @@ def run_training(
                 mode_parts.sessions.digest, {source.name: source.sha256 for source in sources}, changes
             )
         times = PhaseTimes(folder.checkpoints / "seconds.json", callbacks.on_phase)
-        with telling_phases(times, callbacks.say):
+        with reporting_phases(times, callbacks.say):
             trainer, sessions = mode_parts.build()
         phase: Mapping[str, str] = getattr(trainer, "phase", {})
         start_digest = phase.get("start_weights") or weights_digest(trainer.model)
