@@ -23,7 +23,7 @@ from composer_replication.sites.course import (
     first_refusal,
     gate_of,
 )
-from composer_replication.sites.retyped import as_retyped
+from composer_replication.sites.retyped import blame_retyped_commands
 from composer_replication.sites.rule import FailureRule, Verdict, registered_rules
 from composer_replication.sites.user_words import (
     apply_correction,
@@ -81,7 +81,7 @@ def find_error_sites(
         raise InputError(f"min_confidence: got {min_confidence}, expected a number from 0 to 1")
     rules = (*extra_rules, *registered_rules())
     finder = _Finder(conversation, min_confidence, rules, [] if passed_over is None else passed_over)
-    sites = as_retyped(conversation, list(finder.sites()), min_confidence=min_confidence)
+    sites = blame_retyped_commands(conversation, list(finder.sites()), min_confidence=min_confidence)
     if refusals is not None:
         refusals += finder.refusals
     return sites

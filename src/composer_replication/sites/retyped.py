@@ -87,7 +87,9 @@ class _TypedCommand:
         return tuple(word for word in self.operands[1:] if word not in output_files)
 
 
-def as_retyped(conversation: Conversation, sites: Sequence[ErrorSite], *, min_confidence: float) -> list[ErrorSite]:
+def blame_retyped_commands(
+    conversation: Conversation, sites: Sequence[ErrorSite], *, min_confidence: float
+) -> list[ErrorSite]:
     """Return the sites; those whose command was typed wrong are blamed on the model."""
     candidates = {
         site.call_id: site
@@ -97,7 +99,7 @@ def as_retyped(conversation: Conversation, sites: Sequence[ErrorSite], *, min_co
     if not candidates:
         return list(sites)
     failed = {site.call_id for site in sites}
-    kinds = dict(_retyped(conversation.turns, candidates, failed))
+    kinds = dict(_find_mistyped(conversation.turns, candidates, failed))
     return [
         _blame_model(site, kinds[site.call_id], conversation, min_confidence) if site.call_id in kinds else site
         for site in sites
@@ -128,7 +130,9 @@ class _PendingFailure:
     is_fresh: bool = True  # the model has not written anything since
 
 
-def _retyped(turns: Sequence[Turn], sites: Mapping[str, ErrorSite], failed: set[str]) -> Iterator[tuple[str, str]]:
+def _find_mistyped(
+    turns: Sequence[Turn], sites: Mapping[str, ErrorSite], failed: set[str]
+) -> Iterator[tuple[str, str]]:
     """Yield (call id, kind) of the calls whose command was typed wrong."""
     pending: list[_PendingFailure] = []
     words: tuple[str, ...] = ()  # what the model wrote since the last result
