@@ -14,7 +14,7 @@ from functools import cached_property
 
 from composer_replication.sites.actions.shell_command import keeps_sources
 from composer_replication.sites.actions.shell_tree import Simple, commands_in, parse_script
-from composer_replication.sites.actions.shell_words import NotUnderstood
+from composer_replication.sites.actions.shell_words import UnsupportedShellSyntax
 from composer_replication.sites.actions.tools import (
     command_text,
     is_shell,
@@ -248,7 +248,7 @@ def _parse_typed(command: str) -> _TypedCommand | None:
             for _, shell_command in commands_in(parse_script(command))
             if isinstance(shell_command, Simple)
         ]
-    except NotUnderstood:
+    except UnsupportedShellSyntax:
         return None
     lines = [
         [word.raw if word.literal is None else word.literal for word in shell_command.words] for shell_command in simple

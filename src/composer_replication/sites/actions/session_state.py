@@ -23,7 +23,7 @@ from composer_replication.sites.actions.edits import apply_changes, changes_of, 
 from composer_replication.sites.actions.shell_command import Command, keeps_sources, only_reads
 from composer_replication.sites.actions.shell_keys import folder_after
 from composer_replication.sites.actions.shell_tree import parse_script, shell_script
-from composer_replication.sites.actions.shell_words import NotUnderstood
+from composer_replication.sites.actions.shell_words import UnsupportedShellSyntax
 from composer_replication.sites.actions.shown_paths import (
     CHANGED_NOTE,
     KnownPaths,
@@ -448,5 +448,5 @@ class _ShownFiles:
         """Update the folder after a command. Once it is unknown, only an absolute `cd` makes it known again."""
         try:
             self.folder = folder_after(parse_script(command), self.folder)
-        except NotUnderstood:
+        except UnsupportedShellSyntax:
             self.folder = self.folder if " cd " not in f" {command}" else None

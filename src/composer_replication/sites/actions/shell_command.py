@@ -23,7 +23,7 @@ from composer_replication.sites.actions.shell_tree import (
     parse_script,
     shell_script,
 )
-from composer_replication.sites.actions.shell_words import NotUnderstood
+from composer_replication.sites.actions.shell_words import UnsupportedShellSyntax
 from composer_replication.sites.actions.tools import word_set
 
 _MAX_LENGTH = 20_000
@@ -224,7 +224,7 @@ def _command_lines(text: str, depth: int = 0) -> Iterator[list[str]]:
     """Yield the words of every command in a text: also in loops, in `$(…)` and in `bash -c script`."""
     try:
         tree = parse_script(text)
-    except NotUnderstood:
+    except UnsupportedShellSyntax:
         yield from (
             [word.strip("'\"") for word in part.split()[:_MAX_WORDS]] for part in _COMMAND_SEPARATOR.split(text)
         )
@@ -337,7 +337,7 @@ def _all_commands(text: str, accepts: Callable[[Simple], bool]) -> bool:
     """Return whether every command is accepted, and nothing is redirected to a file or runs in the background."""
     try:
         commands = list(commands_in(parse_script(text)))
-    except NotUnderstood:
+    except UnsupportedShellSyntax:
         return False
     redirects = [redirect for _, command in commands for redirect in command.redirects]
     if any(chain.is_background for chain, _ in commands) or any(
@@ -445,7 +445,7 @@ def written_by(text: str) -> Written:
     names, num_formatters = set[str](), 0
     try:
         script = parse_script(text)
-    except NotUnderstood:
+    except UnsupportedShellSyntax:
         return Written(frozenset(), "")
     for command, has_moved, is_success_certain in _unconditional_commands(script):
         # The shell creates the targets of redirections even if the program fails.

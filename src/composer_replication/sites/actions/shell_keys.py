@@ -33,10 +33,10 @@ from composer_replication.sites.actions.shell_tree import (
     shell_script,
 )
 from composer_replication.sites.actions.shell_words import (
-    NotUnderstood,
     Piece,
     Redirect,
     ShellWord,
+    UnsupportedShellSyntax,
     literal_word,
 )
 from composer_replication.sites.actions.tools import normal_path, word_set
@@ -84,7 +84,7 @@ def _script_text_key(text: str, location: _Location, depth: int) -> Key:
         return ["text", text.strip()]
     try:
         script = parse_script(text)
-    except NotUnderstood:
+    except UnsupportedShellSyntax:
         return ["text", text.strip()]
     return _ShellWalk(location, depth).script(script)
 

@@ -1,7 +1,7 @@
 """Parse shell tokens into a tree of lists, pipelines, simple commands, subshells, loops and conditions.
 
 The parser is a recursive descent over the tokens of `shell_words`. `case`, functions, `[[ … ]]` and arithmetic are not
-read: they raise `NotUnderstood`.
+read: they raise `UnsupportedShellSyntax`.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from composer_replication.sites.actions.shell_words import (
-    NotUnderstood,
     Operator,
     Piece,
     Redirect,
     ShellWord,
     Token,
+    UnsupportedShellSyntax,
     literal_word,
     tokens_of,
 )
@@ -77,11 +77,11 @@ Script = tuple[CommandChain, ...]
 
 @lru_cache(maxsize=64)
 def parse_script(text: str) -> Script:
-    """Return the tree of a command. Raises NotUnderstood for syntax that is not read here."""
+    """Return the tree of a command. Raises UnsupportedShellSyntax for syntax that is not read here."""
     parser = _ScriptParser(tokens_of(text))
     script = parser.script(0)
     if parser.at < len(parser.tokens):
-        raise NotUnderstood("something that closes nothing")
+        raise UnsupportedShellSyntax("unmatched closing word or parenthesis")
     return script
 
 
@@ -98,7 +98,7 @@ def lone_command(text: str) -> Simple | None:
     """Return the only program that a command runs, or None if it runs more than that or sets a variable."""
     try:
         commands = [command for _, command in commands_in(parse_script(text))]
-    except NotUnderstood:
+    except UnsupportedShellSyntax:
         return None
     only = commands[0] if len(commands) == 1 else None
     return only if isinstance(only, Simple) and only.words and not only.assignments else None
@@ -118,7 +118,7 @@ class _ScriptParser:
 
     def script(self, depth: int) -> Script:
         if depth > _MAX_DEPTH:
-            raise NotUnderstood("nested too deeply")
+            raise UnsupportedShellSyntax("nested too deeply")
         chains: list[CommandChain] = []
         self._skip_lines()
         while self.at < len(self.tokens) and not self._is_op(")") and self._keyword() not in _CLOSING_WORDS:
@@ -153,11 +153,11 @@ class _ScriptParser:
         """Read a block or a simple command, depending on the first word."""
         word = self._keyword()
         if word in _UNSUPPORTED or word in _CLOSING_WORDS:
-            raise NotUnderstood(f"{word} here")
+            raise UnsupportedShellSyntax(f"unexpected or unsupported {word}")
         if self._is_op("("):
             self.at += 1
             if self._is_op("("):  # arithmetic; a subshell at the start of another one is rare
-                raise NotUnderstood("arithmetic")
+                raise UnsupportedShellSyntax("arithmetic is not supported")
             body = self.script(depth + 1)
             self._expect_op(")")
             return self._block("(", body)
@@ -200,7 +200,7 @@ class _ScriptParser:
             while self.at < len(self.tokens) and isinstance(self.tokens[self.at], ShellWord):
                 names.append(self._word())
         if not self._is_op(";", "\n"):
-            raise NotUnderstood("a for without its list")
+            raise UnsupportedShellSyntax("for without a list")
         self._skip_lines(and_semicolon=True)
         return self._block("for", self._loop_body(depth), names=tuple(names))
 
@@ -214,7 +214,7 @@ class _ScriptParser:
         """Return a block with the redirections that follow it."""
         # A shell reports a syntax error for an empty list, as in "if true; then fi".
         if not all(parts):
-            raise NotUnderstood("an empty list")
+            raise UnsupportedShellSyntax("empty list of commands")
         redirects: list[Redirect] = []
         while self.at < len(self.tokens) and isinstance(token := self.tokens[self.at], Redirect):
             redirects.append(token)
@@ -229,7 +229,7 @@ class _ScriptParser:
             self.at += 1
         # "name()" defines a function.
         if self._is_op("(") or not (parts.words or parts.assignments or parts.redirects):
-            raise NotUnderstood("a function, or no command")
+            raise UnsupportedShellSyntax("expected a command")
         return Simple(tuple(parts.assignments), tuple(parts.words), tuple(parts.redirects))
 
     def _keyword(self) -> str:
@@ -240,7 +240,7 @@ class _ScriptParser:
     def _word(self) -> ShellWord:
         token = self.tokens[self.at] if self.at < len(self.tokens) else None
         if not isinstance(token, ShellWord):
-            raise NotUnderstood("no word where one belongs")
+            raise UnsupportedShellSyntax("expected a word")
         self.at += 1
         return token
 
@@ -256,12 +256,12 @@ class _ScriptParser:
 
     def _expect(self, keyword: str) -> None:
         if self._keyword() != keyword:
-            raise NotUnderstood(f"no {keyword} where one belongs")
+            raise UnsupportedShellSyntax(f"expected {keyword}")
         self.at += 1
 
     def _expect_op(self, text: str) -> None:
         if not self._is_op(text):
-            raise NotUnderstood(f"no {text} where one belongs")
+            raise UnsupportedShellSyntax(f"expected {text}")
         self.at += 1
 
     def _skip_lines(self, *, and_semicolon: bool = False) -> None:

@@ -1,8 +1,8 @@
 """Split shell text into words, operators and redirections: the lexer under `shell_tree`.
 
 Quotes are removed, and everything that a shell would expand is marked as a piece of its kind. Text outside the part of
-the language that is read here raises `NotUnderstood`; such a command is then compared as plain text. That is safer than
-a guess: commands that differ must never be taken for the same.
+the language that is read here raises `UnsupportedShellSyntax`; such a command is then compared as plain text. That is
+safer than a guess: commands that differ must never be taken for the same.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ _BACKTICKS = re.compile(r"`(?:[^`\\]|\\.)*`", re.DOTALL)
 def tokens_of(text: str) -> list[Token]:
     """Return the tokens of a command. Newlines are operators; comments are dropped.
 
-    Raises NotUnderstood for text that is not surely understood.
+    Raises UnsupportedShellSyntax for text that is not surely understood.
     """
     return _Lexer(text).run()
 
@@ -120,9 +120,9 @@ class _Lexer:
                 break
             self._read_token()
         else:
-            raise NotUnderstood("more words than anyone writes")
+            raise UnsupportedShellSyntax("too many tokens")
         if self.pending_heredocs:
-            raise NotUnderstood("a here-document without its body")
+            raise UnsupportedShellSyntax("here-document without a body")
         return self.tokens
 
     def _read_token(self) -> None:
@@ -151,7 +151,7 @@ class _Lexer:
         target = self._read_word()
         if op in ("<<", "<<-"):
             if target.literal is None:
-                raise NotUnderstood("a here-document whose end is not plain text")
+                raise UnsupportedShellSyntax("expansion in the end mark of a here-document")
             self.pending_heredocs.append((len(self.tokens), target.literal, target.raw != target.literal, op == "<<-"))
         self.tokens.append(Redirect(descriptor, op, target))
 
@@ -192,7 +192,7 @@ class _Lexer:
             else:
                 break
         if self.at == start:
-            raise NotUnderstood(f"no word at {start}")
+            raise UnsupportedShellSyntax(f"expected a word at position {start}")
         raw = self.text[start : self.at]
         # A word that cannot be taken apart is compared as typed. "[" and "{" are commands by themselves.
         if is_opaque and raw not in ("[", "{"):
@@ -208,13 +208,13 @@ class _Lexer:
         if char == "'":
             end = self.text.find("'", self.at + 1)
             if end < 0:
-                raise NotUnderstood("a quote that does not end")
+                raise UnsupportedShellSyntax("unterminated quote")
             pieces.add("text", self.text[self.at + 1 : end])
             self.at = end + 1
         elif char == "\\":
             following = self.text[self.at + 1 : self.at + 2]
             if not following:
-                raise NotUnderstood("a backslash before nothing")
+                raise UnsupportedShellSyntax("backslash at the end")
             if following != "\n":  # a backslash at the end of a line joins it with the next one
                 pieces.add("text", following)
             self.at += 2
@@ -243,14 +243,14 @@ class _Lexer:
                 self.at += 2
             else:
                 self._read_expansion(pieces, "kept")
-        raise NotUnderstood("a quote that does not end")
+        raise UnsupportedShellSyntax("unterminated quote")
 
     def _read_expansion(self, pieces: _WordPieces, kind: Kind) -> None:
         """Read an expansion, as a piece of this kind, or as text if it always gives the same."""
         if self.text[self.at] == "`":
             ticks = _BACKTICKS.match(self.text, self.at)
             if ticks is None:
-                raise NotUnderstood("a backtick that does not end")
+                raise UnsupportedShellSyntax("unterminated backtick")
             # Without a backslash inside, backticks are only the old spelling of $(…).
             inner = ticks.group()[1:-1]
             plain = "\\" not in inner and _expansion_at(f"$({inner})", 0).end == len(inner) + 3
@@ -262,7 +262,7 @@ class _Lexer:
             pieces.add("text", text)
             return
         if kind == "split" and self.text.startswith('$"', self.at):
-            raise NotUnderstood("a translated string")
+            raise UnsupportedShellSyntax("translated strings are not supported")
         start, expansion = self.at, _expansion_at(self.text, self.at)
         self.at = expansion.end
         if expansion.is_text and (kind == "kept" or expansion.name == "$"):
@@ -279,7 +279,7 @@ class _WordPieces:
 
     def add(self, kind: Kind, text: str) -> None:
         if len(self.pieces) > _MAX_PIECES:
-            raise NotUnderstood("a word of more pieces than anyone writes")
+            raise UnsupportedShellSyntax("too many pieces in a word")
         self.pieces.append(Piece(kind, text))
 
     def joined(self) -> tuple[Piece, ...]:
@@ -299,7 +299,7 @@ class _WordPieces:
         return tuple(joined)
 
 
-class NotUnderstood(ValueError):
+class UnsupportedShellSyntax(ValueError):
     """Raised for shell text outside the part of the language that is read here."""
 
 
@@ -341,7 +341,7 @@ def _expansion_at(text: str, at: int) -> _Expansion:
     if text.startswith("{", at + 1):
         braced = _BRACED.match(text, at)
         if braced is None:
-            raise NotUnderstood("an expansion inside an expansion")
+            raise UnsupportedShellSyntax("nested expansion")
         return _Expansion(braced.group(), braced.end())
     return _Expansion("$", at + 1, is_text=True)
 
@@ -360,14 +360,14 @@ def _heredoc_body(text: str, at: int, end_mark: str, *, strips_tabs: bool) -> tu
             break
         body.append(f"{line}\n")
         at = end + 1
-    raise NotUnderstood("a here-document that does not end")
+    raise UnsupportedShellSyntax("unterminated here-document")
 
 
 def _ansi_text(text: str, at: int) -> tuple[str, int]:
     """Return the text of the `$'…'` at `at`, and the position after it. Octal and Unicode escapes are not read."""
     match = _ANSI_STRING.match(text, at)
     if match is None or any(escape not in _ANSI_CHARACTERS for escape in _ANSI_ESCAPE.findall(match[1])):
-        raise NotUnderstood("a quote with escapes that are not read")
+        raise UnsupportedShellSyntax("unsupported escape in a quote")
     return _ANSI_ESCAPE.sub(lambda escape: _ANSI_CHARACTERS[escape[1]], match[1]), match.end()
 
 
@@ -380,7 +380,7 @@ def _cat_heredoc(text: str, at: int) -> _Expansion | None:
     body, end = _heredoc_body(text, cat.end(), end_mark, strips_tabs=bool(cat[1]))
     closes = _CLOSING_PARENTHESIS.match(text, end)
     if closes is None or (cat[4] and re.search(r"[$`\\]", body)):
-        raise NotUnderstood("a here-document inside an expansion")
+        raise UnsupportedShellSyntax("unsupported here-document in an expansion")
     return _Expansion(body.rstrip("\n"), closes.end(), is_text=True)
 
 
@@ -391,18 +391,18 @@ def _substitution(text: str, at: int) -> _Expansion:
         pattern = _QUOTED_MARK if stack[-1] == '"' else _SUBSTITUTION_MARK
         match = pattern.search(text, cursor)
         if match is None or match.group() in ("<<", "#", "case", "`"):
-            raise NotUnderstood("an expansion whose end is not sure")
+            raise UnsupportedShellSyntax("the end of an expansion is uncertain")
         mark, cursor = match.group(), match.end()
         if mark == "\\":
             cursor += 1
         elif mark == "'":
             cursor = text.find("'", cursor) + 1
             if not cursor:
-                raise NotUnderstood("a quote that does not end")
+                raise UnsupportedShellSyntax("unterminated quote")
         elif mark == stack[-1]:
             stack.pop()
         elif mark == ")":
-            raise NotUnderstood("a parenthesis that closes nothing")
+            raise UnsupportedShellSyntax("unmatched parenthesis")
         else:
             stack.append('"' if mark == '"' else ")")
     return _Expansion(text[at:cursor], cursor)

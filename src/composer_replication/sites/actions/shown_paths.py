@@ -15,7 +15,7 @@ import orjson
 from composer_replication.sites.actions.shell_command import may_change
 from composer_replication.sites.actions.shell_keys import folder_after
 from composer_replication.sites.actions.shell_tree import lone_command, parse_script
-from composer_replication.sites.actions.shell_words import NotUnderstood
+from composer_replication.sites.actions.shell_words import UnsupportedShellSyntax
 from composer_replication.sites.actions.tools import (
     LINE_NUMBER,
     PATH,
@@ -406,7 +406,7 @@ class ShellFolder:
         elif not failed and _CHANGES_FOLDER.search(command):
             try:
                 folder = folder_after(parse_script(command), self.path)
-            except NotUnderstood:
+            except UnsupportedShellSyntax:
                 folder = None
             self.path = None if folder is None else normal_path(folder, None)
 

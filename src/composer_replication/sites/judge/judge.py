@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 from composer_replication.sites.actions.edits import Put, Replace, edit_operations
 from composer_replication.sites.actions.session_state import SessionState, requested_name
 from composer_replication.sites.actions.shell_tree import CommandChain, Simple, parse_script
-from composer_replication.sites.actions.shell_words import NotUnderstood
+from composer_replication.sites.actions.shell_words import UnsupportedShellSyntax
 from composer_replication.sites.actions.shown_paths import KnownPaths, PathStatus
 from composer_replication.sites.actions.shown_texts import Change, FileText, FileTexts
 from composer_replication.sites.actions.tools import (
@@ -161,7 +161,7 @@ def _unconditional_steps(command: str) -> Iterator[_Step]:
         return
     try:
         script = parse_script(command)
-    except NotUnderstood:
+    except UnsupportedShellSyntax:
         return
     for chain in script:
         if "||" in chain.operators or chain.is_background:
