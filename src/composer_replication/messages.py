@@ -165,7 +165,7 @@ def tool_call(identity: str, name: str, arguments: object) -> ToolCall:
     table = cast("Mapping[str, Any]", value) if isinstance(value, Mapping) and raw is None else {}
     if not _is_flat_enough(table):
         expected = f"values nested at most {MAX_DEPTH} deep"
-        raise InputError(explain(f"arguments of a call of {name!r}", got="deeper ones", expected=expected))
+        raise InputError(explain(f"arguments of a call of {name!r}", got="deeper nesting", expected=expected))
     return ToolCall(id=identity, name=name, arguments=dict(table), raw_arguments=raw)
 
 

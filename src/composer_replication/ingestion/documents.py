@@ -86,6 +86,7 @@ def read_lines_or_document(source: SourceFile, report: IngestReport) -> Iterator
 
 
 def _read_document(source: SourceFile, report: IngestReport) -> Iterator[tuple[int, Any]]:
+    """Yield the document of a file, or its records if it turns out to be lines."""
     with source.path.open("rb") as file:
         data = as_utf8(file.read(MAX_LINE_BYTES + 1))
     is_large = is_too_large(data)

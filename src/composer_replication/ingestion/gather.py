@@ -77,7 +77,10 @@ def gather(
     num_workers: int | None,
     progress: Callable[[int, int], None] | None,
 ) -> Generator[list[GatheredFamily], None, None]:
-    """Read the families that have to be read and reuse the rows of the others. The temporary file has no name."""
+    """Yield all families: those that have to be read are read, the rows of the others are reused.
+
+    Rows are in a temporary file without a name, which disappears even if the process is killed.
+    """
     total, done = sum(planned_family.num_bytes for planned_family in planned), 0
     families_to_read = (
         (planned_family.source, planned_family.family)
@@ -114,7 +117,7 @@ class _RowReuse:
         old, earlier = planned.old or planned.source, self._earlier
         if earlier.same_settings and not old.id_suffix:
             # Nothing to change: the lines stay where they are, in the file of the last ingest.
-            offset, rows = earlier.take(old)
+            offset, rows = earlier.read_rows(old)
             facts = [facts_of(row, earlier.forgotten) for row in rows]
             return GatheredFamily(planned.source, False, facts, earlier.file or self._spool, offset)
         source, rows = self._rows(old)
@@ -164,7 +167,7 @@ class _RowReuse:
 
     def _rows(self, source: SessionSource) -> tuple[SessionSource, list[Row]]:
         """Return a family's account and rows without id suffixes, scrubbed again if the settings have changed."""
-        stored = with_suffix(self._earlier.take(source)[1], suffix="", remove=source.id_suffix)
+        stored = with_suffix(self._earlier.read_rows(source)[1], suffix="", remove=source.id_suffix)
         source = replace(source, id_suffix="")
         if self._earlier.same_settings:
             return source, stored
@@ -209,6 +212,7 @@ class PlannedFamily:
 
     @property
     def num_bytes(self) -> int:
+        """The number of bytes to read."""
         return sum(self.source.sizes) if self.family is not None else 0
 
 

@@ -108,6 +108,7 @@ def _write(
     scrub: ScrubSettings | None,
     tools: Mapping[str, Mapping[str, Any]],
 ) -> IngestSummary:
+    """Write the three artifacts, the conversations first, and return the summary."""
     sources, inferred = list[SessionSource](), ToolSchemas()
     counts, drops = Counter[str](), Counter(planned.discovery.skipped)
 
@@ -136,7 +137,8 @@ def _write(
     # Descriptions and examples in the user's schemas may hold secrets, too.
     given_tools = tools if scrub is None else scrub.scrubber().scope().value(dict(tools))
     write_tools(run, inferred, given_tools, is_scrubbed=scrub is not None)
-    return IngestSummary.of(sources, planned, gathered, lost=earlier.lost, is_scrubbed=scrub is not None)
+    is_scrubbed = scrub is not None
+    return IngestSummary.of(sources, planned, gathered, reuse_error=earlier.reuse_error, is_scrubbed=is_scrubbed)
 
 
 def _roots(paths: Iterable[str | Path]) -> list[Path]:
@@ -343,6 +345,7 @@ class _SharedConversations:
         return [key for key in _keys(facts) if key in self._shared]
 
     def _add(self, number: int, family: GatheredFamily) -> None:
+        """Add a family to the sets of all beginnings that its conversations have."""
         keys_of = [self._keys(facts) for facts in family.facts]
         for keys, line in zip(keys_of, family.lines() if any(keys_of) else (), strict=False):
             if not keys:
@@ -506,10 +509,10 @@ class IngestSummary:
         planned: IngestPlan,
         gathered: Sequence[GatheredFamily],
         *,
-        lost: str | None,
+        reuse_error: str | None,
         is_scrubbed: bool,
     ) -> IngestSummary:
-        """Return the summary of an ingest; `lost` says why the earlier ingest could not be reused."""
+        """Return the summary of an ingest; `reuse_error` says why rows of the last one could not be reused."""
         by_format: dict[str, list[SessionSource]] = {}
         for source in sources:
             if source.format is not None and source.status == "kept":
@@ -530,7 +533,7 @@ class IngestSummary:
             num_read=num_read,
             num_reused=sum(len(family.source.sizes) for family in gathered) - num_read,
             is_scrubbed=is_scrubbed,
-            remarks=tuple(_remarks(planned, lost)),
+            remarks=tuple(_remarks(planned, reuse_error)),
         )
 
 
@@ -549,9 +552,9 @@ def _beside(sources: Sequence[SessionSource]) -> dict[str, int]:
     return {key: number for key, number in sorted(total.items()) if number}
 
 
-def _remarks(planned: IngestPlan, lost: str | None) -> Iterator[str]:
-    if lost is not None:
-        yield f"the earlier ingest could not be reused, so everything was read again: {lost}"
+def _remarks(planned: IngestPlan, reuse_error: str | None) -> Iterator[str]:
+    if reuse_error is not None:
+        yield f"the earlier ingest could not be reused, so everything was read again: {reuse_error}"
     for pattern in planned.unused_patterns:
         yield f"--exclude {pattern!r} matched no file; patterns apply to paths relative to PATH"
 

@@ -82,6 +82,7 @@ class _ConversationScrubber:
         return None if text is None else self._scope.text(text)
 
     def id(self, identity: str) -> str:
+        """Return an id, scrubbed if it holds a secret."""
         return self._scope.text(identity) if self._holds_secret(identity) else identity
 
     def link(self, link: Link | None) -> Link | None:
@@ -95,6 +96,7 @@ class _ConversationScrubber:
         )
 
     def turn(self, turn: Turn) -> Turn:
+        """Return a turn with all of its texts scrubbed, and without token ids that spell what changed."""
         scope = self._scope
         text, thinking = self._message(turn), scope.answer(turn.thinking, _no_spans)
         calls = tuple(self._call(call) for call in turn.calls)

@@ -77,7 +77,7 @@ class SessionSource:
         try:
             return SessionSource(**{field.name: row[field.name] for field in fields(SessionSource)})
         except (KeyError, TypeError) as error:
-            expected = f"the fields of {SCHEMA} {VERSION}"
+            expected = f"the fields of {SCHEMA}, version {VERSION}"
             raise ArtefactCorruptError(explain("row of session_sources", got=error, expected=expected)) from error
 
 
@@ -161,22 +161,22 @@ FORGOTTEN_SCHEMA, FORGOTTEN_VERSION = "forgotten", 1
 class EarlierIngest:
     """The families of the last ingest in order, and their rows; empty if there was none.
 
-    `lost` says why an earlier ingest could not be reused. Rows that are `is_outdated` have an older schema version and
-    can only be read again from their logs.
+    `reuse_error` says why an earlier ingest could not be reused. Rows that are `is_outdated` have an older schema
+    version and can only be read again from their logs.
     """
 
     fingerprint: ScrubFingerprint
     same_settings: bool = True
     sources: list[SessionSource] = field(default_factory=list[SessionSource])
     forgotten: frozenset[str] = frozenset()
-    lost: str | None = None
+    reuse_error: str | None = None
     is_outdated: bool = False
     file: BinaryIO | None = None
     _offsets: list[int] = field(default_factory=list[int])
     _first_rows: dict[int, int] = field(default_factory=dict[int, int])
     """id() of a source -> number of its first row; not by path, which two sources may share."""
 
-    def take(self, source: SessionSource) -> tuple[int, list[Row]]:
+    def read_rows(self, source: SessionSource) -> tuple[int, list[Row]]:
         """Return the offset in `file` of the rows of one of `sources`, and the rows as they were written."""
         if not source.conversations or self.file is None:
             return 0, []
@@ -186,7 +186,9 @@ class EarlierIngest:
         if [row["id"] for row in rows] != [f"{identity}{source.id_suffix}" for identity in source.conversations]:
             expected = f"the conversations of {source.path}"
             fix = "Ingest again with --reread."
-            raise ArtefactCorruptError(explain("conversations.jsonl", got="other rows", expected=expected, fix=fix))
+            raise ArtefactCorruptError(
+                explain("conversations.jsonl", got="rows of other conversations", expected=expected, fix=fix)
+            )
         return offset, rows
 
     def close(self) -> None:
@@ -206,7 +208,9 @@ def read_earlier(run: RunDir, scrub: ScrubSettings | None) -> EarlierIngest:
     except ArtefactNotFoundError:
         return EarlierIngest(ScrubFingerprint.of(scrub), forgotten=forgotten)
     except ArtefactCorruptError as error:
-        return EarlierIngest(ScrubFingerprint.of(scrub), same_settings=False, forgotten=forgotten, lost=str(error))
+        return EarlierIngest(
+            ScrubFingerprint.of(scrub), same_settings=False, forgotten=forgotten, reuse_error=str(error)
+        )
 
 
 def _read_forgotten(run: RunDir) -> Iterator[str]:

@@ -57,6 +57,7 @@ class IngestReport:
     skips: list[Skip] = field(default_factory=list[Skip])
 
     def skip(self, reason: str, file: str, line: int = 0) -> None:
+        """Count something that was left out, and store where it is unless there are too many."""
         reason = reason[:_MAX_REASON_LENGTH]
         self.skipped[reason] += 1
         if len(self.skips) < _MAX_LOCATED_SKIPS:

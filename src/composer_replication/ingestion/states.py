@@ -109,6 +109,7 @@ class _MessageHistory:
         self._has_answer = self._has_user_message = False
 
     def add(self, turn: Turn, messages: list[Message]) -> None:
+        """Add a turn; results join the group of their calls."""
         # Without a limit no sizes are needed, and encoding every message takes time.
         size = 0 if self._max_tokens is None else sum(len(orjson.dumps(message)) for message in messages)
         is_from_user = turn.role == "user" and turn.origin not in _MACHINE_ORIGINS
@@ -123,6 +124,7 @@ class _MessageHistory:
             self._join({result.call_id for result in turn.results})
 
     def messages(self) -> Iterator[Message]:
+        """Yield the messages that fit, with a message in place of every gap."""
         num_dropped = 0
         kept_indices = self._kept_indices()
         for number, group in enumerate(self._groups):
@@ -148,6 +150,7 @@ class _MessageHistory:
         del self._groups[home + 1 :]
 
     def _kept_indices(self) -> set[int] | range:
+        """Return the indices of the groups that fit into the limit, the required ones in any case."""
         groups = self._groups
         if self._max_tokens is None or not groups:
             return range(len(groups))

@@ -232,6 +232,7 @@ def _at(value: Any, path: str) -> Any:
 
 
 def openai_usage(fields: Any) -> Usage | None:
+    """Return the token counts of an OpenAI response, or None."""
     return usage_of(fields, "prompt_tokens", "completion_tokens", "prompt_tokens_details.cached_tokens")
 
 

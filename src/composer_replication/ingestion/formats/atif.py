@@ -115,6 +115,7 @@ class _TrajectoryReader:
         self._embedded = {_id(child) for child in children}
 
     def conversation(self, parent: Link | None) -> Conversation:
+        """Return the document as a conversation; its own link to a parent has precedence over `parent`."""
         steps = self._document.get("steps")
         if not isinstance(steps, list):
             self._report.skip("no steps", self._file)
@@ -142,6 +143,7 @@ class _TrajectoryReader:
         )
 
     def _add(self, step: Record, number: int) -> None:
+        """Add the turns of one step: what was said, and a turn for the results of its calls."""
         source = step.get("source")
         if not isinstance(source, str) or source not in _ROLES:
             self._report.skip(f"unknown record type {source!r}", self._file, number)
@@ -233,6 +235,7 @@ class _TrajectoryReader:
         )
 
     def _add_results(self, turn: Turn, entries: list[Record], caller: Turn | None = None) -> None:
+        """Add a turn with these results, and note the subagents that they reference."""
         results: list[ToolResult] = []
         outside: dict[str, list[Any]] = {}
         for entry in entries:

@@ -57,6 +57,7 @@ def _is_iso(timestamp: str) -> bool:
 def _document(
     conversation: Conversation, children: Mapping[str, list[Conversation]], seen_ids: set[str]
 ) -> dict[str, Any]:
+    """Return the document of a conversation with those of its subagents; `seen_ids` guards against circles."""
     unmapped_fields = as_record(conversation.extra.get("atif"))
     agent = as_record(unmapped_fields.get("agent"))
     source_format = as_text(conversation.extra.get("source_format", conversation.format))
@@ -95,6 +96,7 @@ def _references(children: list[Conversation]) -> dict[str, list[dict[str, Any]]]
 
 
 def _steps(turns: tuple[Turn, ...], references: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Return the steps: one per turn, but results of the calls before them go into the step of the calls."""
     steps: list[dict[str, Any]] = []
     caller: Turn | None = None  # the assistant turn of the last step
     for turn in turns:

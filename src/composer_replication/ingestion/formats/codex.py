@@ -234,6 +234,7 @@ class _ConversationDraft:
             self._add(item, "user", "summary", text=summary)
 
     def conversation(self) -> Iterator[Conversation]:
+        """Yield the conversation, if it has any turns."""
         meta = self._meta or {}
         return self.turns.conversation(
             self.id,

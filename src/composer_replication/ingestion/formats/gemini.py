@@ -154,6 +154,7 @@ class _ChatLog:
         self.entries = entries
 
     def conversations(self) -> Iterator[Conversation]:
+        """Yield a conversation per context, the earlier ones first, each linked to the one before it."""
         session_id = as_string(self.meta.get("sessionId")) or Path(self.source.name).stem
         parent: Link | None = None
         for number, entries in enumerate([*self.before, self.entries]):
@@ -182,6 +183,7 @@ class _ChatLog:
             return []
 
     def _turns(self, key: str, entry: _Entry) -> Iterator[Turn]:
+        """Yield the turn of a message and, if its calls have results, a turn with these."""
         message = entry.message
         kind = message["type"]
         if kind in _SCREEN_ONLY:

@@ -193,6 +193,7 @@ class _EvalSample:
         return messages
 
     def add(self, message: Record, number: int) -> None:
+        """Add the turn of one message."""
         message = self._resolved(message, number)
         role, id = message.get("role"), as_string(message.get("id")) or str(number)
         if role == "tool":

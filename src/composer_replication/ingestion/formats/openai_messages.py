@@ -126,6 +126,7 @@ class _Thread:
         self._waiting: list[ToolCall] = []
 
     def take(self, value: Any, line: int, position: int) -> None:
+        """Add a message at this line and position."""
         if not isinstance(value, dict):
             self.turns.skip(NO_OBJECT, line)
             return

@@ -68,6 +68,7 @@ def read(source: SourceFile, report: IngestReport) -> Iterator[Conversation]:
 
 
 def _session(record: Record, number: int, source: SourceFile, report: IngestReport) -> Iterator[Conversation]:
+    """Yield the conversations of one export; every summary begins a new one."""
     turns = TurnList(source.name, report)
     info, stem = turns.safe_fields(as_record(record.get("info"))), Path(source.name).stem
     session_id = as_string(info.get("id")) or (f"{stem}:{number}" if number else stem)
@@ -153,6 +154,7 @@ class _ExportedMessage:
         return None if created is None else str(created)
 
     def add(self) -> None:
+        """Add the turns of this message."""
         role = self._info.get("role")
         try:
             if role == "user":

@@ -129,6 +129,7 @@ class _History:
         self.turns = TurnList(self.file, self.report)
 
     def add(self, event: Any, index: int) -> None:
+        """Add the turn of one event."""
         line = self.line or index
         if not isinstance(event, dict):
             if event is not None:  # a pair without its observation
@@ -168,6 +169,7 @@ class _History:
         self.turns.say(_event_id(event, index), role, _ORIGINS[kind], line, text, timestamp=when, extra=extra)
 
     def _add_calls(self, event: Record, action: str, args: Record, index: int, line: int) -> None:
+        """Add the call of an action: to the turn of its model response, or as the first call of a new turn."""
         metadata = as_record(event.get("tool_call_metadata"))
         response = as_record(metadata.get("model_response"))
         calls = self.turns.calls(_message(response), line)
@@ -206,6 +208,7 @@ class _History:
         )
 
     def _add_observation(self, event: Record, kind: str, index: int, line: int) -> None:
+        """Add an observation as the result of its call, found by the most reliable link that the event has."""
         if kind == "recall" and (knowledge := _knowledge(event)):
             self._say(event, "meta", knowledge, index, line)
             return

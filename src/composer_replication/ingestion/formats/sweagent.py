@@ -127,6 +127,7 @@ def _add_last_observation(turns: TurnList, steps: list[Any]) -> None:
 
 
 def _add_step(turns: TurnList, step: Record, number: int) -> None:
+    """Add the model's answer of a step, and its observation."""
     if not _STEP_KEYS & step.keys():
         turns.skip("unknown record type step", number)
         return

@@ -93,6 +93,7 @@ class RecordLinks:
             self._report.skip(what, self._file, record.line)
 
     def _take_main(self, entry: Entry, messages: Messages) -> None:
+        """Resolve the parent of a record of the main thread."""
         node, parent = entry.node, entry.parent
         moves_tail = True
         if node is not None:

@@ -127,37 +127,38 @@ class _LogReader:
 
     def __init__(self, source: SourceFile, report: IngestReport, tree: RecordTree, agent_id: str | None) -> None:
         self._source, self._report, self._tree, self._agent_id = source, report, tree, agent_id
-        self._queued: dict[str, list[Queued]] = {}
+        self._queued: dict[str, list[QueuedMessage]] = {}
         session_ids = (node.record.get("sessionId") for node in tree.nodes.values())
         self._session_id = next((name for name in session_ids if isinstance(name, str)), None)
         stem = Path(source.name).stem
         self._base_id = stem if agent_id is None or self._session_id is None else f"{self._session_id}/{stem}"
 
     def conversations(self, with_branches: bool) -> Iterator[Conversation]:
+        """Yield the parts of the main thread, the inline subagents, and on request the rewound branches."""
         parts = live_parts(self._tree)
         self._queued = self._queued_by_answer()
-        at_end = self._queued.pop("", [])
+        queued_at_end = self._queued.pop("", [])
         live_uuids = {node.uuid for part in parts for node in part.nodes}
         previous: Conversation | None = None
-        part_of: dict[str, str] = {}
+        conversation_of: dict[str, str] = {}
         for number, part in enumerate(parts):
             identity = self._base_id if len(parts) == 1 else f"{self._base_id}#{number}"
-            part_of |= dict.fromkeys((node.uuid for node in part.nodes), identity)
-            closing = at_end if number == len(parts) - 1 else []
+            conversation_of |= dict.fromkeys((node.uuid for node in part.nodes), identity)
+            closing = queued_at_end if number == len(parts) - 1 else []
             previous = self._conversation(identity, part.nodes, self._part_link(part, previous), closing)
             yield previous
-        yield from self._sidechains(part_of)
+        yield from self._sidechains(conversation_of)
         dead_nodes = (node for node in self._tree.nodes.values() if node.uuid not in live_uuids)
         rewound = [node for node in dead_nodes if not node.is_sidechain and not node.is_boundary]
         if with_branches:
-            yield from self._branches(rewound, part_of)
+            yield from self._branches(rewound, conversation_of)
         for node in () if with_branches else rewound:
             if node.attachment is None:
                 self._report.skip("rewound branch", self._source.name, node.line)
         for lines in (message.lines for group in self._queued.values() for message in group):
             self._report.skip("queued message in a rewound branch", self._source.name, lines[0])
 
-    def _queued_by_answer(self) -> dict[str, list[Queued]]:
+    def _queued_by_answer(self) -> dict[str, list[QueuedMessage]]:
         """Return queued messages by the uuid of the assistant record before which the model saw them."""
         queue = _MessageQueue(self._report)
         for line, record in self._tree.queue_operations:
@@ -165,6 +166,7 @@ class _LogReader:
         return queue.place(self._tree.nodes.values(), self._tree.attachments)
 
     def _part_link(self, part: ContextPart, previous: Conversation | None) -> Link | None:
+        """Return the link to the context before a compaction, or of a subagent's file to its session."""
         if part.boundary is not None and previous is not None:
             last = previous.turns[-1].id if previous.turns else None
             return Link(kind="compaction", conversation_id=previous.id, turn_id=last)
@@ -173,15 +175,15 @@ class _LogReader:
         kind = "compaction_agent" if self._agent_id.startswith("acompact") else "subagent"
         return Link(kind=kind, conversation_id=self._session_id)
 
-    def _sidechains(self, part_of: dict[str, str]) -> Iterator[Conversation]:
+    def _sidechains(self, conversation_of: dict[str, str]) -> Iterator[Conversation]:
         """Yield inline subagents, as old CLIs log them: each tree of sidechain records is a conversation."""
         groups = sidechains(self._tree)
         prompts = self._prompts_of_calls() if groups else {}
         for number, group in enumerate(groups):
             call_id, caller = prompts.get(first_text(group[0]), (None, None))
-            where = part_of.get(caller.uuid, self._base_id) if caller else self._base_id
+            parent_id = conversation_of.get(caller.uuid, self._base_id) if caller else self._base_id
             turn_id = caller.message_key if caller else None
-            link = Link(kind="sidechain", conversation_id=where, turn_id=turn_id, call_id=call_id)
+            link = Link(kind="sidechain", conversation_id=parent_id, turn_id=turn_id, call_id=call_id)
             yield self._conversation(f"{self._base_id}/sidechain-{number}", group, link)
 
     def _prompts_of_calls(self) -> dict[str, tuple[str, Node]]:
@@ -199,17 +201,19 @@ class _LogReader:
                     calls.setdefault(prompt, (name, node))
         return calls
 
-    def _branches(self, rewound: list[Node], part_of: dict[str, str]) -> Iterator[Conversation]:
+    def _branches(self, rewound: list[Node], conversation_of: dict[str, str]) -> Iterator[Conversation]:
+        """Yield the stretches that rewinds abandoned, each linked to the turn from which it forks."""
         for number, group in enumerate(connected_groups(self._tree, rewound)):
             fork = self._tree.ancestor(group[0].parent)
-            where = part_of.get(fork, self._base_id) if fork else self._base_id
+            parent_id = conversation_of.get(fork, self._base_id) if fork else self._base_id
             turn_id = self._tree.nodes[fork].message_key if fork else None
-            link = Link(kind="branch", conversation_id=where, turn_id=turn_id)
+            link = Link(kind="branch", conversation_id=parent_id, turn_id=turn_id)
             yield self._conversation(f"{self._base_id}/branch-{number}", group, link)
 
     def _conversation(
-        self, identity: str, nodes: list[Node], link: Link | None, closing: Sequence[Queued] = ()
+        self, identity: str, nodes: list[Node], link: Link | None, closing: Sequence[QueuedMessage] = ()
     ) -> Conversation:
+        """Return the conversation of these records; `closing` are queued messages after the last answer."""
         builder = TurnBuilder(self._source.name, self._report)
         for node in nodes:
             for queued in self._queued.pop(node.uuid, ()):
@@ -338,6 +342,7 @@ class TurnBuilder:
         ] = {}  # of attachments so far whose text is in no log; a dict keeps the order
 
     def add(self, node: Node) -> None:
+        """Add a record; the records of one assistant message become one turn."""
         if node.kind == "assistant":
             self._add_assistant(node)
         elif node.attachment is not None:
@@ -345,7 +350,7 @@ class TurnBuilder:
         else:
             self._add_user(node)
 
-    def add_queued(self, message: Queued) -> None:
+    def add_queued(self, message: QueuedMessage) -> None:
         """Add a message that only records of the queue hold."""
         origin: Origin = "meta" if is_notification(message.text) else "human"
         record: Record = {"timestamp": message.timestamp or None}
@@ -500,7 +505,7 @@ NOT_DELIVERED = "queued messages never delivered"
 
 
 @dataclass(frozen=True, slots=True)
-class Queued:
+class QueuedMessage:
     """A message that left the queue: its text, the lines of its records, and when it left."""
 
     text: str
@@ -515,13 +520,14 @@ class _MessageQueue:
     """The queue of one log, replayed from its records."""
 
     report: IngestReport
-    _waiting: list[Queued] = field(default_factory=list[Queued])
-    _removed: list[Queued] = field(default_factory=list[Queued])
+    _waiting: list[QueuedMessage] = field(default_factory=list[QueuedMessage])
+    _removed: list[QueuedMessage] = field(default_factory=list[QueuedMessage])
 
     def take(self, line: int, record: Record) -> None:
+        """Replay one record of the queue."""
         operation = record.get("operation")
         if operation == "enqueue":
-            self._waiting.append(Queued(_words(record.get("content")), (line,), _time(record)))
+            self._waiting.append(QueuedMessage(_words(record.get("content")), (line,), _time(record)))
         elif operation == "popAll":
             self.report.counts[TAKEN_BACK] += len(self._waiting)
             self._waiting.clear()
@@ -529,14 +535,14 @@ class _MessageQueue:
             message = self._waiting.pop(self._index_of(record.get("content")))
             reason = record.get("reason")
             reason = reason if isinstance(reason, str) else None
-            self._removed.append(Queued(message.text, (*message.lines, line), _time(record), operation, reason))
+            self._removed.append(QueuedMessage(message.text, (*message.lines, line), _time(record), operation, reason))
 
     def _index_of(self, content: Any) -> int:
         """Return the index of the waiting message that a record quotes, or 0 for the oldest one."""
         texts = [message.text for message in self._waiting]
         return texts.index(content) if content in texts else 0
 
-    def place(self, nodes: Iterable[Node], attachments: list[Record]) -> dict[str, list[Queued]]:
+    def place(self, nodes: Iterable[Node], attachments: list[Record]) -> dict[str, list[QueuedMessage]]:
         """Return uuid of the answer before which the model saw it -> messages that no other record holds.
 
         The key "" is for messages after the last answer.
@@ -547,7 +553,7 @@ class _MessageQueue:
             return {}
         main = [node for node in nodes if not node.is_sidechain]
         num_attached = Counter(plain_prompt(record) for record in attachments)
-        placed: dict[str, list[Queued]] = {}
+        placed: dict[str, list[QueuedMessage]] = {}
         for message in self._removed:
             text = message.text.strip()
             if num_attached[text] > 0:  # the attachment is the message
@@ -562,7 +568,7 @@ class _MessageQueue:
         return placed
 
 
-def _was_absorbed(removed: Queued, has_attachments: bool) -> bool:
+def _was_absorbed(removed: QueuedMessage, has_attachments: bool) -> bool:
     """Return whether a removed message went into the running turn.
 
     In a log with attachments, one that was removed without an attachment and without a reason was taken back.
@@ -570,7 +576,7 @@ def _was_absorbed(removed: Queued, has_attachments: bool) -> bool:
     return removed.reason == _ABSORBED or (removed.reason is None and not has_attachments)
 
 
-def _has_own_record(message: Queued, main: list[Node]) -> bool:
+def _has_own_record(message: QueuedMessage, main: list[Node]) -> bool:
     text = message.text.strip()
     users = (node for node in main if node.kind == "user" and node.line > message.lines[0])
     return any(_contains(_words(block.get("text")), text) for node in users for block in node.blocks)
@@ -586,7 +592,7 @@ def _contains(words: str, text: str) -> bool:
     return command == text.removeprefix("/").split()
 
 
-def _answer_to(message: Queued, main: list[Node]) -> str:
+def _answer_to(message: QueuedMessage, main: list[Node]) -> str:
     """Return the uuid of the first assistant message that began after a queued message, or "".
 
     A message that was already being written does not count, although some of its records come later.

@@ -49,10 +49,12 @@ class Node:
 
     @property
     def called(self) -> list[str]:
+        """The ids of the calls in this record."""
         return [_name(block.get("id")) for block in self.blocks if block.get("type") in CALL_BLOCKS]
 
     @property
     def answered(self) -> list[str]:
+        """The ids of the calls whose results are in this record."""
         return [_name(block.get("tool_use_id")) for block in self.blocks if block.get("type") == "tool_result"]
 
     @property
@@ -112,9 +114,7 @@ class Entry:
 
     @property
     def follows(self) -> str | None:
-        """The uuid of the record it must come after: its parent, or for a boundary the last record of the closed
-        context.
-        """
+        """The uuid of the record before it: its parent, or for a boundary the last record of the closed context."""
         node = self.node
         uuid = node.record.get("logicalParentUuid") if node is not None and node.is_boundary else self.parent
         return uuid if isinstance(uuid, str) else None
@@ -175,6 +175,7 @@ class Messages:
         self._all_messages: dict[str, list[_LoggedMessage]] = {}
 
     def take(self, node: Node, thread: str) -> None:
+        """Add a record to its message; a prompt or a boundary ends all messages of the thread."""
         if node.is_boundary or (node.begins_turn and node.kind == "user"):
             self._open.pop(thread, None)
         elif node.kind == "assistant":
