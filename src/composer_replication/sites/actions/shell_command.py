@@ -298,7 +298,8 @@ _SWITCHES_TREE = re.compile(
 # "sed -i s/a/b/ x", "go mod tidy", "cp a b", "python3 x.py" and "echo > x"; not "ls 2>&1" or "ls >/dev/null"
 _WRITES = re.compile(
     r"\b(?:sed|perl|ruby|gsed)\s+(?:-\S+\s+)*-\S*i|\bgo (?:generate|mod|get|install|build)\b"
-    r"|\b(?:npm|pnpm|yarn|npx|tee|mv|cp|rm|rmdir|mkdir|touch|ln|patch|install|unzip|tar|curl|wget|make|rsync)\b|\b(?:python|node|bash|sh)[\d.]*\s"
+    r"|\b(?:npm|pnpm|yarn|npx|tee|mv|cp|rm|rmdir|mkdir|touch|ln|patch|install|unzip|tar|curl|wget|make|rsync)\b"
+    r"|\b(?:python|node|bash|sh)[\d.]*\s"
     r"|(?<![0-9&=<-])>>?(?![&>=])(?!\s*/dev/null)"
 )
 # "gofmt -w .", "cargo fmt", "eslint --fix ." and "black ."; not "gofmt -l ."

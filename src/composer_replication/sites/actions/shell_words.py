@@ -14,6 +14,10 @@ from typing import Literal, NamedTuple
 Kind = Literal["text", "split", "kept", "glob", "home", "raw"]
 
 
+class UnsupportedShellSyntax(ValueError):
+    """Raised for shell text outside the part of the language that is read here."""
+
+
 class Piece(NamedTuple):
     """Part of a word: text, an expansion (`split` into words, or `kept` whole by quotes), a glob, `~`, or raw shell."""
 
@@ -297,10 +301,6 @@ class _WordPieces:
         if any(texts) or not joined:
             joined.append(Piece("text", "".join(texts)))
         return tuple(joined)
-
-
-class UnsupportedShellSyntax(ValueError):
-    """Raised for shell text outside the part of the language that is read here."""
 
 
 class _Expansion(NamedTuple):
