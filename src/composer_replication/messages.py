@@ -268,10 +268,9 @@ class ToolSchemas:
         return {tool: calls.number for tool, calls in sorted(self._calls.items())}
 
     def schemas(self) -> dict[_Tool, dict[str, Any]]:
-        """Return (format, tool) -> a JSON schema with every argument, its types, and those that no call lacked as
-        required.
+        """Return (format, tool) -> a JSON schema with every argument and its types.
 
-        Arguments are in the order in which calls first had them.
+        Arguments that no call lacked are required. They are in the order in which calls first had them.
         """
         return {
             tool: {

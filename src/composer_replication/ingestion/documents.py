@@ -40,10 +40,10 @@ _MAX_OPEN_BRACKETS = 300
 
 @lru_cache(maxsize=2)
 def head_values(head: bytes) -> list[Any]:
-    """Return the JSON values that a file begins with: those of its first lines, or one document as far as the head
-    goes.
+    """Return the JSON values that a file begins with.
 
-    Every format asks for them, so the last results are cached.
+    They are those of its first lines, or one document as far as the head goes. Every format asks for them, so the last
+    results are cached.
     """
     head = as_utf8(head)
     lines = [line for line in head.split(b"\n") if line.strip()][:_HEAD_LINES]
@@ -136,10 +136,10 @@ def salvage(data: bytes, *, depth: int = _MAX_DEPTH) -> Any:
 
 
 def before_damage(data: bytes) -> tuple[Any, int]:
-    """Return the whole messages before the damage, and the position of the first broken one (0: outside of the
-    messages).
+    """Return the whole messages before the damage, and the position of the first broken one.
 
-    A document that a crash or a full disk cut off ends there. Invalid bytes cost only the messages that contain them.
+    The position is 0 if the damage is outside of the messages. A document that a crash or a full disk cut off ends
+    there. Invalid bytes cost only the messages that contain them.
     """
     depth = _depth_of_messages(salvage(data))
     before = _last_list(salvage(data[: _first_bad_byte(data)], depth=depth), depth)

@@ -28,7 +28,7 @@ MAX_FILE_WEIGHT = 192 * 2**20
 _BYTES_PER_VALUE = 32
 # Lines are long: with the default of 8 kB, splitting a file into lines costs a third as much as parsing them.
 BUFFER_BYTES = 2**20
-# Every skip is counted, but the locations of only so many are kept.
+# Every skip is counted, but only the first ones are stored with their location.
 _MAX_LOCATED_SKIPS = 1000
 TOO_DEEP = "nested too deeply"
 # No tool nests content deeper. Without a limit, a damaged line can nest a thousand levels.

@@ -418,10 +418,9 @@ class _ContextLengths:
         """Uuid -> tokens of the context up to and including this record."""
 
     def verdict(self, at: int, tail: _LinkedRecord, target: _LinkedRecord | None) -> Verdict | None:
-        """Return whether the thread went on from `tail` or back to `target` (None: the start) before message number
-        `at`.
+        """Return whether the thread went on from `tail` or back to `target` before message number `at`.
 
-        Returns None if the lengths do not decide it.
+        A `target` of None is the start. Returns None if the lengths do not decide it.
         """
         # Only an answer reports the length of its prompt, so the next one after the message is looked at.
         next_answer = bisect_left(self._answer_indices, at)

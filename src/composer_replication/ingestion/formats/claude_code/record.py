@@ -72,9 +72,7 @@ class Node:
 
     @property
     def begins_turn(self) -> bool:
-        """Whether it is a user's message that answers no call, or the harness in the model's place when a session
-        resumes.
-        """
+        """Whether it is a prompt: a user's message without results, or the harness's words as a session resumes."""
         if self.kind == "assistant":
             return self.is_harness
         return self.kind == "user" and not self.answered and not self.is_summary

@@ -236,14 +236,14 @@ def _leaf_attachments(tree: RecordTree, nodes: list[Node]) -> dict[str, list[Nod
         while above is not None and tree.nodes[above].attachment is not None and above not in inner_attachments:
             inner_attachments.add(above)
             above = tree.ancestor(tree.nodes[above].parent)
-    hanging: dict[str, list[Node]] = {}
+    leaves: dict[str, list[Node]] = {}
     message_above: dict[str, str] = {}  # per attachment, so that a chain of them is walked only once
     for node in attachments:
         above = tree.ancestor(node.parent) or ""
         message_above[node.uuid] = above = message_above.get(above, above)
         if node.uuid not in inner_attachments:
-            hanging.setdefault(above, []).append(node)
-    return hanging
+            leaves.setdefault(above, []).append(node)
+    return leaves
 
 
 def _before_boundary(tree: RecordTree, boundary: Node | None, taken_uuids: set[str]) -> Node | None:
@@ -295,8 +295,7 @@ _MAX_DISTANCE = 40
 
 
 def _without_copies(entries: list[Entry], file: str, report: IngestReport) -> list[Entry]:
-    """Return the entries with unique uuids: of several with the same one, that with the best fitting neighbors keeps
-    it.
+    """Return the entries with unique uuids. The record with the best fitting neighbors keeps a uuid that several have.
 
     Copies of its message are dropped and counted. Another message under the same uuid gets a new one.
     """
