@@ -1,5 +1,6 @@
-"""Train a model on the objective. The names below are imported on first use, so importing this package loads no
-trainer.
+"""Train a model on the objective.
+
+The names below are imported on first use, so importing this package loads no trainer.
 
 presets           recommended settings as arguments, and the knobs of channels 2 and 3
 same_start        what all processes of a training must begin with

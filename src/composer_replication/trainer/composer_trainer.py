@@ -42,7 +42,7 @@ from composer_replication.trainer.composer.logged_batches import (
     usable_channels,
     with_what_is_needed,
 )
-from composer_replication.trainer.metrics_file import MetricsFile, TellSteps
+from composer_replication.trainer.metrics_file import MetricsFile, StepCallback
 from composer_replication.trainer.objective.distributed import has_adapter, is_sharded
 from composer_replication.trainer.objective.fingerprint import tokenizer_digest
 from composer_replication.trainer.objective.model_head import causal_lm_of
@@ -74,7 +74,8 @@ class _WithoutTrl:
         require("trl", extra="train")
 
 
-_Trainer: Any = _WithoutTrl  # Any, because this class also overrides private methods, which TRL does not type
+# `Any`, since this class also overrides private methods, which TRL does not type.
+_Trainer: Any = _WithoutTrl
 if available("trl"):
     from trl.trainer.grpo_trainer import GRPOTrainer
 
@@ -137,12 +138,15 @@ class ComposerReplicationTrainer(TaughtRollouts, _Trainer):
         metrics_path: str | Path | None = None,
         **kwargs: Any,
     ) -> None:
-        arguments = locals()  # must stay the first statement
+        # Must stay the first statement, so that it holds the arguments only.
+        arguments = locals()
         knobs = {name: arguments[name] for name in _DEFAULTS}
         knobs |= {name: kwargs.pop(name) for name in sorted(_KNOBS & kwargs.keys())}
         self.settings, self.channel_metrics = _settings_of(knobs, settings), ChannelMetrics()
         self.wants_sites = self.settings.alpha_sdpo > 0 or measure_channels
-        if available("trl"):  # otherwise the constructor of the base class raises below
+        # Without TRL, the constructor of the base class raises below.
+        if available("trl"):
+            # By name, so that the model and the data set can be replaced wherever they were passed.
             kwargs, args = _by_name(args, kwargs), ()
             if isinstance(name := kwargs.get("model"), str):
                 kwargs["model"] = resolve_model(name)
@@ -150,7 +154,8 @@ class ComposerReplicationTrainer(TaughtRollouts, _Trainer):
                 trace_dataset = kwargs.get("train_dataset")
                 kwargs["train_dataset"] = prompts_of_traces(trace_dataset)
                 if not (self.settings.alpha_sdpo > 0 or self.settings.beta_replay > 0):
-                    trace_dataset = data_collator = None  # plain GRPO: both channels that read traces are off
+                    # Plain GRPO: both channels that read traces are off.
+                    trace_dataset = data_collator = None
         super().__init__(*args, **kwargs)
         self._check_all_processes(logged_sessions, trace_dataset)
         settle_token_rows(self.model)
@@ -192,8 +197,7 @@ class ComposerReplicationTrainer(TaughtRollouts, _Trainer):
             logger.warning(warning)
 
     def _check_all_processes(self, sessions: Any, traces: Sequence[Any] | None) -> None:
-        """Raise if a process runs alone, or has another tokenizer, logged data, weights or reference model than
-        rank 0."""
+        """Raise if a process runs alone, or differs from rank 0 in tokenizer, logged data or weights."""
         check_is_in_group(self.args.world_size)
         if self.args.world_size > 1:
             tokenizer = getattr(self.processing_class, "tokenizer", self.processing_class)
@@ -206,6 +210,7 @@ class ComposerReplicationTrainer(TaughtRollouts, _Trainer):
             )
         share_start_weights(self.model)
         if self.ref_model is not None:
+            # The reference model is loaded separately, so its weights can be missing or different as well.
             share_start_weights(self.ref_model, what="weights of TRL's reference model")
             fix = (
                 "Set fsdp_cpu_ram_efficient_loading: false, or train an adapter, whose base weights are the reference."
@@ -213,7 +218,8 @@ class ComposerReplicationTrainer(TaughtRollouts, _Trainer):
             refuse_missing_weights(self.ref_model, what="weights of TRL's reference model", fix=fix)
 
     def _check_arguments(self, options: RolloutOptions) -> None:
-        if is_sharded(self.model):  # by the caller; this flag keeps transformers from wrapping the model again
+        # The caller has sharded it; this flag keeps transformers from wrapping it again.
+        if is_sharded(self.model):
             self.is_distributed_loading_by_transformers = True
         if options.max_resamples and self.multi_objective_aggregation != "sum_then_normalize":
             expected = "'sum_then_normalize': the other one normalizes over the batch, which resampling changes"
@@ -222,7 +228,7 @@ class ComposerReplicationTrainer(TaughtRollouts, _Trainer):
             )
 
     def _add_callbacks(self, diagnosis: RunDiagnosis | None, metrics_path: str | Path | None) -> None:
-        self.add_callback(TellSteps(self))
+        self.add_callback(StepCallback(self))
         self.add_callback(MetricsFile(metrics_path or Path(self.args.output_dir or "", "metrics.jsonl")))
         self.add_callback(self.alarm)
         self.add_callback(diagnosis or RunDiagnosis(max_completion_length=self.max_completion_length))
@@ -265,6 +271,7 @@ class ComposerReplicationTrainer(TaughtRollouts, _Trainer):
         return values if self.accelerator.num_processes == 1 else self.accelerator.reduce(values, reduction="sum")
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Add the channels' metrics to TRL's, and 0 for channels that were skipped."""
         mode = self.mode()
         self._metrics[mode].update({name: [mean] for name, mean in self.channel_metrics.take(mode).items()})
         self._metrics[mode].update({f"ran/{_LOGGED_METRIC[name]}": [0.0] for name in self.usable.skipped})
@@ -304,8 +311,7 @@ class ComposerReplicationTrainer(TaughtRollouts, _Trainer):
         return [HintComparison(*comparison) for row in rows for comparison in json.loads(bytes(row).rstrip(b"\0"))]
 
     def _make_start_model(self, options: RolloutOptions) -> nn.Module | None:
-        """Return a copy of the initial model for the k1 penalty, if neither an adapter nor TRL's reference model
-        provides it."""
+        """Return a copy of the initial model for the k1 penalty, unless an adapter or TRL's reference has it."""
         if not options.k1_coefficient or self.ref_model is not None or has_adapter(self.model):
             return None
         from trl.trainer.utils import add_fused_lm_head
@@ -320,7 +326,8 @@ class ComposerReplicationTrainer(TaughtRollouts, _Trainer):
     def _make_store(self, traces: Any, collator: Any, sessions: Any, batch_size: int) -> LoggedStore | None:
         if self.usable.is_empty or (traces is None and collator is None and sessions is None):
             return None
-        with self.accelerator.autocast():  # the steps compute under autocast, so reference log-probs must as well
+        # The steps compute under autocast, so reference log-probs must as well.
+        with self.accelerator.autocast():
             sessions = with_what_is_needed(self.model, self.settings, traces, collator, sessions)
         return LoggedStore(
             traces=traces,
@@ -345,8 +352,7 @@ def _by_name(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _settings_of(knobs: dict[str, Any], settings: ChannelSettings | None) -> ChannelSettings:
-    """Return the settings from single knobs or from `settings`; a mix is refused, since one of the two would be
-    ignored."""
+    """Return the settings from single knobs or `settings`; a mix is refused, as one would be ignored."""
     if settings is None:
         return ChannelSettings(**knobs)
     changed_knobs = [name for name, value in knobs.items() if value != _DEFAULTS.get(name, _NO_DEFAULT)]

@@ -115,6 +115,7 @@ class CollatorConfig:
     thinking: ThinkingRules | None = None
 
     def __post_init__(self) -> None:
+        # At least two tokens, since a target needs a token before it that predicts it.
         for name, minimum in (("max_seq_len", 2), ("max_dpo_seq_len", 2), ("pad_token_id", 0)):
             value = getattr(self, name)
             if type(value) is not int or value < minimum:
@@ -152,7 +153,8 @@ class ComposerDataCollator:
     `compose_loss` runs, and its `active` shows that lm_ce did not.
     """
 
-    tokenizer: TokenizerLike | Any  # transformers adds pad_token_id at run time, so type checkers do not see it
+    # transformers adds pad_token_id at run time, so type checkers do not see it.
+    tokenizer: TokenizerLike | Any
     config: CollatorConfig
     _: KW_ONLY
     reference: _ReferenceLookup | None = None
@@ -178,6 +180,7 @@ class ComposerDataCollator:
             where = _name(example, number)
             reward = self._reward(example, where)
             rows = self._trace_rows(example, where)
+            # Sites count rows within their trace; a batch needs them counted within the batch.
             sites += [site._replace(student_row=len(students) + site.student_row) for site in rows.sites]
             students += rows.students
             rewards += [reward] * len(rows.students)
@@ -211,7 +214,8 @@ class ComposerDataCollator:
             self.counts["empty_conversation"] += 1
             return TraceRows([], [])
         hints = list(self._hints(messages, conversation)) if self.config.enable_sdpo else []
-        unique_hints = list(dict.fromkeys(hints))  # a call and its result may both be marked, for the same error
+        # A call and its result may both be marked, for the same error.
+        unique_hints = list(dict.fromkeys(hints))
         if len(unique_hints) < len(hints):
             self.counts["same_hint_again"] += len(hints) - len(unique_hints)
         return self._rows.rows(conversation, unique_hints)
@@ -235,6 +239,7 @@ class ComposerDataCollator:
         pairs: Any = example.get("dpo_pairs") or ()
         if not self.config.enable_replay_dpo:
             return []
+        # A single pair instead of a list is a common mistake, and a mapping would be iterated by its keys.
         if isinstance(pairs, str | Mapping) or not isinstance(pairs, Sequence):
             raise InputError(explain(f"dpo_pairs of {where}", got=type(pairs).__name__, expected="a list of DPOPairs"))
         pair_ids = [self._pairs.pair(pair, f"pair {number} of {where}") for number, pair in enumerate(pairs)]
@@ -247,6 +252,7 @@ class ComposerDataCollator:
             self.counts["no_reward"] += 1
             return math.nan
         try:
+            # `float` would accept the text "1", which is more likely a mistake in the data.
             reward = math.nan if isinstance(value, str) else float(value)
         except (TypeError, ValueError):
             reward = math.nan
@@ -277,6 +283,7 @@ def _renderer_of(tokenizer: Any, config: CollatorConfig) -> Renderer | SegmentRe
     """Return the renderer of conversations: by chat template, or turn by turn, with a warning, without a template."""
     is_fast = hasattr(tokenizer, "backend_tokenizer")
     if is_fast and (config.chat_template is not None or getattr(tokenizer, "chat_template", None)):
+        # Only a fast tokenizer reports the offsets that align masks with a rendered template.
         return Renderer(tokenizer, tools=config.tools, chat_template=config.chat_template, thinking=config.thinking)
     name = type(tokenizer).__name__
     if config.chat_template is not None:
@@ -290,7 +297,8 @@ def _renderer_of(tokenizer: Any, config: CollatorConfig) -> Renderer | SegmentRe
         "these segments. There are no role headers and no end-of-turn tokens, so the ids differ from what a chat model "
         "sees. For a chat model, load a fast tokenizer with a template, or pass CollatorConfig(chat_template=...).",
         UserWarning,
-        stacklevel=4,  # the caller that creates the collator
+        # The caller that creates the collator.
+        stacklevel=4,
     )
     return renderer
 
@@ -314,8 +322,7 @@ _GENERIC_KINDS = ("other", "nonzero_exit")
 
 
 class _MarkedError(NamedTuple):
-    """An error that a trace marks: the index of the assistant turn at fault, and the arguments of the hint
-    generator."""
+    """An error that a trace marks: the assistant turn at fault, and the arguments for the hint generator."""
 
     turn: int
     kind: str
@@ -337,6 +344,7 @@ def _marked_errors(
         if not error:
             continue
         role = turns[index].role
+        # A mark on an assistant message is about that turn; one on a tool result is about the turn that made the call.
         caller = index if role == "assistant" else caller_of(turns, index) if role == "tool" else None
         if caller is None:
             counts["error_without_assistant_turn"] += 1

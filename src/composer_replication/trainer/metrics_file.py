@@ -1,5 +1,4 @@
-"""Write every line of metrics to `metrics.jsonl`, call a trainer after its own steps, and send evaluations to a
-tracker."""
+"""Write metrics to `metrics.jsonl`, call a trainer after its own steps, and send evaluations to a tracker."""
 
 from __future__ import annotations
 
@@ -56,21 +55,23 @@ def _step_of(row: dict[str, object]) -> int:
 
 def _plain(value: Any) -> Any:
     """Return numbers of other libraries as Python's own, and other values as they are."""
+    # Scalars of torch and numpy.
     if hasattr(value, "item"):
         value = value.item()
+    # JSON has no NaN or infinity.
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value if isinstance(value, bool | int | float | str) or value is None else str(value)
 
 
 class Steps(Protocol):
-    """A trainer with methods that `TellSteps` calls."""
+    """A trainer with methods that `StepCallback` calls."""
 
     def before_steps(self) -> None: ...
     def after_step(self) -> None: ...
 
 
-class TellSteps(TrainerCallback):
+class StepCallback(TrainerCallback):
     """Calls the trainer at the start of a run, and after each optimizer step, before anything is logged or saved."""
 
     def __init__(self, trainer: Steps) -> None:

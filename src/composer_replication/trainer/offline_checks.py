@@ -57,13 +57,17 @@ def ready_sessions(
     with_adapter: bool = False,
     shuffle_seed: int | None = None,
 ) -> LoggedSessions:
-    """Return the sessions with checked hints and reference log-probs as needed. Call it under the autocast of the
-    steps."""
+    """Return the sessions with checked hints and reference log-probs as needed.
+
+    Call it under the autocast of the steps.
+    """
     if hint_margin is not None:
         sessions = sessions.prove(model, hint_margin, with_adapter=with_adapter)
-    if shuffle_seed is not None:  # after the hint check, so that a control has the same sites as the real training
+    # After the hint check, so that a control has the same sites as the real training.
+    if shuffle_seed is not None:
         sessions = sessions.shuffled(shuffle_seed)
     sessions.require_items()
+    # Other variants of DPO need no reference log-probs.
     needs_references = settings.beta_replay > 0 and settings.dpo_variant == "dpo"
     if needs_references and sessions.has_references:
         sessions.check_references(model)
@@ -82,6 +86,7 @@ def take_warmed_up(model: nn.Module, checkpoint: Path) -> dict[str, str]:
         fix = "Give the checkpoint that `trainer.warmup.warm_up` names."
         got = "a checkpoint, but not of a warm-up"
         raise StaleArtefactError(explain(str(checkpoint), got=got, expected="one of a warm-up", fix=fix))
+    # Compared before anything is loaded, so that a refused checkpoint leaves the model unchanged.
     check_identity(manifest["about"]["model"], model_identity(model), checkpoint)
     start_weights, origin = weights_digest(model), manifest["about"]["data"]
     start = {"start_weights": start_weights, "start_adapter": trained_adapter_digest(model)}
@@ -109,8 +114,10 @@ def startup_warnings(trainer: Any, model: nn.Module, sessions: LoggedSessions) -
 
 
 def _channels_that_cannot_run(items: Mapping[str, int], weights: Mapping[str, float]) -> list[str]:
-    """Return a warning for each channel with a weight and no items. Raises InactiveChannelError if no channel can
-    run."""
+    """Return a warning for each channel with a weight and no items.
+
+    Raises InactiveChannelError if no channel can run.
+    """
     if not any(items[name] and weights[name] > 0 for name in CHANNELS):
         got = ", ".join(f"{_KNOBS[name]} {weights[name]:g} with {items[name]} items" for name in CHANNELS)
         fix = "Set the weight of a channel that has items, or add sites and pairs to the sessions."
@@ -125,8 +132,7 @@ def _channels_that_cannot_run(items: Mapping[str, int], weights: Mapping[str, fl
 
 
 def channels_that_never_ran(log: ChannelLog, items: Mapping[str, int]) -> Iterator[str]:
-    """Yield a warning for each channel that never ran: its largest weight, and its items in the steps and in all
-    sessions."""
+    """Yield a warning for each channel that never ran, with its largest weight and its items."""
     for name in CHANNELS:
         if not log.ran_steps.get(name, 0):
             coverage = f"{log.seen_items[name]:,} of its {items[name]:,} items in them"
@@ -146,6 +152,7 @@ def plan_run(
     bare = unwrapped(model)
     adapters: Mapping[str, Any] = getattr(bare, "peft_config", None) or {}
     sizes = sorted((item.num_tokens for item in sessions.items), reverse=True)
+    # From the first floating-point weight, since 4-bit weights are packed into integers.
     weight_bytes = next(
         (parameter.element_size() for parameter in bare.parameters() if parameter.is_floating_point()), 4
     )
@@ -178,8 +185,7 @@ NAMES: dict[str, str] = dict(zip(CHANNELS, ("lm_ce", "sdpo_kl", "trace_replay_dp
 
 
 class ChannelLog:
-    """The channels' metrics since the last log line: means over the items of the steps in which each ran, and how often
-    it ran.
+    """The channels' metrics since the last log line: means over items, and how often each channel ran.
 
     Micro-batches add up to steps, and steps to means. Values stay on their device until they are logged. Over the whole
     run it has `ran_steps`, `seen_items` (also those of steps with weight 0) and `top_weights`, each channel's largest
@@ -222,13 +228,16 @@ class ChannelLog:
         self._tokens += tokens
         self._items.update({name: items[name] for name in ran})
         means = values.double().cpu()
+        # Means times items are sums again, so that steps with more items count more.
         self._sums = self._sums + means * torch.tensor([items.get(name, 0) for name in CHANNELS], dtype=torch.float64)
         self._total += float((means * torch.tensor([weights[name] for name in CHANNELS], dtype=torch.float64)).sum())
         self._weights = dict(weights)
 
     def take(self) -> dict[str, float]:
-        """Return the metrics since the last call, and reset them. A channel that never ran has 0 under `ran/`, and no
-        loss."""
+        """Return the metrics since the last call, and reset them.
+
+        A channel that never ran has 0 under `ran/`, and no loss.
+        """
         if not self._steps:
             return {}
         metrics: dict[str, float] = {"loss/total": self._total / self._steps, "tokens": self._tokens / self._steps}
@@ -264,7 +273,8 @@ class ChannelLog:
         self.seen_items, self.top_weights = Counter(tree["seen_items"]), dict(tree["top_weights"])
         since = tree["since_log"]
         self._steps, self._ran, self._items = since["steps"], Counter(since["ran"]), Counter(since["items"])
-        self._tokens = since.get("tokens", 0)  # checkpoints of earlier versions have none
+        # Checkpoints of earlier versions have none.
+        self._tokens = since.get("tokens", 0)
         self._sums = torch.tensor(since["sums"], dtype=torch.float64)
         self._total, self._weights = since["total"], dict(since["weights"])
 

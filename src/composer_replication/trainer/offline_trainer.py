@@ -20,7 +20,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 from composer_replication.batch.tree_batch import CHANNELS
 from composer_replication.errors import InputError, explain
 from composer_replication.loss.taid import TAIDScheduler
-from composer_replication.trainer.metrics_file import MetricsFile, TellSteps
+from composer_replication.trainer.metrics_file import MetricsFile, StepCallback
 from composer_replication.trainer.objective.compose import LossComponents, compose_loss
 from composer_replication.trainer.objective.distributed import is_sharded
 from composer_replication.trainer.objective.fingerprint import tokenizer_digest
@@ -96,7 +96,8 @@ class OfflineTrainer(WithTeacher, Trainer):
         options: Passed to `transformers.Trainer`: optimizers, processing_class and the like.
     """
 
-    loss_is_scaled_for_ga = True  # every channel is divided by the items of the whole optimiser step
+    # The loss needs no division by the number of micro-batches: each channel is divided by the items of the whole step.
+    loss_is_scaled_for_ga = True
     _step_items: Mapping[str, int] = {}
     _step_tokens = 0
     _taid: TAIDScheduler | None = None
@@ -145,15 +146,17 @@ class OfflineTrainer(WithTeacher, Trainer):
             data_collator=collate,
             train_dataset=sessions,
             eval_dataset=eval_sessions,
-            callbacks=[*callbacks, TellSteps(self), metrics],
+            callbacks=[*callbacks, StepCallback(self), metrics],
             **options,
         )
         model = self._start_model
-        if is_sharded(model):  # this flag keeps the base class from wrapping the model again
+        # This flag keeps the base class from wrapping the model again.
+        if is_sharded(model):
             self.is_distributed_loading_by_transformers = True
         if not is_sharded_here and warmed_up is not None:
             self.phase = take_warmed_up(model, Path(warmed_up))
-        with self.accelerator.autocast():  # log-probs are compared with those of the steps, so round them alike
+        # Log-probs are compared with those of the steps, so round them alike.
+        with self.accelerator.autocast():
             shared_options = {"settings": self.settings, "lm_weight": lm_weight, "with_adapter": bool(self.phase)}
             proof = {"hint_margin": hint_margin, "shuffle_seed": shuffle_seed}
             self.train_dataset = ready_sessions(sessions, model, reference_path, **proof, **shared_options)
@@ -188,8 +191,7 @@ class OfflineTrainer(WithTeacher, Trainer):
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[list[Any], Any]:
-        """Return the micro-batches of an optimizer step, and each channel's number of items in them over all
-        processes."""
+        """Return the micro-batches of an optimizer step, and each channel's items in them over all processes."""
         batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
         local_items = items_of(batches)
         totals = self._sum_over_processes(torch.tensor([local_items[name] for name in (*CHANNELS, TOKENS)])).tolist()
@@ -215,6 +217,7 @@ class OfflineTrainer(WithTeacher, Trainer):
     def prediction_step(
         self, model: nn.Module, inputs: Any, prediction_loss_only: bool, ignore_keys: list[str] | None = None
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """Add a batch to the sums of the evaluation, and return its loss."""
         del prediction_loss_only, ignore_keys  # the loss is the only output
         weights = self.weights()
         # With an annealed weight, channel 2 is of interest most of all at the end, when its weight may be 0.
@@ -259,8 +262,7 @@ class OfflineTrainer(WithTeacher, Trainer):
 
     @property
     def taid(self) -> TAIDScheduler:
-        """TAID's schedule over the steps of this run; its initial value if the run, and with it their number, is not
-        known yet."""
+        """TAID's schedule over the steps of this run, or its initial value while their number is unknown."""
         return self._taid or self.settings.taid_schedule(1)
 
     def before_steps(self) -> None:
@@ -292,6 +294,7 @@ class OfflineTrainer(WithTeacher, Trainer):
         return total
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Add the channels' metrics to each line about the loss, and a summary to the last line."""
         if "loss" in logs:
             logs |= self.channel_log.take()
             if self.settings.sdpo_wrapper == "taid":
@@ -330,7 +333,8 @@ class OfflineTrainer(WithTeacher, Trainer):
         return self.model
 
     def _warn_about_idle_channels(self) -> None:
-        if self.phase.get("phase") == WARM_UP:  # a warm-up trains channel 1 only
+        # A warm-up trains channel 1 only.
+        if self.phase.get("phase") == WARM_UP:
             return
         for warning in channels_that_never_ran(self.channel_log, self._train_sessions.channels):
             self._warn(warning)

@@ -39,8 +39,10 @@ class SafeCheckpoints(_Trainer):
         return RunCheckpoints(self)
 
     def extra_state(self) -> dict[str, Any]:
-        """Return what else this process needs for an exact resume, as a tree. Subclasses add to what `super`
-        returns."""
+        """Return what else this process needs for an exact resume, as a tree.
+
+        Subclasses add to what `super` returns.
+        """
         return {}
 
     def load_extra_state(self, tree: dict[str, Any]) -> None:

@@ -85,6 +85,7 @@ def grpo_arguments(config: TrainConfig) -> dict[str, Any]:
 def training_arguments(config: TrainConfig) -> dict[str, Any]:
     """Return the arguments of `transformers.TrainingArguments` (and so of GRPOConfig) from the rest of [train]."""
     optimiser = config.optimiser
+    # transformers' plain "constant" schedule ignores warmup_steps.
     warmed = "constant_with_warmup" if optimiser.warmup else "constant"
     return {
         "max_steps": optimiser.steps,
@@ -111,8 +112,7 @@ def training_arguments(config: TrainConfig) -> dict[str, Any]:
 def composer_grpo_config(
     output_dir: str | os.PathLike[str], *, preset: Literal["composer", "dapo"] = "composer", **overrides: Any
 ) -> Any:
-    """Return a `trl.GRPOConfig` with the preset's settings; `overrides` are GRPOConfig's own arguments and take
-    precedence.
+    """Return a `trl.GRPOConfig` with the preset's settings; `overrides` are its own arguments and take precedence.
 
     TRL computes in bf16 by default. Without a GPU that supports it, and unless `use_cpu` or `bf16` is set, this uses
     fp32.
@@ -120,9 +120,11 @@ def composer_grpo_config(
     trl = require("trl", extra="train")
     arguments = grpo_arguments(load(CrfConfig, preset_path(preset)).train)
     if not (overrides.get("use_cpu") or is_torch_bf16_gpu_available() or is_torch_xla_available()):
-        arguments["bf16"] = False  # transformers would refuse TRL's own default
+        # transformers would refuse TRL's own default.
+        arguments["bf16"] = False
     if not torch.cuda.is_available():
-        arguments["dataloader_pin_memory"] = False  # torch warns about pinned memory without a GPU
+        # torch warns about pinned memory without a GPU.
+        arguments["dataloader_pin_memory"] = False
     return trl.GRPOConfig(output_dir=os.fspath(output_dir), **{**arguments, **overrides})
 
 
@@ -167,6 +169,7 @@ def preset_rewards(config: TrainConfig, tokenizer: TextTokenizer) -> list[Callab
     """Return the reward functions that a config adds to those of its task."""
     rewards: list[Callable[..., list[float]]] = []
     grpo, effort = config.grpo, config.effort
+    # In tokens before the limit, from a share of it.
     soft_length = round(grpo.soft_overlong * grpo.max_completion_length)
     if soft_length:
         rewards.append(_overlong_reward(grpo.max_completion_length, soft_length))
@@ -179,8 +182,7 @@ def preset_rewards(config: TrainConfig, tokenizer: TextTokenizer) -> list[Callab
 
 
 def _overlong_reward(max_completion_length: int, soft_length: int) -> Callable[..., list[float]]:
-    """Return DAPO's soft overlong punishment: 0 up to `soft_length` before the limit, then falling to -1 at the
-    limit."""
+    """Return DAPO's soft overlong punishment: 0 until `soft_length` before the limit, then falling to -1."""
     rewards = require("trl.rewards", extra="train")
     return rewards.get_soft_overlong_punishment(max_completion_len=max_completion_length, soft_punish_cache=soft_length)
 
@@ -212,7 +214,8 @@ class ChannelSettings(LossKnobs):
         super().__post_init__()
         if self.sdpo_is_clip is not None and not self.sdpo_is_clip > 0:
             raise InputError(explain("sdpo_is_clip", got=self.sdpo_is_clip, expected="above 0, or None"))
-        self.taid_schedule(1)  # raises InputError for invalid numbers
+        # Raises InputError for invalid numbers.
+        self.taid_schedule(1)
         check_anneal(self.anneal, self.anneal_end)
 
     def alpha_at(self, step: int, total_steps: int) -> float:

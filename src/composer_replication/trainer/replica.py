@@ -28,8 +28,10 @@ class Replica:
     outer: OuterLoop = field(default_factory=OuterLoop)
 
     def part_of(self, session_ids: Iterable[str]) -> frozenset[str]:
-        """Return this replica's sessions. Each session belongs to one replica, and the parts differ in size by at most
-        one."""
+        """Return this replica's sessions.
+
+        Each session belongs to one replica, and the parts differ in size by at most one.
+        """
         # Sorted by hash: a shuffled order that is the same on every replica.
         shuffled = sorted(
             session_ids, key=lambda session_id: (hashlib.sha256(f"replica:{session_id}".encode()).digest(), session_id)
@@ -84,7 +86,8 @@ class ReplicaSteps(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
         del args
-        if self._is_over:  # a trainer makes at least one step before it can be stopped; this one is discarded
+        # A trainer makes at least one step before it can be stopped; this one is discarded.
+        if self._is_over:
             state.global_step, control.should_training_stop = state.max_steps, True
             control.should_log = control.should_save = control.should_evaluate = False
             return
@@ -99,6 +102,7 @@ class ReplicaSteps(TrainerCallback):
         step = commits * self._replica.outer.steps_per_commit + self.loop._local_step
         if step > state.global_step:
             state.global_step = min(step, state.max_steps)
+            # The scheduler's own step then sets the learning rate of the step to come.
             lr_scheduler.last_epoch = state.global_step - 1
             # torch warns that the optimizer has made no step yet, which is intended here.
             with warnings.catch_warnings():

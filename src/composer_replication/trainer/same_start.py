@@ -65,6 +65,7 @@ def share_start_weights(model: nn.Module, *, what: str = "start weights") -> Non
         fix = "Load the weights at least on rank 0."
         raise InputError(explain(f"{what} of rank 0", got="only zeros", expected="the weights themselves", fix=fix))
     _refuse(what, [digests[0] if digest == _NO_WEIGHTS else digest for digest in digests], _FIX)
+    # At least one rank has only zeros, so all ranks take part in sending rank 0's weights.
     if _NO_WEIGHTS in digests:
         _materialize(module)
         _broadcast([*module.parameters(), *module.buffers()], receives=is_empty)
@@ -101,11 +102,13 @@ def errors_of_ranks(text: str, *, is_own: bool) -> dict[int, str]:
     since it may only be a consequence. Returns {} if no error arrives, or if the store cannot be reached.
     """
     wait = timedelta(seconds=_WAIT_SECONDS)
+    # A restarted job uses the same store, so keys contain the number of the restart.
     prefix = f"composer_replication/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/error/"
     try:
         rank, host, port = int(os.environ["RANK"]), os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         store = distributed.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=wait)  # pyright: ignore[reportPrivateImportUsage]
         if is_own:
+            # Rank 0 does not know which rank fails, so every error is also stored under "any".
             for key in (str(rank), "any"):
                 store.set(f"{prefix}{key}", f"{rank} {text}")
         if is_own and rank == 0:
@@ -134,12 +137,12 @@ def _ranks(ranks: Sequence[int]) -> str:
 def _unique_lines(text: str, other_text: str) -> str:
     """Return the lines that the other text does not have, with digests shortened."""
     lines = sorted(set(text.splitlines()) - set(other_text.splitlines()))
+    # SHA-256 digests have 64 characters, of which 12 are enough to tell two apart.
     return ", ".join(line[:12] if len(line) == 64 else line for line in lines) or "less"
 
 
 def _layout(module: nn.Module) -> str:
-    """Return the count, the dtypes and a digest of names and shapes, which must be equal before a weight can be
-    sent."""
+    """Return the count, dtypes and digest of names and shapes, which must be equal before weights are sent."""
     named_tensors = [*module.named_parameters(), *module.named_buffers()]
     dtypes = sorted(
         {str(tensor.dtype).removeprefix("torch.") for _, tensor in named_tensors if tensor.is_floating_point()}
@@ -184,8 +187,7 @@ def _gather(text: str) -> list[str]:
 
 
 def _device() -> torch.device:
-    """Return the device that the process group sends tensors from: the CPU if gloo serves it, else this rank's
-    accelerator."""
+    """Return the device to send tensors from: the CPU if gloo serves it, else this rank's accelerator."""
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if accelerator is None or "cpu:" in distributed.get_backend_config():
         return torch.device("cpu")

@@ -1,5 +1,4 @@
-"""Prepare the model that a run trains: load it, add an adapter, quantize or shard it, and find untrained rows of its
-head."""
+"""Prepare the model that a run trains: load, adapt, quantize or shard it, and find untrained rows of its head."""
 
 from __future__ import annotations
 
@@ -65,7 +64,8 @@ def prepare_model(
     has_adapter = adapter_follows or peft_config is not None
     dtype = weight_dtype(bf16=args.bf16, has_adapter=has_adapter)
     prepared_model = _load(model, quantization, dtype) if isinstance(model, str) else model
-    share_start_weights(prepared_model)  # first, since other ranks may hold no weights until then
+    # First, since other ranks may hold no weights until then.
+    share_start_weights(prepared_model)
     if peft_config is not None:
         if token_rows is not None:
             peft_config = with_token_rows(peft_config, prepared_model, token_rows(prepared_model))
@@ -87,9 +87,11 @@ def shard_model(model: nn.Module, args: Any) -> None:
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     causal_lm = causal_lm_of(model)
+    # bitsandbytes packs 4-bit weights into uint8 tensors.
     if any(parameter.dtype == torch.uint8 for parameter in model.parameters()):
         fix = 'Set train.adapter.kind = "lora", or train.fsdp.on = false.'
         raise ConfigError(explain("train.fsdp.on", got="true, with weights in 4 bits", expected="false", fix=fix))
+    # The classes of decoder layers, such as "Qwen2DecoderLayer".
     names = set(getattr(causal_lm, "_no_split_modules", None) or ())
     layers = [module for module in causal_lm.modules() if type(module).__name__ in names]
     if not layers:
@@ -99,6 +101,7 @@ def shard_model(model: nn.Module, args: Any) -> None:
     half = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None
     policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=None if half is None else torch.float32)
     mesh = init_device_mesh(args.device.type, (args.world_size,))
+    # Layers before the whole model: the root then holds what no layer has, such as the embedding.
     for module in (*layers, causal_lm):
         fully_shard(module, mesh=mesh, mp_policy=policy)
 
@@ -118,8 +121,7 @@ def _check_weights_to_train(model: nn.Module) -> None:
 
 
 def check_router_loss(model: nn.Module) -> str | None:
-    """Return a warning if routers are trained without an auxiliary loss, because the model's config does not ask for
-    it.
+    """Return a warning if routers are trained without an auxiliary loss, as the model's config asks for none.
 
     Raises ConfigError for a mixture of experts whose config asks for the router's auxiliary loss, which is not computed
     here.
@@ -173,6 +175,7 @@ def check_targets(model: nn.Module, peft_config: Any) -> None:
     if not isinstance(targets, list | tuple | set) or not targets:
         return
     names = [name for name, _ in model.named_modules()]
+    # PEFT matches a target against the end of a layer's name, at a dot.
     unknown = sorted(target for target in targets if not any(f".{name}".endswith(f".{target}") for name in names))
     if unknown:
         raise adapter_refused(ValueError(f"targets that no layer has: {', '.join(unknown)}"), model)
@@ -181,6 +184,7 @@ def check_targets(model: nn.Module, peft_config: Any) -> None:
 def adapter_refused(error: Exception, model: nn.Module) -> ConfigError:
     """Return PEFT's refusal as one of our errors; mostly it is about layer names that the model does not have."""
     got = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    # The names to choose from: PEFT's own message lists none.
     linear = {name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     expected = f"names of this model's layers: {', '.join(sorted(linear - {'lm_head'}))}, or all-linear"
     fix = "Set train.adapter.targets (target_modules of a peft_config) to some of these."
@@ -244,8 +248,7 @@ class _UntrainedRows(NamedTuple):
 
 @torch.no_grad()
 def untrained_rows(model: nn.Module, tokenizer: Any, written_ids: Iterable[int]) -> _UntrainedRows | None:
-    """Return which of the template's own tokens among `written_ids`, the ids that a model is to write, were never
-    trained.
+    """Return which of the template's tokens among `written_ids` (those to be written) were never trained.
 
     None if there are none, or if it cannot be decided. Rows that an adapter trains are ignored.
 
@@ -281,10 +284,12 @@ def untrained_rows(model: nn.Module, tokenizer: Any, written_ids: Iterable[int])
     def distances(ids: Sequence[int]) -> Tensor:
         return (_rows(head, ids) - center).norm(dim=1)
 
+    # An evenly spaced sample: a vocabulary may have 150,000 rows.
     typical = float(distances(ordinary[:: max(1, len(ordinary) // _MAX_SAMPLED)]).median())
     spread = float(distances(unused).max())
     limit = max(spread, _LIMIT_SHARE * typical)
-    if not spread <= _MAX_SPREAD_SHARE * typical or not typical:  # written so that NaN is refused as well
+    # Written so that NaN does not pass either.
+    if not spread <= _MAX_SPREAD_SHARE * typical or not typical:
         return None
     near = {
         token: distance
@@ -301,12 +306,12 @@ def _rows(head: Tensor, ids: Sequence[int]) -> Tensor:
 
 
 def with_token_rows(peft_config: Any, model: nn.Module, ids: Sequence[int]) -> Any:
-    """Return the adapter's config with these rows of embedding and head trained too (one row for both if they are
-    tied)."""
+    """Return the adapter's config with these rows of embedding and head trained too (one row if they are tied)."""
     if not ids:
         return peft_config
     causal_lm = causal_lm_of(model)
     wrapped = [causal_lm.get_input_embeddings(), causal_lm.get_output_embeddings()]
+    # Tied weights: training the row of one trains that of the other.
     if wrapped[1].weight is wrapped[0].weight:
         wrapped = wrapped[:1]
     names = {module: name for name, module in causal_lm.named_modules()}

@@ -38,8 +38,10 @@ _ADAPTIVE = ("ada", "rmsprop")
 
 
 class TeacherKeeper:
-    """The teacher of one run. `attach` it to the initial model, use its `shares`, and call `after_step` after every
-    step."""
+    """The teacher of one run.
+
+    `attach` it to the initial model, use its `shares`, and call `after_step` after every step.
+    """
 
     def __init__(self, kind: TeacherKind = "live", *, ema_rate: float = 0.05, live_share: float = 0.01) -> None:
         if kind not in TEACHER_KINDS:
@@ -74,6 +76,7 @@ class TeacherKeeper:
         if self.kind == "ema":
             weights = dict(self._copy.named_parameters())
             halves = {name: weights[name] for name in self._moving if weights[name].dtype in _HALVES}
+            # Averages of half-precision weights are kept in fp32, see `settle`.
             self._masters = {name: weight.detach().float() for name, weight in halves.items()}
 
     @property
@@ -91,6 +94,7 @@ class TeacherKeeper:
         """Return the argument `sdpo_teachers` of `compose_loss`; None is the live student."""
         if self.kind == "live":
             return None
+        # Without this check, an unattached teacher would silently be the live student.
         if self._copy is None and not self._is_below_adapter:
             raise InputError(explain("teacher", got=f"{self.kind}, not attached", expected="attach(model) first"))
         teacher = WeightedTeacher(self._copy, 1.0, without_adapter=self._is_below_adapter)
@@ -106,6 +110,7 @@ class TeacherKeeper:
             return
         now = dict(unwrapped(model).named_parameters())
         for name, average in self._averages().items():
+            # average += ema_rate * (student - average)
             average.lerp_(now[name].to(average), self.ema_rate)
         self.settle()
 
@@ -147,8 +152,7 @@ class TeacherKeeper:
 
     @torch.no_grad()
     def settle(self) -> None:
-        """Copy the fp32 averages into half-precision weights, which are too coarse for a small share of a small
-        step."""
+        """Copy the fp32 averages into half-precision weights, which are too coarse for small steps."""
         if self._masters and self._copy is not None:
             weights = dict(unwrapped(self._copy).named_parameters())
             for name, master in self._masters.items():
@@ -156,8 +160,7 @@ class TeacherKeeper:
 
 
 def live_teacher_warning(kind: str, alpha_sdpo: float, trainer: Any) -> str | None:
-    """Return a warning, with measurements, if the student is its own teacher and the optimizer is adaptive; otherwise
-    None.
+    """Return a warning, with measurements, if the student teaches itself and the optimizer is adaptive, or None.
 
     `trainer` is a `transformers.Trainer`. Its optimizer counts, or the one that its arguments name if it has none yet.
     """
@@ -183,7 +186,8 @@ def _copy_of(model: nn.Module) -> nn.Module:
     # The memo makes `deepcopy` reuse the frozen weights instead of copying them.
     twin = copy.deepcopy(model, {id(parameter): parameter for parameter in shared})
     causal_lm = causal_lm_of(twin)
-    causal_lm.__dict__.pop("forward", None)  # a patched forward is bound to the first model and would use its weights
+    # A patched forward is bound to the first model and would use its weights.
+    causal_lm.__dict__.pop("forward", None)
     frozen = {id(parameter) for parameter in shared}
     for parameter in twin.parameters():
         if id(parameter) not in frozen:
@@ -214,20 +218,19 @@ def shard_teacher(teacher: TeacherKeeper, model: nn.Module) -> None:
 
 
 def with_sharded_teacher(teacher: TeacherKeeper, prepared: tuple[Any, Any]) -> tuple[Any, Any]:
-    """Return the result (model, loader) of a trainer's `_prepare_for_training`, after sharding the teacher like the
-    model."""
+    """Return the result (model, loader) of `_prepare_for_training`, after sharding the teacher like the model."""
     shard_teacher(teacher, prepared[0])
     return prepared
 
 
 def _shard_like(copy: nn.Module, model: nn.Module) -> nn.Module:
-    """Shard each module of the copy whose counterpart in the model is sharded, on the same mesh and in the same
-    precision."""
+    """Shard the copy's modules whose counterparts in the model are sharded, on the same mesh and precision."""
     from torch.distributed.fsdp import FSDPModule, fully_shard
 
     plain = dict(unwrapped(copy).named_modules())
     sharded = [(name, module) for name, module in unwrapped(model).named_modules() if isinstance(module, FSDPModule)]
-    for name, module in reversed(sharded):  # inner modules first, since the root takes all remaining weights
+    # Inner modules first, since the root takes all remaining weights.
+    for name, module in reversed(sharded):
         state: Any = module._get_fsdp_state()  # pyright: ignore[reportCallIssue]
         options: dict[str, Any] = {"mp_policy": state._mp_policy}
         group = state._fsdp_param_group
@@ -260,7 +263,8 @@ def load_local_state(teacher: TeacherKeeper, tree: dict[str, Any]) -> None:
         return
     reshard(teacher)
     weights: dict[str, Tensor] = teacher.state()["weights"]
-    teacher.load_state(tree | {"weights": weights})  # everything but the weights, which are whole in `load_state`
+    # Everything but the weights, which are whole in `load_state`.
+    teacher.load_state(tree | {"weights": weights})
     for name, weight in weights.items():
         _local(weight).copy_(tree["weights"][name])
     teacher.settle()

@@ -108,6 +108,7 @@ class RowMaker:
         if not sequences:
             self._counts["no_assistant_turn"] += 1
         for sequence in sequences:
+            # A template that rewrites history renders one conversation as several sequences.
             fitted = self._fit(sequence)
             targets = {span.turn_id: span for span in sequence.spans if span.turn_id not in fitted.lost}
             for hinted in hints:
@@ -121,9 +122,12 @@ class RowMaker:
         return rows
 
     def _fit(self, sequence: RenderedSequence) -> _Fitted:
-        """Return the end of the sequence, as far as it fits. A last turn that is too long by itself is dropped
-        first."""
+        """Return the end of the sequence, as far as it fits.
+
+        A last turn that is too long by itself is dropped first.
+        """
         spans, first = list(sequence.spans), None
+        # The last turn decides where to cut. If even that turn alone is too long, try the one before it.
         while spans and first is None:
             last = spans[-1]
             first = self._first(sequence, last, self._max_seq_len)
@@ -133,6 +137,7 @@ class RowMaker:
         lost = {
             span.turn_id: self._reason(span)
             for span in sequence.spans
+            # A target needs its whole header and at least one token before it, which predicts its first token.
             if first is None or span.end > end or span.header_start < first or span.start <= first
         }
         # `no_target` has the turns that cannot be targets for other reasons than their length; a cut takes precedence.
@@ -158,6 +163,7 @@ class RowMaker:
         if isinstance(turn, str):
             self._counts[turn] += 1
             return []
+        # The placement asked for may be impossible, for example before the first turn.
         used = turn.context.placement
         if used != self._placement:
             self._counts[f"placement_fell_back:{self._placement}->{used}"] += 1
@@ -185,8 +191,7 @@ class RowMaker:
 
 
 def _latest(span: TurnSpan) -> int:
-    """Return the last token that a cut may begin with: it keeps the turn's header, and a token before the turn's
-    first."""
+    """Return the last token that a cut may begin with: it keeps the turn's header and one token before the turn."""
     return min(span.header_start, span.start - 1)
 
 
@@ -253,8 +258,7 @@ _PROBE_WORD = "Zqword"
 
 
 class LeftCut:
-    """Finds where to cut a sequence: at the tokens with which a template opens a message, and which no text can
-    contain.
+    """Finds where to cut a sequence: at the tokens that open a message, which no text can contain.
 
     The template is rendered once to find these tokens. A sequence that was rendered without a template carries the
     starts of its messages itself.
@@ -264,6 +268,7 @@ class LeftCut:
         self._openings, self._stops, self.header_tokens = frozenset[int](), frozenset[int](), 0
         if isinstance(renderer, SegmentRenderer):
             return
+        # Only ids of protected tokens, which no message text can produce, mark the start of a message.
         self._openings = frozenset(_opening_ids(renderer))
         self._stops = frozenset(renderer.protected.ids[stop] for stop in renderer.dialect.stops)
         self.header_tokens = max(map(len, renderer.encoder.encode(renderer.dialect.headers)))
@@ -276,6 +281,7 @@ class LeftCut:
         A sequence that fits is not cut. If no message starts in the allowed range, the cut is inside of one.
         """
         lowest = max(0, end - limit)
+        # Even the shortest allowed cut would lose a part of the target.
         if lowest > latest:
             return None
         if lowest == 0:
@@ -295,6 +301,7 @@ def _opening_ids(renderer: Renderer) -> list[int]:
     openings = [renderer.dialect.header]
     try:
         answered = renderer.template.render([user("u"), assistant("a")])
+        # What the template adds between an answer and the next user's text is the opening of a user message.
         follow_up = renderer.template.render([user("u"), assistant("a"), user(_PROBE_WORD)])
     except InputError:  # a template that allows only one question; then its header is the only opening
         pass
@@ -337,6 +344,7 @@ class _SegmentTokenizer:
         """Return the ids of the text, without what the tokenizer adds to every text."""
         if not text:
             return []
+        # Logs may contain lone surrogates, which cannot be encoded as UTF-8.
         text = without_surrogates(text)
         ids, start, end = self._all_ids(text), len(self.prefix), len(self._suffix)
         if ids[:start] != self.prefix or ids[len(ids) - end :] != self._suffix or len(ids) < start + end:
@@ -354,7 +362,8 @@ class _SegmentTokenizer:
             ends = {getattr(self._tokenizer, name, None) for name in ("eos_token_id", "sep_token_id")} - {None}
             size = next((position for position, token in enumerate(empty) if token in ends), len(empty))
             return empty[:size], empty[size:]
-        most = min(map(len, probes)) - 1  # at least one token belongs to the text itself
+        # At least one token belongs to the text itself.
+        most = min(map(len, probes)) - 1
         texts = [*probes, *([empty] if empty else [])]
         prefix = _common(texts, most=most)
         suffix = _common([ids[len(prefix) :][::-1] for ids in texts], most=most - len(prefix))[::-1]
@@ -417,6 +426,7 @@ class SegmentRenderer:
     def render(self, conversation: Conversation) -> list[RenderedSequence]:
         """Return one sequence that ends with the last assistant turn, or none if there is no assistant turn."""
         ids, starts, spans = list(self.segments.prefix), list[int](), list[TurnSpan]()
+        # Whatever follows the last assistant turn is no context of any target, so it is cut off at the end.
         end_of_last, previous_role = 0, ""
         for segment, turn in self._pieces(conversation.turns):
             if segment.role:
@@ -481,6 +491,7 @@ class SegmentRenderer:
             yield _TurnSegment(self.segments.ids(self._preamble), "system"), None
         for turn in turns:
             if turn.role == "assistant":
+                # Thinking that is not learned comes before the target, as context.
                 thought = turn.thinking if self._outcome(turn) == "context" else ""
                 yield _TurnSegment(self.segments.ids(thought), turn.role), turn
             else:
@@ -524,6 +535,7 @@ def _flat_ids(encoded: Any) -> list[int]:
     """Return the ids of one text from a tokenizer's output: ids, a tensor, a batch of one row, or a mapping."""
     ids: Any = encoded.get("input_ids") if isinstance(encoded, Mapping) else getattr(encoded, "input_ids", encoded)
     ids = ids.tolist() if hasattr(ids, "tolist") else ids
+    # A batch of one row, as tokenizers return with `return_tensors`.
     if isinstance(ids, list | tuple) and len(ids) == 1 and isinstance(ids[0], list | tuple):
         ids = ids[0]
     if not isinstance(ids, list | tuple) or not all(isinstance(index, int) for index in ids):

@@ -62,8 +62,7 @@ class Trained:
 
 
 def find_trained(name: str, adapter: str | None = None) -> Trained:
-    """Return the weights that a user means: `name` is a run directory, a training's output folder, an adapter, or a
-    model."""
+    """Return the weights that `name` means: a run directory, a training's output folder, an adapter, or a model."""
     path = Path(name).expanduser()
     run = RunDir.open(path) if (path / MARKER).is_file() else None
     if adapter is not None:
@@ -76,6 +75,7 @@ def find_trained(name: str, adapter: str | None = None) -> Trained:
     folder = _weights_in(path, run)
     if folder is None and run is not None:
         fix = f"Run `crf train --set train.run={name!r} --set train.model=MODEL`, or give an adapter: --adapter FOLDER."
+        # A training that was interrupted is the most likely reason; then say how far it is.
         progress = half_trained(run.root)
         got, fix = (progress, "") if progress else ("none", fix)
         raise ArtefactNotFoundError(explain(f"trained weights of {name}", got=got, expected="an adapter", fix=fix))
@@ -97,6 +97,7 @@ def _weights_in(path: Path, run: RunDir | None) -> Path | None:
             return folder
     if run is None:
         return None
+    # A training with `train.output` leaves its weights outside of the run, which has a note of each.
     noted = [entry for entry in made_elsewhere(run) if entry.what == "trained weights"]
     return find_source(noted[-1].path, run.root) if noted else None
 
@@ -115,8 +116,7 @@ def _base_of(adapter: Path) -> str:
 
 
 def absolute_base(name: str, *, near: Iterable[Path] = ()) -> str:
-    """Return the absolute path of a folder, or a hub name unchanged; `student` is the model that comes with the
-    package."""
+    """Return the absolute path of a folder, or a hub name unchanged; `student` is the packaged model."""
     path = Path(name).expanduser()
     for candidate in (path, *((folder / path) for folder in near)):
         if name and candidate.is_dir():
@@ -139,7 +139,9 @@ def settle_base(adapter: Path) -> str:
 def licence_of(base: str) -> str:
     """Return the license that the base model's card or config states, or `UNKNOWN_LICENCE`."""
     if is_folder(base) and Path(base).samefile(student_folder()):
-        return "apache-2.0"  # the demo student is part of this package
+        # The demo student is part of this package.
+        return "apache-2.0"
+    # These files come from somebody else, so their size is limited.
     for path in _cards_of(base):
         if not path.is_file() or path.stat().st_size > _MAX_CARD_BYTES:
             continue
@@ -158,6 +160,7 @@ def _cards_of(base: str) -> list[Path]:
     names = ("README.md", "config.json", "card.json")
     if is_folder(base):
         return [Path(base) / name for name in names]
+    # Looks only into the local cache: writing a card must not need a network.
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
@@ -208,6 +211,7 @@ def model_card(
     base = Path(trained.base).name if is_public and is_folder(trained.base) else trained.base
     licence, version = licence_of(trained.base), _cell(str(trained.record.get("tool_version", __version__)))
     head: dict[str, Any] = {"library_name": "peft" if form == "adapter" else "transformers", "tags": list(_TAGS)}
+    # A local path means nothing on the hub.
     head |= {"base_model": base} if not (is_public and is_folder(trained.base)) else {}
     head |= {"license": licence} if licence != UNKNOWN_LICENCE else {}
     parts = [
@@ -417,5 +421,6 @@ def _front_matter(head: Mapping[str, Any]) -> str:
 
 def _cell(text: str) -> str:
     """Return a text on one line, with everything escaped that Markdown or a browser would interpret."""
+    # Control characters could end the line, and with it the row of a table.
     line = " ".join("".join(character if character.isprintable() else " " for character in str(text)).split())
     return line.replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|").replace("`", "'")

@@ -100,6 +100,7 @@ def warm_up(
     Raises:
         KeyboardInterrupt: A signal stopped it; a checkpoint was saved.
     """
+    # Only channel 1 is trained, so sites and pairs are dropped from the sessions.
     folder, data = Path(args.output_dir or ""), sessions.only_responses(hinted_corrections=hinted_corrections)
     if hinted_corrections and not data.counts[HINTED_CORRECTIONS]:
         fix = "Run `crf pairs`, or set train.warmup.hinted_corrections = false."
@@ -120,6 +121,7 @@ def warm_up(
         raise InputError(explain("warm-up with patience", got=got, expected="a checkpoint with each evaluation"))
     newest = newest_complete(folder)
     state = None if newest is None else TrainerState.load_from_json(str(newest / "trainer_state.json"))
+    # A warm-up may have been killed between its last step and the file that says that it is finished.
     if state is None or not _is_over(state, args.max_steps, patience):
         options |= {"callbacks": [_WarmUpCallback(patience, on_held_out)], "eval_sessions": evaluated}
         phase = {"phase": WARM_UP, **{name: origin[name] for name in _START if origin[name] is not None}}
@@ -154,7 +156,8 @@ def _run_steps(
     channel_1 = ChannelSettings(alpha_sdpo=0.0, beta_replay=0.0)
     trainer = OfflineTrainer(model, args, data, settings=channel_1, **options)
     trainer.phase, trainer.stop_signals = phase, (SIGTERM, SIGINT)
-    trainer.remove_callback(PrinterCallback)  # it prints the raw metrics to stdout
+    # PrinterCallback would print the raw metrics to stdout.
+    trainer.remove_callback(PrinterCallback)
     trainer.train(resume_from_checkpoint=is_resumed)
     if trainer.stopped_by:
         raise KeyboardInterrupt
@@ -227,9 +230,9 @@ class _WarmUpCallback(TrainerCallback):
 
 
 def _is_over(state: Any, max_steps: int, patience: int | None) -> bool:
-    """Return whether a warm-up is finished, from its checkpointed state alone, so that a resumed one ends at the same
-    step."""
+    """Return whether a warm-up is finished, from its checkpointed state alone, so that a resumed one ends alike."""
     losses = [loss for _, loss in _held_out_losses(state.log_history)]
+    # Evaluations since the lowest loss; patience counts these.
     num_since_lowest = len(losses) - 1 - losses.index(min(losses)) if losses else 0
     return state.global_step >= max_steps or (patience is not None and num_since_lowest >= patience)
 
@@ -251,6 +254,7 @@ def _origin(model: nn.Module, args: TrainingArguments, patience: int | None) -> 
     return {
         "start_weights": weights_digest(model),
         "start_adapter": trained_adapter_digest(model),
+        # As it comes back from the file, with enums as text.
         "settings": json.loads(json.dumps(settings, default=str)),
     }
 

@@ -12,7 +12,7 @@ from composer_replication.cli.pipeline import NOTHING_TO_DO
 from composer_replication.evaluation import evaluate
 from composer_replication.evaluation.record import record_of
 from composer_replication.runs.artefacts import NOT_THERE
-from composer_replication.trainer.metrics_file import TellSteps
+from composer_replication.trainer.metrics_file import StepCallback
 from composer_replication.trainer.sessions.phases import PhaseTimes
 from output_facts import lines_with
 
@@ -34,7 +34,7 @@ SMALL = {
 @pytest.fixture
 def crf_run(folder, tmp_path, monkeypatch, capsys):
     """Calls `crf run` in a folder of its own, stopped where `stop` names a phase, or after a step; gives its lines."""
-    original, after_step = PhaseTimes.__call__, TellSteps.on_step_end
+    original, after_step = PhaseTimes.__call__, StepCallback.on_step_end
 
     def call(*flags, stop=None, **options):
         def phase_begins(times, phase):
@@ -54,7 +54,7 @@ def crf_run(folder, tmp_path, monkeypatch, capsys):
 
         monkeypatch.setattr(evaluate, "record_of", evaluation_ends)
         monkeypatch.setattr(PhaseTimes, "__call__", phase_begins)
-        monkeypatch.setattr(TellSteps, "on_step_end", step_ends)
+        monkeypatch.setattr(StepCallback, "on_step_end", step_ends)
         values = {**SMALL, **{name.replace("__", "."): value for name, value in options.items()}}
         given = [word for name, value in values.items() for word in ("--set", f"{name}={value}")]
         command = [str(folder / "logs"), "--model", str(folder / "model"), "-o", str(tmp_path / "run"), *given, *flags]

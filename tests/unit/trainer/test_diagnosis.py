@@ -298,4 +298,4 @@ def test_a_running_run_is_told_each_reason_once_and_the_end_sums_up() -> None:
     assert len(told) == 1
     assert re.match(r"\D*\b1\b\D+\b4\b\D+\b90% of groups\b", told[0])
     callback.on_train_end(None, state, None)  # pyright: ignore[reportArgumentType]
-    assert callback.said == []  # over all 16 lines it is 55%
+    assert callback.final_messages == []  # over all 16 lines it is 55%

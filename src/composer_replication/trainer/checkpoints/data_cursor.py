@@ -19,6 +19,7 @@ def rng_tree() -> dict[str, Any]:
     """Return the state of the generators of Python, numpy, torch on the CPU, and every CUDA device."""
     import numpy
 
+    # The legacy global generator, which data sets and collators use through `numpy.random`.
     name, keys, position, has_gauss, cached = numpy.random.get_state(legacy=True)
     return {
         "python": random.getstate(),
@@ -67,8 +68,7 @@ class DataCursor:
 
 
 def restore_samplers(loader: Any, tree: dict[str, Any], *, epoch: int, mid_epoch: bool) -> None:
-    """Restore the samplers of a new loader: to the start of the epoch whose batches will be skipped, or to the saved
-    state.
+    """Restore the samplers of a new loader to the start of the epoch whose batches will be skipped, or to now.
 
     In the first case the global generators are restored as well; the training loop later sets them to their saved
     state.
@@ -77,7 +77,8 @@ def restore_samplers(loader: Any, tree: dict[str, Any], *, epoch: int, mid_epoch
     for path, part in _parts(loader):
         state = states.get(path, {})
         if "generator" in state:
-            part.generator = part.generator or torch.Generator()  # some samplers create theirs on first use
+            # Some samplers create theirs on first use.
+            part.generator = part.generator or torch.Generator()
             part.generator.set_state(state["generator"])
         if "initial_seed" in state:
             part.initial_seed = state["initial_seed"]

@@ -68,8 +68,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def check_manifest(folder: Path, *, hashes: bool = True) -> dict[str, Any]:
-    """Return the manifest if every file in it exists unchanged; otherwise raise an error that names the first that does
-    not.
+    """Return the manifest if all its files exist unchanged, else raise an error that names the first other one.
 
     A file that could be read on resume and is not listed is an error too. Without `hashes` only sizes are compared.
     """
@@ -133,7 +132,8 @@ def _files(folder: Path) -> list[str]:
 
 def _entry(path: Path, *, sync: bool = False) -> dict[str, Any]:
     with path.open("rb") as file:
-        if sync and os.name == "posix":  # the files must be on disk before the manifest that lists them
+        # The files must be on disk before the manifest that lists them.
+        if sync and os.name == "posix":
             os.fsync(file.fileno())
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         return {"num_bytes": file.tell(), "sha256": digest}
@@ -183,9 +183,11 @@ def rotate(output_dir: Path, limit: int | None, *, keep: Iterable[Path] = ()) ->
     complete = [folder for folder in folders if _looks_complete(folder)]
     if not complete:
         return
+    # The newest complete checkpoint and those in `keep`, if they are complete, are never deleted.
     protected = {folder.resolve() for folder in (complete[-1], *keep)} & {folder.resolve() for folder in complete}
     num_surplus = len(complete) - max(limit, len(protected))
     surplus = [folder for folder in complete if folder.resolve() not in protected][: max(num_surplus, 0)]
+    # A half-written checkpoint newer than the newest complete one may be the one that is being written.
     half_written = [folder for folder in folders[: folders.index(complete[-1])] if folder not in complete]
     for folder in (*half_written, *surplus):
         _delete_checkpoint(folder)
@@ -193,7 +195,8 @@ def rotate(output_dir: Path, limit: int | None, *, keep: Iterable[Path] = ()) ->
 
 def _looks_complete(folder: Path) -> bool:
     try:
-        check_manifest(folder, hashes=False)  # hashing every old checkpoint at every save would take longer than saving
+        # Hashing every old checkpoint at every save would take longer than saving.
+        check_manifest(folder, hashes=False)
     except RunError:
         return False
     return True
@@ -236,9 +239,12 @@ def _check_stray_file(name: str, folder: Path) -> None:
 
 
 def plain_file(folder: Path, name: str) -> Path:
-    """Return the path of a file. A link on the way to it is an error, since its target is not part of the
-    checkpoint."""
+    """Return the path of a file.
+
+    A link on the way to it is an error, since its target is not part of the checkpoint.
+    """
     path = folder
+    # Every folder on the way is checked, since a link to a folder leads out of the checkpoint as well.
     for part in name.split("/"):
         path = path / part
         if path.is_symlink():
@@ -321,9 +327,11 @@ def _missing_files(fields: Mapping[str, Any]) -> Iterator[str]:
 
 def _is_inside(name: str) -> bool:
     """Return whether a name is as `write_manifest` writes them: relative, with single slashes, inside of the folder."""
+    # Names may come from a manifest that somebody else wrote, so none may lead out of the folder, on any system.
     plain = "\\" not in name and "\0" not in name and not PureWindowsPath(name).drive
     return plain and not {"", ".", ".."} & set(name.split("/"))
 
 
 def _is_count(value: object) -> bool:
+    # In Python, True is an int.
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0

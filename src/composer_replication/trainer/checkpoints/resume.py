@@ -52,8 +52,7 @@ def refuse_pickled_checkpoints(trainer: Any) -> None:
 
 
 def checkpoint_to_resume(trainer: Any, requested: bool | str | Path | None) -> Path | None:
-    """Return the checkpoint to resume from, after checking it: True requests the newest complete one, a path that
-    one."""
+    """Return the checked checkpoint to resume from: the newest complete one for True, or that of a path."""
     output = Path(trainer.args.output_dir)
     if not requested:
         names = sorted(folder.name for _, folder in checkpoints_in(output))
@@ -61,6 +60,7 @@ def checkpoint_to_resume(trainer: Any, requested: bool | str | Path | None) -> P
             _log.warning("%s contains %s of another run; resuming later would mix both runs", output, ", ".join(names))
         return None
     folder = _newest(trainer, output) if requested is True else Path(requested)
+    # Only processes that save hash the files; the others learn the result from them.
     problem = _problem_of(folder) if trainer.args.should_save and requested is not True else None
     if max_over_processes(int(problem is not None), trainer.args.device):
         raise problem or RunError(f"checkpoint {folder}: another process found it incomplete")
@@ -68,8 +68,7 @@ def checkpoint_to_resume(trainer: Any, requested: bool | str | Path | None) -> P
 
 
 def check_fits(trainer: Any, folder: Path, identity: dict[str, Any], geometry: dict[str, Any]) -> None:
-    """Raise StaleArtefactError if the checkpoint is of another model, or its position in the data is meaningless
-    here."""
+    """Raise StaleArtefactError if the checkpoint is of another model, data set or batch size."""
     manifest = read_manifest(folder)
     about = manifest["about"]
     model: dict[str, Any] = about["model"]
@@ -188,6 +187,7 @@ def check_identity(saved: Mapping[str, Any], now: Mapping[str, Any], folder: Pat
 
 
 def _differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    # Class, adapters and config say more than a list of parameters, so they are compared first.
     if _class_name(saved["class"]) != now["class"]:
         yield f"class {saved['class']} in the checkpoint, {now['class']} in use"
     if saved["adapters"].keys() != now["adapters"].keys():
@@ -217,8 +217,10 @@ def _as_text(value: Any) -> Any:
 
 
 def max_over_processes(value: int, device: torch.device | str) -> int:
-    """Return the largest `value` of all processes. It is also a barrier: it returns once all processes have called
-    it."""
+    """Return the largest `value` of all processes.
+
+    It is also a barrier: it returns once all processes have called it.
+    """
     if not (distributed.is_available() and distributed.is_initialized()):
         return value
     agreed = torch.tensor([value], device=device)
@@ -240,7 +242,8 @@ class SaveAttempt:
     @contextlib.contextmanager
     def writing(self) -> Generator[None]:
         """Run a part of the save. A failure on disk ends this part, and is kept for `agree`."""
-        from safetensors import SafetensorError  # raised by its writer if the disk is full
+        # The safetensors writer raises this if the disk is full.
+        from safetensors import SafetensorError
 
         try:
             yield

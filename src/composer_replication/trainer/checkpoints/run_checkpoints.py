@@ -75,9 +75,7 @@ class RunCheckpoints:
     # ---- training
 
     def train(self, original: Original, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Replace `Trainer.train`: True resumes from the newest complete checkpoint of the output folder, a path from
-        that one."""
-
+        """Replace `Trainer.train`: resume from the newest complete checkpoint for True, or from that of a path."""
         trainer = self._trainer
         refuse_pickled_checkpoints(trainer)
         self._identity = model_identity(trainer.model)
@@ -86,6 +84,7 @@ class RunCheckpoints:
         folder = trainer.resumed_from = checkpoint_to_resume(trainer, resume_from_checkpoint)
         if folder is not None:
             check_fits(trainer, folder, self._identity, data_geometry(trainer))
+            # max_steps is -1 if the number of epochs decides; then transformers has to count.
             if 0 < trainer.args.max_steps <= read_manifest(folder)["step"]:
                 return self._load_finished(folder)
         request = _StopRequest()
@@ -122,6 +121,7 @@ class RunCheckpoints:
         return TrainOutput(state.global_step, loss, {"train_loss": loss})
 
     def run_epoch(self, original: Original, *args: Any, **kwargs: Any) -> None:
+        """Replace `Trainer._run_epoch`: before the first epoch of a resumed run, restore its position in the data."""
         loader, resumed = kwargs["train_dataloader"], self._resumed_cursor
         if resumed is not None:
             mid_epoch = kwargs["steps_trained_in_current_epoch"] > 0
@@ -135,13 +135,19 @@ class RunCheckpoints:
         original(*args, **kwargs)
 
     def finalize_training(self, original: Original, *args: Any, **kwargs: Any) -> Any:
+        """Replace `Trainer._finalize_training`: correct the mean loss of a resumed run, and delete no checkpoints."""
         self.average_loss_over_all_steps()
-        with self._keeping_all_checkpoints():  # transformers would delete the newest one if another is the best
+        # transformers would delete the newest one if another is the best.
+        with self._keeping_all_checkpoints():
             return original(*args, **kwargs)
 
     # ---- saving
 
     def save_checkpoint(self, original: Original, model: Any, trial: Any) -> None:
+        """Replace `Trainer._save_checkpoint`: write all files, then the manifest, then delete old checkpoints.
+
+        All processes finish a part before any of them begins the next, and all raise if one of them fails.
+        """
         trainer = self._trainer
         folder = Path(trainer._get_output_dir(trial=trial)) / f"checkpoint-{trainer.state.global_step}"
         attempt = self._attempt = SaveAttempt(folder, trainer.args.device)
@@ -149,7 +155,8 @@ class RunCheckpoints:
             with attempt.writing():
                 if trainer.args.should_save:
                     make_room(folder)
-            attempt.agree()  # wait, so that no process writes into a folder that is about to be cleared
+            # Wait, so that no process writes into a folder that is about to be cleared.
+            attempt.agree()
             with attempt.writing(), self._keeping_all_checkpoints():
                 original(model, trial)
             attempt.agree()
@@ -161,12 +168,12 @@ class RunCheckpoints:
             self._attempt = None
         if trainer.args.should_save:
             drop_replaced(folder)
+            # Only complete checkpoints count for the limit, and the best one is always kept.
             best = trainer.state.best_model_checkpoint
             rotate(folder.parent, trainer.args.save_total_limit, keep=[Path(best)] if best else [])
 
     def save_model(self, original: Original, output_dir: str | None, is_internal: bool) -> None:
-        """Replace `Trainer.save_model`: write no `training_args.bin`, and under FSDP2 always write unsharded
-        weights."""
+        """Replace `Trainer.save_model`: write no `training_args.bin`, and unsharded weights under FSDP2."""
         trainer = self._trainer
         with self._noting_failure():
             state = whole_state(trainer.model_wrapped)
@@ -179,6 +186,7 @@ class RunCheckpoints:
                 trainer.push_to_hub(commit_message="Model save", revision=trainer.args.hub_revision)
 
     def save(self, output_dir: str | None, state_dict: dict[str, Any] | None) -> None:
+        """Replace `Trainer._save`: write the weights and the tokenizer."""
         trainer = self._trainer
         folder = Path(output_dir or trainer.args.output_dir)
         folder.mkdir(parents=True, exist_ok=True)
@@ -190,6 +198,7 @@ class RunCheckpoints:
             tokenizer.save_pretrained(str(folder))
 
     def save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        """Replace the method of `Trainer`, which writes pickles."""
         trainer = self._trainer
         with self._noting_failure():
             optimiser = optimiser_tree(trainer.model_wrapped, trainer.optimizer)
@@ -204,12 +213,15 @@ class RunCheckpoints:
                 save_tree(Path(output_dir), "scaler", scaler.state_dict())
 
     def save_rng_state(self, output_dir: str) -> None:
+        """Write this process's generators, its position in the data and its extra state."""
         trainer = self._trainer
         folder, number = Path(output_dir), trainer.args.process_index
         with self._noting_failure():
-            folder.mkdir(parents=True, exist_ok=True)  # process 0 may not have created it yet
+            # Process 0 may not have created it yet.
+            folder.mkdir(parents=True, exist_ok=True)
             loss = {"sum": trainer._tr_loss, "last_logged_step": trainer._globalstep_last_logged}
-            if self._has_total_loss:  # a sum over some of the steps must not be taken for the total
+            # A sum over some of the steps must not be taken for the total.
+            if self._has_total_loss:
                 loss["total"] = trainer._total_loss_scalar
             save_tree(folder, f"cursor-{number}", self.cursor.tree() | {"loss": loss})
             save_tree(folder, f"extra-{number}", trainer.extra_state())
@@ -221,6 +233,7 @@ class RunCheckpoints:
         load_weights(self._trainer.model if model is None else model, Path(folder))
 
     def load_best_model(self) -> None:
+        """Load the best checkpoint's weights, after checking all its files."""
         state = self._trainer.state
         best = Path(state.best_model_checkpoint or "")
         check_manifest(best)
@@ -228,7 +241,9 @@ class RunCheckpoints:
         load_weights(self._trainer.model, best)
 
     def load_optimizer_and_scheduler(self, original: Original, checkpoint: str | None) -> None:
-        original(checkpoint)  # finds no files that transformers writes, but a subclass may load some of its own
+        """Restore the optimizer, the scheduler, the position in the data and the extra state."""
+        # This finds no files of transformers' own, but a subclass may load others.
+        original(checkpoint)
         if checkpoint is None:
             return
         trainer = self._trainer
@@ -281,6 +296,7 @@ class RunCheckpoints:
         """Make `train_loss` the mean over the whole run; transformers divides by the steps of this call only."""
         trainer = self._trainer
         first, last = getattr(trainer, "_initial_global_step", 0), trainer.state.global_step
+        # transformers computes total / max(last - first, 0.001), so invert that.
         if first and last and self._has_total_loss:
             rest = trainer._tr_loss.item()
             mean = (trainer._total_loss_scalar + rest) / last
@@ -350,7 +366,8 @@ class _CheckpointTiming(TrainerCallback):
         return control
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_kwargs: Any) -> Any:  # noqa: ARG002
-        if self.stopped_at is not None:  # saved after the step already, and the epoch is not over
+        # The step was saved already, and the epoch is not over.
+        if self.stopped_at is not None:
             control.should_save = control.should_evaluate = control.should_log = False
         elif self._held_back:
             control.should_save, self._held_back = True, False

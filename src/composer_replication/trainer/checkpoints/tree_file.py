@@ -121,6 +121,7 @@ def _header(tensors: dict[str, Tensor], data_sha256: str) -> bytes:
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:
+    # A conjugate or negative view has a flag instead of its own bytes.
     plain = tensor.resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
     array: Any = plain.view(torch.uint8).numpy()
     return memoryview(array).cast("B") if plain.numel() else memoryview(b"")
@@ -139,6 +140,7 @@ def save_tree(folder: Path, name: str, tree: Any) -> None:
     folder = Path(folder)
     encoder = _TreeEncoder(f"tree {name!r}")
     structure = encoder.encode(tree)
+    # Both files appear together or not at all, and the JSON has the digest of the tensors.
     with staged(folder / f"{name}.safetensors") as tensor_stage, staged(folder / f"{name}.json") as json_stage:
         digest = write_tensors(tensor_stage.file, encoder.tensors)
         about = {
@@ -218,7 +220,8 @@ class _TreeEncoder:
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
             kind = "on the meta device" if tensor.is_meta else f"of layout {tensor.layout} and {tensor.dtype}"
             raise self._refuse(path, f"a tensor {kind}", "a dense tensor with values")
-        name = f"{len(self.tensors)} {path}"  # the number makes names unique, the path is for people
+        # The number makes names unique, the path is for people.
+        name = f"{len(self.tensors)} {path}"
         self.tensors[name.encode("utf-8", "replace").decode()] = tensor.detach()
         return next(reversed(self.tensors))
 
@@ -239,6 +242,7 @@ class _TreeDecoder:
         if not isinstance(node, dict):
             return node
         try:
+            # An object with no key raises ValueError here.
             (kind, content), *more = cast("dict[str, Any]", node).items()
             if not more:
                 return self._tagged(kind, content)
@@ -266,6 +270,7 @@ class _TreeDecoder:
 
 
 def _leaf(value: Any) -> object:
+    # Before int: a bool is one.
     if isinstance(value, bool) or value is None:
         return value
     if isinstance(value, int):

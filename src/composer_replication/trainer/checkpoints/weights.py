@@ -34,8 +34,7 @@ from composer_replication.trainer.objective.distributed import is_sharded, unwra
 
 
 def whole_state(model: nn.Module) -> dict[str, Tensor] | None:
-    """Return the gathered state dict of an FSDP2 model, on process 0 and empty elsewhere; None for an unsharded
-    model."""
+    """Return the gathered state dict of an FSDP2 model (empty except on process 0), or None if unsharded."""
     if not is_sharded(model):
         return None
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
@@ -72,7 +71,8 @@ def _order_settings(adapted: Any, folder: Path) -> None:
     for adapter, settings in adapted.peft_config.items():
         path = folder / Path(adapter_file(adapter)).with_name("adapter_config.json")
         sets = {name: sorted(value) for name, value in vars(settings).items() if isinstance(value, set)}
-        if sets and path.is_file():  # only the main process writes it
+        # Only the main process writes this file.
+        if sets and path.is_file():
             atomic_write_json(path, {**decode_object(path.read_bytes()), **sets})
 
 
@@ -89,6 +89,7 @@ def load_weights(model: nn.Module, folder: Path) -> None:
     listed = read_manifest(folder)["files"]
     parts = _adapter_parts(bare, adapters, folder, listed) if adapters else _parts(folder, listed)
     for part in parts:
+        # Checked per file, before any of its weights are loaded.
         if unknown := sorted(part.keys() - expected_weights.keys()):
             raise _other_weights(folder, f"weights {unknown[:3]} that the model does not have")
         for name, tensor in part.items():
@@ -98,6 +99,7 @@ def load_weights(model: nn.Module, folder: Path) -> None:
         if sharded:
             _load_sharded(model, part)
         else:
+            # Not strict, since a file has only a part of the weights; completeness is checked below.
             bare.load_state_dict(part, strict=False)
     missing = _adapter_names(bare, adapters) - seen_names if adapters else _untied(bare, expected_weights, seen_names)
     if missing:

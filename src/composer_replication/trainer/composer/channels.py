@@ -50,8 +50,7 @@ class _MicroStep(NamedTuple):
 
 
 class _Term(NamedTuple):
-    """A channel's scaled share of a micro-step's loss, its mean per item over all processes, and the number of
-    items."""
+    """A channel's scaled share of a micro-step's loss, its mean per item over all processes, and its items."""
 
     loss: Tensor
     mean: float
@@ -112,6 +111,7 @@ class ComposerChannels:
         ):
             self.hint_gate.add(_comparisons(turns, prompt, prompt_mask, channel.hint_effects_nats))
         if clock.is_training and measured.items and self.rollout_alpha(clock) > 0:
+            # TAID's schedule follows the loss of a whole step, so micro-steps are collected until it ends.
             self._taid_losses.append((measured.mean, measured.items))
         return loss, measured
 
@@ -157,8 +157,7 @@ class ComposerChannels:
         return 0.0 if is_off else self.alpha(clock)
 
     def after_step(self, model: nn.Module, step: int, *, ends_generation: bool = True) -> str | None:
-        """Update the teacher, TAID's t and the gate after an optimizer step; return the gate's message, if it has
-        one."""
+        """Update the teacher, TAID's t and the gate after an optimizer step; return the gate's message, if any."""
         reshard(self.teacher)
         self.teacher.after_step(model)
         items = sum(count for _, count in self._taid_losses)
@@ -170,6 +169,7 @@ class ComposerChannels:
         )
 
     def state(self) -> dict[str, Any]:
+        """Return the state for a checkpoint, with this process's shards of the teacher."""
         return {
             "teacher": local_state(self.teacher),
             "taid": None if self.taid is None else self.taid.state_dict(),
@@ -178,6 +178,7 @@ class ComposerChannels:
         }
 
     def load_state(self, tree: Mapping[str, Any], total_steps: int) -> None:
+        """Restore what `state` returned."""
         load_local_state(self.teacher, tree["teacher"])
         if tree["taid"] is not None:
             self.taid = self.settings.taid_schedule(total_steps)
@@ -267,8 +268,7 @@ ROLLOUT_SITES, LOGGED_SITES, LOGGED_PAIRS = "sdpo_kl", "sdpo_kl_logged", "trace_
 
 
 class Weights(NamedTuple):
-    """The weights of channels 2 and 3 in a micro-step, and that of channel 2 on rollouts, which the gate may set to
-    0."""
+    """The weights of channels 2 and 3 in a micro-step; that of channel 2 on rollouts is 0 if the gate is closed."""
 
     alpha: float
     beta: float
@@ -307,7 +307,8 @@ class ChannelMetrics:
         for name, term in terms.items():
             items = 0.0 if term is None else term.items
             ran = items > 0 and weights.of(name) > 0
-            metrics[f"items/{name}"].append(items * clock.accumulation)  # TRL logs the mean, which is then per step
+            # TRL logs the mean, which is then per step.
+            metrics[f"items/{name}"].append(items * clock.accumulation)
             if clock.is_training:
                 self._ran[name] = self._ran.get(name, False) or ran
             else:
@@ -357,6 +358,7 @@ class MicroStepLoss:
         if self._wants_sites:
             policy, hints = channels.rollout_term(model, inputs, clock, lambda: original(model, inputs))
         else:
+            # Without sites, TRL's own loss is unchanged and only logged batches are added.
             policy = original(model, inputs)
         total = policy if hints is None else policy + hints.loss
         terms: dict[str, _Term] = {}
@@ -369,6 +371,7 @@ class MicroStepLoss:
         return total
 
     def clock(self) -> _MicroStep:
+        """Return the position of the current micro-step."""
         trainer = self._trainer
         is_training, per_generation = trainer.model.training, trainer.args.steps_per_generation or 1
         return _MicroStep(
@@ -387,6 +390,7 @@ class MicroStepLoss:
     ) -> None:
         """Append the metrics of a micro-step under the names that users know."""
         metrics = self._trainer._metrics["train" if clock.is_training else "eval"]
+        # TRL's losses are divided by the accumulation already, so multiplying gives the mean of a step.
         both = self._trainer.sum_over(torch.stack([policy.detach(), total.detach()]).float()) / clock.num_processes
         metrics["loss/grpo"].append(float(both[0]) * clock.accumulation)
         metrics["loss/total"].append(float(both[1]) * clock.accumulation)

@@ -1,5 +1,4 @@
-"""Extend TRL's generation step: find error sites, resample groups with equal rewards, add a KL penalty to the
-advantage.
+"""Extend TRL's generation step: locate error sites, resample groups with equal rewards, penalize KL.
 
 TRL has no hook between sampling and its buffer of micro-batches, so `trainer.overrides` passes TRL's private methods to
 this module. `original` is always TRL's own method.
@@ -70,12 +69,8 @@ class Generation:
         hint_gate: HintGate | None,
         start_model: nn.Module | None = None,
     ) -> None:
-        self._trainer, self.options, self._channel_metrics, self.start_model = (
-            trainer,
-            options,
-            channel_metrics,
-            start_model,
-        )
+        self._trainer, self.options = trainer, options
+        self._channel_metrics, self.start_model = channel_metrics, start_model
         self._hint_gate = hint_gate
         self.known_hints: dict[str, str] = {}
         """The latest hint per kind of error, as the unrelated hint for rollouts that contain only one kind of error."""
@@ -100,14 +95,14 @@ class Generation:
         return generated
 
     def _count_generated(self, counts: Counter[str], cache_bytes: int) -> None:
-        """Log the share of calls that reused cached keys, the share of prompt tokens read, and the peak memory of the
-        cache."""
+        """Log how many calls reused cached keys, the share of prompt tokens read, and the cache's peak memory."""
         names = ("fast_calls", "usual_calls", "read_tokens", "prompt_tokens")
         # The last 1.0 counts the processes, so that the memory can be logged as a mean over them.
         numbers = [float(counts[name]) for name in names] + [cache_bytes / 2**30, 1.0]
         summed = self._trainer.sum_over(torch.tensor(numbers, device=self._trainer.accelerator.device))
         fast, usual, read, prompt, gib, processes = summed.tolist()
-        if fast + usual:  # 0 if a rollout function or vLLM generated instead of the model
+        # 0 if a rollout function or vLLM generated instead of the model.
+        if fast + usual:
             self._add("generation/fast_calls", fast, fast + usual)
         if fast:
             self._add("generation/read_share", read, prompt)
@@ -135,15 +130,14 @@ class Generation:
         return generated
 
     def score(self, original: Callable[..., Batch], inputs: list[dict[str, Any]]) -> Batch:
-        """Replace TRL's `_generate_and_score_completions`: add the error sites, resample groups, apply the k1
-        penalty."""
+        """Replace TRL's `_generate_and_score_completions`: add error sites, resample groups, penalize KL."""
         batch = self._score_with_sites(original, inputs)
         if self.options.max_resamples and self._trainer.model.training:
             batch = self._with_resampled_groups(original, batch, inputs)
         if self.options.k1_coefficient:
             batch["advantages"] = self._advantages_less_k1(batch)
         advantages = batch["advantages"]
-        # The diagnosis reads this metric: TRL does not log the advantages, and a mean of 0 stops all learning.
+        # The diagnosis reads this metric, since TRL does not log advantages, and nothing is learned if all are 0.
         sizes = torch.stack([advantages.abs().sum(), advantages.new_tensor(float(advantages.numel()))])
         self._add("advantages/mean_abs", *self._trainer.sum_over(sizes).tolist())
         if self._finder is not None:
@@ -321,8 +315,7 @@ def _clear_sites_where(found_sites: Sequence[FoundSites], is_dropped: Tensor, re
 
 
 def with_none_check(name: str, reward: Any) -> Any:
-    """Return the reward function with a check that it does not return None; models and async functions are
-    unchanged."""
+    """Return the reward function with a check that it does not return None; models and async ones unchanged."""
     is_async = inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(type(reward).__call__)
     if isinstance(reward, nn.Module) or is_async:
         return reward

@@ -98,7 +98,8 @@ class HintGate:
     def wants_comparisons(self, step: int, *, is_training: bool = True) -> bool:
         """Return whether the rollouts of this step should also be scored after another kind's hint."""
         if self.has_contrast:
-            return True  # the loss itself needs the other hint
+            # The loss itself needs the other hint.
+            return True
         is_due = (
             self.estimator.estimate().num_comparisons < ENOUGH_COMPARISONS
             or step - self._last_compared_step >= _STEPS_BETWEEN_COMPARISONS
@@ -124,7 +125,8 @@ class HintGate:
             comparisons = self._gather(self._pending)
             self.estimator.add(comparisons)
             self._pending = []
-            if comparisons:  # a step without errors measured nothing, so the next one is still due
+            # A step without errors measured nothing, so the next one is still due.
+            if comparisons:
                 self._last_compared_step = num_finished_steps
 
         effect = self.estimator.estimate()
@@ -258,7 +260,8 @@ class HintEffectEstimator:
         """
         by_prompt: dict[tuple[int, str, str], list[HintComparison]] = {}
         finite = (row for row in comparisons if math.isfinite(row.own_hint_nats) and math.isfinite(row.other_hint_nats))
-        for comparison in sorted(finite):  # sorted, so that sums do not depend on how a step was split over ranks
+        # Sorted, so that sums do not depend on how a step was split over ranks.
+        for comparison in sorted(finite):
             by_prompt.setdefault(comparison[:3], []).append(comparison)
         for (_, own_kind, other_kind), group in by_prompt.items():
             own_nats = fmean(comparison.own_hint_nats for comparison in group)

@@ -82,6 +82,7 @@ class LoggedStore:
         assert self._collator is not None
         batch = self._collator([self._traces[number] for number in numbers])
         batch.pop("rewards", None)
+        # Without targets, channel 1 has no rows; the policy learns from rollouts instead.
         batch["response_mask"] = torch.zeros_like(batch["response_mask"])
         return {name: value.to(device) for name, value in batch.items()}
 
@@ -174,6 +175,7 @@ def _channels_in(traces: Sequence[Any], collator: Collator, channels: Set[str]) 
     """Return the channels that at least one trace has an item for. The collator's own counts stay unchanged."""
     owners: tuple[Any, ...] = (collator, getattr(collator, "renderer", None))  # both have `counts`
     counters: list[Counter[str]] = [owner.counts for owner in owners if hasattr(owner, "counts")]
+    # The collator is called here only to see what its traces contain.
     before, present = [dict(counter) for counter in counters], set[str]()
     for trace in traces:
         if channels <= present:
@@ -251,8 +253,7 @@ class CyclingSampler:
         self._order: tuple[int, list[int]] = (-1, [])
 
     def draw(self, count: int) -> list[int]:
-        """Return the next `count` numbers of this process; all processes together advance by `num_processes` times as
-        many."""
+        """Return the next `count` numbers of this process; the other processes take as many each."""
         first = self._drawn + self._process * count
         self._drawn += count * self._num_processes
         return [self._at(position) for position in range(first, first + count)]
@@ -278,8 +279,7 @@ class CyclingSampler:
 
 
 def run_geometry(trainer: Any) -> dict[str, Any]:
-    """Return the settings that must be unchanged when a saved rollout buffer is resumed, since it contains error
-    sites."""
+    """Return the settings that a saved rollout buffer depends on, since it contains error sites."""
     logged = trainer.channels.logged
     is_stream = not hasattr(trainer.train_dataset, "__len__")
     return {
@@ -326,7 +326,8 @@ def load_run_state(trainer: Any, tree: dict[str, Any]) -> None:
         trainer._metrics[mode].update({name: list(series) for name, series in values.items()})
     trainer.channel_metrics.load_state(tree["figures"])
     sampling.site_counts, sampling.num_rollouts = Counter(tree["site_counts"]), tree["num_rollouts"]
-    sampling.known_hints = dict(tree.get("known_hints", {}))  # checkpoints of earlier versions have none
+    # Checkpoints of earlier versions have none.
+    sampling.known_hints = dict(tree.get("known_hints", {}))
     trainer.alarm.load_state(tree["alarm"])
     # Checkpoints of earlier versions hold a digest of only some values, under another key; it cannot be compared.
     if start is not None and "start_digest" in tree and tree["start_digest"] != weights_digest(start):
@@ -348,6 +349,7 @@ def _load_environment_states(trainer: Any, states: list[list[Any]]) -> None:
     """Create as many environments as were saved, and pass each its state (`_load_state`)."""
     pools: dict[Any, list[Any]] = getattr(trainer, "_environment_pool", {})
     for (name, pool), saved in zip(pools.items(), states, strict=True):
+        # The pool grows on demand, so a resumed process may have fewer environments than were saved.
         pool.extend(trainer.environment_factories[name]() for _ in range(len(saved) - len(pool)))
         for environment, state in zip(pool, saved, strict=False):
             if state is not None:

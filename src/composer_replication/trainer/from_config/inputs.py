@@ -57,8 +57,7 @@ def read_inputs(config: CrfConfig, replica: Replica | None = None) -> Inputs:
 
 
 def fitted(config: CrfConfig, tokenizer: Any = None) -> CrfConfig:
-    """Return the config with windows, and contexts of an evaluation, no longer than the model's unless set
-    explicitly."""
+    """Return the config with windows and evaluation contexts no longer than the model's, unless set explicitly."""
     context_limit = None if config.train.model is None else max_context(config.train.model, tokenizer)
     batch, evaluation = config.train.batch.fitted(context_limit), config.evaluation
     context = min(evaluation.context, context_limit or evaluation.context)
@@ -105,6 +104,7 @@ def lora_config(adapter: AdapterConfig) -> Any | None:
         r=adapter.rank,
         lora_alpha=adapter.alpha,
         lora_dropout=adapter.dropout,
+        # PEFT recognizes "all-linear" only as a string, not in a list.
         target_modules=targets[0] if targets == ["all-linear"] else targets,
         task_type="CAUSAL_LM",
     )
@@ -141,6 +141,7 @@ def weighting_of(config: CrfConfig) -> RowWeighting | None:
 
 def held_out_rows(number: int) -> tuple[list[int], list[int]]:
     """Return the indices of rows to train on, and of those to evaluate on."""
+    # Every tenth row, spread evenly; at least one.
     held_out = list(range(_HELD_OUT_INTERVAL - 1, number, _HELD_OUT_INTERVAL)) or [number - 1]
     return sorted(set(range(number)) - set(held_out)), held_out
 
@@ -175,6 +176,7 @@ def load_prompts(name: str) -> Any:
             expected = "a file that ends in .jsonl, .json, .csv or .parquet"
             raise ConfigError(explain("train.grpo.dataset", got=name, expected=expected))
         dataset = datasets.load_dataset(kind, data_files=str(path), split="train")
+    # A folder written by `Dataset.save_to_disk`.
     elif (path / "state.json").exists():
         dataset = datasets.load_from_disk(str(path))
     else:
@@ -250,6 +252,7 @@ def make_renderer(
     """Return a renderer as the section says, or with another template, which also becomes the tokenizer's."""
     template = chat_template(render) if template is None else template
     if template is not None:
+        # TRL and exported weights use the tokenizer's template, which has to be the one trained with.
         tokenizer.chat_template = template
     renderer = Renderer(
         tokenizer,
@@ -267,6 +270,7 @@ def _refuse_unread_variables(render: RenderConfig, renderer: Renderer) -> None:
     known_names = renderer.template.names if render.template_variables else set[str]()
     for name in render.template_variables:
         if name not in known_names:
+            # Most unknown variables are misspelled ones.
             near = get_close_matches(name, known_names, n=1)
             got = f"{name!r}, which {renderer.template.name} does not read"
             fix = (

@@ -97,6 +97,7 @@ def offline_data(inputs: Inputs) -> _OfflineData:
         options["use_pairs"] = False
     eval_options = [key for key, is_on in _EVALUATIONS.items() if is_on(config.train)]
     known_split = _existing_split(inputs.run, config.split, is_evaluated=bool(eval_options))
+    # Without an evaluation, a validation split would only waste sessions.
     validation = config.split.validation if eval_options else 0.0
     sessions, settings = sessions_of_run(inputs.run, **options)
     rendered: list[RenderedSession] = []
@@ -182,6 +183,7 @@ def _cutting(config: CrfConfig) -> dict[str, Any]:
 def offline_memory(inputs: Inputs, sessions: LoggedSessions) -> MemoryPlan:
     """Return the memory of a step on the longest trees. Needs the model's config only, not its weights."""
     train = inputs.config.train
+    # The worst case: the largest windows meet in one micro-batch.
     sizes = sorted((item.num_tokens for item in sessions.items), reverse=True)
     size = 2 if train.optimiser.bf16 else 4
     assert train.model is not None
@@ -227,6 +229,7 @@ def offline_trainer(
     config = inputs.config
     model, warmed_up = start_model(inputs, data, args, folder, say)
     channels = config.train.channels
+    # Good turns may be trained on in the warm-up only.
     has_good_turns = channels.good_turns and (warmed_up is None or channels.good_turns_after_warmup)
     trainer = OfflineTrainer(
         model,
@@ -271,8 +274,7 @@ def _references(folder: TrainingFolder, warmed_up: Path | None, replica: Replica
 
 
 def shuffle_seed(train: TrainConfig) -> int:
-    """Return the seed for a control's shuffled hints and swapped pairs; everything else has the seed of the real
-    training."""
+    """Return the seed for a control's shuffled hints and swapped pairs; all else uses the training's seed."""
     return train.optimiser.seed + _SEEDS_BETWEEN_SHUFFLES * (train.shuffle - 1)
 
 
@@ -324,7 +326,8 @@ def start_model(
             folder.copy_warmup(real)
     model = _load(inputs, data, args, say)
     needs_warm_up = _needs_warm_up(inputs, data, args, folder, model, say)
-    if is_sharded(model):  # it was sharded only to be scored; the trainer expects a whole model
+    # It was sharded only to be scored; the trainer expects a whole model.
+    if is_sharded(model):
         del model
         model = _load(inputs, data, args, lambda _again: None)
     if not needs_warm_up:
@@ -344,8 +347,10 @@ def start_model(
         fsdp=train.fsdp.on,
     )
     say(finished.describe())
-    if is_new:  # the warm-up has changed the model, so load the initial weights again
+    # The warm-up has changed the model, so load the initial weights again.
+    if is_new:
         del model
+        # Free the first model before the second is loaded, or both would have to fit.
         gc.collect()
         torch.cuda.empty_cache()
         model = _load(inputs, data, args, lambda _again: None)
@@ -355,7 +360,8 @@ def start_model(
 def _load(inputs: Inputs, data: _OfflineData, args: TrainingArguments, say: Say) -> nn.Module:
     train, written_ids = inputs.config.train, assistant_token_ids(data.train.rendered)
     assert train.model is not None
-    set_seed(train.optimiser.seed)  # the adapter is initialized before the trainer sets the seed
+    # The adapter is initialized before the trainer sets the seed.
+    set_seed(train.optimiser.seed)
     why_not = "with FSDP" if args.fsdp or train.fsdp.on else ""
     quantization = "4bit" if train.adapter.kind == "qlora" else "none"
     return prepare_model(
@@ -387,6 +393,7 @@ def _needs_warm_up(
     # Without good turns a warm-up has no data, and without the other channels it has no purpose.
     if not items[CHANNELS[0]] or not any(items[name] for name in CHANNELS[1:]) or args.fsdp:
         return False
+    # The model is only scored here, but it may not fit on one device unsharded.
     if inputs.config.train.fsdp.on and args.world_size > 1:
         shard_model(model, args)
     elif not getattr(model, "is_quantized", False):
@@ -406,6 +413,7 @@ def _needs_warm_up(
 def _changes(train: TrainConfig) -> dict[str, Any]:
     """Return the training arguments of a warm-up that differ: its own number of steps, and a constant learning rate."""
     warmup, is_until = train.warmup, train.warmup.mode == "until"
+    # With mode "until", the steps are only an upper bound: patience ends it.
     steps = warmup.most if is_until else warmup.steps
     rising = min(train.optimiser.warmup, steps - 1)
     every = warmup.every if is_until else train.save.every

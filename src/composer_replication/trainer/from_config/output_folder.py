@@ -1,5 +1,4 @@
-"""The folder that `crf train` writes to (checkpoints, metrics, weights, config), and whether a training resumes
-there."""
+"""The folder that `crf train` writes checkpoints, metrics, weights and config to, and where it resumes."""
 
 from __future__ import annotations
 
@@ -54,8 +53,10 @@ class TrainingFolder:
 
     @classmethod
     def of(cls, config: CrfConfig) -> TrainingFolder:
-        """Return the folder for a config. A control has its own folder inside that of the training it is compared
-        with."""
+        """Return the folder for a config.
+
+        A control has its own folder inside that of the training it is compared with.
+        """
         if config.train.output is not None:
             root = Path(config.train.output)
         elif config.train.run is not None:
@@ -106,6 +107,7 @@ class TrainingFolder:
     def set_aside(self) -> Path:
         """Move what a training has left into a folder of its own, so that another one can begin here."""
         earlier = self.root / ARTEFACTS["earlier"].file_name
+        # Folders are numbered 1, 2, ...
         number = 1 + max((int(folder.name) for folder in earlier.glob("[0-9]*")), default=0)
         destination = earlier / str(number)
         destination.mkdir(parents=True)
@@ -149,12 +151,15 @@ class TrainingFolder:
 
     @contextlib.contextmanager
     def held(self, *, is_main: bool = True) -> Generator[None, None, None]:
-        """Lock the folder, for one training at a time. If a training has several processes, only the main one takes the
-        lock."""
+        """Lock the folder, for one training at a time.
+
+        If a training has several processes, only the main one takes the lock.
+        """
         self.root.mkdir(parents=True, exist_ok=True)
         if not is_main:
             yield
             return
+        # An advisory lock, which the kernel releases if the process dies.
         descriptor = os.open(self.root / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             if not try_lock(descriptor):
@@ -168,14 +173,15 @@ class TrainingFolder:
             os.close(descriptor)
 
     def newest_step(self) -> int | None:
-        """Return the step of the newest checkpoint with a valid manifest. Its files are checked when they are
-        loaded."""
+        """Return the step of the newest checkpoint with a valid manifest.
+
+        Its files are checked when they are loaded.
+        """
         steps = [step for (step, _), folder in checkpoints_in(self.checkpoints) if _has_manifest(folder)]
         return max(steps, default=None)
 
     def newest_checkpoint(self) -> Path | None:
-        """Return the checkpoint that a run resumes from: the newest whose files are all intact. This reads all of
-        them."""
+        """Return the newest checkpoint whose files are all intact, which takes reading them, or None."""
         return newest_complete(self.checkpoints)
 
     def resumption(self, steps: int) -> str:
@@ -227,8 +233,7 @@ class TrainingFolder:
         return write_resolved(config, self.root)
 
     def with_first_primary(self, config: CrfConfig) -> CrfConfig:
-        """Return the config with the primary result that the training began with, since a later one is not named
-        beforehand.
+        """Return the config with the primary result that the training began with: a later one is not named beforehand.
 
         An evaluation with another primary result finds this one in the config next to the weights, and reports it.
         """
@@ -251,6 +256,7 @@ class TrainingFolder:
             UnicodeDecodeError,
         ):  # the file was edited, so there is nothing to compare with
             return []
+        # Both sides as parsed TOML, so that equal values compare equal whatever their Python types were.
         now = dict(nested_items(tomllib.loads(to_toml(config))))
         paths = sorted(
             path for path in (before.keys() | now.keys()) - _PATH_OPTIONS if path.startswith(_READ_BY_TRAINING)

@@ -1,5 +1,4 @@
-"""Plan a training without loading weights (what there is to train on, and whether a step fits), and record its
-result."""
+"""Plan a training without loading weights (what there is to train on, does a step fit), and record its result."""
 
 from __future__ import annotations
 
@@ -64,8 +63,7 @@ class TrainingPace:
         return self.tokens * self.windows_a_step
 
     def seconds(self, passes: float) -> float:
-        """Return the duration of `passes` operations per weight, that is, operations per weight and token times
-        tokens."""
+        """Return the duration of `passes` operations per weight (operations per weight and token, times tokens)."""
         return passes * self.weights / (_UTILIZATION * self.speed)
 
 
@@ -98,7 +96,8 @@ def plan_training(config: CrfConfig) -> TrainingPlan:
     config = inputs.config
     plan_fields = _offline_plan(inputs) if config.train.mode == "offline" else _grpo_plan(inputs)
     newest, changed = folder.newest_checkpoint(), folder.changed_options(config)
-    if not folder.has_begun:  # otherwise keep the options that the training began with, for comparison
+    # If a training has begun, keep its options for comparison.
+    if not folder.has_begun:
         folder.write_config(config)
     return TrainingPlan(
         folder=folder,
@@ -124,8 +123,7 @@ def _offline_plan(inputs: Inputs) -> dict[str, Any]:
 
 
 def remarks_on(inputs: Inputs, sessions: LoggedSessions) -> list[str]:
-    """Return remarks on how often the steps see each window, how many windows have errors, and windows that are too
-    long."""
+    """Return remarks on repetitions of windows, windows without errors, and windows that are too long."""
     config = inputs.config
     optimiser, channels = config.train.optimiser, config.train.channels
     windows_per_step = optimiser.per_device * optimiser.accumulation * launched_processes()
@@ -154,7 +152,8 @@ def _pace_of(inputs: Inputs, sessions: LoggedSessions) -> TrainingPace:
     optimiser, size, number = inputs.config.train.optimiser, 1024, 8
     device = "cuda" if torch.cuda.is_available() else "cpu"
     matrix = torch.ones(size, size, device=device, dtype=torch.bfloat16 if optimiser.bf16 else torch.float32)
-    (matrix @ matrix).sum().item()  # the first multiplication loads kernels, so it is not timed
+    # The first multiplication loads kernels, so it is not timed.
+    (matrix @ matrix).sum().item()
     start_time = time.monotonic()
     for _ in range(number):
         (matrix @ matrix).sum().item()
@@ -171,6 +170,7 @@ def _grpo_plan(inputs: Inputs) -> dict[str, Any]:
     counts = {"prompts": len(prompts), "held_out_prompts": 0 if held_out is None else len(held_out)}
     if inputs.run is None or not inputs.config.render.student_models:
         return {"counts": counts}
+    # Prompts name no models, so only logged sessions can be checked against `student_models`.
     models = frozenset[str]().union(*map(models_of, read_conversations(inputs.run)))
     return {"counts": counts, "remarks": unmatched_models(inputs.config.render, models)}
 
@@ -191,8 +191,10 @@ class NamedSource(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingResult:
-    """What `run_training` did, and where its files are. `saved` is the folder of the weights, once all steps are
-    done."""
+    """What `run_training` did, and where its files are.
+
+    `saved` is the folder of the weights, once all steps are done.
+    """
 
     steps: int
     total_steps: int
@@ -253,8 +255,7 @@ def write_record(
     sources: Sequence[Source | NamedSource],
     start_digest: str,
 ) -> None:
-    """Write `training.json`: what the weights in this folder were trained on, with which settings, and what each
-    channel did.
+    """Write `training.json`: sources and settings of the weights in this folder, and what each channel did.
 
     `start_digest` is `weights_digest` of the model before its first step: all bytes of the weights below an adapter.
     """
@@ -287,9 +288,11 @@ def _display_name(name: str) -> str:
 def _hash_of_named(name: str) -> str | None:
     """Return the hash of the file behind a path or `module:name`; the module has been imported already."""
     path = Path(name)
-    if is_verifiers(name):  # looks like `module:name`, but is the id of an environment
+    # An id of verifiers looks like `module:name`, but names no module.
+    if is_verifiers(name):
         return None
     if is_dotted(name) and not path.exists():
         module = sys.modules.get(name.partition(":")[0])
+        # A module that was defined interactively has no file.
         path = Path(getattr(module, "__file__", None) or "")
     return sha256_of_file(path) if path.is_file() else None

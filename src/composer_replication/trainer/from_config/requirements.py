@@ -27,7 +27,8 @@ def offline_arguments(train: TrainConfig, output: Path, **changes: Any) -> Train
     from transformers import TrainingArguments
 
     arguments = training_arguments(train) | changes
-    pinned = torch.cuda.is_available()  # torch warns about pinned memory without a GPU
+    # torch warns about pinned memory without a GPU.
+    pinned = torch.cuda.is_available()
     return make_arguments(
         TrainingArguments,
         train,
@@ -93,8 +94,7 @@ def _check_installed(train: TrainConfig) -> None:
 
 
 def check_extra(train: TrainConfig) -> None:
-    """Raise MissingExtraError for packages of the extra `train` that this config needs, with the command to install
-    them."""
+    """Raise MissingExtraError, with the command to install it, for packages of the extra `train` that are missing."""
     needed = ["accelerate"]
     needed += ["peft"] if train.adapter.kind != "none" else []
     needed += ["trl", "datasets"] if train.mode == "grpo" else []

@@ -1,5 +1,7 @@
-"""The steps of `crf train` as functions: train, plan, and decide whether a training is up to date. Torch is imported on
-use."""
+"""The steps of `crf train` as functions: train, plan, and decide whether a training is up to date.
+
+Torch is imported on use.
+"""
 
 from __future__ import annotations
 
@@ -84,8 +86,7 @@ def trained_in(config: CrfConfig, run: RunDir) -> Path:
 
 
 class _WhyTrain(NamedTuple):
-    """Why a training has to be run or resumed ("" if it does not), and whether the folder holds a different
-    training."""
+    """Why a training has to run or resume ("" if it does not), and whether the folder holds another one."""
 
     why: str
     is_other: bool = False
@@ -111,7 +112,8 @@ def why_train(config: CrfConfig, run: RunDir) -> _WhyTrain:
     requested_steps = config.train.optimiser.steps
     finished_steps = folder.newest_step() if record is None else record["steps"]
     steps = f"train.optimiser.steps: {finished_steps} -> {requested_steps}"
-    if finished_steps is not None and finished_steps > requested_steps:  # a training cannot go back to fewer steps
+    # A training cannot go back to fewer steps.
+    if finished_steps is not None and finished_steps > requested_steps:
         return _WhyTrain(steps, is_other=True)
     if record is not None:
         return _WhyTrain(steps if finished_steps != requested_steps else "")

@@ -145,6 +145,7 @@ def run_training(
     alarm = CollapseAlarm.from_config(config.train.alarm, say=callbacks.say) if config.train.alarm.on else None
     mode_parts = make(inputs, folder, alarm, callbacks, must_fit)
     # All processes must have the same config; the one that differs is named.
+    # Processes with different configs would train different things without an error.
     refuse_differences({"the config": to_toml(_without_paths(config))})
     used = contextlib.nullcontext() if inputs.run is None else inputs.run.used_for("training")
     with used, folder.held(is_main=mode_parts.args.process_index == 0):
@@ -152,7 +153,8 @@ def run_training(
         changes = folder.changed_options(config) if folder.has_begun else []
         if folder.has_begun and not has_state:
             callbacks.say(folder.resumption(config.train.optimiser.steps))
-        for change in changes:  # logged first, as they may explain why a checkpoint is refused below
+        # Logged first, as they may explain why a checkpoint is refused below.
+        for change in changes:
             callbacks.say(f"changed since the run began: {change}")
         if not has_state and mode_parts.args.process_index == 0:
             # A run that is killed before its first checkpoint can still tell which options changed.
@@ -166,6 +168,7 @@ def run_training(
         with reporting_phases(times, callbacks.say):
             trainer, sessions = mode_parts.build()
         phase: Mapping[str, str] = getattr(trainer, "phase", {})
+        # After a warm-up the model has other weights already, but the phase has the digest of the initial ones.
         start_digest = phase.get("start_weights") or weights_digest(trainer.model)
         _add_reporting(trainer, callbacks, folder, config)
         if replica is not None:
@@ -239,7 +242,8 @@ class _ReportingCallback(TrainerCallback):
 
 def _add_reporting(trainer: Any, callbacks: TrainingCallbacks, folder: TrainingFolder, config: CrfConfig) -> None:
     """Add the reporting callback to the trainer, and let SIGTERM and Ctrl-C stop it."""
-    trainer.remove_callback(PrinterCallback)  # it prints the raw metrics to stdout
+    # PrinterCallback would print the raw metrics to stdout.
+    trainer.remove_callback(PrinterCallback)
     trainer.add_callback(_ReportingCallback(callbacks, folder, config, lambda: trainer.resumed_from))
     trainer.stop_signals = (signal.SIGTERM, signal.SIGINT)
 
@@ -260,6 +264,7 @@ def _prepare_offline(
     for remark in remarks_on(inputs, data.train):
         callbacks.say(remark)
     check_memory(offline_memory(inputs, data.train), callbacks.say, must_fit)
+    # The diagnosis at the end is part of the result, so only messages during the run are shown.
     diagnosis = RunDiagnosis(every=inputs.config.train.diagnose_every, say=_without_summary(callbacks.say))
     trainer_callbacks: list[TrainerCallback] = [diagnosis] if alarm is None else [diagnosis, alarm]
     parts = inputs, data, args, folder, trainer_callbacks, callbacks.say
@@ -277,7 +282,8 @@ def _prepare_grpo(
     inputs: Inputs, folder: TrainingFolder, alarm: CollapseAlarm | None, callbacks: TrainingCallbacks, must_fit: bool
 ) -> _ModeParts:
 
-    del must_fit  # the memory of rollouts depends on their lengths, which are not known in advance
+    # The memory of rollouts depends on their lengths, which are not known in advance.
+    del must_fit
     args = _grpo_arguments_of(inputs, folder)
     train = inputs.config.train
     length, say = train.grpo.max_completion_length, _without_summary(callbacks.say)
@@ -427,20 +433,21 @@ def grpo_trainer(
     except ComposerError:
         raise
     except ValueError as error:
+        # PEFT raises ValueError for unknown layers, as TRL does for bad arguments.
         of_adapter = adapter is not None and "target modules" in str(error).lower()
         raise adapter_refused(error, model) if of_adapter else refused(error, config.train) from error
     return trainer, logged
 
 
 def rewards_and_environment(grpo: GRPOSection) -> tuple[list[Any], Any | None, Any | None]:
-    """Return the reward functions, and the factory of environments or rollouts: ours, an OpenEnv server's, or
-    verifiers'."""
+    """Return the reward functions, and the factory of environments or rollouts (ours, OpenEnv's, verifiers')."""
     rewards = [named_object(path, "train.grpo.rewards") for path in grpo.rewards]
     rollouts = None if grpo.rollouts is None else named_object(grpo.rollouts, "train.grpo.rollouts")
     environment = _environment(grpo.environment)
     if environment is not None and rollouts is not None:
         fix = "A rollout function has its own environment, so TRL would run every episode twice."
         raise ConfigError(explain("train.grpo", got="environment and rollouts", expected="one of the two", fix=fix))
+    # An environment of verifiers plays whole episodes, so it takes the place of a rollout function.
     if isinstance(environment, VerifiersWorld):
         return rewards or [world_reward], None, environment
     if not rewards and environment is None:
@@ -486,7 +493,8 @@ def _logged_sessions(inputs: Inputs, model: Any, say: Say) -> LoggedSessions | N
     if not (use_sites or use_pairs):
         return None
     budget, overlap = config.train.batch.window
-    held_out = held_out_of(run)  # these sessions are for evaluation only
+    # These sessions are for evaluation only.
+    held_out = held_out_of(run)
     sessions = LoggedSessions.from_run(
         run,
         inputs.renderer,

@@ -115,6 +115,7 @@ class CollapseAlarm(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Load the best checkpoint of a resumed run; in a new run, the folder may still hold that of another run."""
+        # Only a resumed run may continue with it.
         self.best = read_best(Path(args.output_dir or ".")) if state.global_step else None
 
     def on_log(
@@ -204,8 +205,7 @@ class CollapseAlarm(TrainerCallback):
         return None
 
     def _beats(self, metric: str, value: float) -> bool:
-        """Return whether a score is better than the best one, or of a metric that takes precedence over that of the
-        best."""
+        """Return whether a score is better than the best one, or of a metric that takes precedence over its."""
         assert self.best is not None
         order = list(_RANKING_METRICS)
         counts_for_more = self.best.metric in order and order.index(metric) < order.index(self.best.metric)
@@ -258,6 +258,7 @@ def keep_best(output: Path, best: Best) -> None:
         raise ArtefactNotFoundError(
             explain("checkpoint to keep", got=f"no {checkpoint}", expected="the folder that was just saved")
         )
+    # Copy first, then switch the link, then write the record: each step leaves the earlier best usable.
     _copy_folder(checkpoint, output / best.folder)
     _replace_link(output, best.folder)
     atomic_write_json(output / RECORD, asdict(best))
@@ -281,7 +282,8 @@ def _copy_folder(source: Path, target: Path) -> None:
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
     try:
         shutil.copytree(source, temporary, copy_function=_link_or_copy)
-        if target.exists():  # the same step was saved before the run was resumed
+        # The same step was saved before the run was resumed.
+        if target.exists():
             shutil.rmtree(target)
         temporary.rename(target)
     finally:
@@ -352,7 +354,8 @@ class Watch:
     def limit_passed(self, baseline: float, latest: float) -> Literal["fell", "rose"] | None:
         """Return in which direction the mean of the latest values is past a limit, without regard to noise."""
         change = latest - baseline
-        scale = abs(baseline)  # rewards may be negative, so a fall is measured relative to the size of the baseline
+        # Rewards may be negative, so a fall is measured relative to the size of the baseline.
+        scale = abs(baseline)
         if self.fall_to is not None and change <= -max((1.0 - self.fall_to) * scale, self.least_change):
             return "fell"
         if self.rise_to is not None and change >= max((self.rise_to - 1.0) * scale, self.least_change):
@@ -456,6 +459,7 @@ class WatchedMetric:
             return
         oldest, oldest_step = state.window.pop(0), state.window_steps.pop(0)
         if state.older:
+            # Half the mean square of differences between neighbors estimates the variance of noise.
             state.squares += (oldest - state.older[-1]) ** 2
             state.differences += 1
         # Only the last `size` values are kept, so the state in a checkpoint does not grow with the run.
@@ -477,6 +481,7 @@ class WatchedMetric:
     def _is_time_to_raise(self, is_beyond: bool) -> bool:
         state = self._history
         state.beyond, state.within = (state.beyond + 1, 0) if is_beyond else (0, state.within + 1)
+        # After an alarm, the metric has to be within its limit for `patience` values before another one.
         if state.is_raised:
             state.is_raised = state.within < self.watch.patience
             return False

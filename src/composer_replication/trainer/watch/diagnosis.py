@@ -75,6 +75,7 @@ def findings(
         finding._replace(text=_not_reached(finding.rule, history, items or {}) or finding.text) for finding in causes
     ]
     if max_completion_length is not None:
+        # Rules do not know the limit, so it is inserted into their messages.
         limit = f"the length limit of {max_completion_length:,} tokens"
         causes = [finding._replace(text=finding.text.replace("the length limit", limit)) for finding in causes]
     return causes
@@ -88,13 +89,15 @@ def _nothing_logged(history: History) -> str:
 
 def _learning_rate_zero(history: History) -> str:
     rates = _values_of(history, "learning_rate")
-    if len(rates) < 2 or any(rates):  # the first line of a warm-up is 0 in healthy runs
+    # The first line of a warm-up is 0 in healthy runs.
+    if len(rates) < 2 or any(rates):
         return ""
     return f"The learning rate is 0 in all {len(rates):,} lines of metrics: no weight changed."
 
 
 def _not_a_number(history: History) -> str:
     for key, what in (("loss", "loss"), ("grad_norm", "gradient")):
+        # All values, since `_values_of` drops those that are not finite.
         values = [line[key] for line in history if isinstance(line.get(key), int | float)]
         bad = sum(not math.isfinite(value) for value in values)
         if bad:
@@ -116,7 +119,8 @@ def _unjudged(history: History) -> str:
     keys = dict.fromkeys(key for line in history for key in line)
     shares = {match[1]: mean_of(history, key) or 0.0 for key in keys if (match := _UNJUDGED.fullmatch(key))}
     rewarded = [line for line in history if "reward" in line]
-    if rewarded and not _values_of(rewarded, "reward"):  # TRL logs None where no rollout of a batch has a reward
+    # TRL logs None where no rollout of a batch has a reward.
+    if rewarded and not _values_of(rewarded, "reward"):
         return "The reward function returned None or NaN for 100% of rollouts; nothing is learned from these."
     if len(shares) == 1:
         [(name, share)] = shares.items()
@@ -265,7 +269,8 @@ def hints_not_compared(history: History) -> str:
     was_gated = _was_always_gated(history)
     advice = " So channel 2 never ran on rollouts. Set train.grpo.heed_gate = false to train on hints regardless."
     if effect.is_significant:
-        if not was_gated or _is_large_enough(history, effect):  # channel 2 ran, or will run in the next step
+        # Channel 2 ran, or will run in the next step.
+        if not was_gated or _is_large_enough(history, effect):
             return ""
         return f"The model reacts to hints, but not enough ({describe_requirement()}): {effect}.{advice}"
     # Old comparisons fade, so a run that has little data now may have had enough before.
@@ -279,6 +284,7 @@ def hints_not_compared(history: History) -> str:
 
 def errors_rise(history: History) -> str:
     """Report that the errors of channel 2's kinds became more frequent while it ran, as happened with a real model."""
+    # Only lines in which channel 2 ran: later rises have other causes.
     ran = [line for line in history if _values_of([line], SDPO_LOSSES[0]) and _last_of([line], _RAN) != 0]
     rates = _values_of(ran, ERROR_RATE)
     if len(rates) < _FEWEST_RATES or max(rates) - min(rates) < _LEAST_RISE:
@@ -327,7 +333,7 @@ class RunDiagnosis(TrainerCallback):
     """Runs the diagnosis during training and at its end.
 
     Every `every` steps it logs each new finding about the latest lines of metrics once. At the end it logs the findings
-    about the whole run, and keeps them in `said`.
+    about the whole run, and keeps them in `final_messages`.
     """
 
     def __init__(
@@ -342,7 +348,7 @@ class RunDiagnosis(TrainerCallback):
         self._every, self._length = every, max_completion_length
         self._say = _logger.warning if say is None else say
         self._reported: set[str] = set()
-        self.said: list[str] = []
+        self.final_messages: list[str] = []
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if state.global_step % self._every:
@@ -360,9 +366,11 @@ class RunDiagnosis(TrainerCallback):
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        self.said = [finding.text for finding in findings(state.log_history, max_completion_length=self._length)]
+        self.final_messages = [
+            finding.text for finding in findings(state.log_history, max_completion_length=self._length)
+        ]
         if state.is_world_process_zero:
-            for text in self.said:
+            for text in self.final_messages:
                 self._say(f"The whole run: {text}")
 
 
@@ -381,7 +389,8 @@ def _slope_z_score(residuals: Sequence[float], slope: float) -> float:
     total, number = max(math.fsum(residual**2 for residual in residuals), 1e-9), len(residuals)
     # With lag-1 autocorrelation r, the variance of the slope is (1 + r) / (1 - r) times that of independent values.
     correlation = max(math.fsum(value * following for value, following in pairwise(residuals)) / total, 0.0)
-    spread = number * (number**2 - 1) / 12  # sum of squared deviations of 0, 1, ..., number - 1 from their mean
+    # Sum of squared deviations of 0, 1, ..., number - 1 from their mean.
+    spread = number * (number**2 - 1) / 12
     return slope / math.sqrt(total / (number - 2) / spread * (1 + correlation) / (1 - correlation))
 
 

@@ -152,6 +152,7 @@ def _free_ram() -> int:
         for line in path.read_text(encoding="ascii").splitlines():
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) * 1024
+    # Without /proc (macOS), all memory counts as free.
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
@@ -233,7 +234,9 @@ def shape_of(model: Any) -> Shape:
 def _shape(model: Any) -> Shape:
     model_config: Any = model.config
     config = model_config.get_text_config()
+    # The output head is counted separately, since neither LoRA nor 4 bits apply to it.
     linear = [layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear) and "lm_head" not in name]
+    # Some configs state the size of a head, others imply it.
     heads = config.num_attention_heads
     head_size = getattr(config, "head_dim", None) or config.hidden_size // heads
     return Shape(
@@ -280,8 +283,7 @@ def _fixed_parts(shape: Shape, settings: StepSettings) -> dict[str, float]:
 
 
 def _moments(shape: Shape, settings: StepSettings, gradients: float) -> list[dict[str, float]]:
-    """Return the moments that may be the peak: the head, the backward of the last and first layer, the teacher's
-    pass."""
+    """Return the moments that may be the peak: head, last and first layer's backward, teacher's pass."""
     tokens = settings.longest_tree
     stream = tokens * shape.hidden * (settings.compute_bytes + max(settings.compute_bytes, settings.weight_bytes)) / 2
     mlp, key_values = tokens * shape.mlp * settings.compute_bytes, tokens * shape.key_values * settings.compute_bytes
@@ -311,7 +313,8 @@ def _moments(shape: Shape, settings: StepSettings, gradients: float) -> list[dic
             "cast weights": in_forward,
         }
         moments.append(passes)
-    if not settings.checkpointing:  # every layer's activations are stored already, and are freed during the backward
+    # Every layer's activations are stored already, and are freed during the backward.
+    if not settings.checkpointing:
         moments[1]["activations"] = activations
     return moments
 
@@ -325,6 +328,7 @@ def _autocast_copies(shape: Shape, settings: StepSettings) -> tuple[float, float
     if settings.compute_bytes >= settings.weight_bytes or settings.four_bit or settings.num_shards > 1:
         return 0.0, 0.0
     copies = float(shape.linear_weights * settings.compute_bytes)
+    # With checkpointing, no layer keeps its graph from the forward to the backward.
     in_graph = 0.0 if settings.checkpointing else copies
     return (in_graph if settings.lora_rank else copies), in_graph
 
