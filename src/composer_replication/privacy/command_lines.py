@@ -118,10 +118,9 @@ _COMMANDS = (
     _row("ftp", "PASSWORD", r"(?m)^\s{0,8}user\s{1,3}[\w.@-]{1,60}\s{1,3}", _VALUE, also="user ", strong=True),
     # PowerShell: `ConvertTo-SecureString -String "hunter2" -AsPlainText` -> `hunter2`.
     _row("securestring", "PASSWORD", "ConvertTo-SecureString", _S, rf"(?:-[A-Za-z]{{2,20}}{_S}){{0,3}}", _VALUE),
-    # Perl, PHP and Java. TODO: the second literal has no r prefix, so an asterisk must precede the user. Until that is
-    # fixed, only the `connect(` of assignments.py finds these.
+    # Perl, PHP and Java: `DBI->connect("dbi:Pg:dbname=app", "ada", "hunter2")` -> `hunter2`.
     *(_row(trigger, "USER_PASSWORD", r"(?:onnect|PDO|onnection)\(\s{0,9}\\*[\"'][^\0\"'\n]{1,160}\\*[\"'],\s{0,"
-                    "9}\\*[\"']"
+                    r"9}\\*[\"']"
            r"[^\0\"'\n]{1,60}\\*[\"'],\s{0,9}", _VALUE, strong=True) for trigger in ("dbi", "pdo", "jdbc")),
     # SQL: `pgp_sym_decrypt(card, 'hunter2')` -> `hunter2`.
     *(_row(trigger, "PASSWORD", r"(?:crypt|CRYPT)\([^\0\n,()]{1,80},\s{0,4}(?=\\*[\"'])", _VALUE)

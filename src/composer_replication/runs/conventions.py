@@ -26,7 +26,7 @@ Rules that users named when they refused a call. Put an x into the brackets of w
 are used, in their project, where a call of the kind after `for:` was refused without a word. Change words and kinds as
 you like, and add rules of your own under their project. `crf sites` adds what is new and keeps what you wrote.
 """
-# "## /home/me/shop" -> "/home/me/shop"
+# "## /srv/shop" -> "/srv/shop"
 _PROJECT = re.compile(r"##\s+(.+?)\s*\Z")
 # "- [x] Do not push to main" -> "x", "Do not push to main"
 _RULE = re.compile(r"[-*+]\s+\[\s*([xX]?)\s*\]\s+(\S.*?)\s*\Z")
@@ -38,7 +38,7 @@ _SAID = re.compile(r"\s+[-*+]\s+said at site ([0-9a-f]{12}) of (\S+)\s*\Z")
 _MARKUP = re.compile(r"[\\`*_{}\[\]<>#|~&!$^=@]|:(?=//)|(?<=www)\.", re.IGNORECASE)
 # the reverse: "\\*bold\\*" -> "*bold*"
 _ESCAPED = re.compile(r"\\([!-/:-@\[-`{-~])")
-# "/home/me/shop/.claude/worktrees/fix" belongs to "/home/me/shop"
+# "/srv/shop/.claude/worktrees/fix" belongs to "/srv/shop"
 _WORKTREE = re.compile(r"/\.?(?:worktrees|claude/worktrees)(?:/.*)?\Z")
 # Probably meant as a rule, but not written as one: "[x] no dash", "- for git push"
 _MEANT = re.compile(r"\s*(?:[-*+]\s*\[|\[[\sxX]*\]|[-*+]\s+(?:for|said)\b)")

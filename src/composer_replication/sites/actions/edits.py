@@ -65,8 +65,9 @@ class Put:
         return None if self.is_new and self.path in files else {self.path: self.text}
 
 
+# The names of operations are part of action keys (see `equality`), so they stay as they are.
 @dataclass(frozen=True, slots=True)
-class _Insert:
+class Insert:
     """Inserts lines after line number `line`; 0 is the beginning of the file."""
 
     path: str
@@ -111,7 +112,7 @@ class Hunk:
 
 
 @dataclass
-class _FilePatch:
+class FilePatch:
     """The changes of a patch to one file. `kind` is update, add or delete; a move has another `target` than `path`."""
 
     kind: str
@@ -137,7 +138,7 @@ class _FilePatch:
         return removed_file | {self.target: changed}
 
 
-Operation = Replace | Put | _Insert | _FilePatch
+Operation = Replace | Put | Insert | FilePatch
 _CONTENT_KEYS = ("content", "contents", "file_text", "text")
 _PATCH_KEYS = ("input", "patch", "patchText", "diff")
 _EDITORS = word_set("edit replace str_replace replace_string_in_file search_replace edit_file string_replace")
@@ -211,7 +212,7 @@ def _command_edits(arguments: dict[str, Any]) -> list[Operation] | None:
         return _replace_edit({"new_str": "", **rest})  # without new_str, the text is deleted
     line, text = arguments.get("insert_line"), _single_text(arguments, ("new_str", "insert_text"))
     if command == "insert" and type(line) is int and text is not None and len(arguments) == 4:
-        return [_Insert(path, line, text)]
+        return [Insert(path, line, text)]
     return None
 
 
@@ -272,7 +273,7 @@ def _single_text(arguments: dict[str, Any], names: tuple[str, ...]) -> str | Non
 def _with_normal_paths(operation: Operation, cwd: str | None) -> Operation:
     """Return the operation with its paths in one spelling."""
     path = normal_path(operation.path, cwd)
-    if isinstance(operation, _FilePatch):
+    if isinstance(operation, FilePatch):
         return replace(operation, path=path, target=normal_path(operation.target, cwd))
     return replace(operation, path=path)
 
@@ -288,7 +289,7 @@ _MAX_COMPARED_LINES = 20_000_000  # a patch of 1,000 lines to a file of 20,000
 _NO_NEWLINE = "\\ No newline at end of file"
 
 
-def read_patch(text: str) -> list[_FilePatch] | None:
+def read_patch(text: str) -> list[FilePatch] | None:
     """Return the changes of a patch in either form, or None for any other text."""
     stripped = text.strip("\n")
     if stripped.lstrip().startswith(_BEGIN):
@@ -296,22 +297,22 @@ def read_patch(text: str) -> list[_FilePatch] | None:
     return _read_unified(stripped.split("\n"))
 
 
-def _read_codex(lines: list[str]) -> list[_FilePatch] | None:
+def _read_codex(lines: list[str]) -> list[FilePatch] | None:
     """Read a patch in Codex's form, or return None if a line does not belong there."""
     if lines[0].strip() != _BEGIN or lines[-1].strip() != _END:
         return None
-    patches: list[_FilePatch] = []
+    patches: list[FilePatch] = []
     for line in lines[1:-1]:
         section = _CODEX_SECTION.fullmatch(line.rstrip())
         if section:
             path = section[2].strip()
-            patches.append(_FilePatch(section[1].lower(), path, path))
+            patches.append(FilePatch(section[1].lower(), path, path))
         elif not patches or not _add_codex_line(patches[-1], line):
             return None
     return patches or None
 
 
-def _add_codex_line(patch: _FilePatch, line: str) -> bool:
+def _add_codex_line(patch: FilePatch, line: str) -> bool:
     """Add a line of a file's section to its patch. Return False if the line does not belong there."""
     if patch.kind == "delete":
         return False
@@ -336,9 +337,9 @@ def _add_codex_line(patch: _FilePatch, line: str) -> bool:
     return patch.hunks[-1].add(line)
 
 
-def _read_unified(lines: list[str]) -> list[_FilePatch] | None:
+def _read_unified(lines: list[str]) -> list[FilePatch] | None:
     """Read a unified diff, or return None if it has other lines than headers and hunks."""
-    patches: list[_FilePatch] = []
+    patches: list[FilePatch] = []
     at = 0
     while at < len(lines):
         line = lines[at]
@@ -360,7 +361,7 @@ def _read_unified(lines: list[str]) -> list[_FilePatch] | None:
     return patches if patches and all(patch.hunks for patch in patches) else None
 
 
-def _unified_file(old: str, new: str) -> _FilePatch | None:
+def _unified_file(old: str, new: str) -> FilePatch | None:
     """Return the patch of one file from the names after `---` and `+++`, or None for a rename."""
     old, new = (name.split("\t")[0].strip() for name in (old, new))
     # git writes "a/src/x.py" and "b/src/x.py"; other tools write the plain path.
@@ -368,14 +369,14 @@ def _unified_file(old: str, new: str) -> _FilePatch | None:
         old, new = old[2:], new[2:]
     elif old == "/dev/null":
         new = new.removeprefix("b/")
-        return _FilePatch("add", new, new)
+        return FilePatch("add", new, new)
     elif new == "/dev/null":
         old = old.removeprefix("a/")
-        return _FilePatch("delete", old, old)
-    return _FilePatch("update", old, new) if old == new else None
+        return FilePatch("delete", old, old)
+    return FilePatch("update", old, new) if old == new else None
 
 
-def _read_hunk(lines: list[str], at: int, head: re.Match[str], patch: _FilePatch) -> int | None:
+def _read_hunk(lines: list[str], at: int, head: re.Match[str], patch: FilePatch) -> int | None:
     """Read as many lines as the hunk's header announces. Return the position after them, or None if it is wrong."""
     num_old, num_new = int(head[2] or 1), int(head[4] or 1)
     hunk = Hunk(at=int(head[1]))

@@ -29,7 +29,7 @@ from composer_replication.sites.actions.tools import (
 )
 from composer_replication.types import ToolCall
 
-# "/home/ann" of "/home/ann/src/app"; not "/srv/app"
+# "/home/<name>" of "/home/<name>/src/app"; not "/srv/app"
 _HOME = re.compile(r"/(?:Users|home)/[^/]+")
 # "ls: cannot access 'a.py': No such file or directory" -> "a.py", in zsh "no such file or directory: a.py" -> "a.py"
 _NO_SUCH_FILE = re.compile(
