@@ -125,6 +125,6 @@ def test_the_same_seed_draws_the_same_others():
 def test_known_proofs_are_those_of_their_sites_whatever_their_order():
     renderer, model, sites = sites_of("llama3")
     proofs, made = prove_hints(model, renderer, sites), []
-    again = prove_hints(model, renderer, sites, known=[proofs[2], proofs[0]], on_proof=made.append)
+    again = prove_hints(model, renderer, sites, stored=[proofs[2], proofs[0]], on_proof=made.append)
     assert again == proofs
     assert [proof.site_id for proof in made] == [site.site_id for at, site in enumerate(sites) if at not in (0, 2)]

@@ -16,7 +16,7 @@ from composer_replication.config.train import GRPOSection
 from composer_replication.errors import ConfigError, RunError
 from composer_replication.trainer.from_config.plan import NamedSource, named_sources
 from composer_replication.trainer.rollouts.worlds import openenv
-from composer_replication.trainer.rollouts.worlds.openenv import openenv_environment, shown_address
+from composer_replication.trainer.rollouts.worlds.openenv import address_without_login, openenv_environment
 from refusals import refusal
 
 URL, SECRET = "http://127.0.0.1:8000", "s3cret"
@@ -184,4 +184,4 @@ def test_a_password_is_neither_shown_nor_stored(serve: Any, monkeypatch: Any) ->
 @pytest.mark.parametrize("name", ["module:name", "verifiers:x", "https://h/path@2", "ws://[::1]:8000"])
 def test_names_without_a_login_stay(name: str) -> None:
     assert GRPOSection(environment=name).environment == name
-    assert shown_address(name) == name
+    assert address_without_login(name) == name

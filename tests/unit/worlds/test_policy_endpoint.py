@@ -49,7 +49,7 @@ def test_the_episode_of_a_name_is_asked_and_answers(port: int, episode: SpokenEp
     episode.answers.put({"role": "assistant", "content": "yes"})
     status, body = post(port, request(NAME, [{"role": "user", "content": "?"}]))
     assert (status, body["choices"][0]["message"]["content"]) == (200, "yes")
-    asked = episode.asked.get_nowait()
+    asked = episode.requests.get_nowait()
     assert asked is not None
     assert asked["messages"] == [{"role": "user", "content": "?"}]
 
@@ -57,23 +57,23 @@ def test_the_episode_of_a_name_is_asked_and_answers(port: int, episode: SpokenEp
 @pytest.mark.parametrize("model", ["policy-0", "", None, [NAME]])
 def test_a_name_that_is_guessed_reaches_no_episode(port: int, episode: SpokenEpisode, model: Any) -> None:
     assert post(port, request(model))[0] == 404
-    assert episode.asked.empty()
+    assert episode.requests.empty()
 
 
 @pytest.mark.parametrize("length", ["", "-1", "1e3", "\u0663"])
 def test_a_length_that_is_none_is_refused(port: int, episode: SpokenEpisode, length: str) -> None:
     headers = {"Content-Length": length.encode().decode("latin-1")}
     assert post(port, b"", **headers)[0] == 411
-    assert episode.asked.empty()
+    assert episode.requests.empty()
 
 
 def test_what_is_too_long_is_not_read(port: int, episode: SpokenEpisode) -> None:
     headers = {"Content-Length": str(policy_endpoint.MAX_BYTES + 1)}
     assert post(port, b"", **headers)[0] == 413
-    assert episode.asked.empty()
+    assert episode.requests.empty()
 
 
 @pytest.mark.parametrize("body", [b"{", b"[]", b"\xff", b"[" * 100_000, json.dumps({"model": NAME}).encode()])
 def test_what_is_no_request_is_refused(port: int, episode: SpokenEpisode, body: bytes) -> None:
     assert post(port, body)[0] == 400
-    assert episode.asked.empty()
+    assert episode.requests.empty()

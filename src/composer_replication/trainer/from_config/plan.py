@@ -32,7 +32,7 @@ from composer_replication.trainer.from_config.inputs import (
 from composer_replication.trainer.from_config.offline import offline_data, offline_memory
 from composer_replication.trainer.from_config.output_folder import TrainingFolder
 from composer_replication.trainer.offline_checks import NAMES
-from composer_replication.trainer.rollouts.worlds.openenv import is_address, shown_address
+from composer_replication.trainer.rollouts.worlds.openenv import address_without_login, is_address
 from composer_replication.trainer.rollouts.worlds.verifiers import is_verifiers
 from composer_replication.trainer.same_start import launched_processes
 from composer_replication.trainer.sessions.dataset import LoggedSessions
@@ -282,7 +282,7 @@ def write_record(
 
 
 def _display_name(name: str) -> str:
-    return shown_address(name) if is_address(name) else name
+    return address_without_login(name) if is_address(name) else name
 
 
 def _hash_of_named(name: str) -> str | None:

@@ -92,6 +92,7 @@ class Denominators:
         if count and not denominator:
             expected = f"at least the {count} items of this batch"
             raise InputError(explain(f"denominators[{channel!r}]", got=denominator, expected=expected))
+        # Without items the sum is 0, whatever it is divided by.
         return denominator or 1.0
 
     def check(self, counts: Mapping[str, int]) -> None:
@@ -100,7 +101,8 @@ class Denominators:
             self.of(channel, count)
 
     def row_weights(self, channel: str, count: int, like: Tensor) -> Tensor:
-        """Return equal weights (count,) that sum to the mean over the channel's denominator."""
+        """Return equal weights (count,), so that the weighted sum of the rows is divided by the denominator."""
+        # In half precision 1 / count would be too inexact.
         dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
         return torch.full((count,), 1.0 / self.of(channel, count), dtype=dtype, device=like.device)
 
@@ -132,6 +134,7 @@ def hint_channel(
     groups = row_groups(student_NH, teachers, options.weighting, targets)
     if options.weighting is not None and options.weighting.changes_weights:
         weights_N = weights_N * row_weights(head, groups, options.weighting, targets, weights_N)
+    # After the normalization of the row weights: importance weights correct the sampling, so they keep their scale.
     if targets.importance_N is not None:
         weights_N = weights_N * targets.importance_N.to(weights_N)
     values = [_group_loss(head, group, options, weights_N) for group in groups]
@@ -142,6 +145,7 @@ def hint_channel(
 def _group_loss(head: LinearHead, group: RowGroup, options: ChannelOptions, weights_N: Tensor) -> Tensor:
     """Return the weighted sum over the rows of a group; TAID mixes the student's own logits into the teacher's."""
     terms = group.terms
+    # TAID's target has the logits t * teacher + (1 - t) * student.
     if options.taid_t is not None:
         terms = [replace(term, coefficient=options.taid_t * term.coefficient) for term in terms]
         terms.append(TeacherTerm.student(1.0 - options.taid_t))
@@ -177,8 +181,10 @@ def pair_channel(
         reference_logprobs = [reference.to(logprobs) for reference in references]
         loss = dpo_loss(logprobs[:num_pairs], logprobs[num_pairs:], *reference_logprobs, beta=preference.beta)
     else:
+        # SimPO has no reference, and normalizes by length instead.
         averages = logprobs / lengths
         loss = simpo_loss(averages[:num_pairs], averages[num_pairs:], beta=preference.beta, gamma=preference.gamma)
+    # Both losses are means over these pairs; the denominator may be that of a larger batch.
     return Channel(loss * (num_pairs / divide.of("trace_replay_dpo", num_pairs)), num_pairs)
 
 
@@ -195,6 +201,7 @@ def annealed(weight: float, anneal: Anneal, *, step: int, total_steps: int, end:
     """
     if anneal == "none" or total_steps <= 1:
         return weight
+    # The last of `total_steps` follows `total_steps - 1` finished ones.
     progress = min(max(step / (total_steps - 1), 0.0), 1.0)
     return weight * (1.0 - progress * (1.0 - end))
 

@@ -95,6 +95,7 @@ def compose_loss(
     `denominators` replaces a channel's item count (`components.counts`): micro-batches then add up to the whole. With
     `sdpo_wrapper="taid"` the `sdpo_jsd` component is TAID's cross-entropy, which ends at the teacher's entropy, not 0.
     """
+    # The fields of LossKnobs are parameters of this function; locals() comes first, before there are other variables.
     arguments = locals()
     knobs = LossKnobs(**{field.name: arguments[field.name] for field in fields(LossKnobs)})
     options = channel_options(
@@ -173,6 +174,7 @@ def batch_channels(
     """Return channels 1, 2 and 3 of a batch, in that order, and how the student ran."""
     passes = batch.passes
     head = head_of(model, passes.student.input_ids.reshape(1, -1))
+    # Padded sequences need a causal model; for a tree, `hidden_rows` checks that itself.
     if isinstance(passes.student, Sequences):
         check_causal(model, passes.student.longest())
     has_sites = options.alpha > 0 and batch.student_rows.numel() > 0
@@ -187,6 +189,7 @@ def batch_channels(
     lm_ce = response_channel(
         head, hidden_LH[batch.response.rows], batch.response.targets, options.label_smoothing, options.divide
     )
+    # An exact 0 for channels that do not run.
     sdpo = replay = Channel(lm_ce.value.new_zeros(()), 0)
     if sites_anywhere:
         teachers, contrasted = _teacher_rows(model, batch, hidden_LH, options, bool(contrast_anywhere))
@@ -242,6 +245,7 @@ def rows_by_part(
     """Return the teachers' rows of each part, from one pass per teacher over each distinct `Tokens`."""
 
     def rows_of(teacher: nn.Module) -> Tensor:
+        # Several parts may be rows of the same tokens (a tree), which then need one pass.
         hidden: dict[int, Tensor] = {}
         for tokens, _ in parts:
             if id(tokens) not in hidden:
@@ -298,6 +302,7 @@ def _config_of(module: nn.Module) -> Mapping[str, Any]:
 
 
 def _is_rate(value: object) -> bool:
+    # A bool is an int in Python, but a switch is not a rate.
     return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
 
 

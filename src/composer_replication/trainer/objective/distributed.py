@@ -50,6 +50,7 @@ def inside_forward(model: nn.Module, causal_lm: nn.Module, work: Callable[[], T]
     inside: set[int] = _running.__dict__.setdefault("inside", set[int]())
     if entry is None or id(causal_lm) in inside:
         return work()
+    # A forward may be set on the instance already, by accelerate for example.
     before = causal_lm.__dict__.get("forward")
     results: list[T] = []
 
@@ -67,7 +68,7 @@ def inside_forward(model: nn.Module, causal_lm: nn.Module, work: Callable[[], T]
     causal_lm.__dict__["forward"] = instead
     inside.add(id(causal_lm))
     try:
-        entry()
+        entry()  # without inputs, which the replaced forward ignores
     finally:
         inside.discard(id(causal_lm))
         put_back()
@@ -102,10 +103,12 @@ def _groups(model: nn.Module) -> list[Any]:
     """Return the process groups over which a model's weights are sharded: those of its mesh, not all processes."""
     if not is_sharded(model):
         return []
+    # FSDP2's parameters are DTensors with a mesh.
     meshes: list[Any] = [getattr(parameter, "device_mesh", None) for parameter in model.parameters()]
     mesh = next((mesh for mesh in meshes if mesh is not None), None)
     if mesh is None:  # inside a forward all weights may be whole; FSDP's state has the mesh
         mesh = _mesh_in_state(model)
+    # A mesh has two dimensions if weights are sharded over some processes and replicated over other ones.
     return [mesh.get_group(dimension) for dimension in range(mesh.ndim)]
 
 
@@ -179,6 +182,7 @@ def rows_in_place(model: nn.Module) -> Iterator[None]:
                 ids = torch.tensor(layer.token_indices[adapter], device=weight.device)
                 before.append((weight, ids, weight[ids]))
                 weight[ids] = layer.trainable_tokens_delta[adapter].to(weight)
+            # While an adapter counts as merged, PEFT's wrapper uses the weight as it is.
             layer.merged_adapters.extend(layer.active_adapters)
     try:
         yield

@@ -60,7 +60,8 @@ class Fingerprint(NamedTuple):
 
     def differences(self, other: Fingerprint) -> list[str]:
         """Return the names of the fields that differ."""
-        return [name for name, mine, theirs in zip(self._fields, self, other, strict=True) if mine != theirs]
+        values = zip(self._fields, self, other, strict=True)
+        return [name for name, value, other_value in values if value != other_value]
 
 
 def fingerprint_of(model: nn.Module, renderer: Renderer, *, with_adapter: bool = False) -> Fingerprint:

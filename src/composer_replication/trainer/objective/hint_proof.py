@@ -123,19 +123,20 @@ def prove_hints(
     part: Part = "turn",
     max_context: int | None = None,
     seed: int = 0,
-    known: Sequence[HintProof] = (),
+    stored: Sequence[HintProof] = (),
     on_proof: Callable[[HintProof], None] | None = None,
 ) -> list[HintProof]:
     """Return one proof per site, in order. A site is rejected if no site of a different kind has a hint to compare.
 
     `max_context` is the number of tokens kept before a turn; all that is scored for a site shares them in one tree.
-    Good calls that are further away than half of it, or in another sequence, get half of it for themselves. `known` are
-    proofs of an earlier call with the same arguments, which are reused; `on_proof` is called with every new one.
+    Good calls that are further away than half of it, or in another sequence, get half of it for themselves. `stored`
+    proofs, of an earlier call with the same arguments, are reused; `on_proof` is called with every new one.
     """
     if margin < 0:
         raise InputError(explain("margin", got=margin, expected="0 or more nats"))
+    # Chosen among all sites, so that it does not depend on which proofs are stored.
     other_sites = wrong_hints(sites, [site.kind for site in sites], seed=seed)
-    by_site = {proof.site_id: proof for proof in known}
+    by_site = {proof.site_id: proof for proof in stored}
     proofs: list[HintProof] = []
     for site, other_site in zip(sites, other_sites, strict=True):
         if site.site_id in by_site:
@@ -205,6 +206,7 @@ class _Scores:
         # Positions of the decision are those of the rendering; `shift` moves them to the hinted context.
         shift, ids = turn.teacher_start - turn.start, turn.context.ids
         text_length = 0 if self._part == "call" or call.span.call_start is None else call.span.call_start - turn.start
+        # With part="turn" the words before the call are left out.
         before, at_once = ids[: turn.teacher_start], ids[turn.teacher_start + text_length :]
         from_there = shift - turn.teacher_start - text_length
         return [
@@ -221,10 +223,11 @@ class _Scores:
         return max(0, call.span.header_start - self._max_context // 2)
 
     def _means(self, response_groups: Sequence[list[Response]]) -> list[float]:
+        # One pass for all of them, since they share most of their contexts.
         sums = iter(
-            response_logprobs(self._model, [response for several in response_groups for response in several]).tolist()
+            response_logprobs(self._model, [response for group in response_groups for response in group]).tolist()
         )
-        sizes = [[len(ids) - start for ids, start in several] for several in response_groups]
+        sizes = [[len(ids) - start for ids, start in group] for group in response_groups]
         return [sum(next(sums) for _ in lengths) / sum(lengths) for lengths in sizes]
 
 
@@ -243,6 +246,7 @@ def _proof(scores: _Scores, site: ProvableSite, other_site: ProvableSite | None,
         num_good_elsewhere=sum(call.rendered.conversation_id != site.rendered.conversation_id for call, _, _ in good),
         good_without_hint=fmean(before for _, before, _ in good) if good else None,
         good_with_hint=fmean(after for _, _, after in good) if good else None,
+        # Decided below, from the properties of the proof.
         is_kept=False,
         reason="",
     )
@@ -254,6 +258,7 @@ def _judged(proof: HintProof, margin: float) -> HintProof:
         return replace(proof, reason=NO_OTHER_KIND)
     if _exceeds_margin(proof.advantage, proof.advantage_over_good, margin):
         return replace(proof, is_kept=True, reason="kept")
+    # If the first comparison holds, it was the one with good calls that failed.
     return replace(proof, reason=LOWERS_GOOD_CALLS if proof.advantage > margin else HINT_DOES_NOTHING)
 
 
@@ -264,7 +269,7 @@ def _exceeds_margin(over_other: float | None, over_good: float | None, margin: f
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _HintVerdict:
-    """Whether a model reacts to hints on some logs; `heeds` is None if there are too few sites to tell.
+    """Whether a model reacts to hints on some logs, counted over all sites that could be compared.
 
     It does if own hints win all their comparisons at more than half of the sites, and at two standard deviations more
     sites than chance predicts. Without any effect, a hint wins its only comparison at half of the sites, and both

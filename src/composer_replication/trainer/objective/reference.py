@@ -101,6 +101,7 @@ def _of_responses(model: nn.Module, responses: Sequence[Response], owner: Tensor
             raise InputError(explain(f"start of response {at}", got=start, expected=expected))
     tree = build_tree([ids for ids, _ in responses]).to(owner.device)
     check_ids(tree.input_ids, embedding_count(model))
+    # A row predicts the next token: from the one before the response to the one before its end.
     rows = torch.cat([row[start - 1 : -1] for row, (_, start) in zip(tree.rows, responses, strict=True)])
     tokens = torch.cat([row[start:] for row, (_, start) in zip(tree.rows, responses, strict=True)])
     return _logprobs(model, tree, rows, tree.input_ids[tokens], owner, number)

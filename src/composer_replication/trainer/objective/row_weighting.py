@@ -151,10 +151,12 @@ def row_groups(
         return [RowGroup(None, student_NH, _terms(teachers))]
     num_rows, numbers_M = student_NH.shape[0], contrast.numbers_M
     is_whole = numbers_M.numel() == num_rows
+    # Indexing with all rows would only copy them.
     right = teachers if is_whole else _rows_of(teachers, numbers_M)
     student = student_NH if is_whole else student_NH[numbers_M]
     unhinted = _terms(contrast.unhinted) if contrast.unhinted else [TeacherTerm.student(1.0)]
     strength = weighting.contrast
+    # unhinted + strength * (right - wrong), as a sum of logits with signed coefficients.
     terms = [*unhinted, *_terms(right, strength), *_terms(contrast.wrong, -strength)]
     if is_whole:
         return [RowGroup(None, student, terms)]
@@ -229,6 +231,7 @@ def position_decay(position_N: Tensor, decay: float, dtype: torch.dtype) -> Tens
 
 def with_mean_one(weights_N: Tensor) -> Tensor:
     """Return the weights scaled to a mean of 1; weights that are all 0 stay 0, so that no row counts."""
+    # torch.where rather than `if`, which would wait for the device.
     mean = weights_N.mean() if weights_N.numel() else weights_N.new_ones(())
     return weights_N / torch.where(mean == 0, torch.ones_like(mean), mean)
 
@@ -260,6 +263,7 @@ def check_teachers(teachers: Sequence[WeightedTeacher] | None, student: nn.Modul
     if teachers is None:
         return (LIVE,)
     weighted_teachers = tuple(teachers)
+    # Up to the rounding of sums such as 0.99 + 0.01.
     total = math.fsum(teacher.coefficient for teacher in weighted_teachers)
     if (
         not weighted_teachers
@@ -307,11 +311,13 @@ def _share(
 ) -> TeacherRows:
     causal_lm = causal_lm_of(model)
 
+    # The head's weight is returned as well: under FSDP2 it is whole only inside the forward.
     def work() -> tuple[Tensor, Tensor, Tensor | None]:
         head = head_of(model, probe_ids)
         rows, weight, bias = rows_of(model).detach().to(head.weight.dtype), head.weight.detach(), head.bias
         if is_sharded(model):  # the weights are whole only inside the forward, and the loss needs them after it
             weight, bias = weight.clone(), None if bias is None else bias.detach().clone()
+        # A LinearHead is not a tensor, so it cannot be returned through the forward of a wrapper.
         heads.append(head)
         return rows, weight, bias
 
@@ -330,6 +336,7 @@ def _mixed(shares: list[TeacherRows]) -> list[TeacherRows]:
     for teacher in shares:
         is_exact = teacher.rows_NH.dtype in (torch.float32, torch.float64)
         is_linear = teacher.head.softcap is None and teacher.head.bias is None
+        # Heads are compared by the address of their weights: every call of `head_of` returns a new object.
         key = teacher.head.weight.data_ptr() if is_exact and is_linear else id(teacher)
         if key not in mixed:
             mixed[key] = teacher

@@ -84,9 +84,11 @@ def build_batch(
     hinted_prompt = _prompt_ids(tokenizer, f"{chat.request}\n\n{hint}")
     wrong, right = (_answer_ids(tokenizer, chat.request, answer) for answer in (chat.wrong_answer, chat.right_answer))
     student, teacher = prompt + wrong, hinted_prompt + wrong
+    # 0: each keeps its own length.
     widest = max(len(student), len(teacher)) if align_sdpo_shapes else 0
     width, teacher_width = widest or len(student), widest or len(teacher)
     offsets = torch.arange(len(wrong))
+    # A row predicts the next token, so the first row of the answer is the last one of the prompt.
     batch = {
         "input_ids": _padded(student, width),
         "attention_mask": _padded([1] * len(student), width),
@@ -121,6 +123,7 @@ def _answer_ids(tokenizer: Any, request: str, answer: str) -> list[int]:
     messages = [{"role": "user", "content": request}]
     before = _render(tokenizer, messages, generation_prompt=True)
     whole = _render(tokenizer, [*messages, {"role": "assistant", "content": answer}], generation_prompt=False)
+    # The last occurrence, in case the request quotes the answer.
     answer_at = whole.rfind(answer)
     if answer_at < 0:
         raise InputError(explain("chat template", got="a rendering without the answer", expected="the answer verbatim"))

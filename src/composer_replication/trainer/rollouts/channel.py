@@ -62,6 +62,7 @@ class Importance(NamedTuple):
         # Row t predicts token t + 1; the log-probs begin with the completion.
         completion = sites.position_N + 1 - (length - self.old_logprobs_BC.shape[1])
         then_N = self.old_logprobs_BC[sites.sequence_N, completion]
+        # Clamped before exp(), which would overflow for large differences.
         return (now_N - then_N).clamp(-20.0, 20.0).exp().clamp(max=self.clip)
 
 
@@ -97,6 +98,7 @@ def place_sites(
     device = input_ids.device
     first = (prompt_mask.shape[1] - prompt_mask.sum(1)).tolist()  # where each prompt begins after its padding
     sizes = [turn.end - turn.start for _, turn in flat]
+    # - 1: a row predicts the next token.
     begins = [first[sample] + turn.start - 1 for sample, turn in flat]
     sequence_N = torch.cat([torch.full((size,), sample) for (sample, _), size in zip(flat, sizes, strict=True)])
     position_N = torch.cat([torch.arange(begin, begin + size) for begin, size in zip(begins, sizes, strict=True)])
@@ -121,6 +123,7 @@ class _Contexts:
     def __init__(self, flat: list[tuple[int, TaughtTurn]], input_ids: Tensor, begins: list[int]) -> None:
         self._turns = [turn for _, turn in flat]
         self._contrasted = [number for number, turn in enumerate(self._turns) if turn.wrong_ids is not None]
+        # On the CPU, where trees are built.
         rows = input_ids.cpu()
         self._sequences = [(turn.teacher_ids.cpu(), turn.teacher_start) for turn in self._turns]
         for number in self._contrasted:
@@ -133,6 +136,7 @@ class _Contexts:
     def check_targets(self, targets_N: Tensor) -> None:
         """Raise AlignmentError unless every sequence predicts the tokens of the batch."""
         sizes = [turn.end - turn.start for turn in self._turns]
+        # After the hinted sequences there are two per contrasted turn: with the unrelated hint, and without one.
         expected_tokens = targets_N.cpu().split(sizes)
         numbers = list(range(len(self._turns))) + [number for number in self._contrasted for _ in range(2)]
         for (ids, start), number in zip(self._sequences, numbers, strict=True):
@@ -155,6 +159,7 @@ class _Contexts:
         firsts = torch.tensor([0, *sizes]).cumsum(0).tolist()
         in_channel = [torch.arange(firsts[n], firsts[n] + sizes[n], device=device) for n in self._contrasted]
         numbers_M = torch.cat(in_channel or [empty])
+        # They alternate: with the unrelated hint, without a hint.
         wrong, unhinted = torch.cat(contrast_rows[::2] or [empty]), torch.cat(contrast_rows[1::2] or [empty])
         return tree, torch.cat(hinted), numbers_M, wrong, unhinted, len(self._turns) - len(self._contrasted)
 
@@ -191,6 +196,7 @@ class RolloutChannel:
         if not anywhere:
             return False
         sites = self._sites
+        # A process without sites makes the same passes, over a tree of two tokens.
         tree = sites.tree if sites else build_tree([[0, 0]]).to(probe_ids.device)
         rows = (
             (sites.teacher_rows_N, sites.wrong_rows_M, sites.unhinted_rows_M)
@@ -263,6 +269,7 @@ def hint_effects(
     numbers_M = contrast.numbers_M
     if not numbers_M.numel():
         return torch.zeros(0, 2, device=targets_N.device)
+    # The index of the turn that each row belongs to.
     turn_M = (turn_position_N[numbers_M] == 0).cumsum(0) - 1
     tokens_M = targets_N[numbers_M]
     own_teachers = [teacher._replace(rows_NH=teacher.rows_NH[numbers_M]) for teacher in teachers]

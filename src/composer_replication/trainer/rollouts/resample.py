@@ -80,6 +80,7 @@ def equal_reward_groups(rewards: Tensor | Sequence[float], num_generations: int)
     judged_GN = ~groups_GN.isnan()
     highest_G = groups_GN.masked_fill(~judged_GN, -torch.inf).amax(1)
     lowest_G = groups_GN.masked_fill(~judged_GN, torch.inf).amin(1)
+    # Relative to the larger reward, but not below 1e-6, since rewards around 0 have rounding errors as well.
     scale_G = torch.maximum(highest_G.abs(), lowest_G.abs()).clamp(min=1.0)
     is_judged_G = judged_GN.sum(1) >= 2
     return ~is_judged_G | (highest_G - lowest_G <= _RELATIVE_TOLERANCE * scale_G)
@@ -103,6 +104,7 @@ def groups_to_draw(equal_G: Tensor, *, num_processes: int = 1, rank: int = 0) ->
     equal_PL = equal_G.view(num_processes, -1)
     count = int(equal_PL.sum(1).max()) if equal_PL.numel() else 0
     is_equal = equal_PL[rank].tolist() if count else []
+    # False sorts before True, so equal groups come first.
     return sorted(range(len(is_equal)), key=lambda group: not is_equal[group])[:count]
 
 
@@ -136,6 +138,7 @@ def resample(
     equal_G = equal_reward_groups(rewards, num_generations)
     before, drawn, rounds = int(equal_G.sum()), 0, 0
     while rounds < max_resamples and bool(equal_G.any()):
+        # The groups of all processes, as every process merges the rewards of all of them.
         plan = [groups_to_draw(equal_G, num_processes=num_processes, rank=process) for process in range(num_processes)]
         new = draw(plan[rank])
         rounds, drawn = rounds + 1, drawn + sum(map(len, plan))
@@ -236,6 +239,7 @@ def _merged(key: str, old: Batch, new: Batch, sources: Sequence[int], pad_id: in
     if isinstance(old_value, list):
         rows = [*old_value, *new_value]
         return [rows[source] for source in sources]
+    # A scalar belongs to the whole batch.
     if old_value.dim() == 0:
         return old_value
     old_value, new_value = _same_width(key, old, new, pad_id)

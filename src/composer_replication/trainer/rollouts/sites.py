@@ -183,6 +183,7 @@ class RolloutSites:
         for turn in conversation.turns:
             turns.append(turn)
             ids = turn.token_ids or ()
+            # By its token if the tokenizer has one for it, since text may mention a call without making one.
             opens_call = self._call_id in ids if self._call_id is not None else self._call_text in turn.text
             # A turn without a stop token reached the token limit: half a call is then not the model's error.
             was_cut = bool(ids) and ids[-1] not in self._stop_ids
@@ -575,6 +576,7 @@ def _judged(site: ErrorSite, call: ToolCall | None, schema: Mapping[str, Any] | 
     if site.kind != "other" or site.blame != "unknown" or site.is_soft or call is None:
         return site
     does_not_fit = bool(parameter_facts(call, site.evidence_text, schema))
+    # "path": in "path must not be empty"; not in "the paths are empty"
     names = [name for name in call.arguments if re.search(rf"\b{re.escape(name)}\b", site.evidence_text)]
     if not (does_not_fit or names):
         return site

@@ -58,6 +58,7 @@ def sessions_of_run(run: RunDir, *, budget: int, **settings: Any) -> tuple[Itera
     """Return the sessions of a run directory, with the sites and pairs that the settings need, and the settings."""
     settings.setdefault("use_pairs", run.path("pairs").exists())
     chosen = WindowSettings(budget=budget, **settings)
+    # "all" leaves out turns with an error site, if sites have been found.
     has_sites = chosen.responses == "all" and run.path("sites").exists()
     needs_sites = chosen.use_sites or chosen.responses == "good" or has_sites
     # A turn that a pair rejects is not a good turn, whether or not channel 3 is on.
@@ -159,6 +160,7 @@ class LoggedSessions(torch.utils.data.Dataset[TreeBatch]):
     @property
     def digest(self) -> str:
         """A hash of all tokens and target rows: a run is resumed with the same data or not at all."""
+        # With the target rows, since the same tokens with other targets are other data.
         hasher = hashlib.sha256()
         for item in self._items:
             for window in item.windows:
@@ -231,6 +233,7 @@ class LoggedSessions(torch.utils.data.Dataset[TreeBatch]):
         store_path = self.run.path("ref_logprobs") if path is None and self.run is not None else path
         pairs = [window.pair_ids() for window in self.windows]
         device = next(model.parameters()).device
+        # A generator and functions, so that no more than one batch exists at a time.
         batches = (
             ([pair for window in item.windows for pair in window.pair_ids()], partial(item.batch, device))
             for item in self._items
@@ -256,7 +259,7 @@ class LoggedSessions(torch.utils.data.Dataset[TreeBatch]):
         """Return the sessions without targets for channel 1, and without windows that then have none."""
         bare = [window.without_responses() for window in self.windows]
         sessions = self._with_windows([window for window in bare if any(window.counts().values())])
-        sessions.counts = self.counts.copy()
+        sessions.counts = self.counts.copy()  # `_with_windows` shares the counter
         sessions.counts[CHANNELS[0]] = 0
         return sessions
 
@@ -423,6 +426,7 @@ def _corrected_sequence(
 ) -> RenderedSequence | str:
     """Return the session up to the turn, the hint, and the correction; or the reason why there is none."""
     chosen, span = pair.chosen, site.span
+    # The correction has to continue the very context of the erring turn.
     if (chosen.num_shared, chosen.start) != (span.start, span.start):
         return OTHER_CONTEXT
     hinted = hinted_turn(renderer, site.rendered, span, site.hint, placement=placement)
@@ -433,6 +437,7 @@ def _corrected_sequence(
     before = [turn_span for turn_span in site.rendered.spans if turn_span.end <= context.hint_start]
     corrected = TurnSpan(
         turn_id=f"{name}:corrected",
+        # The turn's header is as long as before.
         header_start=context.start - (span.start - span.header_start),
         start=context.start,
         end=len(ids),
@@ -478,5 +483,6 @@ def _pairs_to_swap(pairs: list[KeptPair], seed: int) -> set[int]:
     """Return the ids of the pairs to swap: one of every two, paired up within their kind as far as possible."""
     draw = random.Random(seed)  # noqa: S311 (a choice, not a secret)
     order = sorted(pairs, key=lambda pair: (pair.kind, draw.random()))
+    # By id(), as pairs contain lists and cannot be hashed.
     couples = [order[at : at + 2] for at in range(0, len(order), 2)]
     return {id(draw.choice(couple)) for couple in couples if len(couple) == 2}

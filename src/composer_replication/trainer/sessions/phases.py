@@ -68,6 +68,7 @@ class PhaseTimes:
         now, is_new = time.monotonic(), phase.name not in self._began
         took = now - self._began.setdefault(phase.name, now)
         self.seconds[phase.name] = round(self._earlier.get(phase.name, 0.0) + took, 1)
+        # Not for every item: phases are reported after each of them.
         if is_new or phase.is_over:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             atomic_write_json(self._path, self.seconds)

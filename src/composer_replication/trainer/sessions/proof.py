@@ -42,6 +42,7 @@ SCHEMA, VERSION = "hint_proof", 3
 _NAME = "hint_proof"
 _PARTIAL = "hint_proof.partial.jsonl"
 _SOURCES = ("conversations", "sites")
+# The file's rows also have derived values and ids, for its readers.
 _PROOF = tuple(field.name for field in fields(HintProof))
 # Good calls per site. Those in another context than the site's cost a pass of their own, hence fewer of them.
 _MAX_GOOD_CALLS = 4
@@ -85,7 +86,7 @@ def prove_sites(
             return stored_proofs
     with _PartialProofs.open(run, recorded_settings, provable, model) as partial:
         partial.report_progress()
-        options = {**asdict(settings), "known": tuple(partial.proofs), "on_proof": partial.add}
+        options = {**asdict(settings), "stored": tuple(partial.proofs), "on_proof": partial.add}
         proofs = prove_hints(model, renderer, provable, **options)
     if run is not None:
         _store(run, sites, proofs, recorded_settings)
@@ -131,6 +132,7 @@ def _controls(
         nearest = sorted(
             candidates, key=lambda call: (call.words.name != site.site.tool, abs(call.number - site.number))
         )
+        # A generator: finding the deciding tokens of a call is costly, and only the first few are needed.
         calls = (
             DecidedCall(candidate.rendered, candidate.span, decision)
             for candidate in nearest[:_MAX_CANDIDATES]
@@ -172,7 +174,7 @@ class _PartialProofs:
         if distributed.is_available() and distributed.is_initialized() and distributed.get_rank():
             yield cls(path, len(sites), stored_proofs[:least], None)
             return
-        if not stored_proofs:
+        if not stored_proofs:  # a file of other settings or sites is replaced
             path.unlink(missing_ok=True)
         with Journal(path) as journal:
             if not stored_proofs:
@@ -262,5 +264,6 @@ def _store(
 
 
 def _settings_of(model: nn.Module, renderer: Renderer, settings: ProofSettings, with_adapter: bool) -> dict[str, str]:
+    # As text, like all settings in an artefact's metadata.
     recorded_settings = {name: str(value) for name, value in asdict(settings).items()}
     return recorded_settings | fingerprint_of(model, renderer, with_adapter=with_adapter)._asdict()

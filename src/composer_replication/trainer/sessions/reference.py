@@ -81,6 +81,7 @@ class ReferenceLogprobs:
 
         keys = sorted(self._values)
         tensors = {
+            # reshape: an empty store has no rows that give the width.
             "keys": torch.tensor([list(key) for key in keys], dtype=torch.uint8).reshape(-1, 32),
             "logprobs": torch.tensor([self._values[key] for key in keys], dtype=torch.float64),
         }
@@ -92,6 +93,7 @@ class ReferenceLogprobs:
     def load(cls, path: str | Path, expected: Fingerprint) -> ReferenceLogprobs:
         """Return what `save` wrote. Raises StaleArtefactError if its fingerprint is not the expected one."""
         about, tensors = _read(Path(path))
+        # A field that an older file lacks is "", and so differs.
         fingerprint = Fingerprint(*(about.get(name, "") for name in Fingerprint._fields))
         if different := fingerprint.differences(expected):
             fix = "Delete the file to compute them again, or use the model and settings that it was computed with."
@@ -134,6 +136,7 @@ def precompute_ref_logprobs(
     """
     if max_tree_tokens < 1:
         raise InputError(explain("max_tree_tokens", got=max_tree_tokens, expected="1 or more"))
+    # Pairs may share responses, which are computed once.
     by_key = {_key(*response): response for pair in pairs for response in pair}
 
     def groups_of(store: ReferenceLogprobs) -> list[_ReferencePass]:
@@ -269,6 +272,7 @@ def _groups(responses: list[ResponseIds], max_tree_tokens: int) -> Iterator[list
     size = 0
     for number, shared in prefixes.in_sorted_order():
         response = responses[number]
+        # The first response of a tree pays for its whole context.
         new = len(response.ids) - (shared if group else 0)
         if group and size + new > max_tree_tokens:
             yield group
@@ -279,6 +283,7 @@ def _groups(responses: list[ResponseIds], max_tree_tokens: int) -> Iterator[list
 
 
 def _key(ids: Sequence[int], start: int) -> bytes:
+    # With the start, as responses of one sequence may begin at different tokens.
     return hashlib.sha256(array("q", [start, *ids]).tobytes()).digest()
 
 

@@ -211,6 +211,7 @@ def _keep_sites(into: RenderedSession, session: LoggedSession, renderer: Rendere
     for site, hint in session.sites:
         if not site.is_kept:
             continue
+        # Also of a site that is dropped below: its hint can still be the unrelated hint of another site.
         if hint is not None:
             into.hints.append((site.id, site.kind, hint.text))
         if hint is None or not hint.text.strip():
@@ -220,6 +221,7 @@ def _keep_sites(into: RenderedSession, session: LoggedSession, renderer: Rendere
         else:
             rendered, span = spans_by_turn[site.turn_id]
             number, turn = turns[site.turn_id]
+            # The first call, if the site does not name one of this turn.
             call_number = next((at for at, call in enumerate(turn.calls) if call.id == site.call_id), 0)
             options = {"format_name": session.conversation.format, "right": session.right_call(site)}
             decision = decide_against(renderer, rendered, span, turn, call_number, **options)
@@ -381,6 +383,7 @@ class _TurnReasons:
                 objections |= {REJECTED} if turn.id in self._rejected else set()
                 objections |= {IMAGE} if has_image else set()
                 objections |= {UNSEEN} if turn.extra.get("unseen_context") else set()
+                # A turn with its sampled ids is rendered verbatim, in any order.
                 objections |= {TEXT_FOLLOWS_CALL} if not turn.token_ids and text_follows_call(turn) else set()
                 yield turn, next((reason for reason in _ORDER if reason in objections), "")
             # Images are not rendered, so nothing after the first one has its whole context.
@@ -473,6 +476,7 @@ def read_sessions(run: RunDir, *, with_sites: bool, with_pairs: bool) -> Iterato
     pairs: dict[str, list[LoggedPair]] = defaultdict(list)
     for conversation_id, pair in read_pairs(run) if with_pairs else ():
         pairs[conversation_id].append(pair)
+    # pop() frees the sites and pairs of sessions that have been read.
     for conversation in read_conversations(run):
         identity = conversation.id
         yield LoggedSession(conversation=conversation, sites=sites.pop(identity, ()), pairs=pairs.pop(identity, ()))

@@ -68,6 +68,7 @@ class StoredWindow:
             return []
         masks = [pairs.response == side for side in range(2 * pairs.num_pairs)]
         sides = [_path_ids(batch.tree, pairs.rows[mask], pairs.targets[mask]) for mask in masks]
+        # All chosen sides come first, then all rejected ones.
         return [PairIds(*sides[number :: pairs.num_pairs]) for number in range(pairs.num_pairs)]
 
     def with_references(self, references: Sequence[tuple[float, float]]) -> StoredWindow:
@@ -149,6 +150,7 @@ def _mapped(value: T, change: Callable[[Tensor], Tensor]) -> T:
 
 
 def _small(tensor: Tensor) -> Tensor:
+    # Ids and rows fit into 32 bits; masks and floats keep their dtype.
     return tensor.to("cpu", torch.int32) if tensor.dtype == torch.int64 else tensor.cpu()
 
 
@@ -158,6 +160,7 @@ def _full_width(dtype: torch.dtype) -> torch.dtype:
 
 def _runs(rows: Tensor) -> Tensor:
     """Return (R, 2): the beginnings and ends of runs of consecutive rows."""
+    # A run ends where the next row is not the successor.
     breaks = (rows.diff() != 1).nonzero().flatten()
     first = torch.cat([rows[:1], rows[breaks + 1]])
     last = torch.cat([rows[breaks], rows[-1:]])
@@ -166,6 +169,7 @@ def _runs(rows: Tensor) -> Tensor:
 
 def _path_ids(tree: TokenTree, rows: Tensor, targets: Tensor) -> ResponseIds:
     """Return the sequence of a response: the path to the row that predicts its last token, and that token."""
+    # Any path through the last row has the same tokens up to it.
     last = int(rows[-1])
     depth = int(tree.position_ids[last])
     path = next(candidate for candidate in tree.rows if candidate.numel() > depth and int(candidate[depth]) == last)

@@ -47,7 +47,7 @@ _MAX_LENGTHS = 256
 # the trunk is read for each branch alone.
 _SPREAD = 1 / 8
 _MIN_SPREAD = 512
-# The usual kernel may plan anew for every length, so trunks are padded to a multiple of this.
+# The usual kernel may be planned for every new length, so trunks are padded to a multiple of this.
 _TRUNK_STEP = 1024
 # Many branches add to the gradients of the same keys; sums in half precision would lose what the kernels computed.
 _SUMS = torch.float32
@@ -93,6 +93,7 @@ def tree_mask(tree: TokenTree, kind: Kind) -> _TreeMask:
 def use_tree_attention(body: Any) -> None:
     """Let a Hugging Face model accept masks of ours as well; for other masks nothing changes."""
     before = body.config._attn_implementation
+    # Ours already: the rest of the name is the attention that it wraps.
     if before.startswith(_PREFIX):
         return
     name = _PREFIX + before
@@ -129,9 +130,11 @@ def _register(name: str, before: str) -> None:
     ) -> tuple[Tensor, Tensor | None]:
         if not isinstance(attention_mask, OwnMask):
             return usual(module, query, key, value, attention_mask, **options)
+        # None: the attention weights, which are not computed.
         return attention_mask.attend(module, query, key, value, **options), None
 
     AttentionInterface.register(name, attend)
+    # For flat sequences transformers builds the masks of the attention that is wrapped.
     AttentionMaskInterface.register(name, ALL_MASK_ATTENTION_FUNCTIONS[before])
 
 
@@ -204,16 +207,16 @@ def _blocks(tree: TokenTree) -> BlockMask:
     def sees(_batch: Tensor, _head: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         return (kv <= q) & (enter[kv] <= enter[q]) & (enter[q] < leave[kv])
 
-    first, last = (bound(enter.view(-1, _BLOCK), dim=1) for bound in (torch.amin, torch.amax))
-    least, most = (bound(leave.view(-1, _BLOCK), dim=1) for bound in (torch.amin, torch.amax))
-    index = torch.arange(len(first), device=enter.device)
+    min_enter, max_enter = (bound(enter.view(-1, _BLOCK), dim=1) for bound in (torch.amin, torch.amax))
+    min_leave, max_leave = (bound(leave.view(-1, _BLOCK), dim=1) for bound in (torch.amin, torch.amax))
+    index = torch.arange(len(min_enter), device=enter.device)
     row, column = index[:, None], index[None]
-    nothing = (column > row) | (last[:, None] < first[None]) | (first[:, None] >= most[None])
-    whole = (column < row) & (last[None] <= first[:, None]) & (last[:, None] < least[None])
-    some = _listed(~nothing & ~whole)
-    every = _listed(whole)
+    # No pair of rows of two blocks can satisfy `sees`, or every pair does; in all other blocks it is evaluated.
+    is_empty = (column > row) | (max_enter[:, None] < min_enter[None]) | (min_enter[:, None] >= max_leave[None])
+    is_full = (column < row) & (max_enter[None] <= min_enter[:, None]) & (max_enter[:, None] < min_leave[None])
+    partial, full = _listed(~is_empty & ~is_full), _listed(is_full)
     size = len(tree)
-    return BlockMask.from_kv_blocks(*some, *every, BLOCK_SIZE=_BLOCK, mask_mod=sees, seq_lengths=(size, size))
+    return BlockMask.from_kv_blocks(*partial, *full, BLOCK_SIZE=_BLOCK, mask_mod=sees, seq_lengths=(size, size))
 
 
 def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
@@ -291,6 +294,7 @@ def _flash_tree_attention(query: Tensor, key: Tensor, value: Tensor, plan: _Bran
         outputs = rows[None].split([end - start for start, end in runs], dim=1)
         pieces |= {start: output for (start, _), output in zip(runs, outputs, strict=True)}
         covered = max(covered, runs[-1][1])
+    # Padding of the tree, whose tokens see only themselves.
     if covered < plan.num_rows:
         pieces[covered] = _padding_attention(value[:, :, covered:], query.shape[1]).transpose(1, 2)
     return torch.cat([pieces[start] for start in sorted(pieces)], dim=1)
@@ -353,6 +357,7 @@ def flash_forward(
 
     The causal mask is aligned to the last query and the last key of each sequence.
     """
+    # 0.0: no dropout; False: no debug mask.
     outputs = torch.ops.aten._flash_attention_forward(query, key, value, *lengths, 0.0, is_causal, False, scale=scale)
     return outputs[0], outputs[1]
 
@@ -395,6 +400,7 @@ def _trees(stretches: tuple[Stretch, ...]) -> list[tuple[Run, list[Stretch]]]:
 
 def _branch_point(branch: Stretch, trunk: Run) -> int:
     """Return how many of the trunk's tokens a branch sees. The tree's layout is sorted by it."""
+    # The first run of a branch's context lies in the trunk.
     first, last = branch.context[0]
     return min(last, trunk[1]) - first
 

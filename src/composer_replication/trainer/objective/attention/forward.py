@@ -251,7 +251,7 @@ def try_tree(model: nn.Module, tree: TokenTree, kinds: Sequence[Kind], longest: 
             reasons.append(f"{kind}: {reason}")
     if body.config._attn_implementation != usual:
         body.set_attn_implementation(usual)  # some models branch on the name of their attention
-    return _AttentionChoice(None, "the model takes no tree's mask; " + "; ".join(reasons))
+    return _AttentionChoice(None, "the model does not accept a tree's mask; " + "; ".join(reasons))
 
 
 def _first_objection(model: nn.Module, body: Any, ran: _Pass) -> str | None:
@@ -266,7 +266,7 @@ def _first_objection(model: nn.Module, body: Any, ran: _Pass) -> str | None:
         reason = check()
         (anywhere,) = agreed_most([model], [int(reason is not None)])
         if anywhere:
-            return reason or "another process found that its tree cannot"
+            return reason or "the check failed on another process"
     return None
 
 
@@ -274,12 +274,11 @@ def _other_masks(body: Any, record: _LayerTrace) -> str | None:
     """Check "masks"."""
     layers = getattr(text_config(body.config), "num_hidden_layers", 1)
     if record.changed_masks:
-        return f"{', '.join(sorted(record.changed_masks))} attends by another mask than the one it is given"
+        return f"{', '.join(sorted(record.changed_masks))} changes the mask it is given"
     if record.extras:
-        return f"its attention is told more than a mask: {', '.join(sorted(record.extras))}"
+        return f"its attention uses more than a mask: {', '.join(sorted(record.extras))}"
     if len(record.layers) < layers:
-        attending = f"of {layers} layers {len(record.layers)} attend by the mask they are given"
-        return f"{attending}; the others cannot be looked into"
+        return f"only {len(record.layers)} of {layers} layers attend with the mask; the rest cannot be checked"
     return None
 
 
@@ -297,11 +296,9 @@ def _leaks(model: nn.Module, body: Any, masked_tree: MaskedTree, rows: Tensor) -
     if not bool(changed.any()):
         return None
     if not bool(same_bits(before, again).all()):
-        return "two equal passes differ, so that nothing can be shown about branches"
+        return "two identical passes differ, so its branches cannot be checked"
     gap = float((before[is_kept].float() - after[is_kept].float()).abs().max())
-    return (
-        f"other tokens in one branch change {int(changed.sum())} of {len(changed)} rows of others, by up to {gap:.1e}"
-    )
+    return f"other tokens in a branch change {int(changed.sum())} of {len(changed)} rows beside it, by up to {gap:.1e}"
 
 
 def _ignores_positions(body: Any, masked_tree: MaskedTree, rows: Tensor) -> str | None:
@@ -312,7 +309,7 @@ def _ignores_positions(body: Any, masked_tree: MaskedTree, rows: Tensor) -> str 
         return None
     # On a path that repeats one token, positions make no difference to any model.
     has_order = any(bool((tree.input_ids[path] != tree.input_ids[path[0]]).any()) for path in tree.rows)
-    return "it does not read the positions it is given" if has_order else None
+    return "it ignores the positions it is given" if has_order else None
 
 
 def _counts_slots(model: nn.Module, body: Any, ran: _Pass) -> str | None:
@@ -324,7 +321,7 @@ def _counts_slots(model: nn.Module, body: Any, ran: _Pass) -> str | None:
     if half and _num_branch_rows(ran.masked_tree.tree) < ENOUGH_ROWS:
         return None
     if noise > (0.1 if half else 1e-3):
-        return f"rows of the trunk itself differ from those of its sequence by {noise:.1e} of their size"
+        return f"rows of the trunk differ from those of its sequence by {noise:.1e} of their norm"
     # A norm inside the model may compute in single precision whatever the weights' dtype is, hence at least 16 of its
     # roundings; in half precision the floor is one rounding.
     floor = torch.finfo(compute_dtype(body)).eps / 2 if half else 16 * torch.finfo(torch.float32).eps
@@ -335,7 +332,7 @@ def _counts_slots(model: nn.Module, body: Any, ran: _Pass) -> str | None:
     if worst <= _MAX_TRUNK_ROUNDINGS * max(noise, floor):
         return None
     return (
-        f"rows of a branch differ from those of its sequence by {worst:.1e} of their size, of the trunk by {noise:.1e}"
+        f"rows of a branch differ from those of its sequence by {worst:.1e} of their norm, of the trunk by {noise:.1e}"
     )
 
 

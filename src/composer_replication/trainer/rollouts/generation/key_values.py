@@ -62,6 +62,7 @@ class KeyValueRows:
         """Return a new cache with the first tokens of these rows. With `moved`, layers are freed as they are copied."""
         new = KeyValueRows(len(rows), capacity)
         new.tokens = [self.tokens[row][:length] for row, length in zip(rows, lengths, strict=True)]
+        # Slots up to the longest row are copied for all rows; what is too much is overwritten before it is read.
         width, index = max(lengths, default=0), self._index(rows)
         for name, pair in list(self._layers.items()):
             copies: list[Tensor] = []
@@ -161,6 +162,7 @@ def rows_without_padding(input_ids: Tensor, attention_mask: Tensor | None) -> li
     rows: list[Tokens] = input_ids.tolist()
     if attention_mask is None:
         return rows
+    # Padding on the left: once a token is real, all later ones are.
     real = attention_mask.bool()
     if bool((real[:, 1:] < real[:, :-1]).any()) or not bool(real[:, -1].all()):
         return None

@@ -100,6 +100,7 @@ class Talking:
         self._ends, self._room, self._temperature, self._max_rows = frozenset(ends), room, temperature, places
         self._most_new = most_new
         # One spare slot, into which padding is written and which is never read.
+        # Not all configs have the size of a head.
         head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         shape = (places, config.num_key_value_heads, room + 1, head)
         weight = next(model.parameters())
@@ -167,6 +168,7 @@ class Talking:
         # All inputs are computed on the host and copied once, so that nothing waits for the device before sampling.
         row_numbers, has_tokens, last = torch.tensor(list(rows)), counts > 0, counts - 1
         slots = torch.where(offsets < counts[:, None], positions, self._room)
+        # A token sees all slots of its row up to its own position.
         sees = torch.arange(cache.longest) <= positions[:, :, None]
         cache.rows, cache.slots = row_numbers.to(device), slots.to(device)
         hidden = self._model.model(

@@ -6,7 +6,8 @@ reads an observation's `text`, or all of it as JSON. The reward is the sum of th
 have an action `end`, which ends an episode whose agent has just stopped.
 
 The server is not trusted: its tools cannot replace methods of ours, rewards have to be numbers, and at most
-`MAX_BYTES` of its schema are read. A login comes from the environment variable CRF_OPENENV_LOGIN, and is never shown.
+`MAX_BYTES` of its schema are read. A login comes from the environment variable CRF_OPENENV_LOGIN, and is never
+shown.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ _TYPES: dict[str, type] = {
     "object": dict,
 }
 _SCHEMES = ("http://", "https://", "ws://", "wss://")
+# Fields of an observation that the model does not see.
 _NOT_SHOWN = ("done", "reward", "metadata")
+# Types of the columns that are sent to the server.
 _PLAIN = (str, int, float, bool)
 # Sockets and timeouts; errors of the OpenEnv library; an address that cannot be parsed.
 _CONNECTION_ERRORS = (OSError, RuntimeError, ValueError)
@@ -65,11 +68,12 @@ def openenv_environment(url: str) -> Callable[[], Any]:
     for schema in schemas:
         name = _tool_name(schema, methods)
         methods[name] = _method(schema, is_named)
+    # A class per server, since TRL reads the tools from the methods of an environment.
     kind = type("OpenEnvEnvironment", (_OpenEnvSession,), methods)
     return lambda: kind(connect)
 
 
-def shown_address(url: str) -> str:
+def address_without_login(url: str) -> str:
     """Return an address without the login that may be in it."""
     parts = urllib.parse.urlsplit(url)
     return urllib.parse.urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
@@ -127,10 +131,10 @@ class _OpenEnvSession:
         elif result.reward is not None:
             self._invalid_reward = result.reward
         self._is_over = self._is_over or bool(result.done)
-        return shown(result.observation)
+        return observation_text(result.observation)
 
 
-def shown(observation: Any) -> str:
+def observation_text(observation: Any) -> str:
     """Return an observation as the text that the model reads."""
     if isinstance(observation, Mapping) and isinstance(observation.get("text"), str):
         return observation["text"]
@@ -173,12 +177,13 @@ def _schemas(url: str, connect: Callable[[], Any]) -> tuple[list[Mapping[str, An
 def _read_action(url: str) -> Mapping[str, Any]:
     """Return the schema of the server's action, from /schema."""
     parts = urllib.parse.urlsplit(url)
-    request = urllib.request.Request(f"{_plain_http(shown_address(url))}/schema")  # noqa: S310 (a scheme of ours)
+    request = urllib.request.Request(f"{_plain_http(address_without_login(url))}/schema")  # noqa: S310 (a scheme of ours)
     if "@" in parts.netloc:
         login = parts.netloc.rpartition("@")[0]
         request.add_header("Authorization", f"Basic {base64.b64encode(login.encode()).decode()}")
     try:
         with urllib.request.urlopen(request, timeout=SECONDS) as reply:  # noqa: S310 (as above)
+            # One byte more than allowed, to notice that there is more.
             text = reply.read(MAX_BYTES + 1)
         if len(text) > MAX_BYTES:
             raise ValueError(f"more than {MAX_BYTES:,} bytes")
@@ -193,7 +198,7 @@ def _read_action(url: str) -> Mapping[str, Any]:
 def _no_answer(url: str, error: Exception, expected: str, fix: str = "") -> ConfigError:
     login = urllib.parse.urlsplit(url).netloc.rpartition("@")[0]
     text = str(error).replace(f"{login}@", "") if login else str(error)
-    what = f"OpenEnv server {shown_address(url)}"
+    what = f"OpenEnv server {address_without_login(url)}"
     return ConfigError(explain(what, got=f"{type(error).__name__}: {text}", expected=expected, fix=fix))
 
 
@@ -262,6 +267,7 @@ def _method(schema: Mapping[str, Any], is_named: bool) -> Callable[..., str]:
         )
         for key, value in fields.items()
     ]
+    # inspect.signature, from which TRL builds the schema, uses this attribute instead of **kwargs.
     first = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     tool.__dict__["__signature__"] = inspect.Signature([first, *signature], return_annotation=str)
     return tool

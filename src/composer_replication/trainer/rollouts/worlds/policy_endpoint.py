@@ -49,7 +49,7 @@ class SpokenEpisode:
         self.messages: list[dict[str, Any]] = []
         self.tools: list[Any] = []
         self._num_heard = 0
-        self.asked: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        self.requests: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self.answers: queue.Queue[dict[str, Any] | None] = queue.Queue()
 
     def take(self, request: dict[str, Any]) -> bool:
@@ -59,13 +59,14 @@ class SpokenEpisode:
             self.tools = request.get("tools") or []
             self.prompt_ids = self._encode(self._render(messages))
         else:
+            # The turns before are on record as ids; a request may only add messages of users and tools.
             new = messages[self._num_heard :]
             if len(messages) < self._num_heard or any(message["role"] == "assistant" for message in new):
                 got = f"{len(messages)} messages after {self._num_heard}"
                 raise InputError(explain("a later request of an episode", got=got, expected="one that continues it"))
             self._add(self._encode(self._between(new)), 0, None)
             self.messages += new
-        self._num_heard = len(messages) + 1
+        self._num_heard = len(messages) + 1  # with the turn that will answer this request
         return self.room() > 0
 
     @property
@@ -96,6 +97,7 @@ class SpokenEpisode:
                 "type": "function",
                 "function": {
                     "name": call.name,
+                    # Malformed arguments are passed on as the policy wrote them.
                     "arguments": call.raw_arguments or json.dumps(call.arguments, ensure_ascii=False),
                 },
             }
@@ -128,6 +130,7 @@ class SpokenEpisode:
             {**message, "name": message.get("name") or names.get(message.get("tool_call_id", ""), "")}
             for message in new
         ]
+        # Rendered after a dummy turn and cut at its end, where the template writes the same as after the real turn.
         dummy = [{"role": "user", "content": "-"}, {"role": "assistant", "content": _MARKER}]
         before, end, after = self._render([*dummy, *named_messages]).partition(_MARKER + str(self._tokenizer.eos_token))
         if not end or _MARKER in before:
@@ -161,12 +164,13 @@ def _mapping(arguments: Any) -> Any:
 
 
 def speak(episodes: Sequence[SpokenEpisode], generate: Generate) -> None:
-    """Answer rounds of requests until all episodes are over, which None in `asked` means."""
+    """Answer rounds of requests until all episodes are over, which None in `requests` means."""
     live = list(episodes)
     while live:
         waiting: list[SpokenEpisode] = []
         for episode in list(live):
-            request = episode.asked.get(timeout=SECONDS)
+            # Every episode that is not over sends a request, so this waits for the slowest of them.
+            request = episode.requests.get(timeout=SECONDS)
             if request is None:
                 live.remove(episode)
             elif not episode.is_full and episode.take(request):
@@ -190,8 +194,9 @@ def chat_endpoint(episodes: Mapping[str, SpokenEpisode]) -> Iterator[str]:
     """
 
     class Handler(_ChatHandler):
-        known = episodes
+        by_name = episodes
 
+    # Port 0: any free port.
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
     thread.start()
@@ -206,18 +211,18 @@ def chat_endpoint(episodes: Mapping[str, SpokenEpisode]) -> Iterator[str]:
 class _ChatHandler(BaseHTTPRequestHandler):
     """Passes a request to its episode, and answers with the policy's turn."""
 
-    known: Mapping[str, SpokenEpisode] = {}
+    by_name: Mapping[str, SpokenEpisode] = {}
     timeout = READ_SECONDS
 
     def do_POST(self) -> None:
         request = self._read()
         if request is None:
             return
-        episode = self.known.get(str(request.get("model")))
+        episode = self.by_name.get(str(request.get("model")))
         if episode is None:
             self._refuse(404, "no such model")
             return
-        episode.asked.put(request)
+        episode.requests.put(request)
         message = episode.answers.get(timeout=SECONDS)
         if message is None:
             why = "maximum context length: no room for another turn" if episode.is_full else "no turn was generated"

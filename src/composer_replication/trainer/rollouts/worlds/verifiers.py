@@ -76,6 +76,7 @@ class VerifiersWorld:
             raise ConfigError(explain(f"train.grpo.environment {PREFIX}{self.id}", got=got, expected=expected))
         numbers = self._numbers(prompts, trainer)
         template = dict(trainer.chat_template_kwargs or {})
+        # TRL's own template for training, if it replaced the tokenizer's.
         if getattr(trainer, "chat_template", None):
             template["chat_template"] = trainer.chat_template
 
@@ -86,6 +87,7 @@ class VerifiersWorld:
         episodes = [SpokenEpisode(trainer.processing_class, template, longest, context=context) for _ in prompts]
         traces = self.play(numbers, episodes, generate)
         has_logprobs = trainer.use_vllm
+        # Cut at the limit, since the last request may have added more messages than there was room for.
         return {
             "prompt_ids": [episode.prompt_ids for episode in episodes],
             "completion_ids": [episode.ids[: episode.limit] for episode in episodes],
@@ -140,7 +142,7 @@ class VerifiersWorld:
             return asyncio.run(self._run(tasks, list(names.items()), client))
         finally:
             for episode in names.values():
-                episode.asked.put(None)
+                episode.requests.put(None)
 
     async def _run(self, tasks: Sequence[int], names: Sequence[tuple[str, SpokenEpisode]], client: Any) -> list[Any]:
         async def run_task(task: int, name: str, episode: SpokenEpisode) -> Any:
@@ -151,7 +153,7 @@ class VerifiersWorld:
             try:
                 return await self._env.run_episode(self._tasks[task], context, on_trace=stop_when_full)
             finally:
-                episode.asked.put(None)
+                episode.requests.put(None)
 
         async with self._env.serving():
             return await asyncio.gather(*(run_task(task, *pair) for task, pair in zip(tasks, names, strict=True)))
