@@ -39,7 +39,7 @@ def check_arguments(args: Any) -> None:
     """Raise ConfigError unless each process has one device, all are in one group, and all get as many micro-batches."""
     check_is_in_group(args.world_size)
     if args.n_gpu > 1:
-        fix = "Start one process a GPU: `torchrun --nproc-per-node N` or `accelerate launch`."
+        fix = "Start one process per GPU: `torchrun --nproc-per-node N` or `accelerate launch`."
         raise ConfigError(explain("GPUs of this process", got=args.n_gpu, expected=1, fix=fix))
     if args.world_size > 1 and not args.accelerator_config.even_batches:
         fix = "Set it to True: a process with fewer micro-batches would leave the others waiting."

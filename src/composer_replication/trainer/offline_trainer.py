@@ -262,7 +262,7 @@ class OfflineTrainer(WithTeacher, Trainer):
 
     @property
     def taid(self) -> TAIDScheduler:
-        """TAID's schedule over the steps of this run, or its initial value while their number is unknown."""
+        """The TAID schedule over the steps of this run, or its initial value while their number is unknown."""
         return self._taid or self.settings.taid_schedule(1)
 
     def before_steps(self) -> None:

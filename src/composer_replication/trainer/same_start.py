@@ -49,7 +49,7 @@ def check_is_in_group(world_size: int) -> None:
         raise ConfigError(explain("processes of this training", got=got, expected=launched, fix=fix))
 
 
-def share_start_weights(model: nn.Module, *, what: str = "start weights") -> None:
+def share_start_weights(model: nn.Module, *, what: str = "initial weights") -> None:
     """Give ranks without weights those of rank 0, and check that all ranks have the same weights and adapter.
 
     An adapter that is still untrained is initialized at random, and is taken from rank 0 as well. Raises InputError, on

@@ -128,9 +128,9 @@ class TeacherKeeper:
             fix = (
                 "Build the trainer with the model that the run began with; the checkpoint's weights are loaded into it."
             )
-            got = "other weights than the run began with"
+            got = "different weights"
             raise StaleArtefactError(
-                explain(f"start weights of teacher {self.kind}", got=got, expected="those", fix=fix)
+                explain(f"initial weights of teacher {self.kind}", got=got, expected="those of the run", fix=fix)
             )
         self._steps = tree["steps"]
         averages = self._averages()

@@ -418,7 +418,7 @@ class SegmentRenderer:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Everything besides the tokenizer that determines the ids of a conversation, as plain data."""
+        """The settings that, besides the tokenizer, determine the ids of a conversation, as plain data."""
         sample = self.segments.ids("".join(_PROBES))
         rules = {"own": self.thinking.own, "others": self.thinking.others, "models": [*self.thinking.student_models]}
         return {"segments": 1, "tools": self._tools, "thinking": rules, "sample": sample}

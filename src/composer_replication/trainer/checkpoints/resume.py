@@ -78,7 +78,7 @@ def check_fits(trainer: Any, folder: Path, identity: dict[str, Any], geometry: d
     check_identity(model, identity, folder)
     if about["weights_only"]:
         fix = "Set save_only_model=False for checkpoints to resume from."
-        message = explain(f"checkpoint {folder}", got="weights only", expected="optimiser and data too", fix=fix)
+        message = explain(f"checkpoint {folder}", got="weights only", expected="optimizer and data as well", fix=fix)
         raise ArtefactNotFoundError(message)
     saved = about["data"]
     names = saved.keys() | geometry.keys()

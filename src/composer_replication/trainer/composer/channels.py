@@ -185,9 +185,8 @@ class ComposerChannels:
             self.taid.load_state_dict(tree["taid"])
         if tree["logged"] is not None and self.logged is not None:
             self.logged.sampler.load_state(tree["logged"])
-        if (
-            self.hint_gate is not None and tree.get("hints") is not None
-        ):  # checkpoints of earlier versions have no "hints"
+        # Checkpoints of earlier versions have no "hints".
+        if self.hint_gate is not None and tree.get("hints") is not None:
             self.hint_gate.load_state(tree["hints"])
 
     def _options(self, model: nn.Module, clock: _MicroStep, denominators: Mapping[str, float]) -> ChannelOptions:
@@ -208,9 +207,8 @@ class ComposerChannels:
     def _taid_t(self, clock: _MicroStep) -> float | None:
         if self.settings.sdpo_wrapper != "taid":
             return None
-        if (
-            self.taid is None and not clock.is_training
-        ):  # the schedule needs the number of steps, known only in training
+        # The schedule needs the number of steps, which is known only in training.
+        if self.taid is None and not clock.is_training:
             return self.settings.taid_start
         if self.taid is None:
             self.taid = self.settings.taid_schedule(clock.total_steps)

@@ -68,7 +68,7 @@ class LoggedStore:
 
     @property
     def digest(self) -> str:
-        """A digest of all traces or sessions."""
+        """The digest of all traces or sessions."""
         if self._sessions is not None:
             return self._sessions.digest
         return digest_of(self._traces or ())
@@ -273,7 +273,7 @@ class CyclingSampler:
     def load_state(self, tree: dict[str, Any]) -> None:
         if (tree["size"], tree["seed"]) != (self._size, self._seed):
             got, expected = f"{self._size} items, seed {self._seed}", f"{tree['size']} items, seed {tree['seed']}"
-            fix = "Resume with the logged sessions the run began with."
+            fix = "Resume with the logged sessions that the run began with."
             raise StaleArtefactError(explain("logged items", got=got, expected=expected, fix=fix))
         self._drawn = tree["drawn"]
 
@@ -331,8 +331,10 @@ def load_run_state(trainer: Any, tree: dict[str, Any]) -> None:
     trainer.alarm.load_state(tree["alarm"])
     # Checkpoints of earlier versions hold a digest of only some values, under another key; it cannot be compared.
     if start is not None and "start_digest" in tree and tree["start_digest"] != weights_digest(start):
-        fix = "Make the trainer with the model the run began with; the checkpoint's weights are loaded into it."
-        raise StaleArtefactError(explain("start weights of k1", got="others", expected="the run's", fix=fix))
+        fix = "Build the trainer with the model that the run began with; the checkpoint's weights are loaded into it."
+        raise StaleArtefactError(
+            explain("initial weights for k1", got="different ones", expected="those of the run", fix=fix)
+        )
     _load_environment_states(trainer, tree["environments"])
 
 

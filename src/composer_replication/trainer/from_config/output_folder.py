@@ -251,10 +251,8 @@ class TrainingFolder:
             return []
         try:
             before = dict(nested_items(tomllib.loads(self.config.read_text(encoding="utf-8"))))
-        except (
-            tomllib.TOMLDecodeError,
-            UnicodeDecodeError,
-        ):  # the file was edited, so there is nothing to compare with
+        # The file was edited, so there is nothing to compare with.
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError):
             return []
         # Both sides as parsed TOML, so that equal values compare equal whatever their Python types were.
         now = dict(nested_items(tomllib.loads(to_toml(config))))
