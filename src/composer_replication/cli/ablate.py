@@ -1,4 +1,7 @@
-"""`crf ablate --config arms.toml`: arms x seeds at equal budgets, with predictions, controls and intervals."""
+"""`crf ablate --config arms.toml`: train several arms with several seeds at equal budgets, and compare them.
+
+The plan, its jobs and the results page are in `evaluation/ablation/`.
+"""
 
 from __future__ import annotations
 
@@ -12,27 +15,27 @@ if TYPE_CHECKING:
     from composer_replication.evaluation.ablation.jobs import AblationResults, JobCallbacks, JobKey
     from composer_replication.evaluation.ablation.plan import AblationPlan
 
-WHEN_INTERRUPTED = "jobs that are done are kept, those that were running go on from their last checkpoint"
+WHEN_INTERRUPTED = "finished jobs are saved; the same command resumes the others from their last checkpoint"
 _SECTIONS = ("loss", "render", "train", "evaluation")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", type=Path, metavar="FILE", help="arms.toml: question, arms, predictions, budget")
-    parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="where results go; default: the file's folder")
-    parser.add_argument("--run", metavar="RUN", help="the run whose sessions are learnt from, over ablate.run")
-    parser.add_argument("--only", type=_names, default=(), metavar="ARM,ARM", help="these arms alone")
-    parser.add_argument("--seeds", type=_numbers, default=(), metavar="1,2", help="these seeds of the plan alone")
-    parser.add_argument("--workers", type=int, default=1, metavar="N", help="jobs at a time; default 1")
+    parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="folder for results; default: the file's")
+    parser.add_argument("--run", metavar="RUN", help="the run whose sessions to train on; overrides ablate.run")
+    parser.add_argument("--only", type=_names, default=(), metavar="ARM,ARM", help="only these arms")
+    parser.add_argument("--seeds", type=_numbers, default=(), metavar="1,2", help="only these seeds of the plan")
+    parser.add_argument("--workers", type=int, default=1, metavar="N", help="parallel jobs; default 1")
     parser.add_argument(
         "--set",
         action="append",
         default=[],
         metavar="A.B=C",
-        help="an option of every arm over the file's, such as train.model; may be repeated",
+        help="set an option of every arm, such as train.model, overriding the file; may be repeated",
     )
-    parser.add_argument("--table", action="store_true", help="make table and plots anew from results.json alone")
-    parser.add_argument("--dry-run", action="store_true", help="say which jobs would run, and write nothing")
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    parser.add_argument("--table", action="store_true", help="rebuild table and plots from results.json")
+    parser.add_argument("--dry-run", action="store_true", help="print which jobs would run, and write nothing")
+    parser.add_argument("--json", action="store_true", help="print the results as JSON")
     parser.set_defaults(sections=_SECTIONS)
 
 
@@ -60,40 +63,40 @@ def run(args: argparse.Namespace) -> int:
     folder = args.output or (args.config.parent if args.config else None)
     config: Path | None = args.config
     if folder is None or (config is None and not args.table):
-        expected = "a plan: `crf ablate --config arms.toml`; with --table a folder is enough (-o DIR)"
+        expected = "a plan (`crf ablate --config arms.toml`), or with --table a folder (-o DIR)"
         raise InputError(explain("--config", got="none", expected=expected))
     if args.workers < 1:
         raise InputError(explain("--workers", got=args.workers, expected="1 or more"))
     if args.table or config is None:
         if args.only or args.seeds or args.run or args.set:
-            expected = "no --only, --seeds, --run or --set: the table is of all that results.json holds"
-            raise InputError(explain("--table", got="other options beside it", expected=expected))
+            expected = "no --only, --seeds, --run or --set: the table covers everything in results.json"
+            raise InputError(explain("--table", got="other options with it", expected=expected))
         return _finish(read_results(folder), folder, as_json=args.json)
     if not config.is_file():
-        fix = "docs/guides/ablate.md has one to begin with."
+        fix = "docs/guides/ablate.md has an example."
         raise InputError(explain("--config", got=f"{config}, which is no file", expected="arms.toml", fix=fix))
     refuse_unread(args)
     plan = read_plan(config, args.set, run=args.run)
     jobs = places_of(plan, only=args.only, seeds=args.seeds)
     if args.dry_run:
         check_ready(plan, folder)
-        return _say_what_would_run(plan, folder, jobs)
-    listener = _listener(folder)
-    return _finish(run_jobs(plan, folder, jobs, workers=args.workers, listener=listener), folder, as_json=args.json)
+        return _print_plan(plan, folder, jobs)
+    callbacks = _console_callbacks(folder)
+    return _finish(run_jobs(plan, folder, jobs, workers=args.workers, listener=callbacks), folder, as_json=args.json)
 
 
-def _listener(folder: Path) -> JobCallbacks:
+def _console_callbacks(folder: Path) -> JobCallbacks:
     from composer_replication.cli.progress import duration
     from composer_replication.evaluation.ablation.job import JOB
     from composer_replication.evaluation.ablation.jobs import JobCallbacks
 
     def failed(failure: Any) -> None:
-        log(f"{failure.arm}, seed {failure.seed}: failed; the others go on. Its last lines:")
+        log(f"{failure.arm}, seed {failure.seed}: failed; the others continue. Its last lines:")
         for line in failure.last_lines:
             log(f"    {line}")
 
     def begins(job_key: JobKey, done: int, total: int) -> None:
-        how = "goes on" if (_folder(folder, job_key) / JOB).is_file() else "begins"
+        how = "resumes" if (_folder(folder, job_key) / JOB).is_file() else "starts"
         log(f"{job_key.arm}, seed {job_key.seed}: {how} ({done} of {total} done)")
 
     return JobCallbacks(
@@ -106,11 +109,11 @@ def _listener(folder: Path) -> JobCallbacks:
     )
 
 
-def _say_what_would_run(plan: AblationPlan, folder: Path, job_keys: list[JobKey]) -> int:
+def _print_plan(plan: AblationPlan, folder: Path, job_keys: list[JobKey]) -> int:
     from composer_replication.evaluation.ablation.job import RESULT
 
     rows = [
-        (job.arm, job.seed, "is done" if _folder(folder, job).joinpath(RESULT).is_file() else "would run")
+        (job.arm, job.seed, "done" if _folder(folder, job).joinpath(RESULT).is_file() else "would run")
         for job in job_keys
     ]
     arms = [(name, arm.about, arm.predict, arm.expect or "") for name, arm in plan.arms.items()]
@@ -126,13 +129,13 @@ def _folder(folder: Path, job_key: JobKey) -> Path:
 
 
 def _finish(results: AblationResults, folder: Path, *, as_json: bool) -> int:
-    """Table and plots; 1 where jobs failed, or budgets are not equal."""
+    """Write and print the results. Returns the exit status: 1 if jobs have failed or budgets are not equal."""
     from composer_replication.evaluation.ablation.job import stored_path
     from composer_replication.evaluation.ablation.jobs import RESULTS, breaches_of
     from composer_replication.evaluation.ablation.page import as_json as page_as_json
     from composer_replication.evaluation.ablation.page import write_page
 
-    written = write_page(results, folder)
+    page = write_page(results, folder)
     if as_json:
         print_json(page_as_json(results))
     else:
@@ -144,7 +147,7 @@ def _finish(results: AblationResults, folder: Path, *, as_json: bool) -> int:
     for failure in results.failed:
         log(f"failed: {failure.arm}, seed {failure.seed}")
     source = stored_path(folder / RESULTS).name
-    log(f"{written}: all of it; {source} rebuilds it (`crf ablate --table -o {folder}`)")
+    log(f"{page}: all results; rebuild it from {source} with `crf ablate --table -o {folder}`")
     return 1 if breaches or results.failed else 0
 
 

@@ -1,4 +1,10 @@
-"""`crf chat RUN|MODEL`: talk to a model in the terminal, before and after its training side by side."""
+"""`crf chat RUN|MODEL`: ask a model in the terminal, or the models before and after training side by side.
+
+The question is what the user types, or the state before a turn of a logged session. At such a state, the prompt is
+token for token what a training renders: the same template, the same tools.
+
+Torch and everything that loads it is imported late, so that a wrong argument is reported at once.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +15,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
-
-import torch
 
 from composer_replication.action_text import action_text
 from composer_replication.batch.model_folder import (
@@ -25,12 +29,9 @@ from composer_replication.config import CrfConfig, load
 from composer_replication.config.sections import RenderConfig
 from composer_replication.config.values import RESOLVED_NAME
 from composer_replication.errors import InputError, explain
-from composer_replication.evaluation.arms import Arm, arms_of, device_and_dtype
 from composer_replication.runs import RunDir
 from composer_replication.runs.files import read_site
 from composer_replication.runs.split import sides_of
-from composer_replication.trainer.from_config.inputs import make_renderer, max_context, tools_of
-from composer_replication.trainer.objective.distributed import rows_in_place
 from composer_replication.trainer.trained import Trained
 
 if TYPE_CHECKING:
@@ -38,25 +39,25 @@ if TYPE_CHECKING:
 
 
 WHEN_INTERRUPTED = "the chat is over; nothing was written"
-_NARROW = 90
+_MIN_WIDTH_SIDE_BY_SIDE = 90
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="a run with trained weights, a model's folder, or a hub name")
     parser.add_argument("--adapter", metavar="DIR", help="an adapter for it, instead of the run's own")
-    parser.add_argument("--compare", action="store_true", help="ask the start weights as well, and show both")
-    parser.add_argument("--state", metavar="ID", help="ask at the state of this site (`crf sites RUN --list`), and end")
-    parser.add_argument("--once", metavar="TEXT", help="ask this, print the answer, and end")
-    parser.add_argument("--system", metavar="TEXT", help="a system message before your words")
-    parser.add_argument("--no-tools", action="store_true", help="do not show the run's tools beside your words")
+    parser.add_argument("--compare", action="store_true", help="ask the initial model as well, and show both answers")
+    parser.add_argument("--state", metavar="ID", help="ask at the state of this site (`crf sites RUN --list`) and exit")
+    parser.add_argument("--once", metavar="TEXT", help="ask this, print the answer and exit")
+    parser.add_argument("--system", metavar="TEXT", help="system message")
+    parser.add_argument("--no-tools", action="store_true", help="do not offer the run's tools to the model")
     parser.add_argument(
-        "--max-tokens", type=int, default=256, metavar="N", help="most tokens of an answer; default 256"
+        "--max-tokens", type=int, default=256, metavar="N", help="maximum tokens of an answer; default 256"
     )
     parser.add_argument(
-        "--temperature", type=float, default=0.0, metavar="X", help="default 0: the likeliest token each time"
+        "--temperature", type=float, default=0.0, metavar="X", help="sampling temperature; default 0: greedy"
     )
-    parser.add_argument("--seed", type=int, default=0, metavar="SEED", help="of answers that are drawn; default 0")
-    parser.add_argument("--json", action="store_true", help="print answers as JSON, one line a question")
+    parser.add_argument("--seed", type=int, default=0, metavar="SEED", help="seed of sampled answers; default 0")
+    parser.add_argument("--json", action="store_true", help="print answers as JSON, one line per question")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -78,32 +79,31 @@ def run(args: argparse.Namespace) -> int:
     sampling = Sampling(max_tokens=args.max_tokens, temperature=args.temperature, seed=args.seed)
     arm_names: tuple[str, ...] = arms.names if args.compare else arms.names[-1:]
     if args.compare and len(arms.names) == 1:
-        log("crf chat: nothing was trained here, so there is one model to ask")
+        log("crf chat: nothing was trained here, so there is only one model to ask")
     if args.state is not None and trained.run is not None:
         _answer(args, arms, arm_names, arms.at_site(trained.run, args.state), sampling)
         return 0
     tools = None if args.no_tools else _run_tools(trained.run)
-    histories: dict[str, list[dict[str, Any]]] = {arm: _beginning(args.system) for arm in arm_names}
-    for text in [args.once] if args.once is not None else _typed():
+    histories: dict[str, list[dict[str, Any]]] = {arm: _new_history(args.system) for arm in arm_names}
+    for text in [args.once] if args.once is not None else _read_lines():
         _turn(args, arms, histories, text, tools, sampling)
     return 0
 
 
 def _check_state(args: argparse.Namespace, trained: Trained) -> None:
     if args.state is not None and trained.run is None:
-        fix = "Name the run that the site is in: `crf chat RUN --state ID`, with --adapter where it has no weights."
+        fix = "Name the run of the site: `crf chat RUN --state ID`, with --adapter if the run has no weights."
         raise InputError(explain("--state", got=f"{args.model}, which is no run", expected="a run", fix=fix))
 
 
-def _beginning(system: str | None) -> list[dict[str, Any]]:
+def _new_history(system: str | None) -> list[dict[str, Any]]:
     return [] if system is None else [{"role": "system", "content": system}]
 
 
-def _typed() -> Iterator[str]:
-    """Lines from the keyboard until it ends; a question mark goes to stderr, so that stdout holds answers alone."""
-
+def _read_lines() -> Iterator[str]:
+    """Yield the lines that the user types. The prompt goes to stderr, so that stdout contains only answers."""
     if is_terminal(sys.stdin):
-        log("type, and end with Ctrl-D; /new begins anew")
+        log("Type a question; /new starts a new conversation, Ctrl-D exits")
     while True:
         if is_terminal(sys.stdin):
             print("> ", end="", file=sys.stderr, flush=True)
@@ -122,14 +122,14 @@ def _turn(
     tools: Any,
     sampling: Sampling,
 ) -> None:
-    """One question to each arm, which remembers its own answers alone."""
+    """Ask each arm one question. Each has its own history, with its own earlier answers."""
     if text == "/new":
-        histories.update({arm: _beginning(args.system) for arm in histories})
+        histories.update({arm: _new_history(args.system) for arm in histories})
         return
     answers: dict[str, ChatReply] = {}
     for arm, history in histories.items():
         history.append({"role": "user", "content": text})
-        answers[arm] = arms.answer(arm, arms.says(history, tools=tools), sampling)
+        answers[arm] = arms.answer(arm, arms.prompt_for(history, tools=tools), sampling)
         history.append({"role": "assistant", "content": answers[arm].text})
     _show(args, answers, None)
 
@@ -144,7 +144,7 @@ def _answer(
 
 
 def _show(args: argparse.Namespace, answers: dict[str, ChatReply], prompt: Prompt | None) -> None:
-    """Answers beside each other where there is room; a model's text is shown, and nothing in it is obeyed."""
+    """Print the answers, side by side if the terminal is wide enough."""
 
     if args.json:
         answer_records = {arm: answer._asdict() for arm, answer in answers.items()}
@@ -155,13 +155,13 @@ def _show(args: argparse.Namespace, answers: dict[str, ChatReply], prompt: Promp
     columns |= {arm: answer.text + (" […]" if answer.is_cut else "") for arm, answer in answers.items()}
     if len(columns) == 1:
         print(plain(next(iter(columns.values()))))
-    elif terminal_width() < _NARROW:
+    elif terminal_width() < _MIN_WIDTH_SIDE_BY_SIDE:
         print("\n\n".join(plain(f"--- {name}\n{text}") for name, text in columns.items()))
     else:
-        _show_beside(columns)
+        _show_side_by_side(columns)
 
 
-def _show_beside(columns: dict[str, str]) -> None:
+def _show_side_by_side(columns: dict[str, str]) -> None:
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -173,15 +173,9 @@ def _show_beside(columns: dict[str, str]) -> None:
     show(table)
 
 
-# Ask a model before and after training the same thing: at a state of a session, or with words of one's own.
-#
-# An adapter is switched off for "before", so that its start weights are loaded once. At a state the prompt is, token
-# for token, what a training renders up to the turn: the same template, the same tools.
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How an answer is drawn; at temperature 0 the likeliest token is taken each time."""
+    """How an answer is sampled. Temperature 0 is greedy decoding."""
 
     max_tokens: int = 256
     temperature: float = 0.0
@@ -189,7 +183,7 @@ class Sampling:
 
 
 class ChatReply(NamedTuple):
-    """What an arm said, without the token that ends it, and how many tokens that took."""
+    """An answer without its end token. `is_cut`: it has no end token, because `max_tokens` was reached."""
 
     text: str
     num_tokens: int
@@ -197,62 +191,71 @@ class ChatReply(NamedTuple):
 
 
 class Prompt(NamedTuple):
-    """Token ids that an answer follows; at a state, what the session did there, and how much of it was too long."""
+    """The token ids of a question."""
 
     ids: Sequence[int]
-    logged: str | None = None
-    about: str = ""
-    num_left_out: int = 0
+    logged: str | None = None  # at a state: what the model did in the session
+    about: str = ""  # at a state: a description of it
+    num_left_out: int = 0  # tokens at the start that do not fit the model's context
 
 
 class Arms:
-    """The model of each arm, and the tokenizer that both share; start weights below an adapter are loaded once."""
+    """The models before and after training, and their tokenizer.
+
+    With an adapter both are one model in memory; the adapter is switched off for "before".
+    """
 
     def __init__(self, trained: Trained, *, device: str | None = None) -> None:
+        from composer_replication.evaluation.arms import Arm, arms_of, device_and_dtype
+
         self.trained = trained
         default, dtype = device_and_dtype("auto")
         self.device = device or default.type
         folder = trained.folder
-        alone = Arm("before", trained.base, trained.base, None)
-        arms = [alone] if folder is None else arms_of(trained.base, str(folder))
+        untrained = Arm("before", trained.base, trained.base, None)
+        arms = [untrained] if folder is None else arms_of(trained.base, str(folder))
         has_tokenizer = folder is not None and (folder / "tokenizer_config.json").is_file()
         self.tokenizer: Any = load_tokenizer(str(folder) if has_tokenizer else trained.base)
-        whole = {
+        models_by_base = {
             base: load_model(base, what=f"model {base!r}", dtype=dtype).to(self.device).eval()
             for base in dict.fromkeys(arm.base for arm in arms)
         }
-        self._is_shared = len(whole) < len(arms)
+        self._is_shared = len(models_by_base) < len(arms)
         self._models: dict[str, Any] = {
-            arm.name: whole[arm.base]
+            arm.name: models_by_base[arm.base]
             if arm.adapter is None
-            else load_adapter(whole[arm.base], arm.adapter, what="adapter")
+            else load_adapter(models_by_base[arm.base], arm.adapter, what="adapter")
             for arm in arms
         }
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of a model without anything trained there is one arm."""
+        """The arms: "before" and "after", or only "before" for an untrained model."""
         return tuple(self._models)
 
     def answer(self, arm: str, prompt: Prompt, sampling: Sampling) -> ChatReply:
-        """What this arm says next; the same seed draws the same numbers for each arm."""
+        """Return an arm's answer. Every arm gets the same random numbers for the same seed."""
+        import torch
+
+        from composer_replication.trainer.objective.distributed import rows_in_place
+
         ids: Tensor = torch.tensor([list(prompt.ids)], device=self.device)
         torch.manual_seed(sampling.seed)
         options: dict[str, Any] = {"max_new_tokens": sampling.max_tokens, "do_sample": sampling.temperature > 0}
         if sampling.temperature > 0:
             options |= {"temperature": sampling.temperature, "top_k": 0, "top_p": 1.0}
         with torch.inference_mode(), self._as(arm) as model, rows_in_place(model):
-            written = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), **options)
-        new = written[0, ids.shape[1] :].tolist()
+            output = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), **options)
+        new = output[0, ids.shape[1] :].tolist()
         ends = self._ends
         is_cut = not any(token in ends for token in new)
         answer_ids = new if is_cut else new[: next(at for at, token in enumerate(new) if token in ends)]
         return ChatReply(self.tokenizer.decode(answer_ids, skip_special_tokens=False).strip(), len(answer_ids), is_cut)
 
-    def says(self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] | None) -> Prompt:
-        """The prompt for an answer to these messages."""
+    def prompt_for(self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] | None) -> Prompt:
+        """Return the prompt for an answer to these messages."""
         if not getattr(self.tokenizer, "chat_template", None):
-            fix = "Take a model that was made to chat, or put a chat_template.jinja into its folder."
+            fix = "Use a chat model, or put a chat_template.jinja into its folder."
             raise InputError(explain(f"chat template of {self.trained.base}", got="none", expected="one", fix=fix))
         template = ChatTemplate(self.tokenizer, template_source(self.tokenizer, None, tools))
         text = template.render([dict(message) for message in messages], prompt=True, tools=tools)
@@ -260,9 +263,11 @@ class Arms:
             ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         return self._fitted(Prompt(ids))
 
-    def at_site(self, run: RunDir, identity: str) -> Prompt:
-        """The prompt of the turn that a site is about, as a training renders it."""
-        site, _, conversation = read_site(run, identity)
+    def at_site(self, run: RunDir, site_id: str) -> Prompt:
+        """Return the prompt of the turn that a site is about, as a training renders it."""
+        from composer_replication.trainer.from_config.inputs import make_renderer, tools_of
+
+        site, _, conversation = read_site(run, site_id)
         renderer = make_renderer(_render_of(self.trained), self.tokenizer, tools_of(run))
         turn = next(candidate for candidate in conversation.turns if candidate.id == site.turn_id)
         for sequence in renderer.render(conversation):
@@ -274,11 +279,14 @@ class Arms:
         raise InputError(explain(f"state of site {site.id}", got=got, expected="a turn of the model"))
 
     def _fitted(self, prompt: Prompt) -> Prompt:
-        """The newest part of what the model has learnt to read at once, half of that where it is longer."""
-        most = max_context(self.trained.base, self.tokenizer)
-        if not most or len(prompt.ids) < most:
+        """Return the prompt, cut at its start to half of the model's context if it does not fit."""
+        from composer_replication.trainer.from_config.inputs import max_context
+
+        # Half, so that the answer has room as well.
+        limit = max_context(self.trained.base, self.tokenizer)
+        if not limit or len(prompt.ids) < limit:
             return prompt
-        return prompt._replace(ids=prompt.ids[-(most // 2) :], num_left_out=len(prompt.ids) - most // 2)
+        return prompt._replace(ids=prompt.ids[-(limit // 2) :], num_left_out=len(prompt.ids) - limit // 2)
 
     @property
     def _ends(self) -> set[int]:
@@ -288,14 +296,15 @@ class Arms:
 
     @contextlib.contextmanager
     def _as(self, arm: str) -> Iterator[Any]:
-        is_off = arm == "before" and self._is_shared  # an adapter is in the weights that it was put on
+        # PEFT wraps the base model in place, so "before" is "after" with the adapter disabled.
+        is_off = arm == "before" and self._is_shared
         model = self._models["after" if is_off else arm]
         with model.disable_adapter() if is_off else contextlib.nullcontext():
             yield model
 
 
 def _side_of(run: RunDir, conversation_id: str) -> str:
-    """At a state that was learnt from, a better answer proves nothing."""
+    """Return a note on the split of a session: a better answer at a state that was trained on proves nothing."""
     split = sides_of(run)
     if split is None:
         return ", in a run that was never split"
@@ -304,13 +313,15 @@ def _side_of(run: RunDir, conversation_id: str) -> str:
 
 
 def _run_tools(run: RunDir | None) -> list[dict[str, Any]] | None:
-    """The tools of the agent with the most of them, for words that belong to no session."""
+    """Return the tools of the agent that has the most, for questions that belong to no session."""
+    from composer_replication.trainer.from_config.inputs import tools_of
+
     tools_by_format = tools_of(run)
     return max(tools_by_format.values(), key=len) if tools_by_format else None
 
 
 def _render_of(trained: Trained) -> RenderConfig:
-    """[render] as the training had it; its template lies with the weights."""
+    """Return [render] as the training had it. The chat template is None: it is saved with the weights."""
     folder = trained.folder
     path = None if folder is None else folder.parent / RESOLVED_NAME
     render = load(CrfConfig, path).render if path is not None and Path(path).is_file() else RenderConfig()

@@ -1,4 +1,4 @@
-"""`crf completion SHELL`: a script that lets a shell complete verbs, options and choices, made from the parsers."""
+"""`crf completion SHELL`: print a script that completes verbs, options and choices, made from the parsers."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import NamedTuple
 from composer_replication.cli.console import print_json
 
 
-class _OptionWord(NamedTuple):
-    """An option (or, with no names, an argument) of a verb: how it is written, its choices, whether a value follows."""
+class _Option(NamedTuple):
+    """An option of a verb, or an argument, which has no names."""
 
     names: tuple[str, ...]
     help: str
@@ -35,17 +35,17 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def words_of_verbs() -> dict[str, tuple[str, list[_OptionWord]]]:
-    """Each verb with its sentence and its words, as the parsers have them; hidden options stay hidden."""
+def words_of_verbs() -> dict[str, tuple[str, list[_Option]]]:
+    """Return the summary and the options of each verb. Hidden options stay hidden."""
     from composer_replication.cli.main import build_parser
 
-    # What `add_argument` took is kept in a list of actions.
+    # argparse has no public way to list what was added to a parser.
     (verbs,) = (action for action in build_parser()._actions if isinstance(action, argparse._SubParsersAction))
     return {name: (parser.description or "", list(_words(parser))) for name, parser in verbs.choices.items()}
 
 
-def _words(parser: argparse.ArgumentParser) -> Iterator[_OptionWord]:
-    """Of a verb with verbs of its own, all that stands behind any of them."""
+def _words(parser: argparse.ArgumentParser) -> Iterator[_Option]:
+    """Yield the options of a verb. For a verb with subcommands, these and all their options, each once."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             yield _word(action)
@@ -60,14 +60,14 @@ def _words(parser: argparse.ArgumentParser) -> Iterator[_OptionWord]:
             yield _word(action)
 
 
-def _word(action: argparse.Action) -> _OptionWord:
+def _word(action: argparse.Action) -> _Option:
     text = re.sub(r"\s+", " ", action.help or "").replace("%%", "%")
     choices = tuple(map(str, action.choices or ()))
-    return _OptionWord(tuple(action.option_strings), text, choices, action.nargs != 0)
+    return _Option(tuple(action.option_strings), text, choices, action.nargs != 0)
 
 
-def _bash(verbs: dict[str, tuple[str, list[_OptionWord]]]) -> str:
-    """Options by verb, choices by option; where a file may stand, bash completes files as ever."""
+def _bash(verbs: dict[str, tuple[str, list[_Option]]]) -> str:
+    """Return the script for bash: options by verb, choices by option. Elsewhere bash completes file names."""
     cases, values = list[str](), list[str]()
     for verb, (_, words) in verbs.items():
         names = " ".join(name for word in words for name in word.names)
@@ -103,7 +103,7 @@ def _bash(verbs: dict[str, tuple[str, list[_OptionWord]]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _zsh(verbs: dict[str, tuple[str, list[_OptionWord]]]) -> str:
+def _zsh(verbs: dict[str, tuple[str, list[_Option]]]) -> str:
     cases = list[str]()
     for verb, (_, words) in verbs.items():
         specs = [spec for word in words for spec in _zsh_specs(word)]
@@ -111,7 +111,7 @@ def _zsh(verbs: dict[str, tuple[str, list[_OptionWord]]]) -> str:
     descriptions = " ".join(shlex.quote(f"{verb}:{_zsh_text(text)}") for verb, (text, _) in verbs.items())
     lines = [
         "#compdef crf",
-        "# crf in zsh: put `source <(crf completion zsh)` behind compinit in ~/.zshrc.",
+        "# crf in zsh: put `source <(crf completion zsh)` after compinit in ~/.zshrc.",
         "_crf() {",
         "    local -a verbs",
         f"    verbs=({descriptions})",
@@ -130,7 +130,7 @@ def _zsh(verbs: dict[str, tuple[str, list[_OptionWord]]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _zsh_specs(word: _OptionWord) -> list[str]:
+def _zsh_specs(word: _Option) -> list[str]:
     value = "" if not word.takes_value else f":value:({' '.join(word.choices)})" if word.choices else ":value:_files"
     if not word.names:
         return [f"1:what:({' '.join(word.choices)})"] if word.choices else []
@@ -138,10 +138,11 @@ def _zsh_specs(word: _OptionWord) -> list[str]:
 
 
 def _zsh_text(text: str) -> str:
+    # These characters separate the parts of a spec such as "--set[help]:value:_files".
     return re.sub(r"[\[\]:\\]", " ", text)
 
 
-def _fish(verbs: dict[str, tuple[str, list[_OptionWord]]]) -> str:
+def _fish(verbs: dict[str, tuple[str, list[_Option]]]) -> str:
     lines = ["# crf in fish: crf completion fish > ~/.config/fish/completions/crf.fish"]
     for verb, (text, _) in verbs.items():
         lines.append(f"complete -c crf -n __fish_use_subcommand -f -a {verb} -d {_fish_text(text)}")

@@ -1,4 +1,9 @@
-"""`crf demo`: the whole run on generated sessions and the embedded student, on this machine, in minutes."""
+"""`crf demo`: run everything on generated sessions and the embedded student, on this machine, in minutes.
+
+The sessions are those of a scripted agent that makes mistakes on purpose. They are played from seeds that nothing else
+uses, so the demo is the same at every start. Its settings were chosen on other seeds (`experiments/`). The control is
+always trained as well.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +25,7 @@ from composer_replication.errors import SandboxError
 from composer_replication.runs.artefacts import control_folders
 from composer_replication.runs.lineage import channel_in_words
 
-WHEN_INTERRUPTED = "what was made is kept, and the same command goes on from there"
+WHEN_INTERRUPTED = "finished steps are saved; run the same command to resume"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,31 +42,25 @@ def run(args: argparse.Namespace) -> int:
     from composer_replication.cli.run import run_pipeline
 
     _use_one_thread()
-    began, logs = time.monotonic(), args.output / "logs"
+    started_s, logs = time.monotonic(), args.output / "logs"
     if not logs.is_dir():
-        log(f"sessions of an agent that errs on purpose: played into {logs}")
+        log(f"playing sessions of an agent that makes mistakes on purpose into {logs}")
     args.output.mkdir(parents=True, exist_ok=True)
     status = run_pipeline(demo_config(demo_logs(logs)), args.output / "run", as_json=args.json)
     if status:
         return status
-    dead = channels_that_did_not_run(args.output / "run")
-    for name in dead:
+    inactive = channels_that_did_not_run(args.output / "run")
+    for name in inactive:
         log(f"crf demo: channel {name}")
-    log(f"took {duration(time.monotonic() - began)}; the same command again makes only what is missing")
-    return 1 if dead else 0
+    log(f"took {duration(time.monotonic() - started_s)}; run the same command again to make only what is missing")
+    return 1 if inactive else 0
 
-
-# `crf demo`: the whole run on sessions of a scripted agent that errs on purpose, with the embedded student.
-#
-# Everything is on this machine, and the same at every start: sessions are played from seeds that nothing else here
-# uses, and the settings below were chosen on other ones (`experiments/` says how, and what came of it). The control
-# is always trained, too.
 
 SEED, SESSIONS = 50_000, 96
 RATES = ("guessed_path=0.5",)
-"""What the scripted agent does oftener than the careless one: it reads files that it has only guessed."""
+"""How the scripted agent differs from the careless one: it more often reads files whose path it has only guessed."""
 SHUFFLES = 4
-"""Trainings of the control: as many as four minutes leave time for."""
+"""Number of controls: as many as fit into four minutes."""
 SETTINGS = (
     "ingest.workers=1",
     "run.control=true",
@@ -88,19 +87,16 @@ SETTINGS = (
 
 
 def demo_logs(folder: Path, *, sessions: int = SESSIONS, seed: int = SEED) -> Path:
-    """The folder with the sessions' logs: made whole or not at all, and only once.
-
-    Their tests run behind a wall where one stands. Where none does they run all the same: this package wrote both the
-    code and the tests.
-    """
+    """Return the folder with the sessions' logs. If it does not exist, it is created, completely or not at all."""
     if folder.is_dir():
         return folder
     making = folder.with_name(f".{folder.name}.making")
     shutil.rmtree(making, ignore_errors=True)
     try:
         runner = RememberingRunner()
-        _ = runner.kind  # asks whether it stands
+        _ = runner.kind  # raises if there is no sandbox
     except SandboxError:
+        # Without a sandbox the tests run nevertheless: both they and the code that they test are this package's.
         runner = RememberingRunner(TestRunner(kind="rlimits"))
     agent = agent_named("careless", RATES)
     write_logs(making, number=sessions, seed=seed, difficulty="easy", agent=agent, runner=runner)
@@ -109,7 +105,7 @@ def demo_logs(folder: Path, *, sessions: int = SESSIONS, seed: int = SEED) -> Pa
 
 
 def demo_config(logs: Path, *, settings: tuple[str, ...] = SETTINGS) -> CrfConfig:
-    """What the demo is told, as anybody could write it into a file."""
+    """Return the config of the demo. It uses no private option: the same could be written into a file."""
     from composer_replication.config.presets import load_with_preset
 
     path_settings = (f"ingest.paths={value_text([str(logs)])}", f"train.model={value_text(str(student_folder()))}")
@@ -117,16 +113,16 @@ def demo_config(logs: Path, *, settings: tuple[str, ...] = SETTINGS) -> CrfConfi
 
 
 def _use_one_thread() -> None:
-    """Unless a number is set; read when torch is loaded.
+    """Limit torch to one thread, unless the user has set a number. Must be called before torch is imported.
 
-    Sums are then added up in the same order on every machine, and a tiny model gains nothing by more threads: on a
-    busy machine they wait for each other.
+    With one thread, sums are added in the same order on every machine. A tiny model gains nothing from more: on a busy
+    machine they wait for each other.
     """
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def channels_that_did_not_run(run: Path) -> list[str]:
-    """Return what became of each channel with a weight that no step of a training, or of a control, has taught."""
+    """Return a line for each channel that has a weight but did not run in a training or control."""
     outcomes: list[str] = []
     for folder in (run, *control_folders(run)):
         record: dict[str, Any] = decode_object((folder / "adapter" / "training.json").read_bytes())

@@ -1,4 +1,8 @@
-"""`crf doctor`: what this machine has and lacks for the work, each line with what to do."""
+"""`crf doctor`: check what this machine has and lacks, one line per check, with what to do about it.
+
+Nothing is downloaded and no weights are loaded. The hub is asked whether it answers, and so is an endpoint if one is
+named.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +31,9 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", metavar="MODEL", help="look at this model's tokenizer and template, too")
+    parser.add_argument("--model", metavar="MODEL", help="also check this model's tokenizer and template")
     parser.add_argument(
-        "--run", metavar="RUN", dest="run_dir", help="look at the disk of this folder; default: this one"
+        "--run", metavar="RUN", dest="run_dir", help="check the disk of this folder; default: the current one"
     )
     parser.add_argument("--base-url", metavar="URL", help="ask this OpenAI-compatible endpoint for its models")
     parser.add_argument("--api-key-env", metavar="NAME", help="the variable that holds the endpoint's key")
@@ -40,46 +44,43 @@ def run(args: argparse.Namespace) -> int:
     folder = None if args.run_dir is None else Path(args.run_dir)
     with contextlib.redirect_stdout(sys.stderr):  # what libraries say while loading is not our output
         lines = list(examine(model=args.model, folder=folder, base_url=args.base_url, api_key_env=args.api_key_env))
-    number = {status: sum(line.status == status for line in lines) for status in ("ok", "warn", "fail")}
+    counts = {status: sum(line.status == status for line in lines) for status in ("ok", "warn", "fail")}
     if args.json:
-        print_json({"lines": [line._asdict() for line in lines], **number})
+        print_json({"lines": [line._asdict() for line in lines], **counts})
     else:
         width = max(len(line.name) for line in lines)
         for line in lines:
             print(plain(f"{line.status:<4}  {line.name:<{width}}  {line.found}"))
             if line.fix:
                 print(plain(f"{'':<6}{'':<{width}}  -> {line.fix}"))
-        log(f"{number['ok']} ok, {number['warn']} warnings, {number['fail']} failures")
-    return 1 if number["fail"] else 0
+        log(f"{counts['ok']} ok, {counts['warn']} warnings, {counts['fail']} failures")
+    return 1 if counts["fail"] else 0
 
-
-# What a machine has and lacks for each part of the work: one line a question, with what to do.
-#
-# Nothing is downloaded and no weights are loaded. The hub is asked whether it answers, an endpoint if one is named.
 
 Status = Literal["ok", "warn", "fail"]
 GIB = 2**30
 _PACKAGE = "composer-replication"
-_LEAST_DISK, _LEAST_MEMORY = 5 * GIB, 4 * GIB
-# What a verb cannot do without, then what makes it quicker or prettier.
+_MIN_DISK_BYTES, _MIN_MEMORY_BYTES = 5 * GIB, 4 * GIB
+# Our extras, and the verbs that need them.
 _EXTRAS = {
     "train": "crf train, run, evaluate, and adapters in export and chat",
     "replay": "crf teachers and crf replay",
     "report": "crf report",
     "privacy": "crf ingest --kingfisher",
 }
-_ALONE = (
+# Packages that no extra installs: they make something faster, or are needed for one option.
+_OPTIONAL_PACKAGES = (
     ("vllm", "quick sampling and serving"),
     ("bitsandbytes", "training on weights in 4 bits (qlora)"),
     ("trackio", 'train.report_to = "trackio"'),
     ("wandb", 'train.report_to = "wandb"'),
 )
-_ON_THE_HUB = "Qwen/Qwen2.5-Coder-0.5B-Instruct"
-_NEEDED = ("torch", "transformers", "safetensors", "orjson", "rich")
+_MODEL_ON_HUB = "Qwen/Qwen2.5-Coder-0.5B-Instruct"  # any public model, to see whether the hub answers
+_REQUIRED_PACKAGES = ("torch", "transformers", "safetensors", "orjson", "rich")
 
 
 class _CheckLine(NamedTuple):
-    """An answer: what was looked at, how it is, and what to do about it (empty where nothing has to be)."""
+    """The outcome of a check. The field names are those of `--json`; `fix` is empty if nothing has to be done."""
 
     name: str
     status: Status
@@ -90,7 +91,7 @@ class _CheckLine(NamedTuple):
 def examine(
     *, model: str | None = None, folder: Path | None = None, base_url: str | None = None, api_key_env: str | None = None
 ) -> Iterator[_CheckLine]:
-    """Every line, in the order of the pipeline; what needs a name that is not given is left out."""
+    """Yield the outcome of every check. Model and endpoint are checked only if they are given."""
     yield _python()
     yield from _packages()
     yield from _extras()
@@ -111,7 +112,7 @@ def _python() -> _CheckLine:
 
 
 def _packages() -> Iterator[_CheckLine]:
-    for name in _NEEDED:
+    for name in _REQUIRED_PACKAGES:
         version = _version(name)
         fix = "" if version else f"Type: {install_line(name)}"
         yield _CheckLine(name, "ok" if version else "fail", version or "not installed", fix)
@@ -121,28 +122,29 @@ def _extras() -> Iterator[_CheckLine]:
     for extra, purpose in _EXTRAS.items():
         if requirements := _declared(extra):
             yield _extra(extra, requirements, f"For {purpose}, type: {install_line(extra=extra)}")
-    there = [name for name, _ in _ALONE if available(name)]
-    absent = [f"{name} ({purpose})" for name, purpose in _ALONE if name not in there]
-    summary = f"installed: {', '.join(there) or 'none'}" + (
+    installed = [name for name, _ in _OPTIONAL_PACKAGES if available(name)]
+    absent = [f"{name} ({purpose})" for name, purpose in _OPTIONAL_PACKAGES if name not in installed]
+    summary = f"installed: {', '.join(installed) or 'none'}" + (
         f"; not needed by default: {', '.join(absent)}" if absent else ""
     )
     yield _CheckLine("on request", "ok", summary)
 
 
 def install_line(*packages: str, extra: str | None = None) -> str:
-    """What installs these, or an extra of ours, into this environment: from where this package was installed from."""
+    """Return the pip command that installs packages, or an extra of ours, into this environment."""
     where = _installed_from()
     names = [*packages, *([] if extra is None else [f"{where}[{extra}]"])]
     return shlex.join([sys.executable, "-m", "pip", "install", *names])
 
 
 def _installed_from() -> str:
-    """The folder of the sources, where pip noted one; else the name of the package."""
+    """Return the source folder that this package was installed from, or its name if it came from an index."""
     try:
-        noted = importlib.metadata.distribution(_PACKAGE).read_text("direct_url.json")
+        # pip writes direct_url.json (PEP 610) for an installation from a folder or URL.
+        direct_url = importlib.metadata.distribution(_PACKAGE).read_text("direct_url.json")
     except importlib.metadata.PackageNotFoundError:
-        noted = None
-    url = urlsplit(json.loads(noted).get("url", "")) if noted else None
+        direct_url = None
+    url = urlsplit(json.loads(direct_url).get("url", "")) if direct_url else None
     return url2pathname(url.path) if url is not None and url.scheme == "file" else _PACKAGE
 
 
@@ -161,16 +163,18 @@ def _extra(extra: str, requirements: Sequence[Requirement], fix: str) -> _CheckL
 
 
 def _declared(extra: str) -> list[Requirement]:
-    """What the installed package says that an extra needs."""
+    """Return the requirements of an extra, from the metadata of the installed package."""
     from packaging.requirements import Requirement
 
     try:
         texts = importlib.metadata.requires(_PACKAGE) or []
-    except importlib.metadata.PackageNotFoundError:  # run from a source tree alone
+    except importlib.metadata.PackageNotFoundError:  # run from a source tree without installing it
         return []
-    every = [Requirement(text) for text in texts]
+    all_requirements = [Requirement(text) for text in texts]
     return [
-        requirement for requirement in every if requirement.marker and requirement.marker.evaluate({"extra": extra})
+        requirement
+        for requirement in all_requirements
+        if requirement.marker and requirement.marker.evaluate({"extra": extra})
     ]
 
 
@@ -181,8 +185,8 @@ def _devices() -> Iterator[_CheckLine]:
 
     if not torch.cuda.is_available():
         built = torch.version.cuda
-        why = f"torch is built for CUDA {built}, and sees no GPU" if built else "torch is built for the CPU"
-        fix = "A CPU trains the embedded student in minutes and 0.5B in hours; larger models need a GPU"
+        why = f"torch is built for CUDA {built} but finds no GPU" if built else "torch is built for the CPU"
+        fix = "A CPU trains the embedded student in minutes and a 0.5B model in hours; larger models need a GPU"
         yield _CheckLine("gpu", "warn", f"none: {why}", fix)
         return
     for index in range(torch.cuda.device_count()):
@@ -191,33 +195,33 @@ def _devices() -> Iterator[_CheckLine]:
         facts = f"{torch.cuda.get_device_name(index)}, {free / GIB:.0f} of {total / GIB:.0f} GiB free, {bf16}"
         is_busy = free < total / 2
         yield _CheckLine(
-            f"gpu {index}", "warn" if is_busy else "ok", facts, "Another program holds most of it" if is_busy else ""
+            f"gpu {index}", "warn" if is_busy else "ok", facts, "Another program uses most of it" if is_busy else ""
         )
 
 
 def _memory() -> _CheckLine:
     if not available("torch"):
-        return _CheckLine("memory", "warn", "not looked at: torch is not there")
+        return _CheckLine("memory", "warn", "not checked: torch is not installed")
     from composer_replication.trainer.watch.memory_plan import free_memory
 
     free = free_memory()
     fix = (
         ""
-        if free >= _LEAST_MEMORY
-        else "Close other programs, or take a smaller model: `crf train --dry-run` counts what a step needs"
+        if free >= _MIN_MEMORY_BYTES
+        else "Close other programs, or use a smaller model: `crf train --dry-run` shows what a step needs"
     )
-    return _CheckLine("memory", "warn" if fix else "ok", f"{free / GIB:.1f} GiB can be had", fix)
+    return _CheckLine("memory", "warn" if fix else "ok", f"{free / GIB:.1f} GiB available", fix)
 
 
 def _disk(folder: Path) -> _CheckLine:
     disk_folder = next(candidate for candidate in (folder.absolute(), *folder.absolute().parents) if candidate.exists())
     free, name = shutil.disk_usage(disk_folder).free, f"disk at {disk_folder}"
     if not os.access(disk_folder, os.W_OK):
-        return _CheckLine(name, "fail", "cannot be written to", "Take another folder, or look at whose it is")
+        return _CheckLine(name, "fail", "is not writable", "Choose another folder, or check its owner and permissions")
     fix = (
         ""
-        if free >= _LEAST_DISK
-        else "Checkpoints and merged weights take as much as the model, several times: make room"
+        if free >= _MIN_DISK_BYTES
+        else "Checkpoints and merged weights take several times the size of the model: free some space"
     )
     return _CheckLine(name, "warn" if fix else "ok", f"{free / GIB:.1f} GiB free", fix)
 
@@ -232,25 +236,25 @@ def _sandbox() -> _CheckLine:
         return _CheckLine(
             "sandbox", "warn", _first_line(error), "Only `crf world` and `crf demo` need it: they run generated tests"
         )
-    fix = "Tests of the small world run with limits alone; do not give it strangers' code" if kind == "rlimits" else ""
-    return _CheckLine("sandbox", "warn" if fix else "ok", f"tests of the small world run behind: {kind}", fix)
+    fix = "Tests in the toy environment run without isolation; do not use untrusted code" if kind == "rlimits" else ""
+    return _CheckLine("sandbox", "warn" if fix else "ok", f"tests in the toy environment are isolated by: {kind}", fix)
 
 
 def _hub(environment: Mapping[str, str]) -> _CheckLine:
-    """Whether a model that is no folder and not in the cache could be had: the hub is asked for one that it has."""
+    """Check whether models can be downloaded, by asking the hub for one that exists."""
     from composer_replication.batch.model_folder import not_on_hub
 
     token = "a token is set" if environment.get("HF_TOKEN") else "no HF_TOKEN"
-    if not (reason := not_on_hub(_ON_THE_HUB)):
-        return _CheckLine("hub", "ok", f"it answers: models are downloaded when they are named; {token}")
-    fix = "Models have to be folders, in the cache, or `student`, which comes with the package"
+    if not (reason := not_on_hub(_MODEL_ON_HUB)):
+        return _CheckLine("hub", "ok", f"reachable: models are downloaded on demand; {token}")
+    fix = "Use models in folders or in the cache, or `student`, which comes with the package"
     is_offline = environment.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on")
     fix += "; unset HF_HUB_OFFLINE to download" if is_offline else ""
     return _CheckLine("hub", "warn", f"{reason}; {token}", fix)
 
 
 def _model(name: str) -> Iterator[_CheckLine]:
-    """Tokenizer and template, as training and chat will use them; of the weights only whether they are there."""
+    """Check tokenizer and template as training and chat will use them, and whether there are weights."""
     from composer_replication.batch.model_folder import load_config, load_tokenizer
     from composer_replication.config import CrfConfig
     from composer_replication.trainer.from_config.inputs import max_context
@@ -278,12 +282,12 @@ def _model(name: str) -> Iterator[_CheckLine]:
     yield _template(tokenizer)
     if Path(name).is_dir() and not any(Path(name).glob("*.safetensors")):
         yield _CheckLine(
-            "weights", "fail", f"no .safetensors in {name}", "Pickled weights are not read: convert them first"
+            "weights", "fail", f"no .safetensors in {name}", "Pickled weights are not supported: convert them first"
         )
 
 
 def _template(tokenizer: Any) -> _CheckLine:
-    """Whether a conversation with a call can be rendered with every turn found again."""
+    """Check that the template can render a tool call, and that every turn can be located in the rendered text."""
     from composer_replication.batch.render.renderer import Renderer
 
     fix = "Set render.chat_template to a file with a Jinja template that knows tools"
@@ -293,9 +297,9 @@ def _template(tokenizer: Any) -> _CheckLine:
         return _CheckLine("template", "fail", _first_line(error), fix)
     dialect = renderer.dialect
     if not dialect.tools:
-        return _CheckLine("template", "warn", "it shows no tools: calls are written as text", fix)
+        return _CheckLine("template", "warn", "does not support tools: calls are written as text", fix)
     return _CheckLine(
-        "template", "ok", f"shows tools and calls; a turn ends with {', '.join(map(repr, dialect.stops))}"
+        "template", "ok", f"supports tools and calls; a turn ends with {', '.join(map(repr, dialect.stops))}"
     )
 
 
@@ -322,7 +326,7 @@ def _endpoint(base_url: str, api_key_env: str | None) -> _CheckLine:
     try:
         listed = asyncio.run(list_models(base_url, key))
     except ComposerError as error:
-        return _CheckLine("endpoint", "fail", _first_line(error), "Look at the address, and whether it ends in /v1")
+        return _CheckLine("endpoint", "fail", _first_line(error), "Check the address, and whether it ends in /v1")
     return _CheckLine("endpoint", "ok", f"{base_url} answers with {len(listed)} models")
 
 

@@ -1,4 +1,7 @@
-"""`crf evaluate RUN --before M --after ADAPTER`: are the trained weights better, on sessions they never saw?"""
+"""`crf evaluate RUN --before M --after ADAPTER`: compare models before and after training on held-out sessions.
+
+The evaluation itself is `evaluation.evaluate`. It is imported late, because it loads torch.
+"""
 
 from __future__ import annotations
 
@@ -17,24 +20,22 @@ from composer_replication.cli.console import (
     table,
 )
 
-WHEN_INTERRUPTED = "what was scored is kept, and the same command goes on from there"
-_MOST_CALLS = 12
+WHEN_INTERRUPTED = "the scores so far are saved; run the same command to resume"
+_MAX_CALLS_SHOWN = 12
 _ARMS = {"after": "after", "control": "control", "difference": "after - control"}
 _CAPTION = (
-    "A change from before to after, with its 95% interval over {over}s. The first\n"
-    "figure was named {named} (evaluation.primary); all others are exploratory."
+    "Change from before to after, with its 95% interval over {over}s. The first row is\n"
+    "the primary metric, chosen {named} (evaluation.primary); the others are exploratory."
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config_arguments(parser, "evaluation", "render", "split", "train")
-    parser.add_argument("run", metavar="RUN", help="a run directory with sites in it")
-    weights = "a folder, a name on the hub, or an adapter; default: "
-    parser.add_argument(
-        "--before", metavar="M", help=f"the model to compare with: {weights}what the training began with"
-    )
-    parser.add_argument("--after", metavar="M", help=f"the model that is to be better: {weights}what the training left")
-    text = f"one trained on shuffled hints and pairs, again for one of another shuffle: {weights}those in RUN/control"
+    parser.add_argument("run", metavar="RUN", help="run directory with sites (`crf sites`)")
+    weights = "a folder, a hub name or an adapter; default: "
+    parser.add_argument("--before", metavar="M", help=f"model to compare with: {weights}the initial model")
+    parser.add_argument("--after", metavar="M", help=f"trained model: {weights}that of the run's training")
+    text = f"control, trained on shuffled hints and pairs: {weights}those in RUN/control; repeat for other shuffles"
     parser.add_argument("--control", action="append", default=[], metavar="M", help=text)
     parser.add_argument("--json", action="store_true", help="print evaluation.json")
 
@@ -51,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     if args.config is None:
         config = with_settings_of_training(config, run_dir, args.after, overrides_of(args))
     models_of(config, run_dir, before=args.before, after=args.after, control=args.control)
-    required_split(run_dir)  # what is missing is said before the libraries that would not need it are loaded
+    required_split(run_dir)  # fail before torch is loaded, which takes seconds
     _show(_evaluate(config, run_dir, args), as_json=args.json)
     return 0
 
@@ -63,7 +64,7 @@ def _evaluate(config: Any, run_dir: Any, args: argparse.Namespace) -> dict[str, 
     from composer_replication.cli.progress import training_progress
     from composer_replication.cli.train import quiet_libraries
 
-    with contextlib.redirect_stdout(sys.stderr):  # what libraries say is not our output
+    with contextlib.redirect_stdout(sys.stderr):  # libraries print while loading; stdout is for results
         quiet_libraries()
         from composer_replication.evaluation.evaluate import evaluate
 
@@ -90,43 +91,44 @@ def _show(record: Mapping[str, Any], *, as_json: bool) -> None:
         show(table("Left out", ("what", "number"), sorted(record["drops"].items())))
     if record["sampled"] is not None:
         print(
-            f"drawn: {record['sampled']['n_samples']} actions of each model at {record['sampled']['n_states']} states"
+            f"sampled: {record['sampled']['n_samples']} actions of each model at {record['sampled']['n_states']} states"
         )
     for part, reason in record["not_run"].items():
         print(plain(f"not run: {part}: {reason}"))
     print(plain(_of_split(record["split"])))
     for sentence in (*record["verdict"]["sentences"], *record["verdict"].get("remarks", ())):
         print(plain(sentence))
-    log("evaluation.json: all of it; evaluated.jsonl, sampled.jsonl and token_gaps.jsonl: the rows")
+    log("All results are in evaluation.json; single rows in evaluated.jsonl, sampled.jsonl and token_gaps.jsonl")
 
 
 def _is_shown(figure: Mapping[str, Any], primary: str) -> bool:
-    """What the control moved is shown beside the primary figure; the rest of it is in evaluation.json."""
+    """Return whether to print a result: all of the trained model, but only the primary one of the control."""
     return figure["arm"] == "after" or figure["name"] == primary
 
 
 def _mix_table(sampled: Mapping[str, Any]) -> Any:
-    """Which calls each model drew: one that only looks, or says much and does nothing, shows here."""
+    """Return a table of the calls that each model sampled. It exposes a model that only looks and never acts."""
 
     arms = list(sampled["by_arm"])
     names = dict.fromkeys(name for arm in arms for name in sampled["by_arm"][arm]["calls"])
     rows = [
-        (name, *(sampled["by_arm"][arm]["calls"].get(name, 0) for arm in arms)) for name in list(names)[:_MOST_CALLS]
+        (name, *(sampled["by_arm"][arm]["calls"].get(name, 0) for arm in arms))
+        for name in list(names)[:_MAX_CALLS_SHOWN]
     ]
-    return table("Drawn actions", ("call", *arms), rows)
+    return table("Sampled actions", ("call", *arms), rows)
 
 
 def _of_split(split: Mapping[str, Any]) -> str:
     sessions, sites = split["sessions"], split["sites"]
     return (
         f"{sessions['test']} of {sum(sessions.values())} sessions held out by {split['by']}, with {sites['test']} of "
-        f"{sum(sites.values())} sites; {split['near_duplicates']} states left out that learnt sessions hold too"
+        f"{sum(sites.values())} sites; {split['near_duplicates']} near duplicates of training states left out"
     )
 
 
 def _row(figure: Mapping[str, Any]) -> Sequence[object]:
-    has_none = figure["low"] == figure["high"]  # neither of them, or of values that are all the same
-    interval = "-" if has_none else f"{figure['low']:+.3g} to {figure['high']:+.3g}"
+    has_no_interval = figure["low"] == figure["high"]  # both None, or all values are equal
+    interval = "-" if has_no_interval else f"{figure['low']:+.3g} to {figure['high']:+.3g}"
     shuffles = figure.get("shuffles") or 1
     name, arm = figure["name"], _ARMS[figure["arm"]] + (f", {shuffles} shuffles" if shuffles > 1 else "")
     return (

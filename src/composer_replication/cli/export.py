@@ -49,7 +49,7 @@ from composer_replication.runs import files as rows
 from composer_replication.runs.directory import note_elsewhere, refuse_used
 from composer_replication.runs.files import ToolTable, read_tools
 from composer_replication.runs.split import sides_of
-from composer_replication.trainer.trained import data_card
+from composer_replication.trainer.trained import Trained, data_card, find_trained
 from composer_replication.types import Conversation, Turn
 
 if TYPE_CHECKING:
@@ -102,12 +102,12 @@ def _refuse_unused_options(args: argparse.Namespace) -> None:
 
 
 def _weights(args: argparse.Namespace) -> int:
-    from composer_replication.cli.export_weights import export_weights, trained_weights
-    from composer_replication.cli.run import quiet
-
-    # `export_weights` checks both as well. Here, a refusal is printed to the user's own stderr at once.
+    # `export_weights` checks both as well. Here they fail before torch is loaded.
     refuse_used(Path(args.to))
     trained_weights(args.run, args.adapter)
+    from composer_replication.cli.export_weights import export_weights
+    from composer_replication.cli.run import quiet
+
     with quiet():
         done = export_weights(
             args.run,
@@ -126,6 +126,16 @@ def _weights(args: argparse.Namespace) -> int:
     else:
         _show_weights(done)
     return 0
+
+
+def trained_weights(name: str, adapter: str | None = None) -> Trained:
+    """Return the trained weights to export. Raises InputError if `name` is an untrained model."""
+    trained = find_trained(name, adapter)
+    if trained.folder is None:
+        got = f"the untrained model {trained.base}" if Path(name).is_dir() else f"{name!r}, which is no folder"
+        expected = "a run with trained weights, or an adapter's folder"
+        raise InputError(explain("weights to export", got=got, expected=expected))
+    return trained
 
 
 def _show_weights(done: ExportedWeights) -> None:

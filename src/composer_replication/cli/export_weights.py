@@ -33,6 +33,7 @@ from composer_replication.batch.model_folder import (
     load_model,
     load_tokenizer,
 )
+from composer_replication.cli.export import trained_weights
 from composer_replication.errors import InputError, RunError, explain
 from composer_replication.optional import require
 from composer_replication.runs.directory import note_elsewhere, refuse_used
@@ -93,18 +94,6 @@ def export_weights(
     )
     address = None if push is None else push_folder(folder / "merged", push, is_public=is_public, api=api)
     return ExportedWeights(folder=folder, check=check, formats=exports, pushed=address)
-
-
-def trained_weights(name: str, adapter: str | None = None) -> Trained:
-    """Return the trained weights to export. Raises InputError if `name` is an untrained model."""
-    from composer_replication.trainer.trained import find_trained
-
-    trained = find_trained(name, adapter)
-    if trained.folder is None:
-        got = f"the untrained model {trained.base}" if Path(name).is_dir() else f"{name!r}, which is no folder"
-        expected = "a run with trained weights, or an adapter's folder"
-        raise InputError(explain("weights to export", got=got, expected=expected))
-    return trained
 
 
 def _write_formats(

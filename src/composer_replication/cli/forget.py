@@ -1,4 +1,11 @@
-"""`crf forget SESSION…`: a session and everything made from it out of a run, for good."""
+"""`crf forget SESSION...`: remove sessions, and everything made from them, from a run for good.
+
+    plan_forgetting  what would be removed
+    forget           remove it
+
+Rows of records are removed where they name their conversation. An artefact that cannot be filtered is deleted. What
+was made outside of the run, such as exported weights, is only listed: the user has to delete it.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +38,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--run", default=".", metavar="RUN", dest="run_dir", help="run directory; default: this folder")
     parser.add_argument("--yes", action="store_true", help="do not ask")
-    parser.add_argument("--dry-run", action="store_true", help="only say what would go")
+    parser.add_argument("--dry-run", action="store_true", help="only print what would be removed")
     parser.add_argument(
-        "--discard-answers", action="store_true", help="also throw away paid answers that no session is known to own"
+        "--discard-answers", action="store_true", help="also delete paid answers that belong to no known session"
     )
-    parser.add_argument("--json", action="store_true", help="print what went as JSON")
+    parser.add_argument("--json", action="store_true", help="print what was removed as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -47,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.yes:
         _show(plan, run_dir, as_json=False, done=False, to_stderr=True)
         if not is_terminal(sys.stdin):
-            log("crf forget: nothing was removed. Say --yes to remove it")
+            log("crf forget: nothing was removed. Add --yes to remove it")
             return 1
         print("Remove all this? [y/N] ", end="", file=sys.stderr, flush=True)
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
@@ -74,68 +81,65 @@ def _show(plan: Forgetting, run_dir: RunDir, *, as_json: bool, done: bool, to_st
     if plan.num_conventions:
         lines.append(f"{verb} from conventions.md, rules that were said nowhere else: {plan.num_conventions}")
     if plan.answers is not None:
-        of_nobody = f" and {plan.answers.num_unowned:,} of nobody known" if plan.answers.num_unowned else ""
+        unowned = f" and {plan.answers.num_unowned:,} of unknown sessions" if plan.answers.num_unowned else ""
         lines.append(
-            f"{verb} {plan.answers.num_gone:,} paid answers of theirs{of_nobody} from teacher_cache.sqlite; "
-            f"{plan.answers.num_kept:,} of other sessions stay, and what was spent stays counted"
+            f"{verb} {plan.answers.num_gone:,} paid answers of theirs{unowned} from teacher_cache.sqlite; "
+            f"{plan.answers.num_kept:,} of other sessions stay, and so does the amount spent"
         )
     for artefact in plan.elsewhere:
-        may = "have learnt from" if artefact.what in ("checkpoints", "trained weights", "exported weights") else "hold"
+        is_trained = artefact.what in ("checkpoints", "trained weights", "exported weights")
+        relation = "be trained on" if is_trained else "contain"
         not_removed = "Not removed" if done else "Would not remove"
-        lines.append(f"{not_removed}: {plain(artefact.path)} ({artefact.what}) may {may} them")
+        lines.append(f"{not_removed}: {plain(artefact.path)} ({artefact.what}) may {relation} them")
     print("\n".join(lines), file=sys.stderr if to_stderr else sys.stdout)
 
 
-# `crf forget`: a session and everything made from it out of a run. Each stage forgets its own.
-
 MIN_PREFIX = 6
-# Made by the ingest itself, before it, or only a list of places or ids.
+# Written by the ingest itself, or before it, or only a list of paths or ids.
 _NOT_DERIVED = frozenset(
     {"config", "conversations", "session_sources", "tools", "forgotten", "elsewhere", "conventions", "struck_hints"}
 )
-# Written again without the sessions: where one was a link, the file that it led to stays as it was.
+# Rewritten without the sessions. If one of them is a link, the file that it points to stays as it was.
 _REWRITTEN = ("conversations", "session_sources", "tools")
 _Link = tuple[str, str | None, str | None]
-"""The id of a conversation, of its session, and of the conversation it goes on from."""
+"""The id of a conversation, of its session, and of the conversation that it continues."""
 
 
 @dataclass(frozen=True, slots=True)
 class Forgetting:
-    """What forgetting some sessions takes away: conversations, rows of artefacts, and whole artefacts.
-
-    `answers` are the paid ones of a replay; None without a store of them. `num_conventions` are rules that were said
-    nowhere else. `elsewhere` was made from the run outside of it, may hold the sessions or have learnt from them, and
-    stays: whoever forgets has to delete it. So does what a symbolic link in the run led to: only the link goes.
-    """
+    """What forgetting some sessions removes. The field names are those of `--json`."""
 
     conversations: tuple[str, ...]
-    filtered: tuple[str, ...]
-    deleted: tuple[str, ...]
-    answers: AnswersOfRun | None = None
-    num_conventions: int = 0
+    filtered: tuple[str, ...]  # artefacts that lose some of their rows
+    deleted: tuple[str, ...]  # artefacts that are deleted
+    answers: AnswersOfRun | None = None  # paid answers of teachers; None without a teacher cache
+    num_conventions: int = 0  # user rules that only these sessions state
+    # Files outside of the run that may contain the sessions or be trained on them, and targets of links in the run.
+    # They are not removed: the user has to decide.
     elsewhere: tuple[MadeElsewhere, ...] = ()
 
 
 def plan_forgetting(run: RunDir, sessions: Sequence[str]) -> Forgetting:
-    """What `forget` would take away; nothing is changed. Each of `sessions` is an id, or the start of just one."""
+    """Return what `forget` would remove, without changing anything. `sessions` are ids or unique prefixes of ids."""
     links = list(_links(run))
-    chosen = {identity for name in sessions for identity in _matching(name, links)}
+    chosen = {conversation_id for name in sessions for conversation_id in _matching(name, links)}
+    # Add what continues them: parts after a compaction, subagents, and subagents of those, until nothing is new.
     size = -1
-    while size != len(chosen):  # sub-agents of sub-agents, part after part
+    while size != len(chosen):
         size = len(chosen)
-        chosen |= {identity for identity, _, parent in links if parent in chosen}
-    # Not Path.exists: a link that leads nowhere is there, and goes too.
-    there = [name for name in ARTEFACTS if name not in _NOT_DERIVED and os.path.lexists(run.path(name))]
-    alive = {identity for identity, _, _ in links} - chosen
-    answers = replayed.count_answers(run, alive, chosen)
-    # A file that is no store of answers goes whole.
-    derived = [name for name in there if name not in replayed.OWN or (name == replayed.STORE and answers is None)]
+        chosen |= {conversation_id for conversation_id, _, parent in links if parent in chosen}
+    # Not Path.exists, which is False for a broken link: that is removed as well.
+    existing = [name for name in ARTEFACTS if name not in _NOT_DERIVED and os.path.lexists(run.path(name))]
+    remaining = {conversation_id for conversation_id, _, _ in links} - chosen
+    answers = replayed.count_answers(run, remaining, chosen)
+    # A teacher cache that cannot be read is deleted as a whole.
+    derived = [name for name in existing if name not in replayed.OWN or (name == replayed.STORE and answers is None)]
     num_conventions = num_forgotten(run, chosen)
     linked = tuple(_link_targets(run, (*derived, *_REWRITTEN)))
-    # Words of a forgotten user may be the hints of other sessions' sites: those are found anew.
+    # A rule of a forgotten session may be the hint of sites in other sessions. Then all sites have to be found again.
     filtered = tuple(name for name in _filtered_of(run, derived) if name != "sites" or not num_conventions)
     return Forgetting(
-        conversations=tuple(identity for identity, _, _ in links if identity in chosen),
+        conversations=tuple(conversation_id for conversation_id, _, _ in links if conversation_id in chosen),
         filtered=filtered,
         deleted=tuple(name for name in derived if name not in filtered),
         answers=answers,
@@ -145,26 +149,26 @@ def plan_forgetting(run: RunDir, sessions: Sequence[str]) -> Forgetting:
 
 
 def forget(run: RunDir, sessions: Sequence[str], *, discard_answers: bool = False) -> Forgetting:
-    """Take the sessions out of the run, with the rows and artefacts that were made from them.
+    """Remove the sessions from the run, with the rows and artefacts that were made from them.
 
-    Stopped half way, it can be repeated: the conversations go last, so that they can still be named. Paid answers of
-    which nobody knows whose they are go only with `discard_answers`.
+    If it is interrupted, it can be repeated: the conversations are removed last, so they can still be named. Paid
+    answers of unknown sessions are only deleted with `discard_answers`; without it, their existence raises InputError.
     """
     with run.exclusive("forget", against=("replay", "training")):
         run.remove_leftovers(*ARTEFACTS)
         plan = plan_forgetting(run, sessions)
         if plan.answers is not None and plan.answers.num_unowned and not discard_answers:
             raise _unowned(run, plan.answers)
-        read_tools(run, with_test=True)  # what cannot be read is found out before anything is taken away
+        read_tools(run, with_test=True)  # raises if the file cannot be read, before anything is removed
         removed_ids = frozenset(plan.conversations)
-        alive = {identity for identity, _, _ in _links(run)} - removed_ids
+        remaining = {conversation_id for conversation_id, _, _ in _links(run)} - removed_ids
         # First: from here on, no crash brings them back.
         ingested_sessions.mark_forgotten(run, removed_ids)
-        replayed.forget(run, removed_ids, alive)
+        replayed.forget(run, removed_ids, remaining)
         forget_conventions(run, removed_ids)
         for name in plan.deleted:
             _delete_artefact(run, name)
-        for unfinished in run.root.glob("*.partial.jsonl"):  # an evaluation's has texts that were drawn in the sessions
+        for unfinished in run.root.glob("*.partial.jsonl"):  # of an evaluation: texts sampled in the sessions
             remove(unfinished)
         metas = {name: run.meta(name) for name in plan.filtered}
         for name, meta in metas.items():
@@ -176,10 +180,10 @@ def forget(run: RunDir, sessions: Sequence[str], *, discard_answers: bool = Fals
 
 
 def _unowned(run: RunDir, answers: AnswersOfRun) -> InputError:
-    got = f"{answers.num_unowned:,} answers of which it does not say for whom they were asked"
+    got = f"{answers.num_unowned:,} answers without the session that they were requested for"
     fix = (
-        "`crf replay` as it was run before writes it down: what is answered is not asked or paid for again. "
-        "`crf forget --discard-answers` throws those answers away"
+        "Repeat the earlier `crf replay`, which adds the sessions: cached answers are not requested or paid for again. "
+        "Or delete those answers with `crf forget --discard-answers`"
     )
     return InputError(explain(run.path(replayed.STORE).name, got=got, expected="answers with their sessions", fix=fix))
 
@@ -192,22 +196,28 @@ def _links(run: RunDir) -> Iterator[_Link]:
 
 
 def _matching(name: str, links: Sequence[_Link]) -> set[str]:
-    exact = {identity for identity, session, _ in links if name in (identity, session)}
+    exact = {conversation_id for conversation_id, session, _ in links if name in (conversation_id, session)}
     if exact:
         return exact
-    names = {candidate for identity, session, _ in links for candidate in (session or identity, identity)}
+    names = {
+        candidate
+        for conversation_id, session, _ in links
+        for candidate in (session or conversation_id, conversation_id)
+    }
     started = {candidate for candidate in names if len(name) >= MIN_PREFIX and candidate.startswith(name)}
-    sessions = {session or identity for identity, session, _ in links if {identity, session} & started}
+    sessions = {
+        session or conversation_id for conversation_id, session, _ in links if {conversation_id, session} & started
+    }
     if len(sessions) == 1:
         return _matching(sessions.pop(), links)
     near = sorted(started) or difflib.get_close_matches(name, sorted(names), n=3)
     expected = f"the id of a session, or at least {MIN_PREFIX} characters that only one begins with"
-    fix = f"Did you mean {' or '.join(near[:3])}?" if near else "The ids are in conversations.jsonl: session_id, or id"
+    fix = f"Did you mean {' or '.join(near[:3])}?" if near else "The ids are in conversations.jsonl: session_id or id"
     raise InputError(explain("session", got=repr(name), expected=expected, fix=fix))
 
 
 def _filtered_of(run: RunDir, derived: Sequence[str]) -> tuple[str, ...]:
-    """Of these artefacts those of which single rows can go; what was made of one that goes whole goes with it."""
+    """Return the artefacts of which single rows can be removed. One made from a deleted artefact is deleted, too."""
     filtered = [name for name in derived if _can_be_filtered(run, name)]
     size = -1
     while size != len(filtered):
@@ -217,13 +227,13 @@ def _filtered_of(run: RunDir, derived: Sequence[str]) -> tuple[str, ...]:
     return tuple(filtered)
 
 
-def _forget_rows(run: RunDir, name: str, gone: Set[str], meta: ArtefactMeta) -> None:
-    """Write an artefact anew without the rows of these conversations; `meta` is its sidecar as it was before.
+def _forget_rows(run: RunDir, name: str, removed_ids: Set[str], meta: ArtefactMeta) -> None:
+    """Rewrite an artefact without the rows of these conversations. `meta` is its sidecar as it was before.
 
-    Counts and drops are left out: they were made for rows that are gone, by a step that is not here to say.
+    Counts and drops are omitted: they include removed rows, and only the step that wrote them could count again.
     """
     rows = run.read_jsonl(name, schema=meta.schema, version=meta.version)
-    remaining_rows = [row for row in rows if row["conversation_id"] not in gone]
+    remaining_rows = [row for row in rows if row["conversation_id"] not in removed_ids]
     sources = [
         source.name if source.kind == "artefact" else find_source(source.name, run.root) for source in meta.sources
     ]
@@ -239,15 +249,14 @@ def _forget_rows(run: RunDir, name: str, gone: Set[str], meta: ArtefactMeta) -> 
 
 
 def _delete_artefact(run: RunDir, name: str) -> None:
-    """The artefact and its sidecar."""
     remove(run.path(name))
     (run.root / ARTEFACTS[name].sidecar_name).unlink(missing_ok=True)
 
 
 def _can_be_filtered(run: RunDir, name: str) -> bool:
-    """Whether single rows can go: they say which conversation they are from, and the artefact is not out of date.
+    """Return whether single rows can be removed: they name their conversation, and the artefact is up to date.
 
-    What cannot be read goes whole, like a link: it may hold the session, and can be made again.
+    An unreadable artefact and a link are deleted as a whole: they may contain the session, and can be made again.
     """
     if ARTEFACTS[name].kind != "records" or run.path(name).is_symlink():
         return False
@@ -258,7 +267,7 @@ def _can_be_filtered(run: RunDir, name: str) -> bool:
 
 
 def _link_targets(run: RunDir, names: Sequence[str]) -> Iterator[MadeElsewhere]:
-    """Yield what the links among these artefacts, and below those that are folders, lead to."""
+    """Yield the targets of links among these artefacts and inside of those that are folders."""
     for name in names:
         path = run.path(name)
         links = [path] if path.is_symlink() else [inner for inner in sorted(path.rglob("*")) if inner.is_symlink()]

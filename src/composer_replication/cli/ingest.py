@@ -1,4 +1,7 @@
-"""`crf ingest PATH… -o RUN`: session logs of any known agent into a run directory, secrets out."""
+"""`crf ingest PATH... -o RUN`: read session logs of any known agent into a run directory, and redact secrets.
+
+Writes  conversations.jsonl, tools.jsonl and session_sources.jsonl
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ from composer_replication.ingestion.states import load_tool_schemas
 from composer_replication.privacy import secret_looking_environment
 from composer_replication.runs import RunDir
 
+# Columns of the table, and the fields of a row.
 _COLUMNS = {
     name: name
     for name in ("format", "files", "sessions", "contexts", "turns", "calls", "results", "errors", "secrets", "names")
@@ -41,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config_arguments(parser, "ingest")
     parser.add_argument("--reread", action="store_true", help="read everything again, not only what is new")
     parser.add_argument(
-        "--no-scrub", action="store_true", help="leave secrets and names in; the artefact's sidecar says so"
+        "--no-scrub", action="store_true", help="do not redact secrets and names; the sidecar records it"
     )
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
 
@@ -55,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
         expected = "a log or a folder with logs: `crf ingest PATH... -o RUN`, or ingest.paths of --config"
         raise InputError(explain("PATH", got="none", expected=expected))
     if args.no_scrub:
-        log("crf ingest: --no-scrub: secrets and names stay in the artefact, and its sidecar says so")
+        log("crf ingest: --no-scrub: secrets and names are not redacted; the sidecar records it")
     with run_directory(Path(args.output)) as run_dir, byte_progress("reading sessions", quiet=args.json) as progress:
         summary = ingest(section, run_dir, no_scrub=args.no_scrub, reread=args.reread, progress=progress)
     for remark in summary.remarks:
@@ -87,9 +91,6 @@ def _show(summary: IngestSummary, run: RunDir, *, as_json: bool) -> None:
     log(f"{run.path('conversations')}: conversations: {summary.total.conversations:,} ({read})")
 
 
-# `crf ingest`: session logs of any known agent into a run directory, secrets out.
-
-
 def ingest(
     section: IngestConfig,
     run: RunDir,
@@ -98,9 +99,14 @@ def ingest(
     reread: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> IngestSummary:
-    """Read what is new below the section's paths. `reread` reads all of it, `no_scrub` leaves secrets in.
+    """Read new and changed logs below the section's paths into the run.
 
-    `progress` is called with the bytes done and the bytes in all.
+    Args:
+        section: The options.
+        run: The run to update.
+        no_scrub: Do not redact secrets.
+        reread: Read all logs, not only the new ones.
+        progress: Called with the bytes done and the bytes in total.
     """
     return ingest_into(
         run,
@@ -117,7 +123,7 @@ def ingest(
 
 @contextlib.contextmanager
 def run_directory(path: Path) -> Generator[RunDir, None, None]:
-    """The run at `path`, made if need be; one that nothing was written into does not stay."""
+    """Yield the run at `path`, created if it does not exist. A new one is removed again if nothing was ingested."""
     has_files = path.is_dir() and any(path.iterdir())
     run = RunDir.open(path) if has_files else RunDir.create(path)
     try:
@@ -130,11 +136,12 @@ def run_directory(path: Path) -> Generator[RunDir, None, None]:
 
 
 def _scrub_settings(section: IngestConfig, environment: Mapping[str, str]) -> ScrubSettings:
-    """What this process knows and logs must not tell: secret-looking variables, the home directory, the user's name."""
+    """Return what to redact besides patterns: values of secret-looking variables, home directory and user name."""
     homes = {environment.get(name, "") for name in ("HOME", "USERPROFILE")}
     names = {environment.get(name, "") for name in ("USER", "USERNAME", "LOGNAME")}
     return ScrubSettings(
         env_values=secret_looking_environment(environment),
+        # Not "/", which a container may have as home: every path would be redacted. Nor "root", a word of its own.
         home_dirs=tuple(sorted(home for home in homes if len(home) > 1)),
         user_names=tuple(sorted(name for name in names if name and name != "root")),
         kingfisher=section.kingfisher,

@@ -1,4 +1,4 @@
-"""`crf inspect RUN SITE_ID`: the erring turn as training sees it, token by token, so that a mask can be checked."""
+"""`crf inspect RUN SITE_ID`: show an erring turn as training sees it, token by token, so that masks can be checked."""
 
 from __future__ import annotations
 
@@ -39,19 +39,21 @@ _WIDTH = 110
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help="a run directory with sites in it")
+    parser.add_argument("run", metavar="RUN", help="run directory with sites (`crf sites`)")
     parser.add_argument("site", metavar="SITE_ID", help="the id of a site, or its first characters (`crf sites RUN`)")
-    text = "the model whose tokens to show: a folder or a model's name"
+    text = "the model whose tokens to show: a folder or a hub name"
     add_short(parser, "--tokenizer", key="train.model", metavar="NAME", help=text)
     add_config_arguments(parser, "render", "train", "loss")
     add_short(parser, "--chat-template", key="render.chat_template", metavar="FILE")
-    parser.add_argument("--tools", metavar="FILE", help="a JSON list of schemas to show instead of the run's tools")
+    parser.add_argument("--tools", metavar="FILE", help="a JSON list of tool schemas to use instead of the run's tools")
     add_short(parser, "--placement", key="train.batch.placement", metavar="PLACE")
-    parser.add_argument("--context", type=int, default=16, metavar="N", help="tokens to show around it; default 16")
-    parser.add_argument("--tokens", action="store_true", help="list every index pair, not the first and last ones")
+    parser.add_argument("--context", type=int, default=16, metavar="N", help="tokens of context to show; default 16")
+    parser.add_argument("--tokens", action="store_true", help="list every index pair, not only the first and last ones")
     parser.add_argument("--json", action="store_true", help="print ids, spans, index pairs and counts as JSON")
     colour = parser.add_mutually_exclusive_group()
-    colour.add_argument("--color", action="store_true", default=None, help="colour even where this is no terminal")
+    colour.add_argument(
+        "--color", action="store_true", default=None, help="use colors even if stdout is not a terminal"
+    )
     colour.add_argument("--no-color", action="store_false", dest="color", help="marks only, no escape codes")
 
 
@@ -59,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     if args.context < 0:
         raise InputError(explain("--context", got=args.context, expected="0 or more tokens"))
     run_dir = RunDir.open(args.run)
-    with contextlib.redirect_stdout(sys.stderr):  # what libraries say while loading is not our output
+    with contextlib.redirect_stdout(sys.stderr):  # libraries print while loading; stdout is for the page
         from composer_replication.config.presets import load_with_preset
 
         config = load_with_preset(args.config, overrides_of(args))
@@ -87,7 +89,7 @@ def _page(args: argparse.Namespace, config: CrfConfig, inspected: _Inspected, le
         inspected.view,
         inspected.renderer,
         tokenizer=f"{config.train.model}, tools: {of_tools}",
-        asked=config.train.batch.placement,
+        placement=config.train.batch.placement,
         left_out=left_out,
         proof=_proof_in_words(inspected.proof),
         num_context=args.context,
@@ -100,13 +102,13 @@ def _page(args: argparse.Namespace, config: CrfConfig, inspected: _Inspected, le
 def _proof_in_words(proof: HintProof | None) -> str:
     if proof is None:
         return ""
-    drops = [f"its own hint lowers the call's decision by {proof.without_hint - proof.with_hint:.2f} nats a token"]
+    drops = [f"its own hint lowers the erring call by {proof.without_hint - proof.with_hint:.2f} nats/token"]
     if proof.with_other_hint is not None:
         drops.append(f"that of {proof.other_kind} by {proof.without_hint - proof.with_other_hint:.2f}")
     if proof.good_effect is not None:
         drops.append(f"its own good calls by {-proof.good_effect:.2f}")
     what = f"{proof.num_tokens} tokens, {proof.basis}".replace("_", " ")
-    return f"hint proof of the last training: {proof.reason.replace('_', ' ')} ({what}): {', '.join(drops)}"
+    return f"hint check of the last training: {proof.reason.replace('_', ' ')} ({what}): {', '.join(drops)}"
 
 
 def _in_words(reason: str, config: CrfConfig) -> str:
@@ -116,47 +118,40 @@ def _in_words(reason: str, config: CrfConfig) -> str:
     return f"{reason}: {MEANINGS[reason]}{budget}" if reason in MEANINGS else reason
 
 
-def _is_colour(asked: bool | None) -> bool:
-    """As asked; otherwise on a terminal that can, unless the user wants none anywhere (no-color.org)."""
-    if asked is not None:
-        return asked
+def _is_colour(flag: bool | None) -> bool:
+    """Return whether to use colors: as the flag says, else on a capable terminal unless NO_COLOR is set."""
+    if flag is not None:
+        return flag
+    # NO_COLOR: https://no-color.org
     return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb" and is_terminal(sys.stdout)
 
 
-# `crf inspect`: one site as a training would read it.
-
-
 class _Inspected(NamedTuple):
-    """A site as rows of tokens, and what rendered it. `num_tools` are those of the session's agent, which `format`
-    names.
-
-    `left_out` is the reason for which a training with this config does not teach it; empty where it does. `proof` is
-    that of the run's last training, where there was one since the sites were found.
-    """
+    """A site as rows of tokens, and what rendered it."""
 
     view: SiteView
     renderer: Renderer
-    format: str
+    format: str  # of the session's log, such as claude_code; it decides which tools are shown
     num_tools: int
-    left_out: str
-    proof: HintProof | None
+    left_out: str  # why a training with this config drops the site; empty if it does not
+    proof: HintProof | None  # from the last training, if the sites have not changed since
 
 
 def _inspect_site(
     config: CrfConfig,
     run: RunDir,
-    identity: str,
+    site_id: str,
     *,
     tools: Sequence[dict[str, Any]] | None = None,
     is_training: bool = True,
 ) -> _Inspected:
-    """The site's tokens, as `crf train` with this config makes them. `tools` are shown instead of the run's.
+    """Render a site as `crf train` with this config does, with `tools` instead of the run's if given.
 
-    Without a training in mind nothing is left out.
+    Whether a training would drop the site is only checked if `is_training`.
     """
-    site, hint, conversation = read_site(run, identity)
+    site, hint, conversation = read_site(run, site_id)
     if not config.train.model:
-        expected = "the folder or the name of the model that is to be trained, such as `--tokenizer qwen2.5/`"
+        expected = "the folder or hub name of the model to train, such as `--tokenizer qwen2.5/`"
         raise InputError(explain("--tokenizer", got="none", expected=expected))
     schemas = tools_of(run) if tools is None else list(tools)
     renderer = make_renderer(config.render, load_tokenizer(config.train.model), schemas)
@@ -169,7 +164,7 @@ def _inspect_site(
 
 
 def _read_schemas(name: str) -> list[dict[str, Any]]:
-    """The list of tool schemas in a JSON file."""
+    """Return the list of tool schemas in a JSON file."""
     try:
         schemas: Any = json.loads(Path(name).read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
@@ -184,7 +179,7 @@ def _read_schemas(name: str) -> list[dict[str, Any]]:
 def _why_left_out(
     config: CrfConfig, renderer: Renderer, conversation: Conversation, site: ErrorSite, hint: Hint | None
 ) -> str:
-    """As a training counts it; empty also for a site that has no hint, which the view itself tells."""
+    """Return why a training drops the site. Empty also for a site without a hint: the page shows that anyway."""
     if hint is None or not site.is_kept:
         return ""
     if config.loss.alpha_sdpo == 0:

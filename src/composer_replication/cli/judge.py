@@ -1,4 +1,7 @@
-"""`crf judge RUN`: would a call fail, said before it ran, and how often that was right on your own logs."""
+"""`crf judge RUN`: predict before each logged call whether it will fail, and count how often that was right.
+
+The rules are in `sites/judge/`; this verb applies them to every call of a run and writes nothing.
+"""
 
 from __future__ import annotations
 
@@ -24,24 +27,24 @@ if TYPE_CHECKING:
 
 
 _CAPTION = (
-    "A prediction (fails) is right where the call failed, in whatever way. Left out: what\n"
-    "the user or the harness refused, and work that failed, such as tests."
+    "A prediction (fails) is right if the call failed in any way. Left out: calls that the\n"
+    "user or the harness refused, and work that failed, such as tests."
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help="a run directory with conversations in it")
+    parser.add_argument("run", metavar="RUN", help="run directory with ingested conversations (`crf ingest`)")
     parser.add_argument(
         "--earlier",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="use what earlier sessions of the same project had shown; this is the default",
+        help="use what earlier sessions of the same project have shown; on by default",
     )
     parser.add_argument(
         "--repo",
         metavar="PATH",
         type=Path,
-        help="a clone of the project: its files at each session's date; nothing of it is checked out or run",
+        help="a clone of the project, to look up files at each session's date; nothing is checked out or run",
     )
     parser.add_argument("--json", action="store_true", help="print the tables as JSON")
 
@@ -57,11 +60,7 @@ def _show(run_dir: RunDir, score: Score, *, as_json: bool) -> None:
         print_json({"run": str(run_dir.root), "in_all": _in_all(score), "rules": score.rules, "kinds": score.kinds})
         return
     columns = ("says", "rule", "kind", "said", "right", "wrong", "precision")
-    show(
-        table(
-            "What was said before a call", columns, [_row(rule_score) for rule_score in score.rules], caption=_CAPTION
-        )
-    )
+    show(table("Predictions", columns, [_row(rule_score) for rule_score in score.rules], caption=_CAPTION))
     kinds = [(kind_score.kind, kind_score.failures, kind_score.predicted) for kind_score in score.kinds]
     show(table("Failures", ("kind", "failures", "predicted"), kinds))
     precision, share, false = score.precision, score.share_predicted, score.false_per_thousand
@@ -73,7 +72,7 @@ def _show(run_dir: RunDir, score: Score, *, as_json: bool) -> None:
 
 
 def _row(rule_score: RuleScore) -> tuple[object, ...]:
-    """Of what is said to work, the good calls are right; of what nobody can say, none are right or wrong."""
+    """Return a row of the table. For "ok", calls that worked are right; "unknown" is neither right nor wrong."""
     worked = rule_score.said - rule_score.failed
     right, wrong = (worked, rule_score.failed) if rule_score.says == "ok" else (rule_score.failed, worked)
     if rule_score.says == "unknown":
@@ -111,14 +110,13 @@ def _percent(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.0f}%"
 
 
-# `crf judge`: would each call of a run have failed, said before it ran, against what really happened.
-
-
 def judge_run(run: RunDir, *, earlier: bool = True, repo: Path | None = None) -> Score:
-    """Judge every call of a run; nothing is written.
+    """Judge every call of a run. Writes nothing.
 
-    `earlier` lets a session know what earlier ones of the same project had shown, `repo` what a clone of the project
-    held at the session's date.
+    Args:
+        run: The run.
+        earlier: Let a session use what earlier ones of the same project have shown.
+        repo: A clone of the project, to use the files that it had at the session's date.
     """
     calls = judged_sessions(run, earlier=earlier, repository=None if repo is None else Repository(repo))
     return Score(judged for _, judged in calls)
@@ -131,9 +129,10 @@ def judged_sessions(
     repository: Repository | None = None,
     sites: Mapping[str, Mapping[str, ErrorSite]] | None = None,
 ) -> Iterator[tuple[Conversation, JudgedCall]]:
-    """Every call of every conversation; with `earlier` they are read twice, for what earlier ones knew.
+    """Yield every call of every conversation with its prediction and its outcome.
 
-    `sites` are failures by conversation and call, where somebody else has classed them.
+    With `earlier`, the conversations are read twice: first to collect what each session has shown. `sites` are the
+    failures by conversation and call, if they are classified already.
     """
     sessions = earlier_sessions(read_conversations(run)) if earlier else None
     for conversation in read_conversations(run):

@@ -136,7 +136,12 @@ def _log_price(plan: _ReplayPlan) -> None:
 def _print_plan(plan: _ReplayPlan) -> None:
     from dataclasses import asdict
 
-    summary = {"run": str(plan.run.root), "done": False, "states": len(plan.asked), "cap_usd": plan.section.max_usd}
+    summary = {
+        "run": str(plan.run.root),
+        "done": False,
+        "states": len(plan.planned_states),
+        "cap_usd": plan.section.max_usd,
+    }
     print_json({**summary, **asdict(plan.price)})
 
 
@@ -187,7 +192,7 @@ class _ReplayPlan:
     options: ReplayOptions
     states: RunStates
     sources: Sequence[Source]
-    asked: Sequence[PlannedState]
+    planned_states: Sequence[PlannedState]
     price: PriceRange
     finds: Sequence[Find]
 
@@ -251,7 +256,7 @@ def plan_replay(
         options=replace(options, last_gate=gate),
         states=states,
         sources=sources,
-        asked=planned_states,
+        planned_states=planned_states,
         price=survey.price(meter.spent + meter.unknown, cap_nano - meter.spent - meter.unknown),
         finds=tuple(survey.finds.values()),
     )
@@ -355,7 +360,7 @@ def _with_tools_stored(plan: _ReplayPlan) -> Iterator[TraceState]:
     A later replay then sends the same tools, so that its requests find the cached answers.
     """
     asked_tools = AskedTools(plan.run)
-    for turn_state in plan.states.read(only=(planned.state_id for planned in plan.asked), verify=False):
+    for turn_state in plan.states.read(only=(planned.state_id for planned in plan.planned_states), verify=False):
         if turn_state.state.get("tools"):
             asked_tools.keep(session_of(turn_state.state), turn_state.state["tools"])  # pyright: ignore[reportTypedDictNotRequiredAccess]
         yield turn_state.state
@@ -389,7 +394,7 @@ def _rows(
     plan: _ReplayPlan, store: TeacherStore, outcomes: _Outcomes, counts: Counter[str]
 ) -> Iterator[dict[str, object]]:
     """Yield the rows from the cache, and count them. Memory stays small however long the replay is."""
-    for planned in plan.asked:
+    for planned in plan.planned_states:
         counts["states"] += 1
         for index, (teacher, key) in enumerate(zip(plan.teachers, planned.keys, strict=True)):
             failed = outcomes.failures.get((planned.state_id, index))

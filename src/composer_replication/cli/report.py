@@ -1,4 +1,4 @@
-"""`crf report RUN`: the run as a page to look at, and as markdown."""
+"""`crf report RUN`: write the run as report.html and report.md, from its files."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from composer_replication.runs.directory import note_elsewhere
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help="a run directory; what it lacks is said in the report")
+    parser.add_argument("run", metavar="RUN", help="a run directory; the report lists what is missing in it")
     parser.add_argument(
-        "-o", "--output", metavar="FILE", type=Path, help="where to write the page, instead of report.html in the run"
+        "-o", "--output", metavar="FILE", type=Path, help="file of the page; default: report.html in the run"
     )
     parser.add_argument(
-        "--trained-in", metavar="DIR", type=Path, help="the folder that `crf train` wrote to, where that is not the run"
+        "--trained-in", metavar="DIR", type=Path, help="the folder that `crf train` wrote to, if it is not the run"
     )
     parser.add_argument("--json", action="store_true", help="print what was written, the verdict and what is missing")
 
@@ -47,9 +47,9 @@ def run(args: argparse.Namespace) -> int:
     print(plain(str(done.html)))
     print(plain(str(done.markdown)))
     if done.folder is not None:
-        log(f"{done.num_sessions:,} sessions: a page each in {done.folder}, which belongs beside the report")
+        log(f"{done.num_sessions:,} sessions: a page each in {done.folder}; keep that folder next to the report")
     if unfinished := half_trained(args.trained_in or Path(args.run)):
-        log(f"half made: {unfinished}")
+        log(f"unfinished: {unfinished}")
     for command, files in by_command(done.absent).items():
         log(f"missing: {', '.join(files)}; `{command}` writes {'it' if len(files) == 1 else 'them'}")
     for artefact in done.absent:
@@ -58,15 +58,14 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-# `crf report`: a run as `report.html` and `report.md`, from its files alone.
-
+# "00012.html" -> "00012"; ".00012.html.tmp" was left by a killed report; not "12.html" or "notes.html"
 _SESSION_PAGE = re.compile(r"\.?(\d{5})\.html(\.tmp)?")
 
 
 def write_report(run: RunDir, html: Path | None = None, *, trained_in: Path | None = None) -> Report:
-    """Write the pages, into the run unless `html` says where. `trained_in` is where `crf train` wrote, if elsewhere.
+    """Write the pages, by default into the run. `trained_in` is the folder of the training, if it is not the run.
 
-    What is written outside of the run holds text of its sessions, so the run remembers it.
+    Pages outside of the run contain text of its sessions, so the run records where they are.
     """
     html = html or run.path("report_html")
     if html.suffix.lower() not in (".html", ".htm") or html.is_dir():
@@ -80,14 +79,14 @@ def write_report(run: RunDir, html: Path | None = None, *, trained_in: Path | No
 
 
 def _remove_older_pages(done: Report) -> None:
-    """Pages that an earlier report of more sessions left, or one that was killed; files that are not ours stay."""
+    """Delete session pages of an earlier report with more sessions, or of a killed one. Other files stay."""
     folder = folder_of(done.html)
     if not folder.is_dir():
         return
-    num_kept = done.num_sessions if done.folder is not None else 0
+    num_pages = done.num_sessions if done.folder is not None else 0
     for path in folder.iterdir():
-        ours = _SESSION_PAGE.fullmatch(path.name)
-        if ours and (ours[2] or int(ours[1]) > num_kept):
+        match = _SESSION_PAGE.fullmatch(path.name)
+        if match and (match[2] or int(match[1]) > num_pages):
             path.unlink()
     if not any(folder.iterdir()):
         folder.rmdir()

@@ -1,4 +1,12 @@
-"""The page that `crf inspect` prints: what the student and the teacher see, and which of their rows belong together."""
+"""The page that `crf inspect` prints: one error site as the student and the hinted teacher see it, token by token.
+
+    _Page    the parts of the page: student context, teacher context, aligned rows, summary
+    Canvas   lines that break between tokens, next to a column of labels, in color or with marks only
+    visible  a token's text as it can be shown
+
+A character of a log that a terminal would act upon, or that the page uses as a mark, is written out between ‹ and ›.
+So nothing in a log can pass for a mark, a label or a color.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +21,11 @@ if TYPE_CHECKING:
     from composer_replication.batch.site_view import IndexPair, SiteView
 
 
-_FIRST, _LAST = 5, 3
+_FIRST, _LAST = 5, 3  # rows and tokens that are shown of a long list
 _TOKEN_CELLS = 32
 _THINKING = {
     "target": "the turn's own is learned with it (target)",
-    "context": "the turn's own stands in the header (context)",
+    "context": "the turn's own is in the header (context)",
     "left_out": "the turn's own is left out",
     "not_shown": "the turn's own has no place in this template",
 }
@@ -28,7 +36,7 @@ def site_page(
     renderer: Renderer,
     *,
     tokenizer: str,
-    asked: str,
+    placement: str,
     left_out: str = "",
     proof: str = "",
     num_context: int,
@@ -36,10 +44,19 @@ def site_page(
     width: int,
     is_colour: bool,
 ) -> str:
-    """The whole page as text.
+    """Return the page as text.
 
-    `asked` is the placement that was asked for, which a template may not allow. `left_out` says why a training drops
-    the site, `proof` what its hint did in the last hint proof.
+    Args:
+        view: The site's tokens and index pairs.
+        renderer: What rendered them.
+        tokenizer: Name of the tokenizer, for the head of the page.
+        placement: The hint placement of the config; the template may not support it.
+        left_out: Why a training would drop the site; empty if it would not.
+        proof: What the hint did in the last hint check; empty if unknown.
+        num_context: Tokens of context to show on each side.
+        all_pairs: Show all index pairs instead of the first and last ones.
+        width: Columns of the page.
+        is_colour: Use escape codes for colors; otherwise marks only.
     """
     page = _Page(view, renderer, Canvas(width, is_colour=is_colour), num_context)
     page.head(tokenizer)
@@ -47,7 +64,7 @@ def site_page(
     if view.teacher is not None:
         page.teacher(view.teacher)
         page.alignment(all_pairs)
-    page.summary(asked)
+    page.summary(placement)
     if left_out:
         page.canvas.line(one_line(f"no window of this training holds it ({left_out})"), "bad")
     if proof:
@@ -56,6 +73,8 @@ def site_page(
 
 
 class _Page:
+    """Writes the parts of the page to a canvas."""
+
     def __init__(self, view: SiteView, renderer: Renderer, canvas: Canvas, num_context: int) -> None:
         self.view, self.canvas = view, canvas
         self._renderer, self._num_context = renderer, num_context
@@ -98,7 +117,7 @@ class _Page:
             )
 
     def _thinking(self) -> None:
-        """What was done with the turn's thinking, where there was some or a block for it."""
+        """Write what was done with the turn's thinking, if it has any or the template has a block for it."""
         span = self.view.span
         remarks = [_THINKING[span.thinking]] if span.thinking in _THINKING else []
         remarks += (
@@ -108,7 +127,7 @@ class _Page:
             self.canvas.line(f"  thinking: {'; '.join(remarks)}")
 
     def _target(self) -> None:
-        """The turn whole, every token of it; the call is a part of it."""
+        """Write every token of the turn, with its call marked."""
         span = self.view.span
         call = (span.call_start, span.call_end) if span.call_start is not None else (span.end, span.end)
         edges = (("target", span.start, call[0]), ("call", call[0], call[1]), ("target", call[1], span.end))
@@ -140,7 +159,7 @@ class _Page:
         self._same_target(ids[teacher.start :])
 
     def _same_target(self, ids: Sequence[int]) -> None:
-        """The ends of the turn where the teacher has it."""
+        """Write the first and last tokens of the turn in the teacher's context."""
         canvas, span, cut = self.canvas, self.view.span, not self.canvas.is_colour
         call = range(*(0, 0) if span.call_start is None else (span.call_start, span.call_end or 0))
         tokens = [
@@ -175,22 +194,22 @@ class _Page:
             text = cut_to(one_line(token.text), _TOKEN_CELLS)
             self.canvas.line(f"  {pair.student:>11} → {pair.token:>7} {text} ← {pair.teacher}")
 
-    def summary(self, asked: str) -> None:
+    def summary(self, placement: str) -> None:
         view, pairs, teacher = self.view, self.view.pairs, self.view.teacher
         call = f"{view.num_call:,}" if view.span.call_start is not None else "none"
         counts = f"target tokens: {view.num_target:,}, of which call: {call}"
         self.canvas.line()
         if view.span.no_target:
-            self.canvas.line(f"{counts}; no channel learns this turn ({view.span.no_target})", "bad")
+            self.canvas.line(f"{counts}; no channel trains on this turn ({view.span.no_target})", "bad")
             return
         if teacher is None:
             why = one_line(view.site.reason)
-            self.canvas.line(f"{counts}; no hint, so nothing will be taught here ({why})", "bad")
+            self.canvas.line(f"{counts}; no hint, so channel 2 does not train on it ({why})", "bad")
             return
-        placed = teacher.placement
-        if placed != asked:
-            placed += f" (the template takes none {asked})"
-        self.canvas.line(f"{counts}; hint {teacher.hint_end - teacher.hint_start:,} tokens placed {placed}", "good")
+        position = teacher.placement
+        if position != placement:
+            position += f" (the template does not allow {placement})"
+        self.canvas.line(f"{counts}; hint {teacher.hint_end - teacher.hint_start:,} tokens placed {position}", "good")
         first, last = pairs[0], pairs[-1]
         rows = f"student rows {first.student}..{last.student}, teacher rows {first.teacher}..{last.teacher}"
         same = f"every pair predicts the same token on both sides ({len(pairs):,} of {view.num_target:,})"
@@ -217,23 +236,19 @@ class _Page:
         return [PageToken(text, style, index in special) for text, index in zip(texts, ids, strict=True)]
 
     def _looks_special(self, tokens: Sequence[PageToken]) -> bool:
-        """Whether ordinary tokens here spell a special one: then their edges show that it is none."""
+        """Return whether ordinary tokens spell a special one, such as "<|im_end|>". Then their edges are drawn."""
         spelled = "".join("\0" if token.is_special else token.text for token in tokens)
         return re.search(self._renderer.protected.pattern, spelled) is not None
 
-
-# Tokens on a terminal: lines that break between tokens, beside a column of labels, in colour or with marks only.
-#
-# Every character of a trace that a terminal would act upon, and every one that we use as a mark, is written out between
-# ‹ and ›, so nothing in a text can pass for a mark, a label or a colour.
 
 NEWLINE, TAB, BOUNDARY, LEFT_OUT = "⏎", "⇥", "│", "⋯"
 TARGET, CALL = ("⟦", "⟧"), ("⟪", "⟫")
 SPELLED = ("\u2039", "\u203a")  # single angle quotes
 _MARKS = frozenset((NEWLINE, TAB, BOUNDARY, LEFT_OUT, *TARGET, *CALL, *SPELLED))
+# A run of stray bytes ("\udce2\udc80") or one character. Bytes are invalid UTF-8, decoded with "surrogateescape".
 _CHARACTER = re.compile("[\udc80-\udcff]+|.", re.DOTALL)
 _GUTTER = 10
-# SGR codes of the sixteen colours that every terminal has. Tokens of one kind take turns, so that their edges show.
+# SGR codes of the sixteen colors that every terminal has. Two for each kind of token, which alternate to show edges.
 _BOLD, _DIM = "1", "2"
 _COLOURS = {
     "": ("", ""),
@@ -248,7 +263,7 @@ _COLOURS = {
 
 
 class PageToken(NamedTuple):
-    """A token's text, what it is part of, and whether only the template can have written it."""
+    """A token's text, its style, and whether it is special, so that only the template can have written it."""
 
     text: str
     style: str
@@ -256,7 +271,7 @@ class PageToken(NamedTuple):
 
 
 class Canvas:
-    """Collects painted text line by line."""
+    """Collects colored text line by line."""
 
     def __init__(self, width: int, *, is_colour: bool) -> None:
         self.is_colour = is_colour
@@ -264,42 +279,42 @@ class Canvas:
         self._parts: list[str] = []
 
     def text(self) -> str:
-        """Everything so far, with a line end."""
+        """Return everything written so far, with a line end."""
         self.end_line()
         return "".join(self._parts)
 
     def line(self, text: str = "", style: str = "") -> None:
-        """A line of our own words at the left edge; what they quote has gone through `one_line`."""
+        """Write a line at the left edge. Text from logs in it must have gone through `one_line`."""
         self.end_line()
         self._parts.append(self._painted(text, _COLOURS[style][0]) + "\n")
 
     def label(self, word: str) -> None:
-        """Begin a part: its name in the gutter, its text to the right of it."""
+        """Begin a part: its name on the left, its text to the right of that."""
         self.end_line()
         self._indent = self._column = _GUTTER
         self._parts.append("  " + self._painted(word, _BOLD) + " " * (_GUTTER - 2 - len(word)))
 
     def words(self, text: str, style: str = "") -> None:
-        """Our own words where the text stands."""
+        """Write words of the page itself between tokens."""
         self._put("", text, "", _COLOURS[style][0])
 
     def break_line(self) -> None:
-        """Go on below, unless a line has just begun."""
+        """Start a new line, unless one has just begun."""
         if self._column > self._indent:
             self._break()
 
     def tokens(self, tokens: Sequence[PageToken], *, cut: bool = False, marks: tuple[str, str] = ("", "")) -> None:
-        """The text of tokens; `cut` draws a line between them, `marks` stand before the first and after the last."""
+        """Write tokens, with a line between them if `cut`, and with marks before the first and after the last."""
         for number, token in enumerate(tokens):
             before = (BOUNDARY if cut else "") if number else marks[0]
             after = marks[1] if number == len(tokens) - 1 else ""
             codes = _COLOURS[token.style][number % 2]
-            if token.is_special:
+            if token.is_special:  # bold; dim and bold exclude each other
                 codes = "" if codes == _DIM else f"{codes};{_BOLD}"
             self._put(before, visible(token.text), after, codes)
 
     def left_out(self, number: int, what: str = "") -> None:
-        """Say that tokens are not shown here."""
+        """Write how many tokens are not shown here."""
         words = f"{number:,} token{'s' if number > 1 else ''}{what}"
         self.words(f" {words} ".join((LEFT_OUT, LEFT_OUT)), "context")
 
@@ -337,26 +352,26 @@ class Canvas:
 
 
 def visible(text: str) -> str:
-    """A token's text as it can be shown: a line end as ⏎ and a line end, a tab as ⇥, a stray byte as ‹e2›."""
+    """Return a token's text as it can be shown: a line end as ⏎ and a line end, a tab as ⇥, a stray byte as ‹e2›."""
     shown_text = _CHARACTER.sub(_shown, text)
-    # A character that combines with the one before it would sit on our mark.
+    # A leading combining character (category M), such as an accent, would be drawn on top of the mark before it.
     return _code_point(text[0]) + shown_text[1:] if text and unicodedata.category(text[0])[0] == "M" else shown_text
 
 
 def one_line(text: str) -> str:
-    """The same without line ends."""
+    """Return the visible text without line ends."""
     return visible(text).replace("\n", "")
 
 
 def cells(text: str) -> int:
-    """How many columns a text takes."""
+    """Return how many columns a text takes; CJK characters and emoji take two."""
     from rich.cells import cell_len
 
     return len(text) if text.isascii() else cell_len(text)
 
 
 def cut_to(text: str, width: int) -> str:
-    """The text, cut and filled up with spaces to a number of columns."""
+    """Return the text, truncated or padded with spaces to a number of columns."""
     short_text = text
     while cells(short_text) > width:
         short_text = short_text[: min(len(short_text) - 2, width - 1)].rstrip(LEFT_OUT) + LEFT_OUT

@@ -1,4 +1,9 @@
-"""`crf split RUN`: which sessions are learnt from, and which judge what was learnt."""
+"""`crf split RUN`: split the sessions into train, validation and test.
+
+It runs right after the ingest, so that all later steps can keep away from the test set. A test state that also occurs,
+nearly word for word, in a training session would only measure memorization. Such states are found
+(`sites.actions.equality`) and listed in split.jsonl, so that the evaluation leaves them out.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +26,14 @@ from composer_replication.sites.actions.equality import State, StateIndex, state
 from composer_replication.types import Conversation
 
 _WHAT_FOR = {
-    "train": "learnt from",
-    "validation": "choose when to stop and what to keep; learnt from where nothing asks",
-    "test": "seen by the evaluation alone",
+    "train": "training",
+    "validation": "early stopping and selection; used for training if no option needs it",
+    "test": "evaluation only",
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help="a run directory with conversations in it")
+    parser.add_argument("run", metavar="RUN", help="run directory with ingested conversations (`crf ingest`)")
     add_short(parser, "--by", key="split.by", metavar="WHAT")
     add_short(parser, "--test", key="split.test")
     add_short(parser, "--validation", key="split.validation")
@@ -51,25 +56,19 @@ def run(args: argparse.Namespace) -> int:
     columns = ("side", "sessions", "contexts", "first began", "last began", "what for")
     show(table("Sessions", columns, [(*row, _WHAT_FOR[row[0]]) for row in rows]))
     log(
-        f"{run_dir.path('split')}: of {done.num_test_states:,} states of the test {done.num_near_duplicates:,} stand in"
-        " sessions that are learnt from as well, nearly word for word: an evaluation leaves them out"
+        f"{run_dir.path('split')}: {done.num_near_duplicates:,} of {done.num_test_states:,} test states are near"
+        " duplicates of training states; the evaluation leaves them out"
     )
     return 0
 
 
-# `crf split`: which sessions are learnt from, which choose among what was learnt, and which judge it at the end.
-#
-# It comes right after the ingest: whatever is made of the sessions later can then keep off the test. A state of the
-# test that stands, nearly word for word, in a session which is learnt from would ask about what was learnt by heart.
-# Such states are found (`actions.near_duplicates`) and named, so that an evaluation leaves them out.
-
 TEST = 0.2
-"""Share of the sessions that judge, where the config names none."""
+"""Share of the test sessions if the config sets none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _SideCount:
-    """One row of the table: a side, how many sessions and conversations it has, and when they began."""
+    """A row of the table: the size of train, validation or test, and when its first and last session began."""
 
     side: str
     sessions: int
@@ -80,7 +79,7 @@ class _SideCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _SplitOfRun:
-    """The rows of `split.jsonl`, and how many states of the test stand in what is learnt from as well."""
+    """The rows of split.jsonl, and how many test states are near duplicates of training states."""
 
     rows: list[PlacedConversation]
     num_test_states: int
@@ -94,7 +93,7 @@ _SIDES = ("train", "validation", "test")
 
 
 def write_split(section: SplitConfig, run: RunDir) -> _SplitOfRun:
-    """Draw the sides of the run's sessions, compare the test's states with the others', and write both down."""
+    """Split the run's sessions, find near duplicates among the test states, and write split.jsonl."""
     states: dict[str, list[tuple[str, State]]] = {}
 
     def conversations() -> Iterator[Conversation]:
@@ -102,14 +101,14 @@ def write_split(section: SplitConfig, run: RunDir) -> _SplitOfRun:
             states[conversation.id] = list(states_of(conversation))
             yield conversation
 
-    made_of = [run.source("conversations")]
+    sources = [run.source("conversations")]
     test = TEST if section.test is None else section.test
-    drawn = place_conversations(conversations(), validation=section.validation, test=test, by=section.by)
-    learnt = StateIndex()
-    for state in (state for row in drawn if row.side != "test" for _, state in states[row.conversation_id]):
-        learnt.add(state)
-    by_id = {row.conversation_id: _with_near_duplicates(row, states, learnt) for row in drawn}
-    rows = [by_id[identity] for identity in states]  # in the order of the conversations
+    placed_rows = place_conversations(conversations(), validation=section.validation, test=test, by=section.by)
+    train_states = StateIndex()
+    for state in (state for row in placed_rows if row.side != "test" for _, state in states[row.conversation_id]):
+        train_states.add(state)
+    by_id = {row.conversation_id: _with_near_duplicates(row, states, train_states) for row in placed_rows}
+    rows = [by_id[conversation_id] for conversation_id in states]  # in the order of the conversations
     num_test = sum(len(states[row.conversation_id]) for row in rows if row.side == "test")
     done = _SplitOfRun(
         rows=rows, num_test_states=num_test, num_near_duplicates=sum(len(row.near_duplicates) for row in rows)
@@ -119,7 +118,7 @@ def write_split(section: SplitConfig, run: RunDir) -> _SplitOfRun:
         ({**row._asdict(), "near_duplicates": list(row.near_duplicates)} for row in rows),
         schema=SCHEMA,
         version=VERSION,
-        sources=made_of,
+        sources=sources,
         counts={
             **{f"sessions: {side_count.side}": side_count.sessions for side_count in done.counts()},
             "states: test": num_test,
@@ -139,8 +138,9 @@ def _side_count(side: str, rows: list[PlacedConversation]) -> _SideCount:
 
 
 def _with_near_duplicates(
-    row: PlacedConversation, states: Mapping[str, Sequence[tuple[str, State]]], learnt: StateIndex
+    row: PlacedConversation, states: Mapping[str, Sequence[tuple[str, State]]], train_states: StateIndex
 ) -> PlacedConversation:
     if row.side != "test":
         return row
-    return row._replace(near_duplicates=tuple(turn for turn, state in states[row.conversation_id] if learnt.has(state)))
+    turn_ids = (turn_id for turn_id, state in states[row.conversation_id] if train_states.has(state))
+    return row._replace(near_duplicates=tuple(turn_ids))

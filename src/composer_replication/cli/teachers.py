@@ -1,4 +1,4 @@
-"""`crf teachers`: what an endpoint's models cost, and a file of teachers with today's prices."""
+"""`crf teachers`: look up what an endpoint's models cost, and write a teachers file with today's prices."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ _MAX_SHOWN = 40
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--slug", action="append", metavar="MODEL", help="a teacher; may be repeated; default: ours")
+    parser.add_argument(
+        "--slug", action="append", metavar="MODEL", help="name of a teacher; may be repeated; default: ours"
+    )
     parser.add_argument("--base-url", metavar="URL", help="an OpenAI-compatible endpoint; default: OpenRouter")
-    parser.add_argument("--api-key-env", metavar="NAME", help="the variable that holds the endpoint's key")
+    parser.add_argument("--api-key-env", metavar="NAME", help="environment variable with the endpoint's API key")
     parser.add_argument("--all", action="store_true", help="list every model of the endpoint")
     parser.add_argument("--json", action="store_true", help="print the models and their prices as JSON")
     parser.add_argument("-o", "--output", metavar="FILE", help="write the teachers here, for `crf replay --teachers`")
@@ -36,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         listed = asyncio.run(list_models(base_url, os.environ.get(variable) if variable else None))
     except InputError as error:
-        raise InputError(f"{error}. {_without_a_list(args.slug or ())}") from error
+        raise InputError(f"{error}. {_advice_without_prices(args.slug or ())}") from error
     if args.all:
         _show(listed, as_json=args.json)
         return 0
@@ -54,17 +56,19 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _without_a_list(slugs: Sequence[str]) -> str:
-    """What to do where nobody can be asked for prices, and which teacher a name that we do not know is nearest to."""
+def _advice_without_prices(slugs: Sequence[str]) -> str:
+    """Return what to do if the endpoint lists no prices, with the closest default teacher for each unknown name."""
     from difflib import get_close_matches
 
     from composer_replication.teacher_replay.teachers import DEFAULT_TEACHERS
 
-    known_slugs = [teacher["slug"] for teacher in DEFAULT_TEACHERS]
-    near = {slug: get_close_matches(slug, known_slugs, n=1, cutoff=0.5) for slug in slugs if slug not in known_slugs}
-    meant = "".join(f" {slug} is none of ours: did you mean {matches[0]}?" for slug, matches in near.items() if matches)
+    default_slugs = [teacher["slug"] for teacher in DEFAULT_TEACHERS]
+    close = {
+        slug: get_close_matches(slug, default_slugs, n=1, cutoff=0.5) for slug in slugs if slug not in default_slugs
+    }
+    suggestions = "".join(f" {slug} is unknown: did you mean {names[0]}?" for slug, names in close.items() if names)
     example = '[{"slug": "openai/gpt-5", "input_per_mtok": 1.25, "output_per_mtok": 10.0}]'
-    return f"Prices are looked up there; without it write the file of teachers by hand: {example}.{meant}"
+    return f"Prices come from the endpoint; without it, write the teachers file by hand: {example}.{suggestions}"
 
 
 def _show(listed: Sequence[Listed], *, as_json: bool) -> None:
@@ -82,6 +86,6 @@ def _show(listed: Sequence[Listed], *, as_json: bool) -> None:
         for model in listed
     ]
     columns = ("model", "$ in / million", "$ out / million", "context", "tools")
-    show(table("Teachers", columns, rows[:_MAX_SHOWN], caption="US dollars per million tokens, as the endpoint says"))
+    show(table("Teachers", columns, rows[:_MAX_SHOWN], caption="US dollars per million tokens, from the endpoint"))
     if len(rows) > _MAX_SHOWN:
-        log(f"{len(rows) - _MAX_SHOWN} more; name the ones you want with --slug")
+        log(f"{len(rows) - _MAX_SHOWN} more; select models with --slug")

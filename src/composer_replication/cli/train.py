@@ -1,4 +1,7 @@
-"""`crf train RUN`: from a run directory, or rollouts in an environment, to trained weights."""
+"""`crf train RUN`: train on a run's sessions, or on rollouts in an environment.
+
+The training itself is `trainer.from_config.train_run`. It is imported late, because it loads torch.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,8 @@ if TYPE_CHECKING:
     from composer_replication.runs.lineage import ChannelResult
     from composer_replication.trainer.from_config.plan import TrainingPlan, TrainingResult
 
-WHEN_INTERRUPTED = "what was computed is kept, and the same command goes on from there"
+WHEN_INTERRUPTED = "what was computed is saved; run the same command to resume"
+# Rows of the table "To train on": names of the plan's counts, and what they are called in print.
 _COUNTS = (
     ("prompts", "prompts"),
     ("held_out_prompts", "prompts held out"),
@@ -43,22 +47,22 @@ _COUNTS = (
     ("lm_ce", "target tokens of good turns (channel 1)"),
     ("sdpo_kl", "target tokens of erring turns (channel 2)"),
     ("trace_replay_dpo", "pairs (channel 3)"),
-    ("thinking_target", "turns whose thinking is learned"),
+    ("thinking_target", "turns whose thinking is trained on"),
     ("thinking_context", "turns whose thinking is context"),
     ("thinking_left_out", "turns whose thinking is left out"),
     ("thinking_not_shown", "turns whose thinking the template does not show"),
-    ("empty_thought_as_header", "turns behind an empty think block, which is header"),
+    ("empty_thought_as_header", "turns after an empty think block, which is header"),
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    text = "a run directory; without --config, with the options of its `crf run`, or else of its last training"
+    text = "a run directory; without --config, its options from `crf run` or from its last training are used"
     add_short(parser, "run", key="train.run", nargs="?", metavar="RUN", help=text)
     add_config_arguments(parser, "train", "loss", "render", "split")
-    parser.add_argument("--resume", action="store_true", help="go on from the newest complete checkpoint, or fail")
-    parser.add_argument("--dry-run", action="store_true", help="say what would be trained on and whether it fits")
-    parser.add_argument("--force", action="store_true", help="begin although the memory plan says that it does not fit")
-    parser.add_argument("--options", action="store_true", help="print every key of --set and --config, and do no more")
+    parser.add_argument("--resume", action="store_true", help="resume from the newest complete checkpoint, or fail")
+    parser.add_argument("--dry-run", action="store_true", help="print what would be trained on and whether it fits")
+    parser.add_argument("--force", action="store_true", help="start even if the memory plan says that it does not fit")
+    parser.add_argument("--options", action="store_true", help="print every key of --set and --config, and exit")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
@@ -76,24 +80,24 @@ def _run(args: argparse.Namespace) -> int:
         return 0
 
     config = _config(args)
-    config.train.required_model()  # before the libraries are loaded that would not get far without it
-    if str(Path.cwd()) not in sys.path:  # where rewards and environments are looked for
-        sys.path.insert(0, str(Path.cwd()))
+    config.train.required_model()  # fail before torch is loaded, which takes seconds
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))  # so that rewards and environments of the user are found
     if args.dry_run:
         _show_plan(_plan(config), as_json=args.json)
         return 0
     result = _train(config, args)
     _show_result(result, as_json=args.json)
     if result.stopped_by:
-        _say_how_to_resume(result, args)
+        _log_how_to_resume(result, args)
         return INTERRUPTED
     return 0
 
 
 def _config(args: argparse.Namespace) -> CrfConfig:
-    """Return the config that the arguments describe, with what RUN remembers where no file is named.
+    """Return the config that the arguments describe, with the remembered options of RUN if there is no --config.
 
-    Raises InputError or ConfigError where the run directory is none, or an option is not one of this verb.
+    Raises InputError or ConfigError if RUN is not a run directory or an option is not one of this verb.
     """
     from pathlib import Path
 
@@ -106,7 +110,7 @@ def _config(args: argparse.Namespace) -> CrfConfig:
     path, run = args.config, args.short.get("train.run")
     if run is not None:
         if Path(run).is_file():
-            fix = f"If it is a config, type: crf train --config {run}"
+            fix = f"If it is a config, use `crf train --config {run}`"
             raise InputError(explain("RUN", got=f"the file {run}", expected="a run directory", fix=fix))
         RunDir.open(run)
         path = path or remembered_options(Path(run))
@@ -114,12 +118,12 @@ def _config(args: argparse.Namespace) -> CrfConfig:
     if config.train.run is not None:
         RunDir.open(config.train.run)
     if path is not None and args.config is None:
-        log(f"options as in {path}; --set changes one, --config takes others")
+        log(f"options from {path}; change one with --set, or replace all with --config")
     return config
 
 
 def _show_options(*, as_json: bool) -> None:
-    """Every option with its type, its default (a preset may say otherwise) and what it does."""
+    """Print every option with its type, its default (which a preset may change) and its description."""
     from composer_replication.config import CrfConfig, describe
 
     options = describe(CrfConfig)
@@ -135,7 +139,7 @@ def _plan(config: CrfConfig) -> TrainingPlan:
     import contextlib
     import sys
 
-    with contextlib.redirect_stdout(sys.stderr):  # what libraries say is not our output
+    with contextlib.redirect_stdout(sys.stderr):  # libraries print while loading; stdout is for results
         quiet_libraries()
         from composer_replication.trainer.from_config.train_run import plan
 
@@ -157,7 +161,7 @@ def _train(config: CrfConfig, args: argparse.Namespace) -> TrainingResult:
 
 
 def quiet_libraries() -> None:
-    """A feature that TRL calls experimental is not news at every start; bars only where somebody looks."""
+    """Silence TRL's warning about experimental features, and progress bars of libraries outside of a terminal."""
     import os
     import sys
 
@@ -166,7 +170,7 @@ def quiet_libraries() -> None:
         return
     for name in ("HF_DATASETS_DISABLE_PROGRESS_BARS", "HF_HUB_DISABLE_PROGRESS_BARS"):  # of transformers as well
         os.environ.setdefault(name, "1")
-    if "huggingface_hub" in sys.modules:  # which has asked already, and tells transformers
+    if "huggingface_hub" in sys.modules:  # it reads the variables when it is imported, so they come too late
         from composer_replication.batch.model_folder import hide_progress_bars
 
         hide_progress_bars()
@@ -194,9 +198,9 @@ def _show_plan(plan: TrainingPlan, *, as_json: bool) -> None:
     if memory is not None:
         log(f"memory of a step:\n{memory}")
     if plan.newest_checkpoint is None:
-        log(f"{plan.folder.config}: the config as it was understood. Nothing was trained")
+        log(f"{plan.folder.config}: the complete config. Nothing was trained")
     else:
-        log(f"{plan.folder.checkpoints} has {plan.newest_checkpoint}: training would go on from there")
+        log(f"{plan.folder.checkpoints} has {plan.newest_checkpoint}: training would resume from there")
     for remark in plan.remarks:
         log(remark)
     for change in plan.changed:
@@ -223,7 +227,7 @@ def _show_result(result: TrainingResult, *, as_json: bool) -> None:
     for text in result.diagnosis:
         print(plain(f"diagnosis: {text}"))
     if not result.diagnosis:
-        print("diagnosis: nothing was found that keeps it from learning")
+        print("diagnosis: no problem found")
     if result.saved is not None:
         log(f"{result.saved}: the trained weights; {result.metrics}: the metrics")
 
@@ -238,7 +242,7 @@ def _dropped_rows(drops: Mapping[str, int]) -> list[tuple[str, int]]:
 
 
 def _count_tables(counts: Mapping[str, int], drops: Mapping[str, int]) -> list[Table]:
-    """What there is, items of the channels last; and what was left out, where something was."""
+    """Return the tables of what is trained on, and of what is left out if anything is."""
 
     known_counts = [(text, counts[name]) for name, text in _COUNTS if name in counts]
     other_counts = sorted(
@@ -248,7 +252,7 @@ def _count_tables(counts: Mapping[str, int], drops: Mapping[str, int]) -> list[T
     return [*tables, table("Left out", ("what", "number"), _dropped_rows(drops))] if drops else tables
 
 
-def _say_how_to_resume(result: TrainingResult, args: argparse.Namespace) -> None:
+def _log_how_to_resume(result: TrainingResult, args: argparse.Namespace) -> None:
     import shlex
 
     words = ["crf", "train", *([args.short["train.run"]] if "train.run" in args.short else [])]
@@ -257,4 +261,4 @@ def _say_how_to_resume(result: TrainingResult, args: argparse.Namespace) -> None
         words += ["--set", override]
     command = shlex.join([*words, "--resume"])
     log(f"{result.stopped_by}: stopped after step {result.steps} of {result.total_steps}, which is saved.")
-    log(f"go on with: {command}")
+    log(f"Resume with: {command}")

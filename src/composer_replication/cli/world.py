@@ -1,4 +1,9 @@
-"""`crf world`: agents that err on purpose in a pocket workspace: one session to read, many as logs, and advisers."""
+"""`crf world`: scripted agents that make mistakes on purpose, in a toy workspace.
+
+play      show one session
+logs      write many sessions as Claude Code logs, for `crf ingest`
+advisers  serve models of known skill at an OpenAI-compatible address, for `crf replay`
+"""
 
 from __future__ import annotations
 
@@ -23,45 +28,45 @@ from composer_replication.envs.policies import (
 from composer_replication.envs.workspace import Difficulty, generate_task
 from composer_replication.errors import InputError, explain
 
-WHEN_INTERRUPTED = "nothing goes on in the background; the same command can be run again"
-_PLAY = "show one session of an agent that errs on purpose"
+WHEN_INTERRUPTED = "nothing keeps running; the same command can be run again"
+_PLAY = "show one session of an agent that makes mistakes on purpose"
 _LOGS = "write sessions of such agents as Claude Code logs, for `crf ingest`"
-_ADVISERS = "answer as advisers of known skill at an OpenAI-compatible address, for `crf replay`; Ctrl-C stops it"
+_ADVISERS = "serve advisers of known skill at an OpenAI-compatible address, for `crf replay`; Ctrl-C stops it"
 _INDENT, _MAX_PORT = "    ", 65535
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    text = "show one session, write many as logs, or answer as advisers; each has a page of its own: -h behind it"
+    text = "show one session, write many as logs, or serve advisers; `crf world VERB -h` shows the options of each"
     verbs = parser.add_subparsers(dest="what", required=True, metavar="{play,logs,advisers}", help=text)
     play = verbs.add_parser("play", help=_PLAY, description=_PLAY, allow_abbrev=False)
-    _add_task(play, "of the task and of the agent's luck")
+    _add_task(play, "seed of the task and of the agent's randomness")
     _add_agent(play)
     play.add_argument("--json", action="store_true", help="print the session as an ATIF document")
     logs = verbs.add_parser("logs", help=_LOGS, description=_LOGS, allow_abbrev=False)
-    logs.add_argument("-o", "--output", type=Path, required=True, metavar="DIR", help="where to write: a new folder")
-    logs.add_argument("-n", "--number", type=int, default=80, metavar="N", help="how many sessions; default 80")
-    _add_task(logs, "of the first session")
+    logs.add_argument("-o", "--output", type=Path, required=True, metavar="DIR", help="a new folder for the logs")
+    logs.add_argument("-n", "--number", type=int, default=80, metavar="N", help="number of sessions; default 80")
+    _add_task(logs, "seed of the first session")
     _add_agent(logs)
     logs.add_argument("--json", action="store_true", help="print the counts as JSON")
     advisers = verbs.add_parser("advisers", help=_ADVISERS, description=_ADVISERS, allow_abbrev=False)
-    advisers.add_argument("-n", "--number", type=int, default=80, metavar="N", help="tasks they know; default 80")
-    _add_task(advisers, "of the first task they know")
-    advisers.add_argument("--port", type=int, default=0, metavar="PORT", help="default 0: any free one")
+    advisers.add_argument("-n", "--number", type=int, default=80, metavar="N", help="number of tasks; default 80")
+    _add_task(advisers, "seed of the first task")
+    advisers.add_argument("--port", type=int, default=0, metavar="PORT", help="port; default 0: any free one")
     advisers.add_argument("--json", action="store_true", help="print address and models as JSON")
 
 
 def _add_task(parser: argparse.ArgumentParser, of_what: str) -> None:
-    text = f"{of_what}; default 10000: 0 to 999 are kept for evaluation"
+    text = f"{of_what}; default 10000 (0 to 999 are reserved for evaluation)"
     parser.add_argument("--seed", type=int, metavar="SEED", help=text)
     levels = ("easy", "medium", "hard")
-    parser.add_argument("--difficulty", choices=levels, default="easy", help="of the tasks; default easy")
+    parser.add_argument("--difficulty", choices=levels, default="easy", help="difficulty of the tasks; default easy")
 
 
 def _add_agent(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--agent", default="careless", metavar="NAME", help="expert or careless, the default")
-    text = "how often the agent makes this mistake where it can; may be repeated"
+    parser.add_argument("--agent", default="careless", metavar="NAME", help="expert or careless; default careless")
+    text = "probability of a mistake at each opportunity; may be repeated"
     parser.add_argument("--rate", action="append", default=[], metavar="NAME=RATE", help=text)
-    parser.add_argument("--corrects", type=float, metavar="SHARE", help="which share of its mistakes it puts right")
+    parser.add_argument("--corrects", type=float, metavar="SHARE", help="share of its mistakes that it corrects")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -89,7 +94,7 @@ def _warn(sandbox: str) -> None:
     from composer_replication.envs.workspace.sandbox import NO_WALL
 
     if sandbox == "rlimits":
-        log(f"tests ran behind no wall (rlimits): {NO_WALL}")
+        log(f"tests ran without isolation (rlimits): {NO_WALL}")
 
 
 def _lines(episode: Episode) -> list[str]:
@@ -98,12 +103,12 @@ def _lines(episode: Episode) -> list[str]:
     lines = [episode.task.prompt]
     for number, turn in enumerate(episode.turns):
         script = f"  [{turn.mistake}: {turn.outcome.kind}]" if turn.mistake else ""
-        script += f"  [puts right turn {', '.join(map(str, turn.corrects))}]" if turn.corrects else ""
+        script += f"  [corrects turn {', '.join(map(str, turn.corrects))}]" if turn.corrects else ""
         lines += ["", f"{number}  {turn.move.text}{script}"]
         lines.append(f"{_INDENT}{turn.move.tool} {json.dumps(dict(turn.move.arguments), ensure_ascii=False)}")
         lines += [f"{_INDENT}| {line}" for line in turn.outcome.text.split("\n")]
     reward = episode.reward
-    return [*lines, "", f"reward {reward.value:g}: {reward.passed} of {reward.total} checks hold"]
+    return [*lines, "", f"reward {reward.value:g}: {reward.passed} of {reward.total} checks pass"]
 
 
 def _logs(args: argparse.Namespace) -> int:
@@ -151,20 +156,20 @@ def _advisers(args: argparse.Namespace) -> int:
     if args.number < 1:
         raise InputError(explain("-n", got=args.number, expected="1 or more tasks"))
     if not 0 <= args.port <= _MAX_PORT:
-        fix = "Leave --port out: any free one is taken, and printed."
+        fix = "Omit --port to use any free one."
         raise InputError(explain("--port", got=args.port, expected=f"0 to {_MAX_PORT}", fix=fix))
     seeds = range(args.seed, args.seed + args.number)
     try:
         server = AdviserServer(seeds, [args.difficulty], port=args.port)
     except OSError as error:
-        fix = "Another program may listen there: leave --port out, and any free one is taken."
-        raise InputError(explain(f"--port {args.port}", got=error, expected="a port that is free", fix=fix)) from error
+        fix = "Another program may be using it: omit --port to use any free one."
+        raise InputError(explain(f"--port {args.port}", got=error, expected="a free port", fix=fix)) from error
     with server:
         if args.json:
             print_json({"base_url": server.base_url, "models": list(server.models)})
         else:
             print(server.base_url)
-        sys.stdout.flush()
+        sys.stdout.flush()  # a script may wait for the address
         log(f"models: {', '.join(server.models)}; Ctrl-C stops it")
         try:
             server.wait()
@@ -173,12 +178,9 @@ def _advisers(args: argparse.Namespace) -> int:
     return 0
 
 
-# `crf world`: sessions of scripted agents in the pocket workspace, as logs that `crf ingest` reads.
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _MistakeCount:
-    """How often a mistake could have been made, was made, and was put right; `rate` is the agent's setting."""
+    """How often a mistake could have been made, was made, and was corrected. The field names are those of `--json`."""
 
     mistake: str
     kind: str
@@ -186,21 +188,22 @@ class _MistakeCount:
     could: int
     number: int
     corrected: int
-    rate: float
+    rate: float  # the agent's setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _WorldLogs:
+    """What `write_logs` has written."""
+
     sessions: int
     solved: int
     calls: int
     mistakes: list[_MistakeCount]
-    sandbox: str
-    """The wall that the tests ran behind (`TestRunner.kind`)."""
+    sandbox: str  # how the tests were isolated (`TestRunner.kind`)
 
 
 def agent_named(name: str, rates: Sequence[str] = (), corrects: float | None = None) -> FlawedAgent:
-    """A known agent, with other rates where they are given as NAME=RATE, and another share that it corrects."""
+    """Return a predefined agent with changed rates ("NAME=RATE") and a changed share of corrected mistakes."""
     if name not in AGENTS:
         raise InputError(explain("--agent", got=repr(name), expected=f"one of {', '.join(sorted(AGENTS))}"))
     agent = AGENTS[name]
@@ -208,14 +211,14 @@ def agent_named(name: str, rates: Sequence[str] = (), corrects: float | None = N
     try:
         changed = {mistake: float(rate) for mistake, _, rate in parts}
     except ValueError as error:
-        fix = f"Mistakes have these names: {', '.join(MISTAKES)}."
+        fix = f"The names are: {', '.join(MISTAKES)}."
         raise InputError(explain("--rate", got=", ".join(rates), expected="NAME=RATE", fix=fix)) from error
     corrects = agent.corrects if corrects is None else corrects
     return replace(agent, rates={**agent.rates, **changed}, corrects=corrects)
 
 
 def _play_one(*, seed: int, difficulty: Difficulty, agent: FlawedAgent) -> Episode:
-    """The episode of a seed: its number is that of the task and that of the agent's luck."""
+    """Play the episode of a seed, which determines both the task and the agent's random choices."""
     return play(generate_task(seed, difficulty=difficulty), agent, seed)
 
 
@@ -228,12 +231,12 @@ def write_logs(
     agent: FlawedAgent,
     runner: RememberingRunner | None = None,
 ) -> _WorldLogs:
-    """One log per session, for the seeds from `seed` on, in a folder as Claude Code lays out its projects."""
+    """Write a log per session, for the seeds from `seed` on, in the folder layout of Claude Code's projects."""
     if number < 1:
         raise InputError(explain("number of sessions", got=number, expected="1 or more"))
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        fix = "Name a folder that is not there yet, or delete that one."
-        got = "a file or a folder with files in it"
+        fix = "Choose a new folder, or delete that one."
+        got = "a file, or a folder that is not empty"
         raise InputError(explain(str(folder), got=got, expected="a new folder", fix=fix))
     runner = runner or RememberingRunner()
     could, mistakes, corrected, solved, calls = Counter[str](), Counter[str](), Counter[str](), 0, 0

@@ -51,7 +51,7 @@ def greedy(model, ids, num_tokens):
 def test_before_is_the_start_weights_and_after_has_the_adapter(arms, adapter):
     from peft import PeftModel
 
-    prompt = arms.says([{"role": "user", "content": "Read src/app.py and fix the test."}], tools=None)
+    prompt = arms.prompt_for([{"role": "user", "content": "Read src/app.py and fix the test."}], tools=None)
     model, tokenizer = load_student(dtype=torch.float32)
     assert list(prompt.ids)[-3:] == tokenizer("<|im_start|>assistant\n")["input_ids"][-3:]
     start = greedy(model, prompt.ids, 16)
@@ -66,7 +66,7 @@ def test_before_is_the_start_weights_and_after_has_the_adapter(arms, adapter):
 
 
 def test_a_seed_draws_the_same_answer_again_and_another_draws_another(arms):
-    prompt = arms.says([{"role": "user", "content": "Begin."}], tools=None)
+    prompt = arms.prompt_for([{"role": "user", "content": "Begin."}], tools=None)
     texts = [
         arms.answer("after", prompt, Sampling(max_tokens=12, temperature=3.0, seed=seed)).text for seed in (1, 1, 2)
     ]

@@ -376,18 +376,23 @@ def _parse_record(content: dict[str, Any]) -> Record:
     return Record(launch, tuple(starts), content["cancelled"], content.get("ended"))
 
 
-def launch_folder(place: str) -> Path:
+def launch_folder(bucket_address: str) -> Path:
     """Return the folder of the launch files of a bucket."""
     state = Path(os.environ.get("XDG_STATE_HOME", ""))
     base = state if state.is_absolute() else Path.home() / ".local" / "state"
     # The readable part is for people; the hash keeps buckets apart whose names end alike.
-    readable = re.sub(r"[^A-Za-z0-9]+", "-", place)[-40:].strip("-")
-    return base / "composer-replication" / "launches" / f"{readable}-{hashlib.sha256(place.encode()).hexdigest()[:12]}"
+    readable = re.sub(r"[^A-Za-z0-9]+", "-", bucket_address)[-40:].strip("-")
+    return (
+        base
+        / "composer-replication"
+        / "launches"
+        / f"{readable}-{hashlib.sha256(bucket_address.encode()).hexdigest()[:12]}"
+    )
 
 
-def local_launch_numbers(place: str) -> list[int]:
+def local_launch_numbers(bucket_address: str) -> list[int]:
     """Return the numbers of the launches of a bucket that have a launch file on this machine."""
-    names = [path.stem for path in launch_folder(place).glob("*.json")]
+    names = [path.stem for path in launch_folder(bucket_address).glob("*.json")]
     return sorted(int(name) for name in names if name.isdigit())
 
 
@@ -397,8 +402,8 @@ def refuse_existing_file(path: Path) -> None:
         raise RunError(explain(str(path), got="an existing file", expected="a new one", fix=fix))
 
 
-def launch_path(place: str, number: int) -> Path:
-    return launch_folder(place) / f"{number:06d}.json"
+def launch_path(bucket_address: str, number: int) -> Path:
+    return launch_folder(bucket_address) / f"{number:06d}.json"
 
 
 def find_launch_file(bucket: str, number: int | None, path: Path | None) -> LaunchFile | None:
