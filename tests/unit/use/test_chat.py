@@ -113,7 +113,7 @@ def test_control_characters_of_a_model_are_shown_and_not_sent(run, capsys, monke
 def test_each_arm_remembers_its_own_answers_until_told_to_begin_anew(run, capsys, monkeypatch):
     asked = []
     monkeypatch.setattr(
-        Arms, "says", lambda _self, messages, tools: asked.append(json.loads(json.dumps(messages))) or Prompt([1])
+        Arms, "prompt_for", lambda _self, messages, tools: asked.append(json.loads(json.dumps(messages))) or Prompt([1])
     )
     monkeypatch.setattr(Arms, "answer", lambda _self, arm, _prompt, _sampling: ChatReply(f"{arm} says", 1, False))
     monkeypatch.setattr(sys, "stdin", io.StringIO("one\n\ntwo\n/new\nthree\n"))
