@@ -1,18 +1,10 @@
-"""Preference pairs: what most teachers did against what the student did, and what a session itself put right.
+"""Make preference pairs: teachers' actions over the student's, and a session's corrections over its errors.
 
-agreement         what became of the states, and how far teachers agree
-extract           states and answers to pairs
-later_calls       what a session did after a call that failed
-likeness          whether two calls are about the same thing
-searches          which look should have come before a path that was not there
-needless_looks    states in which acting at once was right
-failed_call       a call that failed, what its session knew by then, and what it did afterwards
-edit_rules        what should have been done in place of an edit
-correction_rules  what should have been done in place of any call, by the kind of failure
-corrections       a session's own pairs
-normalise/        which pairs are worth training on
-replayed          from states to such pairs in one call
-export            pairs as rows for other trainers, their actions as messages
+extract      make pairs from states and teachers' answers
+corrections  make pairs from a session's own failed calls and what should have been done instead
+later_calls  find what a session did after a failed call, and whether two calls are about the same thing
+normalise    filter pairs with a data-juicer recipe
+export       write pairs as a data set for TRL; replay, extract and filter in one call
 """
 
 from __future__ import annotations

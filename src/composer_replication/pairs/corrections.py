@@ -1,9 +1,14 @@
-"""Calls that a session put right itself: the call that failed, and what should have been done in its place.
+"""Pair a session's failed calls with the call that should have been made instead.
 
-After most failures the log holds the right call. Not every one could have been known when the wrong one was made: so
-the judge is asked at the state before the failing turn. Where it finds the text or path of the corrected call already
-shown, that call is right there; where it does not, the look that came first and names what was missing is; and where
-there is none, or the failing call's file had been read, there is nothing to learn from the two.
+After most failures the log contains a call that works, but the model could not always have known it at the failing
+turn. The judge therefore evaluates it in the state before that turn:
+
+- If the session had already shown the text or path that the working call uses, that call is chosen.
+- Otherwise the first later lookup that brings up the missing fact is chosen ("look first").
+- If there is no such lookup, or the file had been read already, the failure makes no pair.
+
+"Look first" alone would teach the model to look always. `own_pairs` therefore also returns pairs of the opposite sort,
+in which a call that worked at once is chosen over a lookup that it did not need.
 """
 
 from __future__ import annotations
@@ -18,24 +23,24 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from composer_replication.pairs.later_calls import (
-    MIN_ALIKE,
+    MIN_SIMILARITY,
     LaterCall,
     LaterCalls,
-    asked_by,
-    belong_together,
+    argument_text,
+    call_similarity,
     command_of,
+    edit_similarity,
+    filename_to_search,
+    find_help_call,
+    find_search,
     have_same_purpose,
-    help_for,
     is_name,
-    likeness_of_calls,
-    lines_for,
-    name_to_search,
+    lines_about,
+    listing_with,
     names_in,
-    other_paths,
+    new_paths_inside,
     plain_words,
-    search_for,
-    share_a_place,
-    tree_with,
+    replace_same_text,
 )
 from composer_replication.sites.actions.edits import Operation, Replace, edit_operations
 from composer_replication.sites.actions.equality import same_action
@@ -66,7 +71,6 @@ from composer_replication.types import (
 )
 
 if TYPE_CHECKING:
-    from composer_replication.pairs.later_calls import LaterCalls
     from composer_replication.sites.judge import Judge, Judgement
 
 
@@ -76,10 +80,11 @@ ACTED: Source = "acted_at_once"
 
 
 class Correction(NamedTuple):
-    """The call that failed, the one to choose instead, and how the two belong together.
+    """A preference pair of a session: the rejected call, the chosen call, and how the two relate.
 
-    Where acting at once was right, `chosen` was made and worked, and `failed` is a look that nobody made or needed.
-    Both have the same id, and no words for the reader of the log: those of a corrected call answer its error.
+    If the source is "acted_at_once", `chosen` is a logged call that worked and `failed` a lookup that was never made.
+    Both calls have the same id. Labels such as `description` are removed from both: the label of a corrected call often
+    refers to the error, which had not happened yet in the pair's state.
     `turn_number` counts the assistant's turns from 0, `call_number` the calls of that turn.
     """
 
@@ -94,7 +99,7 @@ class Correction(NamedTuple):
 
 
 def correction_of(conversation: Conversation, site: ErrorSite) -> Correction | None:
-    """What should have been done in place of the site's call, as far as its session knew; None where nobody can say."""
+    """Return the call that should have been made at an error site, or None if the session does not show one."""
     own_corrections = own_pairs(conversation, find_error_sites(conversation), only={site.id})
     return next((correction for correction in own_corrections if correction.source != ACTED), None)
 
@@ -102,204 +107,224 @@ def correction_of(conversation: Conversation, site: ErrorSite) -> Correction | N
 def own_pairs(
     conversation: Conversation, failures: Iterable[ErrorSite], *, only: Container[str] | None = None
 ) -> Iterator[Correction]:
-    """What a session itself shows to be better and worse: its corrections, and calls that acted at once and were right.
+    """Yield the preference pairs that a session contains: corrections, and calls that needed no lookup.
 
-    `failures` are all failures of the conversation, kept or not; `only` are ids of those to look at.
+    `failures` are all failed calls of the conversation, kept or not. `only` limits the pairs to sites with these ids
+    and leaves out the calls that needed no lookup.
     """
     sites_by_call = {site.call_id: site for site in failures if site.kind != NO_FAILURE}
     log, turn_id = LaterCalls(conversation, sites_by_call), ""
     for judged in judged_calls(conversation, sites=sites_by_call):
-        if judged.turn.id == turn_id:  # what the calls before it in the same turn brought was not known yet
+        # One turn's calls are written before any of their results is known, so all share the state before the turn.
+        if judged.turn.id == turn_id:
             continue
         turn_id = judged.turn.id
         if judged.turn.origin != "model":
             continue
         for call_index, call in enumerate(judged.turn.calls):
             site = sites_by_call.get(call.id)
-            if site is not None and site.is_kept and log.is_one(call) and (only is None or site.id in only):
-                decided = decide(_FailedCall(judged.judge, site, call, log, conversation.cwd))
-                if decided is not None:
-                    yield _correction(site, (log.turn_number(turn_id), call_index), call, *decided)
+            if site is not None and site.is_kept and log.has_unique_id(call) and (only is None or site.id in only):
+                choice = _choose_instead(_FailedCall(judged.judge, site, call, log, conversation.cwd))
+                if choice is not None:
+                    yield _correction(site, (log.turn_number(turn_id), call_index), call, *choice)
         if only is None and len(judged.turn.calls) == 1 and log.has_worked(judged.call):
-            yield from _acted(judged, log.turn_number(turn_id))
+            yield from _acted_at_once(judged, log.turn_number(turn_id))
 
 
 def _correction(site: ErrorSite, position: tuple[int, int], call: ToolCall, chosen: ToolCall, how: How) -> Correction:
     source: Source = "user" if site.kind == CORRECTED else "correction"
-    sides = (_without_labels(call), replace(_without_labels(chosen), id=call.id))
-    return Correction(site.id, site.kind, *position, *sides, how, source)
+    calls = (_without_labels(call), replace(_without_labels(chosen), id=call.id))
+    return Correction(site.id, site.kind, *position, *calls, how, source)
 
 
-def _acted(judged: JudgedCall, turn_number: int) -> Iterator[Correction]:
-    look = _needless_look(judged.call, judged.judgement, judged.judge.state)
+def _acted_at_once(judged: JudgedCall, turn_number: int) -> Iterator[Correction]:
+    lookup = _unneeded_lookup(judged.call, judged.judgement, judged.judge.state)
     how: How = "looked_for_text" if is_edit(judged.call.name) else "looked_for_path"
-    if look is not None:
-        yield Correction("", "", turn_number, 0, look, _without_labels(judged.call), how, ACTED)
+    if lookup is not None:
+        yield Correction("", "", turn_number, 0, lookup, _without_labels(judged.call), how, ACTED)
 
 
 def _without_labels(call: ToolCall) -> ToolCall:
-    """The call without words that are for the reader of the log alone."""
+    """Return the call without the arguments that only describe it to the user, such as `description`."""
     arguments: dict[str, Any] = {key: value for key, value in call.arguments.items() if not is_label(call.name, key)}
     return replace(call, arguments=arguments)
 
 
-# What should have been done in place of a call that failed, by its kind of failure, as far as the session knew.
-#
-# The judge stands at the state before the failing turn. Every rule gives the corrected call where what it names had
-# been shown by then, else the look that came first, else nothing.
-
-_NEXT = 3
-_MAX_NAME, _MIN_NAME = 100, 0.85
-_AGAINST = re.compile(r"\b(?:don'?t|do not|no|not|never|without|skip|stop|instead|rather|too)\b", re.IGNORECASE)
-_TYPED_WRONG = frozenset({"usage_error", "shell_syntax", "input_validation", "tool_not_found"})
+# A correction follows its failure closely: later calls are more likely to be about something else.
+_MAX_NEXT_CALLS = 3
+# File names are compared by difflib's ratio, which is quadratic in their length.
+_MAX_NAME_CHARS, _MIN_NAME_SIMILARITY = 100, 0.85
+# "don't use the cache", "without --force"; not "note" or "nothing"
+_NEGATION = re.compile(r"\b(?:don'?t|do not|no|not|never|without|skip|stop|instead|rather|too)\b", re.IGNORECASE)
+_SYNTAX_KINDS = frozenset({"usage_error", "shell_syntax", "input_validation", "tool_not_found"})
 
 
-def decide(failed: _FailedCall) -> Decided:
-    """The call to choose, and how it belongs to the one that failed."""
-    rules: Mapping[str, Callable[[_FailedCall], Decided]] = {
-        "edit_not_read": not_read,
-        "edit_stale": stale,
-        "edit_no_match": no_match,
-        "edit_ambiguous": ambiguous,
-        "edit_noop": _edit_again,
-        "file_not_found": _not_found,
-        "is_directory": _listing,
-        "wrong_folder": _elsewhere,
-        "shell_path_missing": _elsewhere,
-        CORRECTED: _told,
-        **dict.fromkeys(_TYPED_WRONG, _typed_again),
+def _choose_instead(failed: _FailedCall) -> Choice:
+    """Return the call to choose instead of a failed one, by the rule for its kind of failure; None without a rule.
+
+    Every rule returns the corrected call if the session had shown what it names, else the first lookup that would have
+    shown it, else None.
+    """
+    rules: Mapping[str, Callable[[_FailedCall], Choice]] = {
+        "edit_not_read": _unread_file,
+        "edit_stale": _stale_file,
+        "edit_no_match": _text_not_found,
+        "edit_ambiguous": _ambiguous_text,
+        "edit_noop": _corrected_edit,
+        "file_not_found": _file_not_found,
+        "is_directory": _search_in_folder,
+        "wrong_folder": _wrong_folder,
+        "shell_path_missing": _wrong_folder,
+        CORRECTED: _follow_user,
+        **dict.fromkeys(_SYNTAX_KINDS, _retyped),
     }
     rule = rules.get(failed.site.kind)
-    decision = None if rule is None else rule(failed)
-    return None if decision is None or _is_the_call(failed, decision[0]) else decision
+    choice = None if rule is None else rule(failed)
+    return None if choice is None or _is_same_call(failed, choice[0]) else choice
 
 
-def _is_the_call(failed: _FailedCall, chosen: ToolCall) -> bool:
-    """Whether nothing would be chosen but the failing call; a parameter's wrong name is a difference, too."""
+def _is_same_call(failed: _FailedCall, chosen: ToolCall) -> bool:
+    """Return whether the chosen call is the failed call again."""
+    # `same_action` ignores how parameters are named, but a wrong name is what input validation objects to.
     if failed.site.kind == "input_validation":
         return chosen.name == failed.call.name and chosen.arguments == failed.call.arguments
-    return same_action(_alone(chosen), _alone(failed.call))
+    return same_action(_as_action(chosen), _as_action(failed.call))
 
 
-def _not_found(failed: _FailedCall) -> Decided:
-    """The same file where it really is, if that had been shown; else the search for it."""
+def _file_not_found(failed: _FailedCall) -> Choice:
+    """Choose the same file at its real path if the session had shown it, else a search for it."""
     if failed.path is None:
         return None
     name = failed.path.rstrip("/").rpartition("/")[2]
-    for later in failed.later[:_NEXT]:
-        if later.call.name == failed.call.name and later.path and _is_meant(failed, later, name):
+    for later in failed.later[:_MAX_NEXT_CALLS]:
+        if later.call.name == failed.call.name and later.path and _is_same_target(failed, later, name):
             if _is_shown(failed, later):
+                # To read a file again that is known in full would be no correction.
                 is_needless = not is_edit(later.call.name) and _is_read(failed, later.path)
                 return None if is_needless else (later.call, "corrected")
             break
     return _search(failed, failed.path) or _search_by_name(failed, failed.path)
 
 
-def _search_by_name(failed: _FailedCall, path: str) -> Decided:
-    """A search that nobody made, as the session searches; where it never did, the list that brought the file up."""
-    name = name_to_search(path, failed.later, failed.judge.state, failed.cwd)
-    search = name and (searching(failed.call, name, failed.judge.state) or tree_with(name, failed.later))
+def _search_by_name(failed: _FailedCall, path: str) -> Choice:
+    """Choose a search that the session did not make, with its own tools, or else the listing that showed the file."""
+    name = filename_to_search(path, failed.later, failed.judge.state, failed.cwd)
+    search = name and (_search_by_filename(failed.call, name, failed.judge.state) or listing_with(name, failed.later))
     return (search, "look_first") if search else None
 
 
-def _listing(failed: _FailedCall) -> Decided:
+def _search_in_folder(failed: _FailedCall) -> Choice:
+    """Choose the first search in the folder that the failed call took for a file."""
     return None if failed.path is None else _search(failed, failed.path)
 
 
-def _search(failed: _FailedCall, path: str) -> Decided:
-    search = search_for(path, failed.call, failed.later, failed.judge.state, failed.cwd)
+def _search(failed: _FailedCall, path: str) -> Choice:
+    search = find_search(path, failed.call, failed.later, failed.judge.state, failed.cwd)
     return None if search is None else (search.call, "look_first")
 
 
-def _elsewhere(failed: _FailedCall) -> Decided:
-    """The same command with paths that had been shown; or without the folder that the shell stood in already."""
-    later = _next_alike(failed, failed.ran)
+def _wrong_folder(failed: _FailedCall) -> Choice:
+    """Choose the same command with paths that had been shown, or without the folder in which the shell already was."""
+    later = _next_similar(failed, failed.ran)
     if later is None:
         typed = (word for word in Command.of(command_of(failed.call)).words if is_path(word) and "/" in word)
         missing = [word for word in typed if word in failed.site.evidence_text]
         return _search(failed, missing[0]) if len(missing) == 1 else None
-    ours, theirs = (Command.of(text).words for text in (command_of(failed.call), later.words))
-    paths = [word for word in theirs - ours if is_path(word) and "/" in word]
-    here, left_out = failed.judge.state.paths.shell.path or "", [word.removeprefix("./") for word in ours - theirs]
-    stood_there = any(word and f"/{here}".endswith(f"/{word}") for word in left_out)
-    return (later.call, "corrected") if (paths or stood_there) and failed.are_shown(paths) else None
+    failed_words, later_words = (Command.of(text).words for text in (command_of(failed.call), later.words))
+    new_paths = [word for word in later_words - failed_words if is_path(word) and "/" in word]
+    # `cd app && ls` fails in /repo/app; the later command leaves out `app`.
+    shell_folder = failed.judge.state.paths.shell.path or ""
+    dropped_words = [word.removeprefix("./") for word in failed_words - later_words]
+    was_in_folder = any(word and f"/{shell_folder}".endswith(f"/{word}") for word in dropped_words)
+    return (later.call, "corrected") if (new_paths or was_in_folder) and failed.are_shown(new_paths) else None
 
 
-def _typed_again(failed: _FailedCall) -> Decided:
-    """The same call as it has to be typed; what it names besides had been shown, and was not told by the error."""
-    if (otherwise := _other_paths(failed)) is not None:
-        return otherwise
-    later = _next_alike(failed) or _typed_otherwise(failed)
+def _retyped(failed: _FailedCall) -> Choice:
+    """Choose the same call with the right syntax, if the session had shown every name that is new in it.
+
+    Without such a call, the program's own help is chosen, if the session asked for it next.
+    """
+    if (same_command := _same_command_other_paths(failed)) is not None:
+        return same_command
+    later = _next_similar(failed) or _next_retyped(failed)
     if later is None:
-        help_call = help_for(command_of(failed.call), failed.later)
+        help_call = find_help_call(command_of(failed.call), failed.later)
         return None if help_call is None else (help_call, "look_first")
     if is_edit(later.call.name):
         verdict = failed.judge.verdict(later.call)
         return (later.call, "corrected") if verdict.says == "ok" else None
-    error_words, ours = Command.of(failed.error).words, Command.of(asked_by(failed.call)).words
-    new = Command.of(asked_by(later.call)).words - ours
-    names = [word for word in new if word in error_words or is_name(word)]
-    if not command_of(later.call):  # a value of one word names something: a skill, an agent, a folder
+    # A word of the error message counts as a name: only the error itself told the model about it.
+    error_words, failed_words = Command.of(failed.error).words, Command.of(argument_text(failed.call)).words
+    new_words = Command.of(argument_text(later.call)).words - failed_words
+    names = [word for word in new_words if word in error_words or is_name(word)]
+    if not command_of(later.call):  # an argument of a single word is a name: of a skill, an agent or a folder
         later_texts = {value for value in later.call.arguments.values() if isinstance(value, str)}
         new_texts = [
             text for text in later_texts - {*failed.call.arguments.values()} if text and not re.search(r"\s", text)
         ]
         names += new_texts
-        if not all("/" in text or failed.log.was_said(failed.site, text) for text in new_texts):
+        if not all("/" in text or failed.log.was_mentioned_by_user(failed.site, text) for text in new_texts):
             return None
     return (later.call, "corrected") if failed.are_shown(names) else None
 
 
-def _other_paths(failed: _FailedCall) -> Decided:
-    """The very next command, where it has other paths alone: folders around those it had, or shown ones in them."""
+def _same_command_other_paths(failed: _FailedCall) -> Choice:
+    """Choose the very next command if only its paths differ: parent folders, or paths inside them that were shown."""
     later = next((candidate for candidate in failed.later[:1] if command_of(candidate.call)), None)
-    inside = None if later is None else other_paths(command_of(failed.call), later.words)
-    return (later.call, "corrected") if later is not None and inside is not None and failed.are_shown(inside) else None
+    paths = None if later is None else new_paths_inside(command_of(failed.call), later.words)
+    return (later.call, "corrected") if later is not None and paths is not None and failed.are_shown(paths) else None
 
 
-def _typed_otherwise(failed: _FailedCall) -> LaterCall | None:
-    ours = command_of(failed.call)
-    calls = (later for later in failed.later[:_NEXT] if command_of(later.call))
-    return next((later for later in calls if is_typed_otherwise(ours, command_of(later.call))), None)
+def _next_retyped(failed: _FailedCall) -> LaterCall | None:
+    """Return the next command that is the failed one in another spelling, or None."""
+    failed_command = command_of(failed.call)
+    commands = (later for later in failed.later[:_MAX_NEXT_CALLS] if command_of(later.call))
+    return next((later for later in commands if is_typed_otherwise(failed_command, command_of(later.call))), None)
 
 
-def _told(failed: _FailedCall) -> Decided:
-    """After a user's words: the same change, made as the user wants it; or the command that the words name.
+def _follow_user(failed: _FailedCall) -> Choice:
+    """Choose the edit as the user wanted it, or the next command if it does what the user's message names.
 
-    Words against something are about what the second command leaves out.
+    "use pytest" names what the next command adds. "don't use --force" names what it leaves out.
     """
     if is_edit(failed.call.name):
-        return _edit_again(failed)
+        return _corrected_edit(failed)
     user_words = set(plain_words(failed.site.evidence_text))
     for later in failed.later[:1]:
         if channel_of(later.call.name) == channel_of(failed.call.name) == "shell":
-            mine, theirs = (set(plain_words(text)) for text in (command_of(failed.call), later.words))
-            names_it = (theirs - mine) & user_words and not user_words & (mine - theirs)
-            left_out = user_words & (mine - theirs) and not theirs - mine and _AGAINST.search(failed.site.evidence_text)
-            if names_it or left_out:
+            failed_words, later_words = (set(plain_words(text)) for text in (command_of(failed.call), later.words))
+            new_words, dropped_words = later_words - failed_words, failed_words - later_words
+            is_negated = _NEGATION.search(failed.site.evidence_text)
+            adds_named_word = user_words & new_words and not user_words & dropped_words
+            drops_named_word = user_words & dropped_words and not new_words and is_negated
+            if adds_named_word or drops_named_word:
                 return later.call, "corrected"
     return None
 
 
-def _next_alike(failed: _FailedCall, calls: Sequence[LaterCall] | None = None) -> LaterCall | None:
-    """The next call of the same tool and purpose, if it is much like this one, and not more like one beside it."""
-    for later in (failed.later if calls is None else calls)[:_NEXT]:
-        same = later.call.name == failed.call.name and have_same_purpose(failed.call, later.call, failed.error)
-        if same and failed.is_ours(later.call, likeness_of_calls):
-            return later if likeness_of_calls(failed.call, later.call) >= MIN_ALIKE else None
+def _next_similar(failed: _FailedCall, calls: Sequence[LaterCall] | None = None) -> LaterCall | None:
+    """Return the next call of the same tool and purpose if it is similar enough, or None.
+
+    A call that is more similar to another failed call of the same turn belongs to that one.
+    """
+    for later in (failed.later if calls is None else calls)[:_MAX_NEXT_CALLS]:
+        is_same_tool = later.call.name == failed.call.name
+        has_same_purpose = is_same_tool and have_same_purpose(failed.call, later.call, failed.error)
+        if has_same_purpose and failed.is_best_match(later.call, call_similarity):
+            return later if call_similarity(failed.call, later.call) >= MIN_SIMILARITY else None
     return None
 
 
-def _is_meant(failed: _FailedCall, later: LaterCall, name: str) -> bool:
-    """Whether a call is for a file of this name, and for the same in it."""
+def _is_same_target(failed: _FailedCall, later: LaterCall, name: str) -> bool:
+    """Return whether a call is about a file with nearly this name and, if it searches, for the same pattern."""
     later_name = (later.path or "").rstrip("/").rpartition("/")[2]
-    like = difflib.SequenceMatcher(None, later_name[:_MAX_NAME], name[:_MAX_NAME]).ratio()
-    same = failed.call.arguments.get("pattern") == later.call.arguments.get("pattern")
-    return same and like >= _MIN_NAME
+    similarity = difflib.SequenceMatcher(None, later_name[:_MAX_NAME_CHARS], name[:_MAX_NAME_CHARS]).ratio()
+    same_pattern = failed.call.arguments.get("pattern") == later.call.arguments.get("pattern")
+    return same_pattern and similarity >= _MIN_NAME_SIMILARITY
 
 
 def _is_read(failed: _FailedCall, path: str) -> bool:
-    """Whether all of it had been shown, and nobody came by since: to read it again tells nothing."""
+    """Return whether the whole file had been shown and cannot have changed since."""
     file = failed.judge.state.texts.get(path)
     return file is not None and file.is_whole and not file.doubt
 
@@ -308,102 +333,108 @@ def _is_shown(failed: _FailedCall, later: LaterCall) -> bool:
     return failed.judge.verdict(later.call).says == "ok" or failed.judge.state.has_shown(later.path or "")
 
 
-def _alone(call: ToolCall) -> Action:
+def _as_action(call: ToolCall) -> Action:
     return Action(text="", calls=(call,))
 
 
-# What should have been done in place of an edit that failed: the edit as it worked, or the reading before it.
-
+# A call with many edits is compared edit by edit with each later one; the first few identify it.
 _MAX_EDITS = 20
-_CHANGED, _MAX_LINES = 2, 2000
-_MIN_DONE = 8
-_FOUND = ("found_in_whole_file", "found_in_part")
+# The highest `doubt` of a file in `SessionState.texts`: it has certainly changed since it was shown.
+_DOUBT_CHANGED = 2
+# What the agents' read tools show without a `limit`.
+_DEFAULT_READ_LINES = 2000
+# A shorter new text may be in the file by chance, and does not prove that the edit was made before.
+_MIN_APPLIED_CHARS = 8
+# The judge's rules for "the text to replace was shown".
+_TEXT_SHOWN_RULES = ("found_in_whole_file", "found_in_part")
 
 
-def not_read(failed: _FailedCall) -> Decided:
-    """The reading, where nothing in this log had read the file: what was read before a compaction is gone.
-
-    The agent asks for it whatever comes next, so where the session did not read it, the whole file is to be read.
-    """
+def _unread_file(failed: _FailedCall) -> Choice:
+    """Choose a read of the file if the session had not read it, or had read it only before a compaction."""
     rule, state = failed.judge.verdict(failed.call).rule, failed.judge.state
     is_forgotten = rule == "read_before" and state.texts.is_continued and not state.has_touched(failed.path or "")
     if rule != "not_read" and not is_forgotten:
         return None
-    return stale(failed)
+    return _stale_file(failed)
 
 
-def stale(failed: _FailedCall) -> Decided:
-    """The reading that the agent asks for: the session's own, else of the whole file."""
-    whole = reading(failed.call, failed.path or "", failed.judge.state)
-    return _reading(failed, to_edit=True) or (None if whole is None else (whole, "look_first"))
+def _stale_file(failed: _FailedCall) -> Choice:
+    """Choose the read that the agent demands before an edit: the session's own, else one of the whole file."""
+    whole_read = _read_whole_file(failed.call, failed.path or "", failed.judge.state)
+    return _first_lookup(failed, to_edit=True) or (None if whole_read is None else (whole_read, "look_first"))
 
 
-def no_match(failed: _FailedCall) -> Decided:
-    """The edit as it worked, where its text had been shown; the reading, where not all of the file had been.
+def _text_not_found(failed: _FailedCall) -> Choice:
+    """Choose the edit as it worked later if its text had been shown; else a read if the file was not known in full.
 
-    Nothing where the text was there before the turn, or an earlier edit had made the change: no call was needed.
+    None if the text was in the file before the turn, or the change had been made already: no call was needed.
     """
     verdict = failed.judge.verdict(failed.call)
-    if verdict.says == "ok" or _is_done(failed):
+    if verdict.says == "ok" or _is_already_applied(failed):
         return None
     file = failed.judge.state.texts.get(failed.path or "")
-    had_all = file is not None and file.is_whole and file.doubt != _CHANGED
-    return _edit_again(failed) or (None if had_all else _reading(failed))
+    was_known_in_full = file is not None and file.is_whole and file.doubt != _DOUBT_CHANGED
+    return _corrected_edit(failed) or (None if was_known_in_full else _first_lookup(failed))
 
 
-def ambiguous(failed: _FailedCall) -> Decided:
-    """The edit as it worked, where the text had been shown more than once."""
-    return _edit_again(failed) if failed.judge.verdict(failed.call).kind == "edit_ambiguous" else None
+def _ambiguous_text(failed: _FailedCall) -> Choice:
+    """Choose the edit as it worked later if the session had shown that the text occurs more than once."""
+    return _corrected_edit(failed) if failed.judge.verdict(failed.call).kind == "edit_ambiguous" else None
 
 
-def _edit_again(failed: _FailedCall) -> Decided:
-    """The same change at the same place, as it worked later, where the session knew all of it before."""
-    again = _same_edit(failed)
-    verdict = None if again is None else failed.judge.verdict(again)
-    if again is None or verdict is None or verdict.says != "ok" or not verdict.rule.startswith(_FOUND):
+def _corrected_edit(failed: _FailedCall) -> Choice:
+    """Choose the same change in the same lines as it worked later, if the session already knew all of it."""
+    later_edit = _next_same_edit(failed)
+    verdict = None if later_edit is None else failed.judge.verdict(later_edit)
+    if later_edit is None or verdict is None or verdict.says != "ok" or not verdict.rule.startswith(_TEXT_SHOWN_RULES):
         return None
-    pairs = itertools.product(_edits(failed, failed.call), _edits(failed, again))
-    if not any(itertools.starmap(share_a_place, pairs)):
-        return None  # the same words put elsewhere are another change
-    return (again, "corrected") if _knew_names(failed, again) else None
+    pairs = itertools.product(_edits(failed, failed.call), _edits(failed, later_edit))
+    if not any(itertools.starmap(replace_same_text, pairs)):
+        return None  # the same new text in other lines is another change
+    return (later_edit, "corrected") if _knows_names(failed, later_edit) else None
 
 
-def _is_done(failed: _FailedCall) -> bool:
+def _is_already_applied(failed: _FailedCall) -> bool:
+    """Return whether the file was shown with the new text of an edit, and without its old text."""
     has_shown = failed.judge.state.has_shown_text
     edits = [edit for edit in _edits(failed, failed.call) if isinstance(edit, Replace)]
-    done = [edit for edit in edits if len(edit.new.strip()) >= _MIN_DONE and edit.new not in edit.old]
-    return any(has_shown(edit.path, edit.new) and not has_shown(edit.path, edit.old) for edit in done)
+    edits = [edit for edit in edits if len(edit.new.strip()) >= _MIN_APPLIED_CHARS and edit.new not in edit.old]
+    return any(has_shown(edit.path, edit.new) and not has_shown(edit.path, edit.old) for edit in edits)
 
 
-def _knew_names(failed: _FailedCall, again: ToolCall) -> bool:
-    """Whether a call uses no name that was made or shown only between the failure and it."""
-    between = itertools.takewhile(lambda later: later.call.id != again.id, failed.later)
-    came_up = {name for later in between for text in (later.text, asked_by(later.call)) for name in names_in(text)}
-    return failed.are_shown([*(names_in(asked_by(again)) - names_in(asked_by(failed.call))) & came_up])
+def _knows_names(failed: _FailedCall, later_edit: ToolCall) -> bool:
+    """Return whether an edit uses no name that first came up between the failure and the edit."""
+    calls_between = itertools.takewhile(lambda later: later.call.id != later_edit.id, failed.later)
+    texts_between = (text for later in calls_between for text in (later.text, argument_text(later.call)))
+    names_between = {name for text in texts_between for name in names_in(text)}
+    new_names = names_in(argument_text(later_edit)) - names_in(argument_text(failed.call))
+    return failed.are_shown([*new_names & names_between])
 
 
-def _same_edit(failed: _FailedCall) -> ToolCall | None:
-    """The first later edit that is the same change, and not rather that of another call of the failing turn."""
+def _next_same_edit(failed: _FailedCall) -> ToolCall | None:
+    """Return the first later edit that makes the same change, unless it matches another failed call better."""
     edits = (later.call for later in failed.later if is_edit(later.call.name))
-    return next((call for call in edits if failed.is_ours(call, partial(_sureness, failed))), None)
+    return next((call for call in edits if failed.is_best_match(call, partial(_edit_match, failed))), None)
 
 
-def _sureness(failed: _FailedCall, one: ToolCall, other_call: ToolCall) -> float:
-    pairs = itertools.product(_edits(failed, one), _edits(failed, other_call))
-    return max(itertools.starmap(belong_together, pairs), default=0.0)
+def _edit_match(failed: _FailedCall, failed_edit: ToolCall, later_edit: ToolCall) -> float:
+    """Return how well the best pair of edits of two calls matches; 0 if none does."""
+    pairs = itertools.product(_edits(failed, failed_edit), _edits(failed, later_edit))
+    return max(itertools.starmap(edit_similarity, pairs), default=0.0)
 
 
 def _edits(failed: _FailedCall, call: ToolCall) -> list[Operation]:
     return (edit_operations(call, failed.cwd) or [])[:_MAX_EDITS]
 
 
-def _reading(failed: _FailedCall, *, to_edit: bool = False) -> Decided:
-    """The first look at what the failing edit is about, before its file was changed, if it showed something new.
+def _first_lookup(failed: _FailedCall, *, to_edit: bool = False) -> Choice:
+    """Choose the first lookup of the lines that the failed edit is about, if it showed something new.
 
-    `to_edit` is a look that the agent itself asks for, new or not; only a reading counts as one.
+    `to_edit` is for agents that demand a read before an edit: then only a read counts, whether it shows something new
+    or not. None if the file was edited before it was looked at.
     """
-    again = _same_edit(failed)
-    edits = _edits(failed, failed.call) + ([] if again is None else _edits(failed, again))
+    later_edit = _next_same_edit(failed)
+    edits = _edits(failed, failed.call) + ([] if later_edit is None else _edits(failed, later_edit))
     for later in failed.later:
         if later.path is None or failed.path is None or not failed.is_same_path(later.path, failed.path):
             continue
@@ -411,101 +442,100 @@ def _reading(failed: _FailedCall, *, to_edit: bool = False) -> Decided:
             return None
         if not later.is_look or (to_edit and plain_name(later.call.name) in LISTS | SEARCHES):
             continue
-        lines = lines_for(edits, later.lines)
+        lines = lines_about(edits, later.lines)
         is_whole = not {"offset", "limit"} & {*later.call.arguments}
         if lines or (to_edit and is_whole):
-            is_new = to_edit or not _had_shown(failed, lines)
-            may_be_top = not to_edit and later.call.arguments.get("offset") in (None, 0, 1)
-            return _as_known(failed, later.call, is_known=is_whole or may_be_top) if is_new else None
+            is_new = to_edit or not _has_shown_lines(failed, lines)
+            is_top = not to_edit and later.call.arguments.get("offset") in (None, 0, 1)
+            return _with_known_range(failed, later.call, is_known=is_whole or is_top) if is_new else None
     return None
 
 
-def _as_known(failed: _FailedCall, look: ToolCall, *, is_known: bool) -> Decided:
-    """A reading as it could be asked for: of a part only where numbers of its lines had been shown."""
-    offset, limit = (look.arguments.get(key) for key in ("offset", "limit"))
+def _with_known_range(failed: _FailedCall, lookup: ToolCall, *, is_known: bool) -> Choice:
+    """Choose a read of a part only if its line numbers had been shown, else a read of the whole file."""
+    offset, limit = (lookup.arguments.get(key) for key in ("offset", "limit"))
     first = offset if isinstance(offset, int) else 1
-    lines = range(first, first + (limit if isinstance(limit, int) else _MAX_LINES))
-    if is_known or (first > 1 and failed.log.had_lines(failed.site, failed.path or "", lines)):
-        return look, "look_first"
-    whole = reading(failed.call, failed.path or "", failed.judge.state)
-    return None if whole is None else (whole, "look_first")
+    lines = range(first, first + (limit if isinstance(limit, int) else _DEFAULT_READ_LINES))
+    if is_known or (first > 1 and failed.log.has_shown_line_numbers(failed.site, failed.path or "", lines)):
+        return lookup, "look_first"
+    whole_read = _read_whole_file(failed.call, failed.path or "", failed.judge.state)
+    return None if whole_read is None else (whole_read, "look_first")
 
 
-def _had_shown(failed: _FailedCall, lines: Sequence[str]) -> bool:
-    """Whether the session had shown or written these lines, and nobody is known to have changed the file since."""
+def _has_shown_lines(failed: _FailedCall, lines: Sequence[str]) -> bool:
+    """Return whether the session had shown or written these lines, and the file is not known to have changed since."""
     file = failed.judge.state.texts.get(failed.path or "")
-    if file is None or file.doubt == _CHANGED:
+    if file is None or file.doubt == _DOUBT_CHANGED:
         return False
     return all(file.count(line) for line in lines if line.strip())
 
 
-# States in which acting at once was right: what a look would have been there that nobody needed.
-#
-# Most corrections teach to look first. Alone they would teach to look always, so as many pairs say the opposite: a call
-# that rested on what had been shown, and worked, is better than showing it again. The look is written as the session
-# writes such calls.
+def _unneeded_lookup(call: ToolCall, judgement: Judgement, state: SessionState) -> ToolCall | None:
+    """Return a lookup that this working call did not need, with the session's own tools.
 
-
-def _needless_look(call: ToolCall, judgement: Judgement, state: SessionState) -> ToolCall | None:
-    """The look that this call did without, at the state before it; None where the judge does not say that it works."""
+    None if the judge did not predict that the call works: then a lookup might have been worth it.
+    """
     path = path_argument(call.arguments) if channel_of(call.name) == "file" else None
     if judgement.says != "ok" or not path:
         return None
     if is_edit(call.name):
-        return reading(call, path, state) if judgement.rule.startswith(_FOUND) else None
+        return _read_whole_file(call, path, state) if judgement.rule.startswith(_TEXT_SHOWN_RULES) else None
     reads = only_looks(call.name, call.arguments) and plain_name(call.name) not in LISTS | SEARCHES
     if reads and not state.has_touched(path):
-        return searching(call, path.rstrip("/").rpartition("/")[2], state)
+        return _search_by_filename(call, path.rstrip("/").rpartition("/")[2], state)
     return None
 
 
-def reading(call: ToolCall, path: str, state: SessionState) -> ToolCall | None:
-    """The reading of a whole file, as the session reads files; None where it has read none."""
+def _read_whole_file(call: ToolCall, path: str, state: SessionState) -> ToolCall | None:
+    """Return a read of a whole file with the session's read tool; None if the session has not used one."""
     key = None if state.reader is None else next((name for name in PATH if name in state.tools[state.reader]), None)
-    return None if key is None or state.reader is None else _look(call, state.reader, {key: path})
+    return None if key is None or state.reader is None else _lookup_call(call, state.reader, {key: path})
 
 
-def searching(call: ToolCall, name: str, state: SessionState) -> ToolCall | None:
-    """By the tool that finds files where the session has used it, else by its shell."""
+def _search_by_filename(call: ToolCall, name: str, state: SessionState) -> ToolCall | None:
+    """Return a search for a file name, by glob if the session has used that tool, else by `find` in its shell."""
     for tool, parameters in state.tools.items():
         if plain_name(tool) == "glob" and "pattern" in parameters:
-            return _look(call, tool, {"pattern": f"**/{name}"})
+            return _lookup_call(call, tool, {"pattern": f"**/{name}"})
     for tool, parameters in state.tools.items():
         key = command_parameter(tool, dict.fromkeys(parameters, ""))
         if key is not None:
-            return _look(call, tool, {key: f"find . -name {shlex.quote(name)}"})
+            return _lookup_call(call, tool, {key: f"find . -name {shlex.quote(name)}"})
     return None
 
 
-def _look(call: ToolCall, tool: str, arguments: Mapping[str, str]) -> ToolCall:
+def _lookup_call(call: ToolCall, tool: str, arguments: Mapping[str, str]) -> ToolCall:
     return ToolCall(id=call.id, name=tool, arguments=dict(arguments))
 
 
-# One failing call at the state before its turn: what the session knew by then, and what it did afterwards.
+Choice = tuple[ToolCall, Literal["corrected", "look_first"]] | None
+"""The call to choose, and how it relates to the failed one; None if nothing can be learned from the failure."""
 
-HowRepaired = Literal["corrected", "look_first"]
-Decided = tuple[ToolCall, HowRepaired] | None
-"""The call to choose, and how it belongs to the one that failed."""
+# Every word is searched for in everything that was shown. A call with more new words was not predictable anyway.
 _MAX_WORDS = 20
 
 
 class _FailedCall:
-    """What a rule is asked about. `later` are the calls after it, `beside` the others of its turn."""
+    """A failed call in the state before its turn, with what the session did afterwards.
+
+    `later` are the calls that worked after it, `ran` also those that failed at their task (such as tests), and
+    `siblings` the other failed calls of its turn.
+    """
 
     def __init__(self, judge: Judge, site: ErrorSite, call: ToolCall, log: LaterCalls, cwd: str | None) -> None:
         self.judge, self.site, self.call, self.cwd = judge, site, call, cwd
-        self.later, self.beside, self.error = log.after(site), log.beside(site), log.text_of(call)
+        self.later, self.siblings, self.error = log.after(site), log.failed_siblings(site), log.result_text(call)
         self.ran, self.log = log.after(site, with_failed_work=True), log
         self.path = path_argument(call.arguments) if channel_of(call.name) == "file" else None
 
-    def is_ours(self, later: ToolCall, measure: Callable[[ToolCall, ToolCall], float]) -> bool:
-        """Whether a later call is like this one, and like no other of its turn more."""
-        ours = measure(self.call, later)
-        return ours > 0 and all(measure(other_call, later) <= ours for other_call in self.beside)
+    def is_best_match(self, later: ToolCall, similarity: Callable[[ToolCall, ToolCall], float]) -> bool:
+        """Return whether a later call is similar to this one, and not more so to another failed call of the turn."""
+        score = similarity(self.call, later)
+        return score > 0 and all(similarity(sibling, later) <= score for sibling in self.siblings)
 
     def are_shown(self, words: Sequence[str]) -> bool:
-        """Whether the session had shown all of them; of very many nobody asks, for each is searched for."""
+        """Return whether the session had shown all of these words; False for very many."""
         return len(words) <= _MAX_WORDS and all(map(self.judge.state.has_shown, words))
 
-    def is_same_path(self, path: str, other: str) -> bool:
-        return normal_path(path, self.cwd) == normal_path(other, self.cwd)
+    def is_same_path(self, path_a: str, path_b: str) -> bool:
+        return normal_path(path_a, self.cwd) == normal_path(path_b, self.cwd)

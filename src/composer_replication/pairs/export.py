@@ -1,16 +1,16 @@
-"""Preference pairs as a data set that TRL's DPOTrainer takes unchanged: a JSON object a line, read by `datasets`.
+"""Export preference pairs as a JSONL data set that TRL's DPOTrainer takes unchanged, with `datasets` as its reader.
 
     dataset = datasets.load_dataset("json", data_files="preferences.jsonl", split="train")
 
 A row has `prompt`, `chosen` and `rejected` as messages, `tools` as JSON text (TRL reads it), and `state_id`.
 
-* Types. `datasets` guesses them from the first 10 MB: messages that all have the same keys become a fixed record, and
-  a later message with other keys, or a call with other arguments, then fails or loses its types. The first message of
-  each column therefore has one key more than the others, so that messages are read as free JSON wherever they stand.
-* Arguments. Most templates write them with `tojson`, for which they must be objects: as text, a model of such a family
-  would be trained to quote its arguments. `arguments="text"` is for templates that take text only.
+* Types. `datasets` infers them from the first 10 MB. Messages that all have the same keys become a fixed record, and a
+  later message with other keys, or a call with other arguments, then fails or loses its types. The first message of
+  each column therefore has an extra key, `schema`, with which all messages are read as free JSON.
+* Arguments. Most chat templates write them with `tojson`, which needs objects: given text, it would quote it, and the
+  model would learn to quote its arguments. `arguments="text"` is for templates that take text only.
 * Numbers. `datasets` reads free JSON with a parser that misses the last bit of some fractions (0.6 becomes
-  0.6000000000000001) and keeps 10 decimals. Arguments whose numbers would change by more stand as text.
+  0.6000000000000001) and keeps 10 decimals. Arguments with numbers that would change by more are written as text.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ SCHEMA = "composer_replication.preferences/1"
 Tools = Sequence[Mapping[str, Any]]
 Arguments = Literal["object", "text"]
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
-# Readers of a JSON column keep 10 decimals and 64 bits; a number that means something else after that goes as text.
+# What `datasets` keeps of a number in a JSON column: 10 decimals, 64 bits.
 _DECIMALS, _MAX_ERROR = 10, 1e-9
 _INTEGERS = range(-(1 << 63), 1 << 64)
 
@@ -63,11 +63,11 @@ def export_preferences(
     arguments: Arguments = "object",
     gate: LastGate | None = None,
 ) -> int:
-    """Write the pairs to a JSONL file, whole or not at all, and return how many there are.
+    """Write the pairs to a JSONL file, whole or not at all, and return their number.
 
-    `tools` are the schemas of every row whose pair has none of its own under "tools". No pairs at all is an InputError:
-    there is no data set without a row. So is a row that looks as if it held a secret, the environment's ones included;
-    `gate=OpenGate()` lets it through.
+    `tools` are the tool schemas of pairs that have no "tools" themselves. Raises InputError if there are no pairs, or
+    if a row seems to contain a secret, such as the value of an environment variable. `gate=OpenGate()` turns this check
+    off.
     """
     if arguments not in ("object", "text"):
         raise InputError(explain("arguments", got=repr(arguments), expected='"object" or "text"'))
@@ -75,6 +75,7 @@ def export_preferences(
     gate = LastGate(os.environ) if gate is None else gate
     target.parent.mkdir(parents=True, exist_ok=True)
     with staged(target) as stage:
+        # All rows are checked before the error, so that it lists every secret and not only the first.
         for row in _rows(pairs, tools, arguments):
             line = encode_as_written(row, where=f"pair {row['state_id']!r}")
             for find in _finds(line, gate, num_rows):
@@ -90,9 +91,10 @@ def export_preferences(
 
 
 def _finds(line: bytes, gate: LastGate, number: int) -> Iterator[Find]:
-    """What the gate finds in the bytes of a row; one whose name is a find is told by its number."""
+    """Yield the suspected secrets in the bytes of a row."""
     row: Any = decode_object(line)
     name = {"state_id": row["state_id"]}
+    # An id that looks like a secret itself must not be in the error message.
     location = f"pair {row['state_id'] if gate.look(name, '') is None else number}"
     parts: list[tuple[str, Any]] = [("state_id", name), ("tools", decode(row["tools"].encode()))]
     for column in ("prompt", "chosen", "rejected"):
@@ -104,6 +106,7 @@ def _finds(line: bytes, gate: LastGate, number: int) -> Iterator[Find]:
 def _rows(
     pairs: Iterable[DPOPair | NormalizedDPOPair], tools: Tools | None, arguments: Arguments
 ) -> Iterator[dict[str, Any]]:
+    """Yield the rows of pairs; the messages of the first one have the key `schema` (see the module's docstring)."""
     for number, pair in enumerate(pairs):
         row = preference_row(pair, number=number, tools=tools, arguments=arguments)
         if number == 0:
@@ -115,7 +118,7 @@ def _rows(
 def preference_row(
     pair: DPOPair | NormalizedDPOPair, *, number: int = 0, tools: Tools | None = None, arguments: Arguments = "object"
 ) -> dict[str, Any]:
-    """One pair as a row; `number` is what an error calls it beside its state's id."""
+    """Return one pair as a row. Errors name it by `number` and its state's id."""
     fields = _fields(pair, number)
     where = f"pair {number} ({fields['state_id']!r})"
     prompt = prompt_messages(fields["state_messages"], arguments, where)
@@ -133,6 +136,7 @@ def preference_row(
 
 
 def _fields(pair: DPOPair | NormalizedDPOPair, number: int) -> Mapping[str, Any]:
+    """Return the fields of a pair of either type, answers as text. Raises InputError if one is missing or wrong."""
     if isinstance(pair, NormalizedDPOPair):
         sides = {"chosen": pair.chosen_messages, "rejected": pair.rejected_messages}
         texts = {side: "\n".join(str(message["content"]) for message in messages) for side, messages in sides.items()}
@@ -148,13 +152,16 @@ def _fields(pair: DPOPair | NormalizedDPOPair, number: int) -> Mapping[str, Any]
 
 
 def _answer_message(action: str, arguments: Arguments) -> Message:
-    """The assistant message that does what the text of an action says."""
+    """Return the assistant message for the text of an action."""
     parsed = parse_action_text(action)
     return _assistant(parsed.action.text, parsed.thinking, parsed.action.calls, arguments)
 
 
 def _answer_messages(actions: Sequence[str], arguments: Arguments) -> list[Message]:
-    """The messages of answers that are compared: all with their thinking, or none, as only the student's is logged."""
+    """Return the messages of answers that are compared, with thinking only if all of them have it.
+
+    Often only the student's thinking is in the log. DPO would then learn to prefer answers without any.
+    """
     messages = [_answer_message(action, arguments) for action in actions]
     if not all("reasoning_content" in message for message in messages):
         for message in messages:
@@ -164,7 +171,10 @@ def _answer_messages(actions: Sequence[str], arguments: Arguments) -> list[Messa
 
 
 def prompt_messages(messages: Sequence[Mapping[str, Any]], arguments: Arguments, where: str) -> list[Message]:
-    """The messages of a state; a tool's result carries the name of the tool that its call had."""
+    """Return the messages of a state for a chat template, tool results with the name of their tool.
+
+    Raises InputError for a message with an unknown role or malformed content.
+    """
     names: dict[str, str] = {}
     prompt: list[Message] = []
     for number, message in enumerate(messages):
@@ -188,15 +198,17 @@ def prompt_messages(messages: Sequence[Mapping[str, Any]], arguments: Arguments,
 
 
 def _assistant(text: str, thinking: str, calls: Iterable[ToolCall], arguments: Arguments) -> Message:
+    """Return an assistant message, without the keys of what it does not have."""
     message: Message = {"role": "assistant", "content": text}
     if thinking:
         message["reasoning_content"] = thinking
-    written = [call_entry(call.id, call.name, _arguments(call, arguments)) for call in calls]
-    # Templates ask whether the key is there as often as whether the list is empty.
-    return message | {"tool_calls": written} if written else message
+    entries = [call_entry(call.id, call.name, _arguments(call, arguments)) for call in calls]
+    # Some templates test whether the key exists, others whether the list is empty: no key works for both.
+    return message | {"tool_calls": entries} if entries else message
 
 
 def _arguments(call: ToolCall, form: Arguments) -> object:
+    """Return a call's arguments in the requested form; as text if they are not an object or lose precision."""
     if call.raw_arguments is not None:
         return call.raw_arguments
     if form == "object" and _reads_back(call.arguments):
@@ -205,26 +217,24 @@ def _arguments(call: ToolCall, form: Arguments) -> object:
 
 
 def _reads_back(value: object) -> bool:
-    """Whether the numbers in it mean the same after `datasets` has read them."""
-    waiting = [value]
-    while waiting:
-        node = waiting.pop()
+    """Return whether `datasets` reads all numbers in a value as they were written."""
+    # A stack instead of recursion: arguments may be nested deeper than Python's recursion limit.
+    pending = [value]
+    while pending:
+        node = pending.pop()
         if isinstance(node, Mapping):
-            waiting.extend(cast("Mapping[str, object]", node).values())
+            pending.extend(cast("Mapping[str, object]", node).values())
         elif isinstance(node, list | tuple):
-            waiting.extend(cast("list[object]", node))
-        elif isinstance(node, int | float) and not _is_kept(node):
+            pending.extend(cast("list[object]", node))
+        elif isinstance(node, int | float) and not _number_reads_back(node):
             return False
     return True
 
 
-def _is_kept(number: float) -> bool:
+def _number_reads_back(number: float) -> bool:
     if isinstance(number, int):
         return number in _INTEGERS
     return math.isclose(round(number, _DECIMALS), number, rel_tol=_MAX_ERROR)
-
-
-# From states to pairs worth training on in one call: teachers asked, pairs of what they agree on, filtered.
 
 
 async def replay_and_normalize_trace(
@@ -236,11 +246,13 @@ async def replay_and_normalize_trace(
     normalizer: DJNormalizer | None = None,
     **replay_kwargs: Any,
 ) -> tuple[list[TeacherCallResult], list[NormalizedDPOPair]]:
-    """`replay_trace`, `extract_dpo_pairs`, then the normalizer, by default with the shipped recipe.
+    """Ask the teachers about states, and return their answers and the filtered pairs.
 
-    `replay_kwargs` go to `replay_trace`; `teachers=None` are its own. What was dropped is in the normalizer's `counts`.
+    Runs `replay_trace`, `extract_dpo_pairs` and the normalizer, by default with the shipped recipe. `replay_kwargs` are
+    passed to `replay_trace`; `teachers=None` are its default ones. The normalizer's `counts` say what was dropped.
     """
-    normalizer = normalizer or DJNormalizer()  # before a cent is spent: its recipe may be wrong
+    # Both can fail on bad input, so they come before the first paid request.
+    normalizer = normalizer or DJNormalizer()
     teacher_options: dict[str, Any] = {} if teachers is None else {"teachers": teachers}
     check_threshold(len(DEFAULT_TEACHERS if teachers is None else teachers), agreement_threshold)
     actions = await teacher_replay.replay_trace(states, max_total_usd=max_total_usd, **teacher_options, **replay_kwargs)
@@ -257,7 +269,7 @@ def replay_and_normalize_trace_sync(
     normalizer: DJNormalizer | None = None,
     **replay_kwargs: Any,
 ) -> tuple[list[TeacherCallResult], list[NormalizedDPOPair]]:
-    """`replay_and_normalize_trace` for code without an event loop."""
+    """Run `replay_and_normalize_trace` in code without an event loop. Raises InputError if one is running."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -270,4 +282,4 @@ def replay_and_normalize_trace_sync(
             **replay_kwargs,
         )
         return asyncio.run(work)
-    raise InputError("an event loop runs here already. Write `await replay_and_normalize_trace(...)` instead")
+    raise InputError("an event loop is already running. Use `await replay_and_normalize_trace(...)` instead")

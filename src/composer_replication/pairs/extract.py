@@ -1,4 +1,8 @@
-"""States and teachers' answers to preference pairs: what the teachers agree on against what the student did."""
+"""Make preference pairs from states and teachers' answers.
+
+A state makes a pair if enough teachers took the same action and the student took another one: the teachers' action is
+chosen, the student's is rejected. `PairReport` counts the states without a pair, by reason, and how far teachers agree.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +36,10 @@ from composer_replication.types import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairRecord:
-    """A pair with where it comes from: who said the chosen text, who agreed, and how all of them voted.
+    """A pair with its provenance: the teacher that wrote the chosen text, those that agreed, and how all of them voted.
 
-    `source` is "teachers", or what a session's own pair is made of: nobody voted then, and `rejected_action` is a call.
+    `source` is "teachers", or the source of a session's own pair (see `corrections.Correction`). Then there are no
+    votes, and `rejected_action` is a single call.
     """
 
     pair: DPOPair
@@ -43,14 +48,14 @@ class PairRecord:
     classes: tuple[tuple[str, ...], ...]
     student_kind: str
     chosen_kind: str
-    chosen_action: Action | None  # what the chosen text says, without thinking; None where the text is to keep it
-    rejected_action: Action | None = None  # None where the logged turn is rejected as a whole
+    chosen_action: Action | None  # the chosen text without its thinking; None if the thinking is trained on as well
+    rejected_action: Action | None = None  # None if the whole logged turn is rejected
     source: str = TEACHERS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extraction:
-    """Pairs in the order of their states, and what became of all states."""
+    """The pairs in the order of their states, and a report on all states."""
 
     records: list[PairRecord]
     report: PairReport
@@ -69,7 +74,9 @@ def extract_dpo_pairs(
     cwd: str | None = None,
     tools: Tools | None = None,
 ) -> list[DPOPair]:
-    """At most one pair per state: the action most teachers took, if enough did and the student did another."""
+    """Return at most one pair per state: the action that at least `agreement_threshold` teachers took over the
+    student's.
+    """
     options = {"teachers": teachers, "cwd": cwd, "tools": tools}
     return extract_pairs(states, teacher_actions, agreement_threshold, **options).pairs
 
@@ -83,28 +90,30 @@ def extract_pairs(
     cwd: str | None = None,
     tools: Tools | None = None,
 ) -> Extraction:
-    """Pairs with their provenance and a report.
+    """Return the pairs of `extract_dpo_pairs` with their provenance, and a report.
 
-    `teachers` is the order in which they are asked; without it, the order in which they first appear among the answers.
-    A state may carry its own `cwd` and `tools`; a result may carry the structured `message` it was made of.
+    `teachers` is their order of precedence: of those that agree, the first one's text is chosen. By default it is the
+    order in which they appear in the answers. A state may have its own `cwd` and `tools`, and a result the structured
+    `message` of its reply. Raises InputError if two states have the same id.
     """
     results = list(teacher_actions)
     order = list(dict.fromkeys([*(teachers or ()), *(result["teacher_slug"] for result in results)]))
     answers: dict[str, dict[str, TeacherCallResult]] = {}
     for result in results:
         state_answers = answers.setdefault(result["state_id"], {})
+        # The first answer counts, unless it failed: then the next one is the answer to a retry.
         if result["teacher_slug"] not in state_answers or state_answers[result["teacher_slug"]]["error"] is not None:
-            state_answers[result["teacher_slug"]] = result  # after a failure, the answer to a second question
-    work = _Extraction(order, agreement_threshold, StateContexts(cwd=cwd, tools=tools))
+            state_answers[result["teacher_slug"]] = result
+    work = _ExtractionInProgress(order, agreement_threshold, StateContexts(cwd=cwd, tools=tools))
     for state in states:
-        work.take(state, answers.pop(_unused(state["state_id"], work.seen), {}))
-    work.report.num_states, work.report.num_pairs = len(work.seen), len(work.records)
+        work.add(state, answers.pop(work.register(state["state_id"]), {}))
+    work.report.num_states, work.report.num_pairs = len(work.state_ids), len(work.records)
     work.report.num_unknown_states = len(answers)
     return Extraction(records=work.records, report=work.report)
 
 
 def save_pairs(pairs: Iterable[Mapping[str, Any]], path: str | os.PathLike[str]) -> None:
-    """Write pairs, one JSON object a line; the file appears whole or not at all, its folder if it is missing."""
+    """Write pairs to a JSONL file, whole or not at all. A missing folder is created."""
     target = written_through(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     with staged(target) as stage:
@@ -113,12 +122,9 @@ def save_pairs(pairs: Iterable[Mapping[str, Any]], path: str | os.PathLike[str])
         stage.commit()
 
 
-# What became of the states, and how far teachers agree: with each other and with the student, per kind of action.
-
-
 @dataclass(slots=True)
 class _KindAgreement:
-    """States where the student's action was of one kind: the student's tool, or text."""
+    """Counts over the states in which the student's action was of one kind: a tool's name, or text."""
 
     num_states: int = 0
     num_votes: int = 0
@@ -129,27 +135,28 @@ class _KindAgreement:
 
     @property
     def with_student(self) -> float | None:
-        """Share of votes that are the student's own action; None without votes."""
+        """The share of votes for the student's own action; None without votes."""
         return self.num_with_student / self.num_votes if self.num_votes else None
 
     @property
     def with_each_other(self) -> float | None:
-        """Share of pairs of teachers that did the same; None where no two teachers answered."""
+        """The share of pairs of teachers that did the same; None if no two teachers answered about one state."""
         return self.num_agreeing_pairs / self.num_teacher_pairs if self.num_teacher_pairs else None
 
 
 @dataclass(slots=True)
 class PairReport:
-    """`drops` are states without a pair by reason, `failed_replies` answers without a vote by reason.
+    """Counts over all states of an extraction.
 
-    `num_asked` are states that at least one teacher was really asked about. `num_rejected_worked` are states where the
-    teachers agree on another action than the student's, which worked.
+    `drops` counts states without a pair by reason, and `failed_replies` answers without a vote by reason. `num_asked`
+    are the states about which at least one request was sent. `num_rejected_worked` are the states in which the
+    student's action worked and the teachers agree on another one.
     """
 
     num_states: int = 0
     num_asked: int = 0
     num_pairs: int = 0
-    num_unknown_states: int = 0  # ids that were answered and are none of the states'
+    num_unknown_states: int = 0  # ids in the answers that no state has
     num_rejected_worked: int = 0
     drops: Counter[str] = field(default_factory=Counter[str])
     failed_replies: Counter[str] = field(default_factory=Counter[str])
@@ -162,7 +169,7 @@ class PairReport:
         self.failed_replies[reason] += 1
 
     def count(self, kind: str, vote: Vote, student_key: str) -> None:
-        """One state's vote, under the kind of what the student did there."""
+        """Count the vote on one state under the kind of the student's action."""
         agreement = self.agreement.setdefault(kind, _KindAgreement())
         agreement.num_states += 1
         agreement.num_votes += vote.num_votes
@@ -174,7 +181,7 @@ class PairReport:
         agreement.num_consensus += vote.winner is not None
 
     def to_dict(self) -> dict[str, object]:
-        """As JSON can hold it, kinds by name."""
+        """Return the report as JSON values, with kinds in alphabetical order."""
         kinds = {
             kind: {
                 "num_states": agreement.num_states,
@@ -198,18 +205,27 @@ class PairReport:
 
 
 @dataclass
-class _Extraction:
-    """One state after the other."""
+class _ExtractionInProgress:
+    """The records and counts so far, one state at a time."""
 
     order: list[str]
     threshold: int
     contexts: StateContexts
     records: list[PairRecord] = field(default_factory=list[PairRecord])
     report: PairReport = field(default_factory=PairReport)
-    seen: set[str] = field(default_factory=set[str])
+    state_ids: set[str] = field(default_factory=set[str])
 
-    def take(self, state: TraceState, results: Mapping[str, TeacherCallResult]) -> None:
-        """Take the pair of a state. A call that was not sent (the cap, a stop) is no answer, not even a failed one."""
+    def register(self, state_id: str) -> str:
+        """Return the id of the next state. Raises InputError if an earlier state has the same id."""
+        if state_id in self.state_ids:
+            fix = "Give every state its own id: answers are matched to states by id"
+            raise InputError(explain("state_id", got=f"{state_id!r} twice", expected="every id once", fix=fix))
+        self.state_ids.add(state_id)
+        return state_id
+
+    def add(self, state: TraceState, results: Mapping[str, TeacherCallResult]) -> None:
+        """Add the pair of a state, or the reason why it has none."""
+        # A request that was not sent (spending cap, interrupted run) is no answer, not even a failed one.
         answers = {name: result for name, result in results.items() if not is_unsent(result)}
         self.report.num_asked += bool(answers)
         try:
@@ -221,26 +237,27 @@ class _Extraction:
         actions = {name: self._action(answers[name]) for name in self.order if name in answers}
         keys = {name: None if action is None else action_key(action, context) for name, action in actions.items()}
         student_key, kind = action_key(student, context), action_kind(student)
-        result = count_votes(keys, self.threshold)
+        vote = count_votes(keys, self.threshold)
         if answers:
-            self.report.count(kind, result, student_key)
-        if result.winner is None:
-            self.report.drop(result.reason if answers else "not_asked")
-        elif result.winner.key == student_key:
+            self.report.count(kind, vote, student_key)
+        if vote.winner is None:
+            self.report.drop(vote.reason if answers else "not_asked")
+        elif vote.winner.key == student_key:
             self.report.drop("agrees_with_student")
         else:
-            self.records.append(self._record(state, result, actions, answers, kind))
+            self.records.append(self._record(state, vote, actions, answers, kind))
 
     def _record(
         self,
         state: TraceState,
-        result: Vote,
+        vote: Vote,
         actions: Mapping[str, Action | None],
         answers: Mapping[str, TeacherCallResult],
         kind: str,
     ) -> PairRecord:
-        assert result.winner is not None
-        first = result.winner.teachers[0]
+        """Return the pair of a vote with a winner; the first teacher of the winning class gives the chosen text."""
+        assert vote.winner is not None
+        first = vote.winner.teachers[0]
         action = actions[first]
         assert action is not None
         pair = DPOPair(
@@ -248,29 +265,21 @@ class _Extraction:
             state_messages=state["messages"],
             chosen=reply_text(answers[first], action),
             rejected=state["student_action"],
-            n_teachers_agreeing=len(result.winner.teachers),
+            n_teachers_agreeing=len(vote.winner.teachers),
         )
         return PairRecord(
             pair=pair,
             chosen_by=first,
-            teachers=result.winner.teachers,
-            classes=tuple(vote_class.teachers for vote_class in result.classes),
+            teachers=vote.winner.teachers,
+            classes=tuple(vote_class.teachers for vote_class in vote.classes),
             student_kind=kind,
             chosen_kind=action_kind(action),
             chosen_action=action,
         )
 
     def _action(self, result: TeacherCallResult) -> Action | None:
-        """A teacher's action; None, and counted, where it has no vote."""
+        """Return a teacher's action; None, and counted as a failed reply, if its answer has no vote."""
         action, reason = voter_of(result)
         if action is None:
             self.report.fail(reason)
         return action
-
-
-def _unused(state_id: str, seen_ids: set[str]) -> str:
-    if state_id in seen_ids:
-        fix = "Give each state an id of its own, or pairs of one would be made of answers to another"
-        raise InputError(explain("state_id", got=f"{state_id!r} twice", expected="every id once", fix=fix))
-    seen_ids.add(state_id)
-    return state_id

@@ -1,4 +1,9 @@
-"""Pairs in, pairs worth training on out, and every drop counted under the operator that made it."""
+"""Filter preference pairs with a data-juicer recipe, and count every dropped pair under the operator that dropped it.
+
+A recipe is a YAML file whose `process` lists operators with their parameters. There are two backends: "native" has
+data-juicer's four default operators in plain Python, "data_juicer" calls data-juicer's own. A filter computes a number
+from a text and keeps the text if the number is in a range; the deduplicator keeps the first of equal texts.
+"""
 
 from __future__ import annotations
 
@@ -26,28 +31,20 @@ KEPT = "kept"
 Backend = Literal["native", "data_juicer"]
 
 
-# data-juicer's four default operators in plain Python, by its names, with its parameters and its defaults.
-#
-# A filter makes a number of a text and says in which range it has to lie; the deduplicator keeps the first of texts
-# that are the same but for what it leaves out.
-
-
 def native_judge(step: OperatorStep) -> Judge:
-    """A judge for one pass over the pairs."""
+    """Return the judge of a step, for one pass over the pairs."""
     return native_operator(step).judge()
 
 
-# The same steps run by data-juicer itself: its operators called one by one, in this process.
-#
-# Its executor is not used: it writes a job folder, logs and caches, and takes a hundred times as long. Two things
-# that an executor would get wrong here are ours as well: each call has its own statistics (operators of one kind
-# share a name for theirs, so the one on `rejected` would be handed the numbers of `chosen`), and the text of a whole
-# pair is made by us. Importing data-juicer replaces the handlers of loguru's logger.
-
-
 def data_juicer_judge(step: OperatorStep) -> Judge:
-    """A judge for one pass over the pairs; MissingExtraError without data-juicer."""
-    operator = _operator(step)
+    """Return the judge of a step that data-juicer runs, for one pass over the pairs.
+
+    The operators are called one by one in this process. data-juicer's executor would write a job folder, logs and
+    caches, and take a hundred times as long. It would also share statistics: operators of one kind store them under one
+    name, so a filter on `rejected` would see the numbers of `chosen`. Importing data-juicer replaces the handlers of
+    loguru's logger. Raises MissingExtraError if data-juicer is not installed.
+    """
+    operator = _data_juicer_operator(step)
     return _deduplicator(operator, step) if step.operator == "document_deduplicator" else _filter(operator, step)
 
 
@@ -57,7 +54,7 @@ _FIELDS = frozenset({"state_id", "state_messages", "chosen", "rejected", "n_teac
 
 @dataclass(slots=True)
 class NormalizedDPOPair:
-    """A pair with its answers as messages; `metadata` holds what else the pair carried, and what it went through."""
+    """A pair with its answers as messages. `metadata` holds the pair's other fields, and how it was filtered."""
 
     state_id: str
     state_messages: list[Message]
@@ -68,10 +65,10 @@ class NormalizedDPOPair:
 
 
 class DJNormalizer:
-    """Runs the operators of a data-juicer recipe over pairs, in order; `skip_dj` passes every pair through.
+    """A filter of preference pairs that runs the operators of a data-juicer recipe in order.
 
-    `counts` is about the last call of `normalize`: "kept", and under each operator what it dropped. `DEFAULT_RECIPE` is
-    the recipe that runs without a `recipe_path`.
+    `skip_dj` keeps every pair. Without a `recipe_path` the shipped `DEFAULT_RECIPE` runs. After a call of `normalize`,
+    `counts` holds the number of pairs "kept", and for every operator the number that it dropped.
     """
 
     DEFAULT_RECIPE: ClassVar[Path] = DEFAULT_RECIPE
@@ -90,12 +87,13 @@ class DJNormalizer:
         self._recipe = (
             Recipe((), "") if skip_dj else read_recipe(self.DEFAULT_RECIPE if recipe_path is None else recipe_path)
         )
-        self._judges()  # what is wrong in the recipe is said now, and not after the teachers were paid
+        # A wrong recipe has to fail here, and not after the teachers were paid.
+        self._judges()
         provenance = {"backend": backend, "recipe_sha256": self._recipe.sha256}
         self._mark: dict[str, Any] = {"skipped": True} if skip_dj else {"normalizer": provenance}
 
     def normalize(self, pairs: Iterable[DPOPair]) -> list[NormalizedDPOPair]:
-        """The pairs that every operator keeps, in their order."""
+        """Return the pairs that every operator keeps, in their order. Raises InputError for a malformed pair."""
         judges = self._judges()
         self.counts = dict.fromkeys([KEPT, *(step.reason for step, _ in judges)], 0)
         normalized_pairs: list[NormalizedDPOPair] = []
@@ -122,17 +120,16 @@ class DJNormalizer:
         )
 
 
-# Recipes in data-juicer's format: a YAML file with `process`, a list of operators with their parameters.
-
-_MAX_BYTES = 1 << 16  # a recipe is a page; a parser in Python takes seconds for a megabyte
-_SAYS_WHAT = frozenset({"process", "text_keys"})
-# These say where data-juicer's executor reads and writes and how many processes it starts. Nothing here does that.
-_SAYS_WHERE = frozenset({"project_name", "dataset_path", "export_path", "np", "executor_type", "work_dir"})
+# A recipe is a page long, and YAML's parser in Python takes seconds for a megabyte.
+_MAX_BYTES = 1 << 16
+_RECIPE_KEYS = frozenset({"process", "text_keys"})
+# Paths and process counts of data-juicer's executor. They are accepted and have no effect here.
+_EXECUTOR_KEYS = frozenset({"project_name", "dataset_path", "export_path", "np", "executor_type", "work_dir"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorStep:
-    """One operator of a recipe on one text of a pair; `reason` is what its drops are counted under."""
+    """One operator of a recipe, applied to one text of a pair. Its drops are counted under `reason`."""
 
     operator: str
     text_key: str
@@ -143,20 +140,23 @@ class OperatorStep:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """The steps in their order, and the hash of the file they were read from."""
+    """The steps of a recipe in their order, and the hash of its file."""
 
     steps: tuple[OperatorStep, ...]
     sha256: str
 
 
 def read_recipe(path: str | os.PathLike[str]) -> Recipe:
-    """A recipe file; ArtefactNotFoundError (a FileNotFoundError) if there is none, InputError if it is no recipe."""
+    """Read a recipe file.
+
+    Raises ArtefactNotFoundError (a FileNotFoundError) if there is no such file, and InputError if it is not a recipe.
+    """
     where = f"recipe {os.fspath(path)}"
     try:
         with Path(path).open("rb") as file:
             data = file.read(_MAX_BYTES + 1)
     except FileNotFoundError:
-        raise ArtefactNotFoundError(f"{where}: no such file. Leave recipe_path out for the shipped one") from None
+        raise ArtefactNotFoundError(f"{where}: no such file. Leave out recipe_path to use the shipped recipe") from None
     except OSError as error:
         raise InputError(f"{where} cannot be read: {error.strerror}") from error
     if len(data) > _MAX_BYTES:
@@ -165,15 +165,15 @@ def read_recipe(path: str | os.PathLike[str]) -> Recipe:
 
 
 def steps_of(recipe: object, where: str) -> tuple[OperatorStep, ...]:
-    """The steps of a recipe that is already parsed."""
+    """Return the steps of a parsed recipe. Raises InputError for anything that is not part of the format."""
     fields = _mapping(recipe, where)
     for key in fields:
-        if key not in _SAYS_WHAT | _SAYS_WHERE:
-            refuse(where, key, _SAYS_WHAT | _SAYS_WHERE)
+        if key not in _RECIPE_KEYS | _EXECUTOR_KEYS:
+            refuse(where, key, _RECIPE_KEYS | _EXECUTOR_KEYS)
     process = fields.get("process")
     if not isinstance(process, list) or not process:
-        raise InputError(explain(f"{where}, 'process'", got=_shown(process), expected="a list of operators"))
-    usual = _usual_text_key(fields.get("text_keys"), where)
+        raise InputError(explain(f"{where}, 'process'", got=_type_in_words(process), expected="a list of operators"))
+    default_key = _default_text_key(fields.get("text_keys"), where)
     steps: list[OperatorStep] = []
     for number, item in enumerate(cast("list[object]", process)):
         location = f"{where}, operator {number + 1}"
@@ -182,20 +182,21 @@ def steps_of(recipe: object, where: str) -> tuple[OperatorStep, ...]:
             raise InputError(explain(location, got=f"keys {sorted(entry)}", expected="one name with its parameters"))
         ((name, parameters),) = entry.items()
         settings = {} if parameters is None else _mapping(parameters, f"{location} ({name})")
-        key = _text_key(settings.pop("text_key", usual), f"{location} ({name})")
-        same = sum(step.operator == name and step.text_key == key for step in steps)
-        reason = f"{name}({key})" + (f"#{same + 1}" if same else "")
+        key = _text_key(settings.pop("text_key", default_key), f"{location} ({name})")
+        # Drops of a step that is repeated are counted apart: text_length_filter(chosen), text_length_filter(chosen)#2
+        num_equal_steps = sum(step.operator == name and step.text_key == key for step in steps)
+        reason = f"{name}({key})" + (f"#{num_equal_steps + 1}" if num_equal_steps else "")
         steps.append(
             OperatorStep(operator=name, text_key=key, parameters=settings, reason=reason, where=f"{location} ({name})")
         )
     return tuple(steps)
 
 
-def refuse(where: str, name: str, known: Iterable[str], fix: str = "") -> NoReturn:
-    """An InputError for a name nobody knows, with the one that was probably meant."""
-    choices = sorted(known)
-    near = difflib.get_close_matches(name, choices, n=1)
-    fix = " ".join(part for part in (f"Did you mean {near[0]!r}?" if near else "", fix) if part)
+def refuse(where: str, name: str, valid_names: Iterable[str], fix: str = "") -> NoReturn:
+    """Raise an InputError for an unknown name, with the valid name that is closest to it."""
+    choices = sorted(valid_names)
+    closest = difflib.get_close_matches(name, choices, n=1)
+    fix = " ".join(part for part in (f"Did you mean {closest[0]!r}?" if closest else "", fix) if part)
     raise InputError(explain(where, got=repr(name), expected=f"one of {', '.join(choices)}", fix=fix))
 
 
@@ -211,23 +212,24 @@ def _parse(data: bytes, where: str) -> object:
         raise InputError(explain(where, got="deeper nesting", expected="a list of operators")) from None
     except InputError:
         raise
-    except ValueError as error:  # a date or a number that Python cannot hold
+    except ValueError as error:  # a date or number that Python cannot represent
         raise InputError(f"{where}: {error}") from None
 
 
 def _check_tree(yaml: Any, root: Any, where: str) -> None:
-    """YAML keeps the last of two equal keys without a word; here that is an error."""
+    """Raise InputError if a mapping has a key twice. YAML would silently keep the last one."""
     level, seen_ids = [root], set[int]()
     while level:
         node = level.pop()
-        if id(node) in seen_ids:  # a node may be named again and again, and even inside itself
+        # An alias (`*name`) is the same node again, and may even be inside the node that it names.
+        if id(node) in seen_ids:
             continue
         seen_ids.add(id(node))
         if isinstance(node, yaml.MappingNode):
             keys = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
-            twice = next((key for key, number in keys.items() if number > 1), None)
-            if twice is not None:
-                raise InputError(explain(where, got=f"{twice!r} twice", expected="each key once"))
+            repeated_key = next((key for key, count in keys.items() if count > 1), None)
+            if repeated_key is not None:
+                raise InputError(explain(where, got=f"{repeated_key!r} twice", expected="each key once"))
             level.extend(value for _, value in node.value)
         elif isinstance(node, yaml.SequenceNode):
             level.extend(node.value)
@@ -235,12 +237,12 @@ def _check_tree(yaml: Any, root: Any, where: str) -> None:
 
 def _mapping(value: object, where: str) -> dict[str, Any]:
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in cast("dict[object, object]", value)):
-        raise InputError(explain(where, got=_shown(value), expected="names with values (`name: value`)"))
+        raise InputError(explain(where, got=_type_in_words(value), expected="a mapping (`name: value`)"))
     return dict(cast("dict[str, Any]", value))
 
 
-def _usual_text_key(text_keys: object, where: str) -> str | None:
-    """data-juicer's `text_keys`: a name or a list of names, of which operators take the first."""
+def _default_text_key(text_keys: object, where: str) -> str | None:
+    """Return the text key of operators that have none of their own: `text_keys`, a name or a list of one name."""
     if isinstance(text_keys, list) and len(cast("list[object]", text_keys)) == 1:
         text_keys = cast("list[object]", text_keys)[0]
     return None if text_keys is None else _text_key(text_keys, f"{where}, 'text_keys'")
@@ -248,7 +250,7 @@ def _usual_text_key(text_keys: object, where: str) -> str | None:
 
 def _text_key(text_key: object, where: str) -> str:
     if text_key is None:
-        fix = "Filter chosen and rejected one by one: an operator takes one text."
+        fix = "An operator takes one text: use one operator for chosen and one for rejected."
         raise InputError(
             explain(f"{where}, 'text_key'", got="none", expected=f"one of {', '.join(TEXT_KEYS)}", fix=fix)
         )
@@ -257,18 +259,16 @@ def _text_key(text_key: object, where: str) -> str:
     return text_key
 
 
-def _shown(value: object) -> str:
+def _type_in_words(value: object) -> str:
     return "nothing" if value is None else f"a {type(value).__name__}"
 
 
-# The characters that special_characters_filter counts: what is neither letter nor sign of a script.
+# special_characters_filter counts every ASCII punctuation mark, digit and blank, every emoji of one code point, and a
+# list of other signs that includes a few letters. The digits and operators of a calculation count in full;
+# docs/decisions/0007-pair-filters.md says what that means for the limits.
 #
-# Special is every ASCII punctuation mark, digit and blank, every emoji that is one code point, and a list of further
-# signs that also holds a few letters. So the digits and operators of a calculation count in full: see
-# docs/decisions/0007-pair-filters.md for what that does to a limit.
-
-# Every code point beyond ASCII that data-juicer 1.6.1 (with emoji 2.2.0) counts as special, found by asking its filter
-# about each; `make test-replaysim` asks again.
+# These are the code points beyond ASCII, in hexadecimal, that data-juicer 1.6.1 (with emoji 2.2.0) counts as special.
+# Its own filter was run on every code point; `make test-replaysim` repeats that.
 _BEYOND_ASCII = """
     81-85 91-93 95-99 9C-9D A1-AB AD-B4 B7-BF D7 F7-F8 131 26A 2BA-2BC 2C8 2CC 2D0 2D8 2DA 2DC 3C0 413 60C 647 66A
     66C 6E9 93E 940 947 94D 97D 9BE E51 2002-2003 2005 2008-200B 2010-2011 2013-2016 2018-201A 201C-2020 2022 2024
@@ -290,42 +290,43 @@ _BEYOND_ASCII = """
 """
 
 
-def _class(spans: list[str]) -> str:
-    """`A1-AB D7` as the inside of a regular expression's character class."""
+def _character_class(spans: list[str]) -> str:
+    """Return spans such as `A1-AB` and `D7` as the inside of a regular expression's character class."""
     return "".join("-".join(f"\\U{int(end, 16):08X}" for end in span.split("-")) for span in spans)
 
 
-# `re` has a table for the first 65,536 characters and walks through a list for all others. So those are asked about in
-# a class of their own, behind one look whether there is such a character at all: twice as fast.
+# `re` looks the first 65,536 characters up in a table, and searches a list for all others. A lookahead for any of the
+# others, with a class of their own after it, makes matching twice as fast.
 _SPANS = _BEYOND_ASCII.split()
-_FIRST_PLANE = re.escape(string.punctuation + string.digits + string.whitespace) + _class(
+_SPECIAL_LOW = re.escape(string.punctuation + string.digits + string.whitespace) + _character_class(
     [span for span in _SPANS if int(span.split("-")[0], 16) < 0x10000]
 )
-_BEYOND = _class([span for span in _SPANS if int(span.split("-")[0], 16) >= 0x10000])
-_ANY_BEYOND = r"\U00010000-\U0010FFFF"
-ORDINARY = rf"(?:[^{_FIRST_PLANE}{_ANY_BEYOND}]|(?=[{_ANY_BEYOND}])[^{_BEYOND}])"
+_SPECIAL_HIGH = _character_class([span for span in _SPANS if int(span.split("-")[0], 16) >= 0x10000])
+_ANY_HIGH = r"\U00010000-\U0010FFFF"
+ORDINARY = rf"(?:[^{_SPECIAL_LOW}{_ANY_HIGH}]|(?=[{_ANY_HIGH}])[^{_SPECIAL_HIGH}])"
 """The pattern of one character that is not special."""
 
 
-# From the first ordinary character of a word to its end: one match a word, and no place is looked at twice.
+# A word from its first ordinary character to its end: "(don't" -> "don't", "--a1" -> "a1"; not "--" or "1.5"
 _WORD = re.compile(rf"{ORDINARY}[^ \n\t]*")
-# data-juicer's pattern runs in the `regex` package, which knows digits that this Python may be too old for, and which
-# does not take the four ASCII separators for blanks.
+# data-juicer uses the `regex` package. It knows digits that are newer than this Python's Unicode tables, and does not
+# count the four ASCII separators (\x1c to \x1f) as blanks.
 _NEWER_DIGITS = (
     "\U00010d40-\U00010d49\U000116d0-\U000116e3\U00011bf0-\U00011bf9\U00011de0-\U00011de9\U00011f50-\U00011f59"
     "\U00016130-\U00016139\U00016d70-\U00016d79\U0001ccf0-\U0001ccf9\U0001e4f0-\U0001e4f9\U0001e5f1-\U0001e5fa"
 )
+# "a 1, b" -> " ", "1,", " ", so that "ab" is left; not a letter, an emoji or "\x1c"
 _NO_CHARACTER = re.compile(rf"[^\S\x1c-\x1f]+|[\d{re.escape(string.punctuation)}{_NEWER_DIGITS}]+")
 Judge = Callable[[str], bool]
-"""Whether a text is kept. It may remember what it has seen, so each pass over the pairs has its own."""
+"""Returns whether a text is kept. A deduplicator's judge remembers texts, so every pass over the pairs has its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RangeFilter:
-    """The parameters every filter takes.
+    """A filter that keeps values in a range: data-juicer's parameters that all filters share.
 
-    A limit of None is no limit. `reversed_range` keeps what lies outside; a limit that belongs to the range then
-    belongs to the outside.
+    A limit of None is no limit. `reversed_range` keeps the values outside the range; an interval that is closed at a
+    limit then keeps the limit itself as well.
     """
 
     min_closed_interval: bool = True
@@ -333,18 +334,18 @@ class RangeFilter:
     reversed_range: bool = False
 
     def is_kept(self, value: float, low: float | None, high: float | None) -> bool:
-        """Whether a number is in the range, or outside where the range is reversed."""
-        low_belongs = self.min_closed_interval != self.reversed_range
-        high_belongs = self.max_closed_interval != self.reversed_range
-        is_inside = (low is None or value > low or (low_belongs and value == low)) and (
-            high is None or value < high or (high_belongs and value == high)
+        """Return whether a value is in the range, or outside if the range is reversed."""
+        includes_low = self.min_closed_interval != self.reversed_range
+        includes_high = self.max_closed_interval != self.reversed_range
+        is_inside = (low is None or value > low or (includes_low and value == low)) and (
+            high is None or value < high or (includes_high and value == high)
         )
         return is_inside != self.reversed_range
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextLengthFilter(RangeFilter):
-    """Keeps a text of `min_len` to `max_len` characters (code points)."""
+    """A filter that keeps texts of `min_len` to `max_len` characters (code points)."""
 
     min_len: float | None = 10
     max_len: float | None = sys.maxsize
@@ -355,10 +356,10 @@ class TextLengthFilter(RangeFilter):
 
 @dataclass(frozen=True, kw_only=True)
 class WordsNumFilter(RangeFilter):
-    """Keeps a text of `min_num` to `max_num` words; `lang` names a model that only `tokenization` would use.
+    """A filter that keeps texts of `min_num` to `max_num` words.
 
-    Words are divided by blanks, newlines and tabs, and by nothing else: a no-break space or a carriage return is inside
-    a word. What is made of special characters alone is no word.
+    Words are separated by spaces, newlines and tabs only: a no-break space or a carriage return is part of a word.
+    Special characters alone are not a word. `lang` names a model that only `tokenization` would use.
     """
 
     lang: str = "en"
@@ -368,7 +369,7 @@ class WordsNumFilter(RangeFilter):
 
     def __post_init__(self) -> None:
         if self.tokenization:
-            fix = 'Words by a SentencePiece model are data-juicer\'s own: DJNormalizer(..., backend="data_juicer").'
+            fix = 'For words of a SentencePiece model use data-juicer itself: DJNormalizer(..., backend="data_juicer").'
             raise InputError(explain("words_num_filter, tokenization", got="true", expected="false", fix=fix))
 
     def judge(self) -> Judge:
@@ -376,13 +377,13 @@ class WordsNumFilter(RangeFilter):
 
 
 def count_words(text: str) -> int:
-    """Words of a text, those of special characters alone left out."""
+    """Return the number of words in a text, without those that consist of special characters only."""
     return sum(1 for _ in _WORD.finditer(text))
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpecialCharactersFilter(RangeFilter):
-    """Keeps a text whose share of special characters is `min_ratio` to `max_ratio`."""
+    """A filter that keeps texts whose share of special characters is between `min_ratio` and `max_ratio`."""
 
     min_ratio: float | None = 0.0
     max_ratio: float | None = 0.25
@@ -393,18 +394,22 @@ class SpecialCharactersFilter(RangeFilter):
 
 @dataclass(frozen=True, kw_only=True)
 class DocumentDeduplicator:
-    """Keeps the first text of each key; `ignore_non_character` leaves out blanks, digits and ASCII punctuation."""
+    """A filter that keeps the first of several equal texts.
+
+    Texts are compared without blanks at their ends, and as the options say: in lower case, or without blanks, digits
+    and ASCII punctuation (`ignore_non_character`).
+    """
 
     lowercase: bool = False
     ignore_non_character: bool = False
 
     def key(self, text: str) -> bytes:
-        """Equal for texts that count as the same."""
+        """Return the hash of a text in the form in which texts are compared."""
         if self.lowercase:
             text = text.lower()
         if self.ignore_non_character:
             text = _NO_CHARACTER.sub("", text)
-        # data-juicer takes MD5, for which texts can be made that collide. A lone surrogate is no reason to stop.
+        # data-juicer uses MD5, for which collisions can be made. `surrogatepass` accepts a lone surrogate.
         return hashlib.blake2b(text.strip().encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
     def judge(self) -> Judge:
@@ -425,7 +430,7 @@ NATIVE: dict[str, type[Native]] = {
     "special_characters_filter": SpecialCharactersFilter,
     "document_deduplicator": DocumentDeduplicator,
 }
-# How data-juicer spreads an operator over processes and machines; what is kept does not depend on it.
+# Parameters of data-juicer that distribute an operator over processes and machines. They do not change what is kept.
 WITHOUT_EFFECT = frozenset(
     {
         *("accelerator", "adaptive_batching", "auto_op_parallelism", "batch_mode", "batch_size", "num_proc", "turbo"),
@@ -436,10 +441,10 @@ WITHOUT_EFFECT = frozenset(
 
 
 def native_operator(step: OperatorStep) -> Native:
-    """The operator of a step; InputError for a name or a parameter that is not known."""
+    """Return the operator of a step. Raises InputError for an unknown operator or a wrong parameter."""
     operator_class = NATIVE.get(step.operator)
     if operator_class is None:
-        fix = 'data-juicer\'s other filters run with DJNormalizer(..., backend="data_juicer").'
+        fix = 'For data-juicer\'s other filters use DJNormalizer(..., backend="data_juicer").'
         refuse(step.where, step.operator, NATIVE, fix)
     fields = {field.name: field.default for field in dataclasses.fields(operator_class)}
     parameters: dict[str, Any] = {}
@@ -452,7 +457,7 @@ def native_operator(step: OperatorStep) -> Native:
 
 
 def _checked(value: object, default: object, where: str) -> object:
-    """A value of the kind its default has; limits are numbers, or null for none."""
+    """Return a parameter's value if it has the type of its default; limits are numbers, or null for none."""
     if isinstance(default, bool | str):
         if type(value) is not type(default):
             expected = "true or false" if isinstance(default, bool) else "text"
@@ -462,34 +467,36 @@ def _checked(value: object, default: object, where: str) -> object:
     return value
 
 
-_SPECIAL = re.compile(rf"[{_FIRST_PLANE}]+|(?=[{_ANY_BEYOND}])[{_BEYOND}]+")
+# "a == 1!" -> " == 1!"; not "a"
+_SPECIAL = re.compile(rf"[{_SPECIAL_LOW}]+|(?=[{_ANY_HIGH}])[{_SPECIAL_HIGH}]+")
 
 
 def special_ratio(text: str) -> float:
-    """Special characters to all characters; 0 for an empty text."""
+    """Return the share of special characters in a text; 0 for an empty one."""
     return (len(text) - len(_SPECIAL.sub("", text))) / len(text) if text else 0.0
 
 
-# The texts of a pair that a recipe may look at.
-
 TEXT_KEYS = ("chosen", "rejected", "state", "state_chosen_rejected")
-"""What `text_key` may name. `state` is everything the messages hold; the last is what a pair is known by as a whole."""
-# Divides the parts of a whole pair. Private-use characters: neither blank, digit nor punctuation, so that a key which
-# leaves those out still tells ("ab", "c") from ("a", "bc").
-_PARTED, _ESCAPE = "\ue000", "\ue001"
+"""The texts of a pair that an operator can filter. `state` is all text of its messages, the last one the whole pair."""
+
+# Separates the parts of a whole pair. A private-use character is neither blank, digit nor punctuation, so even
+# `ignore_non_character` keeps ("ab", "c") and ("a", "bc") apart.
+_SEPARATOR, _ESCAPE = "\ue000", "\ue001"
 
 
 def pair_text(pair: Mapping[str, Any], key: str) -> str:
-    """The text of a pair under one of TEXT_KEYS."""
+    """Return the text of a pair that one of TEXT_KEYS names."""
     if key in ("chosen", "rejected"):
         return pair[key]
     if key == "state":
         return "\n".join(_leaves(pair["state_messages"]))
-    return _PARTED.join(_escaped(part) for part in (*_leaves(pair["state_messages"]), pair["chosen"], pair["rejected"]))
+    return _SEPARATOR.join(
+        _escaped(part) for part in (*_leaves(pair["state_messages"]), pair["chosen"], pair["rejected"])
+    )
 
 
 def check_pair(pair: object, number: int) -> Mapping[str, Any]:
-    """The pair, or an InputError that names what it lacks."""
+    """Return the pair. Raises InputError if a field is missing or has a wrong type."""
     where = f"pair {number}"
     if not isinstance(pair, Mapping):
         raise InputError(explain(where, got=type(pair).__name__, expected="a DPOPair"))
@@ -507,26 +514,27 @@ def check_pair(pair: object, number: int) -> Mapping[str, Any]:
 
 
 def _escaped(part: str) -> str:
-    return part.replace(_ESCAPE, _ESCAPE + _ESCAPE).replace(_PARTED, _ESCAPE + "\ue002")
+    return part.replace(_ESCAPE, _ESCAPE + _ESCAPE).replace(_SEPARATOR, _ESCAPE + "\ue002")
 
 
 def _leaves(messages: list[object]) -> Iterator[str]:
-    """Keys and values of the messages, keys sorted; without recursion, for arguments may nest deeply."""
-    waiting: list[object] = [*reversed(messages)]
-    while waiting:
-        value = waiting.pop()
+    """Yield the keys and values of messages, keys sorted."""
+    # A stack instead of recursion: arguments may be nested deeper than Python's recursion limit.
+    pending: list[object] = [*reversed(messages)]
+    while pending:
+        value = pending.pop()
         if isinstance(value, Mapping):
             items_by_key = {str(key): item for key, item in cast("Mapping[object, object]", value).items()}
             for key in sorted(items_by_key, reverse=True):
-                waiting += [items_by_key[key], key]
+                pending += [items_by_key[key], key]
         elif isinstance(value, list | tuple):
-            waiting.extend(reversed(cast("list[object]", value)))
+            pending.extend(reversed(cast("list[object]", value)))
         else:
             yield str(value)
 
 
 EXTRA = "replaysim"
-# Filters on text alone, without a model or a list that would have to be downloaded.
+# data-juicer's operators that need nothing but the text: no model and no word list to download.
 RUNNABLE = frozenset(
     {
         *("alphanumeric_filter", "average_line_length_filter", "character_repetition_filter"),
@@ -534,11 +542,13 @@ RUNNABLE = frozenset(
         *("words_num_filter", "document_deduplicator"),
     }
 )
-# Without these two, importing data-juicer fails, or runs `pip install` inside the user's environment.
+# data-juicer needs these packages without declaring them: without them its import fails, or runs `pip install` in the
+# user's environment.
 _UNDECLARED = ("aiohttp", "ray")
 
 
-def _operator(step: OperatorStep) -> Any:
+def _data_juicer_operator(step: OperatorStep) -> Any:
+    """Return data-juicer's own operator for a step. Raises InputError for an unknown operator or parameter."""
     for package in ("data_juicer", *_UNDECLARED):
         if not available(package):
             require(package, extra=EXTRA)
@@ -547,20 +557,21 @@ def _operator(step: OperatorStep) -> Any:
     operators = require("data_juicer.ops.base_op", extra=EXTRA).OPERATORS
     require("data_juicer.ops", extra=EXTRA)  # fills the registry
     operator_class = operators.modules[step.operator]
-    own_parameters = {
+    operator_parameters = {
         name for name in inspect.signature(operator_class.__init__).parameters if name not in ("self", "args", "kwargs")
     }
-    known_parameters = own_parameters | set(cast("Mapping[str, object]", operator_class._BASE_PARAMS))
+    parameters = operator_parameters | set(cast("Mapping[str, object]", operator_class._BASE_PARAMS))
     for name in step.parameters:
-        if name not in known_parameters:  # data-juicer itself would ignore it
-            refuse(step.where, name, known_parameters)
+        if name not in parameters:  # data-juicer itself would ignore it
+            refuse(step.where, name, parameters)
     try:
         return operator_class(text_key=step.text_key, **step.parameters)
     except (TypeError, ValueError) as error:
-        raise InputError(f"{step.where}: data-juicer refuses these parameters: {error}") from error
+        raise InputError(f"{step.where}: data-juicer rejects these parameters: {error}") from error
 
 
 def _filter(operator: Any, step: OperatorStep) -> Judge:
+    """Return a judge that runs a filter of data-juicer on one text at a time, with fresh statistics."""
     statistics = require("data_juicer.utils.constant", extra=EXTRA).Fields.stats
 
     def is_kept(text: str) -> bool:
@@ -572,6 +583,7 @@ def _filter(operator: Any, step: OperatorStep) -> Judge:
 
 
 def _deduplicator(operator: Any, step: OperatorStep) -> Judge:
+    """Return a judge that keeps the first text of every hash that data-juicer's deduplicator computes."""
     hash_name = require("data_juicer.utils.constant", extra=EXTRA).HashKeys.hash
     seen_hashes: set[str] = set()
 
