@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import json
 
-from composer_replication.batch import hint_placement as taught_turns
-from composer_replication.batch import pair_tokens, windows
-from composer_replication.batch import session_batch as session_records
+from composer_replication.batch import hint_placement, pair_tokens, session_batch, windows
 from composer_replication.batch.render import renderer
 from composer_replication.evaluation.report.records import MEANINGS, explained, of_good_turns
 from composer_replication.trainer.objective import hint_proof
 from composer_replication.trainer.sessions import rendering
-from composer_replication.trainer.sessions import rendering as good_turns
 from output_facts import lines_with
 
 REASONS = {
     windows: ("LONGER_THAN_WINDOW", "SHORT_CONTEXT", "CUT_IN_MESSAGE"),
-    session_records: ("REFERENCE_SAW_MORE", "NO_WRONG_HINT"),
-    taught_turns: ("HINT_HAS_NO_PLACE", "HINT_MAKES_NO_TOKENS", "NOTHING_BEFORE_IT"),
+    session_batch: ("REFERENCE_SAW_MORE", "NO_WRONG_HINT"),
+    hint_placement: ("HINT_HAS_NO_PLACE", "HINT_MAKES_NO_TOKENS", "NOTHING_BEFORE_IT"),
     hint_proof: ("HINT_DOES_NOTHING", "LOWERS_GOOD_CALLS", "NO_OTHER_KIND"),
     renderer: ("TEXT_FOLLOWS_CALL", "THINKING_COMES_LATE", "WITHOUT_ANSWER"),
-    rendering: ("NOT_RENDERED", "NOT_IN_RENDERING", "NO_SUCH_TURN"),
+    rendering: (
+        *("NOT_RENDERED", "NOT_IN_RENDERING", "NO_SUCH_TURN"),
+        *("REFUSED", "BLOCKED", "INTERRUPTED", "FAILED", "FAILED_AS_WORK", "REJECTED", "IMAGE", "UNSEEN"),
+    ),
     pair_tokens: ("WITHOUT_ANSWER", "EQUAL_ANSWERS", "CONTEXTS_DIFFER"),
-    good_turns: (*("REFUSED", "BLOCKED", "INTERRUPTED", "FAILED", "FAILED_AS_WORK", "REJECTED", "IMAGE", "UNSEEN"),),
 }
 
 
