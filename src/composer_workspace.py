@@ -1,4 +1,6 @@
-"""Where verifiers finds the workspace (`vf-eval composer-workspace`): it imports top-level modules only."""
+"""Export the workspace environment to verifiers (`vf-eval composer-workspace`), which imports
+top-level modules only.
+"""
 
 from composer_replication.envs.verifiers_environment import WorkspaceEnv, WorkspaceHarness, WorkspaceTaskset
 

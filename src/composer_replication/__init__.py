@@ -1,43 +1,36 @@
 """composer_replication: an open, verified replication of Composer 2.5's post-training for agentic coding models.
 
-Importing the package loads neither torch nor any extra. Public names are resolved when they are first used; the table
-holds only names that exist. In the order of the pipeline:
+Importing the package loads neither torch nor any extra: public names are imported when they are first used. The
+modules, in the order of the pipeline:
 
-types           the records that go from step to step
-errors          every error, and how its message is built
-optional        what is installed, and what to install
-atomic          files that appear whole or not at all
-canonical_json  one JSON text for one value
+types           the records that several stages use
+errors          every exception, and how its message is built
+optional        imports of optional dependencies
+atomic          files that are written whole or not at all
+canonical_json  strict JSON
+messages        read chat messages in every format
+action_text     convert between an assistant turn and its text
 version         the package's version
-runs            the run directory: artefacts, sidecars, lineage, the split
-config          every option, once
-privacy         secrets out
-ingestion       logs to conversations
-actions         what a turn did, and what the session had shown by then
-sites           which turn erred, whose doing it was
-judge           would a call fail, said before it runs
-hint_generator  what to say about it
-teacher_replay  what others would have done
-pairs           preference pairs
-batch           conversations to tensors
-loss            rows to scalars
-objective       model and batch to losses
-sessions        a run's conversations as batches
-rollouts        rollouts to sites and channel 2
-envs            a world to act in
-trainer         losses to a better model
-evaluation      before against after, on held-out sessions
-report          a run as a page to look at
-use             export, chat, doctor: what is done with the result
-recipes         the same kernels in other engines
-diloco          replicas in different places train one model
-steps           the pipeline: one file a verb, and their table
-ablation        arms x seeds: what helps, with controls
+runs            the run directory: its files, their checksums and sources
+config          every option, declared once
+privacy         redact secrets and people
+ingestion       read agents' session logs as conversations
+sites           find the failed calls, their kind, and who is to blame
+hint_generator  write hints about the model's errors
+teacher_replay  ask other models what they would have done
+pairs           make preference pairs
+batch           turn conversations into token ids and batches
+loss            losses as pure functions, one algorithm per file
+trainer         train a model on the objective, on logged sessions and rollouts
+envs            environments in which an agent acts
+evaluation      compare the models before and after on held-out sessions; the report
+recipes         the same losses in other training engines
+diloco          train one model by replicas in different places
 cli             the command `crf`
 __main__        `python -m composer_replication`
-opsd            known import path of the self-distillation losses
-distillation    known import path of the distillation losses
-replaysim       known import path of teacher replay and the pair filters
+
+Three more are the import paths that users know: `opsd` (self-distillation losses), `distillation` (distillation losses)
+and `replaysim` (teacher replay and pair filters).
 """
 
 from __future__ import annotations
@@ -84,7 +77,7 @@ _PUBLIC = {
     "replay_trace": "composer_replication.teacher_replay.replay",
 }
 
-# Reachable as attributes without an import of their own, as they were when everything was imported eagerly.
+# Available as attributes after `import composer_replication` alone, as when the package imported everything eagerly.
 _SUBPACKAGES = frozenset(
     {
         "batch",
@@ -128,10 +121,12 @@ _DILOCO_AVAILABLE: bool = _available("torchft")
 
 
 def __getattr__(name: str) -> Any:
+    """Import and return a public name or a subpackage on first use."""
     if name in _SUBPACKAGES:
         return import_module(f"{__name__}.{name}")
     if name not in _PUBLIC:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    # Without torchft the name is None and not an error, as `import *` and old callers expect.
     if name == "make_diloco_outer_loop" and not _DILOCO_AVAILABLE:
         return None
     value = getattr(import_module(_PUBLIC[name]), name)

@@ -1,4 +1,4 @@
-"""`python -m composer_replication` is `crf`."""
+"""Run `crf` as `python -m composer_replication`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,10 @@
-"""Files that are either wholly written or untouched: a temporary file beside the target, synced, then renamed over it.
+"""Write files atomically: to a temporary file in the target's folder, which is synced and then renamed over the target.
 
-Nothing of the old file is preserved (a symbolic link is replaced by the file, see `written_through`); the new one gets
-the process's umask. A device, a pipe or a folder is never replaced.
+A crash leaves the old file or the new one, never a part. Nothing of the old file is preserved: a symbolic link is
+replaced by a file (see `written_through`), and the mode of the new file follows the process's umask. A device, a pipe
+or a folder is never replaced.
+
+The module also has advisory locks of files and folders, which do nothing on platforms and file systems without locks.
 """
 
 from __future__ import annotations
@@ -23,44 +26,44 @@ if sys.platform != "win32":
     import fcntl
 
 _TEMP_SUFFIX = ".tmp"
-# File systems that cannot sync a directory (some network and FUSE mounts) say so with one of these.
+# Errors of file systems that cannot sync a directory, such as some network and FUSE mounts.
 _CANNOT_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EBADF}
-# And those without hard links (FAT, some network and FUSE mounts) with one of these.
+# Errors of file systems without hard links: FAT, some network and FUSE mounts.
 _CANNOT_LINK = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EMLINK}
 
 
 class StagedFile:
-    """A temporary file beside its target that takes the target's place when committed."""
+    """A temporary file in the folder of its target, which it replaces when it is committed."""
 
     def __init__(self, target: Path) -> None:
         if target.exists() and not target.is_file():
             kind = "a folder" if target.is_dir() else "a device or a pipe"
-            fix = "Write to a file, and show that."
-            raise InputError(explain(str(target), got=kind, expected="a file, or a name that is free", fix=fix))
+            fix = "Write to a file and print that."
+            raise InputError(explain(str(target), got=kind, expected="a file or a new name", fix=fix))
         self._target = target
         self._temp = target.with_name(f".{target.name}.{os.getpid()}.{secrets.token_hex(4)}{_TEMP_SUFFIX}")
-        # Not tempfile.mkstemp: its mode 0600 would stay, and hide the file from the user's group.
+        # Not tempfile.mkstemp: it sets mode 0600, which would remain and hide the file from the user's group.
         descriptor = os.open(self._temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
         self.file: BinaryIO = os.fdopen(descriptor, "wb")
 
     def seal(self) -> None:
-        """Bring every byte to the disk and close the file, so that `commit` is nothing but a rename."""
+        """Sync the file to disk and close it, so that only the rename is left to `commit`."""
         if not self.file.closed:
             self.file.flush()
             os.fsync(self.file.fileno())
             self.file.close()
 
     def commit(self) -> None:
-        """Put the file in its target's place."""
+        """Replace the target by the file."""
         commit_together(self)
 
     def commit_new(self) -> None:
-        """Put the file at its target, or raise FileExistsError if there is one: of any number of writers one wins."""
+        """Create the target, or raise FileExistsError if it exists. Of several writers at once, one wins."""
         self.seal()
         try:
             os.link(self._temp, self._target)
         except FileExistsError:
-            # On a network mount the answer may be lost and the call repeated: then our own file is in the way.
+            # A network mount may lose the answer and repeat the call. The file in the way is then our own.
             if not self._temp.samefile(self._target):
                 raise
         except OSError as error:
@@ -70,15 +73,16 @@ class StagedFile:
         _sync_directory(self._target.parent)
 
     def rename(self) -> None:
-        """The rename of a commit alone; `seal` comes before it and a sync of the folder after it."""
+        """Rename the file over its target. The caller seals the file before and syncs the folder after."""
         self._temp.replace(self._target)
 
     @property
     def directory(self) -> Path:
+        """The folder of the target."""
         return self._target.parent
 
     def _claim(self) -> None:
-        """`commit_new` without hard links: whoever makes the empty target may rename over it."""
+        """Do `commit_new` without hard links: the writer that creates the empty target may rename over it."""
         os.close(os.open(self._target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
         try:
             self.rename()
@@ -87,15 +91,16 @@ class StagedFile:
             raise
 
     def discard(self) -> None:
-        """Remove what was not committed; does nothing after a commit."""
-        with contextlib.suppress(OSError):  # closing flushes, and a full disk must not hide why we are here
+        """Delete the temporary file. Does nothing after a commit."""
+        # Closing flushes, which fails on a full disk. That must not hide the error for which the file is discarded.
+        with contextlib.suppress(OSError):
             self.file.close()
         self._temp.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
 def staged(target: str | os.PathLike[str]) -> Generator[StagedFile, None, None]:
-    """A StagedFile for `target` that is removed on the way out unless the block committed it."""
+    """Yield a StagedFile for `target`, and discard it at the end unless the block has committed it."""
     stage = StagedFile(Path(target))
     try:
         yield stage
@@ -104,16 +109,18 @@ def staged(target: str | os.PathLike[str]) -> Generator[StagedFile, None, None]:
 
 
 def written_through(path: str | os.PathLike[str]) -> Path:
-    """Where a file goes that a user named: what a symbolic link leads to, so that the link stays one."""
+    """Return the path to write for a path of the user: the target of a symbolic link, so that the link survives."""
     return Path(os.path.realpath(path))
 
 
 def commit_together(*stages: StagedFile) -> None:
-    """Commit files of one folder, in the order given.
+    """Commit files of one folder in this order.
 
-    All of them are complete on the disk before the first rename, and the folder is synced after the last. So an error
-    before the first rename leaves every target as it was; an error of the sync leaves every target new, and only its
-    durability in doubt; nothing but an error or a crash between two renames leaves some targets new and others old.
+    All files are complete on disk before the first rename, and the folder is synced after the last one:
+
+    - An error before the first rename leaves every target unchanged.
+    - An error of the folder's sync leaves every target new; a power cut may still undo the renames.
+    - Only an error or crash between two renames leaves some targets new and others old.
     """
     for stage in stages:
         stage.seal()
@@ -123,24 +130,24 @@ def commit_together(*stages: StagedFile) -> None:
 
 
 def atomic_write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
-    """Write `data` to `path` so that a reader or a crash sees the old file or the new one, never a part."""
+    """Write bytes to a file so that readers see the old file or the new one, never a part, even after a crash."""
     with staged(path) as stage:
         stage.file.write(data)
         stage.commit()
 
 
 def atomic_write_text(path: str | os.PathLike[str], text: str) -> None:
-    """`atomic_write_bytes` of `text` in UTF-8, line ends as they are."""
+    """Write a text atomically in UTF-8, with its line ends unchanged."""
     atomic_write_bytes(path, text.encode("utf-8"))
 
 
 def atomic_write_json(path: str | os.PathLike[str], value: object) -> None:
-    """`atomic_write_bytes` of `value` as indented JSON, keys in the order they have, with a final newline."""
+    """Write a value atomically as indented JSON with a final newline. Keys keep their order."""
     atomic_write_bytes(path, _json_text(path, value))
 
 
 def atomic_create_json(path: str | os.PathLike[str], value: object) -> None:
-    """`atomic_write_json` of a file that must not exist yet, else FileExistsError; of two at once, one wins."""
+    """Write a new JSON file atomically. Raises FileExistsError if it exists; of several writers at once, one wins."""
     data = _json_text(path, value)
     with staged(path) as stage:
         stage.file.write(data)
@@ -148,24 +155,24 @@ def atomic_create_json(path: str | os.PathLike[str], value: object) -> None:
 
 
 def is_temporary(path: Path) -> bool:
-    """Whether `path` has the name of a file that was staged and, after a crash, left behind."""
+    """Return whether a file's name is that of a staged file, which only a crash leaves in a folder."""
     return path.name.startswith(".") and path.name.endswith(_TEMP_SUFFIX)
 
 
 def remove(path: Path) -> None:
-    """Delete a file, a folder with all that is in it, or a symbolic link; what a link leads to is never touched."""
+    """Delete a file, a folder with its content, or a symbolic link. The target of a link is never touched."""
     if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)  # which removes links inside and does not follow them
+        shutil.rmtree(path)  # does not follow links inside the folder
     else:
         path.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
 def directory_lock(directory: Path, *, exclusive: bool) -> Generator[None, None, None]:
-    """Hold the advisory lock of a directory where the platform has one.
+    """Hold the advisory lock of a directory during the block, if the platform has such locks.
 
-    It keeps cooperating processes from renaming two files each in turn. It is a courtesy: file systems without locks
-    run on without it, so whoever reads such a pair must still check that it belongs together.
+    It keeps cooperating processes from mixing their files if each renames two. It is no guarantee, as some file systems
+    have no locks: readers of such a pair of files still have to check that the two belong together.
     """
     if sys.platform == "win32":
         yield
@@ -179,14 +186,14 @@ def directory_lock(directory: Path, *, exclusive: bool) -> Generator[None, None,
 
 
 def lock(descriptor: int, *, exclusive: bool) -> None:
-    """Take the advisory lock of an open file, where the platform and the file system have one."""
+    """Take the advisory lock of an open file, and wait for it. Does nothing without such locks."""
     if sys.platform != "win32":
         with contextlib.suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
 
 
 def try_lock(descriptor: int, *, exclusive: bool = True) -> bool:
-    """Take the advisory lock if nobody has it who keeps us out; True also where there are no locks."""
+    """Take the advisory lock if it is free, and return whether it was. True without such locks."""
     if sys.platform == "win32":
         return True
     try:
@@ -199,15 +206,16 @@ def try_lock(descriptor: int, *, exclusive: bool = True) -> bool:
 
 
 def is_lock_free(descriptor: int) -> bool:
-    """Whether nobody has the exclusive advisory lock; True also where there are no locks.
+    """Return whether no process has the exclusive advisory lock. True without such locks.
 
-    It takes the shared one, for which a file need not be writable, and which any number may take at once.
+    If so, the caller has the shared lock afterwards.
     """
+    # The shared lock needs no permission to write, and any number of processes can have it.
     return try_lock(descriptor, exclusive=False)
 
 
 def unlock(descriptor: int) -> None:
-    """Give back what `lock` took."""
+    """Release the advisory lock of an open file."""
     if sys.platform != "win32":
         with contextlib.suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_UN)
@@ -218,7 +226,7 @@ def _json_text(path: str | os.PathLike[str], value: object) -> bytes:
 
 
 def _sync_directory(directory: Path) -> None:
-    """Make a rename survive a power cut: the entry lives in the directory, which is synced on its own."""
+    """Sync a directory, so that renames in it survive a power cut."""
     if sys.platform == "win32":
         return
     descriptor = os.open(directory, os.O_RDONLY)

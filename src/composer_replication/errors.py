@@ -1,32 +1,32 @@
-"""Every exception this package raises on purpose, in one tree.
+"""Define every exception that this package raises on purpose, in one tree.
 
-Each class is also the standard-library type its callers already catch, so `except ValueError` keeps working.
+Each class also derives from the standard-library type that fits it, so `except ValueError` catches an InputError.
 
     ComposerError (Exception)
     ├── InputError (ValueError)            an argument or a tensor is not what the function takes
-    │   ├── ShapeError                     shapes, lengths or dtypes do not fit each other
+    │   ├── ShapeError                     shapes, lengths or dtypes do not match
     │   ├── BatchKeyError                  a batch has some of a channel's keys but not the others
     │   ├── AlignmentError                 a student row and its teacher row predict different tokens
-    │   └── ConfigError                    a config file or override names or holds something wrong
-    ├── NonFiniteError (ArithmeticError)   a loss or a gradient came out as NaN or infinity
-    ├── UnsupportedModelError (TypeError)  a model whose head or body we cannot reproduce exactly
+    │   └── ConfigError                    a config file or override has a wrong option or value
+    ├── NonFiniteError (ArithmeticError)   a loss or a gradient is NaN or infinite
+    ├── UnsupportedModelError (TypeError)  the model's head or body cannot be reproduced exactly
     ├── MissingExtraError (ImportError, RuntimeError) an optional dependency is not installed
     ├── NotEnoughMemoryError (MemoryError) a step needs more memory than is free now
     ├── InactiveChannelError (RuntimeError) a channel with a positive weight did not run
-    ├── SandboxError (RuntimeError)        code has no wall to run behind, or its answer was lost
+    ├── SandboxError (RuntimeError)        no sandbox for untrusted code, or its answer was lost
     └── RunError (RuntimeError)            a run directory or one of its artefacts is not usable
         ├── ArtefactNotFoundError (FileNotFoundError)
         ├── ArtefactCorruptError           a line, checksum or schema of an artefact does not match
         └── StaleArtefactError             an artefact was made with other weights, data or settings
 
-Messages say what is wrong, where, what was got, what was expected and what to do; `explain` lays that out.
+Messages say what is wrong, where, what was got, what was expected and what to do; `explain` builds them.
 """
 
 from __future__ import annotations
 
 
 class _Explanation(str):
-    """A message in the house form that keeps its parts, so that a program or a test need not parse the sentence."""
+    """A message of `explain` with its parts, so that programs and tests need not parse the sentence."""
 
     what: str = ""
     got: str = ""
@@ -35,28 +35,30 @@ class _Explanation(str):
 
 
 class ComposerError(Exception):
-    """Base of every error raised on purpose by this package.
+    """Base class of every error that this package raises on purpose.
 
-    An error whose message was laid out by `explain` has its parts as `what`, `got`, `expected` and `fix`. For any other
-    message `what` is the whole text and the other parts are empty.
+    A message of `explain` has its parts in `what`, `got`, `expected` and `fix`. For any other message `what` is the
+    whole text, and the other parts are empty.
     """
 
     @property
     def what(self) -> str:
-        """What is wrong, and where."""
+        """The subject of the error: what is wrong, and where."""
         return self._explanation.what or str(self)
 
     @property
     def got(self) -> str:
+        """The wrong value, as text."""
         return self._explanation.got
 
     @property
     def expected(self) -> str:
+        """A description of the values that are accepted."""
         return self._explanation.expected
 
     @property
     def fix(self) -> str:
-        """What the reader can do about it; empty where there is nothing to add."""
+        """The advice to the user; empty if there is none."""
         return self._explanation.fix
 
     @property
@@ -70,11 +72,11 @@ class InputError(ComposerError, ValueError):
 
 
 class ShapeError(InputError):
-    """Shapes, lengths or dtypes of tensors do not fit each other."""
+    """Shapes, lengths or dtypes of tensors do not match."""
 
 
 class BatchKeyError(InputError):
-    """A batch carries some keys of a channel without the others."""
+    """A batch has some of a channel's keys but not the others."""
 
 
 class AlignmentError(InputError):
@@ -82,15 +84,15 @@ class AlignmentError(InputError):
 
 
 class ConfigError(InputError):
-    """A config file or an override names or holds something wrong."""
+    """A config file or an override has an unknown option or a wrong value."""
 
 
 class NonFiniteError(ComposerError, ArithmeticError):
-    """A loss or a gradient came out as NaN or infinity."""
+    """A loss or a gradient is NaN or infinite."""
 
 
 class UnsupportedModelError(ComposerError, TypeError):
-    """A model whose head or body cannot be reproduced exactly from its weights."""
+    """The model's head or body cannot be reproduced exactly from its weights."""
 
 
 class MissingExtraError(ComposerError, ImportError, RuntimeError):
@@ -98,7 +100,7 @@ class MissingExtraError(ComposerError, ImportError, RuntimeError):
 
 
 class NotEnoughMemoryError(ComposerError, MemoryError):
-    """A step needs more memory than is free now: elsewhere or later there may be enough."""
+    """A step needs more memory than is free now; another machine or a later time may have enough."""
 
 
 class InactiveChannelError(ComposerError, RuntimeError):
@@ -106,7 +108,7 @@ class InactiveChannelError(ComposerError, RuntimeError):
 
 
 class SandboxError(ComposerError, RuntimeError):
-    """Code that is not ours has no wall to run behind, or the process behind the wall gave no answer."""
+    """There is no sandbox for untrusted code, or the process in the sandbox gave no answer."""
 
 
 class RunError(ComposerError, RuntimeError):
@@ -118,7 +120,7 @@ class ArtefactNotFoundError(RunError, FileNotFoundError):
 
 
 class ArtefactCorruptError(RunError):
-    """A line, checksum or schema of an artefact does not match what was promised."""
+    """A line, checksum or schema of an artefact does not match its sidecar or format."""
 
 
 class StaleArtefactError(RunError):
@@ -126,7 +128,7 @@ class StaleArtefactError(RunError):
 
 
 def explain(what: str, *, got: object, expected: object, fix: str = "") -> str:
-    """Return a message in the house form: what is wrong (and where), got, expected, what to do."""
+    """Return the message `{what}: got {got}, expected {expected}. {fix}`, which also keeps its parts."""
     text = f"{what}: got {got}, expected {expected}"
     message = _Explanation(f"{text}. {fix}" if fix else text)
     message.what, message.got, message.expected, message.fix = what, str(got), str(expected), fix
@@ -134,5 +136,6 @@ def explain(what: str, *, got: object, expected: object, fix: str = "") -> str:
 
 
 def is_rust_panic(error: BaseException) -> bool:
-    """Return whether a library in Rust, such as tokenizers, panicked: its error is a BaseException without a home."""
+    """Return whether an error is the panic of a Rust library such as tokenizers."""
+    # PyO3's PanicException derives from BaseException and cannot be imported, so only its module's name identifies it.
     return type(error).__module__ == "pyo3_runtime"

@@ -1,4 +1,4 @@
-"""The self-distillation losses at the import path that users know; the code is in `loss`."""
+"""Export the self-distillation losses under the import path that users know; the code is in `loss`."""
 
 from composer_replication.loss.jsd import generalized_jsd_loss
 from composer_replication.loss.sdpo import sdpo_loss

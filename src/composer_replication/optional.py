@@ -1,4 +1,4 @@
-"""Optional dependencies: imported where they are used, with the command to type when they are not there."""
+"""Import optional dependencies where they are used, with an error that names the install command if one is missing."""
 
 from __future__ import annotations
 
@@ -13,18 +13,17 @@ from composer_replication.errors import InputError, MissingExtraError
 # version of a dependency (ValueError, AttributeError, TypeError), a package's own start-up check (RuntimeError).
 _BROKEN_INSTALL = (ImportError, OSError, RuntimeError, ValueError, AttributeError, TypeError)
 
-
-# Extras that have a tested set of their own: its file in a clone, and the target that installs it and runs the tests.
-_OWN_SETS = {
+# Extras with a separate set of pinned versions: its file in a clone, and the make target that installs and tests it.
+_PINNED_SETS = {
     "monarch": ("constraints/monarch.txt", "make test-monarch"),
     "verl": ("constraints/verl.txt", "make test-verl"),
 }
-# What pip cannot work out by itself: these engines' bounds exclude versions that our own core asks for.
-_NO_SET_FOR_PIP = {"prime-rl": "recipes/prime_rl/README.md", "verl": "recipes/verl/README.md"}
+# Extras that pip cannot resolve, as the engines exclude versions that our core requires: the page with the commands.
+_NOT_RESOLVED_BY_PIP = {"prime-rl": "recipes/prime_rl/README.md", "verl": "recipes/verl/README.md"}
 
 
 def require(module: str, *, extra: str) -> ModuleType:
-    """Import `module`, or raise MissingExtraError that names the extra to install or the reason the import failed."""
+    """Import and return a module. Raises MissingExtraError with the extra to install, or why the import failed."""
     if "." not in module and not available(module):
         raise _missing(module, extra)
     try:
@@ -36,7 +35,10 @@ def require(module: str, *, extra: str) -> ModuleType:
 
 
 class importing:  # noqa: N801 - read as a statement: `with importing("verl", extra="verl"):`
-    """Around import statements of a package: they fail as `require` does, and keep their types and their form."""
+    """A context manager for import statements of an optional package, which then fail as `require` does.
+
+    Unlike `require`, it keeps the statements, so type checkers see the imported names.
+    """
 
     def __init__(self, package: str, *, extra: str) -> None:
         self._package, self._extra = package, extra
@@ -48,43 +50,49 @@ class importing:  # noqa: N801 - read as a statement: `with importing("verl", ex
     def __exit__(
         self, kind: type[BaseException] | None, cause: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        # One that is explained already comes from a module of ours which the package itself imported.
+        # A MissingExtraError comes from a module of ours that the package itself imports. It is clear as it is.
         if isinstance(cause, _BROKEN_INSTALL) and not isinstance(cause, MissingExtraError):
             raise _broken(self._package, self._extra, cause) from cause
 
 
 def available(package: str) -> bool:
-    """Whether a top-level package can be imported, found out without importing it."""
+    """Return whether a top-level package can be imported, without importing it."""
     if "." in package:
         raise InputError(f"available() takes a top-level package, got {package!r}: a dotted name imports its parent")
-    if package in sys.modules:  # find_spec refuses modules without a __spec__; None there means "blocked"
+    # find_spec raises for a loaded module without a __spec__. None in sys.modules blocks the import.
+    if package in sys.modules:
         return sys.modules.get(package) is not None
     spec = importlib.util.find_spec(package)
-    # No origin is a namespace package: most often a folder of that name in the working directory, such as `wandb/`.
+    # A namespace package has no origin. Most often it is a folder in the working directory, such as `wandb/`.
     return spec is not None and spec.origin is not None
 
 
 def _missing(module: str, extra: str) -> MissingExtraError:
-    return MissingExtraError(f"{module} is not installed. {_what_to_type(extra)}", name=module)
+    return MissingExtraError(f"{module} is not installed. {_install_command(extra)}", name=module)
 
 
 def _broken(module: str, extra: str, cause: BaseException) -> MissingExtraError:
     return MissingExtraError(
         f"{module} is installed, but importing it failed with {type(cause).__name__}: {cause}. "
-        f"Repair that first. The versions this package is tested with: {_what_to_type(extra)}",
+        f"Repair it, or install the versions this package is tested with. {_install_command(extra)}",
         name=module,
     )
 
 
-def _what_to_type(extra: str) -> str:
+def _install_command(extra: str) -> str:
+    """Return the sentence that says how to install an extra."""
     command = f'Type: pip install "composer-replication[{extra}]"'
-    if extra in _NO_SET_FOR_PIP:
-        command = f"pip finds no set of versions for it by itself: {_NO_SET_FOR_PIP[extra]} has the commands to type"
-    if extra not in _OWN_SETS:
+    if extra in _NOT_RESOLVED_BY_PIP:
+        command = f"pip cannot resolve its versions: {_NOT_RESOLVED_BY_PIP[extra]} has the commands"
+    if extra not in _PINNED_SETS:
         return command
-    constraints, target = _OWN_SETS[extra]
-    return f"{command}. In a clone, `{target}` makes an environment of its own from {constraints}"
+    constraints, target = _PINNED_SETS[extra]
+    return f"{command}. In a clone, `{target}` creates a separate environment from {constraints}"
 
 
 def _is_or_contains(missing: str | None, module: str) -> bool:
+    """Return whether the missing module is the required one or a package that contains it.
+
+    Otherwise the required module is installed, and it is one of its own imports that is missing.
+    """
     return missing is not None and f"{module}.".startswith(f"{missing}.")

@@ -1,3 +1,3 @@
-"""The version of this package, importable without loading anything else."""
+"""Define the package's version, without importing anything."""
 
 __version__ = "0.1.0"

@@ -43,8 +43,8 @@ def test_each_module_that_needs_verl_says_how_to_get_it():
 
 def test_the_files_and_targets_that_are_named_are_there():
     targets = {line.split(":")[0] for line in (ROOT / "Makefile").read_text().splitlines() if line[:1].isalpha()}
-    for constraints, target in optional._OWN_SETS.values():
+    for constraints, target in optional._PINNED_SETS.values():
         assert (ROOT / constraints).is_file()
         assert target.removeprefix("make ") in targets
-    for readme in optional._NO_SET_FOR_PIP.values():
+    for readme in optional._NOT_RESOLVED_BY_PIP.values():
         assert "--no-deps" in (ROOT / "src/composer_replication" / readme).read_text()
