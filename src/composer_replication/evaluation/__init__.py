@@ -1,18 +1,13 @@
-"""Before against after, on held-out sessions: rows, figures with intervals over sessions, and a verdict.
+"""Compare the model before and after training on held-out sessions: log-probabilities, sampled actions, a verdict.
 
-statistics     a mean over sites with an interval over sessions
-held_out       the sessions that nothing was learnt from
-arms           the weights that are compared, loaded one after the other
-decisions      what is scored at a site: the error, the right call in its place, good calls of the session
-forced         log-probs of these under each set of weights, kept as they come
-token_gaps     by token, what a hint does to an erring turn
-vllm_sampling  an engine that draws them quickly, where it is installed
-sampling       actions that each model draws at held-out states
-figures        rows to figures
-judged         drawn actions as rows: read, judged, compared with what was done
-damage         losses on good turns, code and sums
-verdict        the primary figure as a word and two sentences
-questions      all that is asked of a model, and its answers
-record         what evaluation.json says of all that
-evaluate       all of it in order, and what is written
+arms           the models that are compared (before, after, controls), loaded one after the other
+decisions      the held-out sessions, the decisions scored at each error site, and their log-probs
+sampling       actions that each model samples at held-out states, judged and compared with the session
+vllm_sampling  sampling with vLLM, where it is installed
+damage         what training may have cost: losses on good turns, code and math questions; token gaps
+figures        means over sites with intervals over sessions
+record         the questions asked of each model, and what evaluation.json says of the answers
+evaluate       the whole evaluation in order
+report/        a run as HTML and markdown pages
+ablation/      experiments: arms times seeds with equal budgets
 """

@@ -1,6 +1,6 @@
-"""The weights that are compared: a folder, a name on the hub, or an adapter on either, loaded one after the other.
+"""Load the models to compare, one after the other: a folder, a hub name, or an adapter on either.
 
-Adapters on the same weights share them: those are loaded once, and each adapter is put on and taken off again.
+Adapters on the same base model share it: it is loaded once, and each adapter is attached and removed again.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ from composer_replication.trainer.sessions.dataset import NO_OTHER_KIND, TURNED
 Precision = Literal["auto", "float32", "bfloat16"]
 _ADAPTER, _ADAPTER_WEIGHTS = ADAPTER_SETTINGS, "adapter_model.safetensors"
 _HINTS, _PAIRS = "sdpo_kl", "trace_replay_dpo"
+# "org/model-1.5B" or "gpt2" -> a hub name; not "/data/model" or "runs/a/b", which are paths
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
 
 class Arm(NamedTuple):
-    """One set of weights: what it was called, the whole weights in it, and the adapter on them."""
+    """One model of a comparison: its arm, what the user named, its base model, and the adapter on it."""
 
     name: str
     given: str
@@ -41,7 +42,9 @@ class Arm(NamedTuple):
 
 
 def arms_of(before: str, after: str, controls: Sequence[str] = ()) -> list[Arm]:
-    """In this order. An adapter whose own base was a folder that is gone is put on the weights of `before`."""
+    """Return the arms in this order. An adapter whose base was a folder that no longer exists is put on `before`'s
+    base.
+    """
     first = _arm("before", before, None)
     by_name = [("after", after), *((control_name(shuffle), model) for shuffle, model in enumerate(controls, start=1))]
     return [first, *(_arm(name, model, first.base) for name, model in by_name)]
@@ -72,7 +75,7 @@ def _arm(name: str, weights: str, default: str | None) -> Arm:
 
 
 def adapter_facts(folder: Path) -> dict[str, Any]:
-    """What an adapter's own settings say."""
+    """Return the settings of an adapter."""
     return read_object(folder / _ADAPTER)
 
 
@@ -82,19 +85,21 @@ def _own_base(folder: Path) -> str | None:
 
 
 def _base_of(own_base: str | None, default: str | None) -> str | None:
-    """Where an adapter goes; None where it names other weights than `default`, or none and there is no default."""
+    """Return the base model of an adapter, or None if it names another one than `default` or there is none at all."""
+    # One of them is missing, so the other decides.
     if own_base is None or default is None:
         return default or own_base
     if Path(own_base).is_dir():
         return default if _is_same(own_base, default) else own_base
+    # A path that no longer exists cannot be a hub name, so the adapter goes on the default.
     is_gone = _HUB_NAME.fullmatch(own_base) is None
     return default if is_gone or _is_same(own_base, default) else None
 
 
 def control_lacks(arms: Sequence[Arm]) -> list[str]:
-    """What a control was not taught though the training it is to be compared with was, in sentences.
+    """Return a sentence for each channel that ran in the training but not in its control.
 
-    By the records of both trainings; weights without one are taken for what they are said to be.
+    The training records of both tell; weights without a record are trusted to be what the user says.
     """
     records = {arm.name: read_training(Path(arm.given)) for arm in arms}
     real, control = records.get("after"), records.get("control")
@@ -112,15 +117,16 @@ def control_lacks(arms: Sequence[Arm]) -> list[str]:
 
 
 def _is_same(one: str, other_name: str) -> bool:
-    """The same folder, or a name on the hub and a folder that such a name is kept in."""
+    """Return whether both name the same folder, or one a hub model and the other a folder with a copy of it."""
     if Path(one).exists() and Path(other_name).exists():
         return Path(one).samefile(other_name)
     is_copy = Path(other_name).is_dir() and Path(one).name == Path(other_name).name
+    # The hub's cache keeps org/name in a folder models--org--name.
     return one == other_name or is_copy or f"models--{one.replace('/', '--')}" in Path(other_name).parts
 
 
 def digest_of_arm(arm: Arm, model: Any) -> str:
-    """What tells these weights from others; with other settings (its scale) an adapter's are others."""
+    """Return a digest that identifies these weights; an adapter's includes its settings, such as its scale."""
     weights = weights_digest(model, with_adapter=arm.adapter is not None)
     if arm.adapter is None:
         return weights
@@ -128,16 +134,19 @@ def digest_of_arm(arm: Arm, model: Any) -> str:
 
 
 def tokenizers_of(arms: Sequence[Arm]) -> tuple[dict[str, Any], bool]:
-    """By the weights they belong to, and whether all make the same tokens: log-probs of other tokens do not compare."""
+    """Return the tokenizer of each base model, and whether all tokenize alike: otherwise log-probs
+    cannot be compared.
+    """
     loaded = {base: load_tokenizer(base) for base in dict.fromkeys(arm.base for arm in arms)}
     return loaded, len({tokenizer_digest(tokenizer) for tokenizer in loaded.values()}) == 1
 
 
 def each_model(arms: Sequence[Arm], precision: Precision) -> Iterator[tuple[Arm, Any]]:
-    """Each arm's model in turn, on the GPU where there is one; a model is of use until the next is asked for."""
+    """Yield each arm with its model, on the GPU if there is one. A model is valid until the next one is requested."""
     device, dtype = device_and_dtype(precision)
     for base in dict.fromkeys(arm.base for arm in arms):
         model: Any = None
+        # Grouped by base model, not in the order of the arms.
         for arm in (arm for arm in arms if arm.base == base):
             if model is None:
                 model = load_model(base, what=f"model {base!r}", dtype=dtype).to(device).eval()
@@ -146,7 +155,7 @@ def each_model(arms: Sequence[Arm], precision: Precision) -> Iterator[tuple[Arm,
                 continue
             adapted = load_adapter(model, arm.adapter, what=f"--{arm.name}")
             yield arm, adapted
-            # What an adapter holds whole copies of, or adds to biases, stays behind when it is taken off.
+            # Full copies of modules and changed biases remain when an adapter is removed, so the base is loaded again.
             model = adapted.unload() if all(map(_only_adds, adapted.peft_config.values())) else None
             del adapted
         del model

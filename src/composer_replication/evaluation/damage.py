@@ -1,6 +1,14 @@
-"""What training may have cost: loss on good turns of held-out sessions and, where files are given, on code and sums.
+"""Measure what training may have cost, and what hints do to single tokens.
 
-The files are data: a solution in code is scored as a text, and nothing of it is run.
+The cost is the loss on good turns of held-out sessions and, if files are given, on code and math questions. The files
+are data: a solution in code is scored as text and never run.
+
+The gap of a token is how much more likely a hint makes it, before training and after:
+
+    gap(token) = log p(token | hint, context) - log p(token | context)
+
+This is what channel 2 teaches: with a gap below zero, the hinted model would not have written the token; once the model
+has learned that, the gap is smaller.
 """
 
 from __future__ import annotations
@@ -34,21 +42,24 @@ if TYPE_CHECKING:
 
 GOOD_TURNS, CODE, SUMS = "loss_good_turns", "loss_code", "gsm8k"
 _MOST_TOKENS, _MOST_ROWS = 512, 1000
+# Column names of GSM8K, HumanEval, MBPP and their relatives; the first that exists is used.
 _QUESTIONS, _ANSWERS = ("prompt", "question", "text"), ("solution", "canonical_solution", "code", "answer")
+# GSM8K's marked answer: "#### 1,234" -> "1,234"; "#### $-5.50" -> "-5.50"; not "### 5"
 _MARKED = re.compile(r"####\s*\$?\s*(-?[\d,]*\.?\d+)")
+# Any number in a text: "costs 1,200.50 euros" -> "1,200.50"; "in 3." -> "3." (the full stop is removed later)
 _NUMBER = re.compile(r"-?\d[\d,]*\.?\d*")
 _ASK = "Think step by step. End with a line that is #### and the number alone."
 
 
 class GoodTurn(NamedTuple):
-    """A good turn of a held-out session, behind its context."""
+    """A good turn of a held-out session, after its context."""
 
     session: str
     response: Response
 
 
 class Question(NamedTuple):
-    """A question as the tokens a model goes on from, and its answer."""
+    """A question as the tokens of a prompt, its answer, and both together for scoring."""
 
     prompt: list[int]
     answer: str
@@ -56,7 +67,7 @@ class Question(NamedTuple):
 
 
 def good_turns_of(held: HeldOut, *, most: int, context: int) -> list[GoodTurn]:
-    """Up to `most`, one of every session before a second one of any; long turns are scored by their first tokens."""
+    """Return up to `most` good turns, round-robin over sessions. Of a long turn only the first tokens are scored."""
     by_session: dict[str, list[GoodTurn]] = {}
     for session in held.sessions:
         by_session.setdefault(session.session, []).extend(_good_turns(session, held, context))
@@ -73,17 +84,18 @@ def _good_turns(session: Any, held: HeldOut, context: int) -> Iterator[GoodTurn]
                 continue
             if held.is_duplicate(session.conversation.id, span.turn_id):
                 continue
+            # Context before the turn, then at most _MOST_TOKENS of the turn itself.
             first, end = max(0, span.header_start - context), min(span.end, span.start + _MOST_TOKENS)
             yield GoodTurn(session.session, (sequence.ids[first:end], span.start - first))
 
 
 def losses(responses: Sequence[Response], sums: Sequence[float]) -> list[float]:
-    """Nats a token of each response."""
+    """Return the loss of each response in nats/token."""
     return [-total / (len(ids) - start) for (ids, start), total in zip(responses, sums, strict=True)]
 
 
 def loss_values(turns: Sequence[GoodTurn], by_arm: Mapping[str, Sequence[float]]) -> list[Value]:
-    """A value a turn: how its loss changed."""
+    """Return one value per turn: the change of its loss."""
     return [
         Value(
             turn.session,
@@ -95,7 +107,7 @@ def loss_values(turns: Sequence[GoodTurn], by_arm: Mapping[str, Sequence[float]]
 
 
 def damage_row(name: str, unit: str, by_arm: Mapping[str, Sequence[float]]) -> dict[str, Any]:
-    """Means before and after, as the record has them."""
+    """Return the means of each arm, as the record stores them."""
     means = {arm: fmean(every) for arm, every in by_arm.items()}
     return {
         "name": name,
@@ -107,7 +119,7 @@ def damage_row(name: str, unit: str, by_arm: Mapping[str, Sequence[float]]) -> d
 
 
 def questions_of(path: str, renderer: Renderer, *, option: str, with_sums: bool) -> list[Question]:
-    """The rows of a JSONL file as prompts in the model's own template."""
+    """Return the rows of a JSONL file as prompts in the model's own template."""
     return [_question(row, at, renderer, option, with_sums) for at, row in enumerate(_rows(path, option))]
 
 
@@ -116,6 +128,7 @@ def _rows(path: str, option: str) -> Iterator[Any]:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(explain(option, got=f"{path!r}: {error}", expected="a JSONL file")) from error
+    # Bounds the time of an evaluation when a whole benchmark is given.
     rows = [line for line in lines if line.strip()][:_MOST_ROWS]
     if not rows:
         raise ConfigError(explain(option, got=f"{path!r}, which is empty", expected="a row a line"))
@@ -138,6 +151,7 @@ def _question(row: Any, at: int, renderer: Renderer, option: str, with_sums: boo
     prompt = f"{question}\n{_ASK}" if with_sums else question
     turns = (
         Turn(id="asked", role="user", origin="human", text=prompt, provenance=where),
+        # The renderer needs some text in an assistant turn.
         Turn(id="answer", role="assistant", origin="model", text=answer.strip() or "-", provenance=where),
     )
     rendered = renderer.render(Conversation(id=f"{option}-{at}", format=option, turns=turns))[-1]
@@ -146,7 +160,7 @@ def _question(row: Any, at: int, renderer: Renderer, option: str, with_sums: boo
 
 
 def is_right(text: str, answer: str) -> bool:
-    """Whether the number that a text ends with is that of the answer."""
+    """Return whether the number at the end of a text equals that of the answer."""
     expected, actual = _number(answer), _number(text)
     return expected is not None and expected == actual
 
@@ -159,18 +173,13 @@ def _number(text: str) -> float | None:
 UNITS = {GOOD_TURNS: NATS, CODE: NATS, SUMS: "per cent right"}
 
 
-# By token of an erring turn: how much likelier the hint makes it, before training and after.
-#
-#     gap(token) = log p(token | hint, context) - log p(token | context)
-#
-# This is what channel 2 teaches: where the gap is below zero the model with the hint would not have written the token,
-# and once it is learnt the gap is smaller.
+# ---- gaps by token
 
 _TOKEN_GAPS_MOST_TOKENS = 512
 
 
 class GapSite(NamedTuple):
-    """A site's target tokens behind the context alone, and behind the context with its hint."""
+    """The tokens of an erring turn after the context alone, and after the context with its hint."""
 
     site_id: str
     conversation_id: str
@@ -184,7 +193,9 @@ class GapSite(NamedTuple):
 def gap_sites(
     renderer: Renderer, held: HeldOut, *, most: int, context: int, placement: Placement, part: Part
 ) -> list[GapSite]:
-    """Sites of held-out sessions, then of learnt ones, `most` of them; a hint without a place in a template is none."""
+    """Return up to `most` sites, those of held-out sessions first; sites whose hint the template cannot place are left
+    out.
+    """
     sites: list[GapSite] = []
     for site in _sites(renderer, held, context, placement, part):
         if len(sites) == most:
@@ -215,12 +226,12 @@ def _sites(renderer: Renderer, held: HeldOut, context: int, placement: Placement
 
 
 def _shown(text: str) -> str:
-    """Half of a character, as a token may be, has no text of its own."""
+    """Return the text with a replacement character for half a character, which a single token may be."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def gaps_of(model: nn.Module, weights: str, sites: Sequence[GapSite], kept: Kept, *, arm: str) -> list[list[float]]:
-    """A list of gaps a site."""
+    """Return the gaps of each site, one value per token."""
     gaps: list[list[float]] = []
     for number, site in enumerate(sites):
         report_phase(
@@ -241,7 +252,7 @@ def _gaps(model: nn.Module, site: GapSite) -> list[float]:
 
 
 def gap_rows(sites: Sequence[GapSite], gaps: Mapping[str, list[list[float]]]) -> list[dict[str, Any]]:
-    """One row a site."""
+    """Return one row per site."""
     return [
         {
             "site_id": site.site_id,

@@ -1,7 +1,9 @@
-"""What is scored at a site: the erring decision, the right call in its place, and good calls of the same session.
+"""Read the held-out sessions of a run, choose the decisions to score at each error site, and score them.
 
-All of one site is read in one pass, as token ids up to each stretch of tokens that decides a call
-(`batch.render.decision`), without any hint. Good calls are decided on as many tokens as the erring one.
+At a site these are the erring call, its correction if the session shows one, and good calls of the same session, all
+without hints and scored in one pass. A good call is compared on as many tokens as the erring one
+(`batch.render.decision`). Scores are stored by weights and token ids as they are computed, so an interrupted evaluation
+resumes.
 """
 
 from __future__ import annotations
@@ -51,11 +53,12 @@ if TYPE_CHECKING:
 Role = Literal["erring", "correction", "good"]
 NO_GOOD_CALL, NOT_RENDERED = "no_good_call_in_the_session", "correction_not_rendered"
 NEAR_DUPLICATE, NO_CORRECTION = "near_duplicate", "no_correction"
+# Good calls that are tried for one site, the best candidates first; bounds the time for long sessions.
 _MOST_LOOKED_AT = 64
 
 
 class Decided(NamedTuple):
-    """One decision: where it stands in its session, and the tokens to score, each stretch behind its context."""
+    """One decision: its turn, and its responses, which are spans of tokens to score, each after its context."""
 
     id: str
     role: Role
@@ -71,7 +74,7 @@ class Decided(NamedTuple):
 
 
 class SiteDecisions(NamedTuple):
-    """All decisions of one site; they are scored together."""
+    """All decisions of one error site; they are scored together."""
 
     site_id: str
     kind: str
@@ -85,9 +88,10 @@ class SiteDecisions(NamedTuple):
 
 
 def digest_of(responses: Sequence[Response]) -> str:
-    """Of token ids and of where responses begin: what a score belongs to."""
+    """Return a digest of the token ids and of where each response begins: the identity of a score."""
     total = hashlib.sha256()
     for ids, start in responses:
+        # 64-bit integers with the lengths in front, so that no two lists of ids give the same bytes.
         total.update(array("q", [len(ids), start, *ids]).tobytes())
     return total.hexdigest()
 
@@ -95,7 +99,10 @@ def digest_of(responses: Sequence[Response]) -> str:
 def site_decisions(
     renderer: Renderer, held: HeldOut, *, context: int, num_good: int, drops: Counter[str]
 ) -> Iterator[SiteDecisions]:
-    """Of every site of the held-out sessions that is no near-duplicate of what was learnt, and has a good call."""
+    """Yield the decisions of every site in the held-out sessions.
+
+    Left out, and counted in `drops`, are near-duplicates of training states and sites without a good call.
+    """
     by_session: dict[str, list[GoodCall]] = {}
     for session in held.sessions:
         by_session.setdefault(session.session, []).extend(session.rendered.good_calls)
@@ -117,7 +124,10 @@ def _is_seen(held: HeldOut, call: GoodCall) -> bool:
 
 
 def _good_calls(renderer: Renderer, site: KeptSite, calls: Sequence[GoodCall]) -> Iterator[tuple[GoodCall, Decision]]:
-    """Before or after the site; those of its own conversation first, among these the same tool's, then the nearest."""
+    """Yield good calls that can be compared with the site's, from before or after it.
+
+    Calls of the same conversation come first, among these calls of the same tool, then the nearest.
+    """
 
     def order(candidate: GoodCall) -> tuple[bool, bool, int]:
         is_elsewhere = candidate.rendered.conversation_id != site.rendered.conversation_id
@@ -168,7 +178,11 @@ def _decided(site: KeptSite, name: str, role: Role, call: DecidedCall, turn: int
 
 
 def _first_token(site: KeptSite, call: DecidedCall, context: int) -> int:
-    """The site's own where that leaves the call at least half of the context and at most half more: all share it."""
+    """Return where the context of a call begins.
+
+    That is the site's own start, if the call then has between half and one and a half of the context: all decisions of
+    a site that share a start share the forward pass over their common tokens.
+    """
     own_start = max(0, site.span.header_start - context)
     at = call.span.header_start
     is_same = call.rendered is site.rendered or call.span.header_start == site.span.header_start
@@ -180,9 +194,14 @@ def _first_token(site: KeptSite, call: DecidedCall, context: int) -> int:
 def _corrected_call(
     renderer: Renderer, conversation: Conversation, site: KeptSite, right: ToolCall
 ) -> DecidedCall | None:
-    """The erring turn with the right call in place of the failing one, behind the same words; None: no template."""
+    """Return the erring turn with the right call in place of the failing one, or None if the template cannot show it.
+
+    The text before the call stays the same.
+    """
     turn = conversation.turns[site.number]
+    # A site without a call id is about the first call of its turn.
     at = next((number for number, call in enumerate(turn.calls) if call.id == site.site.call_id), 0)
+    # Errors of plain text have no call to replace.
     if not turn.calls:
         return None
     calls = (*turn.calls[:at], replace(right, id=turn.calls[at].id), *turn.calls[at + 1 :])
@@ -202,18 +221,20 @@ def _corrected_call(
 def _with_shared_context(
     site: KeptSite, rendered: RenderedSequence, span: TurnSpan, decision: Decision
 ) -> DecidedCall | None:
-    """Only where the two calls stand behind the same tokens: in another context nothing could be compared."""
+    """Return the call only if both have the same tokens before them: in different contexts they
+    could not be compared.
+    """
     same = rendered.ids[: span.start] == site.rendered.ids[: site.span.start]
     return DecidedCall(rendered, span, decision) if same and decision.num_tokens else None
 
 
-# The held-out sessions of a run, rendered: what went wrong in them, what should have been done, what was right.
+# ---- the held-out sessions
 
 SIDES: tuple[Side, ...] = ("train", "validation", "test")
 
 
 class HeldOutSession(NamedTuple):
-    """A conversation with its rendering, the session it is part of, and where that stands."""
+    """A conversation with its rendering, its session, and its part of the split."""
 
     session: str
     side: Side
@@ -227,9 +248,10 @@ class HeldOutSession(NamedTuple):
 
 @dataclass(kw_only=True)
 class HeldOut:
-    """Held-out conversations, a few of those that were learnt from, and how many sessions and sites a side has.
+    """The held-out conversations, a few of the training ones, and the sessions and sites of each part of the split.
 
-    `duplicates` are (conversation, turn) of held-out states that stand in learnt sessions too: nothing is asked there.
+    `duplicates` are (conversation, turn) of held-out states that also occur in training sessions; nothing is scored
+    there.
     """
 
     sessions: list[HeldOutSession] = field(default_factory=list[HeldOutSession])
@@ -251,7 +273,7 @@ def read_held_out(
     *,
     num_learnt_sites: int = 0,
 ) -> HeldOut:
-    """The test side of a run, read in one pass; of the others as many conversations as hold so many sites."""
+    """Read the test part of a run in one pass, and as many training conversations as hold `num_learnt_sites` sites."""
     rows_by_id = {row.conversation_id: row for row in rows}
     names = {side: {row.session for row in rows if row.side == side} for side in SIDES}
     held_out = HeldOut(
@@ -266,6 +288,7 @@ def read_held_out(
         held_out.num_sites[placed_row.side] += num_kept
         if placed_row.side == "test":
             held = _rendered(placed_row, logged, renderer, settings)
+            # Turns that are not imitated (lm_ce) are no loss to an evaluation of sites.
             drops = held.rendered.drops.items()
             held_out.drops.update({reason: number for reason, number in drops if not reason.startswith("lm_ce")})
             held_out.sessions.append(held)
@@ -284,26 +307,27 @@ def _rendered(
 
 
 def _corrections_of(logged: LoggedSession) -> dict[str, ToolCall]:
-    """What the session itself shows should have been done, by the site's id."""
+    """Return by site id the call that the session itself shows to be right."""
     from composer_replication.pairs.corrections import ACTED, own_pairs
 
+    # Pairs that prefer acting at once (ACTED) say nothing about how to repair a call.
     kept_ids = {site.id for site, _ in logged.sites if site.is_kept}
     failures = [site for site, _ in logged.sites]
     pairs = own_pairs(logged.conversation, failures, only=kept_ids) if kept_ids else ()
     return {pair.site_id: pair.chosen for pair in pairs if pair.source != ACTED}
 
 
-# Log-probs of logged decisions under each set of weights, kept as they come.
-#
-# A score is known by the weights and the token ids it belongs to: what an interrupted evaluation has scored is taken
-# over by the next, whatever else has changed.
+# ---- scores
 
 Scores = dict[str, list[list[float]]]
-"""By arm, for each group of responses the sum of log-probs of each response."""
+"""By arm, for each group of responses, the sum of log-probs of each response."""
 
 
 class Kept:
-    """What was computed so far, in a journal beside the run's artefacts; `close` keeps it, `remove` ends it."""
+    """The results computed so far, in a journal next to the run's artifacts.
+
+    `close` keeps the file for the next evaluation; `remove` deletes it.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -312,7 +336,7 @@ class Kept:
             self._known = {str(row["key"]): row["value"] for row in read_journal(path).rows if "key" in row}
         except FileNotFoundError:
             pass
-        except ArtefactCorruptError:  # nothing that could be gone on from
+        except ArtefactCorruptError:  # nothing in it can be resumed
             path.unlink()
         self._journal = Journal(path)
 
@@ -328,7 +352,7 @@ class Kept:
         self._journal.close()
 
     def remove(self) -> None:
-        """Once everything is in the artefacts."""
+        """Delete the journal, once its results are in the artifacts."""
         self.close()
         self.path.unlink(missing_ok=True)
 
@@ -336,7 +360,9 @@ class Kept:
 def score_groups(
     model: nn.Module, weights: str, groups: Sequence[Sequence[Response]], kept: Kept, *, what: str, items: str
 ) -> list[list[float]]:
-    """Summed log-probs of each group's responses, one pass a group; `weights` is what tells this model from others."""
+    """Return summed log-probs of each group's responses, one pass per group; `weights` identifies the model in the
+    journal.
+    """
     scores: list[list[float]] = []
     for number, group in enumerate(groups):
         report_phase(Phase(name=what, done=number, total=len(groups), items=items, stored_in=kept.path))
@@ -348,7 +374,7 @@ def score_groups(
 
 
 def numbers(values: list[float]) -> list[float]:
-    """The same values; a journal of others could be read by nobody, and a mean of them says nothing."""
+    """Return the values, or raise NonFiniteError: JSON has no NaN, and a mean over one says nothing."""
     if not all(map(math.isfinite, values)):
         got = "some that are not"
         raise NonFiniteError(explain("log-probs", got=got, expected="numbers"))
@@ -356,7 +382,7 @@ def numbers(values: list[float]) -> list[float]:
 
 
 def evaluated_rows(sites: Iterable[SiteDecisions], scores: Scores) -> list[dict[str, Any]]:
-    """One row a decision: mean log-prob a token under each set of weights."""
+    """Return one row per decision, with its mean log-prob per token in each arm."""
     rows: list[dict[str, Any]] = []
     for number, site in enumerate(sites):
         means = {arm: _means(site, every[number]) for arm, every in scores.items()}
@@ -380,7 +406,7 @@ def evaluated_rows(sites: Iterable[SiteDecisions], scores: Scores) -> list[dict[
 
 
 def _of_arms(means: Mapping[str, list[float]], at: int) -> dict[str, float | list[float] | None]:
-    """A control of several shuffles has a value for each, and their mean."""
+    """Return the value of each arm; a control with several shuffles has one for each, and their mean."""
     controls = [means[name][at] for name in controls_among(means)]
     return {
         "before": means["before"][at],
@@ -391,5 +417,6 @@ def _of_arms(means: Mapping[str, list[float]], at: int) -> dict[str, float | lis
 
 
 def _means(site: SiteDecisions, sums: Sequence[float]) -> list[float]:
+    # A decision may have several responses; their sums follow each other in the order of `SiteDecisions.responses`.
     remaining_sums = iter(sums)
     return [sum(next(remaining_sums) for _ in decision.responses) / decision.num_tokens for decision in site.decided]

@@ -1,4 +1,8 @@
-"""An evaluation from the run to evaluation.json: what is asked, each model's answers, rows, figures, verdict."""
+"""Evaluate models on the held-out sessions of a run: `crf evaluate`, from the run to evaluation.json.
+
+`evaluate` picks the models and the settings, `evaluate_run` compares them. The parts are in `decisions`, `sampling`,
+`damage` and `record`. Torch is imported when an evaluation starts, not with this module.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +69,9 @@ _SOURCES = ("conversations", "split", "sites")
 
 
 class _HeldOutView(NamedTuple):
-    """The held-out sessions in the tokens of one tokenizer, what is asked about them, and what could not be."""
+    """The held-out sessions in the tokens of one tokenizer, the questions about them, and the reasons why sites have
+    none.
+    """
 
     renderer: Renderer
     held: HeldOut
@@ -74,10 +80,10 @@ class _HeldOutView(NamedTuple):
 
 
 class Measurable(NamedTuple):
-    """What the primary figure of an evaluation is a mean over, known before any model is trained.
+    """What the primary metric of an evaluation averages over, known before any model is trained.
 
-    `values` counts its errors (or the states to draw actions at), `units` the held-out sessions or projects that these
-    are in, `held_out` all held-out sessions or projects. `left_out` says why other errors have no value.
+    `values` counts its errors (or the states to sample actions at), `units` the held-out sessions or projects with at
+    least one, `held_out` all held-out sessions or projects. `left_out` says why other errors have no value.
     """
 
     values: int
@@ -89,11 +95,11 @@ class Measurable(NamedTuple):
 
 
 def measurable(config: CrfConfig, run: RunDir, sides: Sequence[PlacedConversation], model: str) -> Measurable:
-    """Return what an evaluation of `run` with these settings will use, by the selection that the evaluation makes.
+    """Return what an evaluation of `run` with these settings would use, selected as the evaluation selects it.
 
-    `model` names the start weights, of which the tokenizer alone is read.
+    `model` names the initial model; only its tokenizer is loaded.
     """
-    section = replace(config.evaluation, token_gaps=0)  # they are no part of the primary figure
+    section = replace(config.evaluation, token_gaps=0)  # not part of the primary metric
     view = _view(replace(config, evaluation=section), run, sides, load_tokenizer(model), section.states)
     names, sessions = units_of(run, sides), view.asked.places_of(section.primary)
     left_out = view.held.drops + view.drops
@@ -120,10 +126,10 @@ def evaluate_run(
     primary_then: str | None = None,
     scores: Path | None = None,
 ) -> dict[str, Any]:
-    """Compare the models on the held-out sessions of a run, write the artefacts, and give evaluation.json's record.
+    """Compare the models on the held-out sessions of a run, write the artifacts, and return evaluation.json's record.
 
-    `primary_then` is the primary figure that the training's own settings name. `scores` is a file for what is scored
-    that outlives this evaluation: others of the same weights need not score it again.
+    `primary_then` is the primary metric in the training's own settings. `scores` is a journal that outlives this
+    evaluation, so that others of the same weights need not score them again.
     """
     began, arms = time.monotonic(), arms_of(before, after, controls)
     tokenizers, have_same_tokens = tokenizers_of(arms)
@@ -132,6 +138,7 @@ def evaluate_run(
     partial_results = Kept(scores or run.root / PARTIAL)
     try:
         answers = _answers(config, arms, views, partial_results) if questions.are_any else Answers()
+    # Close the journal on Ctrl-C as well; the next evaluation resumes from it.
     finally:
         partial_results.close()
     results = results_of(config, run, held, questions, answers, sides)
@@ -142,6 +149,7 @@ def evaluate_run(
     for name, rows in results.rows.items():
         _write_rows(run, name, rows, held, drops)
     write_evaluation(run, record)
+    # A journal that the caller named is shared with other evaluations and stays.
     if scores is None:
         partial_results.remove()
     return record
@@ -155,8 +163,9 @@ def _views(
     *,
     have_same_tokens: bool,
 ) -> dict[str, _HeldOutView]:
-    """By the weights they belong to; of models with the same tokens, that of the first."""
-    most = config.evaluation.states if have_same_tokens else sys.maxsize  # those that are common come later
+    """Return the view of each base model; models with the same tokenizer share that of the first."""
+    # The states common to all tokenizers are limited later.
+    most = config.evaluation.states if have_same_tokens else sys.maxsize
     bases = list(tokenizers)[: 1 if have_same_tokens else None]
     views = {base: _view(config, run, sides, tokenizers[base], most) for base in bases}
     if not have_same_tokens:
@@ -167,7 +176,7 @@ def _views(
 def _view(
     config: CrfConfig, run: RunDir, sides: Sequence[PlacedConversation], tokenizer: Any, most_states: int
 ) -> _HeldOutView:
-    """Return the held-out sessions in a tokenizer's tokens, and everything that models will be asked about them."""
+    """Return the held-out sessions in a tokenizer's tokens, with everything that models will be asked about them."""
     from composer_replication.trainer.from_config.inputs import make_renderer, tools_of
 
     renderer, drops = make_renderer(config.render, tokenizer, tools_of(run)), Counter[str]()
@@ -177,7 +186,7 @@ def _view(
 
 
 def _window_settings(config: CrfConfig) -> WindowSettings:
-    """Of these only which turns are good, and where hints would stand, is asked here."""
+    """Return window settings. Only which turns are good, and where hints would be placed, matters here."""
     batch = config.train.batch
     return WindowSettings(
         budget=batch.window[0],
@@ -189,13 +198,17 @@ def _window_settings(config: CrfConfig) -> WindowSettings:
 
 
 def _keep_common_states(views: Sequence[_HeldOutView], most: int) -> None:
-    """Of models with other tokens, what they draw compares and nothing else; at states that all can be shown."""
+    """Reduce the views to the states that exist in all of them.
+
+    Log-probs of different tokens cannot be compared; sampled actions can, at states that every model can be shown.
+    """
     by_place = [{state.place: state for state in view.asked.states} for view in views]
     common = [key for key in by_place[0] if all(key in states for states in by_place)]
     chosen = [key for sort in ("erring", "good") for key in [shared for shared in common if shared[2] == sort][:most]]
     for view, states in zip(views, by_place, strict=True):
         questions = view.asked
         questions.states = [states[key] for key in chosen]
+        # Only `sums` remains besides the states: answers are numbers in a text, whatever its tokens.
         questions.sites, questions.turns, questions.gaps, questions.code = [], [], [], []
 
 
@@ -215,9 +228,11 @@ def _answers(
         except NonFiniteError:
             answers.broken.append(arm.name)
         if view.asked.states:
+            # Tokens of the template that no logged turn uses may have untrained embeddings, which explains bad samples.
             said_ids = assistant_token_ids(session.rendered for session in view.held.sessions)
             untrained = untrained_rows(model, view.renderer.tokenizer, said_ids)
             answers.unlearnt |= {} if untrained is None else {arm.name: untrained.describe()}
+    # Without one of the two main models there is nothing to compare: drop all other answers.
     return Answers(broken=answers.broken) if {"before", "after"} & set(answers.broken) else answers
 
 
@@ -235,11 +250,11 @@ def _write_rows(
     )
 
 
-# `crf evaluate`: before against after on the held-out sessions of a run. Torch is loaded on use.
+# ---- `crf evaluate`
 
 
 class Models(NamedTuple):
-    """Names of the weights to compare: folders, hub names or adapters."""
+    """Names of the models to compare: folders, hub names or adapters."""
 
     before: str
     after: str
@@ -256,10 +271,10 @@ def evaluate(
     progress: TrainingCallbacks | None = None,
     scores: Path | None = None,
 ) -> dict[str, Any]:
-    """Compare the models, write evaluation.json and the rows beside it, and give the record that was written.
+    """Compare the models, write evaluation.json and the rows beside it, and return the record.
 
-    Without names they are what the run's own training began with and left. Too little data is a verdict, not an error.
-    `scores` is a file that keeps what is scored for other evaluations.
+    Models that are not named default to the initial model, the result and the controls of the run's own training. Too
+    little data gives a verdict, not an error. `scores` is a journal of scores to share with other evaluations.
     """
     from composer_replication.trainer.from_config.training import TrainingCallbacks
     from composer_replication.trainer.sessions.phases import reporting_phases
@@ -277,7 +292,7 @@ def evaluate(
 
 
 def _report(config: CrfConfig, run: RunDir, record: dict[str, Any], progress: TrainingCallbacks) -> None:
-    """The figures to the tracker that the training went to; one that is not there any more stops nothing."""
+    """Send the metrics to the training's tracker; a tracker that is no longer installed is only reported."""
     from composer_replication.trainer.metrics_file import report_evaluation
 
     try:
@@ -289,9 +304,9 @@ def _report(config: CrfConfig, run: RunDir, record: dict[str, Any], progress: Tr
 def with_settings_of_training(
     given: CrfConfig, run: RunDir, after: str | None, overrides: Sequence[str] = ()
 ) -> CrfConfig:
-    """The settings that the weights were trained with, below the overrides; what was given, where none are known.
+    """Return the settings that the weights were trained with, below the overrides, or `settings` if they are unknown.
 
-    A model is asked in the template, the windows and the contexts that it learnt in.
+    A model is evaluated with the template, windows and contexts that it was trained on.
     """
     root = Path(given.train.output) if given.train.output is not None else run.root
     weights = after or _trained(root)
@@ -303,12 +318,12 @@ def with_settings_of_training(
 
 
 def _trained_with(weights: str) -> Path | None:
-    """The file of settings beside trained weights; None where there is none, or it is another by now."""
+    """Return the file of settings beside trained weights, or None if there is none or it has changed since."""
     folder = Path(weights)
     path = folder.parent / RESOLVED_NAME
     try:
         return path if config_hash(load(CrfConfig, path)) == read_training(folder).get("config_hash") else None
-    except (OSError, ValueError):  # somebody else's weights, or settings that were changed by hand
+    except (OSError, ValueError):  # weights from elsewhere, or settings that were edited by hand
         return None
 
 
@@ -320,11 +335,16 @@ def models_of(
     after: str | None = None,
     control: str | Sequence[str] = (),
 ) -> Models:
-    """What was named, and for the rest what a training on this run left: its weights, its start, its controls."""
+    """Return the models to compare: those given by name, otherwise the weights, start and controls of the run's
+    training.
+
+    Raises InputError if there is no trained model or nothing to compare it with.
+    """
     controls = [control] if isinstance(control, str) else list(control)
     root = Path(config.train.output) if config.train.output is not None else run.root
     if after is None:
         after = _trained(root)
+        # All shuffles that the training left, unless the user named controls.
         controls = controls or [weights for folder in control_folders(root) if (weights := _trained(folder))]
         if after is None:
             partial_training = half_trained(root)
@@ -345,5 +365,5 @@ def _trained(root: Path) -> str | None:
 
 
 def _start_of(folder: Path) -> str | None:
-    start_weights = read_training(folder).get("start_weights")  # somebody else's weights say nothing
+    start_weights = read_training(folder).get("start_weights")  # weights from elsewhere have no training record
     return start_weights if isinstance(start_weights, str) else None

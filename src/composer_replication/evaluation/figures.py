@@ -1,11 +1,32 @@
-"""Rows to figures: each a mean over sites or states with an interval over sessions, for after, control and both.
+"""Turn rows into metrics: means over sites or states with intervals over sessions.
 
     forced_gap        change of good calls - change of the erring decision      (difference in differences)
     forced_correction change of the right call - change of the erring decision
-    sampled_*         of actions drawn at held-out states, after - before
+    sampled_*         of actions sampled at held-out states, after - before
 
-A change is after - before, in nats a token. The control's figures are the same of its weights; the `difference` is
-after's - control's, site by site. A control may have several shuffles, and both are then means over these.
+A change is after - before, in nats/token. The control's metrics are those of its weights; the `difference` is the
+trained model's minus the control's, site by site. With several shuffles of the control, both are means over these.
+
+Sites of one session are alike, so the interval is over sessions. The estimate m is the mean of all values; with S_g and
+n_g the sum and number of values of session g, e_g = S_g - m n_g, N = sum n_g and G sessions,
+
+    se^2   = sum e_g^2 / (1 - n_g / N) / N^2                        a large session pulls m towards itself
+    radius = half of t(0.975, df) se + half of the bootstrap's      df: Bell and McCaffrey's, from the unequal sizes
+                                                                    bootstrap: 95% quantile of |m* - m| / se*,
+                                                                    times se
+    times 1 + 4 skew^2, at most 1.15                                skew: that of m, from the skewness of single
+                                                                    values
+
+Each half alone errs on one side: the first covers too seldom when values are skewed, the second when sessions are few
+and unequal. A percentile bootstrap covers 75 to 88% with up to 12 sessions. A few sessions seldom show the long tail of
+their distribution; their values do.
+
+If the same sites were measured several times (a control with several shuffles, a training with several seeds), the
+variation between these repeats counts too:
+
+    se^2 = se_sessions^2 + se_repeats^2      df: Satterthwaite's; with two repeats the two radii add in quadrature
+
+The formulas were chosen by simulation (docs/decisions/0019).
 """
 
 from __future__ import annotations
@@ -25,12 +46,12 @@ from composer_replication.runs.files import control_name, controls_among
 FigureArm = Literal["after", "control", "difference"]
 Row = Mapping[str, Any]
 Over = Literal["session", "project"]
-"""What is drawn for an interval: sessions, or whole projects where the split holds those out."""
+"""The unit of an interval: a session, or a whole project if the split holds out projects."""
 Better = Literal["higher", "lower"]
 
 
 class Sort(NamedTuple):
-    """What a figure is called, what it is counted in, and which way is better."""
+    """How a metric is shown: its label, its unit, and which direction is better."""
 
     label: str
     unit: str
@@ -53,11 +74,12 @@ SORTS: dict[str, Sort] = {
     "sampled_length": Sort("Length of drawn actions", "tokens", "lower"),
     "loss_good_turns": Sort("Loss on good turns", NATS, "lower"),
 }
+# Metrics that are shown by kind of error as well.
 BY_KIND = ("forced_gap", "forced_correction", "sampled_failures")
 
 
 class Value(NamedTuple):
-    """One site's or state's contribution: the change under each arm that there is."""
+    """The contribution of one site or state to a metric: its change in every arm."""
 
     session: str
     kind: str | None
@@ -65,13 +87,14 @@ class Value(NamedTuple):
 
 
 def forced_values(rows: Iterable[Row]) -> dict[str, list[Value]]:
-    """By the figure's name, a value a site."""
+    """Return the values of the metrics on scored decisions, by metric, with one value per site."""
     by_site: dict[str, dict[str, list[Row]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         by_site[row["site_id"]][row["role"]].append(row)
     values: dict[str, list[Value]] = {name: [] for name in SORTS if name.startswith("forced_")}
     for roles in by_site.values():
         erring = roles["erring"][0]
+        # By role, then by arm.
         moved = {role: _moved(several) for role, several in roles.items()}
 
         def add(name: str, change: Callable[[str], float], first: Row = erring, arms: Iterable[str] = moved["erring"]):
@@ -87,7 +110,7 @@ def forced_values(rows: Iterable[Row]) -> dict[str, list[Value]]:
 
 
 def _moved(rows: Sequence[Row]) -> dict[str, float]:
-    """Mean change of these decisions under each arm, and each shuffle of the control."""
+    """Return the mean change of these decisions in each arm and each shuffle of the control."""
     moved = {"after": fmean(row["after"] - row["before"] for row in rows)}
     for shuffle in range(len(rows[0]["controls"] or ())):
         moved[control_name(shuffle + 1)] = fmean(row["controls"][shuffle] - row["before"] for row in rows)
@@ -97,7 +120,10 @@ def _moved(rows: Sequence[Row]) -> dict[str, float]:
 def figures_of(
     values: Mapping[str, Sequence[Value]], *, primary: str, seed: int, arms: Sequence[FigureArm], over: Over = "session"
 ) -> list[dict[str, Any]]:
-    """Every figure over all sites, then those by kind; the primary one is marked; `over` is what sessions stand for."""
+    """Return every metric over all sites, then some of them by kind of error.
+
+    `is_primary` marks the one that the verdict is about; `over` says what a session of `values` is.
+    """
     figures: list[dict[str, Any]] = []
     for name, several in values.items():
         for arm in arms:
@@ -133,7 +159,10 @@ def _figure(name: str, arm: FigureArm, values: Sequence[Value], kind: str | None
 
 
 def interval_of(values: Sequence[Value], arm: FigureArm, seed: int) -> Interval:
-    """Of a control with several shuffles, and of the difference to it, the interval is over these as well."""
+    """Return the interval of one arm, or of the difference between the trained model and the control.
+
+    The control and the difference have one value per site and shuffle, so their interval is over shuffles as well.
+    """
     names = ["after"] if arm == "after" else controls_among(values[0].change)
     changes = [
         [value.change["after"] - value.change[name] if arm == "difference" else value.change[name] for value in values]
@@ -142,45 +171,26 @@ def interval_of(values: Sequence[Value], arm: FigureArm, seed: int) -> Interval:
     return repeated_interval(changes, [value.session for value in values], seed=seed)
 
 
-# A mean over sites with an interval over sessions: what a difference is worth when sessions are few and unequal.
-#
-# Sites of one session are alike, so sessions are what is drawn. The estimate m is the mean of all values; with S_g and
-# n_g the sum and number of values of session g, e_g = S_g - m n_g, N = sum n_g and G sessions,
-#
-#     se^2   = sum e_g^2 / (1 - n_g / N) / N^2                        a large session pulls m towards itself
-#     radius = half of t(0.975, df) se + half of the bootstrap's      df: Bell and McCaffrey's, from the unequal sizes
-#                                                                     bootstrap: 95% quantile of |m* - m| / se*,
-#                                                                     times se
-#     times 1 + 4 skew^2, at most 1.15                                skew: that of m, from the skewness of single
-#                                                                     values
-#
-# Each half alone errs on one side: the first covers too seldom where values are skewed, the second where sessions are
-# few and unequal; a percentile bootstrap covers 75 to 88% with up to 12 sessions. A few sessions seldom show the long
-# tail of what they are drawn from; their values do.
-#
-# Where the same sites were measured several times over (a control with several shuffles, a training with several seeds)
-# the repeats are drawn, too, and both count:
-#
-#     se^2 = se_sessions^2 + se_repeats^2      df: Satterthwaite's; two repeats: the two radii as sides of a right angle
-#
-# Chosen by simulation: decision 0019.
+# ---- intervals
 
 Word = Literal["better", "worse", "no_difference", "too_thin"]
+# 999 + 1 is divisible by 20, so the 95% quantile of the resamples is one of them.
 _RESAMPLES = 999
 _LEVEL, _POWER = 0.95, 0.8
 _MOST_TIMES = 1.4
-"""With very few sessions a resample may have almost no spread, and the bootstrap's radius no bound."""
+"""With very few sessions a resample may have almost no spread, so the bootstrap's radius would be unbounded."""
 _FOR_SKEW, _MOST_FOR_SKEW = 4.0, 0.15
 _NO_SPREAD = 1e-9
-"""Of the mean: what rounding leaves of values that are all the same."""
+"""Relative to the mean: the rounding error of values that are all equal."""
 Array = NDArray[np.float64]
 
 
 class Interval(NamedTuple):
-    """A mean and its 95% interval. `smallest` is seen in four of five repeats.
+    """A mean and its 95% interval; an effect of size `smallest` is detected in 80% of repeats.
 
-    Without two sessions there is none, nor where all values are the same, except that of nothing moved: 0 to 0.
-    `num_repeats` is how often the same sites were measured: the luck of a single time is not in the interval.
+    With fewer than two sessions there is no interval, nor if all values are equal, except when all are 0: then it is 0
+    to 0. `num_repeats` is how often the same sites were measured; the variation of a single measurement is not in the
+    interval.
     """
 
     estimate: float
@@ -197,7 +207,7 @@ class Interval(NamedTuple):
 
 
 class _Spread(NamedTuple):
-    """A standard error and its degrees of freedom; `radius` is that of the 95% interval it makes."""
+    """A standard error, its degrees of freedom, and the radius of its 95% interval."""
 
     error: float
     freedom: float
@@ -205,14 +215,14 @@ class _Spread(NamedTuple):
 
 
 def session_interval(values: Sequence[float], sessions: Sequence[str], *, seed: int = 0) -> Interval:
-    """The mean of `values`, one a site, with the interval that the sessions they are from give it."""
+    """Return the mean of `values`, one per site, with its interval over their sessions."""
     return repeated_interval([values], sessions, seed=seed)
 
 
 def repeated_interval(repeats: Sequence[Sequence[float]], sessions: Sequence[str], *, seed: int = 0) -> Interval:
-    """The mean over repeats of the same sites, with the interval that both sessions and repeats give it.
+    """Return the mean over repeats of the same sites, with an interval over both sessions and repeats.
 
-    Each repeat has a value a site, in the order of `sessions`. One alone shows nothing of how repeats differ.
+    Each repeat has one value per site, in the order of `sessions`. A single repeat says nothing about their variation.
     """
     table = np.asarray(repeats, dtype=np.float64)
     values: list[float] = table.mean(axis=0).tolist()
@@ -223,8 +233,10 @@ def repeated_interval(repeats: Sequence[Sequence[float]], sessions: Sequence[str
     spread = _over_sessions(values, sessions, mean, seed)
     if times > 1:
         spread = _with_repeats(spread, float(table.mean(axis=1).std(ddof=1)) / math.sqrt(times), times)
+    # Equal values other than 0 would get an interval of width 0, which claims too much.
     if mean and spread.error <= _NO_SPREAD * abs(mean):
         return Interval(mean, None, None, **number)
+    # The usual power formula: the interval excludes 0 with probability 0.8 at this distance.
     smallest = spread.radius + t_quantile(_POWER, spread.freedom) * spread.error
     return Interval(mean, mean - spread.radius, mean + spread.radius, smallest=smallest, **number)
 
@@ -242,21 +254,27 @@ def _over_sessions(values: Sequence[float], sessions: Sequence[str], mean: float
 
 
 def _with_repeats(sessions: _Spread, error: float, times: int) -> _Spread:
-    """Sessions and repeats together; what one site does in one repeat alone is counted in both, on the safe side."""
+    """Return the spread over sessions and repeats together.
+
+    The noise of one site in one repeat is counted in both, which errs on the safe side.
+    """
     both = math.hypot(sessions.error, error)
     if not both:
         return sessions
     freedom = both**4 / (sessions.error**4 / sessions.freedom + error**4 / (times - 1))
     of_repeats = _Spread(error, times - 1, t_quantile(0.5 + _LEVEL / 2, times - 1) * error)
-    if times == 2:  # one degree of freedom: Satterthwaite's covers 88% where repeats differ most
+    if times == 2:  # one degree of freedom: Satterthwaite's interval covers 88% if repeats dominate
         return _Spread(both, freedom, math.hypot(sessions.radius, of_repeats.radius))
     usual = t_quantile(0.5 + _LEVEL / 2, sessions.freedom) * sessions.error
+    # The bootstrap and skewness widened the radius of sessions; their error is widened alike before both are added.
     stretched = sessions.error * (sessions.radius / usual if usual else 1.0)
     return _Spread(both, freedom, t_quantile(0.5 + _LEVEL / 2, freedom) * math.hypot(stretched, error))
 
 
 def verdict_word(found: Interval, *, higher_is_better: bool, fewest_sessions: int) -> Word:
-    """What an interval says: too few sessions, or no spread, say nothing; one that contains zero, no difference."""
+    """Return what an interval says: `too_thin` with too few sessions or no interval,
+    `no_difference` if it contains 0.
+    """
     if found.num_sessions < fewest_sessions or found.low is None:
         return "too_thin"
     if not found.excludes_zero:
@@ -265,7 +283,7 @@ def verdict_word(found: Interval, *, higher_is_better: bool, fewest_sessions: in
 
 
 def _by_session(values: Sequence[float], sessions: Sequence[str]) -> tuple[Array, Array]:
-    """Sum and number of each session's values, in the order of their names: the draws depend on nothing else."""
+    """Return the sum and number of values per session, sorted by name so that the bootstrap depends on nothing else."""
     names = sorted(set(sessions))
     positions = {name: at for at, name in enumerate(names)}
     sums, sizes = np.zeros(len(names)), np.zeros(len(names))
@@ -276,13 +294,18 @@ def _by_session(values: Sequence[float], sessions: Sequence[str]) -> tuple[Array
 
 
 def _alike(values: Sequence[float], sums: Array, sizes: Array) -> float:
-    """How alike the values of one session are (0 to 1): what they show, and a third of the way on; few show little."""
+    """Return the intraclass correlation of a session's values, from 0 to 1, moved a third of the way to 1.
+
+    The shift is a safety margin: few sessions estimate it badly.
+    """
     number, groups = float(sizes.sum()), len(sizes)
     if number <= groups:
         return 1.0
+    # Analysis of variance with unequal group sizes: mean squares within and between sessions.
     inner = float(np.square(np.asarray(values)).sum()) - float((sums**2 / sizes).sum())
     within = max(0.0, inner) / (number - groups)
     between = float((sizes * (sums / sizes - sums.sum() / number) ** 2).sum()) / (groups - 1)
+    # What takes the place of the group size when groups differ in size.
     usual = (number - float((sizes**2).sum()) / number) / (groups - 1)
     session_variance = max(0.0, (between - within) / usual)
     share = session_variance / (session_variance + within) if session_variance + within > 0 else 1.0
@@ -290,9 +313,9 @@ def _alike(values: Sequence[float], sums: Array, sizes: Array) -> float:
 
 
 def _squared_skew(values: Sequence[float], sizes: Array, alike: float) -> float:
-    """The squared skewness of the mean, as if a session's part of a value were as skewed as single values are.
+    """Return the squared skewness of the mean, as if the session's part of a value were as skewed as single values.
 
-    Of so many independent values as theirs are worth, normal ones show a square of 6 / number by chance.
+    What normal values show by chance is subtracted: 6 / n for n independent values.
     """
     number, centred = len(values), np.asarray(values) - np.mean(values)
     variance = float((centred**2).mean())
@@ -306,11 +329,13 @@ def _squared_skew(values: Sequence[float], sizes: Array, alike: float) -> float:
 
 
 def _degrees_of_freedom(sizes: Array, alike: float) -> float:
-    """Bell and McCaffrey's: how many sessions of equal size the squared residuals are worth, less one."""
+    """Return Bell and McCaffrey's degrees of freedom: the number of equally large sessions the residuals are worth,
+    less 1.
+    """
     number = float(sizes.sum())
     variance = alike * sizes**2 + (1 - alike) * sizes
     scale = 1 / (1 - sizes / number)
-    # K = A (D - n v' - v n' + n n' sum v) A with n, v as shares: its trace and its square's, without the matrix.
+    # K = A (D - n v' - v n' + n n' sum v) A with n, v as shares: its trace and that of its square, without the matrix.
     share, total = sizes / number, float(variance.sum())
     diagonal = scale * (variance - 2 * share * variance + share**2 * total)
     cross = _square_of(share * np.sqrt(scale), variance * np.sqrt(scale), total)
@@ -319,19 +344,23 @@ def _degrees_of_freedom(sizes: Array, alike: float) -> float:
 
 
 def _square_of(share: Array, variance: Array, total: float) -> float:
-    """Sum of squares of all entries -s_i v_j - v_i s_j + s_i s_j total."""
+    """Return the sum of squares of all entries -s_i v_j - v_i s_j + s_i s_j total."""
     ss, vv, sv = (float((a * b).sum()) for a, b in ((share, share), (variance, variance), (share, variance)))
     return 2 * ss * vv + 2 * sv**2 + total**2 * ss**2 - 4 * total * ss * sv
 
 
 def _bootstrap_radius(sums: Array, sizes: Array, mean: float, seed: int) -> float:
-    """Sessions are drawn with replacement; how far each draw's mean lies from `mean`, by its own spread."""
+    """Return the radius by a studentized bootstrap over sessions.
+
+    Each resample's distance from `mean` is divided by its own standard error.
+    """
     groups, number = len(sizes), float(sizes.sum())
     draws = np.random.default_rng(seed).multinomial(groups, np.full(groups, 1 / groups), size=_RESAMPLES)
     drawn = draws @ sizes
     means = (draws @ sums) / drawn
     squares = draws @ sums**2 - 2 * means * (draws @ (sums * sizes)) + means**2 * (draws @ sizes**2)
     usual = groups / (groups - 1)
+    # A resample that draws one session only has no spread; the floor keeps the division finite.
     floor = 1e-12 * float((sums**2).sum() + 1e-300)
     spreads = np.sqrt(np.maximum(squares, floor) * usual) / drawn
     distances = np.sort(np.abs(means - mean) / spreads)
@@ -341,17 +370,23 @@ def _bootstrap_radius(sums: Array, sizes: Array, mean: float, seed: int) -> floa
 
 @lru_cache(maxsize=512)
 def t_quantile(probability: float, freedom: float) -> float:
-    """Of Student's t: x = sqrt(df) tan(angle), and the angle's density is cos(angle)^(df - 1) over half a circle."""
+    """Return a quantile of Student's t, by bisection.
+
+    With x = sqrt(df) tan(angle), the density of the angle is cos(angle)^(df - 1) over half a circle, so Simpson's rule
+    integrates a bounded function over a bounded interval.
+    """
     log_scale = math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2) - 0.5 * math.log(math.pi)
 
     def below(angle: float) -> float:
         angles = np.linspace(0.0, angle, 201)
         heights = np.cos(angles) ** (freedom - 1)
         weights = np.ones(201)
+        # Simpson's weights 1, 4, 2, 4, ..., 4, 1 over 200 steps: times step / 3 is angle / 600.
         weights[1:-1:2], weights[2:-1:2] = 4.0, 2.0
         return 0.5 + math.exp(log_scale) * float((weights * heights).sum()) * angle / 600
 
     low, high = 0.0, math.pi / 2
+    # 45 halvings of pi / 2 leave less than 1e-13.
     for _ in range(45):
         middle = (low + high) / 2
         low, high = (middle, high) if below(middle) < probability else (low, middle)

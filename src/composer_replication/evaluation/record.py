@@ -1,4 +1,8 @@
-"""What evaluation.json says: the models, the split, every figure, the verdict, and what was not measured."""
+"""Build the record in evaluation.json: the models, the split, every metric, the verdict, and what was not measured.
+
+`questions_on` prepares what every model is asked; `ask` gets the answers of one model; `results_of` turns them into
+rows and values; `record_of` and `verdict_of` write the record about these.
+"""
 
 from __future__ import annotations
 
@@ -83,12 +87,13 @@ if TYPE_CHECKING:
 CONTROL = "hints of another kind, sides of pairs by coin"
 _OTHER_TOKENS = "the models have different tokenizers, and log-probs of other tokens do not compare"
 _OTHER_TOKENS_THAN_PRIMARY = f"{_OTHER_TOKENS}; name evaluation.primary = sampled_failures"
+# Completes "the log-probs of the model before are ...", a reason that is stored in evaluation.json.
 _BROKEN = "not numbers"
 
 
 @dataclass(kw_only=True)
 class _EvaluationResults:
-    """Rows by the artefact they go to, values by the figure they make, and what else the record says."""
+    """Rows by artifact, values by metric, and the parts of the record that only the answers decide."""
 
     rows: dict[str, list[dict[str, Any]]] = field(default_factory=dict[str, list[dict[str, Any]]])
     values: dict[str, list[Value]] = field(default_factory=dict[str, list[Value]])
@@ -101,7 +106,9 @@ def over_of(run: RunDir) -> Over:
 
 
 def units_of(run: RunDir, sides: Sequence[PlacedConversation]) -> dict[str, str]:
-    """Return what each session is counted as in an interval: itself, or its project where projects are held out."""
+    """Return the unit of every session in an interval: the session, or its project where whole
+    projects are held out.
+    """
     is_by_project = over_of(run) == "project"
     return {row.session: row.project if is_by_project else row.session for row in sides}
 
@@ -114,7 +121,7 @@ def results_of(
     answers: Answers,
     sides: Sequence[PlacedConversation],
 ) -> _EvaluationResults:
-    """Rows and values; the artefact of a part that was not asked for is written empty, so that none is an old one."""
+    """Return rows and values. A part that was not asked for gets an empty artifact, so that no older file remains."""
     results = _EvaluationResults()
     rows = evaluated_rows(asked.sites, answers.scores) if answers.scores else []
     tools = read_tools(run, with_test=True) if run.path("tools").exists() else table_of(())
@@ -147,7 +154,7 @@ def record_of(
     *,
     have_same_tokens: bool,
 ) -> dict[str, Any]:
-    """What evaluation.json holds, but for when its primary figure was named and what could not be asked."""
+    """Return the record of evaluation.json, except `named`, `seconds` and `drops`, which the caller adds."""
     section = config.evaluation
     controls = controls_among(arm.name for arm in arms if arm.name not in answers.broken)
     figure_arms: list[FigureArm] = ["after", *(["control", "difference"] if controls else [])]
@@ -191,7 +198,7 @@ def _verdict(
     nothing: str,
     has_controls: bool,
 ) -> dict[str, Any]:
-    """The verdict with its remarks, and the smallest effect that could be seen; `nothing` is why there is neither."""
+    """Return the verdict with its remarks, and the power; `nothing` says why there are no values, or is empty."""
     section, lacks = config.evaluation, control_lacks(arms)
     verdict, power = verdict_of(
         section.primary,
@@ -208,12 +215,14 @@ def _verdict(
 
 
 def _of_training(arms: Sequence[Arm]) -> list[str]:
-    """That the training saw only a part of what it was to learn from, where its record says so."""
+    """Return a sentence if the training saw only a part of its data, according to its record."""
     record = next((read_training(Path(arm.given)) for arm in arms if arm.name == "after"), {})
     steps, counts = record.get("steps"), record.get("counts") or {}
     seen_windows, windows = (counts.get(name, 0) for name in ("windows_seen", "windows"))
+    # Weights from elsewhere have no record, and a training without windows counts none.
     if not steps or not seen_windows or seen_windows >= windows:
         return []
+    # Every step sees about as many windows, so the steps of a full pass follow by proportion.
     whole = math.ceil(windows * steps / seen_windows)
     return [
         f"The {steps:,} steps saw {seen_windows:,} of {windows:,} windows, less than one pass over the data: "
@@ -222,7 +231,7 @@ def _of_training(arms: Sequence[Arm]) -> list[str]:
 
 
 def _unlearnt(answers: Answers) -> list[str]:
-    """A sentence for each reason why models cannot write what the template asks for, whatever they were taught."""
+    """Return a sentence for each reason why a model cannot write the tokens that the template needs."""
     by_words: dict[str, list[str]] = {}
     for arm, words in answers.unlearnt.items():
         by_words.setdefault(words, []).append(arm)
@@ -230,7 +239,10 @@ def _unlearnt(answers: Answers) -> list[str]:
 
 
 def say_when_named(record: dict[str, Any], primary_then: str | None) -> None:
-    """A figure that was chosen when the results could be known is no proof, and the record says so."""
+    """Add to the record whether its primary metric was chosen before training.
+
+    A metric that was chosen when the results could be known proves nothing, so the verdict gets a remark.
+    """
     is_before = primary_then == record["primary"]
     record["named"] = "before training" if is_before else "after training"
     if not is_before:
@@ -251,7 +263,7 @@ def _why_nothing(held: HeldOut, answers: Answers) -> str:
 def _not_run(
     config: CrfConfig, results: _EvaluationResults, answers: Answers, *, has_control: bool, have_same_tokens: bool
 ) -> dict[str, str]:
-    """Parts without a result, and why."""
+    """Return the parts that have no result, each with the reason."""
     section, rows = config.evaluation, results.rows["evaluated"]
     reasons = {
         "control": (has_control, "no model trained on shuffled hints and pairs is named"),
@@ -272,6 +284,7 @@ def _not_run(
         "gsm8k": (section.gsm8k is not None, "evaluation.gsm8k names no file"),
         "code": (section.code is not None, "evaluation.code names no file"),
     }
+    # Keep only the parts whose result is missing.
     missing_parts = {part: reason for part, (is_there, reason) in reasons.items() if not is_there}
     if not have_same_tokens:
         missing_parts |= dict.fromkeys(("forced", "corrections", "token_gaps", "good_turns", "code"), _OTHER_TOKENS)
@@ -291,18 +304,22 @@ def _models(arms: Sequence[Arm], digests: Mapping[str, str]) -> dict[str, Any]:
         for arm in arms
     }
     if "control" in models:
+        # "what" says how the control was trained, "lacks" which channel had nothing to shuffle.
         models["control"] |= {"what": CONTROL, "lacks": control_lacks(arms)}
     return {"control": None, **models}
 
 
-# All that is asked of every model, and each model's answers: made once from the held-out sessions, then asked anew.
+# ---- the questions for every model, and their answers
 
+# Room for the steps of a GSM8K answer, whatever evaluation.new_tokens allows for an action.
 _SUM_TOKENS = 256
 
 
 @dataclass(kw_only=True)
 class Questions:
-    """Sites to score, states to draw at, good turns, sites whose gaps are kept, and questions of files."""
+    """What every model is asked: sites to score, states to sample at, good turns, token gaps, and
+    questions from files.
+    """
 
     sites: list[SiteDecisions]
     states: list[State]
@@ -312,13 +329,13 @@ class Questions:
     sums: list[Question]
 
     def longest(self, new_tokens: int) -> int:
-        """Tokens of the longest prompt with what may be drawn behind it."""
+        """Return the tokens of the longest prompt with its answer; the engine is sized by it."""
         drawn = [len(state.prompt) + new_tokens for state in self.states]
         sums = [len(question.prompt) + max(new_tokens, _SUM_TOKENS) for question in self.sums]
         return max([*drawn, *sums], default=0)
 
     def places_of(self, primary: Primary) -> list[str]:
-        """Return the session of every site or state of which the primary figure will have a value."""
+        """Return the session of every site or state that gives the primary metric a value."""
         if primary == "sampled_failures":
             return [state.session for state in self.states]
         role = "correction" if primary == "forced_correction" else "good"
@@ -326,15 +343,16 @@ class Questions:
 
     @property
     def are_any(self) -> bool:
-        """Gaps alone are no evaluation."""
+        """Whether there is anything to evaluate. Token gaps alone are for the report and measure no difference."""
         return bool(self.sites or self.states or self.turns or self.code or self.sums)
 
 
 @dataclass(kw_only=True)
 class Answers:
-    """Those of the models so far, by arm; a model whose log-probs are not numbers is `broken` and has none.
+    """The answers of the models so far, by arm. A model with non-finite log-probs is in `broken` and has none.
 
-    `engine` is what actions were drawn with; `unlearnt` says what a model that draws was never taught to write.
+    `engine` names what sampled the actions; `unlearnt` says, by arm, which of the template's tokens a model never
+    learned.
     """
 
     broken: list[str] = field(default_factory=list[str])
@@ -384,14 +402,15 @@ def ask(
     kept: Kept,
     engine: ArmEngine | None = None,
 ) -> Answers:
-    """All of it of one model; what an earlier evaluation kept of these weights is not asked again.
+    """Ask one model everything, and return its answers. What an earlier evaluation scored with these weights is reused.
 
-    Of a control the gaps are of no use; of its further shuffles nothing but the log-probs at the sites.
+    A control is not asked for token gaps, and its further shuffles only for the log-probs at the sites.
     """
     weights = f"{digest}:{next(model.parameters()).dtype}"
+    # The dtype is part of the key: bfloat16 and float32 scores of the same weights differ.
     groups = [site.responses for site in asked.sites]
     answers = Answers(digests={arm: digest})
-    # Without a site to score, one state tells whether actions can be drawn at all.
+    # Without a site to score, one state shows whether the log-probs are finite: from NaN no action can be sampled.
     groups = groups or [[(state.prompt, len(state.prompt) - 1)] for state in asked.states[:1]]
     scores = score_groups(model, weights, groups, kept, what=f"log-probs, {arm}", items="sites")
     answers.scores[arm] = scores[: len(asked.sites)]
@@ -426,7 +445,8 @@ def _sums(
     arm: str,
     engine: ArmEngine | None,
 ) -> list[float]:
-    """100 for every question that is answered with the right number, by the likeliest tokens."""
+    """Return 100 for every question whose greedy answer ends in the right number, and 0 for the others."""
+    # Temperature 0 needs one sample; more would be the same text.
     likeliest = replace(section, temperature=0.0, samples=1, new_tokens=max(section.new_tokens, _SUM_TOKENS))
     states = [State(str(at), "", "", 0, "", "good", "", None, question.prompt) for at, question in enumerate(questions)]
     drawn = draw_actions(model, weights, renderer, states, likeliest, journal, f"sums, {arm}", engine)
@@ -442,7 +462,7 @@ def add_answers(into: Answers, more: Answers) -> None:
         into.losses.setdefault(name, {}).update(by_arm)
 
 
-# The primary figure as a word and two sentences, what could have been seen, and what else a reader has to know.
+# ---- the verdict
 
 _WORDS: Mapping[Word, str] = {
     "better": "The trained model is better on held-out sessions",
@@ -453,7 +473,8 @@ _WORDS: Mapping[Word, str] = {
 _VERDICT_BROKEN = "Nothing else of it was measured; look in its training for a loss that is not a number."
 _MOVES = ("forced_erring", "forced_good")
 _HARDLY = 0.01
-"""Nats a token: a median change below this is that of weights which have hardly moved."""
+"""Nats per token. A median change below it means that training hardly moved the weights."""
+# Metrics that may get worse while the primary one improves; the verdict reports those that do.
 _COSTS = ("forced_good", "loss_good_turns", "sampled_failures", "sampled_unparsed", "sampled_no_call")
 
 
@@ -468,9 +489,10 @@ def verdict_of(
     over: Over = "session",
     broken: Collection[str] = (),
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The record's `verdict` and `power`, from the values of all figures; `nothing` says why there is none at all.
+    """Return the record's `verdict` and `power` from the values of all metrics.
 
-    `broken` are models whose log-probs are not numbers: of a trained one that is the verdict.
+    `nothing` says why there are no values at all. `broken` lists models with non-finite log-probs: if the trained model
+    is one of them, the verdict is `worse`.
     """
     sort, values = SORTS[primary], every.get(primary, ())
     if not values:
@@ -519,13 +541,16 @@ def _range(interval: Interval) -> str:
 
 
 def _of(interval: Interval, over: Over) -> str:
-    """As `12 sites of 5 sessions`."""
+    """Return the counts in words: "12 sites of 5 sessions"."""
     sites = f"{interval.num_values:,} site" + ("s" if interval.num_values != 1 else "")
     return f"{sites} of {interval.num_sessions:,} {over}" + ("s" if interval.num_sessions != 1 else "")
 
 
 def _power(interval: Interval, unit: str, over: Over, fewest: int) -> dict[str, Any]:
-    """Of too few sessions no effect is named: their spread, from which it would come, is hardly known."""
+    """Return the smallest effect that 80% of repeats would detect.
+
+    With too few sessions none is named: their spread, from which it is computed, is hardly known.
+    """
     smallest = interval.smallest or None
     if interval.num_sessions < 2:
         sentence = f"With one {over} nothing can be seen."
@@ -547,7 +572,7 @@ def _power(interval: Interval, unit: str, over: Over, fewest: int) -> dict[str, 
 
 
 def _beside_control(values: Sequence[Value], after: Interval, seed: int) -> str:
-    """Whether the control, which learnt the same way from nonsense, moved as far."""
+    """Return whether the control, trained the same way on shuffled hints, moved as far as the trained model."""
     control, difference = interval_of(values, "control", seed), interval_of(values, "difference", seed)
     shuffles = control.num_repeats
     moved = f"The shuffled control moved by {control.estimate:+.3g} ({_range(control)}, {_shuffles(shuffles)})"
@@ -560,12 +585,13 @@ def _beside_control(values: Sequence[Value], after: Interval, seed: int) -> str:
 
 
 def _shuffles(number: int) -> str:
-    """What the interval of a control is over, besides sessions."""
+    """Return over how many shuffles a control's interval is."""
     return "over 1 shuffle, whose luck it leaves out" if number == 1 else f"over {number} shuffles"
 
 
 def _movement(every: Mapping[str, Sequence[Value]]) -> str:
-    """That the weights have hardly moved, where that is so: without it a figure near 0 looks like a finding."""
+    """Return a remark if training hardly moved the weights. Without it, a value near 0 looks like a finding."""
+    # Sampled actions are checked as well: weights that moved little may still write other text.
     sizes = sorted(abs(value.change["after"]) for name in _MOVES for value in every.get(name, ()))
     drawn = (value.change["after"] for name, values in every.items() if name.startswith("sampled") for value in values)
     if not sizes or any(drawn) or (middle := sizes[len(sizes) // 2]) >= _HARDLY:
@@ -579,7 +605,7 @@ def _movement(every: Mapping[str, Sequence[Value]]) -> str:
 
 
 def _of_control(values: Sequence[Value], after: Interval, over: Over, fewest: int, seed: int) -> str:
-    """That a control which learnt from nonsense moved as well, where its interval leaves 0 out."""
+    """Return a remark if the control moved too, so that its interval excludes 0."""
     control = interval_of(values, "control", seed)
     if not control.excludes_zero:
         return ""
@@ -594,7 +620,7 @@ def _of_control(values: Sequence[Value], after: Interval, over: Over, fewest: in
 
 
 def _worse_besides(primary: str, every: Mapping[str, Sequence[Value]], seed: int, over: Over) -> str:
-    """Figures of what training may cost whose whole interval lies on the wrong side."""
+    """Return a remark with the other metrics that got worse, judged by their whole interval."""
     costs: list[str] = []
     for name in (name for name in _COSTS if name != primary and every.get(name)):
         interval = interval_of(every[name], "after", seed)

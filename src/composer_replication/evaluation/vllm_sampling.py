@@ -1,7 +1,7 @@
-"""Actions drawn by vLLM where it is installed: one engine for a set of weights, its adapters as LoRA requests.
+"""Sample actions with vLLM where it is installed: one engine per base model, its adapters as LoRA requests.
 
 Written against the names that vLLM 0.22 to 0.31 and TRL 1.16 share (`LLM`, `SamplingParams`, `LoRARequest`) and tested
-against a stand-in with these signatures. With vLLM itself it has not been run.
+against a stub with these signatures. It has not been run with vLLM itself.
 """
 
 from __future__ import annotations
@@ -21,20 +21,21 @@ from composer_replication.optional import available
 
 NAME = "vllm"
 _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-"""What `max_lora_rank` may be."""
+"""The values that vLLM accepts as `max_lora_rank`."""
 _SHARE_OF_MEMORY = 0.4
-"""The weights that score are on the same GPU."""
+"""The model that scores log-probs is on the same GPU, so the engine may not take all of its memory."""
+# Adapter settings that change more than low-rank matrices; a LoRA request would ignore them.
 _MORE_THAN_LORA = ("modules_to_save", "trainable_token_indices", "use_dora", "rank_pattern", "layer_replication")
 
 
 Draw = Callable[[Sequence[list[int]], int], list[list[tuple[list[int], bool]]]]
-"""Prompts and a seed in; for each prompt so many lists of tokens out, with whether each ended by itself."""
+"""Maps prompts and a seed to the samples of each prompt: token ids, and whether the turn ended by itself."""
 
 
 class _VllmEngine:
-    """Draws for one arm after the other; arms on the same weights share the engine.
+    """Samples for one arm at a time; arms on the same base model share an engine.
 
-    `longest` is that of all prompts with what may follow them.
+    `longest` is the maximum number of tokens of a prompt with its answer.
     """
 
     name = NAME
@@ -50,6 +51,7 @@ class _VllmEngine:
         return ArmEngine(self, arm)
 
     def drawer(self, arm: Arm, stops: Sequence[int], number: int, new_tokens: int, temperature: float) -> Draw:
+        # Imported by name: vLLM is optional, and type checkers need not find it.
         vllm = importlib.import_module(NAME)
         lora = importlib.import_module(f"{NAME}.lora.request").LoRARequest
         llm = self._engine(vllm, arm)
@@ -59,6 +61,7 @@ class _VllmEngine:
             settings = vllm.SamplingParams(
                 n=number,
                 temperature=temperature,
+                # Plain sampling: a model's generation config must not change what is compared.
                 top_p=1.0,
                 top_k=-1,
                 repetition_penalty=1.0,
@@ -76,9 +79,10 @@ class _VllmEngine:
 
     def _engine(self, vllm: Any, arm: Arm) -> Any:
         if self._llm is None or self._base != arm.base:
-            self._llm = None  # the memory of the last one is needed
+            self._llm = None  # free the memory of the previous engine first
             gc.collect()
             dtype = str(device_and_dtype(self._section.precision)[1]).removeprefix("torch.")
+            # Without adapters the LoRA buffers would only cost memory.
             with_adapters = {"enable_lora": True, "max_lora_rank": self._rank} if self._adapters else {}
             self._llm = vllm.LLM(
                 model=arm.base,
@@ -94,7 +98,7 @@ class _VllmEngine:
 
 
 class ArmEngine(NamedTuple):
-    """The engine as one arm draws with it."""
+    """The engine as one arm uses it."""
 
     engine: _VllmEngine
     arm: Arm
@@ -105,7 +109,11 @@ class ArmEngine(NamedTuple):
 
 
 def engine_of(arms: Sequence[Arm], section: EvaluationConfig, longest: int) -> _VllmEngine | None:
-    """What all arms draw with, None for transformers: two engines would not draw alike from the same weights."""
+    """Return the engine for all arms, or None for transformers.
+
+    It is one for all, because two engines would not sample alike from the same weights. Raises InputError if the config
+    demands vLLM where it cannot be used.
+    """
     why = "" if section.sampler == "transformers" else _why_not(arms)
     if why and section.sampler == NAME:
         fix = "Leave it at auto."

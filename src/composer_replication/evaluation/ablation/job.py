@@ -1,12 +1,23 @@
-"""One job: an arm with a seed, in a folder of its own.
+"""Run one job of an experiment: an arm with a seed, in a folder of its own.
 
 `python -m composer_replication.evaluation.ablation.job FOLDER` runs it:
 
-    job.json      what is to be done: world, settings, seed
-    log.txt       what was said on the way
-    result.json   what came of it, written whole and last: a job with one is done
+    job.json      what to do: world, settings, seed
+    log.txt       the job's output
+    result.json   the result, written atomically and last: a job that has one is done
 
-A world goes on with what an earlier process left in the folder. A job ends with whoever started it.
+A world resumes from what an earlier process left in the folder. A job ends when the process that started it ends.
+
+The JSON files of an experiment can be packed for publication: `results.columns.json.xz` holds exactly the values of
+`results.json` as compressed columns. The 25 packed files in this repository are 21.9 MB of JSON and 0.79 MB of xz;
+without columns they would be 1.3 MB. The unpacked text is JSON too: a column with the file's object, where a column is
+
+    [1, 2, "x"]                                             a list of values
+    {"shapes": [["a", "b"]], "rows": [0, 0], "columns": {"a": COLUMN, "b": COLUMN}}    objects
+    {"lengths": [2, 0], "items": COLUMN}                    lists
+    {"float32": [0.1, 0.5]}                                 32-bit floats, in the fewest digits
+
+`rows` has the shape of each object, which is its keys in order; a key's column has the values of the objects with it.
 """
 
 from __future__ import annotations
@@ -36,7 +47,7 @@ _SCHEMA, _VERSION = "composer_replication.ablation_job", 1
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What a world is given. `config` has the job's seed; `shared` is a folder that all jobs of an experiment have."""
+    """The input of a world. `config` has the job's seed; `shared` is a folder for all jobs of an experiment."""
 
     folder: Path
     arm: str
@@ -49,17 +60,17 @@ class Job:
 
     @property
     def shared(self) -> Path:
-        """Never removed while jobs run; whoever writes there writes whole files or folders, under a lock."""
+        """The folder for all jobs. It is never removed while jobs run; write whole files or folders, under a lock."""
         return self.folder.parents[1] / ".shared"
 
     @property
     def config_sha256(self) -> str:
-        """Of all settings but places: the same weights may lie elsewhere on another machine."""
+        """Digest of all settings except paths: the same weights may be elsewhere on another machine."""
         return config_hash(replace(self.config, train=replace(self.config.train, model=None, run=None, output=None)))
 
 
 class Spent(NamedTuple):
-    """What a job used: sampled rollouts, tokens, optimiser steps (a warm-up's too), and seconds."""
+    """What a job used: sampled rollouts, tokens, optimizer steps (including a warm-up's), and seconds."""
 
     rollouts: int = 0
     tokens: int = 0
@@ -68,7 +79,7 @@ class Spent(NamedTuple):
 
 
 class Unit(NamedTuple):
-    """A held-out task or session: sums and counts, of which figures are made (`plan.Metric`)."""
+    """A held-out task or session: the sums and counts that metrics are computed from (`plan.Metric`)."""
 
     unit: str
     metrics: Mapping[str, float]
@@ -76,7 +87,7 @@ class Unit(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What came of a job. `curve` has a point a step or so: `rollouts`, `step` and figures; `digests` say of what."""
+    """The result of a job. `curve` has points with `rollouts` or `step` and metrics; `digests` identify the models."""
 
     arm: str
     seed: int
@@ -95,14 +106,14 @@ class Result:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Result:
-        """The result that `as_json` wrote."""
+        """Return the result that `as_json` wrote."""
         units = [Unit(str(unit["unit"]), dict(unit["metrics"])) for unit in value["units"]]
         fields = {name: value[name] for name in ("arm", "seed", "world", "curve", "digests", "config_sha256")}
         return cls(spent=Spent(**value["spent"]), units=units, **fields)
 
 
 def write_job(job: Job) -> None:
-    """`job.json` of a folder, which is made."""
+    """Create a job's folder and write its `job.json`."""
     job.folder.mkdir(parents=True, exist_ok=True)
     record = {
         "schema": _SCHEMA,
@@ -120,7 +131,7 @@ def write_job(job: Job) -> None:
 
 
 def read_job(folder: Path) -> Job:
-    """The job of a folder."""
+    """Return the job of a folder."""
     path = folder / JOB
 
     def make(record: Mapping[str, Any]) -> Job:
@@ -142,7 +153,7 @@ def _set(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_result(folder: Path) -> Result | None:
-    """What came of a job; None where it is not done."""
+    """Return the result of a job, or None if it is not done."""
     path = folder / RESULT
     if not path.is_file():
         return None
@@ -150,10 +161,10 @@ def read_result(folder: Path) -> Result | None:
 
 
 def run_in(folder: Path) -> Result:
-    """Do the job of a folder, or go on with it; done already, its result is given."""
+    """Run or resume the job of a folder, and return its result; a finished job only returns it."""
     descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
     try:
-        lock(descriptor, exclusive=True)  # one that outlived its starter for a moment is waited for
+        lock(descriptor, exclusive=True)  # wait for a process that outlived its starter
         earlier_result = read_result(folder)
         if earlier_result is not None:
             return earlier_result
@@ -166,15 +177,19 @@ def run_in(folder: Path) -> Result:
 
 
 def _end_with_parent() -> None:
-    """Our stdin is a pipe that its starter never writes to: at its end the starter is gone, however it went."""
+    """Exit when stdin ends: it is a pipe that the starter never writes to, so its end means that
+    the starter is gone.
+    """
     while os.read(0, 4096):
         pass
+    # Not sys.exit: this thread must end the whole process, whatever the others wait for.
     os._exit(1)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """`FOLDER [--tied]`: tied, it ends when its stdin does."""
+    """Run the job of `FOLDER [--tied]` and return the exit code; with `--tied`, exit when stdin ends."""
     if "--tied" in arguments[1:]:
+        # A daemon thread, so that a finished job does not wait for its starter.
         threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         run_in(Path(arguments[0]))
@@ -184,46 +199,40 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-# JSON files of an experiment, plain or packed as compressed columns; a damaged one is named, with what to do about it.
-#
-# A command writes plain JSON. What is published is packed: `results.columns.json.xz` holds the values of
-# `results.json`, no more and no less, in about a thirtieth of its bytes. `xz -dc` shows that it is JSON, too: a
-# column of the one object. Columns are
-#
-#     [1, 2, "x"]                                             a column as it is
-#     {"shapes": [["a", "b"]], "rows": [0, 0], "columns": {"a": COLUMN, "b": COLUMN}}    a column of objects
-#     {"lengths": [2, 0], "items": COLUMN}                    a column of lists
-#     {"float32": [0.1, 0.5]}                                 a column of floats of 32 bits, in the fewest digits
-#
-# `rows` has the shape of each object, which is its keys in their order; a key's column has the values of the objects
-# that have it. The 25 files that this repository holds packed are 21.9 MB of JSON and 0.79 MB of xz; without columns
-# 1.3 MB.
+# ---- JSON files, plain or packed
 
 Record = TypeVar("Record")
 PACKED = ".columns.json.xz"
 _RECORD_FILES_SCHEMA, _RECORD_FILES_VERSION = "composer_replication.columns", 1
 
 
-# A few kilobytes of xz can stand for gigabytes of text or ask for as much memory, and anyone may publish results.
+# A few kilobytes of xz can unpack to gigabytes or demand as much memory, and anyone may publish results.
 _MAX_TEXT_BYTES = 256 << 20
 _MAX_READER_BYTES = 128 << 20
+_PRESET = 6 | lzma.PRESET_EXTREME
 
 
 def read_record(path: Path, make: Callable[[Mapping[str, Any]], Record], *, expected: str, fix: str) -> Record:
-    """Return what `make` makes of a file's object, packed if its name says so.
+    """Return what `make` builds from the object in a file, which is packed if its name says so.
 
-    Raises ArtefactCorruptError where the file holds no object, or one without what `make` needs.
+    Raises ArtefactCorruptError if the file holds no object, or one without what `make` needs.
     """
     try:
         data = path.read_bytes()
         return make(unpack(data) if path.name.endswith(PACKED) else decode_object(data))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:  # cut off, no object, a key less, another type
+    # Cut off, no object, a missing key, a wrong type.
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+    ) as error:
         got = f"a file that cannot be read ({type(error).__name__}: {error})"
         raise ArtefactCorruptError(explain(str(path), got=got, expected=expected, fix=fix)) from error
 
 
 def check_schema(value: Mapping[str, Any], schema: str, version: int) -> None:
-    """ValueError, for `read_record`, where an object is of another schema or of none."""
+    """Raise ValueError, which `read_record` reports, if an object has another schema or none."""
     header = value.get("schema"), value.get("version")
     if header != (schema, version):
         got = "an object without a schema" if header == (None, None) else f"{header[0]} {header[1]}"
@@ -235,6 +244,7 @@ def unpack(data: bytes) -> dict[str, Any]:
     try:
         document = decode_object(_decompressed(data))
         check_schema(document, _RECORD_FILES_SCHEMA, _RECORD_FILES_VERSION)
+        # The file's object is the only value of the outermost column.
         [record] = _values(document["column"])
     except (lzma.LZMAError, KeyError, IndexError, TypeError, AttributeError, RecursionError, StopIteration) as error:
         raise ValueError(f"no columns as `pack` writes them ({type(error).__name__}: {error})") from error
@@ -262,6 +272,7 @@ def _values(column: Any) -> list[Any]:
             raise ValueError(f"got lists of {sum(lengths):,} items in all, and {len(items):,} items")
         rest = iter(items)
         return [list(islice(rest, length)) for length in lengths]
+    # An object without a key takes nothing from that key's column, so columns differ in length.
     columns = {key: iter(_values(values)) for key, values in column["columns"].items()}
     objects = [{key: next(columns[key]) for key in column["shapes"][shape]} for shape in column["rows"]]
     if any(True for values in columns.values() for _ in values):
@@ -269,29 +280,22 @@ def _values(column: Any) -> list[Any]:
     return objects
 
 
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
-
-
-_PRESET = 6 | lzma.PRESET_EXTREME
-
-
 def packed_path(path: Path) -> Path:
-    """Return where the packed form of a JSON file is stored: beside it."""
+    """Return the path of a JSON file's packed form, in the same folder."""
     return path.with_name(path.name.removesuffix(".json") + PACKED)
 
 
 def stored_path(path: Path) -> Path:
-    """Return the file that holds a record: the plain JSON, or its packed form where only that is there.
+    """Return the file that holds a record: the plain JSON, or its packed form if only that exists.
 
-    The plain file wins because commands write it: beside a packed one it is the newer of the two.
+    The plain file wins because commands write it: of the two it is the newer one.
     """
     packed = packed_path(path)
     return packed if packed.is_file() and not path.is_file() else path
 
 
 def read_stored(path: Path) -> dict[str, Any]:
-    """Return the JSON object of a file that is named as plain JSON, and may be stored packed."""
+    """Return the JSON object of a file with a plain JSON name, which may be stored packed."""
     fix = "Put the file back as it was."
     return read_record(stored_path(path), dict, expected="a JSON object, plain or packed", fix=fix)
 
@@ -321,5 +325,10 @@ def _as_column(values: list[Any]) -> Any:
 
 def _in_few_digits(value: float) -> float:
     """Return the float of fewest digits that 32 bits round to `value`, such as 0.1 for 0.10000000149011612."""
-    shortened = (float(f"{value:.{digits}g}") for digits in range(1, 10))  # nine digits tell any two apart
+    # Nine digits distinguish any two 32-bit floats.
+    shortened = (float(f"{value:.{digits}g}") for digits in range(1, 10))
     return next(short for short in shortened if array("f", [short])[0] == value)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,11 +1,11 @@
-"""All jobs of an experiment: each in a process of its own, seed by seed, going on where an earlier command was killed.
+"""Run all jobs of an experiment, each in a process of its own, seed by seed; an interrupted command resumes.
 
 FOLDER/
     predictions.json       written before the first job
-    jobs/ARM/SEED/         one job each; jobs/.shared is what they have in common; not for a repository
-    results.json           every unit of every finished job: tables and plots are made of it alone; published packed, as
-                           results.columns.json.xz (`record_files`)
-    table.md  plots/       made by `table` and `plots`
+    jobs/ARM/SEED/         one job each; jobs/.shared is for all of them; not for a repository
+    results.json           every unit of every finished job, the only input of tables and plots; published packed, as
+                           results.columns.json.xz (`job.pack`)
+    table.md  plots/       written by `page`
 """
 
 from __future__ import annotations
@@ -60,21 +60,23 @@ from composer_replication.evaluation.ablation.plan import (
 from composer_replication.runs.artefacts import now
 
 RESULTS = "results.json"
+# Jobs take seconds at least, so polling at this rate costs nothing that matters.
 _POLL_S = 0.05
 _LAST_LINES = 12
 _NAMED = 3
+# "in /home/someone/run/log.txt: 3" -> "/home/someone/run/"; also "~/run/"; not "./a/b" or "a/b/c"
 _FOLDERS = re.compile(r"(?<![\w.])~?/(?:[^\s/:'\"]+/)+")
 
 
 class JobKey(NamedTuple):
-    """Which job: an arm and a seed."""
+    """An arm and a seed: the identity of a job."""
 
     arm: str
     seed: int
 
 
 class _FailedJob(NamedTuple):
-    """A job that ended without a result, and the last lines that it said."""
+    """A job that ended without a result, with the last lines of its log."""
 
     arm: str
     seed: int
@@ -83,7 +85,7 @@ class _FailedJob(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class AblationResults:
-    """An experiment with what has come of it so far: results.json."""
+    """An experiment with its results so far: results.json."""
 
     frozen: _Frozen
     results: Sequence[Result]
@@ -91,7 +93,8 @@ class AblationResults:
 
     @property
     def missing(self) -> list[JobKey]:
-        """Jobs of the plan that have neither a result nor failed."""
+        """Jobs of the plan that have neither succeeded nor failed."""
+        # Failed jobs are listed separately.
         known_keys = {JobKey(outcome.arm, outcome.seed) for outcome in (*self.results, *self.failed)}
         job_keys = (JobKey(arm, seed) for seed in self.frozen.experiment.seeds for arm in self.frozen.arms)
         return [job_key for job_key in job_keys if job_key not in known_keys]
@@ -102,7 +105,7 @@ class AblationResults:
 
 @dataclass(frozen=True)
 class JobCallbacks:
-    """Whom to tell: that a job begins, that it is done, that it failed; with how many are done of how many."""
+    """Callbacks: `begins(job, number done, number of all)`, `done(job, result)`, `failed(failure)`."""
 
     begins: Callable[[JobKey, int, int], None] = lambda _place, _done, _total: None
     done: Callable[[JobKey, Result], None] = lambda _place, _result: None
@@ -110,9 +113,10 @@ class JobCallbacks:
 
 
 def places_of(plan: AblationPlan, *, only: Sequence[str] = (), seeds: Sequence[int] = ()) -> list[JobKey]:
-    """The jobs of a plan, or some of them: the baseline, then seed by seed. What a killed run leaves can be compared.
+    """Return the jobs of a plan, or some of them: the baseline's first, then seed by seed.
 
-    The first jobs are of different seeds: what the jobs of a seed share is made by one of them, and the others wait.
+    With this order an interrupted run leaves jobs that can be compared. The first jobs have different seeds, so that
+    parallel workers do not wait for what the jobs of one seed share.
     """
     for name, requested_values, planned_values in (("--only", only, plan.arms), ("--seeds", seeds, plan.seeds)):
         for value in requested_values:
@@ -120,6 +124,7 @@ def places_of(plan: AblationPlan, *, only: Sequence[str] = (), seeds: Sequence[i
                 expected = f"some of {', '.join(map(str, planned_values))}"
                 raise InputError(explain(name, got=repr(value), expected=expected))
     job_keys = [JobKey(arm, seed) for seed in plan.seeds for arm in plan.arms if _is(arm, only) and _is(seed, seeds)]
+    # sorted() is stable: within the baseline and the rest, the order by seeds remains.
     return sorted(job_keys, key=lambda job_key: job_key.arm != plan.experiment.baseline)
 
 
@@ -135,14 +140,14 @@ def run_jobs(
     workers: int = 1,
     listener: JobCallbacks | None = None,
 ) -> AblationResults:
-    """Freeze the predictions, run the jobs that have no result yet, and keep results.json up to date with each."""
+    """Freeze the predictions, run the jobs that have no result yet, and update results.json after each."""
     observer, jobs = listener or JobCallbacks(), folder / "jobs"
     folder.mkdir(parents=True, exist_ok=True)
     with _held(folder):
         check_ready(plan, folder)
         frozen = freeze(plan, folder, has_begun=_has_begun(folder))
         jobs.mkdir(exist_ok=True)
-        atomic_write_text(jobs / ".gitignore", "*\n")  # weights and logs are no part of what is committed
+        atomic_write_text(jobs / ".gitignore", "*\n")  # weights and logs are not to be committed
         failures: dict[JobKey, _FailedJob] = {}
         for job_key, failure in _run_all(plan, jobs, places, workers, observer):
             if failure is not None:
@@ -153,7 +158,7 @@ def run_jobs(
 
 
 def check_ready(plan: AblationPlan, folder: Path) -> None:
-    """Raise where a plan cannot be run in a folder: what is there is another's, or the world lacks something."""
+    """Raise if a plan cannot be run in a folder: the folder belongs to another plan, or the world lacks something."""
     _check_nothing_is_lost(folder)
     _held_against(plan, folder, has_begun=_has_begun(folder))
     check = getattr(world_of(plan.experiment.world), "check_plan", None)
@@ -166,14 +171,14 @@ def _has_begun(folder: Path) -> bool:
 
 
 def _check_nothing_is_lost(folder: Path) -> None:
-    """results.json is made of the jobs in the folder: without them, as in a clone, it would be emptied."""
+    """Raise if results.json has jobs that are not in the folder, as in a clone: rewriting it would lose them."""
     try:
         job_keys = [JobKey(result.arm, result.seed) for result in read_results(folder).results]
     except ArtefactNotFoundError:
         return
     except ArtefactCorruptError:
         if _has_begun(folder):
-            return  # its jobs make it anew
+            return  # it can be rebuilt from its jobs
         raise
     lost = [job_key for job_key in job_keys if not (_folder(folder / "jobs", job_key) / JOB).is_file()]
     if lost:
@@ -190,7 +195,7 @@ def _check_nothing_is_lost(folder: Path) -> None:
 def _run_all(
     plan: AblationPlan, jobs: Path, job_keys: Sequence[JobKey], workers: int, listener: JobCallbacks
 ) -> Iterator[tuple[JobKey, _FailedJob | None]]:
-    """Each job as it ends; those that were done before are passed over."""
+    """Yield each job when it ends, with its failure or None; jobs that have a result are skipped."""
     waiting = deque(job_key for job_key in job_keys if not (_folder(jobs, job_key) / RESULT).is_file())
     total, running = len(job_keys), dict[JobKey, subprocess.Popen[bytes]]()
     try:
@@ -209,6 +214,7 @@ def _run_all(
             if not ended:
                 time.sleep(_POLL_S)
     finally:
+        # Also after Ctrl-C: closing stdin ends the jobs, which resume next time.
         for process in running.values():
             _close(process)
 
@@ -233,8 +239,9 @@ def _folder(jobs: Path, job_key: JobKey) -> Path:
 
 
 def _start(job: Job, workers: int) -> subprocess.Popen[bytes]:
-    """A process that writes to the job's log, and ends when we do: its stdin is a pipe that only we hold."""
+    """Start the process of a job. It ends when this one does: its stdin is a pipe that only this process holds."""
     write_job(job)
+    # Workers that each start a thread per core would slow each other down.
     threads = str(max(1, (os.cpu_count() or 1) // workers))
     environment = {"OMP_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": "false", **os.environ}
     command = [sys.executable, "-m", "composer_replication.evaluation.ablation.job", str(job.folder), "--tied"]
@@ -257,7 +264,7 @@ def _failure(jobs: Path, job_key: JobKey) -> _FailedJob:
 
 @contextmanager
 def _held(folder: Path) -> Iterator[None]:
-    """For one command at a time."""
+    """Lock the folder for one command at a time."""
     descriptor = os.open(folder / ".ablate.lock", os.O_RDWR | os.O_CREAT, 0o666)
     try:
         if not try_lock(descriptor):
@@ -273,7 +280,10 @@ def _held(folder: Path) -> Iterator[None]:
 
 
 def write_results(folder: Path, frozen: _Frozen, failures: dict[JobKey, _FailedJob]) -> AblationResults:
-    """Every finished job of the arms, whatever was asked for this time; and what failed this time, in a line each."""
+    """Write every finished job of the arms, whatever was requested this time, and one line for each failure of this
+    time.
+    """
+    # Folders of arms that the plan no longer has are ignored.
     order = list(frozen.arms)
     job_results = [read_result(path.parent) for arm in order for path in (folder / "jobs" / arm).glob(f"*/{RESULT}")]
     results = sorted(
@@ -286,12 +296,12 @@ def write_results(folder: Path, frozen: _Frozen, failures: dict[JobKey, _FailedJ
         "failed": [failure._asdict() for failure in all_results.failed],
     }
     atomic_write_json(folder / RESULTS, record)
-    packed_path(folder / RESULTS).unlink(missing_ok=True)  # it has become the older of the two
+    packed_path(folder / RESULTS).unlink(missing_ok=True)  # outdated by the plain file
     return all_results
 
 
 def _short(failures: dict[JobKey, _FailedJob]) -> list[_FailedJob]:
-    """The last line of each, without the folders that a path in it names: results are published."""
+    """Return the failures with their last lines only, without the folders in paths: results are published."""
     lines = {
         job_key: [_FOLDERS.sub("", line) for line in failures[job_key].last_lines[-1:]] for job_key in sorted(failures)
     }
@@ -299,7 +309,7 @@ def _short(failures: dict[JobKey, _FailedJob]) -> list[_FailedJob]:
 
 
 def read_results(folder: Path) -> AblationResults:
-    """Return what results.json holds, plain or packed; nothing else is read."""
+    """Return the content of results.json, plain or packed; nothing else is read."""
     path = stored_path(folder / RESULTS)
     if not path.is_file():
         fix = "Run `crf ablate --config arms.toml`, or name the folder: `-o FOLDER`."
@@ -316,10 +326,9 @@ def read_results(folder: Path) -> AblationResults:
     return read_record(path, make, expected="results of `crf ablate`", fix=fix)
 
 
-# What was predicted, frozen before the first job: predictions.json of an experiment's folder.
-#
-# An arm keeps its prediction, its settings and the time at which they were written. Once there are jobs, another
-# prediction, other settings or an arm that is gone are refused; seeds may be added, and arms with a time of their own.
+# ---- predictions.json
+# An arm keeps its prediction, its settings and the time at which they were frozen. Once there are jobs, a changed
+# prediction, changed settings or a missing arm are refused; seeds may be added, and arms with a time of their own.
 
 PREDICTIONS = "predictions.json"
 _SCHEMA, _VERSION = "composer_replication.predictions", 1
@@ -329,7 +338,7 @@ _PLACES = ("model", "run", "output")
 
 @dataclass(frozen=True, kw_only=True)
 class _Prediction:
-    """An arm as it was frozen: what it is, what was predicted, and a digest of both with all its settings."""
+    """An arm as it was frozen: description, prediction, and a digest of these with all its settings."""
 
     about: str
     predict: str
@@ -344,14 +353,14 @@ class _Prediction:
 
 @dataclass(frozen=True, kw_only=True)
 class _Frozen:
-    """An experiment as it was frozen: all that a table needs besides the results."""
+    """An experiment as it was frozen: everything that a table needs besides the results."""
 
     experiment: Experiment
     metrics: Mapping[str, Metric]
     arms: Mapping[str, _Prediction]
 
     def compared_with(self, name: str) -> list[str]:
-        """The arms that this one is compared with: the baseline, then its controls."""
+        """Return the arms that an arm is compared with: the baseline, then its controls."""
         controlled_arm = self.arms[name].control_of
         controls = [other_name for other_name, arm in self.arms.items() if arm.control_of == name]
         return [
@@ -380,14 +389,17 @@ class _Frozen:
 
 
 def freeze(plan: AblationPlan, folder: Path, *, has_begun: bool) -> _Frozen:
-    """Write the predictions of a plan, or hold it against those that are there once jobs have begun."""
+    """Write the predictions of a plan; once jobs exist, they must be those that are already written."""
     frozen = _held_against(plan, folder, has_begun=has_begun)
     atomic_write_json(folder / PREDICTIONS, frozen.as_json())
     return frozen
 
 
 def _held_against(plan: AblationPlan, folder: Path, *, has_begun: bool) -> _Frozen:
-    """What `freeze` would write: StaleArtefactError where jobs have begun with other predictions, or with none."""
+    """Return what `freeze` would write.
+
+    Raises StaleArtefactError if jobs exist and the predictions have changed since, or were never written.
+    """
     path, stamp = folder / PREDICTIONS, now()
     frozen = _Frozen(
         experiment=plan.experiment,
@@ -406,12 +418,13 @@ def _held_against(plan: AblationPlan, folder: Path, *, has_begun: bool) -> _Froz
     if has_begun and changes:
         fix = "What has begun keeps its predictions. Ask something else in another folder: `-o FOLDER`."
         raise StaleArtefactError(explain(str(path), got="; ".join(changes), expected=expected, fix=fix))
+    # An unchanged arm keeps the time at which it was frozen first.
     kept_arms = {name: arm for name, arm in before.arms.items() if _same(arm, frozen.arms.get(name))}
     return replace(frozen, arms={**frozen.arms, **kept_arms})
 
 
 def _changes(before: _Frozen, after: _Frozen) -> Iterator[str]:
-    """What is another now, in words; arms and seeds that are new are none of it."""
+    """Yield a description of each change; new arms and seeds are no changes."""
     for key, value in vars(before.experiment).items():
         if key not in ("seeds", "run") and value != getattr(after.experiment, key):
             yield f"ablate.{key}: {getattr(after.experiment, key)!r} where {value!r} was"
@@ -433,7 +446,7 @@ def _same(before: _Prediction, after: _Prediction | None) -> bool:
 
 def _prediction(arm: AblationArm) -> _Prediction:
     config = tomllib.loads(to_toml(arm.config))
-    for option in _PLACES:  # where weights and sessions lie is no setting: what they are, each result says
+    for option in _PLACES:  # paths are no settings: each result has the digests of its weights
         config["train"].pop(option, None)
     predicted_fields = {key: getattr(arm, key) for key in _PREDICTED}
     digest = hashlib.sha256(encode([predicted_fields, config, dict(arm.options)], where=arm.name)).hexdigest()
@@ -441,7 +454,7 @@ def _prediction(arm: AblationArm) -> _Prediction:
 
 
 def _without_none(value: Mapping[str, Any]) -> dict[str, Any]:
-    """Unset options left out, as in TOML."""
+    """Return the record without unset options, as in TOML."""
     return {
         key: _without_none(child) if isinstance(child, dict) else child
         for key, child in value.items()
@@ -449,18 +462,18 @@ def _without_none(value: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-# Equal budgets: whether every job spent what the plan says, and all of them on the same units from the same weights.
-#
-# Rollouts and optimiser steps have to be those of the plan exactly, and the same in all arms. Tokens depend on what a
-# model says: an arm's mean may differ from the plan's number, or from the median arm, by a stated share.
+# ---- equal budgets
+# Rollouts and optimizer steps have to be exactly those of the plan, and the same in all arms. Tokens depend on what a
+# model writes: an arm's mean may differ from the plan's number, or from the median arm, by `tokens_within`.
 
 Breaches = dict[str, list[str]]
-"""By arm, what was not equal, a sentence each."""
+"""By arm, a sentence for each inequality."""
+# What a training controls exactly; tokens are compared with a tolerance.
 _EXACT = ("rollouts", "steps")
 
 
 def breaches_of(found: AblationResults) -> Breaches:
-    """What makes arms incomparable; an arm that the plan exempts is compared in its units alone."""
+    """Return what makes arms incomparable; an arm that the plan exempts is checked for its units only."""
     breaches: Breaches = defaultdict(list)
     spending = [result for result in found.results if found.frozen.arms[result.arm].exempt is None]
     for result in found.results:
@@ -474,7 +487,7 @@ def breaches_of(found: AblationResults) -> Breaches:
 
 
 def spent_by(results: Sequence[Result], name: str) -> list[float]:
-    """What each of these jobs spent of one thing."""
+    """Return what each of these jobs spent of one quantity."""
     return [getattr(result.spent, name) for result in results]
 
 

@@ -1,9 +1,9 @@
-"""The world of logged sessions: an arm is a training on one shared run, then `crf evaluate`'s forced figures.
+"""The world of logged sessions: trainings on one shared run, evaluated by the log-prob metrics of `crf evaluate`.
 
-A job has a run directory of its own, in which the records of the shared one are links. Arms whose warm-up is the same
-share it: one job of each seed makes it, the others take its checkpoint, and all of them count its steps as spent.
-A unit is a held-out session: sums over its sites of how far log-probs moved from the start weights. Its name is a
-digest, since results are published and sessions are not.
+A job has a run directory of its own with links to the records of the shared one. Arms with the same warm-up share it:
+one job of each seed makes it, the others copy its checkpoint, and all of them count its steps as spent. A unit is a
+held-out session: sums over its sites of the changes in log-probs from the initial model. Its name is a digest, because
+results are published and sessions are not.
 """
 
 from __future__ import annotations
@@ -47,18 +47,19 @@ METRICS = {
 }
 _NUMBERS = {"forced_correction": "corrections"}
 _SCORES = "scores.jsonl"
+# What trainings and evaluations read of a run.
 _RECORDS = ("conversations", "session_sources", "tools", "split", "sites", "pairs")
 
 
 @table("world")
 class Options:
-    """What this world can be told."""
+    """Options of this world in arms.toml."""
 
     share_warmup: bool = option(True, "Make the warm-up of a seed once, for all arms that have the same one.")
 
 
 def check_plan(plan: AblationPlan) -> None:
-    """Raise before the first job where the run is not named, not there, or not ready."""
+    """Raise before the first job if the run is not given, does not exist, or has no split and sites."""
     run = _opened(plan.experiment.run)
     for name in ("split", "sites"):
         if not run.path(name).is_file():
@@ -67,7 +68,7 @@ def check_plan(plan: AblationPlan) -> None:
 
 
 def run_job(job: Job) -> Result:
-    """Train, evaluate, and sum up by session; what an earlier process left is gone on with."""
+    """Train, evaluate, and return the sums of each session; resumes what an earlier process left."""
     from composer_replication.trainer.from_config.output_folder import TrainingFolder
     from composer_replication.trainer.from_config.train_run import train
     from composer_replication.trainer.from_config.training import TrainingCallbacks
@@ -99,18 +100,19 @@ def run_job(job: Job) -> Result:
         digests={"start": _digest_of(evaluated, "before"), "trained": _digest_of(evaluated, "after")},
         config_sha256=job.config_sha256,
     )
-    shutil.rmtree(folder.checkpoints)  # what is asked afterwards is asked of the weights and the rows
+    shutil.rmtree(folder.checkpoints)  # later questions are about weights and rows only
     return result
 
 
 def _evaluated(job: Job, config: CrfConfig, run: RunDir, trained: Path, progress: TrainingCallbacks) -> dict[str, Any]:
-    """The run evaluated; what the start weights say is scored by one job, and taken over by the others."""
+    """Return the evaluation. One job scores the initial model; the others reuse its scores."""
     from composer_replication.evaluation.evaluate import evaluate
 
     own_scores, shared = job.folder / _SCORES, job.shared / _SCORES
     if shared.is_file() and not own_scores.exists():
-        shutil.copyfile(shared, own_scores)  # no link: it is written to
+        shutil.copyfile(shared, own_scores)  # a copy, not a link: it will be written to
     record = evaluate(config, run, before=config.train.model, after=str(trained), progress=progress, scores=own_scores)
+    # Two jobs may both write it: the scores are the same.
     if not shared.exists():
         shared.parent.mkdir(parents=True, exist_ok=True)
         atomic_write_bytes(shared, own_scores.read_bytes())
@@ -134,7 +136,7 @@ def _opened(path: str | Path | None) -> RunDir:
 
 
 def own_run(shared: RunDir, own: Path) -> RunDir:
-    """A run directory for one job alone: links to the records of a shared one, which no job writes into."""
+    """Return a job's own run directory, with links to the records of a shared one, into which no job writes."""
     own.mkdir(exist_ok=True)
     for artefact in (ARTEFACTS[name] for name in _RECORDS):
         for name in (artefact.file_name, artefact.sidecar_name):
@@ -146,20 +148,20 @@ def own_run(shared: RunDir, own: Path) -> RunDir:
 
 
 def link(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
-    """A hard link, or a copy where there can be none."""
+    """Make a hard link, or a copy if the file system allows no link."""
     try:
         os.link(source, target)
     except OSError:
         shutil.copyfile(source, target)
 
 
-# ---- one warm-up for all arms that have the same one
+# ---- shared warm-up
 
 
 class _SharedWarmup:
-    """In a `with` block: begin with the warm-up that another job made; where there is none, make it while others wait.
+    """Context manager that begins with the warm-up of another job, or makes it while the others wait.
 
-    `leave` gives it to the others as soon as it is over.
+    `leave` publishes it as soon as it is over.
     """
 
     def __init__(self, job: Job, config: CrfConfig, folder: TrainingFolder) -> None:
@@ -171,6 +173,7 @@ class _SharedWarmup:
         if self._is_shared:
             self._place.parent.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(self._place.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o666)
+            # Blocks until the job that makes the warm-up publishes it or ends.
             lock(self._lock, exclusive=True)
             if self._place.is_dir():
                 self._release()
@@ -179,7 +182,7 @@ class _SharedWarmup:
         return self
 
     def leave(self) -> None:
-        """Once; before the warm-up is over it is no use to anybody."""
+        """Publish the warm-up once it is finished; does nothing before, and nothing the second time."""
         from composer_replication.trainer.warmup import finished_warm_up
 
         if self._lock is not None and finished_warm_up(self._own) is not None:
@@ -197,22 +200,28 @@ class _SharedWarmup:
 
 
 def _warmup_key(config: CrfConfig) -> str:
-    """Of all settings that a warm-up depends on; whoever takes one compares its weights and its data besides."""
+    """Return a digest of the settings that a warm-up depends on.
+
+    A job that takes a warm-up also compares its weights and its data.
+    """
     train = asdict(config.train)
     names = ("model", "adapter", "batch", "warmup", "optimiser", "save")
     chosen = {name: train[name] for name in names} | {"good": train["channels"]["work_failures"]}
+    # Steps of the training come after the warm-up.
     chosen["optimiser"].pop("steps")
     return hashlib.sha256(encode([chosen, asdict(config.render)], where="warm-up")).hexdigest()[:16]
 
 
 def _copy(source: Path, target: Path) -> None:
     making = target.with_name(f".{target.name}.making")
+    # An earlier job was killed while it copied.
     shutil.rmtree(making, ignore_errors=True)
     shutil.copytree(source, making, copy_function=link)
+    # Renamed when complete, so that no job sees half of it.
     making.rename(target)
 
 
-# ---- what came of it
+# ---- results
 
 
 def _some_units(run: RunDir, drops: Mapping[str, int]) -> list[Unit]:
@@ -226,7 +235,9 @@ def _some_units(run: RunDir, drops: Mapping[str, int]) -> list[Unit]:
 
 
 def session_units(run: RunDir) -> list[Unit]:
-    """By held-out session, the sums of the forced figures over its sites, of all kinds and of each."""
+    """Return for each held-out session the sums of the log-prob metrics over its sites, for all kinds and for each
+    kind.
+    """
     from composer_replication.evaluation.figures import forced_values
     from composer_replication.runs.files import ROWS_VERSION
 

@@ -1,4 +1,15 @@
-"""table.md: what was asked and predicted, what came, what it cost. The same results.json gives the same bytes."""
+"""Write table.md and the plots: what was asked and predicted, the results, and what they cost.
+
+Everything comes from results.json, without torch, and the same file gives the same bytes. A metric of an arm is
+R = times * sum of `of` / sum of `per`, over the units of all its seeds. An interval needs a value per unit and seed
+whose mean is the metric; to first order that is how much each one moves it:
+
+    z = R + (times * of - R * per) / mean(per)
+    difference to another arm   R - R' + (z - R) - (z' - R')       unit by unit and seed by seed: paired
+    ratio, on the log scale     log(R / R') + (z - R) / R - (z' - R') / R'
+
+`evaluation.figures.repeated_interval` takes seeds as repeats and units as sessions, so the variation of both counts.
+"""
 
 from __future__ import annotations
 
@@ -33,6 +44,7 @@ if TYPE_CHECKING:
 
 _SPENT = ("rollouts", "steps", "tokens", "seconds")
 AGAINST = ("arm", "against", "figure", "difference", "ratio", "that is", "predicted", "so")
+# The page's last paragraph; published tables contain it, so it stays as it is.
 _HOW = (
     "Intervals are of 95%, over seeds and units, paired by both where two arms are compared. Of {number} comparisons "
     "some leave zero by luck; the figure that was named beforehand is {primary}."
@@ -40,7 +52,7 @@ _HOW = (
 
 
 def page_of(found: AblationResults, plots: Iterable[str] = ()) -> str:
-    """The whole page; `plots` are the files that it shows, by their paths from the page."""
+    """Return the whole page; `plots` are the paths, relative to the page, of the plots that it shows."""
     figures = figures_of(found, found.frozen.metrics)
     kinds = figures_of(found, metrics_by_kind(found))
     breaches = breaches_of(found)
@@ -66,7 +78,7 @@ def page_of(found: AblationResults, plots: Iterable[str] = ()) -> str:
 
 
 def write_page(found: AblationResults, folder: Path) -> Path:
-    """table.md and its plots, without those where matplotlib is not installed; the path of the page."""
+    """Write table.md and its plots, and return the page's path. Without matplotlib the page has no plots."""
     try:
         plots = _write_plots(found, folder)
     except MissingExtraError:
@@ -77,7 +89,7 @@ def write_page(found: AblationResults, folder: Path) -> Path:
 
 
 def as_json(found: AblationResults) -> dict[str, Any]:
-    """The same for a program."""
+    """Return the page's content for programs."""
     figures = [*figures_of(found, found.frozen.metrics), *figures_of(found, metrics_by_kind(found))]
     return {
         "question": found.frozen.experiment.question,
@@ -137,7 +149,7 @@ def _arm_rows(study: AblationResults) -> Iterator[Sequence[str]]:
 def against_rows(
     found: AblationResults, figures: Iterable[_MetricFigure], names: Sequence[str] | None = None
 ) -> Iterator[Sequence[str]]:
-    """What was predicted in a word is said of the primary figure alone."""
+    """Yield the rows of comparisons; only the primary metric has a prediction in one word."""
     for figure in figures:
         if figure.against is None or (names is not None and figure.metric not in names):
             continue
@@ -149,11 +161,13 @@ def against_rows(
 
 
 def _outcome(expected: str, verdict: str) -> str:
+    # arms.toml predicts "same" where a table says "no difference".
     came = {"no difference": "same"}.get(verdict, verdict)
     if came not in ("better", "worse", "same"):
         return "open"
     if came == expected:
-        return "not contradicted" if came == "same" else "as predicted"  # an interval that holds 0 shows nothing equal
+        # An interval with 0 in it does not show equality.
+        return "not contradicted" if came == "same" else "as predicted"
     return "not shown" if came == "same" else "**otherwise**"
 
 
@@ -178,7 +192,7 @@ def _reach_rows(study: AblationResults) -> Iterator[Sequence[str]]:
 
 
 def _first(points: Iterable[Mapping[str, float]], name: str, value: float) -> float | None:
-    """Where a curve is first at least `value`: the rollouts by then, or the steps."""
+    """Return where a curve first reaches `value`, in rollouts if it has them, else in steps."""
     return next((point.get("rollouts", point["step"]) for point in points if point.get(name, -1e300) >= value), None)
 
 
@@ -196,7 +210,7 @@ def _spent_rows(study: AblationResults, breaches: Breaches) -> Iterator[Sequence
 
 
 def _section(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """A heading and a table; nothing without rows."""
+    """Return a heading and a table, or nothing if there are no rows."""
     cells = [[_text(cell) for cell in row] for row in rows]
     if not cells:
         return []
@@ -205,7 +219,7 @@ def _section(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) 
 
 
 def _text(text: str) -> str:
-    """In one line that opens no cell, link or tag; bold that we set ourselves stays."""
+    """Return text on one line that cannot open a cell, link or tag; our own bold text stays."""
     return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;").replace("[", "\\[")
 
 
@@ -214,22 +228,13 @@ def _shown(value: Interval, sign: str) -> str:
     return f"{value.estimate:{sign}.3g}{around}"
 
 
-# Figures with intervals, from results.json alone and without torch; `page` shows them.
-#
-# A figure of an arm is R = times * sum of `of` / sum of `per`, over the units of all its seeds. An interval needs a
-# value of every unit and seed whose mean is the figure; to first order that is what each one moves it by:
-#
-#     z = R + (times * of - R * per) / mean(per)
-#     difference to another arm   R - R' + (z - R) - (z' - R')       unit by unit and seed by seed: paired
-#     ratio, on the log scale     log(R / R') + (z - R) / R - (z' - R') / R'
-#
-# `evaluation.statistics.repeated_interval` takes seeds as repeats and units as what is drawn: both levels count.
+# ---- metrics with intervals
 
 Array = NDArray[np.float64]
 
 
 class _MetricFigure(NamedTuple):
-    """One metric of one arm, or of an arm against another; `ratio` where a ratio of the two has a meaning."""
+    """One metric of one arm, or of an arm compared with another; `ratio` if both are positive."""
 
     metric: str
     arm: str
@@ -239,11 +244,11 @@ class _MetricFigure(NamedTuple):
     value: Interval
     ratio: Interval | None = None
     verdict: str = ""
-    """better, worse or no difference, where the metric has a better side; empty for an arm alone."""
+    """better, worse or no difference, if the metric has a better direction; empty for an arm alone."""
 
 
 class _Grid(NamedTuple):
-    """Sums of one metric, seeds down and units across."""
+    """The sums of one metric, with a row per seed and a column per unit."""
 
     seeds: tuple[int, ...]
     units: tuple[str, ...]
@@ -252,7 +257,7 @@ class _Grid(NamedTuple):
 
 
 def figures_of(found: AblationResults, metrics: Mapping[str, Metric]) -> list[_MetricFigure]:
-    """Every metric of every arm, then every comparison; what no job has a sum of is left out."""
+    """Return every metric of every arm, then every comparison; metrics without sums in any job are left out."""
     figures: list[_MetricFigure] = []
     for name, metric in metrics.items():
         grids = {arm: _grid(found.of_arm(arm), name, metric) for arm in found.frozen.arms}
@@ -273,12 +278,13 @@ def figures_of(found: AblationResults, metrics: Mapping[str, Metric]) -> list[_M
 
 
 def metrics_by_kind(found: AblationResults) -> dict[str, Metric]:
-    """For each metric the sums of single kinds that jobs give (`failing_calls:edit_no_match`), as metrics."""
+    """Return the metrics of single kinds that jobs report, such as `failing_calls:edit_no_match`."""
     names = {name for result in found.results for unit in result.units for name in unit.metrics}
     by_kind: dict[str, Metric] = {}
     for name, metric in found.frozen.metrics.items():
         for sum_name in sorted(candidate for candidate in names if candidate.startswith(f"{metric.of or name}:")):
             kind = sum_name.partition(":")[2]
+            # A kind has its own denominator if jobs report one, such as the sites of that kind.
             per = f"{metric.per}:{kind}" if metric.per and f"{metric.per}:{kind}" in names else metric.per
             options = {"times": metric.times, "better": metric.better}
             by_kind[f"{name}:{kind}"] = Metric(of=sum_name, per=per, **options)
@@ -286,8 +292,9 @@ def metrics_by_kind(found: AblationResults) -> dict[str, Metric]:
 
 
 def _grid(results: Sequence[Result], name: str, metric: Metric) -> _Grid | None:
-    """None where there is no such sum, or units differ between the seeds: then nothing is a pair."""
+    """Return the sums, or None if there are none or the seeds have different units and cannot be paired."""
     units = {tuple(sorted(unit.unit for unit in result.units)) for result in results}
+    # Comparing different tasks or sessions would measure their difficulty.
     if len(units) != 1 or not any((metric.of or name) in unit.metrics for result in results for unit in result.units):
         return None
     ordered = [sorted(result.units) for result in results]
@@ -305,7 +312,7 @@ def _ratio(grid: _Grid) -> float:
 
 
 def _moves(grid: _Grid) -> Array:
-    """What each unit and seed moves the figure by; their mean is 0."""
+    """Return how much each unit and seed moves the metric; the mean is 0."""
     return (grid.of - _ratio(grid) * grid.per) / grid.per.mean()
 
 
@@ -315,7 +322,7 @@ def _alone(name: str, arm: str, grid: _Grid) -> _MetricFigure:
 
 
 def _against(name: str, metric: Metric, arm: str, other_arm: str, mine: _Grid, theirs: _Grid) -> _MetricFigure | None:
-    """Paired by seed and unit, over the seeds that both have."""
+    """Return the comparison, paired by seed and unit, over the seeds that both have."""
     seeds = tuple(seed for seed in mine.seeds if seed in theirs.seeds)
     if not seeds or mine.units != theirs.units:
         return None
@@ -324,7 +331,9 @@ def _against(name: str, metric: Metric, arm: str, other_arm: str, mine: _Grid, t
         return None
     value = _interval(_ratio(one) - _ratio(two), _moves(one) - _moves(two), one.units)
     ratio = None
+    # Sums that can be negative, such as changes of log-probs, have no meaningful ratio.
     if min(one.of.min(), two.of.min()) >= 0 and _ratio(one) > 0 and _ratio(two) > 0:
+        # The derivative of log R is 1 / R.
         moves = _moves(one) / _ratio(one) - _moves(two) / _ratio(two)
         ratio = _exponential(_interval(math.log(_ratio(one) / _ratio(two)), moves, one.units))
     return _MetricFigure(name, arm, other_arm, len(seeds), len(one.units), value, ratio, _word(value, metric))
@@ -336,9 +345,9 @@ def _only(grid: _Grid, seeds: Sequence[int]) -> _Grid:
 
 
 def _interval(estimate: float, moves: Array, units: Sequence[str]) -> Interval:
-    """The mean of the moves is 0: what is around it is what is around the estimate."""
+    """Return the interval of an estimate: the moves average 0, so they vary as the estimate does."""
     around = repeated_interval((estimate + moves).tolist(), units)
-    shift = estimate - around.estimate  # rounding
+    shift = estimate - around.estimate  # rounding error
     low, high = (None if bound is None else bound + shift for bound in (around.low, around.high))
     return around._replace(estimate=estimate, low=low, high=high)
 
@@ -356,13 +365,13 @@ def _word(value: Interval, metric: Metric) -> str:
     return "better" if (value.estimate > 0) == (metric.better == "up") else "worse"
 
 
-# Plots of an experiment as SVG files, by matplotlib: the same results give the same bytes.
+# ---- plots
 
 FOLDER = "plots"
 _STYLE: dict[str, Any] = {
     "svg.hashsalt": "composer-replication",
     "svg.fonttype": "none",
-    "font.family": "DejaVu Sans",  # comes with matplotlib: the same measures everywhere
+    "font.family": "DejaVu Sans",  # ships with matplotlib: the same text widths everywhere
     "font.size": 10,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -374,7 +383,9 @@ _COLOURS = ("#1f5fa8", "#c8501e", "#3c8c4b", "#8a4fa3", "#7a6a1f", "#2f8f99", "#
 
 
 def _write_plots(found: AblationResults, folder: Path) -> list[str]:
-    """All plots into `folder`/plots; their paths from `folder`. Those of an earlier call that are not made again go."""
+    """Write all plots into `folder`/plots and return their paths relative to `folder`; delete plots
+    that are outdated.
+    """
     primary = found.frozen.experiment.primary
     figures = figures_of(found, {primary: found.frozen.metrics[primary]})
     drawn: dict[str, str] = {}
@@ -415,7 +426,7 @@ def _intervals(figures: Sequence[_MetricFigure], label: str, *, zero: bool) -> s
 
 
 def _curves(study: AblationResults, name: str) -> str:
-    """The mean over seeds of each arm, over rollouts where there are some, else over steps."""
+    """Return a plot of each arm's mean over seeds, over rollouts if there are any, else over steps."""
     over = "rollouts" if any("rollouts" in point for result in study.results for point in result.curve) else "step"
 
     def draw(axes: Axes) -> None:
@@ -454,6 +465,7 @@ def _svg(draw: Callable[[Axes], None], *, height: float, left: float) -> str:
     with matplotlib.rc_context(_STYLE):
         figure, text = Canvas(figsize=(7.0, height), facecolor="white"), io.StringIO()
         FigureCanvasSVG(figure)
+        # Room for the labels of the axis, in inches.
         bottom = 0.55 / height
         draw(figure.add_axes((left, bottom, 0.97 - left, 0.95 - bottom)))
         figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})

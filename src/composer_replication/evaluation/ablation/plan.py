@@ -1,9 +1,9 @@
-"""arms.toml: the whole of an experiment in one file, read and checked before anything is run.
+"""Read arms.toml, which describes a whole experiment, and check it before anything is run.
 
 [ablate]            question, world, seeds, baseline, primary metric, budget
 [base]              settings that all arms share, as in crf.toml
-[world]             what the world itself is told, for all arms
-[metrics.NAME]      how a figure is made of the units' sums: `of` / `per` * `times`
+[world]             options of the world, for all arms
+[metrics.NAME]      how a metric is computed from the units' sums: `of` / `per` * `times`
 [arms.NAME]         about, predict, expect, control_of; its own settings in .set, and in .world
 """
 
@@ -27,12 +27,13 @@ from composer_replication.errors import ConfigError, explain
 WORLDS = ("workspace", "logs")
 Direction = Literal["up", "down"]
 _Word = Literal["better", "worse", "same"]
+# Names of folders on every file system: "with-hints_2" matches; not "With hints" or "-hints"
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
 
 
 @table("ablate.budget")
 class Budget:
-    """What every arm may spend with every seed, all of it."""
+    """What every arm may spend in total with each seed."""
 
     rollouts: int | None = option(None, "Rollouts that a job samples to learn from; unset is not compared.", at_least=0)
     steps: int | None = option(None, "Optimiser steps of a job, those of its warm-up too.", at_least=0)
@@ -44,7 +45,7 @@ class Budget:
 
 @table("metrics.NAME")
 class Metric:
-    """A figure: the sum of `of` over units, divided by that of `per`, or by the number of units."""
+    """A metric: the sum of `of` over units, divided by the sum of `per` or by the number of units."""
 
     of: str = option("", "Name of the sum; empty is the metric's own name.")
     per: str | None = option(None, "Name of what it is divided by; unset is the number of units.")
@@ -55,7 +56,7 @@ class Metric:
 
 @table("ablate")
 class Experiment:
-    """The question, and what answers it."""
+    """The question, and what will answer it."""
 
     question: str = option("", "What is asked, in a sentence.")
     world: str = option("logs", "Where jobs are run: workspace, logs (logged sessions), or a module of your own.")
@@ -95,7 +96,7 @@ class _ArmsFile:
 
 @dataclass(frozen=True, kw_only=True)
 class AblationArm:
-    """An arm with its settings resolved; `options` are the world's own, as its `Options` reads them."""
+    """An arm with its settings resolved; `options` are those of the world, checked by its `Options`."""
 
     name: str
     about: str
@@ -107,12 +108,12 @@ class AblationArm:
     config: CrfConfig
     options: Mapping[str, Any]
     settings: Mapping[str, Any]
-    """What the file says for this arm alone, by dotted keys."""
+    """The arm's own settings in the file, by dotted keys."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AblationPlan:
-    """An experiment as it is to be run."""
+    """An experiment, ready to run."""
 
     experiment: Experiment
     metrics: Mapping[str, Metric]
@@ -124,9 +125,10 @@ class AblationPlan:
 
 
 def world_of(name: str) -> Any:
-    """The module of a world: `Options`, a table of what it can be told; `METRICS`; `run_job(job) -> Result`.
+    """Return the module of a world: `Options`, a table of its options; `METRICS`; `run_job(job) -> Result`.
 
-    It may have `check_plan(plan)`, which raises where no job could be run. It loads nothing heavy before a job is run.
+    It may have `check_plan(plan)`, which raises if no job could run. It must import heavy packages only in `run_job`.
+    Raises ConfigError if there is no such world.
     """
     expected = f"{', '.join(WORLDS)}, or a module with Options, METRICS and run_job"
     try:
@@ -140,7 +142,11 @@ def world_of(name: str) -> Any:
 
 
 def read_plan(path: Path, overrides: Sequence[str] = (), *, run: str | None = None) -> AblationPlan:
-    """The plan of a file; `overrides` are settings of all arms over those of the file, `run` is the run of logs."""
+    """Return the plan in a file. `overrides` are settings of all arms that win over the file's; `run` is the run of
+    logs.
+
+    Raises ConfigError if the file is wrong.
+    """
     file = load(_ArmsFile, path)
     where = f"config file {path}"
     experiment = file.ablate if run is None else replace(file.ablate, run=run)
@@ -152,6 +158,7 @@ def read_plan(path: Path, overrides: Sequence[str] = (), *, run: str | None = No
     }
     primary = experiment.primary
     _check_primary(primary, metrics, f"{where}: ablate.primary")
+    # A metric of a single kind has no entry yet; it is computed from its own sums.
     metrics[primary] = replace(metrics.get(primary, Metric()), better=experiment.primary_direction)
     plan = AblationPlan(experiment=experiment, metrics=metrics, arms=arms)
     _check(plan, where)
@@ -168,9 +175,11 @@ def _arm(
     read = from_tables(_ArmTable, [(_table(text, f"arms.{name}", where), location)])
     for key in ("about", "predict"):
         if not getattr(read, key).strip():
+            # The empty text is as good as a missing key: both predict nothing.
             fix = "A prediction that is written afterwards is none." if key == "predict" else ""
             raise ConfigError(explain(f"{location}: {key}", got="nothing", expected="a sentence", fix=fix))
     tables = [(file.base, f"{where}, [base]"), (read.set, f"{where}, [arms.{name}.set]")]
+    # Later tables win over earlier ones.
     world_tables = [(file.world, f"{where}, [world]"), (read.world, f"{where}, [arms.{name}.world]")]
     return AblationArm(
         name=name,
@@ -193,7 +202,7 @@ def _table(value: object, path: str, where: str) -> Mapping[str, Any]:
 
 
 def _check(plan: AblationPlan, where: str) -> None:
-    """What is right in each table and wrong together."""
+    """Raise ConfigError for tables that are right one by one and contradict each other."""
     experiment = plan.experiment
     for key in ("question", "baseline", "primary"):
         if not getattr(experiment, key).strip():
@@ -213,7 +222,9 @@ def _check(plan: AblationPlan, where: str) -> None:
 
 
 def _check_primary(name: str, metrics: Mapping[str, Metric], where: str) -> None:
-    """A figure of the world or of [metrics], or of one kind of it (`failing_calls:edit_noop`)."""
+    """Raise ConfigError unless `name` is a metric of the world or the file, or a kind of one
+    (`failing_calls:edit_noop`).
+    """
     if name.strip() and name.partition(":")[0] not in metrics:
         near = get_close_matches(name, metrics, n=1)
         fix = f"Did you mean {near[0]}?" if near else "A figure of your own has a table [metrics.NAME]."

@@ -1,8 +1,9 @@
-"""The world of the workspace: an arm is a GRPO training of a model that works there, judged on tasks it never saw.
+"""The world of the workspace: GRPO trainings of a model that works there, evaluated on tasks that it never saw.
 
-A unit is a held-out task, played once by the trained model: whether it was solved, its calls, those that failed by
-kind, its tokens, and on the tokens that it sampled the entropy and the divergence from the start weights. All arms of a
-seed have the same luck in a task. The curve is that of the training's own rollouts: its tasks are new in every step.
+A unit is a held-out task that the trained model plays once: whether it was solved, its calls, the failed ones by kind,
+its tokens, and, on the tokens that it sampled, the entropy and the KL divergence from the initial model. All arms of a
+seed play a task with the same random numbers. The curve is that of the training's own rollouts, whose tasks are new in
+every step.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ _CURVE = {
 
 @table("world")
 class Options:
-    """What this world can be told."""
+    """Options of this world in arms.toml."""
 
     is_trained: bool = option(True, "Train; false is the start model as it is.")
     held_out_first: int = option(0, "Seed of the first held-out task; below 10,000 none is trained on.", at_least=0)
@@ -81,7 +82,7 @@ class Options:
 
 
 def run_job(job: Job) -> Result:
-    """Train, play the held-out tasks, and sum up by task; what an earlier process left is gone on with."""
+    """Train, play the held-out tasks, and return the sums of each task; resumes what an earlier process left."""
     began = time.monotonic()
     start = job.config.train.model or str(student_folder())
     trained, lines, steps = start, list[Mapping[str, Any]](), 0
@@ -105,16 +106,17 @@ def run_job(job: Job) -> Result:
         digests=digests,
         config_sha256=job.config_sha256,
     )
+    # The result is all that is read later; checkpoints are the largest files of a job.
     shutil.rmtree(job.folder / "training" / "checkpoints", ignore_errors=True)
     return result
 
 
 def _train(job: Job, start: str) -> tuple[str, list[Mapping[str, Any]], int]:
-    """The folder of the trained weights, a line of metrics a step, and the steps."""
+    """Train, and return the folder of the trained weights, one line of metrics per step, and the number of steps."""
     from composer_replication.trainer.from_config.training import TrainingCallbacks, run_training
 
     train = replace(job.config.train, model=start, output=str(job.folder / "training"))
-    if train.run is not None:  # its pairs
+    if train.run is not None:  # for its pairs
         train = replace(train, run=str(own_run(RunDir.open(train.run), job.folder / "run").root))
     config = replace(job.config, train=train)
     done = run_training(config, progress=TrainingCallbacks(say=_say))
@@ -122,9 +124,9 @@ def _train(job: Job, start: str) -> tuple[str, list[Mapping[str, Any]], int]:
         raise RunError(explain(str(job.folder), got=f"a training that {done.stopped_by} ended", expected="all steps"))
     rows: Any = read_journal(done.metrics).rows
     by_step: dict[int, Any] = {line["step"]: line for line in rows if "world/tokens" in line}
-    raised = [
-        int(alarm.removeprefix("step ").partition(":")[0]) for alarm in done.alarms
-    ]  # "step 12: entropy fell ..."
+    # Alarms are counted up to each step.
+    # "step 12: entropy fell ..." -> 12.
+    raised = [int(alarm.removeprefix("step ").partition(":")[0]) for alarm in done.alarms]
     lines: list[Mapping[str, Any]] = [
         {**by_step[step], "world/alarms": float(sum(at <= step for at in raised))} for step in sorted(by_step)
     ]
@@ -132,7 +134,7 @@ def _train(job: Job, start: str) -> tuple[str, list[Mapping[str, Any]], int]:
 
 
 def _let_go_of_the_trainer() -> None:
-    """It is part of cycles: its optimiser would stay on the GPU beside the two models that are compared next."""
+    """Free the trainer. It is part of reference cycles: its optimizer would stay on the GPU beside the two models."""
     import torch
 
     gc.collect()
@@ -145,15 +147,19 @@ def _say(text: str) -> None:
 
 
 def _point(line: Mapping[str, Any], rollouts: int) -> dict[str, float]:
-    """A step's rollouts, before the step; the number is that of rollouts seen before them. Alarms are all so far."""
+    """Return a point of the curve: the rollouts of a step, sampled before it.
+
+    `rollouts` counts those before the step; `alarms` all alarms until then.
+    """
     step = line["step"] - 1
+    # A step may have no call at all, and then none that failed.
     failing = 100 * line["world/failing_calls"] / max(line["world/calls"], 1e-9)
     figures = {name: line[key] for key, name in _CURVE.items() if key in line}
     return {"step": step, "rollouts": step * rollouts, "failing_calls": failing, **figures}
 
 
 def _judged(job: Job, start: str, trained: str) -> tuple[list[Unit], dict[str, str]]:
-    """Every held-out task, and the digests of both models."""
+    """Play every held-out task, and return the units with the digests of both models."""
     import torch
 
     from composer_replication.batch.model_folder import load_model, load_tokenizer
@@ -193,9 +199,10 @@ def _unit(episode: TaskEpisode, entropy: float, kl: float) -> Unit:
 
 
 def distances(before: nn.Module, after: nn.Module, episodes: Sequence[TaskEpisode]) -> list[tuple[float, float]]:
-    """Of each episode the sums over its sampled tokens of the entropy, and of KL(after || before), in nats.
+    """Return for each episode the sums, over its sampled tokens, of the entropy and of KL(after || before), in nats.
 
-    One episode at a time, and only the rows that predict a sampled token: with a large vocabulary a batch's do not fit.
+    Episodes are scored one at a time, and only in rows that predict a sampled token: with a large vocabulary the logits
+    of a batch do not fit into memory.
     """
     import torch
 
@@ -211,26 +218,28 @@ def distances(before: nn.Module, after: nn.Module, episodes: Sequence[TaskEpisod
 
 
 def _logits(model: Any, ids: Tensor, positions: Tensor) -> Tensor:
-    """Of one row, at these places (n, V)."""
+    """Return the logits of one row at these positions, shape (n, V)."""
     return model(input_ids=ids, use_cache=False, logits_to_keep=positions).logits[0].float()
 
 
-# Episodes in the workspace: conversations with a model, rollouts of a GRPO training, units of an evaluation.
+# ---- episodes
 
 logger = logging.getLogger(__name__)
 SCHEMAS = [tool["function"] for tool in TOOLS]
+# Ends an episode that only repeats itself.
 MOST_CALLS = 24
+# "Let me look. <tool_call>{...}</tool_call>" -> "{...}"; not "<tool_call>{...}" without its end
 _CALL = re.compile(r"<tool_call>(.*)</tool_call>", re.DOTALL)
 
 
 @cache
 def _world_runner() -> TestRunner:
-    """Of all episodes of a process: the same tests of the same files are run once."""
+    """Return the test runner of this process: the same tests of the same files are run once for all episodes."""
     return RememberingRunner()
 
 
 def read_call(text: str) -> tuple[str, Mapping[str, Any]] | None:
-    """The call in a turn's text; None where there is none that can be read."""
+    """Return the name and arguments of the call in a turn's text, or None if no call can be parsed."""
     written = _CALL.search(text)
     try:
         call: Any = json.loads(written[1]) if written else None
@@ -242,11 +251,15 @@ def read_call(text: str) -> tuple[str, Mapping[str, Any]] | None:
     return (call["name"], arguments) if isinstance(arguments, dict) else None
 
 
+# A marker for a turn's text, to find in the template's output what follows it.
 _SAID = "said here"
 
 
 def after_a_turn(tokenizer: Any, tool: str, answer: str) -> str:
-    """What the model's own template has between the end of a turn that called a tool and the next turn's beginning."""
+    """Return what the model's template puts between the end of a turn with a call and the beginning of the next turn.
+
+    Raises UnsupportedModelError if the template hides the turn or shows it twice.
+    """
     messages = [
         {"role": "user", "content": "-"},
         {"role": "assistant", "content": _SAID},
@@ -261,11 +274,12 @@ def after_a_turn(tokenizer: Any, tool: str, answer: str) -> str:
 
 
 class TaskEpisode:
-    """One task, from its prompt to the end of the session: a turn without a call that can be read ends it, too."""
+    """One task, from its prompt to the end of the session. A turn without a readable call ends it as well."""
 
     def __init__(self, tokenizer: Any, seed: int, luck: str, *, difficulty: Difficulty = "easy") -> None:
         task = generate_task(seed, difficulty=difficulty)
-        self.seed, self.draw, self._tokenizer = seed, random.Random(luck), tokenizer  # noqa: S311 (luck, no secret)
+        self.seed, self._tokenizer = seed, tokenizer
+        self.draw = random.Random(luck)  # noqa: S311 (sampling, no secret)
         self.workspace = Workspace(task, runner=_world_runner(), max_calls=MOST_CALLS)
         self.prompt: list[dict[str, Any]] = [{"role": "user", "content": task.prompt}]
         self.messages: list[dict[str, Any]] = []
@@ -318,9 +332,9 @@ def play_all(
     places: int | None = None,
     temperature: float = 1.0,
 ) -> None:
-    """All episodes, sampled by the model as it is; one with more than `most` tokens after its prompt is over.
+    """Play all episodes with samples from the model; one with more than `most` tokens after its prompt is over.
 
-    At most `places` at a time; unless said, all of them on a GPU, which has room for their keys, and 48 elsewhere.
+    `num_parallel` episodes run at a time: by default all on a GPU, which has memory for their keys, and 48 on a CPU.
     """
     from composer_replication.trainer.objective.distributed import evaluating
 
@@ -332,7 +346,7 @@ def play_all(
 
 
 def _sampler_for(model: Any, room: int) -> Any:
-    """On a GPU recorded passes, where the model can be recorded; else all rows side by side, as they are."""
+    """Return the sampler: recorded passes (CUDA graphs) on a GPU if the model allows them, otherwise plain batches."""
     import torch
 
     from composer_replication.trainer.objective.distributed import has_adapter
@@ -352,9 +366,9 @@ def _sampler_for(model: Any, room: int) -> Any:
 
 
 def rollouts(prompts: Sequence[Any], trainer: Any) -> dict[str, Any]:
-    """A rollout function of TRL (`train.grpo.rollouts`): what the workspace's tools would make, without TRL's waiting.
+    """Return rollouts for TRL (`train.grpo.rollouts`): what the workspace's tools would produce, without TRL's waits.
 
-    A row of the data set names its task by seed and difficulty. The luck of a rollout is its run's, step's and place's.
+    A row of the dataset names its task by seed and difficulty. A rollout is seeded by run, step and position.
     """
     import torch
 
@@ -381,13 +395,14 @@ def rollouts(prompts: Sequence[Any], trainer: Any) -> dict[str, Any]:
     metrics = trainer._metrics[trainer.mode()]
     for name, values in figures.items():
         metrics[f"world/{name}"].append(sum(values) / len(values))
-    # TRL's own name for it, which the alarm watches: of all processes, or they would not decide alike.
+    # The alarm watches TRL's name for it. Summed over all processes, so that they decide alike.
     counts = [sum(figures["calls"]), float(len(episodes))]
     calls, number = trainer.sum_over(torch.tensor(counts, device=trainer.accelerator.device)).tolist()
     metrics["tools/call_frequency"].append(calls / number)
     return {
         "prompt_ids": [episode.prompt_ids for episode in episodes],
         "completion_ids": [episode.ids[:longest] for episode in episodes],
+        # 0 for the tokens of tool results, which the model did not write.
         "env_mask": [episode.sampled[:longest] for episode in episodes],
         "logprobs": None,
         "messages": [episode.messages for episode in episodes],
@@ -396,16 +411,19 @@ def rollouts(prompts: Sequence[Any], trainer: Any) -> dict[str, Any]:
     }
 
 
+# Weak keys, so that a finished trainer can be freed.
 _rows: WeakKeyDictionary[Any, dict[str, Mapping[str, Any]]] = WeakKeyDictionary()
 
 
 def _rows_by_prompt(trainer: Any) -> dict[str, Mapping[str, Any]]:
-    """A rollout function is told the prompts alone; the prompt of an easy task says which one it is."""
+    """Return the dataset rows by prompt: TRL passes only prompts to a rollout function, and each
+    prompt is one task's.
+    """
     if trainer not in _rows:
         _rows[trainer] = {row["prompt"][-1]["content"]: row for row in trainer.train_dataset}
     return _rows[trainer]
 
 
 def files_worth(files_worth: Sequence[float], **_given: Any) -> list[float]:
-    """A reward function: 1 where all tests pass, else half the share of the broken ones that do now."""
+    """Return the reward: 1 if all tests pass, otherwise half the share of the broken tests that pass now."""
     return list(files_worth)

@@ -1,4 +1,7 @@
-"""A run directory becomes `report.html` and `report.md`: from its files alone, the same bytes for the same files."""
+"""Build `report.html` and `report.md` from the files of a run; the same files give the same bytes.
+
+A page is a Jinja template in `templates/`. Runs with many sessions get a page per session in a folder beside it.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,6 @@ from urllib.parse import quote
 from composer_replication.atomic import atomic_write_bytes
 from composer_replication.errors import ComposerError, RunError
 from composer_replication.evaluation.report import figures, findings, plots
-from composer_replication.evaluation.report import plots as training
-from composer_replication.evaluation.report import records as decisions
 from composer_replication.evaluation.report.credit import Credit
 from composer_replication.evaluation.report.findings import failures
 from composer_replication.evaluation.report.records import (
@@ -26,6 +27,7 @@ from composer_replication.evaluation.report.records import (
     PairView,
     RunRecords,
     by_command,
+    changes,
     pair_view,
 )
 from composer_replication.optional import require
@@ -39,19 +41,20 @@ if TYPE_CHECKING:
 
 
 MOST_IN_ONE_FILE = 50
-"""Sessions that still stand in the page itself; of more, each has a page of its own in a folder beside it."""
+"""With more sessions than this, each gets a page of its own in a folder beside the report."""
 _ROLES = {
     "erring": ("erring calls", plots.BAD),
     "correction": ("corrections", plots.TWO),
     "good": ("good calls", plots.ONE),
 }
+# A distribution of one or two values is no distribution.
 _FEWEST_FOR_A_PLOT = 3
 
 
 class Report(NamedTuple):
-    """What was written, and what `crf report` says of it.
+    """The files of a report, and what `crf report` prints about it.
 
-    `folder` holds a page a session, where there are too many for one file.
+    `folder` holds the session pages, or is None if all sessions are in one file.
     """
 
     html: Path
@@ -64,14 +67,14 @@ class Report(NamedTuple):
 
 
 def folder_of(html: Path) -> Path:
-    """Where the pages of single sessions are, if there are any."""
+    """Return the folder for pages of single sessions."""
     return html.with_name(f"{html.stem}_sessions")
 
 
 def build_report(run: RunDir, html: Path, *, trained_in: Path) -> Report:
-    """Write the report of a run to `html`, and beside it the same in markdown, from nothing but the run's files.
+    """Write the report of a run to `html`, and the same as markdown beside it.
 
-    Pages of sessions come first, so that a page that is there leads to pages that are. What the run lacks is said.
+    Session pages are written first, so that no link of the report leads nowhere. What the run lacks is listed.
     """
     records = RunRecords(run, trained_in)
     listed = list_sessions(records)
@@ -103,7 +106,7 @@ def build_report(run: RunDir, html: Path, *, trained_in: Path) -> Report:
 
 
 def _values(records: RunRecords, listed: _SessionList) -> dict[str, Any]:
-    """What both pages show."""
+    """Return the values that both pages show."""
     return {
         "run_name": records.run.root.resolve().name,
         **_of_evaluation(records, listed),
@@ -118,7 +121,7 @@ def _values(records: RunRecords, listed: _SessionList) -> dict[str, Any]:
 
 
 def _of_evaluation(records: RunRecords, listed: _SessionList) -> dict[str, Any]:
-    """The verdict, every figure, and what the models drew."""
+    """Return the verdict, every metric, and the sampled actions."""
     evaluation = records.evaluation
     arms, counts = figures.sampled_table(evaluation)
     mix_arms, mix = figures.call_mix(evaluation)
@@ -145,7 +148,7 @@ def _of_evaluation(records: RunRecords, listed: _SessionList) -> dict[str, Any]:
 
 
 def _of_sites(records: RunRecords, listed: _SessionList) -> dict[str, Any]:
-    """The failures by kind, blame and project, and what their hints showed."""
+    """Return the error sites by kind, blame and project, and what their hints did."""
     groups = findings.by_kind(records)
     return {
         "kinds": groups,
@@ -161,22 +164,22 @@ def _of_sites(records: RunRecords, listed: _SessionList) -> dict[str, Any]:
 
 
 def _of_training(records: RunRecords) -> dict[str, Any]:
-    """The curves and the record of the training, its pairs, and what all of it took."""
-    costs = training.adviser_costs(records)
+    """Return the curves and the record of the training, its pairs, and the time and money spent."""
+    costs = plots.adviser_costs(records)
     return {
-        "training": training.training_of(records),
+        "training": plots.training_of(records),
         "record": records.training_record,
         "pair_groups": pair_groups(records),
         "num_pairs": len(records.pairs),
-        "time_spent": training.time_spent(records),
+        "time_spent": plots.time_spent(records),
         "costs": costs,
         "usd": sum(cost.usd for cost in costs),
     }
 
 
 def _changes_plot(records: RunRecords) -> str:
-    """How single decisions of held-out sessions moved, by role, with the control's below them."""
-    moved = decisions.changes(records.evaluated.values())
+    """Return a plot of how the held-out decisions changed, by role, with the control's below."""
+    moved = changes(records.evaluated.values())
     groups: dict[str, tuple[list[float], str]] = {}
     for role, (label, colour) in _ROLES.items():
         if len(moved.after.get(role, ())) >= _FEWEST_FOR_A_PLOT:
@@ -185,6 +188,7 @@ def _changes_plot(records: RunRecords) -> str:
             groups["erring, control"] = (moved.control[role], plots.QUIET)
     if not groups:
         return ""
+    # The description is read aloud by screen readers in place of the plot.
     medians = ", ".join(f"{label} {figures.signed(sorted(v)[len(v) // 2], 'nats')}" for label, (v, _) in groups.items())
     return plots.histograms(groups, name="changes", description=f"Medians of the change in nats a token: {medians}")
 
@@ -197,7 +201,7 @@ def _by_project(records: RunRecords) -> Mapping[str, list[Any]]:
 
 
 class _Links:
-    """Where a session or a site is shown."""
+    """Links to sessions and sites."""
 
     def __init__(self, listed: _SessionList, folder: Path | None) -> None:
         self._listed, self._folder = listed, folder
@@ -206,7 +210,7 @@ class _Links:
         return f"#{session.key}" if self._folder is None else f"{self._folder.name}/{_file_name(session)}"
 
     def site(self, conversation_id: str, site_id: str) -> str:
-        """Empty where the conversation is gone."""
+        """Return the link to a site, or an empty string if its conversation is not in the run any more."""
         session = self._listed.of_conversation.get(conversation_id)
         if session is None:
             return ""
@@ -215,7 +219,7 @@ class _Links:
 
 
 def _write_page(path: Path, text: bytes) -> None:
-    """Whole or not at all, but not waited for until it is on the disk: of a thousand pages that is most of the time.
+    """Write a page atomically, but without waiting for the disk: for a thousand pages that would be most of the time.
 
     After a power cut the same command writes them again.
     """
@@ -228,19 +232,22 @@ def _file_name(session: Session) -> str:
     return f"{session.number:05d}.html"
 
 
-# Templates to pages: all text is escaped, one style and one script are inside; nothing else may run or be fetched.
+# ---- templates
 
 _FOLDER = Path(__file__).parent / "templates"
-# Control characters, marks that turn the direction of what follows, and halves of characters: shown, never obeyed.
+# Control characters, bidirectional marks and lone surrogates: a page shows that there is one, and no more.
+# "a\u202eb" -> matches the right-to-left override; not tab or newline
 _UNSEEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u202a-\u202e\u2060-\u2069\ufeff\ud800-\udfff]"
 )
+# "from -0.5 to -2" -> both signs; not "gpt-4", "1-2" or "--set"
 _NEGATIVE = re.compile(r"(?<![\w.-])-(?=\d)")
+# "a_b" -> "_"; "https://x.y" -> ":" and "www.x.y" -> the dot after www, or viewers would make links; not "a: b"
 _MARKUP = re.compile(r"[\\`*_{}\[\]<>#|~&!$^=@]|:(?=//)|(?<=www)\.", re.IGNORECASE)
 
 
 def page(template: str, **values: Any) -> bytes:
-    """A template filled in, as bytes."""
+    """Return a filled-in template as bytes."""
     return _environment().get_template(template).render(**values).encode()
 
 
@@ -250,6 +257,7 @@ def _environment() -> Environment:
     environment: Environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_FOLDER),
         autoescape=lambda name: not str(name).endswith(".md.jinja"),
+        # A misspelled name in a template is an error, not an empty cell.
         undefined=jinja2.StrictUndefined,
         finalize=_seen,
         trim_blocks=True,
@@ -259,6 +267,7 @@ def _environment() -> Environment:
     markup = require("markupsafe", extra="report").Markup
     style, script = (_text(name) for name in ("style.css", "page.js"))
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    # The page may run its own script only, by its digest, and load nothing.
     policy = (
         "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'; "
         f"script-src 'sha256-{digest}'"
@@ -286,14 +295,15 @@ def _text(name: str) -> str:
 
 
 def _seen(value: Any) -> Any:
-    """Applied to every value that a template writes, before it is escaped."""
+    """Return the value that a template writes, before escaping: no invisible characters, nothing for None."""
+    # Not isinstance: Markup is a subclass, trusted, and must stay one.
     if type(value) is str:
         return _UNSEEN.sub("\N{REPLACEMENT CHARACTER}", value)
     return "" if value is None else value
 
 
 def _number(value: Any) -> str:
-    """A figure whose unit is not known here."""
+    """Return a number of unknown unit as text."""
     if isinstance(value, bool) or value is None:
         return {None: "", True: "yes", False: "no"}[value]
     if isinstance(value, float):
@@ -309,19 +319,19 @@ def _duration(seconds: float) -> str:
 
 
 def _md(text: Any) -> str:
-    """Text on one line of markdown, with nothing in it that markdown or HTML would act upon."""
+    """Return text on one line, escaped so that neither markdown nor HTML interprets it."""
     line = " ".join(_UNSEEN.sub("\N{REPLACEMENT CHARACTER}", str(text)).split())
     return _MARKUP.sub(r"\\\g<0>", line).replace("\\<", "&lt;").replace("\\&", "&amp;")
 
 
-# Sessions one after the other: what the list says of each, and its conversations once all of them have been read.
+# ---- sessions
 
 _MAX_NAME = 110
 
 
 @dataclass(slots=True)
 class Session:
-    """A line of the list. `number` is its place in it, from 1; `kinds` are those of its failures."""
+    """A line in the list of sessions. `number` is its position, from 1; `kinds` counts the kinds of its errors."""
 
     id: str
     name: str
@@ -343,7 +353,7 @@ class Session:
 
 
 class _SessionList(NamedTuple):
-    """All sessions, the earliest first; and by conversation, whose session and project it is."""
+    """All sessions, the earliest first; the session and the project of each conversation."""
 
     sessions: list[Session]
     of_conversation: Mapping[str, Session]
@@ -351,7 +361,7 @@ class _SessionList(NamedTuple):
 
 
 def list_sessions(records: RunRecords) -> _SessionList:
-    """One pass over the conversations; of none where they cannot be read."""
+    """Return the sessions of a run in one pass over its conversations; none if they cannot be read."""
     sessions: dict[str, Session] = {}
     home: dict[str, Session] = {}
     projects: dict[str, str] = {}
@@ -364,6 +374,7 @@ def list_sessions(records: RunRecords) -> _SessionList:
         began = next((turn.timestamp for turn in conversation.turns if turn.timestamp), "") or ""
         session.began = min(filter(None, (session.began, began)), default="")
     _count(records, home)
+    # Sessions without a time stamp come first; the id makes the order unique.
     ordered = sorted(sessions.values(), key=lambda session: (session.began, session.id))
     for number, session in enumerate(ordered, start=1):
         session.number = number
@@ -373,7 +384,10 @@ def list_sessions(records: RunRecords) -> _SessionList:
 def _session_of(
     conversation: Conversation, records: RunRecords, sessions: dict[str, Session], home: Mapping[str, Session]
 ) -> Session:
-    """As the split says; without one, by the log's own id or the conversation that it hangs on."""
+    """Return the session of a conversation as the split has it.
+
+    Without a split it is that of the parent conversation, else the log's own session id.
+    """
     row = records.sides.get(conversation.id)
     parent = home.get(conversation.parent.conversation_id) if conversation.parent else None
     identity = row["session"] if row else parent.id if parent else conversation.session_id or conversation.id
@@ -385,7 +399,7 @@ def _session_of(
 
 
 def _name(conversation: Conversation) -> str:
-    """Its title, or what was asked for first."""
+    """Return the title of a conversation, or the beginning of its first prompt."""
     prompts = (turn.text for turn in conversation.turns if turn.role == "user" and turn.origin == "human")
     text = " ".join((conversation.title or next(filter(str.strip, prompts), "") or conversation.id).split())
     return text if len(text) <= _MAX_NAME else text[: _MAX_NAME - 1] + "…"
@@ -405,7 +419,9 @@ def _count(records: RunRecords, home: Mapping[str, Session]) -> None:
 def conversations_by_session(
     records: RunRecords, listed: _SessionList
 ) -> Iterator[tuple[Session, Sequence[Conversation]]]:
-    """Each session with its conversations, as soon as the last of them is read; no more than the open ones are held."""
+    """Yield each session with its conversations as soon as the last of them is read; only open
+    sessions are in memory.
+    """
     waiting: dict[str, list[Conversation]] = defaultdict(list)
     for conversation in _read(records, verify=False):
         session = listed.of_conversation[conversation.id]
@@ -423,7 +439,7 @@ def _read(records: RunRecords, *, verify: bool) -> Iterator[Conversation]:
         records.unreadable["conversations"] = str(error)
 
 
-# The books of a run: pairs by source, what was dropped and why, which file was made from which, and the config.
+# ---- pairs, drops, files and config
 
 _SOURCES = {
     "teachers": "what advisers agreed on, against what the model did",
@@ -432,7 +448,7 @@ _SOURCES = {
     "acted_at_once": "acting at once where that was right, against looking once more: the balance to look-first pairs",
 }
 _EXAMPLES = 2
-_NOT_LISTED = ("report_html", "report_md", "teacher_cache")  # what is being written, and a store that changes when read
+_NOT_LISTED = ("report_html", "report_md", "teacher_cache")  # being written, and a store that changes when read
 _STAGES = {
     "conversations": "ingest",
     "split": "split",
@@ -452,13 +468,14 @@ class _PairGroup(NamedTuple):
 
 
 def pair_groups(records: RunRecords) -> list[_PairGroup]:
-    """Pairs by source, with the first of different kinds as examples; each example with its conversation."""
+    """Return the pairs by source, each with examples of different kinds of errors and their conversations."""
     grouped: dict[str, list[int]] = defaultdict(list)
     for at, row in enumerate(records.pairs):
         grouped[str(row.get("source") or "teachers")].append(at)
     groups: list[_PairGroup] = []
     for source, indices in grouped.items():
         kinds = Counter(_kind(records.pairs[at].get("metadata") or {}) for at in indices)
+        # Backwards, so that the first pair of a kind is the one that remains.
         first = {_kind(records.pairs[at].get("metadata") or {}): at for at in reversed(indices)}
         examples = [records.pairs[at] for at in sorted(first.values())[:_EXAMPLES]]
         views = [(str(row["conversation_id"]), pair_view(row)) for row in examples]
@@ -479,7 +496,9 @@ class Drop(NamedTuple):
 
 
 def drops(records: RunRecords, meanings: Mapping[str, str]) -> list[Drop]:
-    """What each step left out, by reason, the most first within a step; what the proof dropped is told once."""
+    """Return what each step left out, by reason, the most frequent first; what the hint check
+    dropped is listed once.
+    """
     return list(_drops(records, meanings))
 
 
@@ -491,18 +510,20 @@ def _drops(records: RunRecords, meanings: Mapping[str, str]) -> Iterator[Drop]:
     ]
     reasons = Counter(str(row["reason"]) for row in records.proofs.values() if not row["is_kept"])
     counted.append(("hint proof", reasons))
+    # The training counts what the hint check dropped as well; those are listed above.
     trained: Mapping[str, int] = (records.training_record or {}).get("drops") or {}
     counted.append(("train", {why: n for why, n in trained.items() if why.rpartition(": ")[2] not in reasons}))
     counted.append(("evaluate", (records.evaluation or {}).get("drops") or {}))
     for stage, numbers in counted:
         for reason, number in sorted(numbers.items(), key=lambda reason_count: (-reason_count[1], reason_count[0])):
             channel, _, why = reason.rpartition(": ")
+            # "sdpo_kl: without_hint" -> "hints: without hint".
             label = f"{_CHANNELS.get(channel, channel)}: {why}" if channel else why
             yield Drop(stage, label.replace("_", " "), number, meanings.get(why, ""))
 
 
 class _FileOfRun(NamedTuple):
-    """One artefact in the lineage. `state` is current, stale, of other weights, or unreadable."""
+    """One artifact in the lineage. `state` is current, stale, of other weights, or unreadable."""
 
     name: str
     command: str
@@ -515,7 +536,7 @@ class _FileOfRun(NamedTuple):
 
 
 def files_of(records: RunRecords) -> list[_FileOfRun]:
-    """Every file of records and every checked file, in the order of the pipeline."""
+    """Return the records and checked files of a run, in the order of the pipeline."""
     files: list[_FileOfRun] = []
     for name, artefact in ARTEFACTS.items():
         if not records.has(name) or artefact.kind not in ("records", "file") or name in _NOT_LISTED:
@@ -530,7 +551,8 @@ def files_of(records: RunRecords) -> list[_FileOfRun]:
 def _file(records: RunRecords, name: str) -> _FileOfRun:
     artefact = ARTEFACTS[name]
     if artefact.kind != "records":
-        is_hashed = records.path(name).parent == records.run.root and name != "evaluation"  # which holds its own time
+        # evaluation.json contains the time of the evaluation, so its digest would differ each time.
+        is_hashed = records.path(name).parent == records.run.root and name != "evaluation"
         sha256 = records.run.source(name).sha256 if is_hashed else ""
         state = "of other weights" if name == "evaluation" and records.other_weights else "current"
         return _FileOfRun(artefact.file_name, artefact.command, None, sha256, "", "", "", state)
@@ -545,6 +567,6 @@ def _file(records: RunRecords, name: str) -> _FileOfRun:
 
 
 def config_text(records: RunRecords) -> str:
-    """The resolved config of the training, as it was written."""
+    """Return the resolved config of the training, as it was written."""
     path = records.path("config")
     return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""

@@ -1,4 +1,6 @@
-"""A session turn by turn: at each failure the hint, the tokens it moves, the correction, the pairs, and its fate."""
+"""Show a session turn by turn: at each error the hint, the tokens it affects, the correction, the pairs, and the
+result.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ from composer_replication.types import (
 
 _MAX_TEXT = 700
 _STEPS = (0.05, 0.3, 1.0, 3.0)
-"""Nats from which a token's gap is drawn in the next deeper colour."""
+"""Nats from which a token's gap is drawn in the next darker shade."""
 _MAX_TOKENS, _MOST_TOLD, _MOST_SAMPLES = 600, 5, 2
 _NOT_THE_MODEL_S = {
     "harness": "the harness refused or stopped it",
@@ -38,6 +40,7 @@ _NOT_THE_MODEL_S = {
     "env": "the machine or the network failed",
     "unknown": "nobody knows whose doing it was",
 }
+# Role of a decision: its label, what should happen to it, and the sign of a good change.
 _DECISIONS = {
     "erring": ("the erring call", "should become rarer", -1),
     "correction": ("its correction", "should become likelier", 1),
@@ -47,7 +50,7 @@ _OUT, _HELD, _TAUGHT = "out", "held", "taught"
 
 
 class _CreditedToken(NamedTuple):
-    """One target token. `text` shows line ends; the classes say how far the hint moves it."""
+    """One target token. `text` shows line ends; the classes say how strongly the hint changes it."""
 
     text: str
     before: float
@@ -57,7 +60,7 @@ class _CreditedToken(NamedTuple):
 
 
 class Gaps(NamedTuple):
-    """Target tokens with their gaps; `told` are those that the hint moved most before training."""
+    """Target tokens with their gaps; `told` are those that the hint changed most before training."""
 
     tokens: list[_CreditedToken]
     num_left_out: int
@@ -67,7 +70,7 @@ class Gaps(NamedTuple):
 
 
 class _DecisionView(NamedTuple):
-    """Log-probs a token of one sort of decision, and which way it should go; `state` as that of an interval."""
+    """Mean log-probs of the decisions in one role, and which way they should change; `state` as in an interval."""
 
     what: str
     wanted: str
@@ -79,7 +82,7 @@ class _DecisionView(NamedTuple):
 
 
 class _ReportedSite(NamedTuple):
-    """All that is known of a failure. `state` is taught, held (held out) or out; `why` says it in words."""
+    """Everything known about an error. `state` is taught, held (held out) or out; `why` says it in words."""
 
     site: ErrorSite
     hint: Hint | None
@@ -105,7 +108,7 @@ class _TurnView(NamedTuple):
 
 
 class _ConversationPart(NamedTuple):
-    """One conversation of a session; the turns of a stretch without a failure stand together, folded."""
+    """One conversation of a session, in stretches of turns; a stretch without errors is folded."""
 
     id: str
     what: str
@@ -113,7 +116,7 @@ class _ConversationPart(NamedTuple):
 
 
 class Credit:
-    """Makes the pages of sessions from a run's records."""
+    """Builds the session pages from a run's records."""
 
     def __init__(self, records: RunRecords, meanings: Mapping[str, str]) -> None:
         self._records, self._meanings = records, meanings
@@ -131,9 +134,11 @@ class Credit:
         at_turn: dict[str, list[tuple[ErrorSite, Hint | None]]] = defaultdict(list)
         for site, hint in self._sites[conversation.id]:
             at_turn[site.turn_id].append((site, hint))
+        # The result of a failing call may be in a later turn; it is shown at full length as well.
         shown_by = {site.result_turn_id for site, _ in self._sites[conversation.id]}
         assistant_turn = -1
         for number, turn in enumerate(conversation.turns, start=1):
+            # Pairs count assistant turns from 0, pages all turns from 1.
             assistant_turn += turn.role == "assistant"
             pairs = (
                 self._records.pairs_at.get((conversation.id, assistant_turn), []) if turn.role == "assistant" else []
@@ -168,7 +173,7 @@ class Credit:
         )
 
     def _state(self, site: ErrorSite, hint: Hint | None) -> tuple[str, str]:
-        """What became of a site, by the first step that took it out."""
+        """Return what became of a site: the first step that excluded it, with the reason."""
         side = self._records.sides.get(site.conversation_id, {}).get("side", "train")
         proof = self._records.proofs.get(site.id)
         if not site.is_kept:
@@ -179,12 +184,13 @@ class Credit:
             return _HELD, f"held out for {side}: no training saw it"
         if proof is not None and not proof["is_kept"]:
             return _OUT, f"not taught: {self._meanings.get(proof['reason'], proof['reason'].replace('_', ' '))}"
+        # Without any check the training took all hints.
         if self._records.proofs and proof is None:
             return _OUT, "not taught: it reached no training batch, so its hint was not proved"
         return _TAUGHT, "taught"
 
     def _sampled(self, site: ErrorSite) -> list[tuple[str, list[Row]]]:
-        """A few actions of each arm at the state of the erring turn."""
+        """Return a few sampled actions of each arm at the state of the erring turn."""
         by_arm: dict[str, list[Row]] = defaultdict(list)
         for row in self._records.sampled.get((site.conversation_id, site.turn_id), ()):
             if len(by_arm[row["arm"]]) < _MOST_SAMPLES:
@@ -193,8 +199,9 @@ class Credit:
 
 
 def _stretches(turns: Iterator[_TurnView]) -> Iterator[tuple[bool, list[_TurnView]]]:
-    """Turns with something to say (failures, their results, pairs, the user's words) open; the rest folded together."""
+    """Yield stretches of turns: open with errors, their results, pairs or user prompts; folded without."""
     folded: list[_TurnView] = []
+    # The turn after an error shows its result, so it stays open.
     follows = False
     for turn in turns:
         is_open = bool(turn.sites or turn.pairs or follows or (turn.role == "user" and turn.who == "user"))
@@ -242,7 +249,7 @@ def _decisions(rows: Sequence[Row]) -> list[_DecisionView]:
 
 
 def _decision(means: Means, what: str, expected: str, sign: int) -> _DecisionView:
-    """A change is good or bad from a size on that is no noise; of good calls only a fall counts."""
+    """Return one row; a change counts from the size at which it is no noise, for good calls only a decrease."""
     before, after, control = ("" if mean is None else signed(mean, "nats") for mean in means)
     change = means.after - means.before
     is_seen = abs(change) >= _STEPS[0]
@@ -266,11 +273,11 @@ def _gaps(row: Row | None) -> Gaps | None:
 
 
 def _shown(text: str) -> str:
-    """A line end is seen, and still ends the line."""
+    """Return the text with visible line ends and tabs that still work as such."""
     return text.replace("\n", "↵\n").replace("\t", "→\t")
 
 
 def _class(gap: float) -> str:
-    """`d1` to `d4` where the hint lowers a token, `u1` to `u4` where it raises it."""
+    """Return the CSS class of a gap: `d1` to `d4` if the hint lowers the token, `u1` to `u4` if it raises it."""
     depth = sum(abs(gap) >= step for step in _STEPS)
     return f"{'d' if gap < 0 else 'u'}{depth}" if depth else ""

@@ -1,4 +1,4 @@
-"""The evaluation as a page shows it: verdict, figures with intervals, and sampled actions."""
+"""Show the evaluation on a page: verdict, metrics with intervals, and sampled actions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ _WORDS = {
     "other_weights": "Of other weights",
 }
 _ARMS = {"after": "after training", "control": "shuffled control", "difference": "after, less control"}
+# Decimals by a part of the unit's name; other units get three.
 _DECIMALS = {"nats": 3, "tokens": 1, "1,000": 1, "1000": 1, "per thousand": 1}
+# Table labels of the keys in the record's `sampled.by_arm`.
 _SAMPLED = {
     "failures": "would fail or cannot be read, per 1,000",
     "unparsed": "cannot be read or do not end, per 1,000",
@@ -32,11 +34,11 @@ _SAMPLED = {
 }
 _MOST_TOOLS = 20
 UNCHANGED = "no change"
-_SHARE_OF_STRIP = 46.0  # of 50: the widest interval ends short of the edge
+_SHARE_OF_STRIP = 46.0  # of 50%: the widest interval ends short of the edge
 
 
 class ReportVerdict(NamedTuple):
-    """A word, two sentences, and what else a reader has to know, a sentence or two each."""
+    """The verdict: a word, two sentences, and remarks that a reader has to know."""
 
     word: str
     label: str
@@ -45,22 +47,22 @@ class ReportVerdict(NamedTuple):
 
     @property
     def headline(self) -> str:
-        """The first sentence up to its figure."""
+        """The first sentence up to its number."""
         head, colon, _ = self.sentences[0].partition(": ")
         return f"{head}." if colon else head
 
     @property
     def figure(self) -> str:
-        """The rest of it, as a sentence of its own; empty where there is none."""
+        """The rest of the first sentence, as a sentence of its own; empty if there is none."""
         rest = self.sentences[0].partition(": ")[2]
         return rest[:1].upper() + rest[1:]
 
 
 class _ArmInterval(NamedTuple):
-    """One figure of one arm; `state` says on which side of 0 the whole interval lies: clear, wrong, or open.
+    """One metric of one arm; `state` says on which side of 0 its interval lies: clear (better), wrong, or open.
 
-    `at`, `left` and `width` place it on a strip whose middle is 0 and whose right half is better, in percent.
-    `interval` is empty where there is none, and words where nothing changed anywhere.
+    `at`, `left` and `width` place it on a strip, in percent: the middle is 0 and the right half is better. `interval`
+    is empty if there is none, and "no change" if nothing changed.
     """
 
     arm: str
@@ -74,7 +76,7 @@ class _ArmInterval(NamedTuple):
 
 
 class _ReportFigure(NamedTuple):
-    """A figure with what each arm shows."""
+    """A metric with the values of its arms."""
 
     label: str
     unit: str
@@ -85,7 +87,7 @@ class _ReportFigure(NamedTuple):
 
     @property
     def is_still(self) -> bool:
-        """Whether no arm changed anything anywhere."""
+        """Whether no arm changed anything."""
         return not self.is_primary and all(arm.interval == UNCHANGED for arm in self.arms)
 
     @property
@@ -93,12 +95,12 @@ class _ReportFigure(NamedTuple):
         return self.of("control") is not None
 
     def of(self, arm: str) -> _ArmInterval | None:
-        """What one arm shows, by the arm's own name in the evaluation."""
+        """Return the interval of one arm, by the arm's name in the evaluation."""
         return next((interval for interval in self.arms if interval.arm == _ARMS[arm]), None)
 
 
 def verdict(records: RunRecords, num_sessions: int) -> ReportVerdict:
-    """Of the evaluation; of a run without one, what there is and what is missing."""
+    """Return the verdict of the evaluation; for a run without one, what exists and what is missing."""
     evaluation = records.evaluation
     if evaluation is not None:
         verdict_record = evaluation["verdict"]
@@ -123,13 +125,15 @@ def verdict(records: RunRecords, num_sessions: int) -> ReportVerdict:
 
 
 def _control_lacks(evaluation: Row) -> list[str]:
-    """What the control was not taught though the training was; an evaluation without remarks is an older one."""
+    """Return the channels that the control lacked; needed for old evaluations, which have no remarks."""
     control = (evaluation.get("models") or {}).get("control") or {}
     return list(control.get("lacks") or ())
 
 
 def near_duplicates(evaluation: Row | None) -> str:
-    """How many held-out states were left out as a learnt session has nearly the same, in words; empty of none."""
+    """Return a sentence on held-out states that were left out as near-duplicates of training
+    states; empty without any.
+    """
     split = (evaluation or {}).get("split") or {}
     number, states = split.get("near_duplicates") or 0, split.get("states")
     of_all = f" of {states:,}" if states else ""
@@ -139,7 +143,7 @@ def near_duplicates(evaluation: Row | None) -> str:
 
 
 def of_shuffles(evaluation: Row | None) -> str:
-    """What the intervals of the control, and of the difference to it, are over besides; nothing without a control."""
+    """Return a sentence on the shuffles that the control's intervals cover; empty without a control."""
     rows = (evaluation or {}).get("figures") or ()
     number = max((row.get("shuffles") or 0 for row in rows), default=0)
     if number == 1:
@@ -149,12 +153,12 @@ def of_shuffles(evaluation: Row | None) -> str:
 
 
 def figures(evaluation: Row | None) -> list[_ReportFigure]:
-    """Figures over all kinds, the primary one first; arms side by side."""
+    """Return the metrics over all kinds of errors, the primary one first."""
     return _figures(evaluation, of_kinds=False)
 
 
 def primary_figure(evaluation: Row | None) -> _ReportFigure | None:
-    """The primary figure by itself, its strips as long as it needs."""
+    """Return the primary metric alone; its strip is scaled to its own interval."""
     rows = (evaluation or {}).get("figures", ())
     primary_names = {row["name"] for row in rows if row["is_primary"]}
     return next(
@@ -163,7 +167,7 @@ def primary_figure(evaluation: Row | None) -> _ReportFigure | None:
 
 
 def got_worse(shown: Iterable[_ReportFigure]) -> list[str]:
-    """Figures beside the primary one whose interval after training lies on the wrong side of 0, in words."""
+    """Return the metrics, except the primary one, whose interval after training lies on the wrong side of 0."""
     return [
         f"{figure.label} ({figure.arms[0].estimate} {figure.unit})"
         for figure in shown
@@ -172,7 +176,7 @@ def got_worse(shown: Iterable[_ReportFigure]) -> list[str]:
 
 
 def figures_of_kinds(evaluation: Row | None) -> list[_ReportFigure]:
-    """The primary figure by kind of error, after training."""
+    """Return the primary metric by kind of error, after training."""
     primary = evaluation["primary"] if evaluation else ""
     rows = [row for row in (evaluation or {}).get("figures", ()) if row["name"] == primary and row["arm"] == "after"]
     return _figures({"figures": rows}, of_kinds=True)
@@ -180,6 +184,7 @@ def figures_of_kinds(evaluation: Row | None) -> list[_ReportFigure]:
 
 def _figures(evaluation: Row | None, *, of_kinds: bool) -> list[_ReportFigure]:
     rows = [row for row in (evaluation or {}).get("figures", ()) if bool(row["kind"]) == of_kinds]
+    # All strips of one unit share a scale, so that their lengths can be compared.
     widest: dict[str, float] = defaultdict(float)
     for row in rows:
         ends = [abs(end) for end in (row["low"], row["high"], row["estimate"]) if end is not None]
@@ -214,6 +219,7 @@ def _interval(row: Row, widest: float) -> _ArmInterval:
         return _ArmInterval(_ARMS.get(arm, arm), "not known", "", n, "open", 50, 50, 0)
     if low == high:
         return _ArmInterval(_ARMS.get(arm, arm), "0", UNCHANGED, n, "open", 50, 50, 0)
+    # `or 1.0`: all values of the unit are 0.
     scale = _SHARE_OF_STRIP / (widest or 1.0)
     sign = 1 if row["better"] == "higher" else -1
     state = "clear" if min(sign * low, sign * high) > 0 else "wrong" if max(sign * low, sign * high) < 0 else "open"
@@ -230,14 +236,17 @@ def _interval(row: Row, widest: float) -> _ArmInterval:
 
 
 def signed(value: float, unit: str = "") -> str:
-    """With its sign, in as many digits as its unit is worth, and one more of what is small; a typographic minus."""
+    """Return a number with its sign, rounded as its unit deserves and finer if it is small; with a
+    typographic minus.
+    """
     decimals = next((digits for part, digits in _DECIMALS.items() if part in unit), 3)
+    # 0.0042 nats would be 0.004 with three decimals, so it gets four.
     text = f"{value:+,.{decimals + (decimals == 3 and abs(value) < 0.01)}f}"
     return "0" if float(text.replace(",", "")) == 0 else text.replace("-", "\N{MINUS SIGN}")
 
 
 def sampled_table(evaluation: Row | None) -> tuple[list[str], list[tuple[str, list[Any]]]]:
-    """Arms, and a row a figure of the sampled actions: its name with a value an arm; verdicts are counts."""
+    """Return the arms, and for each metric of the sampled actions its name with one value per arm."""
     arms = _arms(evaluation)
     flat = {
         arm: {
@@ -251,7 +260,7 @@ def sampled_table(evaluation: Row | None) -> tuple[list[str], list[tuple[str, li
 
 
 def call_mix(evaluation: Row | None) -> tuple[list[str], list[tuple[str, list[float]]]]:
-    """Shares of the tools that were called, an arm each: a policy that only looks around is seen here."""
+    """Return the share of each tool among the calls of each arm: a policy that only looks around shows here."""
     mixes: dict[str, dict[str, float]] = {}
     for arm, counts in _arms(evaluation).items():
         total = sum(counts.get("calls", {}).values())
@@ -263,7 +272,7 @@ def call_mix(evaluation: Row | None) -> tuple[list[str], list[tuple[str, list[fl
 
 
 def _arms(evaluation: Row | None) -> dict[str, Row]:
-    """What was counted of the actions of each arm that was sampled from."""
+    """Return the counts of each arm that was sampled from."""
     by_arm: Mapping[str, Row] = ((evaluation or {}).get("sampled") or {}).get("by_arm") or {}
     return {arm: counts for arm, counts in by_arm.items() if counts}
 

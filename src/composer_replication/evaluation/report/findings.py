@@ -1,4 +1,4 @@
-"""Sites in tables, what the hint proof said of them, and those that a person should look at first."""
+"""Count error sites by kind, blame and project, summarize the hint check, and pick the sites to review first."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from composer_replication.types import ErrorSite, Hint
 MEANINGS: Mapping[str, str] = KINDS
 _MOST_TO_LOOK_AT = 12
 _WORTH_A_LOOK, _SURE = 0.05, 0.9
-"""Nats a token below which a change is noise, and a share from which a rule is as sure as rules are."""
+"""Nats/token below which a change is noise; the confidence from which a rule needs no review."""
 _NATS = "nats"
-# Why a hint was not tested.
+# Reasons why a hint was not checked.
 HELD_OUT, NOT_REACHED = "its session is held out", "it reached no training batch"
 NO_TRAINING, NO_PROOF = "no training has begun", "the training made no proof"
 PROOF_AHEAD, PROOF_UNFINISHED = "the training has not reached the proof", "the proof was begun, and not ended"
 
 
 class Group(NamedTuple):
-    """Sites of one kind, blame or project."""
+    """The sites of one kind, blame or project."""
 
     name: str
     meaning: str
@@ -44,12 +44,12 @@ def by_blame(records: RunRecords) -> list[Group]:
 
 
 def by_project(records: RunRecords, project_of: Mapping[str, str]) -> list[Group]:
-    """`project_of` is by conversation."""
+    """Return the sites by project; `project_of` maps conversations to projects."""
     return _groups(records, lambda site: project_of.get(site.conversation_id, ""))
 
 
 def _groups(records: RunRecords, name_of: Callable[[ErrorSite], str]) -> list[Group]:
-    """The largest first."""
+    """Return the groups of all error sites, the largest first."""
     grouped: dict[str, list[tuple[ErrorSite, Hint | None]]] = defaultdict(list)
     for site, hint in failures(records):
         grouped[name_of(site)].append((site, hint))
@@ -68,14 +68,14 @@ def _groups(records: RunRecords, name_of: Callable[[ErrorSite], str]) -> list[Gr
 
 
 def failures(records: RunRecords) -> Iterator[tuple[ErrorSite, Hint | None]]:
-    """Sites without what looked like a failure and was none."""
+    """Yield the error sites with their hints, without false alarms."""
     return (site_and_hint for site_and_hint in records.sites if site_and_hint[0].kind != NO_FAILURE)
 
 
 class HintTests(NamedTuple):
-    """The hints of mistakes by what became of their test: `proved` may teach, `not_proved` were tested and dropped.
+    """The hints of errors by the result of their check: `proved` are trained on, `not_proved` failed it.
 
-    `not_tested` counts the others by the reason.
+    `not_tested` counts the others by reason.
     """
 
     proved: int
@@ -88,7 +88,7 @@ class HintTests(NamedTuple):
 
 
 def hint_tests(records: RunRecords) -> HintTests:
-    """Return what became of the hint of every mistake, by the proof and the settings of the training."""
+    """Return the result of every error's hint check, from the training's checks and settings."""
     proved, untested = Counter[bool](), Counter[str]()
     why = _why_not_tested(records)
     for site, hint in failures(records):
@@ -103,11 +103,12 @@ def hint_tests(records: RunRecords) -> HintTests:
 
 
 def _why_not_tested(records: RunRecords) -> str:
-    """What holds for all hints of this run; empty where the proof was made."""
+    """Return why no hint of this run was checked; empty if they were."""
     if records.why_no_proof or records.proofs:
         return records.why_no_proof
     if records.training_record is not None:
         return NO_PROOF
+    # The check writes this journal until it has finished.
     if (records.run.root / "hint_proof.partial.jsonl").exists():
         return PROOF_UNFINISHED
     if records.metrics.rows or records.path("checkpoints").exists():
@@ -116,7 +117,7 @@ def _why_not_tested(records: RunRecords) -> str:
 
 
 class _Proof(NamedTuple):
-    """What the proof said of all sites: how many by reason, and the median effects of hints in nats a token."""
+    """The hint checks of all sites: how many by reason, and the median hint effects in nats/token."""
 
     num_sites: int
     by_reason: list[tuple[str, int]]
@@ -173,7 +174,7 @@ def _median(values: Iterable[float]) -> str:
 
 
 class _Suspect(NamedTuple):
-    """A taught site that may be wrong, and why it is worth a look."""
+    """A site in training that may be wrong, and why it deserves a review."""
 
     site: ErrorSite
     hint: Hint | None
@@ -181,7 +182,9 @@ class _Suspect(NamedTuple):
 
 
 def worst_misfires(records: RunRecords) -> list[_Suspect]:
-    """Taught sites where training worked against what was meant, then hints that harm, then unsure verdicts."""
+    """Return sites in training to review: first those where training worked backward, then bad hints, then unsure
+    rules.
+    """
     taught = [
         (site, hint)
         for site, hint in failures(records)
@@ -189,21 +192,24 @@ def worst_misfires(records: RunRecords) -> list[_Suspect]:
     ]
     ranked: list[tuple[int, float, _Suspect]] = []
     for site, hint in taught:
+        # Only the gravest doubt of a site is shown.
         for rank, (badness, why) in enumerate(_doubts(records, site)):
             if why:
                 ranked.append((rank, -badness, _Suspect(site, hint, why)))
                 break
+    # The id breaks ties, so that the report has the same bytes every time.
     ranked.sort(key=lambda entry: (*entry[:2], entry[2].site.id))
     return [suspect for _, _, suspect in ranked[:_MOST_TO_LOOK_AT]]
 
 
 def _doubts(records: RunRecords, site: ErrorSite) -> Iterator[tuple[float, str]]:
-    """How bad each doubt is, and its sentence; an empty one where there is none. The gravest kind comes first."""
+    """Yield the size of each doubt and its sentence, the gravest first; the sentence is empty if there is no doubt."""
     moved = decision_of(records.evaluated.get(site.id, ()), "erring")
     change = moved.after - moved.before if moved else 0.0
     sentence = f"after training the erring call is likelier: {signed(change, _NATS)} nats a token"
     yield change, sentence if change >= _WORTH_A_LOOK else ""
     proof = records.proofs.get(site.id)
+    # A hint that lowers good calls as well is too general.
     effect = _good_effect(proof) if proof else None
     harm = -effect if effect is not None else 0.0
     sentence = f"its hint makes good calls rarer, too: {signed(-harm, _NATS)} nats a token"

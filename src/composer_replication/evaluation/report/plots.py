@@ -1,4 +1,7 @@
-"""What the training did: each channel with its curve, the held-out loss, what was diagnosed, and what it cost."""
+"""Show the training as plots: each channel's curve, the held-out loss, and what the training cost.
+
+Plots are made by matplotlib as inline SVG, in the page's colors and fonts; the same values give the same bytes.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-# Plots by matplotlib as inline SVG: the page's own colours and letters, and the same bytes for the same figures.
-
-# Colours that stand for variables of the style sheet, so that a plot follows the page's theme.
+# Placeholder colors, replaced by variables of the style sheet, so that a plot follows the page's theme.
 _COLOURS = {
     "#010101": "var(--ink)",
     "#020202": "var(--muted)",
@@ -39,11 +40,12 @@ _CHANNELS = {
     "sdpo_kl_logged": ("Channel 2: hints on logged sessions", "divergence from the hinted teacher", TWO),
     "trace_replay_dpo": ("Channel 3: pairs", "preference loss a pair", THREE),
 }
+# More points than pixels only make the page larger.
 _MOST_POINTS = 400
 
 
 class _ChannelPlot(NamedTuple):
-    """`steps` says in words in which steps the channel was taught, or why in none."""
+    """A channel with its curve; `steps` says in words in which steps it was trained, or why in none."""
 
     name: str
     label: str
@@ -56,7 +58,7 @@ class _ChannelPlot(NamedTuple):
 
 
 class Training(NamedTuple):
-    """`steps` as the training itself says, and how many windows they saw of how many; 0 where that is not known."""
+    """The training as the page shows it: its steps, and the windows they saw out of all; 0 if unknown."""
 
     channels: list[_ChannelPlot]
     svg_held_out: str
@@ -71,16 +73,15 @@ class Training(NamedTuple):
 
 
 def training_of(records: RunRecords) -> Training:
-    """From `metrics.jsonl` and, where the training has ended, `training.json`."""
+    """Return the training from `metrics.jsonl` and, if it has ended, `training.json`."""
     record: Row = records.training_record or {}
     rows, control = records.metrics.rows, records.control_metrics.rows
     channel_records = {channel["name"]: channel for channel in record.get("channels", ())}
     counts: Mapping[str, int] = record.get("counts") or {}
     names = [name for name in _CHANNELS if name in channel_records or has_figure(rows, name)]
     steps = record.get("steps") or _last(rows, "step")
-    read = {
-        channel.name: vars(channel) for channel in channel_results(names, rows, {})
-    }  # of a training that has not ended
+    # Of a training that has not ended.
+    read = {channel.name: vars(channel) for channel in channel_results(names, rows, {})}
     return Training(
         channels=[
             _channel(
@@ -125,7 +126,7 @@ def _channel(name: str, rows: list[Row], control: list[Row], channel_record: Row
 
 
 def _held_out(rows: list[Row], control: list[Row]) -> str:
-    """The loss on held-out sessions, where the training measured one."""
+    """Return a plot of the loss on held-out sessions, or nothing if the training measured none."""
     points, beside = _points(rows, "eval_loss"), _points(control, "eval_loss")
     if not points:
         return ""
@@ -135,8 +136,9 @@ def _held_out(rows: list[Row], control: list[Row]) -> str:
 
 
 def _points(rows: Iterable[Row], key: str) -> list[tuple[int, float]]:
-    """Steps with a value; of very many, means over as many neighbours as make few enough."""
+    """Return the steps that have a value; a long curve is averaged over neighboring steps."""
     points = [(int(row["step"]), float(row[key])) for row in rows if row.get(key) is not None and "step" in row]
+    # Division that rounds up.
     size = -(-len(points) // _MOST_POINTS)
     if size <= 1:
         return points
@@ -149,9 +151,9 @@ def _last(rows: list[Row], key: str) -> Any:
 
 
 def time_spent(records: RunRecords) -> list[tuple[str, float]]:
-    """What took how many seconds, in the order in which it was done; a training that was killed leaves no time.
+    """Return the seconds of each part of the work, in order; a training that was killed leaves no time.
 
-    What was done in no time stands there too: which lines there are says what was done, and nothing of how fast.
+    Parts that took no time are listed too: the list shows what was done.
     """
     before: Mapping[str, float] = (records.training_record or {}).get("seconds") or {}
     control = [[*first.values(), *_runtimes(rows)] for first, rows in records.control_times()]
@@ -177,9 +179,9 @@ class _AdviserCost(NamedTuple):
 
 
 def adviser_costs(records: RunRecords) -> list[_AdviserCost]:
-    """What asking cost, one row an adviser; answers from the store are counted once, as they were paid.
+    """Return the cost of each teacher, one row per model. Cached answers are counted once, when they were paid for.
 
-    A model that wrote hints has a row of its own, without tokens: nothing but its price is kept.
+    A model that wrote hints has a row without tokens, because only its price is stored.
     """
     totals: dict[str, list[float]] = defaultdict(lambda: [0, 0, 0, 0, 0.0])
     for row in records.rows("teacher_calls"):
@@ -198,9 +200,10 @@ def adviser_costs(records: RunRecords) -> list[_AdviserCost]:
 
 
 _STYLE: dict[str, Any] = {
+    # Ids in the SVG are hashes; without a fixed salt they would differ between runs.
     "svg.hashsalt": "composer-replication",
     "svg.fonttype": "none",
-    "font.family": "DejaVu Sans",  # comes with matplotlib: the same measures everywhere
+    "font.family": "DejaVu Sans",  # ships with matplotlib: the same text widths everywhere
     "font.size": 10.5,
     "text.color": INK,
     "axes.edgecolor": LINE,
@@ -225,15 +228,20 @@ _STYLE: dict[str, Any] = {
     "lines.solid_capstyle": "round",
 }
 _SIZE_INCHES, _BOTTOM = (5.0, 2.9), 0.18
+# "<?xml ...?><!DOCTYPE ...><svg " -> everything before "<svg "
 _HEAD = re.compile(r"\A.*?(?=<svg )", re.DOTALL)
+# "  <metadata>...</metadata>" -> all of it, which names the version of matplotlib
 _METADATA = re.compile(r"\s*<metadata>.*?</metadata>", re.DOTALL)
+# "font: 10.5px 'DejaVu Sans', sans-serif" -> "font: 10.5px" stays, the family is replaced; also "font: 700 12px Arial"
 _FONT = re.compile(r"(font: (?:\d+ )?[\d.]+px) [^;\"]+")
+# ' id="figure_1"' -> "figure_1"
 _ID = re.compile(r' id="([^"]+)"')
+# 'url(#clip1)' -> "clip1"; 'href="#mark2"' -> "mark2"; not 'href="http://...'
 _REFERENCE = re.compile(r'(url\(#|href="#)([^)"]+)')
 
 
 class _Curve(NamedTuple):
-    """One curve: (x, y) points in order, and how it is drawn."""
+    """A curve: its (x, y) points in order, and its style."""
 
     points: Sequence[tuple[float, float]]
     colour: str
@@ -241,7 +249,7 @@ class _Curve(NamedTuple):
 
 
 def curves(lines: Sequence[_Curve], *, name: str, description: str, x_label: str) -> str:
-    """Curves over the steps of a training; a single point is a dot."""
+    """Return a plot of curves over training steps; a single point is drawn as a dot."""
 
     def draw(axes: Axes) -> None:
         for line in lines:
@@ -258,7 +266,7 @@ def curves(lines: Sequence[_Curve], *, name: str, description: str, x_label: str
 
 
 def scatter(groups: Mapping[str, tuple[Sequence[tuple[float, float]], str]], *, name: str, description: str) -> str:
-    """What a hint does to good calls (across) and to the erring one (up), a dot a site."""
+    """Return a plot of each hint's effect on good calls (x) and on the erring call (y), one dot per site."""
 
     def draw(axes: Axes) -> None:
         axes.axhline(0, color=QUIET, linewidth=0.9)
@@ -274,7 +282,7 @@ def scatter(groups: Mapping[str, tuple[Sequence[tuple[float, float]], str]], *, 
 
 
 def histograms(groups: Mapping[str, tuple[Sequence[float], str]], *, name: str, description: str) -> str:
-    """Distributions of changes above each other on one axis; the thick line of each is its median."""
+    """Return histograms above each other on one axis; the thick line marks the median."""
     low = min(min(values) for values, _ in groups.values())
     high = max(max(values) for values, _ in groups.values())
     width = max(high - low, 1e-6) / 32
@@ -282,9 +290,11 @@ def histograms(groups: Mapping[str, tuple[Sequence[float], str]], *, name: str, 
     def draw(axes: Axes) -> None:
         axes.axvline(0, color=QUIET, linewidth=0.9)
         for row, (values, colour) in enumerate(reversed(list(groups.values()))):
+            # One bin more than the width allows for: the largest value falls on the upper edge.
             counts = [0] * 33
             for value in values:
                 counts[min(int((value - low) / width), 32)] += 1
+            # Each histogram is scaled to its own peak, so that small groups are visible.
             heights = [0.82 * count / max(counts) for count in counts]
             axes.bar(
                 [low + (at + 0.5) * width for at in range(33)], heights, width * 0.92, row, color=colour, alpha=0.55
@@ -299,7 +309,7 @@ def histograms(groups: Mapping[str, tuple[Sequence[float], str]], *, name: str, 
 
 
 def _figure(draw: Any, name: str, description: str, *, left: float = 0.1) -> str:
-    """The SVG of one figure. `name` keeps its ids apart from those of others on the page; `left` is room for labels."""
+    """Return a figure as SVG. `name` makes its ids unique on the page; `left` is the margin for labels."""
     matplotlib = require("matplotlib", extra="report")
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
@@ -314,13 +324,16 @@ def _figure(draw: Any, name: str, description: str, *, left: float = 0.1) -> str
 
 
 def _inline(svg: str, name: str, description: str) -> str:
-    """An SVG document as a part of a page: its own ids, the page's colours and letters, words for those who listen."""
+    """Return an SVG document as a part of a page: unique ids, the page's colors and font, a description for screen
+    readers.
+    """
     from markupsafe import escape
 
     svg = _METADATA.sub("", _HEAD.sub("", svg))
     svg = _FONT.sub(r"\1 var(--font)", svg)
     for colour, variable in _COLOURS.items():
         svg = svg.replace(colour, variable)
+    # Ids that nothing refers to only cost bytes.
     used = {match[2] for match in _REFERENCE.finditer(svg)}
     svg = _ID.sub(lambda match: f' id="{name}-{match[1]}"' if match[1] in used else "", svg)
     svg = _REFERENCE.sub(rf"\1{name}-\2", svg)

@@ -1,4 +1,4 @@
-"""What a run holds, read once and without torch; what it lacks, with the command that writes it."""
+"""Read what a run holds, each artifact once and without torch; list what it lacks, with the command that writes it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from composer_replication.action_text import parse_action_text
 from composer_replication.canonical_json import decode_object, encode_as_written
 from composer_replication.errors import ComposerError, RunError
 from composer_replication.runs import ARTEFACTS, RunDir, split
-from composer_replication.runs import files as pairs
 from composer_replication.runs.artefacts import command_for, control_folder, control_folders
 from composer_replication.runs.conventions import Convention, read_conventions
 from composer_replication.runs.files import (
+    PAIRS_SCHEMA,
+    PAIRS_VERSION,
     ROWS_VERSION,
     control_name,
     controls_among,
@@ -31,7 +32,9 @@ from composer_replication.runs.journal import read_journal
 from composer_replication.types import ErrorSite, Hint, ToolCall
 
 Row = Mapping[str, Any]
+# Artifacts that a finished run has; the report names the command for each that is missing.
 _NEEDED = ("conversations", "split", "sites", "pairs", "hint_proof", "metrics", "evaluation", "evaluated", "token_gaps")
+# Commands with the options that they do not work without.
 _WHOLE_COMMANDS = {
     "crf train": "crf train --set train.run=RUN --set train.model=MODEL",
     "crf evaluate": "crf evaluate RUN --before MODEL --after ADAPTER",
@@ -39,7 +42,7 @@ _WHOLE_COMMANDS = {
 _SCHEMAS = {
     "split": (split.SCHEMA, split.VERSION),
     "teacher_calls": ("teacher_call", 2),
-    "pairs": (pairs.PAIRS_SCHEMA, pairs.PAIRS_VERSION),
+    "pairs": (PAIRS_SCHEMA, PAIRS_VERSION),
     "hint_proof": ("hint_proof", 3),
     **{name: (name, ROWS_VERSION) for name in ("evaluated", "sampled", "token_gaps")},
 }
@@ -55,7 +58,7 @@ _ON_REQUEST = {
 
 
 class Absent(NamedTuple):
-    """An artefact that the run does not have, or that cannot be read; `reason` is then why."""
+    """An artifact that the run does not have, or that cannot be read; `reason` says why it cannot."""
 
     name: str
     file_name: str
@@ -64,14 +67,14 @@ class Absent(NamedTuple):
 
 
 class Metrics(NamedTuple):
-    """The lines of a training's journal; `is_torn` where a crash cut the last one."""
+    """The lines of a training's journal; `is_torn` if a crash cut off the last one."""
 
     rows: list[Row]
     is_torn: bool
 
 
 def by_command(absent: Iterable[Absent]) -> dict[str, list[str]]:
-    """Files that are simply not there, by the command that writes them."""
+    """Return the missing files by the command that writes them; unreadable ones are left out."""
     names_by_command: dict[str, list[str]] = defaultdict(list)
     for artefact in absent:
         if not artefact.reason:
@@ -81,14 +84,16 @@ def by_command(absent: Iterable[Absent]) -> dict[str, list[str]]:
 
 @dataclass
 class RunRecords:
-    """The artefacts of a run, each read when it is first asked for. `training` is where the training wrote."""
+    """The artifacts of a run, each read on first use. `training` is the folder that the training wrote to."""
 
     run: RunDir
     training: Path
     unreadable: dict[str, str] = field(default_factory=dict[str, str])
 
     def absent(self) -> list[Absent]:
-        """What a finished run has and this one has not, and what could not be read, in the order of the pipeline."""
+        """Return what a finished run has and this one lacks, and what could not be read, in the
+        order of the pipeline.
+        """
         return [
             Absent(name, ARTEFACTS[name].file_name, self.command(name), self.unreadable.get(name, ""))
             for name in ARTEFACTS
@@ -96,13 +101,13 @@ class RunRecords:
         ]
 
     def _was_done_without(self, name: str) -> bool:
-        """Whether the step that writes or reads it has ended, and did not need it."""
+        """Return whether the step that writes or reads an artifact has ended without needing it."""
         if name in ("pairs", "hint_proof"):
             return self.training_record is not None
         return name in ("evaluated", "token_gaps") and self.evaluation is not None
 
     def on_request(self) -> dict[str, str]:
-        """What a run need not have, with what its absence means."""
+        """Return the optional files that the run does not have, each with what its absence means."""
         missing = {artefact.name for artefact in self.absent()}
         return {
             ARTEFACTS[name].file_name: why
@@ -114,7 +119,8 @@ class RunRecords:
         return self.path(name).exists()
 
     def path(self, name: str) -> Path:
-        """Where an artefact is; a training may have written its own elsewhere."""
+        """Return the path of an artifact; a training may have written to another folder than the run's."""
+        # The hint check and the reference log-probs belong to the run: every training on it shares them.
         is_in_training = ARTEFACTS[name].command == "crf train" and name not in ("hint_proof", "ref_logprobs")
         return (self.training if is_in_training else self.run.root) / ARTEFACTS[name].file_name
 
@@ -140,7 +146,7 @@ class RunRecords:
 
     @cached_property
     def settings(self) -> Row | None:
-        """The settings that the training wrote before it began; None without any, or where somebody broke them."""
+        """The settings that the training wrote before it began; None if there are none or they cannot be parsed."""
         try:
             return tomllib.loads((self.training / ARTEFACTS["config"].file_name).read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -148,8 +154,10 @@ class RunRecords:
 
     @cached_property
     def why_no_proof(self) -> str:
-        """Why this training tests no hints; empty where its settings ask for the proof. An earlier training's proof may
-        lie here all the same."""
+        """Why this training checks no hints; empty if its settings ask for the check.
+
+        An earlier training's `hint_proof` may be in the folder nevertheless.
+        """
         settings: Row = self.settings or {}
         train: Row = settings.get("train", {})
         if train.get("proof", {}).get("on") is False:
@@ -160,7 +168,9 @@ class RunRecords:
 
     @cached_property
     def proofs(self) -> Mapping[str, Row]:
-        """Proofs by site; none of a version that measured something else, or that this training did without."""
+        """Hint checks by site; none from an older version, which measured something else, or if this training made
+        none.
+        """
         if self.why_no_proof:
             return {}
         is_read = self.has("hint_proof") and self._version("hint_proof") == _SCHEMAS["hint_proof"][1]
@@ -177,7 +187,7 @@ class RunRecords:
 
     @cached_property
     def evaluated(self) -> Mapping[str, list[Row]]:
-        """Scored decisions by site; those of no site are under an empty id."""
+        """Scored decisions by site; those without a site have an empty id."""
         rows_by_site: dict[str, list[Row]] = defaultdict(list)
         for row in self.rows("evaluated"):
             rows_by_site[row["site_id"] or ""].append(row)
@@ -197,12 +207,13 @@ class RunRecords:
 
     @cached_property
     def other_weights(self) -> list[str]:
-        """Arms of the evaluation that are not the weights that lie here: their figures say nothing about those."""
+        """Arms whose evaluated weights are not those in this folder: their metrics say nothing about these."""
         models = (self.evaluation or {}).get("models") or {}
         other_arms: list[str] = []
         controls = ((name, control_folder(self.training, shuffle_of(name))) for name in controls_among(models))
         for arm, root in (("after", self.training), *controls):
             folders = (root / ARTEFACTS[name].file_name for name in ("adapter", "model"))
+            # An arm without a digest was a hub model; nothing in this folder could be the same.
             here = {digest for folder in folders if (digest := weight_files_digest(folder))}
             if models.get(arm) and here and models[arm].get("files") not in here:
                 other_arms.append(control_name(1) if controls_among([arm]) else arm)
@@ -215,7 +226,7 @@ class RunRecords:
         return next((self._json("adapter", path) for path in paths if path.exists()), None)
 
     def control_times(self) -> Iterator[tuple[Mapping[str, float], list[Row]]]:
-        """Of each shuffle the seconds before its first step, and its metrics."""
+        """Yield for each shuffle of the control the seconds before its first step, and its metrics."""
         for folder in control_folders(self.training):
             record = folder / ARTEFACTS["adapter"].file_name / "training.json"
             control_record = (self._json("control", record) if record.exists() else None) or {}
@@ -227,7 +238,7 @@ class RunRecords:
 
     @cached_property
     def control_metrics(self) -> Metrics:
-        """Of the first shuffle."""
+        """The metrics of the first shuffle."""
         return self._journal(control_folder(self.training) / ARTEFACTS["metrics"].file_name)
 
     @cached_property
@@ -239,12 +250,12 @@ class RunRecords:
             return []
 
     def rows(self, name: str) -> Iterator[Row]:
-        """Rows of an artefact as dictionaries; none where it is not there or damaged."""
+        """Yield the rows of an artifact; none if it does not exist or is damaged."""
         schema, version = _SCHEMAS[name]
         return self._tried(name, lambda: self.run.read_jsonl(name, schema=schema, version=version))
 
     def _tried(self, name: str, read: Any) -> Iterator[Any]:
-        """What a reader gives; a damaged artefact is noted, and the page goes on without it."""
+        """Yield what a reader yields; note a damaged artifact and leave it out of the page."""
         if not self.has(name):
             return
         try:
@@ -265,22 +276,23 @@ class RunRecords:
     def _journal(self, path: Path) -> Metrics:
         if not path.exists():
             return Metrics([], False)
+        # A torn last line is normal for a training that was killed.
         contents = read_journal(path)
         return Metrics(list(contents.rows), contents.torn is not None)
 
 
-# Single decisions of held-out sessions: what training did to the log-prob of each, by the role it has.
+# ---- decisions of held-out sessions
 
 
 class Changes(NamedTuple):
-    """Changes of log-prob a token by role of the decision, one value a decision."""
+    """Changes of log-prob per token, one value per decision, by the decision's role."""
 
     after: Mapping[str, list[float]]
     control: Mapping[str, list[float]]
 
 
 def changes(evaluated: Iterable[Sequence[Row]]) -> Changes:
-    """What training did to single decisions of the held-out sessions."""
+    """Return what training did to the decisions of the held-out sessions."""
     after: dict[str, list[float]] = defaultdict(list)
     control: dict[str, list[float]] = defaultdict(list)
     for rows in evaluated:
@@ -292,7 +304,7 @@ def changes(evaluated: Iterable[Sequence[Row]]) -> Changes:
 
 
 class Means(NamedTuple):
-    """Mean log-probs a token of a site's decisions in one role."""
+    """Mean log-probs per token of a site's decisions in one role."""
 
     before: float
     after: float
@@ -300,7 +312,7 @@ class Means(NamedTuple):
 
 
 def decision_of(rows: Sequence[Row], role: str) -> Means | None:
-    """None where a site has no decision in this role."""
+    """Return the means of a site's decisions in this role, or None without any."""
     chosen = [row for row in rows if row["role"] == role]
     if not chosen:
         return None
@@ -309,14 +321,14 @@ def decision_of(rows: Sequence[Row], role: str) -> Means | None:
     return Means(before, after, fmean(control) if control else None)
 
 
-# What a turn or a pair says, as a page shows it: an argument a line, and cut where it is long.
+# ---- text of turns and pairs
 
 MAX_NEAR_SITE = 4000
-"""Characters that are shown of a text at a failure, or in a pair."""
+"""Maximum characters of a text at an error, or in a pair."""
 
 
 class Cut(NamedTuple):
-    """A text, and how many of its characters are not shown."""
+    """A text, with the number of characters that were cut off."""
 
     text: str
     num_left_out: int
@@ -331,6 +343,7 @@ class PairView(NamedTuple):
 
 
 def cut(text: str, most: int) -> Cut:
+    # Newlines only: leading spaces may be indentation.
     text = text.strip("\n")
     return Cut(text[:most], max(len(text) - most, 0))
 
@@ -347,14 +360,15 @@ def pair_view(row: Row) -> PairView:
 
 
 def _readable(text: str) -> str:
-    """An action as a turn shows it: its words, then each call by its name with an argument a line."""
+    """Return an action as a turn shows it: its text, then each call's name with one argument per line."""
     action = parse_action_text(text).action
     calls = [f"{call.name}\n{arguments_of(call)}" for call in action.calls]
     return "\n\n".join(filter(None, [action.text, *calls])) if calls else text
 
 
 def arguments_of(call: ToolCall) -> str:
-    """Texts of arguments as they are, below their names; other values as JSON."""
+    """Return the arguments of a call, one per line: strings as they are, other values as JSON."""
+    # The arguments were no JSON object, so they are shown as the model wrote them.
     if call.raw_arguments is not None:
         return call.raw_arguments
     return "\n".join(f"{name}: {_value(value)}" for name, value in call.arguments.items())
@@ -364,7 +378,7 @@ def _value(value: Any) -> str:
     return value if isinstance(value, str) else encode_as_written(value, where="argument").decode()
 
 
-# What the counts of a training mean, in one line each: notes on what is trained, and reasons why something is not.
+# ---- what the counts of a training mean
 
 MEANINGS = {
     "cut_in_message": "windows that begin inside a message, as none began where they could",
@@ -403,22 +417,23 @@ MEANINGS = {
 
 
 def _reason_of(name: str) -> str:
-    """The part of a count's name that says why: of `channel: reason` the reason, of `note:details` the note."""
+    """Return the part of a count's name that says why: "channel: reason" -> "reason", "note:details" -> "note"."""
     _, colon, reason = name.partition(": ")
     return reason if colon else name.partition(":")[0]
 
 
 def explained(counts: Iterable[str], drops: Iterable[str]) -> list[str]:
-    """A line for each count and drop that its name does not explain, called as the tables call it, each once."""
+    """Return one line for each count and drop whose name needs an explanation, labeled as in the tables."""
     noted = {reason: reason.replace("_", " ") for reason in map(_reason_of, sorted(counts))}
     left_out = {reason: reason for reason in map(_reason_of, sorted(drops))}
     return [f"{label}: {MEANINGS[reason]}" for reason, label in (noted | left_out).items() if reason in MEANINGS]
 
 
 def of_good_turns(counts: Mapping[str, int], drops: Mapping[str, int]) -> list[str]:
-    """That good turns and those left out do not add up, where they do not: a good turn may find no window."""
+    """Return a line if good turns and dropped turns do not add up: a good turn may fit into no window."""
     if "good_turns" not in counts:
         return []
     num_left_out = sum(number for name, number in drops.items() if name.startswith("lm_ce: "))
+    # Dropped turns that are not explained by being no good turns.
     both = num_left_out - (counts["model_turns"] - counts["good_turns"])
     return [f"{both:,} of the good turns are left out as well: no window holds them"] if both > 0 else []
