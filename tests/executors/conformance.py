@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import pytest
 
 from composer_replication.diloco.serverless.executor import Executor, ReplicaHandle, ServerlessExecutor
-from composer_replication.diloco.serverless.replica_process import MOST_LINE_CHARACTERS
+from composer_replication.diloco.serverless.replica_process import MAX_LINE_CHARACTERS
 from composer_replication.errors import InputError
 from refusals import refusal
 
@@ -170,7 +170,7 @@ class ExecutorConformance:
         assert "\ufffd\ufffd no UTF-8" in everything
         assert "a colour" in everything
         assert not {"\x00", "\x07", "\x1b", "\x9b"} & {*everything}  # nothing that a terminal acts upon
-        assert re.search(rf"x \[[^\]]*\b{MOST_LINE_CHARACTERS:,}\b", everything)  # where a line was cut
+        assert re.search(rf"x \[[^\]]*\b{MAX_LINE_CHARACTERS:,}\b", everything)  # where a line was cut
         assert len(everything) < 50_000
         with refusal(InputError, what="n_lines", got="-1"):
             executor.stream_logs(handles[0], n_lines=-1)

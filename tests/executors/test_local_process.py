@@ -15,7 +15,7 @@ import pytest
 
 from composer_replication.diloco.serverless import LocalProcessExecutor
 from composer_replication.diloco.serverless import local_process as processes
-from composer_replication.diloco.serverless.executor import Executor, ReplicaHandle, how_it_ended
+from composer_replication.diloco.serverless.executor import Executor, ReplicaHandle, describe_exit
 from composer_replication.errors import InputError, RunError
 from executors import replica_bodies
 from executors.conformance import ENV, TESTS, ExecutorConformance, is_alive, pids_in, wait_until
@@ -77,7 +77,7 @@ class TestLocalProcess(ExecutorConformance):
         handles = executor.launch_replicas(1, replica_bodies.waits, {"folder": str(tmp_path)}, timeout=0.5)
         (outcome,) = executor.collect(handles)
         assert (outcome["status"], outcome["exit_code"]) == ("failed", 124)
-        assert outcome["error"].startswith(how_it_ended(124))
+        assert outcome["error"].startswith(describe_exit(124))
         assert not any(map(is_alive, pids_in(tmp_path, 0)))
 
     def test_a_value_that_is_no_json_is_said_to_be_lost(self, executor: Executor):

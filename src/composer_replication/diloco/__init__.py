@@ -1,18 +1,16 @@
 """DiLoCo: replicas in different places train one model, and exchange weights once in many steps.
 
-fragments     what travels of a model
-refusals      what torchft would get wrong without a word
 store         objects by key: in memory, in a folder, in a bucket, on the Hub
-payload       a vector as bytes that a reader can trust
-rounds        who is averaged, decided once for each round, over a store alone
-simulation    rounds of many replicas on paper
-outer_loop    the outer optimiser around a training loop's own, over torchft's DiLoCo and any manager with its methods
+payload       a vector as bytes that a reader can verify
+rounds        who is averaged, decided once per round, over a store alone
+simulation    the time and cost of rounds with many replicas, by simulation
+outer_loop    the outer optimizer around an inner training loop, over torchft's DiLoCo
 training      a replica's training, and the model that it ends with
-tiny_trainer  a trainer to try a launch with, and to write one's own after
+tiny_trainer  a trainer to try a launch with, and an example for your own
 serverless    replicas on rented machines: who starts them, how they meet, and the program that each of them is
 
-Importing this package loads no tensors. Without torchft `DiLoCo`, `Manager` and `_DummyWork` are None, and calling
-`make_diloco_outer_loop` says what to install.
+Importing this package loads no tensors. Without torchft `DiLoCo`, `Manager` and `_DummyWork` are None, and
+`make_diloco_outer_loop` raises an error that says what to install.
 """
 
 from __future__ import annotations

@@ -1,7 +1,11 @@
-"""The outer optimiser around a training loop's own, over torchft's DiLoCo and any manager with its methods.
+"""The outer optimizer around an inner training loop, over torchft's DiLoCo and any manager with its methods.
 
-Every `sync_every` steps of the inner optimiser each replica gives the distance that it moved from the global weights;
-the mean of them is the gradient of an outer step, from those global weights, of SGD with Nesterov momentum.
+Every `sync_every` steps of the inner optimizer each replica sends the distance that it has moved from the global
+weights. The mean of these distances is the gradient of one outer step from the global weights, by SGD with Nesterov
+momentum.
+
+torchft trains without an error in some setups in which its result is wrong. Those are refused before the first step,
+with a message that says what to do instead.
 """
 
 from __future__ import annotations
@@ -39,11 +43,11 @@ def make_diloco_outer_loop(
     fragment_sync_delay: int = 0,
     fragment_update_alpha: float = 0.0,
 ) -> DiLoCo:
-    """A context manager: while it is open, `inner_optimizer` exchanges weights every `sync_every` steps.
+    """Return a context manager within which `inner_optimizer` exchanges weights every `sync_every` steps.
 
-    Only trainable parameters travel. With several fragments one of them is exchanged every `sync_every` / fragments
-    steps; with a delay it travels while that many steps are made. What torchft would get wrong without a word is
-    refused (`refusals`).
+    Only trainable parameters are exchanged. With several fragments, one of them is exchanged every `sync_every` /
+    fragments steps; with a delay, so many steps are made while it travels. Raises InputError or ConfigError for setups
+    in which torchft would silently get wrong results.
     """
     local_sgd = require("torchft.local_sgd", extra="diloco")
     fragments = [module if isinstance(module, _Fragment) else trainable(module) for module in model_fragments]
@@ -53,7 +57,7 @@ def make_diloco_outer_loop(
     _check_fragments(fragments, inner_optimizer)
     _check_buckets(fragments)
     _check_manager(manager)
-    # One for all fragments would move the others by the gradients that the inner step left on them.
+    # A single optimizer would also move the other fragments, by the gradients that the inner step left on them.
     outer = [
         OuterSGD(fragment.parameters(), lr=outer_lr, momentum=outer_momentum, nesterov=nesterov)
         for fragment in fragments
@@ -70,7 +74,8 @@ def make_diloco_outer_loop(
         fragment_update_alpha=alpha,
     )
     manager.register_state_dict_fn(AFTER_HEAL, stale.after_heal, dict)
-    if follow := getattr(manager, "follow", None):  # ours: it begins where its run stands
+    # Our manager: it continues from the weights of its run.
+    if follow := getattr(manager, "follow", None):
         from composer_replication.diloco.rounds.heal import TorchftFollower
 
         follow(TorchftFollower(loop))
@@ -78,10 +83,11 @@ def make_diloco_outer_loop(
 
 
 class OuterSGD(torch.optim.SGD):
-    """SGD with momentum whose bits are the same on every machine: each product and each sum is rounded on its own.
+    """SGD with momentum that gives the same bits on every machine, because each product and each sum is rounded
+    separately.
 
-    torch's own step multiplies and adds at once where the machine can, and so ends a bit aside on another kind of CPU,
-    or on a GPU. Weight decay, dampening and `maximize` are none of an outer step's.
+    torch's own step uses a fused multiply-add where the machine has one, so its last bit differs between kinds of CPUs
+    and GPUs. Weight decay, dampening and `maximize` are not supported, because an outer step has none of them.
     """
 
     @torch.no_grad()
@@ -98,21 +104,23 @@ class OuterSGD(torch.optim.SGD):
             return gradient.clone()
         state = self.state[weights]
         before = state.get("momentum_buffer")
+        # The first step starts the momentum with the gradient, as torch.optim.SGD does.
         state["momentum_buffer"] = past = gradient.clone() if before is None else before.mul_(momentum).add_(gradient)
         return past.mul(momentum).add_(gradient) if nesterov else past.clone()
 
 
 def take_global_weights(loop: DiLoCo) -> None:
-    """Put the global weights into the model: those that are equal at all replicas."""
+    """Copy the global weights, which are equal at all replicas, into the model."""
     loop._restore_parameters()
 
 
 class _StaleWeights:
-    """Lets a model that was healed begin where the others are.
+    """Lets a model that was healed continue from the global weights.
 
-    torchft brings the global weights up to date and leaves the model as it was, which then takes part with the distance
-    between two histories. Managers load in the order of registration, so these two stand around the fragments. Where a
-    heal brought what was there already, as torchft's first round does, the model's own steps count.
+    torchft updates the global weights and leaves the model as it was, which would then take part with the distance
+    between two histories. Managers load state functions in the order of registration, so these two are registered
+    before and after the fragments. If a heal loads what was there already, as torchft's first round does, the model's
+    own steps count.
     """
 
     loop: DiLoCo
@@ -128,16 +136,17 @@ class _StaleWeights:
     def _digest(self) -> str:
         digest = hashlib.sha256()
         for tensor in (weights for part in self.loop._fragments for weights in part.original_parameters.values()):
+            # As bytes, because numpy has no bfloat16.
             values: Any = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
             digest.update(values)
         return digest.hexdigest()
 
 
-# What travels of a model: its trainable parameters, in fragments that are exchanged in turn.
+# Which parameters are exchanged: the trainable ones, in fragments that take turns.
 
 
 class _Fragment(nn.Module):
-    """Parameters under their own names. torchft takes every parameter of the modules it is given, frozen ones too."""
+    """Parameters under their own names. torchft would exchange every parameter of a module, including frozen ones."""
 
     def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
         super().__init__()
@@ -146,7 +155,8 @@ class _Fragment(nn.Module):
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Parameter]]:
-        del recurse, remove_duplicate  # the parameters are a flat table of different ones
+        # There are no submodules, and no parameter occurs twice.
+        del recurse, remove_duplicate
         return ((f"{prefix}.{name}" if prefix else name, parameter) for name, parameter in self._chosen.items())
 
     @property
@@ -155,12 +165,12 @@ class _Fragment(nn.Module):
 
 
 def trainable(module: nn.Module) -> _Fragment:
-    """The parameters of a module that an optimiser changes; with an adapter on it, those of the adapter."""
+    """Return the parameters of a module that an optimizer changes; with an adapter, those of the adapter."""
     return _Fragment({name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad})
 
 
 def split_into_fragments(model: nn.Module, number: int) -> list[_Fragment]:
-    """The trainable parameters in `number` runs of whole layers, of sizes as equal as layers allow."""
+    """Split the trainable parameters into `number` groups of whole layers in a row, of nearly equal sizes."""
     layers: dict[str, dict[str, nn.Parameter]] = {}
     for name, parameter in trainable(model).named_parameters():
         layers.setdefault(_layer_of(name), {})[name] = parameter
@@ -169,6 +179,7 @@ def split_into_fragments(model: nn.Module, number: int) -> list[_Fragment]:
         expected = f"1 to {len(layers)}, the layers with trainable parameters"
         raise InputError(explain("fragments of the model", got=number, expected=expected, fix=fix))
     sizes = torch.tensor([sum(parameter.numel() for parameter in layer.values()) for layer in layers.values()])
+    # By the middles of layers, so that a large layer at a border goes to the group with more of it.
     middles = sizes.cumsum(0) - sizes / 2
     groups = list(layers.values())
     return [
@@ -178,17 +189,18 @@ def split_into_fragments(model: nn.Module, number: int) -> list[_Fragment]:
 
 
 def _layer_of(name: str) -> str:
-    """The name up to a layer's number: `model.layers.3` of `model.layers.3.mlp.up.weight`; else the module's."""
+    """Return a name up to its layer number: `model.layers.3` of `model.layers.3.mlp.up.weight`; else its module."""
     parts = name.split(".")
     number = next((position for position, part in enumerate(parts) if part.isdigit()), len(parts) - 2)
     return ".".join(parts[: number + 1])
 
 
 def _bounds(middles: list[float], number: int) -> list[int]:
-    """Where each group of layers begins, and the end: every group has a layer at least.
+    """Return where each group of layers begins, and the end. Every group has at least one layer.
 
-    `middles` says where the middle of each layer lies if the whole model is `number` long.
+    `middles` holds the middle of each layer on a scale on which the whole model is `number` long.
     """
+    # A group starts at the first layer whose middle is in it, but leaves a layer for every later group.
     bounds = [0]
     for group in range(1, number):
         first_layer = next((layer for layer, middle in enumerate(middles) if middle >= group), len(middles))
@@ -196,23 +208,25 @@ def _bounds(middles: list[float], number: int) -> list[int]:
     return [*bounds, len(middles)]
 
 
-# What torchft's DiLoCo would get wrong without a word, refused before the first step with what to do instead.
+# Setups in which torchft would silently get wrong results.
 
 _HALVES = (torch.bfloat16, torch.float16)
 _log = logging.getLogger(__name__)
 
 
 def check_schedule(num_fragments: int, *, sync_every: int, delay: int, alpha: float) -> None:
-    """One fragment at a time, each after the same number of steps, and arrived before the next one leaves."""
+    """Raise InputError unless fragments are exchanged in turn, equally often, each back before the next one leaves."""
     if num_fragments < 1:
         raise InputError(explain("model_fragments", got="none", expected="one module or more"))
     if sync_every < num_fragments or sync_every % num_fragments:
         nearest = num_fragments * max(1, round(sync_every / num_fragments))
         expected = f"a multiple of the number of fragments, {num_fragments}"
-        raise InputError(explain("sync_every", got=sync_every, expected=expected, fix=f"Set {nearest}, say."))
+        raise InputError(explain("sync_every", got=sync_every, expected=expected, fix=f"For example, set {nearest}."))
     between = sync_every // num_fragments
     if not 0 <= delay < between:
-        expected = f"0 to {between - 1}: a fragment leaves every {between} steps and has to be back before the next"
+        expected = (
+            f"0 to {between - 1}: a fragment is sent every {between} steps and has to be back before the next one"
+        )
         raise InputError(explain("fragment_sync_delay", got=delay, expected=expected))
     if not 0 <= alpha <= 1:
         expected = "0 (take the new global weights) to 1 (keep the local ones)"
@@ -220,6 +234,7 @@ def check_schedule(num_fragments: int, *, sync_every: int, delay: int, alpha: fl
 
 
 def check_outer(*, lr: float, momentum: float, nesterov: bool) -> None:
+    """Raise InputError for a learning rate or momentum of the outer optimizer out of range."""
     if not lr > 0:
         raise InputError(explain("outer_lr", got=lr, expected="above 0"))
     if not 0 <= momentum < 1:
@@ -230,11 +245,11 @@ def check_outer(*, lr: float, momentum: float, nesterov: bool) -> None:
 
 
 def _check_fragments(fragments: Sequence[_Fragment], inner_optimizer: torch.optim.Optimizer) -> None:
-    """Every weight that the inner optimiser moves travels, once, in full precision."""
+    """Raise InputError unless every weight that the inner optimizer moves is in one fragment, in full precision."""
     owners: dict[tuple[Any, ...], str] = {}
     for number, fragment in enumerate(fragments):
         if not any(True for _ in fragment.parameters()):
-            fix = "Leave it out, or unfreeze what should be trained."
+            fix = "Leave it out, or unfreeze the weights to train."
             got = "no trainable parameter"
             raise InputError(explain(f"model_fragments[{number}]", got=got, expected="one or more", fix=fix))
         for name, weight in fragment.named_parameters():
@@ -243,30 +258,31 @@ def _check_fragments(fragments: Sequence[_Fragment], inner_optimizer: torch.opti
                 fix = "Outer steps would round to nothing: train model.float(), and compute under autocast."
                 raise InputError(explain(owner, got=weight.dtype, expected="torch.float32", fix=fix))
             if (before := owners.setdefault(_memory_of(weight), owner)) != owner:
-                fix = "Put tied weights into one fragment: they would be averaged and moved twice."
+                fix = "Put tied weights into one fragment; otherwise they are averaged and updated twice."
                 raise InputError(explain(owner, got=f"the same weights as {before}", expected="its own", fix=fix))
     moved = [weight for group in inner_optimizer.param_groups for weight in group["params"] if weight.requires_grad]
     missed = [tuple(weight.shape) for weight in moved if _memory_of(weight) not in owners]
     if missed:
-        fix = "Give all of the model: replicas would drift apart in the rest (diloco.fragments.split_into_fragments)."
-        got = f"{len(missed)} of the inner optimiser's {len(moved)} parameters in no fragment, the first {missed[0]}"
-        raise InputError(explain("model_fragments", got=got, expected="every parameter that it moves", fix=fix))
+        fix = "Pass the whole model (outer_loop.split_into_fragments): replicas would drift apart in the rest."
+        got = f"{len(missed)} of the inner optimizer's {len(moved)} parameters in no fragment, the first {missed[0]}"
+        raise InputError(explain("model_fragments", got=got, expected="every parameter that it updates", fix=fix))
 
 
 def _memory_of(parameter: torch.Tensor) -> tuple[Any, ...]:
-    """Two parameters over one memory are tied as much as one parameter under two names is."""
+    """Return what identifies a parameter's memory: two parameters over one memory are tied, too."""
     if not parameter.numel() or parameter.device.type == "meta" or not hasattr(parameter, "untyped_storage"):
         return (id(parameter),)
     return parameter.device, parameter.untyped_storage().data_ptr(), parameter.storage_offset()
 
 
 def _check_buckets(fragments: Sequence[_Fragment]) -> None:
-    """torchft packs buckets only where its environment variable asks; more than one of them come back mixed up.
+    """Raise ConfigError if torchft would pack a fragment into more than one bucket, which then come back mixed up.
 
-    The callback of each bucket reads the variables of the last one, and tensors that did not fit are left out.
+    The callback of each bucket reads the variables of the last one, and tensors that do not fit are left out. torchft
+    packs buckets only if its environment variable asks for it.
     """
     fragment_class = require("torchft.local_sgd", extra="diloco")._StreamingDiLoCoFragment
-    name, cap = "TORCHFT_USE_BUCKETIZATION", fragment_class.bucket_cap_mb  # bytes, whatever it is called
+    name, cap = "TORCHFT_USE_BUCKETIZATION", fragment_class.bucket_cap_mb  # in bytes, despite its name
     if os.environ.get(name) != "True":
         return
     for number, fragment in enumerate(fragments):
@@ -279,9 +295,9 @@ def _check_buckets(fragments: Sequence[_Fragment]) -> None:
 
 
 def _check_manager(manager: Any) -> None:
-    """A quorum before the weights leave, and for torchft's own manager a name that its peers can find."""
+    """Check that the quorum is synchronous, and that peers can find the host name of torchft's own manager."""
     if manager._use_async_quorum:
-        fix = "Make it with use_async_quorum=False: who takes part has to be known before weights leave."
+        fix = "Create it with use_async_quorum=False: the members must be known before weights are sent."
         raise InputError(explain("manager", got="an asynchronous quorum", expected="a synchronous one", fix=fix))
     if not isinstance(manager, require("torchft.manager", extra="diloco").Manager):
         return
@@ -291,10 +307,10 @@ def _check_manager(manager: Any) -> None:
     except OSError as error:
         fix = f"Add a line to /etc/hosts (the address that peers reach, then {host}), or set a name that resolves."
         got = f"{host}, which does not resolve ({error})"
-        expected = "a name with an address: peers are sent to it, and gloo falls back to 127.0.0.1 without a word"
+        expected = "a name with an address: peers connect to it, and gloo silently falls back to 127.0.0.1"
         raise ConfigError(explain("host name of this machine", got=got, expected=expected, fix=fix)) from error
     _log.warning(
         "torchft heals a replica by unpickling what a peer sends (checkpoint transport %s): whoever reaches its port "
-        "can run code here. Use it between machines that trust each other; over a bucket nothing is unpickled.",
+        "can run code here. Use it only between machines that trust each other; runs over a bucket unpickle nothing.",
         type(manager._checkpoint_transport).__name__,
     )

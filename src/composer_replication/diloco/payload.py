@@ -1,7 +1,8 @@
-"""What each kind of payload holds: its tensors, its size, and the one header that its reader accepts.
+"""A vector as bytes that a reader can verify: one safetensors file of fp32, bf16, int8 or int4.
 
-A header is not believed. Whoever reads knows how many elements and what `about` to expect, so the header is built anew
-and compared byte by byte; its length is a constant. So nothing is allocated, parsed or skipped on a sender's word.
+A header is never trusted. The reader knows how many elements and what `about` to expect, so it builds the header again
+and compares it byte by byte; its length is a constant. So nothing is allocated, parsed or skipped because a sender says
+so. Integers have a scale per block of 128 numbers, and `ErrorFeedback` adds what rounding has lost to the next payload.
 """
 
 from __future__ import annotations
@@ -39,14 +40,14 @@ PayloadKind = Literal["fp32", "bf16", "int8", "int4"]
 KINDS: tuple[PayloadKind, ...] = get_args(PayloadKind)
 Reason = Literal["too_large", "truncated", "not_a_payload", "header", "elements", "about", "checksum", "not_finite"]
 BLOCK_ELEMENTS = 128
-"""Numbers that share a scale. A vector that is cut into shards is cut at multiples of it."""
+"""Numbers that share a scale. Vectors are cut into shards at multiples of it."""
 HEADER_BYTES = 2048
 FORMAT = "composer-diloco-vector-1"
 _LENGTH_BYTES = 8
 
 
 class PayloadError(ComposerError, ValueError):
-    """Bytes that are not the payload their reader expects; `reason` is one word for it."""
+    """Bytes that are not the payload their reader expects; `reason` says in one word why."""
 
     def __init__(self, reason: Reason, message: str) -> None:
         super().__init__(message)
@@ -55,10 +56,10 @@ class PayloadError(ComposerError, ValueError):
 
 @dataclass(frozen=True)
 class _PayloadPart:
-    """A tensor of a payload."""
+    """One tensor of a payload."""
 
     name: str
-    code: str  # safetensors' name of the type
+    code: str  # the name of the type in safetensors
     dtype: torch.dtype
     count: int
 
@@ -68,7 +69,7 @@ class _PayloadPart:
 
 
 def parts_of(kind: PayloadKind, elements: int) -> tuple[_PayloadPart, ...]:
-    """The tensors of a payload, in the order of their bytes; scales first, which keeps them aligned."""
+    """Return the tensors of a payload in the order of their bytes. Scales come first, which keeps them aligned."""
     if kind == "fp32":
         return (_PayloadPart("values", "F32", torch.float32, elements),)
     if kind == "bf16":
@@ -76,18 +77,19 @@ def parts_of(kind: PayloadKind, elements: int) -> tuple[_PayloadPart, ...]:
     scales = _PayloadPart("scales", "F32", torch.float32, -(-elements // BLOCK_ELEMENTS))
     if kind == "int8":
         return (scales, _PayloadPart("values", "I8", torch.int8, elements))
-    if kind == "int4":  # two to a byte, the first in the low half
+    # Two numbers per byte, the first one in the low half.
+    if kind == "int4":
         return (scales, _PayloadPart("values", "U8", torch.uint8, -(-elements // 2)))
     raise InputError(explain("kind of a payload", got=repr(kind), expected=f"one of {', '.join(KINDS)}"))
 
 
 def payload_bytes(elements: int, kind: PayloadKind) -> int:
-    """The exact size of such a payload: of a given kind and length there is no other."""
+    """Return the exact size of a payload: kind and length determine it."""
     return HEADER_BYTES + sum(part.num_bytes for part in parts_of(kind, elements))
 
 
 def _header_of(kind: PayloadKind, elements: int, about: Mapping[str, str], checksum: str) -> bytes:
-    """The only header of such a payload: a safetensors header, keys sorted, filled with spaces."""
+    """Return the only valid header of such a payload: a safetensors header with sorted keys, padded with spaces."""
     stated = {"format": FORMAT, "kind": kind, "elements": str(elements), "sha256": checksum}
     described: dict[str, object] = {"__metadata__": stated | {f"about.{key}": value for key, value in about.items()}}
     start = 0
@@ -103,13 +105,11 @@ def _header_of(kind: PayloadKind, elements: int, about: Mapping[str, str], check
     return room.to_bytes(_LENGTH_BYTES, "little") + text.ljust(room)
 
 
-# A vector to bytes and back. What comes out is fp32 and finite, or a PayloadError.
-
 _SHOWN = 60
 
 
 def encode_vector(vector: Tensor, *, kind: PayloadKind, about: Mapping[str, str]) -> bytes:
-    """A 1-D fp32 vector as the bytes of one safetensors file; `about` says what it is, and its reader asks for it."""
+    """Return a 1-D fp32 vector as one safetensors file; `about` says what it is, and its readers must know it."""
     checked = _checked(vector)
     data = [_bytes_of(tensor) for tensor in _tensors_of(checked, kind)]
     checksum = hashlib.sha256()
@@ -119,9 +119,10 @@ def encode_vector(vector: Tensor, *, kind: PayloadKind, about: Mapping[str, str]
 
 
 def decode_vector(data: bytes, *, elements: int, about: Mapping[str, str], most_bytes: int | None = None) -> Tensor:
-    """The vector that `encode_vector` wrote, in fp32; PayloadError on anything that differs from what is expected."""
+    """Return the vector that `encode_vector` wrote, in fp32. Raises PayloadError for any other payload."""
     if most_bytes is not None and len(data) > most_bytes:
         raise _refused("too_large", got=f"{len(data):,} bytes", expected=f"at most {most_bytes:,}")
+    # The size limits the kinds that it can be, mostly to one, before anything is hashed.
     kinds: list[PayloadKind] = [kind for kind in KINDS if payload_bytes(elements, kind) == len(data)]
     checksum = hashlib.sha256(memoryview(data)[HEADER_BYTES:]).hexdigest() if kinds else ""
     for kind in kinds:
@@ -131,7 +132,7 @@ def decode_vector(data: bytes, *, elements: int, about: Mapping[str, str], most_
 
 
 def rounded(vector: Tensor, kind: PayloadKind) -> Tensor:
-    """What a reader of such a payload will see."""
+    """Return the vector as a reader of such a payload will see it."""
     return _vector_of(_tensors_of(_checked(vector), kind), kind, vector.numel())
 
 
@@ -145,10 +146,11 @@ def _checked(vector: Tensor) -> Tensor:
 
 
 def _tensors_of(vector: Tensor, kind: PayloadKind) -> tuple[Tensor, ...]:
-    """In the order of `parts_of`."""
+    """Return the tensors of a payload, in the order of `parts_of`."""
     if kind == "fp32":
         return (vector,)
-    if kind == "bf16":  # the largest magnitudes would round to infinity
+    # Without the clamp, the largest magnitudes would round to infinity.
+    if kind == "bf16":
         largest = torch.finfo(torch.bfloat16).max
         return (vector.clamp(-largest, largest).to(torch.bfloat16),)
     scales, integers = _to_blocks(vector, LARGEST_INT8 if kind == "int8" else LARGEST_INT4)
@@ -177,7 +179,7 @@ def _bytes_of(tensor: Tensor) -> memoryview:
 
 
 def _is_finite(vector: Tensor) -> bool:
-    """Without a mask as long as the vector: NaN goes through a minimum and a maximum."""
+    """Return whether all numbers are finite, without a mask as long as the vector: a NaN makes both extremes NaN."""
     return not vector.numel() or all(bool(torch.isfinite(edge)) for edge in torch.aminmax(vector))
 
 
@@ -188,7 +190,7 @@ def _finite(vector: Tensor) -> Tensor:
 
 
 def _why_refused(data: bytes, elements: int, about: Mapping[str, str]) -> PayloadError:
-    """The first thing that differs. The header is read for these words alone, and it has HEADER_BYTES at most."""
+    """Return an error that names the first difference. Only for this the header is parsed."""
     try:
         header = decode_object(data[8:HEADER_BYTES])
     except ValueError:
@@ -227,79 +229,77 @@ def _refused(reason: Reason, *, got: str, expected: str) -> PayloadError:
     return PayloadError(reason, explain(f"payload refused ({reason})", got=got, expected=expected))
 
 
-# Blocks of numbers as small integers and a scale.
-#
-# A scale is the block's largest magnitude over the largest integer, kept to 16 bits of mantissa. Then integer times
-# scale is exact in fp32, and rounding what was rounded changes nothing: a sender knows to the bit what its readers
-# will see.
+# Blocks of numbers as small integers with a scale. The scale is the block's largest magnitude over the largest integer,
+# rounded to 16 bits of mantissa. Then integer times scale is exact in fp32, and rounding twice changes nothing, so that
+# a sender knows to the bit what its readers will see.
 
 LARGEST_INT8, LARGEST_INT4 = 127, 7
 _INT4_ZERO = 8
-# Where the largest magnitude is below it, a scale of 16 bits would not be a normal number: such a block is zero.
+# Below this magnitude a scale of 16 bits would not be a normal number, so such a block becomes zero.
 _SMALLEST = 1e-30
 _DROPPED_BITS = 8
 
 
 def _to_blocks(vector: Tensor, largest: int) -> tuple[Tensor, Tensor]:
-    """The scale of each block (fp32) and the integers (int8, one for each element)."""
+    """Return the scale of each block (fp32) and the integers (int8, one per element)."""
     blocks = pad(vector, (0, -vector.numel() % BLOCK_ELEMENTS)).view(-1, BLOCK_ELEMENTS)
     magnitudes = torch.linalg.vector_norm(blocks, ord=torch.inf, dim=1)
     scales = _to_16_bits(magnitudes / largest).masked_fill_(magnitudes < _SMALLEST, 0.0)
+    # Dividing by infinity makes the integers of a zero block 0 instead of NaN.
     divisors = scales.masked_fill(scales == 0, torch.inf)
     integers = torch.round(blocks / divisors.unsqueeze(1)).clamp_(-largest, largest)
     return scales, integers.to(torch.int8).view(-1)[: vector.numel()]
 
 
 def _from_blocks(scales: Tensor, integers: Tensor) -> Tensor:
-    """The vector of scales and integers, in fp32."""
+    """Return the vector of scales and integers, in fp32."""
     count = integers.numel()
     values = pad(integers.to(torch.float32), (0, -count % BLOCK_ELEMENTS)).view(-1, BLOCK_ELEMENTS)
     return values.mul_(scales.unsqueeze(1)).view(-1)[:count]
 
 
 def _pack_int4(integers: Tensor) -> Tensor:
-    """Two integers of -7 to 7 in a byte, the first in the low half."""
+    """Pack two integers from -7 to 7 into a byte, the first one in the low half."""
     halves = (pad(integers, (0, integers.numel() % 2)) + _INT4_ZERO).to(torch.uint8).view(-1, 2)
     return halves[:, 0] | (halves[:, 1] << 4)
 
 
 def _unpack_int4(packed: Tensor, count: int) -> Tensor:
-    """The integers of `pack_int4`; a sender's -8, which it never writes, is read as what it says."""
+    """Return the integers that `_pack_int4` packed. A -8, which it never writes, is read as it is."""
     halves = torch.stack((packed & 0x0F, packed >> 4), dim=1).view(-1)[:count]
     return halves.to(torch.int8) - _INT4_ZERO
 
 
 def _to_16_bits(positive: Tensor) -> Tensor:
+    """Round positive numbers to 16 bits of mantissa."""
+    # Positive floats are ordered like their bits, so rounding the integer rounds the number.
     bits = positive.view(torch.int32)
     half = 1 << (_DROPPED_BITS - 1)
     return ((bits + half) >> _DROPPED_BITS << _DROPPED_BITS).view(torch.float32)
 
 
-# Error feedback: what rounding left out of a payload is added to the next one, so that nothing is lost for good.
-
-
 class ErrorFeedback:
-    """The residual of one replica's payloads: about half a step of its block's integers for each number, at most.
+    """The residual of one replica's payloads, which is added to the next one so that rounding loses nothing for good.
 
-    It lives in this process: a replica that is started again has lost it once, and such losses do not add up.
-    `compress` changes nothing: a round may be aborted, and then what was sent counts for nothing. `keep` is called when
-    the round was committed.
+    It is at most about half an integer step per number. It lives in this process: a replica that is restarted loses it
+    once, and such losses do not add up. `compress` changes nothing, because a round may be aborted, and then what was
+    sent does not count; `keep` is called once the round is committed.
     """
 
     def __init__(self) -> None:
         self.residual: Tensor | None = None
 
     def compress(self, vector: Tensor, kind: PayloadKind) -> tuple[Tensor, Tensor]:
-        """What to send, exactly as `decode_vector` will give it back, and the residual that is left to `keep`.
+        """Return what to send, exactly as `decode_vector` will return it, and the residual for `keep`.
 
-        Cut what to send at multiples of BLOCK_ELEMENTS, or the shards' blocks are others than the vector's.
+        Cut what is sent at multiples of BLOCK_ELEMENTS, or its blocks will differ from those that the residual assumes.
         """
         compensated_vector = vector if self.residual is None else vector + self._fitting(self.residual, vector)
         sent = rounded(compensated_vector, kind)
         return sent, compensated_vector - sent
 
     def keep(self, residual: Tensor) -> None:
-        """Send this with the next vector."""
+        """Add this residual to the next vector."""
         self.residual = residual
 
     def state_dict(self) -> dict[str, Tensor]:

@@ -1,7 +1,8 @@
-"""The work, the machines, the bucket, the kills, and what they cost.
+"""Simulate a run of many replicas: its time, its traffic, what kills cost, and what machines and bucket cost.
 
-The defaults of `Bucket` are what object stores are known for, not what was measured here; docs/concepts/diloco-scale.md
-says which figure is which, and a run may bring its own.
+`simulate_bucket` runs the protocol of `rounds` over an object store, `simulate_direct` a ring of machines that reach
+each other, as torchft's manager makes one. The defaults of `Bucket` are typical figures of object stores, not measured
+here; docs/concepts/diloco-scale.md says which figure is which, and a run may bring its own.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ HOUR_S = 3600.0
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What a replica does in a round, and what it sends of it."""
+    """What a replica does in a round, and how much it sends."""
 
     payload_bytes: float
-    """Of one replica's offer; the mean has the same size."""
+    """Bytes of one replica's offer; the mean has the same size."""
     state_bytes: float
-    """Of the global state that a replica loads when it joins or comes back."""
+    """Bytes of the global state that a replica loads when it joins or comes back."""
     step_s: float = 6.0
     sync_every: int = 100
     spread: float = 0.01
-    """How much replicas differ in the time of a round's training: the deviation as a share of it."""
+    """Variation between replicas in the training time of a round: standard deviation as a share of the mean."""
     num_rounds: int = 20
 
     @property
@@ -40,7 +41,7 @@ class Work:
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """A replica's machine: its line, and how fast it turns numbers into checked bytes and back."""
+    """A replica's machine: its network, and how fast it encodes and decodes payloads."""
 
     up_mb_s: float
     down_mb_s: float
@@ -55,10 +56,10 @@ class Bucket:
 
     put_s: float = 0.05
     get_s: float = 0.03
-    """Of one request, without its bytes."""
+    """Latency of one request, without its bytes."""
     connection_mb_s: float = 60.0
     total_mb_s: float = 100_000.0
-    """Of all replicas together: what the store, or the disk behind it, gives."""
+    """For all replicas together: what the store, or the disk behind it, can deliver."""
     connections: int = 4
     shard_bytes: int = 64 * 2**20
     poll_s: float = 1.0
@@ -69,29 +70,31 @@ class Bucket:
     dollars_per_gb_out: float = 0.0
 
     def num_shards(self, payload_bytes: float, parties: int) -> int:
-        """A multiple of the parties; `rounds.vectors.cut` cuts large vectors finer, for the sake of memory."""
+        """Return a multiple of the parties. `rounds.vectors.shard_sizes` makes smaller shards, to save memory."""
         least_shards = max(parties, -(-int(payload_bytes) // self.shard_bytes))
         return -(-least_shards // parties) * parties
 
     def transfer_s(self, num_bytes: float, *, requests_s: float, line_mb_s: float, parties: int) -> float:
-        """So many bytes in requests that take so long one after the other, while all parties do the same."""
+        """Return the seconds of a transfer and its requests, while all parties make the same transfer."""
         speed = min(line_mb_s, self.connections * self.connection_mb_s, self.total_mb_s / parties)
         return num_bytes / MB / speed + requests_s / self.connections
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spot:
-    """Machines that are taken away, and come back."""
+    """Machines that are taken away and come back."""
 
     kills_per_hour: float = 0.0
     """Of one machine."""
     return_s: float = 180.0
     heartbeat_s: float = 5.0
-    """How long a ring takes to see that a member is gone."""
+    """How long a ring takes to notice that a member is gone."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
+    """Everything that a simulation needs."""
+
     replicas: int
     work: Work
     machine: Machine
@@ -100,20 +103,18 @@ class Scenario:
     seed: int = 0
 
 
-# What came of a simulated run.
-
 GB = 1e9
 
 
 @dataclass(kw_only=True)
 class SimulatedRun:
-    """Sums over all replicas and rounds."""
+    """The result of a simulation: sums over all replicas and rounds."""
 
     scenario: Scenario
     wall_s: float = 0.0
     rounds: int = 0
     offers: int = 0
-    """Rounds of training of one replica that got into a committed mean."""
+    """Replicas' training rounds that went into a committed mean."""
     sent_bytes: float = 0.0
     received_bytes: float = 0.0
     puts: float = 0.0
@@ -128,12 +129,12 @@ class SimulatedRun:
 
     @property
     def waiting_s(self) -> float:
-        """Of a round: everything that is not training."""
+        """Seconds per round that are not training."""
         return self.round_s - self.scenario.work.train_s
 
     @property
     def useful_share(self) -> float:
-        """Training that counted, of the time that all machines were paid for."""
+        """Training that counted, as a share of the paid time of all machines."""
         return self.offers * self.scenario.work.train_s / (self.scenario.replicas * self.wall_s)
 
     @property
@@ -152,16 +153,15 @@ class SimulatedRun:
         return requests / 1e6 + self.received_bytes / GB * bucket.dollars_per_gb_out
 
 
-# Events in the order of their time, and processes that wait for a time or for a signal.
-#
-# A process is a generator: it yields seconds to sleep, or a Signal to wait for. Equal times run in the order they were
-# asked for, so that a run with one seed is one run.
+# Events in the order of their time, and processes that wait for a time or a signal. A process is a generator: it yields
+# seconds to sleep, or a Signal to wait for. Events at the same time run in the order in which they were scheduled, so
+# that a seed determines the run.
 
 Process = Generator["float | Signal", None, None]
 
 
 class Signal:
-    """Something that happens once; who waits for it goes on when it does."""
+    """Something that happens once; processes that wait for it continue when it does."""
 
     def __init__(self) -> None:
         self.happened = False
@@ -178,16 +178,17 @@ class SimulatedClock:
         self._ended: set[int] = set()
 
     def at(self, seconds: float, event: Callable[[], None]) -> None:
-        """Do something at a time; never before now."""
+        """Schedule an event; never before now."""
         heapq.heappush(self._events, (max(seconds, self.now), next(self._order), event))
 
     def start(self, process: Process) -> int:
-        """Run a process; the number is for `end`."""
+        """Start a process and return its number, for `end`."""
         number = next(self._order)
 
         def step() -> None:
             if number in self._ended:
                 return
+            # None: the process has returned, so it is not scheduled again.
             wait = next(process, None)
             if isinstance(wait, Signal):
                 if wait.happened:
@@ -201,7 +202,7 @@ class SimulatedClock:
         return number
 
     def end(self, number: int) -> None:
-        """A process that does nothing any more, wherever it waits."""
+        """End a process, wherever it waits."""
         self._ended.add(number)
 
     def happen(self, signal: Signal) -> None:
@@ -211,21 +212,20 @@ class SimulatedClock:
         signal.waiting.clear()
 
     def run(self, until: Callable[[], bool]) -> None:
-        """Until something is so, or nothing is left to happen."""
+        """Run events until `until` returns True, or none is left."""
         while self._events and not until():
             self.now, _, event = heapq.heappop(self._events)
             event()
 
 
-# The same work over machines that reach each other: a ring of all members, as torchft's manager makes one.
-#
-# Nothing of a round outlives its members: one that dies in a ring breaks it, and what all had trained is void.
+# The same work over machines that reach each other. Nothing of a round outlives its members: one that dies breaks the
+# ring, and the training of all of them in that round is lost.
 
-_GIVEN_UP = 10
+_MAX_LOST_RATIO = 10
 
 
 def _ring_s(scenario: Scenario, members: int) -> float:
-    """A reduce-scatter and an all-gather: two payloads through every line, two messages for each member."""
+    """Return the seconds of a reduce-scatter and an all-gather: two payloads and two messages per member."""
     work, machine = scenario.work, scenario.machine
     line = min(machine.up_mb_s, machine.down_mb_s)
     share = 2 * (members - 1) / members
@@ -234,15 +234,16 @@ def _ring_s(scenario: Scenario, members: int) -> float:
 
 
 def simulate_direct(scenario: Scenario) -> SimulatedRun:
-    """A run of `num_rounds` rounds over a ring; it is given up when ten times as many were lost."""
-    drawn = random.Random(scenario.seed)  # noqa: S311 - draws of a simulation
+    """Simulate `num_rounds` rounds over a ring. It gives up when ten times as many rounds were lost."""
+    random_numbers = random.Random(scenario.seed)  # noqa: S311 - draws of a simulation
     outcome = SimulatedRun(scenario=scenario)
     work, spot = scenario.work, scenario.spot
-    now, back = 0.0, [0.0] * scenario.replicas  # when each one is there again
-    fails = [_next_kill(drawn, scenario, 0.0) for _ in back]
-    while outcome.rounds < work.num_rounds and outcome.lost_rounds < _GIVEN_UP * work.num_rounds:
-        slowest = max(max(0.0, drawn.gauss(work.train_s, work.spread * work.train_s)) for _ in back)
-        here = _reap(drawn, outcome, back, fails, until=now + slowest)
+    # When each replica is available again.
+    now, back = 0.0, [0.0] * scenario.replicas
+    fails = [_next_kill(random_numbers, scenario, 0.0) for _ in back]
+    while outcome.rounds < work.num_rounds and outcome.lost_rounds < _MAX_LOST_RATIO * work.num_rounds:
+        slowest = max(max(0.0, random_numbers.gauss(work.train_s, work.spread * work.train_s)) for _ in back)
+        here = _reap(random_numbers, outcome, back, fails, until=now + slowest)
         now += slowest
         members = [rank for rank in here if back[rank] <= now - slowest]
         if not members:
@@ -250,7 +251,7 @@ def simulate_direct(scenario: Scenario) -> SimulatedRun:
             continue
         ring = _ring_s(scenario, len(members))
         broken = any(fails[rank] < now + ring for rank in members)
-        _reap(drawn, outcome, back, fails, until=now + ring)
+        _reap(random_numbers, outcome, back, fails, until=now + ring)
         share = 2 * (len(members) - 1) * work.payload_bytes
         outcome.sent_bytes += share
         outcome.received_bytes += share
@@ -264,8 +265,10 @@ def simulate_direct(scenario: Scenario) -> SimulatedRun:
     return outcome
 
 
-def _reap(drawn: random.Random, run: SimulatedRun, back: list[float], fails: list[float], *, until: float) -> list[int]:
-    """Kill whose time has come; who is there at the end. A heal is a copy of the state from a peer."""
+def _reap(
+    random_numbers: random.Random, run: SimulatedRun, back: list[float], fails: list[float], *, until: float
+) -> list[int]:
+    """Kill replicas whose time has come, and return those available at the end. A heal copies the state from a peer."""
     scenario = run.scenario
     heal_s = scenario.work.state_bytes / MB / min(scenario.machine.up_mb_s, scenario.machine.down_mb_s)
     for rank, fails_at in enumerate(fails):
@@ -273,23 +276,22 @@ def _reap(drawn: random.Random, run: SimulatedRun, back: list[float], fails: lis
             run.kills += 1
             run.received_bytes += scenario.work.state_bytes
             back[rank] = fails_at + scenario.spot.return_s + heal_s
-            fails[rank] = _next_kill(drawn, scenario, back[rank])
+            fails[rank] = _next_kill(random_numbers, scenario, back[rank])
     return [rank for rank, there in enumerate(back) if there <= until]
 
 
-def _next_kill(drawn: random.Random, scenario: Scenario, after: float) -> float:
+def _next_kill(random_numbers: random.Random, scenario: Scenario, after: float) -> float:
     rate = scenario.spot.kills_per_hour / HOUR_S
-    return after + drawn.expovariate(rate) if rate else float("inf")
+    return after + random_numbers.expovariate(rate) if rate else float("inf")
 
 
-# The protocol of `rounds/` as processes over a bucket: offer, seal, reduce, outcome, fetch.
-#
-# What is the same for all is a formula (a transfer), what depends on who is there when is an event (seals, graces,
-# kills, returns). A dead member costs one grace, two where it dies between its offer and its reduction, and is then
-# not expected any more; what it had offered stays.
+# The protocol of `rounds/` as processes over a bucket: offer, seal, reduce, outcome, fetch. What is the same for all
+# replicas is a formula (a transfer); what depends on who is available when is an event (seals, graces, kills, returns).
+# A dead member costs one grace, or two if it dies between its offer and its reduction, and is not expected afterwards;
+# its offer still counts.
 
 _RECORD_BYTES = 110.0
-"""A shard's line in a manifest, and its line in an outcome."""
+"""Bytes of a shard's entry in a manifest and in an outcome."""
 
 
 @dataclass
@@ -318,75 +320,79 @@ class _Run:
     def finished(self) -> bool:
         return self.current >= self.scenario.work.num_rounds
 
-    # A replica.
+    # What a replica does.
 
     def replica(self, rank: int, *, heals: bool) -> Process:
         work, clock = self.scenario.work, self.clock
         if heals:
             yield self._fetched(work.state_bytes, work.state_bytes / self.scenario.bucket.shard_bytes)
             self.expected.add(rank)
-            joined = self.current  # it waits for the others' round, without weight, and begins the next one with them
+            # The replica joins the others' round without weight, and begins the next one with them.
+            joined = self.current
             yield self.rounds[joined].committed
             yield self._fetched(work.payload_bytes, self.num_shards + 2)
             self._advance(joined)
         while not self.finished():
             step = self.current
             yield max(0.0, self.random.gauss(work.train_s, work.spread * work.train_s))
-            if step == self.current:  # else the others committed without us, and what we trained is void
+            # If the step has moved, the others committed without this replica, and its training is lost.
+            if step == self.current:
                 yield self._sent(work.payload_bytes, self.num_shards + 1)
                 self._offer(rank, step)
-            taking = self.rounds[step]
-            yield taking.sealed
+            round = self.rounds[step]
+            yield round.sealed
             yield self._noticed()
-            if rank in taking.members:
-                yield self._reduce_s(len(taking.members))
-                taking.reduced.add(rank)
+            if rank in round.members:
+                yield self._reduce_s(len(round.members))
+                round.reduced.add(rank)
                 self._commit_if_whole(step)
-            else:  # late: it follows the commit, and says that it is there
+            else:
+                # Late: it follows the commit, and announces that it is back.
                 self.expected.add(rank)
-            yield taking.committed
+            yield round.committed
             yield self._noticed()
             yield self._fetched(work.payload_bytes, self.num_shards + 2)
+            # Scheduled instead of called, so that events at the same time that are already scheduled come first.
             clock.at(clock.now, lambda step=step: self._advance(step))
             yield 0.0
 
     def _offer(self, rank: int, step: int) -> None:
-        taking = self.rounds[step]
-        if taking.sealed.happened:
+        round = self.rounds[step]
+        if round.sealed.happened:
             return
-        taking.offers.add(rank)
-        if taking.offers >= self.expected:
+        round.offers.add(rank)
+        if round.offers >= self.expected:
             self._seal(step)
-        elif len(taking.offers) >= self.scenario.bucket.quorum * self.scenario.replicas and not taking.grace_runs:
-            taking.grace_runs = True
+        elif len(round.offers) >= self.scenario.bucket.quorum * self.scenario.replicas and not round.grace_runs:
+            round.grace_runs = True
             self.clock.at(self.clock.now + self.scenario.bucket.grace_s, lambda: self._seal(step))
 
     def _seal(self, step: int) -> None:
-        taking = self.rounds[step]
-        if not taking.sealed.happened:
-            taking.members = frozenset(taking.offers)
-            self.expected = set(taking.offers) & self.alive
+        round = self.rounds[step]
+        if not round.sealed.happened:
+            round.members = frozenset(round.offers)
+            self.expected = set(round.offers) & self.alive
             self._count(puts=1)
-            self.clock.happen(taking.sealed)
-            self._mind_the_dead(step)
+            self.clock.happen(round.sealed)
+            self._take_over_from_dead(step)
 
     def _commit_if_whole(self, step: int) -> None:
-        taking = self.rounds[step]
-        if taking.reduced >= taking.members and not taking.committed.happened:
+        round = self.rounds[step]
+        if round.reduced >= round.members and not round.committed.happened:
             self._count(puts=1)
-            self.outcome.offers += len(taking.members)
+            self.outcome.offers += len(round.members)
             self.outcome.rounds += 1
-            self.clock.happen(taking.committed)
+            self.clock.happen(round.committed)
 
-    def _mind_the_dead(self, step: int) -> None:
-        """Members that die before they have reduced: after a grace the others do their shards."""
-        taking = self.rounds[step]
-        dead = taking.members - self.alive - taking.reduced
-        if taking.sealed.happened and not taking.committed.happened and dead:
-            own_s = self._reduce_s(len(taking.members))
+    def _take_over_from_dead(self, step: int) -> None:
+        """Let the other members do the shards of members that died before they reduced theirs, after a grace."""
+        round = self.rounds[step]
+        dead = round.members - self.alive - round.reduced
+        if round.sealed.happened and not round.committed.happened and dead:
+            own_s = self._reduce_s(len(round.members))
 
             def others_did() -> None:
-                taking.reduced.update(dead)
+                round.reduced.update(dead)
                 self._commit_if_whole(step)
 
             self.clock.at(self.clock.now + self.scenario.bucket.grace_s + own_s, others_did)
@@ -403,7 +409,7 @@ class _Run:
             self.clock.end(self.processes[rank])
             self.alive.discard(rank)
             self.outcome.kills += 1
-            self._mind_the_dead(self.current)
+            self._take_over_from_dead(self.current)
             yield spot.return_s
             self.alive.add(rank)
             self.processes[rank] = self.clock.start(self.replica(rank, heals=True))
@@ -423,14 +429,14 @@ class _Run:
         return self._codec_s(num_bytes) + self._transfer_s(num_bytes, requests_s, machine.down_mb_s)
 
     def _reduce_s(self, members: int) -> float:
-        """One's own shards of all others, their mean back."""
+        """Return the seconds to read my shards of all other offers, and to write their mean."""
         payload = self.scenario.work.payload_bytes
         other_bytes = payload * (members - 1) / members
         mine = self.num_shards / members
         return self._fetched(other_bytes, mine * (members - 1)) + self._sent(payload / members, mine)
 
     def _noticed(self) -> float:
-        """Until a poll sees what has happened: a listing, and what it names that is new. Pauses grow to `poll_s`."""
+        """Return the seconds until a poll notices a change and has read it. Pauses grow to `poll_s`."""
         bucket, replicas = self.scenario.bucket, self.scenario.replicas
         manifests = replicas * self.num_shards * _RECORD_BYTES
         self._count(received=manifests / 2, gets=replicas / 2 + 2)
@@ -453,7 +459,7 @@ class _Run:
 
 
 def simulate_bucket(scenario: Scenario) -> SimulatedRun:
-    """A run of `num_rounds` rounds over a bucket."""
+    """Simulate `num_rounds` rounds over a bucket."""
     run = _Run(scenario)
     for rank in range(scenario.replicas):
         run.processes[rank] = run.clock.start(run.replica(rank, heals=False))

@@ -1,4 +1,5 @@
-"""A trainer to try a launch with, and to write one's own after: a line through points, a part of them a replica.
+"""A tiny trainer to try a launch with, and an example for your own: it fits a line, with a part of the points per
+replica.
 
 crf diloco launch bucket --replicas 2 --trainer-module composer_replication.diloco.tiny_trainer
 """
@@ -25,13 +26,14 @@ def train(
     outer_lr: float = 1.0,
     kill: str | None = None,
 ) -> dict[str, Any]:
-    """Train until the run has made so many exchanges; the folder that `saved` names goes to the bucket.
+    """Train until the run has made so many exchanges. The folder named in `saved` is copied to the bucket.
 
-    `kill` is for those who want to see a replica die: rank 1 ends itself once, and leaves that file behind.
+    `kill` shows how a run survives a dead replica: rank 1 kills itself once, after creating that file as a mark.
     """
     from safetensors.torch import save_file
 
-    torch.manual_seed(0)  # every replica begins with the same weights
+    # Every replica begins with the same weights.
+    torch.manual_seed(0)
     model = torch.nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
     points = torch.linspace(-1, 1, 64)[rank::world_size].unsqueeze(1)
@@ -45,7 +47,8 @@ def train(
             if kill and rank == 1 and manager.current_step() == 2 and not Path(kill).exists():
                 Path(kill).touch()
                 os.kill(os.getpid(), signal.SIGKILL)
-    folder = Path(os.environ["CRF_REPLICA_FOLDER"], "weights")  # removed when what is in it is in the bucket
+    # Removed once its contents are in the bucket.
+    folder = Path(os.environ["CRF_REPLICA_FOLDER"], "weights")
     folder.mkdir()
     save_file(model.state_dict(), folder / "model.safetensors")
     print(f"rank {rank}: {manager.current_step()} exchanges")

@@ -1,7 +1,6 @@
-"""A replica's training: the outer loop around any training loop, and the model that it ends with.
+"""Train as one replica: put the outer loop around any training loop, and end with the global weights.
 
-The loop that is wrapped knows nothing of it, and this knows nothing of its losses: it is told by the optimiser's own
-hooks that a step was made.
+The inner loop needs no change, and this module knows nothing of its losses: hooks of the optimizer count the steps.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class OuterLoop:
-    """How replicas are brought together; the parameters are those of `make_diloco_outer_loop`."""
+    """How replicas are averaged; the fields are parameters of `make_diloco_outer_loop`."""
 
     outer_lr: float = 0.7
     outer_momentum: float = 0.9
@@ -35,10 +34,11 @@ class OuterLoop:
 
     @property
     def steps_per_commit(self) -> int:
-        """Inner steps between two exchanges, each of one fragment."""
+        """The inner steps between two exchanges, each of one fragment."""
         return self.sync_every // self.num_fragments
 
     def around(self, manager: Any, model: nn.Module, inner_optimizer: torch.optim.Optimizer) -> DiLoCo:
+        """Return the outer loop around a model and its inner optimizer."""
         return make_diloco_outer_loop(
             manager,
             split_into_fragments(model, self.num_fragments),
@@ -61,16 +61,19 @@ def train_replica(
     *,
     commits: int | None = None,
 ) -> Iterator[DiLoCo]:
-    """Steps of `inner_optimizer` in this block are those of one replica; after it the model has the global weights.
+    """Make the steps of `inner_optimizer` in this block those of one replica; afterwards the model has the global
+    weights.
 
-    Steps since the last exchange, and with a delay or several fragments what is on its way, count for nothing. So do
-    all steps once the run has its `commits`: a replica that wakes or is started again after the end adds nothing to it,
-    and waits for nobody.
+    Steps since the last exchange do not count, nor does a fragment that is still being exchanged. Neither do any steps
+    after the run has its `commits`: a replica that wakes up or is restarted after the end adds nothing, and waits for
+    nobody.
     """
-    if commits is not None and hasattr(manager, "end_after"):  # before the run is joined, which may have to wait
+    # Before joining the run, which may have to wait.
+    if commits is not None and hasattr(manager, "end_after"):
         manager.end_after(commits)
     with (settings or OuterLoop()).around(manager, model, inner_optimizer) as loop:
-        if hasattr(manager, "follow"):  # over a store: join now, and begin where the run is
+        # A manager over a store: join now, and continue from the weights of the run.
+        if hasattr(manager, "follow"):
             manager.follow(TorchftFollower(loop))
         if commits is not None:
             _end_with(loop, manager, inner_optimizer, commits)
@@ -81,10 +84,11 @@ def train_replica(
 
 
 def _end_with(loop: DiLoCo, manager: Any, inner_optimizer: torch.optim.Optimizer, commits: int) -> None:
-    """No exchange after so many commits: torchft's hook, which counts the steps that were made, is taken away."""
+    """Stop exchanging after so many commits, by removing torchft's hook, which counts the inner steps."""
     counting = loop._hooks[-1]
 
-    def look(*_: object) -> None:  # before a step: the hooks after it must not change while they are called
+    # A pre-hook: the post-hooks of a step must not change while they run.
+    def look(*_: object) -> None:
         if manager.current_step() >= commits:
             counting.remove()
 
@@ -93,7 +97,7 @@ def _end_with(loop: DiLoCo, manager: Any, inner_optimizer: torch.optim.Optimizer
 
 
 def _bare_optimizer(optimizer: Any) -> torch.optim.Optimizer:
-    """The optimiser inside of wrappers such as Accelerate's, whose own hooks are never called."""
+    """Return the optimizer inside wrappers such as Accelerate's, whose own hooks are never called."""
     while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
         optimizer = inner
     return optimizer

@@ -77,9 +77,9 @@ class Replayed(Comparisons):
     def __init__(self, other: Other, reads: tuple[object, ...]) -> None:
         limits = SimpleNamespace(timeout_s=0.0, poll_s=0.0, grace_s=0.0)
         super().__init__(
-            SimpleNamespace(settings=limits, layout=Layout(0), numbers=self._mine, load_those=self._load), 0
+            SimpleNamespace(settings=limits, layout=Layout(0), numbers=self._mine, load_matching=self._load), 0
         )
-        self.agreed, self._open, self._apart = other.agreed, list(other.open), other.apart
+        self.agreed, self._open, self._unresolved = other.agreed, list(other.open), other.apart
         self.weights, self.given_up, self._reads = other.weights, set(other.given_up), iter(reads)
 
     def _read(self, kind: str, step: int):
@@ -99,16 +99,16 @@ class Replayed(Comparisons):
     def _is_over(self, _store, _place, compared):
         return self._read("is over", compared.step)
 
-    def _said(self, _store, step):
+    def _first_digest(self, _store, step):
         return self._read("said", step)
 
     def _wait_while_it_lives(self, _store, _compared, look, **_limits):
         return look()
 
-    def _wait_for_the_last_word(self, _store, compared, _until):
+    def _wait_for_digest(self, _store, compared, _until):
         self._read("last word", compared.step)
 
-    def _say_not_compared(self, _place, compared, _why, _agreed=""):
+    def _warn_not_compared(self, _place, compared, _why, _agreed=""):
         self.given_up.add(compared.step)
 
 
@@ -131,7 +131,7 @@ def replay(other: Other, doing: str, reads: tuple[object, ...], follows: bool) -
         return read.args
     has_begun = other.has_begun or doing == "begin"
     given_up = frozenset(mine.given_up)
-    return Other(mine.weights, tuple(mine._open), mine.agreed, mine._apart, given_up, has_begun, end)
+    return Other(mine.weights, tuple(mine._open), mine.agreed, mine._unresolved, given_up, has_begun, end)
 
 
 def answer(world: TwoComparisons, kind: str, step: int) -> tuple[object, ...]:

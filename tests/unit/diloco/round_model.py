@@ -30,12 +30,12 @@ from composer_replication.diloco.rounds.decide import (
     RoundView,
     Timers,
     Wait,
-    after_the_outcome,
-    after_the_seal,
     could_fork,
     decide,
     expected_ranks,
-    how_it_ended,
+    resolve_attempt,
+    view_with_outcome,
+    view_with_seal,
 )
 from composer_replication.diloco.rounds.records import OfferId, RoundOutcome, Seal
 
@@ -140,7 +140,7 @@ def ended_attempts(outcomes: tuple[tuple[Any, ...], ...]) -> tuple[tuple[RoundOu
     ended: list[RoundOutcome] = []
     while True:
         slots = outcomes[len(ended)] if len(ended) < len(outcomes) else ()
-        attempt = how_it_ended([None if each == DAMAGED else each for each in slots])
+        attempt = resolve_attempt([None if each == DAMAGED else each for each in slots])
         if attempt.outcome is None or attempt.outcome.result == "commit":
             return tuple(ended), attempt
         ended.append(attempt.outcome)
@@ -257,10 +257,10 @@ def hurried(world: World, index: int, rules: Rules) -> Iterator[World]:
     here = after.rounds[replica.step]
     seen = RoundView(frozenset(), offers=here.offers, ended=ended_attempts(here.outcomes)[0][:attempt], seal=seal)
     if isinstance(action, CreateSeal):
-        seen = after_the_seal(seen, there(here.seals, attempt, action.seal))
+        seen = view_with_seal(seen, there(here.seals, attempt, action.seal))
     else:
         outcome = there(here.outcomes[attempt], slot, proposed(seal, action))
-        seen = None if outcome == DAMAGED else after_the_outcome(seen, outcome)
+        seen = None if outcome == DAMAGED else view_with_outcome(seen, outcome)
     for decision in decided(after, seen, replica, rules) if seen is not None else ():
         yield with_replica(after, index, after.replicas[index]._replace(pending=decision))
 

@@ -41,7 +41,7 @@ def host():
 @pytest.fixture
 def short_grace(monkeypatch):
     """Let a replica that does not know its number of commits wait 0.1 s for those that have finished."""
-    monkeypatch.setattr(running, "_MOST_RETURN_S", 0.1)
+    monkeypatch.setattr(running, "_MAX_RETURN_S", 0.1)
 
 
 def wake_one_after_the_end(host, folder, seed: int) -> float:
@@ -248,7 +248,7 @@ def test_a_replica_that_was_closed_and_is_started_again_is_waited_for(cause, mon
     """Only the first looks as if it had finished: the grace is for that one."""
     store = MemoryStore()
     if cause != "preempted":
-        monkeypatch.setattr(running, "_MOST_RETURN_S", 0.0)
+        monkeypatch.setattr(running, "_MAX_RETURN_S", 0.0)
 
     def interrupted():
         manager = ObjectStoreManager(store, rank=1, world_size=2, **{**IN_THREADS, "min_replicas": 2})
@@ -290,11 +290,11 @@ def test_one_whose_round_timed_out_has_left_and_may_go_on():
     first = ToyLoop(ObjectStoreManager(store, rank=0, world_size=2, **options))
     with pytest.raises(RoundTimeout):
         first.round()
-    assert read_progress(store).left == (0,)
+    assert read_progress(store).departed == (0,)
     second = ToyLoop(ObjectStoreManager(store, rank=1, world_size=2, **options))
     for _ in range(2):
         assert in_threads([first.round, second.round]) == [True, True]
-    assert read_progress(store).left == ()
+    assert read_progress(store).departed == ()
     check_run(store, [first, second])
 
 

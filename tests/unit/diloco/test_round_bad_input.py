@@ -263,7 +263,7 @@ def test_progress_is_read_from_the_store_alone():
     while not (progress := read_progress(store)).offered and time.monotonic() < until:
         time.sleep(0.02)
     assert (progress.step, progress.world_size, progress.members, progress.offered) == (5, 2, (0, 1), (0,))
-    assert (progress.left, progress.state_step, progress.foreign) == ((1,), 5, 0)
+    assert (progress.departed, progress.state_step, progress.foreign) == ((1,), 5, 0)
     assert [each.step for each in progress.rounds] == [0, 1, 2, 3, 4]
     assert progress.num_bytes > 5 * 2 * 4 * 377
     assert all(0 < each.seconds < 30 for each in progress.rounds)

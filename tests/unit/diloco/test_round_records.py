@@ -16,9 +16,9 @@ from composer_replication.diloco.rounds.patience import GenerationRefused, Patie
 from composer_replication.diloco.rounds.progress import read_progress
 from composer_replication.diloco.rounds.reading import read_record
 from composer_replication.diloco.rounds.records import (
-    MOST_MAGNITUDE,
-    MOST_RANKS,
-    MOST_SHARDS,
+    MAX_MAGNITUDE,
+    MAX_RANKS,
+    MAX_SHARDS,
     Layout,
     Manifest,
     Member,
@@ -72,16 +72,16 @@ def test_a_line_with_a_right_checksum_that_is_no_json_object_is_refused_by_name(
 
 
 LONG, LAST = "\x01" * 500, 10**9 - 1  # the text and the numbers with the most bytes
-OFFERS = [OfferId(rank, LAST, LAST) for rank in range(MOST_RANKS)]
+OFFERS = [OfferId(rank, LAST, LAST) for rank in range(MAX_RANKS)]
 MEMBERS = tuple(Member(offer, "f" * 64, 1.2345678901234567e-300) for offer in OFFERS)
-SHARDS = (Shard(2**50 - 1, "f" * 64),) * MOST_SHARDS
+SHARDS = (Shard(2**50 - 1, "f" * 64),) * MAX_SHARDS
 LARGEST = {
-    "manifest": (pack_manifest, unpack_manifest, Manifest(OFFERS[-1], LONG, LONG, 1e-300, SHARDS, MOST_MAGNITUDE)),
-    "seal": (pack_seal, unpack_seal, Seal(LONG, LONG, MOST_SHARDS - 1, MEMBERS)),
+    "manifest": (pack_manifest, unpack_manifest, Manifest(OFFERS[-1], LONG, LONG, 1e-300, SHARDS, MAX_MAGNITUDE)),
+    "seal": (pack_seal, unpack_seal, Seal(LONG, LONG, MAX_SHARDS - 1, MEMBERS)),
     "outcome": (
         pack_outcome,
         unpack_outcome,
-        RoundOutcome("commit", LONG, LONG, MEMBERS, ("f" * 64,) * MOST_SHARDS, tuple(OFFERS), LONG, 1e-300, 2**50 - 1),
+        RoundOutcome("commit", LONG, LONG, MEMBERS, ("f" * 64,) * MAX_SHARDS, tuple(OFFERS), LONG, 1e-300, 2**50 - 1),
     ),
 }
 
@@ -91,17 +91,17 @@ def test_a_record_with_every_field_at_its_bound_can_be_read(kind):
     writes, reads, record = LARGEST[kind]
     store = PatientStore(MemoryStore(), Traffic(), patience_s=5)
     layout = Layout(0, run="f" * 32)
-    key = layout.mean(10**8 - 1, 10**9 - 1, MOST_SHARDS - 1, SHA, "")  # the longest of all
+    key = layout.mean(10**8 - 1, 10**9 - 1, MAX_SHARDS - 1, SHA, "")  # the longest of all
     store.put(key, writes(layout.address(key), record))
     assert read_record(store, layout, key, reads) == record
 
 
 def test_a_vector_has_as_many_shards_as_its_records_may_list_and_no_more():
     piece = 128  # numbers of the smallest shard
-    whole = torch.zeros(1).expand(piece * MOST_SHARDS)
-    cuts = RoundVector([whole[: piece * (MOST_SHARDS - 1)]], parties=1, shard_elements=piece)
-    assert cuts.num_shards == MOST_SHARDS - 1
-    with refusal(InputError, got=f"{MOST_SHARDS:,} shards", expected=f"{MOST_SHARDS:,}", fix="shard_bytes"):
+    whole = torch.zeros(1).expand(piece * MAX_SHARDS)
+    cuts = RoundVector([whole[: piece * (MAX_SHARDS - 1)]], parties=1, shard_elements=piece)
+    assert cuts.num_shards == MAX_SHARDS - 1
+    with refusal(InputError, got=f"{MAX_SHARDS:,} shards", expected=f"{MAX_SHARDS:,}", fix="shard_bytes"):
         RoundVector([whole], parties=1, shard_elements=piece)
 
 
@@ -112,8 +112,8 @@ def test_a_record_that_nobody_could_read_is_not_written():
 
 
 def test_a_world_whose_members_no_record_can_list_is_refused():
-    with refusal(InputError, what="world_size", got=f"{MOST_RANKS:,}"):
-        ObjectStoreManager(MemoryStore(), rank=0, world_size=MOST_RANKS)
+    with refusal(InputError, what="world_size", got=f"{MAX_RANKS:,}"):
+        ObjectStoreManager(MemoryStore(), rank=0, world_size=MAX_RANKS)
 
 
 HUGE, DEEP = 10**15, [[[[]]]]
@@ -149,7 +149,7 @@ BAD_FIELDS = [
     ("outcome", {"members": []}),
     ("outcome", {"result": "void", "members": []}),
     ("outcome", {"means": ["x"]}),
-    ("outcome", {"means": [SHA] * (MOST_SHARDS + 1)}),
+    ("outcome", {"means": [SHA] * (MAX_SHARDS + 1)}),
     ("outcome", {"means": SHA}),
     ("outcome", {"bad": [[0, 0]]}),
     ("outcome", {"reason": 3}),
@@ -182,7 +182,7 @@ def manager(store, rank=0, world=1, **options):
 def test_a_seal_with_a_number_of_shards_that_the_vectors_do_not_have_is_passed_over(num_shards):
     store = MemoryStore()
     loop = ToyLoop(manager(store, grace_s=0.2))
-    place = loop.manager._membership.place
+    place = loop.manager._membership.position
     spec = loop.manager._membership.running(loop.manager._membership.store, loop.manager._membership.vector(
         loop.blanks(0)), weight=1.0).spec  # fmt: skip
     seal = {"base": place.base, "spec": spec, "num_shards": num_shards, "members": [MEMBER]}
@@ -217,7 +217,7 @@ def test_a_claim_and_a_beat_that_are_none_do_not_keep_a_rank():
     store.put("g000000/claims/00000/4", b"dead")
     store.put("g000000/beats/00000.4", line_of(b'{"kind":"beat","format":3,"count":"many"}'))
     began = time.monotonic()
-    assert run_replica(store, 0, 1, 1).manager._membership.place.claim == 5
+    assert run_replica(store, 0, 1, 1).manager._membership.position.claim == 5
     assert time.monotonic() - began < 10
 
 

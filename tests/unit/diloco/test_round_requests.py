@@ -164,11 +164,11 @@ def test_who_left_is_asked_again_after_an_answer_that_failed(monkeypatch):
             raise answer
         return answer
 
-    monkeypatch.setattr(reading, "ranks_that_left", who_left)
+    monkeypatch.setattr(reading, "read_departures", who_left)
     one = reader({})
     with pytest.raises(StoreUnavailable):
         one.read()
-    assert one._ask_who_left().result(timeout=1) == left
+    assert one._ask_for_departures().result(timeout=1) == left
 
 
 def test_who_lost_a_seal_goes_on_with_the_one_that_is_there():

@@ -19,11 +19,11 @@ from composer_replication.diloco.payload import ErrorFeedback
 from composer_replication.diloco.rounds import running as shards
 from composer_replication.diloco.rounds.decide import Offer, outliers
 from composer_replication.diloco.rounds.manager import ObjectStoreManager
-from composer_replication.diloco.rounds.records import MOST_MAGNITUDE, OfferId
+from composer_replication.diloco.rounds.records import MAX_MAGNITUDE, OfferId
 from composer_replication.diloco.rounds.vectors import (
     RoundVector,
-    fair,
     largest_of,
+    scaled_weights,
     weighted_mean,
 )
 from composer_replication.diloco.store import MemoryStore
@@ -281,10 +281,10 @@ def test_a_vector_that_would_overflow_alone_leaves_the_weights_and_the_run_goes_
 
 @pytest.mark.parametrize("weights", [(3.0, 4.0, 5.0), (1e18, 1e-18, 7.0), (1e-30, 2e-30, 1e-31), (1e18, 1e18, 1e18)])
 def test_no_mean_overflows_whatever_the_weights(weights):
-    vectors = [torch.tensor([MOST_MAGNITUDE, -MOST_MAGNITUDE, 1.0, index / 3]) for index in range(3)]
+    vectors = [torch.tensor([MAX_MAGNITUDE, -MAX_MAGNITUDE, 1.0, index / 3]) for index in range(3)]
     shares = [weight / sum(weights) for weight in weights]
     exact = sum(share * vector.double() for share, vector in zip(shares, vectors, strict=True))
-    mean = weighted_mean(zip(fair(weights), vectors, strict=True), 4)
+    mean = weighted_mean(zip(scaled_weights(weights), vectors, strict=True), 4)
     torch.testing.assert_close(mean.double(), exact, rtol=1e-6, atol=1e-12)
 
 

@@ -88,7 +88,7 @@ class ToyLoop:
         manager = self.manager
         manager.start_quorum()
         at = manager.current_step() % len(self.globals)
-        place = manager._membership.place
+        place = manager._membership.position
         drift = self.globals[at] - self.training[at]
         given = drift + torch.from_numpy(noise(place.rank, place.claim, place.step))
         parts = given.split(SIZES)

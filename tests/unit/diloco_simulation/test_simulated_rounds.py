@@ -54,7 +54,7 @@ def killed_at(seconds, *, returns_after=None):
     def kill() -> None:
         run.clock.end(run.processes[3])
         run.alive.discard(3)
-        run._mind_the_dead(run.current)
+        run._take_over_from_dead(run.current)
 
     def bring_back() -> None:
         run.alive.add(3)

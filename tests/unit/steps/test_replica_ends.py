@@ -28,7 +28,7 @@ from composer_replication.cli.replicas.tending import _trainer, tend
 from composer_replication.diloco.rounds.patience import RankTaken
 from composer_replication.diloco.rounds.progress import RunProgress
 from composer_replication.diloco.rounds.records import Layout
-from composer_replication.diloco.serverless.replica_process import REFUSED, _cannot_get_better
+from composer_replication.diloco.serverless.replica_process import REFUSED, _would_recur
 from composer_replication.diloco.store import StoreUnavailable, open_store
 from composer_replication.errors import InputError
 from refusals import refusal
@@ -162,7 +162,7 @@ def caused(error: Exception, cause: Exception) -> Exception:
     ],
 )
 def test_an_error_that_may_pass_is_told_from_one_that_does_not(error, is_final):
-    assert _cannot_get_better(error) is is_final
+    assert _would_recur(error) is is_final
 
 
 @pytest.mark.parametrize(

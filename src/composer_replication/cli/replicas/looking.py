@@ -226,7 +226,7 @@ def _read_timing(
 def _round_state(rank: int, progress: RunProgress | None) -> str:
     if progress is None:
         return ""
-    if rank in progress.left:
+    if rank in progress.departed:
         return "left"
     if rank in progress.stragglers:
         return "waited for"

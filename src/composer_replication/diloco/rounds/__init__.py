@@ -1,20 +1,18 @@
-"""Rounds over an object store: who takes part is decided once, and so is what they did. docs/concepts/diloco.md
+"""Rounds of averaging over an object store: the store decides once who takes part, and once how the round ends.
 
-records     the small objects of a round, their bytes and where they lie
-decide      the protocol: one pure function from what is seen to what is done
-failures    what can go wrong, by name
-patience    a store whose calls are counted and repeated
-reading     a round as it lies in the store
-identity    which run a place holds, and what its replicas agreed on
+docs/concepts/diloco.md describes the protocol.
+
+records     the records of a round: fields, keys and bytes
+decide      the protocol: one pure function from what a replica sees to what it does next
+patience    a store whose calls are counted and repeated; the errors of rounds
+reading     a round and other records, read from the store
 vectors     tensors as one vector in shards; the weighted mean
-shards      the bytes of a round, out and in
-running     one round: read, decide, act
-claims      who holds a rank
-states      what is saved, and a published state as bytes
-heal        which state is published and loaded; applying commits without a round of one's own
-comparing   whether weights are equal to the bit, now or later
-membership  a replica's place in a run
-options     what a manager is given, and what is refused
-manager     what torchft's DiLoCo is given
-progress    how a run is doing, for those who watch
+running     one round: read, decide, act; the bytes of its shards
+claims      which process holds a rank, and which run a place holds
+published   a published state as bytes
+heal        publishing and loading states; applying commits without taking part in their rounds
+comparing   whether weights are equal to the bit
+membership  joining a run, catching up, advancing and leaving
+manager     the manager for torchft's DiLoCo
+progress    how a run is doing, for `crf diloco`
 """

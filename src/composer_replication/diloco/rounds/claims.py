@@ -1,7 +1,8 @@
-"""Who holds a rank: the process with the highest claim. A living holder is not pushed aside; a dead one is replaced.
+"""Decide which process holds a rank, and which run a place in the store holds.
 
-The holder writes a counter now and then. Whoever wants its rank looks at that counter for the length of a lease, by its
-own clock: one that moves belongs to a living process, whatever the two clocks say.
+The process with the highest claim holds a rank. A living holder is not replaced; a dead one is. The holder writes a
+counter now and then. A process that wants the rank watches that counter for the length of a lease, by its own clock: if
+it moves, its writer is alive, whatever the two clocks say.
 """
 
 from __future__ import annotations
@@ -33,17 +34,17 @@ from composer_replication.diloco.rounds.reading import (
     read_record,
 )
 from composer_replication.diloco.rounds.records import (
-    MOST_RANKS,
-    MOST_RECORD_BYTES,
-    MOST_TRIALS,
+    MAX_COUNTER,
+    MAX_RANKS,
+    MAX_RECORD_BYTES,
     Layout,
     OldRecord,
     RecordError,
-    fields_of,
+    as_record_error,
+    checked_int,
     pack,
-    refusing,
     unpack,
-    whole,
+    unpack_fields,
 )
 from composer_replication.diloco.store import (
     MissingObject,
@@ -55,7 +56,8 @@ from composer_replication.errors import explain
 
 _BEATS_IN_A_LEASE = 4
 _PAUSE_S = 0.05
-_HOST, _MOST_PID = re.compile(r"[A-Za-z0-9._-]{1,255}"), 2**32
+# "gpu-node-3.local"; not "host\x1b[31m", which a terminal would act on
+_HOST, _MAX_PID = re.compile(r"[A-Za-z0-9._-]{1,255}"), 2**32
 
 
 def take_rank(
@@ -67,10 +69,10 @@ def take_rank(
     takeover: bool,
     sleep: Callable[[float], None] = time.sleep,
 ) -> int:
-    """The number of a claim of mine on a rank. RankTaken where a living process holds it; RoundTimeout where mine
-    cannot be read until the store's patience is over.
+    """Claim a rank, and return the number of the claim.
 
-    `takeover`: whoever started this process knows that the one before is dead.
+    Raises RankTaken if a living process holds the rank, and RoundTimeout if the claim cannot be read back before the
+    store's patience is over. `takeover`: the caller knows that the process before is dead.
     """
     nonce = uuid.uuid4().hex
     holder = {"nonce": nonce, "host": socket.gethostname(), "pid": os.getpid()}
@@ -78,41 +80,43 @@ def take_rank(
         numbers = sorted(claim_numbers(store, layout, rank), reverse=True)
         number = next((claim for claim in numbers if _was_made(store, layout, rank, claim)), None)
         if number is not None and not takeover and read_goodbye(store, layout, rank, number) is None:
-            _refuse_a_living_holder(store, layout, rank, number, lease_s, sleep)
-        mine = 1 + max(numbers, default=-1)  # past what is there and cannot be read
+            _refuse_living_holder(store, layout, rank, number, lease_s, sleep)
+        # After every claim, including those that cannot be read.
+        mine = 1 + max(numbers, default=-1)
         key = layout.claim(rank, mine)
         store.create(key, pack("claim", layout.address(key), holder))
-        # The answer of a create may be lost: what is there says who won.
+        # The answer of a create may be lost, so the record itself says who won.
         won = read_record(store, layout, key, functools.partial(unpack, "claim"))
         if won is not None and won.get("nonce") == nonce:
             return mine
         if store.time_is_up:
             what = f"claim {mine} on rank {rank} at {store.uri}"
-            got = "one that cannot be read" if won is None else "that of another process"
-            raise RoundTimeout(explain(what, got=got, expected="mine, in time", fix="Look at the store."))
+            got = "one that cannot be read" if won is None else "a claim of another process"
+            raise RoundTimeout(explain(what, got=got, expected="mine, in time", fix="Check the store."))
         sleep(_PAUSE_S)
 
 
 def _was_made(store: PatientStore, layout: Layout, rank: int, number: int) -> bool:
-    """Return whether some process made this claim: one of its two records can be read."""
+    """Return whether some process made this claim: its record or a beat of it can be read."""
     is_claim = read_record(store, layout, layout.claim(rank, number), functools.partial(unpack, "claim")) is not None
     return is_claim or _beat(store, layout, rank, number) is not None
 
 
 def refuse_if_replaced(store: PatientStore, layout: Layout, rank: int, claim: int) -> None:
-    """A process that was away for longer than a lease may have been replaced: then it must not go on."""
+    """Raise Replaced if another process has claimed the rank, because this one was away for longer than a lease."""
     newest = newest_claim(store, layout, rank, after=claim)
     if newest is not None:
-        fix = "This process was away for longer than its lease; end it."
+        fix = "This process was paused for longer than its lease. End it."
         what = f"rank {rank} at {store.uri}"
         raise Replaced(explain(what, got=f"claim {newest} of another process", expected=f"claim {claim}", fix=fix))
 
 
-def _refuse_a_living_holder(
+def _refuse_living_holder(
     store: PatientStore, layout: Layout, rank: int, number: int, lease_s: float, sleep: Callable[[float], None]
 ) -> None:
     first = _beat(store, layout, rank, number)
     until = time.monotonic() + lease_s
+    # The counter is read twice per beat, so that no beat of a living holder is missed.
     while time.monotonic() < until:
         sleep(lease_s / (2 * _BEATS_IN_A_LEASE))
         now = _beat(store, layout, rank, number)
@@ -120,37 +124,40 @@ def _refuse_a_living_holder(
         is_alive = first is not None and now is not None and now > first
         if is_alive or newest_claim(store, layout, rank, after=number) is not None:
             holder = read_record(store, layout, layout.claim(rank, number), functools.partial(unpack, "claim")) or {}
-            fix = "Give each replica a rank of its own, or end that process."
-            raise RankTaken(explain(f"rank {rank} at {store.uri}", got=_named(holder), expected="nobody", fix=fix))
+            fix = "Give each replica its own rank, or end that process."
+            raise RankTaken(
+                explain(f"rank {rank} at {store.uri}", got=_describe_holder(holder), expected="nobody", fix=fix)
+            )
 
 
-def _named(holder: Mapping[str, Any]) -> str:
-    """Who holds a rank, in words. Anybody may have written it into the bucket: text for a terminal is none of it."""
+def _describe_holder(holder: Mapping[str, Any]) -> str:
+    """Describe the holder of a rank. Anybody may have written the record, so text for a terminal is not repeated."""
     pid, host = holder.get("pid"), holder.get("host")
-    process = f"pid {pid}" if type(pid) is int and 0 < pid < _MOST_PID else "of no usable pid"
-    host_name = host if isinstance(host, str) and _HOST.fullmatch(host) else "a host of no usable name"
+    process = f"pid {pid}" if type(pid) is int and 0 < pid < _MAX_PID else "without a valid pid"
+    host_name = host if isinstance(host, str) and _HOST.fullmatch(host) else "a host without a valid name"
     return f"a living process, {process} on {host_name}"
 
 
 def _beat(store: PatientStore, layout: Layout, rank: int, number: int) -> int | None:
-    """The counter of a claim's holder; None where it cannot be read, which says nothing about its holder."""
+    """Return the counter of a claim's holder; None if it cannot be read, which says nothing about the holder."""
 
     def count(at: str, data: bytes) -> int:
-        content = fields_of("beat", at, data, "count")
-        with refusing("beat"):
-            return whole(content["count"], below=MOST_TRIALS)
+        content = unpack_fields("beat", at, data, "count")
+        with as_record_error("beat"):
+            return checked_int(content["count"], below=MAX_COUNTER)
 
     return read_record(store, layout, layout.beat(rank, number), count)
 
 
 class Pulse:
-    """Whether the holder of a claim lives, seen from outside: one whose counter did not move for a lease does not."""
+    """Watches from outside whether the holder of a claim is alive: its counter has to move within a lease."""
 
     def __init__(self, store: PatientStore, layout: Layout, rank: int, claim: int, lease_s: float) -> None:
         self._look = functools.partial(_beat, store, layout, rank, claim)
         self._lease_s, self._count, self._moved = lease_s, self._look(), time.monotonic()
 
     def beats(self) -> bool:
+        """Return whether the holder has been alive within the last lease."""
         count = self._look()
         if count is not None and count != self._count:
             self._count, self._moved = count, time.monotonic()
@@ -158,7 +165,7 @@ class Pulse:
 
 
 class Heart:
-    """A thread that says that its process lives. What it cannot write, it writes the next time."""
+    """A thread that writes the counter of a claim, to show that its process is alive."""
 
     def __init__(self, store: ObjectStore, layout: Layout, rank: int, claim: int, lease_s: float) -> None:
         self._store, self._every_s = store, lease_s / _BEATS_IN_A_LEASE
@@ -176,23 +183,24 @@ class Heart:
         while not self._stopped.wait(self._every_s):
             try:
                 self._store.put(self._key, pack("beat", self._address, {"count": count}))
+            # The store may be back at the next beat; a counter that pauses only looks dead after a whole lease.
             except StoreError:
                 continue
             count += 1
 
 
-# Which run a place in the store holds: an id that every record carries, and what all replicas agreed on.
-#
-# Stored three times; the majority of readable copies wins. A joining replica restores missing copies. Where there is no
-# majority the run is refused: two replicas must never follow two ids.
+# Which run a place in the store holds: an id that every record carries, and the settings that all replicas agreed on.
+# It is stored three times; the majority of readable copies wins, and a joining replica restores missing copies. Without
+# a majority the run is refused: two replicas must never follow two ids.
 
 COPIES = 3
-_LOOKS, _IDENTITY_PAUSE_S = 2, 0.5  # where copies differ: another replica may be writing them
-_RUN = re.compile(r"[0-9a-f]{32}")  # "9f86d081884c7d659a2feaa0c55ad015"
+_LOOKS, _IDENTITY_PAUSE_S = 2, 0.5  # if copies differ, another replica may be writing them right now
+# "9f86d081884c7d659a2feaa0c55ad015"; not with dashes
+_RUN = re.compile(r"[0-9a-f]{32}")
 
 
 class _RunIdentity(NamedTuple):
-    """A run that was begun: where its records are, and what its replicas agreed on."""
+    """A run: where its records are, and the settings that its replicas agreed on."""
 
     layout: Layout
     settings: Mapping[str, Any]
@@ -203,10 +211,10 @@ class _RunIdentity(NamedTuple):
 
 
 def find_run(store: PatientStore, layout: Layout) -> _RunIdentity | None:
-    """Return the run that this place holds; None where no copy of what it is can be read.
+    """Return the run that this place holds; None if no copy of its identity can be read.
 
-    Raises GenerationRefused for a run of an earlier version of this package, and where readable copies differ and none
-    has a majority.
+    Raises GenerationRefused for a run of an earlier version of this package, and if readable copies differ without a
+    majority.
     """
     copies: list[dict[str, Any]] = []
     for look in range(_LOOKS):
@@ -214,7 +222,7 @@ def find_run(store: PatientStore, layout: Layout) -> _RunIdentity | None:
             time.sleep(_IDENTITY_PAUSE_S)
         copies = [about for copy in range(COPIES) if (about := _read(store, layout, copy)) is not None]
         if not copies:
-            _refuse_an_old_run(store, layout)
+            _refuse_old_run(store, layout)
             return None
         counts = Counter(encode(about, where="about") for about in copies)
         about = max(copies, key=lambda about: counts[encode(about, where="about")])
@@ -227,23 +235,25 @@ def find_run(store: PatientStore, layout: Layout) -> _RunIdentity | None:
 
 
 def agree_on_run(store: PatientStore, layout: Layout, settings: Mapping[str, Any]) -> _RunIdentity | None:
-    """Return the run that this place holds, which begins with these settings if there is none; None as `find_run`."""
+    """Return the run that this place holds, or begin one with these settings. Returns None like `find_run`."""
     run = find_run(store, layout)
     about = {**settings, "run": uuid.uuid4().hex} if run is None else run.settings
+    # Copies are created one after the other: replicas that begin a run at the same time agree on the first one.
     for copy in range(COPIES):
         if (there := _read(store, layout, copy)) is None:
             store.settle(layout.about(copy), pack("about", layout.address(layout.about(copy)), dict(about)))
             there = _read(store, layout, copy)
         if run is None and there is not None:
-            about = there  # whoever wrote the first readable copy has drawn the id
+            # The writer of the first readable copy has drawn the id of the run.
+            about = there
     return find_run(store, layout)
 
 
 def _read(store: PatientStore, layout: Layout, copy: int) -> dict[str, Any] | None:
     def checked(at: str, data: bytes) -> dict[str, Any]:
         content = unpack("about", at, data)
-        with refusing("about"):
-            whole(content["world_size"], below=MOST_RANKS)
+        with as_record_error("about"):
+            checked_int(content["world_size"], below=MAX_RANKS)
             if not _RUN.fullmatch(str(content["run"])):
                 raise ValueError("no id of a run")
         return content
@@ -251,12 +261,12 @@ def _read(store: PatientStore, layout: Layout, copy: int) -> dict[str, Any] | No
     return read_record(store, layout, layout.about(copy), checked)
 
 
-def _refuse_an_old_run(store: PatientStore, layout: Layout) -> None:
+def _refuse_old_run(store: PatientStore, layout: Layout) -> None:
     key = layout.about(0)
     try:
-        unpack("about", layout.address(key), store.get(key, most_bytes=MOST_RECORD_BYTES))
+        unpack("about", layout.address(key), store.get(key, most_bytes=MAX_RECORD_BYTES))
     except OldRecord as error:
-        fix = "End the run with the version that began it, or begin another one in another generation."
+        fix = "Finish the run with the version that began it, or begin a new run with another generation."
         where = f"generation {layout.generation} at {store.uri}"
         expected = "records that hold their own address"
         got = "a run that an earlier version of this package began"

@@ -1,9 +1,10 @@
-"""Whether my weights are those of the first member, to the bit.
+"""Compare the weights of replicas to the bit.
 
-Means are equal everywhere; what each machine makes of them may not be. The first member of a commit says a digest of
-its weights before it offers anything to the next round, so whoever sees it go on, or gone, and then no digest, knows
-that there will be none. Until then a comparison stays open; one that can never be made is said in the log. Of several
-the latest decides: whoever is the first member there may have said its weights without regard to an earlier one.
+Means are equal everywhere, but what each machine computes from them may differ. The first member of a commit writes a
+digest of its weights before it offers anything to the next round. So a replica that sees it offer there, or sees its
+goodbye, and no digest, knows that there will be none. Until then a comparison stays open, and one that can never be
+made is logged. If several are open the latest decides: the first member of a later step may have written its digest
+without regard to an earlier one.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from composer_replication.diloco.rounds.heal import GlobalState
 from composer_replication.diloco.rounds.patience import PatientStore, StateUnreadable
 from composer_replication.diloco.rounds.reading import newest_claim, read_goodbye, read_record
 from composer_replication.diloco.rounds.records import (
-    fields_of,
+    as_record_error,
+    checked_sha256,
     pack,
     parse_offer,
-    refusing,
-    sha256_of,
+    unpack_fields,
 )
 from composer_replication.diloco.rounds.running import RunPosition
 from composer_replication.errors import explain
@@ -32,70 +33,73 @@ from composer_replication.errors import explain
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 Verdict = Literal["equal", "other", "open", "never"]
-_WHYS = {
-    "late": "did not say them in time, or does not live",
-    "gone": "went on, left or was replaced without saying them",
-    "failed": "had not said them when this replica failed",
+_REASONS = {
+    "late": "did not publish a digest in time, or is not alive",
+    "gone": "continued, left or was replaced without publishing a digest",
+    "failed": "had not published a digest when this replica failed",
 }
 
 
 @dataclass(frozen=True)
 class StateComparison:
-    """One that was begun: my weights at a step, and whose they have to be."""
+    """A begun comparison: the digest of my weights at a step, and the member that should have the same."""
 
     step: int
     first: tuple[int, int]  # rank and claim
     numbers: str
 
 
-def judge(mine: str, said: str | None, *, is_over: bool, later_is_open: bool = False) -> Verdict:
-    """What a look at a comparison comes to. `is_over` must have been looked at before `said` was.
+def judge(mine: str, first_digest: str | None, *, is_over: bool, later_is_open: bool = False) -> Verdict:
+    """Return the verdict on a comparison. `is_over` must have been looked at before the first member's digest.
 
-    Mine are not replaced by those of this step while a later comparison is open: that one was begun with mine.
+    While a later comparison is open, my weights are not replaced by those of this step: it was begun with mine.
     """
-    if said is None:
+    if first_digest is None:
         return "never" if is_over else "open"
-    if said == mine:
+    if first_digest == mine:
         return "equal"
     return "open" if later_is_open else "other"
 
 
 @dataclass
 class Comparisons:
-    """Those of one replica that could not be made yet, and the last step at which its weights were a first member's."""
+    """The open comparisons of one replica, and the last step at which its weights equaled a first member's."""
 
     state: GlobalState
     lease_s: float
     agreed: int = -1
     _open: list[StateComparison] = field(default_factory=list)
-    _apart: StateComparison | None = None  # my weights are others, and nobody published those that I should have
+    _unresolved: StateComparison | None = None  # my weights differ, and nobody has published those that I should have
 
-    def say(self, store: PatientStore, place: RunPosition) -> None:
-        """As the first member: what my weights are, to the bit; and those weights, for whoever has others."""
-        key = self._key(place.step)
-        record = pack("sum", self.state.layout.address(key), {"numbers": self.state.numbers(place)})
-        if not store.settle(key, record) and self._said(store, place.step) is None:
-            store.put_whole(key, record)  # what is there belongs elsewhere, and nobody else may say it
-        self.state.publish(store, place)
-        self.agreed = place.step
+    def publish_digest(self, store: PatientStore, position: RunPosition) -> None:
+        """Write a digest of my weights as the first member, and publish those weights for replicas that differ."""
+        key = self._key(position.step)
+        record = pack("sum", self.state.layout.address(key), {"numbers": self.state.numbers(position)})
+        if not store.settle(key, record) and self._first_digest(store, position.step) is None:
+            # The record there belongs elsewhere, and nobody else may write this one.
+            store.put_whole(key, record)
+        self.state.publish(store, position)
+        self.agreed = position.step
 
-    def begin(self, store: PatientStore, place: RunPosition, first: tuple[int, int], *, wait_s: float) -> None:
-        """As another member: wait a little for what the first one says; `look` compares, now or later."""
-        self._open.append(StateComparison(place.step, first, self.state.numbers(place)))
-        read_numbers = functools.partial(self._said, store, place.step)
+    def begin(self, store: PatientStore, position: RunPosition, first: tuple[int, int], *, wait_s: float) -> None:
+        """Begin a comparison as another member: wait a little for the digest of the first one. `look` compares."""
+        self._open.append(StateComparison(position.step, first, self.state.numbers(position)))
+        read_numbers = functools.partial(self._first_digest, store, position.step)
         is_gone = functools.partial(self._is_gone, store, first)
         _wait(read_numbers, seconds=wait_s, poll_s=self.state.settings.poll_s / 4, is_over=is_gone)
 
-    def look(self, store: PatientStore, place: RunPosition, *, follows: bool) -> RunPosition | None:
-        """Compare what can be compared by now. Where mine are others: the first member's, loaded, and their place.
+    def look(self, store: PatientStore, position: RunPosition, *, follows: bool) -> RunPosition | None:
+        """Compare what can be compared by now.
 
-        `follows`: whether commits since an earlier step can be applied to the weights of that step.
+        If my weights differ, load those of the first member and return where this replica is then; otherwise return
+        None. `follows`: whether the commits since an earlier step can be applied to the weights of that step.
         """
         later_is_open = False
+        # Newest first: a later comparison that is decided makes earlier ones pointless.
         for comparison in sorted(self._open, key=lambda comparison: -comparison.step):
-            is_over = self._is_over(store, place, comparison)
-            first_numbers = self._said(store, comparison.step)
-            verdict = judge(comparison.numbers, first_numbers, is_over=is_over, later_is_open=later_is_open)
+            is_over = self._is_over(store, position, comparison)
+            first_digest = self._first_digest(store, comparison.step)
+            verdict = judge(comparison.numbers, first_digest, is_over=is_over, later_is_open=later_is_open)
             if verdict == "open":
                 later_is_open |= comparison.step > self.agreed
                 continue
@@ -103,54 +107,60 @@ class Comparisons:
             if verdict == "equal":
                 self.agreed = max(self.agreed, comparison.step)
             elif verdict == "never":
-                self._say_not_compared(place, comparison, "gone")
-            elif (loaded := self._take(store, place, comparison, first_numbers or "", follows=follows)) is not None:
+                self._warn_not_compared(position, comparison, "gone")
+            elif (loaded := self._take(store, position, comparison, first_digest or "", follows=follows)) is not None:
                 return loaded
         return None
 
-    def finish(self, store: PatientStore, place: RunPosition, *, follows: bool) -> RunPosition | None:
-        """At the end of a run: wait for what is still open while the member that it needs lives, and then say so."""
+    def finish(self, store: PatientStore, position: RunPosition, *, follows: bool) -> RunPosition | None:
+        """Wait for open comparisons while their first members are alive, and log those that were never made."""
         until = time.monotonic() + self.state.settings.timeout_s
         loaded: RunPosition | None = None
         for comparison in sorted(self._open, key=lambda comparison: -comparison.step):
-            if comparison in self._open and comparison.step > self.agreed:  # else a later comparison has decided
-                self._wait_for_the_last_word(store, comparison, until)
-                loaded = self.look(store, place, follows=follows) or loaded
-                self._give_up(place, "late", since=comparison.step)  # an earlier one may decide then
-        loaded = self.look(store, place, follows=follows) or loaded
-        self._give_up(place, "late")
-        if self._apart is not None and self._apart.step > self.agreed:
-            what = f"weights of rank {place.rank} at step {self._apart.step} in {store.uri}"
-            expected = f"those of rank {self._apart.first[0]} to the bit, and nobody published them"
-            another = f"make the run again with generation={self.state.layout.generation + 1}"
-            fix = f"Take the model of a replica that ended without this error; where there is none, {another}."
-            raise StateUnreadable(explain(what, got="others", expected=expected, fix=fix))
+            # Skipped if a later comparison has decided meanwhile.
+            if comparison in self._open and comparison.step > self.agreed:
+                self._wait_for_digest(store, comparison, until)
+                loaded = self.look(store, position, follows=follows) or loaded
+                # After this one is given up, an earlier comparison may decide.
+                self._give_up(position, "late", since=comparison.step)
+        loaded = self.look(store, position, follows=follows) or loaded
+        self._give_up(position, "late")
+        if self._unresolved is not None and self._unresolved.step > self.agreed:
+            what = f"weights of rank {position.rank} at step {self._unresolved.step} in {store.uri}"
+            expected = f"those of rank {self._unresolved.first[0]} to the bit, and nobody published them"
+            another = f"repeat the run with generation={self.state.layout.generation + 1}"
+            fix = f"Use the model of a replica that ended without this error; if there is none, {another}."
+            raise StateUnreadable(explain(what, got="different weights", expected=expected, fix=fix))
         return loaded
 
-    def abandon(self, place: RunPosition) -> None:
-        """This replica failed: nothing is waited for, and what was not compared is said."""
-        self._give_up(place, "failed")
+    def abandon(self, position: RunPosition) -> None:
+        """Log the open comparisons without waiting, because this replica failed."""
+        self._give_up(position, "failed")
 
     def _take(
         self,
         store: PatientStore,
         position: RunPosition,
         compared: StateComparison,
-        first_numbers: str,
+        first_digest: str,
         *,
         follows: bool,
     ) -> RunPosition | None:
+        """Load the first member's weights after a difference; return None if they do not count or are missing."""
         where = (compared.step, position.rank, compared.first[0])
         differ = "step %d: the weights of rank %d are not those of rank %d to the bit; "
         if compared.step <= self.agreed:
             _warn("overtaken", differ + "since step %d they are agreed on", *where, self.agreed)
             return None
-        if self._apart is not None and compared.step < self._apart.step:
-            _warn("other", differ + "nor are those of step %d, which count", *where, self._apart.step)
+        if self._unresolved is not None and compared.step < self._unresolved.step:
+            _warn("other", differ + "nor are those of step %d, which count", *where, self._unresolved.step)
             return None
         loaded = None
+        # Without a follower, the commits since an earlier step cannot be applied to its weights.
         if follows or compared.step == position.step:
-            load = functools.partial(self.state.load_those, store, replace(position, step=compared.step), first_numbers)
+            load = functools.partial(
+                self.state.load_matching, store, replace(position, step=compared.step), first_digest
+            )
             until = time.monotonic() + self.state.settings.timeout_s / 2
             is_past = functools.partial(self._is_past, store, compared)
             loaded = self._wait_while_it_lives(store, compared, load, until=until, is_over=is_past)
@@ -158,7 +168,7 @@ class Comparisons:
             self.agreed = compared.step
             _warn("taken", differ + "taking those", *where)
         else:
-            self._apart = compared
+            self._unresolved = compared
             _warn("unpublished", differ + "those cannot be loaded, and the next comparison decides", *where)
         return loaded
 
@@ -171,7 +181,7 @@ class Comparisons:
         until: float,
         is_over: Callable[[], bool],
     ) -> T | None:
-        """Look until there is something, it is over, or the first member does not live any more."""
+        """Call `look` until it returns something, `is_over` is true, or the first member is not alive any more."""
         pulse = Pulse(store, self.state.layout, *compared.first, self.lease_s)
         return _wait(
             look,
@@ -180,10 +190,11 @@ class Comparisons:
             is_over=lambda: is_over() or self._is_gone(store, compared.first) or not pulse.beats(),
         )
 
-    def _wait_for_the_last_word(self, store: PatientStore, compared: StateComparison, until: float) -> None:
-        """Whoever ends later than I do says nothing at my last step: seen by its offer there, a grace later.
+    def _wait_for_digest(self, store: PatientStore, compared: StateComparison, until: float) -> None:
+        """Wait until the first member has written its digest, or certainly will not.
 
-        Not at once, for with a delay an offer may be under way when a run ends.
+        A member that ends later than this replica writes none at my last step. Its offer to the next round shows that,
+        but only a grace later: with a delay, an offer may be under way when a run ends.
         """
         offered_at: list[float] = []
 
@@ -192,20 +203,21 @@ class Comparisons:
                 offered_at.append(time.monotonic())
             return bool(offered_at) and time.monotonic() - offered_at[0] >= self.state.settings.grace_s
 
-        read_numbers = functools.partial(self._said, store, compared.step)
+        read_numbers = functools.partial(self._first_digest, store, compared.step)
         self._wait_while_it_lives(store, compared, read_numbers, until=until, is_over=went_on)
 
     def _is_past(self, store: PatientStore, compared: StateComparison) -> bool:
-        """Whether a state of a later step is published: nobody publishes the earlier one then."""
+        """Return whether a state of a later step is published: then nobody will publish this one."""
         return self.state.newest_step(store) > compared.step
 
     def _is_over(self, store: PatientStore, position: RunPosition, compared: StateComparison) -> bool:
-        """Whether the first member has said what its weights were by now, or never will."""
+        """Return whether the first member has written its digest by now, or never will."""
         members = {member.id[:2] for member in position.last.members} if position.last else set()
         return (position.step > compared.step and compared.first in members) or self._is_gone(store, compared.first)
 
     def _is_gone(self, store: PatientStore, first: tuple[int, int]) -> bool:
         layout, (rank, claim) = self.state.layout, first
+        # A replaced process must not write any more, so it counts as gone without a goodbye.
         is_replaced = newest_claim(store, layout, rank, after=claim) is not None
         return is_replaced or read_goodbye(store, layout, rank, claim) is not None
 
@@ -214,28 +226,28 @@ class Comparisons:
         offers = (parse_offer(key.rpartition("/")[2]) for key in keys)
         return any(offer is not None and offer[:2] == compared.first for offer in offers)
 
-    def _said(self, store: PatientStore, step: int) -> str | None:
+    def _first_digest(self, store: PatientStore, step: int) -> str | None:
         return read_record(store, self.state.layout, self._key(step), _numbers)
 
     def _key(self, step: int) -> str:
         return self.state.layout.key("sums", f"{step:08d}")
 
     def _give_up(self, position: RunPosition, why: str, *, since: int = 0) -> None:
-        """Those of this step and of later ones will not be compared any more."""
+        """Log that the comparisons of this step and of later ones will not be made."""
         for comparison in self._open:
             if comparison.step >= since:
                 agreed = f"; since step {self.agreed} they are agreed on" if self.agreed > comparison.step else ""
-                self._say_not_compared(position, comparison, why, agreed)
+                self._warn_not_compared(position, comparison, why, agreed)
         self._open = [comparison for comparison in self._open if comparison.step < since]
 
-    def _say_not_compared(self, position: RunPosition, compared: StateComparison, why: str, agreed: str = "") -> None:
+    def _warn_not_compared(self, position: RunPosition, compared: StateComparison, why: str, agreed: str = "") -> None:
         what = "step %d: the weights of rank %d were not compared with those of rank %d, which %s"
-        _warn(why, what, compared.step, position.rank, compared.first[0], f"{_WHYS[why]}{agreed}")
+        _warn(why, what, compared.step, position.rank, compared.first[0], f"{_REASONS[why]}{agreed}")
 
 
-def _warn(came_of_it: str, text: str, *values: object) -> None:
-    """Log what came of a comparison, in words and by one name, as `comparison` of the record."""
-    _log.warning(text, *values, extra={"comparison": came_of_it})
+def _warn(result: str, text: str, *values: object) -> None:
+    """Log the result of a comparison; the record has its key as the attribute `comparison`."""
+    _log.warning(text, *values, extra={"comparison": result})
 
 
 def _wait(
@@ -243,13 +255,14 @@ def _wait(
 ) -> T | None:
     until = time.monotonic() + seconds
     while True:
-        over = time.monotonic() >= until or is_over()  # before the look: what came last is not missed
+        # Checked before the look, so that an answer that comes last is not missed.
+        over = time.monotonic() >= until or is_over()
         if (finding := look()) is not None or over:
             return finding
         time.sleep(poll_s)
 
 
 def _numbers(at: str, data: bytes) -> str:
-    content = fields_of("sum", at, data, "numbers")
-    with refusing("sum"):
-        return sha256_of(content["numbers"])
+    content = unpack_fields("sum", at, data, "numbers")
+    with as_record_error("sum"):
+        return checked_sha256(content["numbers"])

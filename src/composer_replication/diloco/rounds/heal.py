@@ -1,7 +1,7 @@
-"""The global state of a run: published by one replica, loaded by those that are behind; and the commits since.
+"""Publish the global state of a run, load it into replicas that have fallen behind, and apply the commits since.
 
-Without a follower a commit can only be applied by the outer loop itself, one for each of its own rounds. A follower
-applies it at once, so that a restarted replica, or a whole group of them, begins where the last commit left off.
+Without a follower only the outer loop itself can apply a commit, one in each of its rounds. A follower applies commits
+at once, so that a restarted replica, or a whole group of them, continues from the last commit.
 """
 
 from __future__ import annotations
@@ -18,135 +18,144 @@ from composer_replication.diloco.rounds import published
 from composer_replication.diloco.rounds.patience import PatientStore, RoundTimeout, StateUnreadable
 from composer_replication.diloco.rounds.published import Flat, flatten
 from composer_replication.diloco.rounds.reading import (
+    joined_ranks,
     published_states,
-    ranks_that_joined,
-    ranks_that_left,
     read_commit,
+    read_departures,
     read_record,
     step_of,
 )
 from composer_replication.diloco.rounds.records import (
     Layout,
-    fields_of,
+    as_record_error,
+    checked_text,
     pack,
     parse_state,
-    refusing,
-    text,
+    unpack_fields,
 )
 from composer_replication.diloco.rounds.running import RoundSettings, RunPosition
 from composer_replication.errors import explain
 
-_MOST_SLOTS = 100  # of records that name the first state, in which all before are damaged
+_MAX_SLOTS = 100  # records that name the run's first state, each written because all before are damaged
 
 StateFns = MutableMapping[str, tuple[Callable[[Any], None], Callable[[], Any]]]
 
 
 @dataclass
 class GlobalState:
+    """The state that all replicas share: what the registered functions save and load."""
+
     layout: Layout
     settings: RoundSettings
     functions: StateFns
     _readable: set[str] = field(default_factory=set)
 
     def saved(self) -> Flat:
+        """Return what the registered functions save now."""
         return flatten({key: value() for key, (_, value) in sorted(self.functions.items())})
 
-    def begin(self, store: PatientStore, place: RunPosition) -> tuple[RunPosition, bool]:
-        """Where a replica begins, and whether its weights were replaced: with the newest state, or the run's first.
+    def begin(self, store: PatientStore, position: RunPosition) -> tuple[RunPosition, bool]:
+        """Return where a replica begins, and whether its weights were replaced by the newest state or the run's first.
 
-        The first state is that of whoever says so first: rank 0, unless it stays away.
+        The first state of a run is that of the first replica to name it: rank 0, unless it stays away.
         """
-        newest = self.newest(store, replace(place, step=0), margin=0)
+        # Step 0 is not newer than 0, so the first state of a run is found below, by the record that names it.
+        newest = self.newest(store, replace(position, step=0), margin=0)
         if newest is not None:
             return newest, True
-        mine = published.describe(self.saved(), name=_name(place, 0), step=0)
-        first = self._first(store, place, mine)
+        mine = published.describe(self.saved(), name=_name(position, 0), step=0)
+        first = self._first(store, position, mine)
         if first.digest == mine.digest:
-            return replace(place, base=first.digest), False
+            return replace(position, base=first.digest), False
         if self._load(store, first):
-            return replace(place, base=first.digest), True
-        return self.wait_for_newer(store, place), True
+            return replace(position, base=first.digest), True
+        return self.wait_for_newer(store, position), True
 
-    def wait_for_newer(self, store: PatientStore, place: RunPosition) -> RunPosition:
-        """Ask for a state and load it as soon as somebody has published one that is newer than mine.
+    def wait_for_newer(self, store: PatientStore, position: RunPosition) -> RunPosition:
+        """Ask for a state, and load it as soon as somebody has published one that is newer than mine.
 
-        Raises StateUnreadable when the time is up, or when everybody who could publish one has finished and, where
-        nobody knows how many commits the run needs, does not come back within a grace.
+        Raises StateUnreadable when the time is up, or when all who could publish one have finished. If the number of
+        commits that the run needs is unknown, those get a grace to come back.
         """
         began = time.monotonic()
         alone_since: float | None = None
         while True:
-            # Looked at first: whoever leaves has published before.
-            is_alone, now = self._is_alone(store, place), time.monotonic()
+            # Check this first: a replica that leaves has published its state before its goodbye.
+            is_alone, now = self._is_alone(store, position), time.monotonic()
             alone_since = (now if alone_since is None else alone_since) if is_alone else None
-            is_left = alone_since is not None and now - alone_since >= self.settings.return_grace_s(place.commits)
+            is_left = alone_since is not None and now - alone_since >= self.settings.return_grace_s(position.commits)
             is_over = not self.functions or is_left or now - began >= self.settings.timeout_s
-            if (newer := self.newest(store, place, margin=0)) is not None:
+            if (newer := self.newest(store, position, margin=0)) is not None:
                 break
             if is_over:
-                what = f"round {place.step} of generation {self.layout.generation} at {store.uri}"
-                got = "no newer state to load, and a round that cannot be followed any more"
+                what = f"round {position.step} of generation {self.layout.generation} at {store.uri}"
+                got = "no newer state to load, and a round whose mean is gone"
                 expected = "one, or a replica that has not finished and could publish it"
                 another = f"begin again with generation={self.layout.generation + 1}"
-                fix = f"Take the model of a replica that has finished, or {another}."
+                fix = f"Use the model of a replica that has finished, or {another}."
                 raise StateUnreadable(explain(what, got=got, expected=expected, fix=fix))
-            store.put(self.layout.key("wanted", f"{place.rank:05d}"), b"")
+            store.put(self.layout.key("wanted", f"{position.rank:05d}"), b"")
             time.sleep(self.settings.poll_s)
         return newer
 
     def _is_alone(self, store: PatientStore, position: RunPosition) -> bool:
-        """Return whether every other replica that ever joined has finished, with all the commits that I need."""
-        other_ranks = ranks_that_joined(store, self.layout) - {position.rank}
-        return other_ranks <= ranks_that_left(store, self.layout).finished_for(position.commits)
+        """Return whether all other replicas that ever joined have all the commits that this one needs."""
+        other_ranks = joined_ranks(store, self.layout) - {position.rank}
+        return other_ranks <= read_departures(store, self.layout).finished_for(position.commits)
 
-    def newest(self, store: PatientStore, place: RunPosition, *, margin: int) -> RunPosition | None:
-        """Load the newest state that is more than `margin` steps ahead; None where there is none that can be read."""
+    def newest(self, store: PatientStore, position: RunPosition, *, margin: int) -> RunPosition | None:
+        """Load the newest readable state that is more than `margin` steps ahead; return None if there is none."""
         for name in published_states(store, self.layout):
-            if step_of(name) <= place.step + margin:
+            if step_of(name) <= position.step + margin:
                 return None
             state = published.read_state(store, self.layout, name)
             if state is not None and self._load(store, state):
-                return self._standing(store, place, state)
+                return self._position_after_load(store, position, state)
         return None
 
-    def _standing(self, store: PatientStore, position: RunPosition, state: published.PublishedState) -> RunPosition:
+    def _position_after_load(
+        self, store: PatientStore, position: RunPosition, state: published.PublishedState
+    ) -> RunPosition:
+        """Return where a replica is that has loaded a state."""
+        # The members of the commit before the state are those that the next round waits for.
         last = read_commit(store, self.layout, state.step - 1)
         first_trial = position.first_trial if state.step == position.step else 0
         loaded = replace(position, step=state.step, base=state.base, last=last[1] if last else None)
         return replace(loaded, first_trial=first_trial)
 
-    def numbers(self, place: RunPosition) -> str:
-        """A digest of my weights, to the bit."""
-        return published.describe(self.saved(), name=_name(place, place.step), step=place.step).numbers
+    def numbers(self, position: RunPosition) -> str:
+        """Return a digest of my weights, exact to the bit."""
+        return published.describe(self.saved(), name=_name(position, position.step), step=position.step).numbers
 
-    def load_those(self, store: PatientStore, place: RunPosition, numbers: str) -> RunPosition | None:
-        """Load the published state of this very step that has these numbers; None where there is none."""
+    def load_matching(self, store: PatientStore, position: RunPosition, numbers: str) -> RunPosition | None:
+        """Load the published state of this step whose tensors have this digest; return None if there is none."""
         for name in published_states(store, self.layout):
-            if step_of(name) == place.step:
+            if step_of(name) == position.step:
                 state = published.read_state(store, self.layout, name)
                 if state is not None and state.numbers == numbers and self._load(store, state):
-                    return self._standing(store, place, state)
+                    return self._position_after_load(store, position, state)
         return None
 
-    def publish(self, store: PatientStore, place: RunPosition) -> None:
-        """The state of a step, unless somebody has published it."""
-        if self.newest_step(store) >= place.step:
+    def publish(self, store: PatientStore, position: RunPosition) -> None:
+        """Publish the state of this step, unless somebody has published it."""
+        if self.newest_step(store) >= position.step:
             return
         flat = self.saved()
-        state = published.describe(flat, name=_name(place, place.step), step=place.step)
-        published.publish(store, self.layout, flat, replace(state, base=place.base))
+        state = published.describe(flat, name=_name(position, position.step), step=position.step)
+        published.publish(store, self.layout, flat, replace(state, base=position.base))
 
-    def is_due(self, store: PatientStore, place: RunPosition, every: int) -> bool:
-        """Every so many steps, and when a replica that is behind asks for one."""
-        behind = place.step - max(0, self.newest_step(store))
+    def is_due(self, store: PatientStore, position: RunPosition, every: int) -> bool:
+        """Return whether to publish a state: every so many steps, or earlier if a replica has asked for one."""
+        behind = position.step - max(0, self.newest_step(store))
+        # Requests are deleted as soon as they are seen, so that one request publishes one state.
         request_keys = store.keys(self.layout.key("wanted")) if 0 < behind < every else []
         store.delete(request_keys)
         return behind >= every or bool(request_keys)
 
     def readable(self, store: PatientStore) -> list[str]:
-        """Return the names of the states whose records can be read, the newest first.
+        """Return the names of the states whose records can be read, newest first.
 
-        A name alone says nothing: a copy of a record under a later name would keep newer states from being published.
+        A name alone proves nothing: a copy of a record under a later name would keep newer states from being published.
         """
         names = published_states(store, self.layout)
         self._readable &= set(names)
@@ -156,13 +165,14 @@ class GlobalState:
         return [name for name in names if name in self._readable]
 
     def newest_step(self, store: PatientStore) -> int:
-        """Return the step of the newest state whose record can be read; -1 where there is none."""
+        """Return the step of the newest state whose record can be read; -1 if there is none."""
         names = self.readable(store)
         return step_of(names[0]) if names else -1
 
     def _first(
         self, store: PatientStore, position: RunPosition, mine: published.PublishedState
     ) -> published.PublishedState:
+        """Return the run's first state. This replica publishes its own as that if no other is named in time."""
         now = time.monotonic()
         until, rank_0_until = now + self.settings.timeout_s, now + (self.settings.first_grace_s if position.rank else 0)
         while True:
@@ -174,40 +184,42 @@ class GlobalState:
                     f"{store.uri}: nobody published a first state of generation {self.layout.generation}"
                 )
             if time.monotonic() >= rank_0_until:
-                chosen = self._first_that_was_chosen(store)
+                chosen = self._readable_first_state(store)
                 if chosen is None:
                     published.publish(store, self.layout, self.saved(), mine)
                 key = self.layout.genesis(slot)
                 store.settle(key, pack("genesis", self.layout.address(key), {"name": chosen or mine.name}))
+                # If the record is unreadable, the next try uses the next slot.
                 if self._genesis(store)[0] is not None:
                     continue
             time.sleep(self.settings.poll_s)
 
-    def _first_that_was_chosen(self, store: PatientStore) -> str | None:
-        """Return the first state that others began with, where only the record that names it is damaged."""
+    def _readable_first_state(self, store: PatientStore) -> str | None:
+        """Return the first state that others began with, if only the record that names it is damaged."""
         return next((name for name in sorted(self.readable(store)) if step_of(name) == 0), None)
 
     def _genesis(self, store: PatientStore) -> tuple[published.PublishedState | None, int]:
-        """Return the run's first state, if it can be read, and the slot of the record that names it or would."""
-        for slot in range(_MOST_SLOTS):
+        """Return the run's first state, if readable, and the slot of the record that names it or would."""
+        for slot in range(_MAX_SLOTS):
             key = self.layout.genesis(slot)
-            name = self._named(store, key)
+            name = self._read_genesis_name(store, key)
             first = None if name is None else published.read_state(store, self.layout, name)
             if first is not None or store.size(key) is None:
                 return first, slot
-        return None, _MOST_SLOTS
+        return None, _MAX_SLOTS
 
-    def _named(self, store: PatientStore, key: str) -> str | None:
+    def _read_genesis_name(self, store: PatientStore, key: str) -> str | None:
         def name(at: str, data: bytes) -> str:
-            content = fields_of("genesis", at, data, "name")
-            with refusing("genesis"):
-                if parse_state(stated := text(content["name"])) is None:
+            content = unpack_fields("genesis", at, data, "name")
+            with as_record_error("genesis"):
+                if parse_state(stated := checked_text(content["name"])) is None:
                     raise ValueError(f"{stated[:40]!r}, which is no name of a state")
                 return stated
 
         return read_record(store, self.layout, key, name)
 
     def _load(self, store: PatientStore, state: published.PublishedState) -> bool:
+        """Load a state into the registered functions. Returns False if it cannot be read; nothing is loaded then."""
         content = published.fetch(store, self.layout, state, self.saved().outline())
         if content is None:
             return False
@@ -224,20 +236,20 @@ class Follower(Protocol):
     """What an outer loop lets its manager do between two rounds."""
 
     def blanks(self, step: int) -> list[Tensor]:
-        """Tensors of the shapes that a round of that step averages."""
+        """Return empty tensors of the shapes that a round of that step averages."""
         ...
 
     def apply(self, step: int, means: Sequence[Tensor]) -> None:
-        """One outer step from the global weights with these means, as if the round had been waited for."""
+        """Make one outer step from the global weights with these means, as after a round."""
         ...
 
     def restore(self) -> None:
-        """Training goes on from the global weights."""
+        """Copy the global weights into the model."""
         ...
 
 
 class TorchftFollower:
-    """A torchft DiLoCo, stepped as its own `perform_sync` does after a commit."""
+    """Follows commits with torchft's DiLoCo, in the same order of calls as its `perform_sync`."""
 
     def __init__(self, diloco: Any) -> None:
         self._fragments: list[Any] = diloco._fragments
@@ -248,6 +260,7 @@ class TorchftFollower:
 
     def apply(self, step: int, means: Sequence[Tensor]) -> None:
         fragment = self._fragment(step)
+        # Training may have moved the parameters; an outer step starts from the global weights.
         fragment.restore_parameters()
         parameters = dict(fragment._model_fragment.named_parameters())
         fragment._grads = {

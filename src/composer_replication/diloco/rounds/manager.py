@@ -1,4 +1,8 @@
-"""The manager that torchft's DiLoCo is given: its rounds are held over an object store."""
+"""The manager that this package gives to torchft's DiLoCo. It holds its rounds over an object store.
+
+`ObjectStoreManager` has the methods of torchft's manager that DiLoCo calls, and some more for our own outer loop. A
+round runs in a thread of its own, so that training may continue while its tensors are exchanged.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +18,12 @@ from composer_replication.diloco.payload import ErrorFeedback, PayloadKind
 from composer_replication.diloco.rounds.heal import Follower
 from composer_replication.diloco.rounds.membership import Membership
 from composer_replication.diloco.rounds.patience import RoundError, Traffic
-from composer_replication.diloco.rounds.records import MOST_WEIGHT
+from composer_replication.diloco.rounds.records import MAX_WEIGHT
 from composer_replication.diloco.rounds.running import Ended, RoundSettings, RunPosition
 from composer_replication.diloco.store import ObjectStore, open_store
 from composer_replication.errors import InputError, explain
 
+# What a round raises. The thread that waits for the round raises it again.
 _RAISED_AGAIN = (
     RuntimeError,
     ValueError,
@@ -33,18 +38,18 @@ StateFns = tuple[Callable[[Any], None], Callable[[], Any]]
 
 
 class Count(int):
-    """A number that may be called, as torchft's manager has it, or read, as the known one has."""
+    """A number that can also be called: torchft's manager has `num_participants` as a method, others as a property."""
 
     def __call__(self) -> int:
         return int(self)
 
 
 class ObjectStoreManager:
-    """Rounds of averaging over a store, in the form that torchft's DiLoCo takes for its manager.
+    """Averages tensors in rounds over an object store, as the manager of torchft's DiLoCo.
 
-    `store` is an ObjectStoreAllReduce (which knows rank, world and time limit), an ObjectStore, or a URI. A round ends
-    within `timeout_s`, with a commit or with RoundTimeout, which names the ranks that are missing. The mean of `int8`
-    and `int4` offers travels in bf16, unless `mean_payload` says otherwise.
+    `store` is an ObjectStoreAllReduce (which knows rank, world size and time limit), an ObjectStore, or a URI. A round
+    ends within `timeout_s`: with a commit, or with RoundTimeout, which names the missing ranks. Means of `int8` and
+    `int4` offers are stored in bf16 unless `mean_payload` says otherwise.
     """
 
     _use_async_quorum = False
@@ -88,13 +93,13 @@ class ObjectStoreManager:
     def _outside(
         self, generation: int, lease_s: float, takeover: bool, state_every: int, keep_rounds: int
     ) -> Membership:
-        """My place in the run before I have joined it."""
+        """Return the membership of this replica before it has joined the run."""
         return Membership(
             objects=self._objects,
             traffic=self.traffic,
             settings=self._settings,
             generation=generation,
-            place=RunPosition(self.rank, -1),
+            position=RunPosition(self.rank, -1),
             functions=self._state_dict_fns,
             pool=self._pool,
             lease_s=lease_s,
@@ -103,79 +108,84 @@ class ObjectStoreManager:
             keep_rounds=keep_rounds,
         )
 
-    # What DiLoCo calls.
+    # Called by DiLoCo.
 
     def register_state_dict_fn(self, key: str, load_fn: Callable[[Any], None], value: Callable[[], Any]) -> None:
-        """Part of the global state: saved when it is published, loaded by a replica that is behind."""
+        """Register a part of the global state: `value` returns it to be published, `load_fn` loads it after a heal."""
         self._state_dict_fns[key] = (load_fn, value)
 
     def allow_state_dict_read(self) -> None:
-        """A state is read in `start_quorum`, by the thread that trains: nothing to allow."""
+        """Do nothing: a state is read in `start_quorum`, by the thread that trains."""
 
     def disallow_state_dict_read(self) -> None:
-        """See `allow_state_dict_read`."""
+        """Do nothing; see `allow_state_dict_read`."""
 
     def start_quorum(self, **_options: Any) -> None:
-        """Open a round: join the run if this is the first, catch up with the others, publish a state that is due."""
+        """Begin a round: join the run before the first one, catch up with the others, publish a state if one is due."""
         self._membership.begin_round()
         self._round = _Round()
 
     def wait_quorum(self) -> None:
-        """Who takes part is decided when offers are in: nothing to wait for before."""
+        """Do nothing: the members of a round are decided when the offers are in."""
 
     def allreduce(self, tensor: Tensor, **_options: Any) -> RoundWork:
-        """Average a tensor in place, with all others of its round; `payload` says in how many bits."""
+        """Average a tensor in position, together with all others of its round, in the payload kind of the manager."""
         if self._round is None:
             self.start_quorum()
         assert self._round is not None
         if self._round.thread is not None:
-            raise InputError("all-reduce after the round's tensors were complete: start_quorum() opens another")
+            raise InputError(
+                "allreduce() called after the last tensor of the round; call start_quorum() to begin the next round"
+            )
         self._round.tensors.append(tensor)
         if len(self._round.tensors) == self._membership.num_tensors():
             self._round.start(self._run)
         return RoundWork(self)
 
     def should_commit(self, **_options: Any) -> bool:
-        """Whether the round's mean is in its tensors; then the step advances."""
+        """Wait for the round. Returns whether its mean is in its tensors; if so, the step has advanced."""
         ended = self._finish_round()
         self._round = None
         return self._membership.end_round(ended)
 
     def current_step(self) -> int:
-        return self._membership.place.step
+        """Return the number of commits so far."""
+        return self._membership.position.step
 
     @property
     def _step(self) -> int:
-        return self._membership.place.step
+        return self._membership.position.step
 
     @property
     def num_participants(self) -> Count:
-        last = self._membership.place.last
+        """The number of members of the last commit; of the whole world before the first one."""
+        last = self._membership.position.last
         return Count(self.world_size if last is None else len(last.members))
 
     def is_leader(self) -> bool:
+        """Return whether this is rank 0."""
         return self.rank == 0
 
-    # What our own loop calls besides.
+    # Called by our own outer loop and by trainers.
 
     def follow(self, follower: Follower) -> None:
-        """Join the run now and begin where it stands; later, catch up without training in between."""
+        """Join the run now and continue from its weights; `follower` applies commits without training in between."""
         self._membership.follower = follower
         self._membership.join()
 
     def end_after(self, commits: int) -> None:
-        """Hold no round once the run has this many commits, also where this replica learns of them inside a round."""
+        """Hold no round once the run has this many commits, even if this replica learns of them within a round."""
         self._membership.end_after(commits)
 
     def agree_on_weights(self) -> None:
-        """After the last round: the global weights of all replicas are equal to the bit, whatever their machines."""
+        """Make the global weights of all replicas equal to the bit; call it after the last round."""
         self._membership.agree_on_weights()
 
     def close(self) -> None:
-        """Say goodbye, so that nobody waits for this replica, and publish the last state if that is its task.
+        """Write a goodbye, so that nobody waits for this replica, and publish the last state if that is its task.
 
         A replica that is closed while an exception is handled, as in a `finally`, or before the commits of `end_after`,
-        has not finished: the others wait for it as for any that may be started again.
+        has not finished: the others wait for it, because it may be started again.
         """
         self._close(failed=sys.exc_info()[0] is not None)
 
@@ -183,6 +193,7 @@ class ObjectStoreManager:
         try:
             self._membership.leave(failed=failed)
         finally:
+            # Prefetched reads that nobody needs are dropped.
             self._pool.shutdown(wait=False, cancel_futures=True)
 
     def __enter__(self) -> ObjectStoreManager:
@@ -193,17 +204,20 @@ class ObjectStoreManager:
 
     def _run(self, tensors: list[Tensor]) -> Ended:
         weight = self.weight() if callable(self.weight) else self.weight
-        if not 0 < weight <= MOST_WEIGHT:
-            raise InputError(explain("weight of a replica", got=weight, expected=f"above 0, at most {MOST_WEIGHT:g}"))
+        if not 0 < weight <= MAX_WEIGHT:
+            raise InputError(explain("weight of a replica", got=weight, expected=f"above 0, at most {MAX_WEIGHT:g}"))
         membership = self._membership
+        # The run may have ended while this round was trained for; then its tensors stay as they are.
         if membership.is_over:
             return Ended("over")
+        # Weights that were trained from another state than the global one must not be averaged.
         weight = 0.0 if membership.healing else weight
         running = membership.running(membership.store, membership.vector(tensors), weight=weight)
-        running.feedback = self._feedback_of(membership.place.step)
+        running.feedback = self._feedback_of(membership.position.step)
         return membership.hold(running)
 
     def _feedback_of(self, step: int) -> ErrorFeedback | None:
+        """Return the error feedback of the fragment of this step; None if nothing is rounded."""
         if self._settings.payload == "fp32":
             return None
         return self._feedback.setdefault(step % self._membership.num_fragments, ErrorFeedback())
@@ -213,6 +227,7 @@ class ObjectStoreManager:
             self.start_quorum()
         assert self._round is not None
         ended = self._round.result(self._run)
+        # Both `wait` and `should_commit` come here, and DiLoCo may call either first.
         if not self._round.counted:
             self._round.counted = True
             self.history.append(ended)
@@ -222,7 +237,7 @@ class ObjectStoreManager:
 
 
 class _Round:
-    """A round in its thread: it begins when its tensors are complete, while training may go on."""
+    """A round in its thread, which starts when all tensors are there, while training may continue."""
 
     def __init__(self) -> None:
         self.tensors: list[Tensor] = []
@@ -243,18 +258,19 @@ class _Round:
         if self._error is not None:
             raise self._error
         if self._ended is None:
-            raise RoundError("the thread of a round died; its traceback is above")
+            raise RoundError("the thread of a round died; its traceback is printed above")
         return self._ended
 
     def _work(self, run: Callable[[list[Tensor]], Ended]) -> None:
         try:
             self._ended = run(self.tensors)
-        except _RAISED_AGAIN as error:  # by the thread that waits
+        except _RAISED_AGAIN as error:
+            # Raised again by the thread that waits for the round.
             self._error = error
 
 
 class RoundWork:
-    """What an all-reduce returns: `wait` ends with the round."""
+    """The handle that `allreduce` returns. `wait` returns when the round is over."""
 
     def __init__(self, manager: ObjectStoreManager) -> None:
         self._manager = manager
@@ -267,21 +283,20 @@ class RoundWork:
         return True
 
     def get_future(self) -> torch.futures.Future[list[Tensor]]:
-        """Done when `wait` returns."""
+        """Return a future that is done when `wait` returns."""
         if self._future is None:
             self._future = torch.futures.Future()
         return self._future
 
 
-# What a manager is given, as the settings of its rounds: defaults that follow from the rest, and what is refused.
-
-# Feedback covers offers. A mean in integers would lose for good what is small beside its block's largest number, and
-# whoever averages cannot keep that for the next one: anybody must be able to compute a damaged mean again, to the bit.
+# Error feedback covers offers, not means. In a mean of integers, a number that is small beside the largest of its block
+# would be lost for good: the replica that averages cannot keep the residual for its next mean, because any other
+# replica must be able to compute a damaged mean again, to the bit.
 _MEAN_OF: dict[PayloadKind, PayloadKind] = {"int8": "bf16", "int4": "bf16"}
 
 
 class Where(NamedTuple):
-    """The store, who this replica is there, and how long a round may take."""
+    """The store, the rank of this replica, and how long a round may take."""
 
     objects: ObjectStore
     rank: int
@@ -293,7 +308,7 @@ class Where(NamedTuple):
 def _find_place(
     store: Any, rank: int | None, world_size: int | None, timeout_s: float | None, poll_s: float | None
 ) -> Where:
-    """Rank, world and limits of an ObjectStoreAllReduce, unless they are given."""
+    """Return the store with rank, world size and limits: the arguments, or else those of an ObjectStoreAllReduce."""
     objects: ObjectStore = open_store(store) if isinstance(store, str) else getattr(store, "objects", store)
     rank = getattr(store, "rank", None) if rank is None else rank
     world_size = getattr(store, "world_size", None) if world_size is None else world_size
@@ -311,7 +326,7 @@ def settings_of(
     payloads: tuple[PayloadKind, PayloadKind | None],
     sizes: tuple[int, int],
 ) -> RoundSettings:
-    """What all replicas agree on, with what follows from the rest where nobody said otherwise."""
+    """Return the settings of the rounds, with defaults that depend on other settings."""
     (grace_s, first_grace_s), (payload, mean_payload), (shard_bytes, parallel) = graces_s, payloads, sizes
     return RoundSettings(
         world_size=where.world_size,
@@ -328,6 +343,7 @@ def settings_of(
 
 
 def check(rank: int, settings: RoundSettings, state_every: int, keep_rounds: int) -> None:
+    """Raise InputError for a rank or settings out of range."""
     if not 0 <= rank < settings.world_size:
         raise InputError(explain("rank", got=rank, expected=f"0 to {settings.world_size - 1}"))
     if not 1 <= settings.min_replicas <= settings.world_size:

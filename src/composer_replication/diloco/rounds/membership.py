@@ -1,4 +1,7 @@
-"""A replica's place in a run: joining it, catching up with the others, advancing, leaving."""
+"""A replica's membership in a run: joining it, catching up with the others, advancing, and leaving.
+
+`Membership` does the work between two rounds; `Retention` deletes what no replica can need any more.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +31,8 @@ from composer_replication.diloco.rounds.patience import (
 from composer_replication.diloco.rounds.reading import (
     Goodbye,
     pack_goodbye,
-    ranks_that_left,
     read_commit,
+    read_departures,
     step_of,
 )
 from composer_replication.diloco.rounds.records import (
@@ -51,16 +54,18 @@ from composer_replication.errors import explain
 
 STATELESS = "stateless"
 FRAGMENT = "StreamingDiLoCoFragment_"
-_MOST_VOIDS = 3
+_MAX_VOIDS = 3
 
 
 @dataclass
 class Membership:
+    """The state of one replica between rounds, and what it does there."""
+
     objects: ObjectStore
     traffic: Traffic
     settings: RoundSettings
     generation: int
-    place: RunPosition
+    position: RunPosition
     functions: StateFns
     pool: ThreadPoolExecutor
     lease_s: float
@@ -68,13 +73,13 @@ class Membership:
     state_every: int
     keep_rounds: int
     follower: Follower | None = None
-    healing: int = 0  # rounds still to go without weight: training did not begin from the global weights
-    _passes: bool = False  # this round is not held: see `is_over`
+    healing: int = 0  # rounds to take part in without weight, because training did not start from the global weights
+    _skips_round: bool = False  # whether to skip the current round: see `is_over`
     _voids: int = 0
     _compared: int = -1  # the last step at which weights were compared
     _num_tensors: dict[str, int] = field(default_factory=dict)
     _heart: Heart | None = None
-    _gave_up: Goodbye | None = None  # said when a round could not be held
+    _early_goodbye: Goodbye | None = None  # the goodbye that was written when a round could not be held
     layout: Layout = field(init=False)
 
     def __post_init__(self) -> None:
@@ -92,199 +97,215 @@ class Membership:
         return max(1, sum(key.startswith(FRAGMENT) for key in self.functions))
 
     def num_tensors(self) -> int | None:
-        """How many tensors the round of this step averages; None where nobody said."""
-        key = f"{FRAGMENT}{self.place.step % self.num_fragments}"
-        if key in self.functions and key not in self._num_tensors:  # asking copies the weights: once
+        """The number of tensors that the round of this step averages; None if no function is registered for it."""
+        key = f"{FRAGMENT}{self.position.step % self.num_fragments}"
+        # The call copies the weights, so the number is cached.
+        if key in self.functions and key not in self._num_tensors:
             self._num_tensors[key] = len(self.functions[key][1]()["original_parameters"])
         return self._num_tensors.get(key)
 
     @property
     def is_over(self) -> bool:
-        """Whether the round that was begun must not be held, because the run has ended.
+        """Whether the current round must not be held, because the run has ended.
 
-        The run has all its commits; or this replica has just caught up with replicas that have all finished, and its
-        training loop has not yet had a chance to see at which step that was. A loop that goes on all the same takes
-        part in the next round.
+        Either the run has all its commits; or this replica has just caught up with replicas that have all finished, and
+        its training loop could not yet see at which step that was. A loop that continues all the same takes part in the
+        next round.
         """
-        return self._passes or (self.place.commits is not None and self.place.step >= self.place.commits)
+        return self._skips_round or (self.position.commits is not None and self.position.step >= self.position.commits)
 
     def end_after(self, commits: int) -> None:
-        """Note how many commits the run needs; no round is held after them."""
-        self.place = replace(self.place, commits=commits)
+        """Set how many commits the run needs; no round is held after them."""
+        self.position = replace(self.position, commits=commits)
 
     def join(self, *, training: bool = False) -> None:
-        """Once: the run's settings, a claim on my rank, and the weights that the run has by now."""
+        """Agree on the settings of the run, claim the rank, and load the weights; only once."""
         if self._heart is not None:
             return
         store = self.store
         self._agree(store)
-        rank = self.place.rank
+        rank = self.position.rank
         claim = take_rank(store, self.layout, rank, lease_s=self.lease_s, takeover=self.takeover)
         self._heart = Heart(self.objects, self.layout, rank, claim, self.lease_s)
-        self.place = replace(self.place, claim=claim, base=STATELESS)
+        self.position = replace(self.position, claim=claim, base=STATELESS)
         replaced = False
         if self.functions:
-            self.place, replaced = self._state.begin(store, self.place)
+            self.position, replaced = self._state.begin(store, self.position)
         replaced |= self._catch_up(store, margin=0)
         if replaced:
             self._weights_were_replaced(training=training)
-        self._say_here(store)
+        self._announce_return(store)
 
     def begin_round(self) -> None:
-        """Before the tensors of a round: am I still who I was, is a state due, am I behind?"""
-        step = self.place.step
+        """Prepare a round: check the claim, publish a state if one is due, and catch up if the others are ahead."""
+        step = self.position.step
         if self._heart is None:
             self.join(training=True)
         else:
             self._begin_another()
-        self._passes = self.place.step > step and self._others_have_finished(self.store)
+        self._skips_round = self.position.step > step and self._others_have_finished(self.store)
 
     def _begin_another(self) -> None:
         store = self.store
-        if self._gave_up is not None:  # and goes on all the same: the others may wait for this process again
-            store.delete([self.layout.left(*self._me())])
-            self._gave_up = None
-        refuse_if_replaced(store, self.layout, self.place.rank, self.place.claim)
-        self._compare_as_due(store)  # a first member says what its weights are before it goes on
-        # One commit behind: this round is late, takes that commit and is with the others in the next.
+        # This process continues all the same, so the others should wait for it again.
+        if self._early_goodbye is not None:
+            store.delete([self.layout.goodbye(*self._me())])
+            self._early_goodbye = None
+        refuse_if_replaced(store, self.layout, self.position.rank, self.position.claim)
+        # A first member publishes its digest before it offers anything to the next round.
+        self._compare_as_due(store)
+        # If only one commit is ahead, this round takes that commit, and the next one is held with the others.
         if self._catch_up(store, margin=1):
             self._weights_were_replaced(training=True)
             self._compare_as_due(store)
         if self._is_first():
-            if self.functions and self._state.is_due(store, self.place, self.state_every):
-                self._state.publish(store, self.place)
-            self._retention.sweep(store, self.place.step, self._state.readable(store))
+            if self.functions and self._state.is_due(store, self.position, self.state_every):
+                self._state.publish(store, self.position)
+            self._retention.sweep(store, self.position.step, self._state.readable(store))
 
     def end_round(self, ended: Ended) -> bool:
-        """Advance with a commit; a replica that was not among its members says that it is back."""
+        """Advance if the round was committed, and return whether it was.
+
+        A replica that was not among its members announces that it is back.
+        """
         if ended.result == "void":
-            self._after_a_void(ended)
+            self._after_void(ended)
         if ended.result != "commit" or ended.outcome is None:
             return False
         self._advance(ended.outcome)
         self.healing, self._voids = max(0, self.healing - 1), 0
         if self._me() not in {member.id[:2] for member in ended.outcome.members}:
-            self._say_here(self.store)
+            self._announce_return(self.store)
         return True
 
     def heal(self) -> None:
-        """My round is over, and what it left is gone or comes from another history: load a newer state."""
+        """Load a newer state: the round of this replica is over, and its mean is gone or belongs to another history."""
         store = self.store
         if self.functions:
-            self.place = self._state.wait_for_newer(store, self.place)
-            self._comparisons.agreed = self.place.step
+            self.position = self._state.wait_for_newer(store, self.position)
+            self._comparisons.agreed = self.position.step
         self._catch_up(store, margin=0)
-        # The outer loop restores the fragment of the round that it is in.
+        # The outer loop restores the fragment of its current round by itself.
         self._weights_were_replaced(training=False)
         self.healing = 0 if self.num_fragments == 1 else self.healing
-        self._say_here(store)
+        self._announce_return(store)
 
     def agree_on_weights(self) -> None:
-        """At the end: those of the first member, where mine are others by a bit; and what is still to be compared."""
+        """Finish the comparisons at the end of a run, and load the first member's weights if mine differ by a bit."""
         store = self.store
-        self._look(store, training=False)  # first, as before a round: so that what I say or compare is agreed on so far
+        # Compare what is open before a digest of my weights is written, as before a round.
+        self._look(store, training=False)
         self._compare(store)
         self._finish_comparisons()
 
     def hold(self, round: RunningRound) -> Ended:
-        """Take part in a round. Where that cannot be held, say goodbye before the error is raised again.
+        """Take part in a round. If it cannot be held, write a goodbye before the error is raised again.
 
-        Nobody knows whether this process will be closed. Its offer stays, for somebody may have sealed it, and counts
-        in this round as that of any process that died; in the rounds after it nobody waits for this process in vain.
+        Nobody knows whether this process will be closed. Its offer stays, because it may be sealed, and counts in this
+        round like that of a process that died; in later rounds nobody waits for this process in vain.
         """
         try:
             return round.run()
         except RoundTimeout as error:
-            self._gave_up = Goodbye(isinstance(error, QuorumLeft), self.place.step)
+            self._early_goodbye = Goodbye(isinstance(error, QuorumLeft), self.position.step)
             with contextlib.suppress(StoreError):
-                self._say_goodbye(PatientStore(self.objects, self.traffic, patience_s=1.0), self._gave_up)
+                self._write_goodbye(PatientStore(self.objects, self.traffic, patience_s=1.0), self._early_goodbye)
             raise
 
     def leave(self, *, failed: bool = False) -> None:
-        """Say goodbye; the first member publishes the last state, for those who come later.
+        """Write a goodbye. The first member also publishes the last state, for replicas that come later.
 
-        A process that failed, or that has fewer commits than the run needs, has not finished: it may be started again.
+        A process that failed, or has fewer commits than the run needs, has not finished: it may be started again.
         """
         if self._heart is None:
             return
         try:
             if failed:
-                self._comparisons.abandon(self.place)
+                self._comparisons.abandon(self.position)
             else:
                 self._finish_comparisons()
         finally:
             store = self.store
             if self.functions and self._is_first():
-                self._state.publish(store, self.place)
+                self._state.publish(store, self.position)
             self._heart.stop()
-            needed = self.place.commits or 0
-            goodbye = self._gave_up or Goodbye(not failed and self.place.step >= needed, self.place.step)
-            self._say_goodbye(store, goodbye)
+            needed = self.position.commits or 0
+            goodbye = self._early_goodbye or Goodbye(not failed and self.position.step >= needed, self.position.step)
+            self._write_goodbye(store, goodbye)
             self._heart = None
 
-    def _say_goodbye(self, store: PatientStore, goodbye: Goodbye) -> None:
-        key = self.layout.left(*self._me())
+    def _write_goodbye(self, store: PatientStore, goodbye: Goodbye) -> None:
+        key = self.layout.goodbye(*self._me())
         store.put(key, pack_goodbye(self.layout.address(key), goodbye))
 
     def _compare_as_due(self, store: PatientStore) -> None:
-        """At the steps of states; and what could not be compared before."""
+        """Compare weights at the steps of states, and finish comparisons that are still open."""
         self._look(store, training=True)
-        if self.place.step % self.state_every == 0:
+        if self.position.step % self.state_every == 0:
             self._compare(store)
             self._look(store, training=True)
 
     def _look(self, store: PatientStore, *, training: bool) -> None:
         follows = self.follower is not None
-        self._take(store, self._comparisons.look(store, self.place, follows=follows), training=training)
+        self._take(store, self._comparisons.look(store, self.position, follows=follows), training=training)
 
     def _compare(self, store: PatientStore) -> None:
-        position = self.place
+        """Publish a digest of my weights as the first member, or begin to compare mine with the first member's."""
+        position = self.position
         if not self.functions or self._heart is None or position.last is None or self._compared == position.step:
             return
         self._compared = position.step
         if self._is_first():
-            self._comparisons.say(store, position)
+            self._comparisons.publish_digest(store, position)
         else:
-            late = read_commit(store, self.layout, position.step) is not None  # the others do not wait for me either
+            # Then the others do not wait for me either.
+            late = read_commit(store, self.layout, position.step) is not None
             first = position.last.members[0].id[:2]
             self._comparisons.begin(store, position, first, wait_s=0.0 if late else self.settings.grace_s)
 
     def _finish_comparisons(self) -> None:
         store, follows = self.store, self.follower is not None
-        self._take(store, self._comparisons.finish(store, self.place, follows=follows), training=False)
+        self._take(store, self._comparisons.finish(store, self.position, follows=follows), training=False)
 
     def _take(self, store: PatientStore, loaded: RunPosition | None, *, training: bool) -> None:
-        """Weights of the first member in the place of mine, and the commits since: at the end all of them."""
+        """Continue from the first member's weights in place of mine, and follow the commits since.
+
+        Outside of training all of those commits must be followed, or StateUnreadable is raised.
+        """
         if loaded is None:
             return
-        step, self.place = self.place.step, loaded
-        while self.place.step < step and (commit := read_commit(store, self.layout, self.place.step)) is not None:
+        step, self.position = self.position.step, loaded
+        while self.position.step < step and (commit := read_commit(store, self.layout, self.position.step)) is not None:
             if not self._follow(store, commit[1]):
                 break
         self._weights_were_replaced(training=training)
-        if self.place.step < step and not training:
-            where = f"rounds {self.place.step} to {step - 1} of generation {self.generation} at {store.uri}"
-            raise StateUnreadable(f"{where} cannot be followed any more from the weights of the first member")
+        if self.position.step < step and not training:
+            where = f"rounds {self.position.step} to {step - 1} of generation {self.generation} at {store.uri}"
+            raise StateUnreadable(
+                f"{where} cannot be replayed from the weights of the first member: their means are gone"
+            )
 
-    def _say_here(self, store: PatientStore) -> None:
-        """Say that this replica is back, so that the others wait for it."""
-        key = self.layout.here(self.place.step, self.place.rank)
+    def _announce_return(self, store: PatientStore) -> None:
+        """Announce that this replica is back, so that the others wait for it."""
+        key = self.layout.here(self.position.step, self.position.rank)
         store.put(key, pack("here", self.layout.address(key), {}))
 
     def _others_have_finished(self, store: PatientStore) -> bool:
-        """Return whether all other members of the last commit have finished, with all the commits that I need."""
-        members = () if self.place.last is None else self.place.last.members
-        other_ranks = {member.id.rank for member in members} - {self.place.rank}
-        return bool(other_ranks) and other_ranks <= ranks_that_left(store, self.layout).finished_for(self.place.commits)
+        """Return whether all other members of the last commit have the commits that this replica needs."""
+        members = () if self.position.last is None else self.position.last.members
+        other_ranks = {member.id.rank for member in members} - {self.position.rank}
+        return bool(other_ranks) and other_ranks <= read_departures(store, self.layout).finished_for(
+            self.position.commits
+        )
 
     def _me(self) -> tuple[int, int]:
-        return self.place.rank, self.place.claim
+        return self.position.rank, self.position.claim
 
     def _is_first(self) -> bool:
-        return self.place.last is not None and self.place.last.members[0].id[:2] == self._me()
+        return self.position.last is not None and self.position.last.members[0].id[:2] == self._me()
 
     def _agree(self, store: PatientStore) -> None:
-        """The first replica writes what the run is; every other one compares."""
+        """Compare the settings with the run's, or begin the run. Raises GenerationRefused if they differ."""
         settings = self.settings
         mine = {
             "world_size": settings.world_size,
@@ -296,101 +317,109 @@ class Membership:
         where = f"generation {self.generation} at {store.uri}"
         run = agree_on_run(store, self.layout, mine)
         about = {} if run is None else run.settings
-        fix = f"Give all replicas the same settings, or begin another run with generation={self.generation + 1}."
+        fix = f"Give all replicas the same settings, or begin a new run with generation={self.generation + 1}."
         if clashes := sorted(name for name in mine if about.get(name) != mine[name]):
             got, expected = {name: _short(about.get(name)) for name in clashes}, {name: mine[name] for name in clashes}
             raise GenerationRefused(explain(where, got=got, expected=expected, fix=fix))
-        assert run is not None  # or its settings would be others
+        # Without a readable run all settings would have clashed above.
+        assert run is not None
         self.layout = self._state.layout = run.layout
         if store.size(self.layout.key("closed")) is not None:
             raise GenerationRefused(explain(where, got="a run that was closed", expected="an open one", fix=fix))
 
     def _catch_up(self, store: PatientStore, *, margin: int) -> bool:
-        """Load and follow until at most `margin` commits are ahead; whether weights were replaced."""
-        if read_commit(store, self.layout, self.place.step + margin) is None:
+        """Catch up to at most `margin` commits behind the others. Returns whether weights were replaced."""
+        if read_commit(store, self.layout, self.position.step + margin) is None:
             return False
         replaced = False
-        if self.functions and (newest := self._state.newest(store, self.place, margin=margin)) is not None:
-            self.place, replaced = newest, True
+        if self.functions and (newest := self._state.newest(store, self.position, margin=margin)) is not None:
+            self.position, replaced = newest, True
             self._comparisons.agreed = newest.step
-        while (commit := read_commit(store, self.layout, self.place.step + margin)) is not None:
-            here = commit if not margin else read_commit(store, self.layout, self.place.step)
+        while (commit := read_commit(store, self.layout, self.position.step + margin)) is not None:
+            here = commit if not margin else read_commit(store, self.layout, self.position.step)
             if here is None or not self._follow(store, here[1]):
-                store.put(self.layout.key("wanted", f"{self.place.rank:05d}"), b"")
+                # Somebody has to publish a state that is ahead of the commit that cannot be followed.
+                store.put(self.layout.key("wanted", f"{self.position.rank:05d}"), b"")
                 break
             replaced = bool(self.functions)
         return replaced
 
     def _follow(self, store: PatientStore, outcome: RoundOutcome) -> bool:
-        """Apply a commit without a round of my own."""
-        if outcome.base != self.place.base:
+        """Apply a commit without taking part in its round. Returns whether that was possible."""
+        if outcome.base != self.position.base:
             return False
         if self.functions:
             if self.follower is None:
                 return False
-            vector = self.vector(self.follower.blanks(self.place.step))
+            vector = self.vector(self.follower.blanks(self.position.step))
             round = self.running(store, vector, weight=0.0)
             if round.take(outcome) != "commit":
                 return False
-            self.follower.apply(self.place.step, vector.tensors)
+            self.follower.apply(self.position.step, vector.tensors)
         self._advance(outcome)
         return True
 
     def vector(self, tensors: list) -> RoundVector:
-        last = self.place.last
+        """Return the tensors of a round as a vector, cut into shards for the members of the last commit."""
+        last = self.position.last
         parties = self.settings.world_size if last is None else len(last.members)
         return RoundVector(tensors, parties=parties, shard_elements=max(1, self.settings.shard_bytes // 4))
 
     def running(self, store: PatientStore, vector: RoundVector, *, weight: float) -> RunningRound:
-        return RunningRound(store, self.layout, self.settings, self.place, vector, weight, self.pool)
+        """Return a round of the current step in which this replica can take part."""
+        return RunningRound(store, self.layout, self.settings, self.position, vector, weight, self.pool)
 
     def _advance(self, outcome: RoundOutcome) -> None:
-        position = self.place
+        position = self.position
         base = next_base(position.base, position.step, outcome) if self.functions else STATELESS
-        self.place = replace(position, step=position.step + 1, base=base, last=outcome, first_trial=0)
+        self.position = replace(position, step=position.step + 1, base=base, last=outcome, first_trial=0)
 
     def _weights_were_replaced(self, *, training: bool) -> None:
-        """What was trained from other weights has no weight until training has begun from the global ones."""
+        """Take part without weight until training has started from the global weights again.
+
+        What was trained from other weights must not be averaged.
+        """
         if self.follower is not None:
             self.follower.restore()
             self.healing = int(training)
         else:  # each round restores one fragment
             self.healing = self.num_fragments
 
-    def _after_a_void(self, ended: Ended) -> None:
-        self.place = replace(self.place, first_trial=ended.trials)
+    def _after_void(self, ended: Ended) -> None:
+        self.position = replace(self.position, first_trial=ended.trials)
         self._voids += 1
         if self.num_fragments == 1 or self.follower is not None:
             self.healing = max(0, self.healing - 1)
-        elif self._voids >= _MOST_VOIDS:
-            fix = "Give the outer loop to manager.follow(), which restores all fragments at once."
-            raise RoundError(f"round {self.place.step}: every replica was healed and none may be averaged. {fix}")
+        elif self._voids >= _MAX_VOIDS:
+            fix = "Pass the outer loop to manager.follow(), which restores all fragments at once."
+            raise RoundError(f"round {self.position.step}: every replica was healed and none may be averaged. {fix}")
 
 
 def _short(value: object) -> object:
-    """A value that somebody else wrote, for a message."""
+    """Return a value that another replica wrote, short enough for a message."""
     return value if value is None or isinstance(value, int) else str(value)[:80]
 
 
-# What is kept of a run, by rule: every seal and outcome; the means since the state before the last; few offers.
+# Which objects of a run are deleted: seals and outcomes never, means and offers after some rounds.
 
 KEPT_STATES = 2
+# "/00000012/" in a key; not "/12/"
 _STEP = re.compile(r"/(\d{8})/")
 
 
 class Retention:
-    """Deletes what nobody can need any more. Run by the first member, so that not everybody lists and deletes.
+    """Deletes what no replica can need any more. Only the first member runs it, which saves requests.
 
-    The shards of offers go after `keep_rounds` commits: they are needed to compute a damaged mean again. The means stay
-    as long as a replica may have to follow them: from the older of the two newest states on.
+    Shards of offers are deleted after `keep_rounds` commits: until then they may be needed to compute a damaged mean
+    again. Means are kept as long as a replica may have to follow them: from the older of the two newest states on.
     """
 
     def __init__(self, layout: Layout, keep_rounds: int) -> None:
         self._layout, self._keep_rounds = layout, keep_rounds
-        self._offers_from = self._means_from = -1  # not looked at yet
+        self._offers_from = self._means_from = -1  # -1: not looked up yet
 
     def sweep(self, store: PatientStore, step: int, names: Sequence[str]) -> None:
-        """Delete what a replica at this step leaves behind. `names` are the states that can be read, newest first."""
+        """Delete what a replica at this step no longer needs. `names` are the readable states, newest first."""
         for name in names[KEPT_STATES:]:
             store.delete([self._layout.key("states", name), *store.keys(self._layout.key("statedata", name))])
         kept_names = names[:KEPT_STATES]
@@ -407,7 +436,7 @@ class Retention:
         self._means_from = max(self._means_from, means_until)
 
     def _oldest(self, store: PatientStore) -> int:
-        """The first round of which there are shards: what was before, an earlier first member has swept."""
+        """Return the first round that still has shards: an earlier first member has deleted those before."""
         keys = store.keys(self._layout.key("d"))
         match = _STEP.search(keys[0].removeprefix(self._layout.key("d"))) if keys else None
         return int(match[1]) if match else 0

@@ -1,4 +1,17 @@
-"""A store seen through a round's patience: calls that fail for a moment are repeated until the round's time is over."""
+"""A store with patience, whose failing calls are repeated until a round's time is over; and the errors of rounds.
+
+    RoundError (RuntimeError)
+    ├── RoundTimeout (TimeoutError)     a round did not end in time; names the missing ranks
+    │   └── QuorumLeft                  so many replicas have finished that no round can be held any more
+    ├── RankTaken (ValueError)          another living process holds this rank
+    ├── Replaced                        another process took this rank while this one was away
+    ├── GenerationRefused (ValueError)  the prefix holds a run with other settings, or one that was closed
+    ├── StaleRound (ValueError)         the prefix holds rounds of an earlier run
+    ├── StateUnreadable                 no published state can be read, and the rounds since are gone
+    └── OfferUnreadable                 an offer of this replica cannot be read back, however often it is written
+
+A vector of another shape or type is a ShapeError; what a store refuses is a StoreError.
+"""
 
 from __future__ import annotations
 
@@ -28,24 +41,26 @@ class Traffic:
     sent: int = 0
     received: int = 0
     calls: int = 0
-    repeated: int = 0  # calls that failed and were made again
-    foreign: int = 0  # objects in the run's folders that are none of the protocol's
-    refused: int = 0  # reads whose bytes were not those promised
+    repeated: int = 0  # calls that failed and were repeated
+    foreign: int = 0  # objects in the run's folders that do not belong to the protocol
+    refused: int = 0  # reads whose bytes did not match their checksum, size or format
 
     def __post_init__(self) -> None:
+        # Requests of a round run in several threads.
         self._lock = Lock()
 
     def add(self, **counts: int) -> None:
+        """Add to the counts, from any thread."""
         with self._lock:
             for name, count in counts.items():
                 setattr(self, name, getattr(self, name) + count)
 
 
 class PatientStore:
-    """An ObjectStore whose calls are counted, and made again while the store is unavailable.
+    """An ObjectStore whose calls are counted, and repeated while the store is unavailable.
 
-    A repeated `create` may lose to itself: its answer was lost, not its write. So nobody here trusts what it returns;
-    whoever creates reads what is there.
+    A repeated `create` may lose to itself, if its write arrived and its answer was lost. So its return value is not
+    trusted: whoever creates a record reads it back.
     """
 
     def __init__(self, store: ObjectStore, traffic: Traffic, *, patience_s: float) -> None:
@@ -67,19 +82,20 @@ class PatientStore:
         return created
 
     def settle(self, key: str, record: bytes) -> bool:
-        """Create a record, unless somebody has; whether it is mine, and was read back.
+        """Create a record unless there is one. Returns whether it is mine and was read back.
 
-        Whoever created it knows what should be there, and may mend it.
+        The creator knows what the record should be, so it may repair it.
         """
         return self.create(key, record) and self.put_whole(key, record, written=True)
 
     def put_whole(self, key: str, data: bytes, *, written: bool = False) -> bool:
-        """Write an object and read it back, some times if need be; whether it is there."""
+        """Write an object and read it back, several times if need be. Returns whether it is there."""
         for _ in range(_WRITES):
             if not written:
                 self.put(key, data)
             if self._holds(key, data):
                 return True
+            # What was created could not be read back: from now on, write it again.
             written = False
         return False
 
@@ -110,6 +126,7 @@ class PatientStore:
             try:
                 return call()
             except StoreUnavailable:
+                # Other errors of a store, such as a denied request, would not go away.
                 if time.monotonic() + pause >= self._until:
                     raise
             self.traffic.add(repeated=1)
@@ -117,31 +134,16 @@ class PatientStore:
             pause = min(2 * pause, _LONGEST_PAUSE_S)
 
 
-# What can go wrong in a round, by name.
-#
-#     RoundError (RuntimeError)
-#     ├── RoundTimeout (TimeoutError)     a round did not end in time; says who is missing
-#     │   └── QuorumLeft                  so many replicas have finished that no round can be held any more
-#     ├── RankTaken (ValueError)          another living process holds this rank
-#     ├── Replaced                        another process took this rank while this one was away
-#     ├── GenerationRefused (ValueError)  the prefix holds a run of another shape, or one that was closed
-#     ├── StaleRound (ValueError)         the prefix holds rounds of an earlier run
-#     ├── StateUnreadable                 no published state could be read, and the rounds since are gone
-#     └── OfferUnreadable                 what this replica offers cannot be read back, however often it is written
-#
-# A vector of another shape or type is a ShapeError; what a store refuses is a StoreError.
-
-
 class RoundError(ComposerError, RuntimeError):
-    """A round of the protocol cannot go on for this replica."""
+    """A round cannot continue for this replica."""
 
 
 class RoundTimeout(RoundError, TimeoutError):
-    """A round did not end within its time."""
+    """A round did not end in time."""
 
 
 class QuorumLeft(RoundTimeout):
-    """So many replicas have finished that no round can be held any more: it is not waited for."""
+    """So many replicas have finished that no round can be held any more."""
 
 
 class RankTaken(RoundError, ValueError):
@@ -153,7 +155,7 @@ class Replaced(RoundError):
 
 
 class GenerationRefused(RoundError, ValueError):
-    """The prefix holds a run of another shape, or one that was closed."""
+    """The prefix holds a run with other settings, or one that was closed."""
 
 
 class StaleRound(RoundError, ValueError):
@@ -161,8 +163,8 @@ class StaleRound(RoundError, ValueError):
 
 
 class StateUnreadable(RoundError):
-    """No published state could be read, and the rounds since are gone."""
+    """No published state can be read, and the rounds since are gone."""
 
 
 class OfferUnreadable(RoundError):
-    """What this replica offers cannot be read back, and without it there is no quorum."""
+    """An offer of this replica cannot be read back, and without it there is no quorum."""

@@ -1,4 +1,4 @@
-"""How a run is doing, read from its store alone and without tensors."""
+"""Read how a run is doing from its store alone, without tensors."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from composer_replication.diloco.rounds.published import read_state
 from composer_replication.diloco.rounds.reading import (
     RoundReader,
     published_states,
-    ranks_that_left,
     read_commit,
+    read_departures,
     step_of,
 )
 from composer_replication.diloco.rounds.records import Layout, RoundOutcome
@@ -23,11 +23,11 @@ _PATIENCE_S = 30.0
 
 @dataclass(frozen=True)
 class RoundSummary:
-    """A round that was committed."""
+    """A committed round."""
 
     step: int
     members: tuple[int, ...]  # ranks
-    healed: tuple[int, ...]  # members without weight
+    healed: tuple[int, ...]  # ranks of members without weight
     seconds: float  # from the first offer of its committer to the commit
     num_bytes: int  # of all offers that count
 
@@ -40,19 +40,20 @@ class RunProgress:
     world_size: int
     step: int  # commits so far
     expected: tuple[int, ...]  # ranks that the open round waits for
-    offered: tuple[int, ...]  # ranks whose offers are there
-    left: tuple[int, ...]  # ranks that said goodbye
+    offered: tuple[int, ...]  # ranks that have offered to the open round
+    departed: tuple[int, ...]  # ranks that said goodbye
     state_step: int | None  # of the newest published state
-    foreign: int  # objects that are none of the protocol's
+    foreign: int  # objects that do not belong to the protocol
     rounds: tuple[RoundSummary, ...]  # the last ones, the newest at the end
 
     @property
     def members(self) -> tuple[int, ...]:
+        """The ranks of the last commit."""
         return self.rounds[-1].members if self.rounds else ()
 
     @property
     def stragglers(self) -> tuple[int, ...]:
-        """Who the others wait for."""
+        """The ranks that the others wait for."""
         return tuple(sorted(set(self.expected) - set(self.offered))) if self.offered else ()
 
     @property
@@ -61,7 +62,7 @@ class RunProgress:
 
 
 def read_progress(store: ObjectStore, generation: int = 0, *, num_rounds: int = 20) -> RunProgress:
-    """What `crf diloco` shows. GenerationRefused where there is no such run."""
+    """Return the progress of a run for `crf diloco`. Raises GenerationRefused if there is no such run."""
     patient = PatientStore(store, Traffic(), patience_s=_PATIENCE_S)
     run = find_run(patient, Layout(generation))
     if run is None:
@@ -73,6 +74,7 @@ def read_progress(store: ObjectStore, generation: int = 0, *, num_rounds: int = 
     rounds = tuple(_summary(at_step, commit[1]) for at_step, commit in commits if commit is not None)
     last = commits[-1][1] if commits else None
     view = RoundReader(patient, layout, step, world_size, last[1] if last else None).read()
+    # Names alone prove nothing, so the newest state whose record can be read counts.
     states = (name for name in published_states(patient, layout) if read_state(patient, layout, name) is not None)
     state = next(states, None)
     return RunProgress(
@@ -81,7 +83,7 @@ def read_progress(store: ObjectStore, generation: int = 0, *, num_rounds: int = 
         step=step,
         expected=tuple(sorted(view.expected)),
         offered=tuple(sorted({offer.id.rank for offer in view.offers})),
-        left=tuple(sorted(ranks_that_left(patient, layout).ranks)),
+        departed=tuple(sorted(read_departures(patient, layout).ranks)),
         state_step=None if state is None else step_of(state),
         foreign=patient.traffic.foreign,
         rounds=rounds,
@@ -89,14 +91,15 @@ def read_progress(store: ObjectStore, generation: int = 0, *, num_rounds: int = 
 
 
 def head(store: PatientStore, layout: Layout) -> int:
-    """Return the first step that is not committed: outcomes are never deleted, so a search by halves finds it.
+    """Return the first step that is not committed, by binary search: outcomes are never deleted.
 
-    A commit that cannot be read shows by the one after it.
+    A commit that cannot be read is recognized by the commit after it.
     """
 
     def is_committed(step: int) -> bool:
         return any(read_commit(store, layout, at_step) is not None for at_step in (step, step + 1))
 
+    # Double the upper bound until it is not committed, and then halve the interval.
     below, above = 0, 1
     while is_committed(above - 1):
         below, above = above, 2 * above

@@ -1,8 +1,8 @@
-"""A published state: what the registered functions save, as JSON for its structure and safetensors for its tensors.
+"""A published state: JSON for its structure, and safetensors for its tensors.
 
-Nothing that was read can run: the structure holds dicts, lists, plain values and numbers of tensors, and each chunk of
-tensors is compared with its checksum before it is parsed. Nothing is believed either: a record has bounds, and every
-number of every tensor comes exactly once, or the state counts as unreadable.
+Nothing in it can run code: the structure holds dicts, lists, plain values and numbers of tensors, and each chunk of
+tensors is compared with its checksum before it is parsed. A record is not trusted either: its fields have bounds, and
+every number of every tensor must come exactly once, or the state counts as unreadable.
 """
 
 from __future__ import annotations
@@ -22,24 +22,25 @@ from composer_replication.diloco.rounds.reading import READS, read_record, step_
 from composer_replication.diloco.rounds.records import (
     Layout,
     RecordError,
+    as_record_error,
+    checked_int,
+    checked_list,
+    checked_sha256,
+    checked_text,
     digest,
-    fields_of,
-    items,
     pack,
-    refusing,
-    sha256_of,
-    text,
-    whole,
+    unpack_fields,
 )
 from composer_replication.diloco.store import MissingObject, ObjectTooLarge
 from composer_replication.errors import InputError, ShapeError, explain
 
 CHUNK_BYTES = 16 * 2**20
 _HEADER_BYTES = 2**20  # more than safetensors needs for the names in a chunk
-_MOST_PIECES = 8192  # of tensors in a chunk: their names fit into its header
-_MOST_BYTES = 2**50
+_MAX_PIECES = 8192  # of tensors in a chunk, so that their names fit into its header
+_MAX_BYTES = 2**50
+# "3.1048576": tensor 3, from element 1,048,576 on; not "3"
 _PIECE = re.compile(r"(\d{1,9})\.(\d{1,15})")
-_MOST_GROWTH = 8  # a state has at most so many times the bytes of mine: optimizers keep a few numbers per parameter
+_MAX_GROWTH = 8  # a state may have 8 times the bytes of mine, because optimizers keep a few numbers per parameter
 _DTYPES = {str(dtype): dtype for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64)}
 _DTYPES |= {str(dtype): dtype for dtype in (torch.int32, torch.uint8, torch.int8, torch.bool)}
 _IN_FILES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "F64": torch.float64}
@@ -48,7 +49,7 @@ _IN_FILES |= {"I64": torch.int64, "I32": torch.int32, "U8": torch.uint8, "I8": t
 
 @dataclass(frozen=True)
 class PublishedState:
-    """The record of a state; `name` is where it lies."""
+    """The record of a published state; `name` is its key below `states`."""
 
     name: str
     step: int
@@ -59,25 +60,26 @@ class PublishedState:
 
     @property
     def numbers(self) -> str:
-        """Equal for two states exactly when all of their tensors are equal, to the bit."""
+        """A digest that is equal for two states exactly if all of their tensors are equal, to the bit."""
         return digest([self.spec, [sha256 for _, sha256 in self.chunks]])
 
     @property
     def digest(self) -> str:
+        """A digest of structure and tensors."""
         return digest([self.structure, self.spec, [sha256 for _, sha256 in self.chunks]])
 
 
 def describe(flat: Flat, *, name: str, step: int, base: str = "") -> PublishedState:
-    """The record of a state, without writing anything."""
+    """Return the record of a state, without writing anything."""
     sums = [[len(chunk), hashlib.sha256(chunk).hexdigest()] for chunk in _chunks(flat)]
     return PublishedState(name, step, base, flat.structure, flat.outline().spec, sums)
 
 
 def publish(store: PatientStore, layout: Layout, flat: Flat, state: PublishedState) -> None:
-    """Chunks first and then the record: a state is there as a whole or not at all.
+    """Write the chunks and then the record, so that a state is there as a whole or not at all.
 
-    All of it is read back. What a replica offers can be offered anew when it is damaged; the first state of a run, and
-    the last of one that ended, nobody can write again.
+    Everything is read back. A damaged offer can be offered again, but nobody can write the first state of a run again,
+    or the last one of a run that has ended.
     """
     for index, chunk in enumerate(_chunks(flat)):
         store.put_whole(_chunk_key(layout, state.name, index), chunk)
@@ -86,15 +88,15 @@ def publish(store: PatientStore, layout: Layout, flat: Flat, state: PublishedSta
 
 
 def read_state(store: PatientStore, layout: Layout, name: str) -> PublishedState | None:
-    """The record of a state; None where it cannot be read."""
+    """Return the record of a state; None if it cannot be read."""
 
     def checked(at: str, data: bytes) -> PublishedState:
-        content = fields_of("state", at, data, "step", "base", "structure", "spec", "chunks")
-        with refusing("state"):
+        content = unpack_fields("state", at, data, "step", "base", "structure", "spec", "chunks")
+        with as_record_error("state"):
             if content["step"] != step_of(name):
                 raise ValueError(f"step {str(content['step'])[:40]} at the place of {name}")
-            sizes = [_bytes_of(spec) for spec in items(content["spec"], MOST_TENSORS)]
-            text(content["base"])
+            sizes = [_bytes_of(spec) for spec in checked_list(content["spec"], MAX_TENSORS)]
+            checked_text(content["base"])
             _check_chunks(content["chunks"], sizes)
             tensor_numbers = sorted(_tensors_in(content["structure"]))
             if tensor_numbers != list(range(len(sizes))):
@@ -105,7 +107,7 @@ def read_state(store: PatientStore, layout: Layout, name: str) -> PublishedState
 
 
 def fetch(store: PatientStore, layout: Layout, state: PublishedState, mine: _Outline) -> Any | None:
-    """What was saved; None where a chunk cannot be read. ShapeError where it is the state of another model."""
+    """Return what was saved; None if a chunk cannot be read. Raises ShapeError for the state of another model."""
     _refuse_another_model(state, mine)
     filling = _Filling([torch.empty(shape, dtype=_DTYPES[dtype]) for shape, dtype in state.spec])
     try:
@@ -114,21 +116,23 @@ def fetch(store: PatientStore, layout: Layout, state: PublishedState, mine: _Out
             if data is None:
                 return None
             filling.add(data)
-        return unflatten(state.structure, filling.whole())
+        return unflatten(state.structure, filling.full_tensors())
     except RecordError:
         store.traffic.add(refused=1)
         return None
 
 
 class _Filling:
-    """Tensors that are filled piece by piece, from the first number of the first one to the last of the last."""
+    """Tensors that are filled piece by piece, from the first element of the first one to the last of the last one."""
 
     def __init__(self, tensors: list[Tensor]) -> None:
         self._tensors = tensors
-        self._number = self._start = 0  # where the next piece belongs
+        # Tensor and element where the next piece belongs.
+        self._number = self._start = 0
         self._go_on()
 
     def add(self, chunk: bytes) -> None:
+        """Copy the pieces of a chunk. Raises RecordError if they are not exactly the next ones."""
         pieces = _pieces(chunk)
         named_matches = [(match, name) for name in pieces if (match := _PIECE.fullmatch(name))]
         if len(named_matches) != len(pieces):
@@ -136,7 +140,8 @@ class _Filling:
         for number, start, name in sorted((int(match[1]), int(match[2]), name) for match, name in named_matches):
             self._fill(number, start, pieces[name])
 
-    def whole(self) -> list[Tensor]:
+    def full_tensors(self) -> list[Tensor]:
+        """Return the tensors. Raises RecordError if they are not full."""
         if self._number < len(self._tensors):
             raise RecordError("a state whose chunks leave numbers out")
         return self._tensors
@@ -152,16 +157,16 @@ class _Filling:
         self._go_on()
 
     def _go_on(self) -> None:
-        """To the next tensor that is not full."""
+        """Move on to the next tensor that is not full."""
         while self._number < len(self._tensors) and self._start == self._tensors[self._number].numel():
             self._number, self._start = self._number + 1, 0
 
 
 def _pieces(chunk: bytes) -> dict[str, Tensor]:
-    """The tensors of a chunk, by name.
+    """Return the tensors of a chunk, by name.
 
-    A header may have types that torch has none for and, beside a zero, numbers that no shape of torch holds. So what
-    safetensors has measured against the bytes is looked at before a tensor is made of it.
+    A header may have types that torch does not know, and sizes that no torch shape can hold if another size is 0. So
+    the entries that safetensors returns are checked before a tensor is made of them.
     """
     import safetensors
 
@@ -177,15 +182,15 @@ def _pieces(chunk: bytes) -> dict[str, Tensor]:
 
 def _refuse_another_model(state: PublishedState, mine: _Outline) -> None:
     sizes = [torch.Size(shape).numel() * _DTYPES[dtype].itemsize for shape, dtype in state.spec if dtype in _DTYPES]
-    fits = len(sizes) == len(state.spec) and sum(sizes) <= _MOST_GROWTH * mine.num_bytes + _HEADER_BYTES
+    fits = len(sizes) == len(state.spec) and sum(sizes) <= _MAX_GROWTH * mine.num_bytes + _HEADER_BYTES
     if not fits or not _covers(state.structure, state.spec, mine.structure, mine.spec):
         what = f"published state of step {state.step}"
-        fix = "All replicas need the same model and fragments; another model needs another generation."
-        raise ShapeError(explain(what, got="other tensors", expected="those that I save", fix=fix))
+        fix = "Use the same model and fragments at all replicas, and another generation for another model."
+        raise ShapeError(explain(what, got="other tensors", expected="those of this replica", fix=fix))
 
 
 def _covers(theirs: Any, their_spec: list[list[Any]], mine: Any, my_spec: list[list[Any]]) -> bool:
-    """Whether each tensor of mine is in the state, with its shape and type. An optimizer may hold more by now."""
+    """Return whether the state has all tensors of mine, in shape and type. An optimizer may hold more by then."""
     if "tensor" in mine:
         return "tensor" in theirs and their_spec[theirs["tensor"]] == my_spec[mine["tensor"]]
     if "dict" in mine:
@@ -195,18 +200,20 @@ def _covers(theirs: Any, their_spec: list[list[Any]], mine: Any, my_spec: list[l
 
 
 def _chunks(flat: Flat) -> Iterator[bytes]:
-    """Safetensors files of CHUNK_BYTES at most; a name is the tensor's number and where in it the piece begins."""
+    """Yield safetensors files of at most CHUNK_BYTES. A name is a tensor's number and the piece's first element."""
     import safetensors.torch
 
     pieces: dict[str, Tensor] = {}
     size = 0
+    # Large tensors are cut, small ones share a chunk, so that neither bytes nor requests get too many.
     for number, tensor in enumerate(flat.tensors):
         whole = tensor.cpu().contiguous().view(-1)
         for start in range(0, whole.numel(), most := max(1, CHUNK_BYTES // tensor.element_size())):
             piece = whole[start : start + most]
-            if size and (size + piece.numel() * piece.element_size() > CHUNK_BYTES or len(pieces) >= _MOST_PIECES):
+            if size and (size + piece.numel() * piece.element_size() > CHUNK_BYTES or len(pieces) >= _MAX_PIECES):
                 yield safetensors.torch.save(pieces)
                 pieces, size = {}, 0
+            # A copy, because safetensors refuses tensors that share memory.
             pieces[f"{number}.{start}"] = piece.clone()
             size += piece.numel() * piece.element_size()
     if pieces:
@@ -214,22 +221,23 @@ def _chunks(flat: Flat) -> Iterator[bytes]:
 
 
 def _bytes_of(spec: Any) -> int:
-    shape, dtype = items(spec, 2)
+    shape, dtype = checked_list(spec, 2)
     if not isinstance(dtype, str) or dtype not in _DTYPES:
         raise ValueError(f"the type {str(dtype)[:40]!r} of a tensor")
-    sizes = [whole(size, below=_MOST_BYTES) for size in items(shape, MOST_DEPTH)]
-    # torch multiplies the sizes of an empty tensor too, for its strides: a zero must not hide the others.
-    whole(math.prod(max(1, size) for size in sizes), below=_MOST_BYTES)
-    return whole(math.prod(sizes) * _DTYPES[dtype].itemsize, below=_MOST_BYTES)
+    sizes = [checked_int(size, below=_MAX_BYTES) for size in checked_list(shape, MAX_DEPTH)]
+    # torch also multiplies the sizes of an empty tensor, for its strides, so a zero must not hide the other sizes.
+    checked_int(math.prod(max(1, size) for size in sizes), below=_MAX_BYTES)
+    return checked_int(math.prod(sizes) * _DTYPES[dtype].itemsize, below=_MAX_BYTES)
 
 
 def _check_chunks(chunks: Any, sizes: Sequence[int]) -> None:
-    """Each of a size that a chunk may have, and not more of them than the tensors need."""
+    """Raise ValueError for a chunk of an impossible size, or if there are more chunks than the tensors need."""
+    # Every chunk has at least one piece, and a tensor is cut into as many pieces as it fills chunks.
     most = sum(-(-size // CHUNK_BYTES) for size in sizes)
-    for size, sha256 in (items(chunk, 2) for chunk in items(chunks, most)):
-        if not whole(size, below=CHUNK_BYTES + _HEADER_BYTES):
+    for size, sha256 in (checked_list(chunk, 2) for chunk in checked_list(chunks, most)):
+        if not checked_int(size, below=CHUNK_BYTES + _HEADER_BYTES):
             raise ValueError("a chunk of no bytes")
-        sha256_of(sha256)
+        checked_sha256(sha256)
 
 
 def _read_chunk(store: PatientStore, key: str, size: int, sha256: str) -> bytes | None:
@@ -253,9 +261,9 @@ def _content(state: PublishedState) -> dict[str, Any]:
     return {**fields, "spec": state.spec, "chunks": state.chunks}
 
 
-# What registered functions save, as a structure of dicts, lists and plain values, and the tensors in it.
+# What registered functions save, split into a structure of dicts, lists and plain values, and its tensors.
 
-MOST_TENSORS, MOST_DEPTH = 10**7, 64
+MAX_TENSORS, MAX_DEPTH = 10**7, 64
 _PLAIN = (type(None), bool, int, float, str)
 
 
@@ -271,6 +279,7 @@ class Flat:
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors)
 
     def outline(self) -> _Outline:
+        """Return the state without its numbers."""
         spec = [[list(tensor.shape), str(tensor.dtype)] for tensor in self.tensors]
         return _Outline(self.structure, spec, self.num_bytes)
 
@@ -285,11 +294,13 @@ class _Outline:
 
 
 def flatten(state: Any) -> Flat:
+    """Split a state into structure and tensors. Raises InputError for objects of other types."""
     tensors: list[Tensor] = []
     return Flat(_structure(state, tensors), tuple(tensors))
 
 
 def unflatten(structure: Any, tensors: Sequence[Tensor]) -> Any:
+    """Return the state of a structure and its tensors."""
     (tag, content), *rest = structure.items()
     if rest:
         raise RecordError(f"a structure with the tags {sorted(structure)}")
@@ -326,19 +337,19 @@ def _key(key: object) -> int | str:
     raise InputError(explain("key of a state", got=repr(key), expected="text or an integer"))
 
 
-def _tensors_in(structure: Any, depth: int = MOST_DEPTH) -> Iterator[int]:
-    """The numbers of a structure's tensors; ValueError where it holds anything else than `flatten` makes."""
+def _tensors_in(structure: Any, depth: int = MAX_DEPTH) -> Iterator[int]:
+    """Yield the numbers of a structure's tensors. Raises ValueError for anything that `flatten` does not write."""
     if not depth or not isinstance(structure, dict) or len(structure) != 1:
         raise ValueError(f"{str(structure)[:40]!r} in a structure, or one too deep")
     ((tag, content),) = structure.items()
     if tag == "tensor":
-        yield whole(content, below=MOST_TENSORS)
+        yield checked_int(content, below=MAX_TENSORS)
     elif tag == "dict":
-        for key, inner in (items(pair, 2) for pair in items(content, MOST_TENSORS)):
+        for key, inner in (checked_list(pair, 2) for pair in checked_list(content, MAX_TENSORS)):
             _key(key)
             yield from _tensors_in(inner, depth - 1)
     elif tag in ("list", "tuple"):
-        for inner in items(content, MOST_TENSORS):
+        for inner in checked_list(content, MAX_TENSORS):
             yield from _tensors_in(inner, depth - 1)
     elif tag != "value" or not isinstance(content, _PLAIN):
         raise ValueError(f"the tag {str(tag)[:40]!r} in a structure")

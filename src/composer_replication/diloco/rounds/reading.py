@@ -1,4 +1,4 @@
-"""A round as it lies in the store, read into what `decide` takes."""
+"""Read a round from the store into the view that `decide` takes, and other records that say who is in a run."""
 
 from __future__ import annotations
 
@@ -13,41 +13,42 @@ from composer_replication.diloco.rounds.decide import (
     Attempt,
     Offer,
     RoundView,
-    after_the_outcome,
-    after_the_seal,
     expected_ranks,
-    how_it_ended,
+    resolve_attempt,
+    view_with_outcome,
+    view_with_seal,
 )
 from composer_replication.diloco.rounds.patience import PatientStore
 from composer_replication.diloco.rounds.records import (
-    MOST_RECORD_BYTES,
-    MOST_TRIALS,
+    MAX_COUNTER,
+    MAX_RECORD_BYTES,
     Layout,
     Manifest,
     OfferId,
     RecordError,
     RoundOutcome,
     Seal,
+    as_record_error,
+    checked_int,
     digest,
-    fields_of,
     pack,
     parse_mean,
     parse_offer,
     parse_outcome,
     parse_state,
-    refusing,
     unpack,
+    unpack_fields,
     unpack_manifest,
     unpack_outcome,
     unpack_seal,
-    whole,
 )
 from composer_replication.diloco.store import MissingObject, ObjectTooLarge
 from composer_replication.errors import explain
 
 T = TypeVar("T")
-READS = 3  # before bytes count as unreadable: what was damaged on its way is whole the next time
-_CLAIM = re.compile(r"\d{1,9}")  # "0"
+READS = 3  # tries before bytes count as unreadable: bytes that were damaged on their way are whole the next time
+# "0" and "12"; not "-1"
+_CLAIM = re.compile(r"\d{1,9}")
 
 
 class Goodbye(NamedTuple):
@@ -59,13 +60,13 @@ class Goodbye(NamedTuple):
 
 @dataclass(frozen=True)
 class Departures:
-    """Ranks whose latest process said goodbye, and the steps of those whose process had finished."""
+    """The ranks whose latest process said goodbye, and the steps of those that had finished."""
 
     ranks: frozenset[int] = frozenset()
     finished_at: Mapping[int, int] = field(default_factory=dict)
 
     def finished_for(self, commits: int | None) -> frozenset[int]:
-        """Return the ranks that have finished, for a replica that needs so many commits (None: nobody knows).
+        """Return the ranks that have finished, for a replica that needs so many commits (None: unknown).
 
         A rank that finished a shorter run is not among them: whoever extends the run starts it again.
         """
@@ -74,17 +75,17 @@ class Departures:
 
 @dataclass
 class RoundReader:
-    """Reads one round again and again; what cannot change any more is kept."""
+    """Reads one round repeatedly, and keeps what cannot change any more."""
 
     store: PatientStore
     layout: Layout
     step: int
     world_size: int
     last: RoundOutcome | None  # the commit before
-    spec: str = ""  # of my vector, and how many shards it has
+    spec: str = ""  # of the vector of this replica
     num_shards: int = 0
     pool: ThreadPoolExecutor | None = None
-    commits: int | None = None  # that this replica needs; None where nobody knows
+    commits: int | None = None  # how many this replica needs; None if unknown
     manifests: dict[OfferId, tuple[str, Manifest]] = field(default_factory=dict)
     mean_shas: dict[int, dict[int, str]] = field(default_factory=dict)  # by attempt and shard
     _ended: list[RoundOutcome] = field(default_factory=list)
@@ -94,15 +95,16 @@ class RoundReader:
     _here: set[int] = field(default_factory=set)
 
     def read(self) -> RoundView:
-        """The round as the store shows it now."""
+        """Return the round as the store shows it now."""
         prefix = self.layout.round(self.step)
-        self._ask_who_left()
+        self._ask_for_departures()
         names = {key.removeprefix(f"{prefix}/") for key in self.store.keys(prefix)}
         open_attempt = self._read_outcomes(names)
         attempt, outcome = len(self._ended), open_attempt.outcome
         self._read_manifests(names)
         seal = self._read_seal(names, attempt) if outcome is None else None
-        if self._seal is not None and self._seal[0] == attempt:  # also when it is over: foreign names are counted
+        # Also when the attempt is over, so that foreign names are counted.
+        if self._seal is not None and self._seal[0] == attempt:
             self._list_means(names, attempt, self._seal[1])
         return RoundView(
             expected=self._expected(names),
@@ -111,44 +113,45 @@ class RoundReader:
             seal=seal,
             means=frozenset(self.mean_shas.get(attempt, ())),
             outcome=outcome,
-            left=self.departures().ranks,
+            departed=self.departures().ranks,
             finished=self.departures().finished_for(self.commits),
             slot=open_attempt.slot,
             abort=open_attempt.abort,
         )
 
     def has_a_later_round(self) -> bool:
-        """Return whether some replica has offered to the round after this one, which only a commit leads to."""
+        """Return whether some replica has offered to the next round, which only a commit leads to."""
         prefix = self.layout.round(self.step + 1, "offer")
         offers = (parse_offer(key.removeprefix(f"{prefix}/")) for key in self.store.keys(prefix))
         return any(offer is not None and self._manifest(self.step + 1, offer) is not None for offer in offers)
 
     def departures(self) -> Departures:
-        """Return who has left, by the latest answer to that."""
-        return self._ask_who_left().result()
+        """Return who has left, by the latest answer."""
+        return self._ask_for_departures().result()
 
-    def forget_who_left(self) -> None:
-        """Ask again at the next look who has left."""
+    def forget_departures(self) -> None:
+        """Let the next read ask again who has left."""
         self._departures = None
 
-    def sealed(self, seen: RoundView, *, mine: bytes | None) -> RoundView | None:
-        """What was seen, with the seal that I tried to create: one request for it, and none where it is mine.
+    def sealed(self, view: RoundView, *, mine: bytes | None) -> RoundView | None:
+        """Return the view with the seal of the attempt, after this replica tried to create it.
 
-        None where the round has to be read anew.
+        `mine` is the record that was created here and read back; None if another replica was first, so that its record
+        is read. Returns None if the round has to be read again.
         """
-        seal = self._known(self.layout.seal(self.step, seen.attempt), mine, self._fitting_seal)
+        seal = self._known(self.layout.seal(self.step, view.attempt), mine, self._fitting_seal)
         if seal is None:
             return None
-        self._seal = (seen.attempt, seal)
-        return after_the_seal(seen, seal)
+        self._seal = (view.attempt, seal)
+        return view_with_seal(view, seal)
 
-    def ended(self, seen: RoundView, *, mine: bytes | None) -> RoundView | None:
-        """The same for the outcome that I tried to create."""
-        outcome = self._known(self.layout.outcome(self.step, seen.attempt, seen.slot), mine, unpack_outcome)
-        return None if outcome is None else after_the_outcome(seen, outcome)
+    def ended(self, view: RoundView, *, mine: bytes | None) -> RoundView | None:
+        """Return the view with the outcome of the attempt, as `sealed` does for the seal."""
+        outcome = self._known(self.layout.outcome(self.step, view.attempt, view.slot), mine, unpack_outcome)
+        return None if outcome is None else view_with_outcome(view, outcome)
 
     def _known(self, key: str, mine: bytes | None, unpack: Callable[[str, bytes], T]) -> T | None:
-        """A record that I wrote and read back, or else what another wrote in its place. Mine is checked, too."""
+        """Return the content of my record, or of the one that another replica wrote. Mine is checked, too."""
         if mine is None:
             return read_record(self.store, self.layout, key, unpack)
         try:
@@ -157,7 +160,7 @@ class RoundReader:
             return None
 
     def _read_outcomes(self, names: set[str]) -> Attempt:
-        """Return the first attempt that did not end without a commit; keep the outcomes of those that did."""
+        """Return the first attempt that is open or committed, and keep the outcomes of those before."""
         slots: dict[int, list[int]] = {}
         for name in names:
             if name.startswith("out/") and (parsed := parse_outcome(name.removeprefix("out/"))) is not None:
@@ -169,6 +172,7 @@ class RoundReader:
             self._ended.append(attempt.outcome)
 
     def _read_attempt(self, attempt: int, slots: list[int]) -> Attempt:
+        # A slot without an outcome is one that cannot be read, or that was skipped; both count as None.
         outcomes: list[RoundOutcome | None] = [None] * (slots[-1] + 1 if slots else 0)
         for slot in slots:
             outcome = self._outcomes.get((attempt, slot)) or read_record(
@@ -176,7 +180,7 @@ class RoundReader:
             )
             if outcome is not None:
                 outcomes[slot] = self._outcomes[attempt, slot] = outcome
-        return how_it_ended(outcomes)
+        return resolve_attempt(outcomes)
 
     def _read_manifests(self, names: set[str]) -> None:
         unread: list[OfferId] = []
@@ -191,7 +195,7 @@ class RoundReader:
         list((self.pool.map if self.pool and len(unread) > 1 else map)(self._read_manifest, unread))
 
     def _read_manifest(self, offer: OfferId) -> None:
-        """One that cannot be read is not there: its owner will see that too, and write it again."""
+        """Read a manifest. One that cannot be read counts as missing: its owner will notice, and write it again."""
 
         if (manifest := self._manifest(self.step, offer)) is not None:
             self.manifests[offer] = digest(asdict(manifest)), manifest
@@ -221,7 +225,7 @@ class RoundReader:
         return self._seal[1]
 
     def _fitting_seal(self, at: str, data: bytes) -> Seal:
-        """A seal whose mean has as many shards as the vectors that it counts."""
+        """Return a seal. Raises RecordError if it has another number of shards than the vectors it counts."""
         seal = unpack_seal(at, data)
         if seal.weight and seal.spec == self.spec and seal.num_shards != self.num_shards:
             raise RecordError(explain("shards of a seal", got=seal.num_shards, expected=self.num_shards))
@@ -237,6 +241,7 @@ class RoundReader:
                 self.store.traffic.add(foreign=1)
 
     def _expected(self, names: set[str]) -> frozenset[int]:
+        """Return the ranks to wait for. A "here" record is read once, and then remembered."""
         names_here = {name.removeprefix("here/") for name in names if name.startswith("here/")}
         ranks = {int(name) for name in names_here if name.isdigit()} & set(range(self.world_size))
         for rank in ranks - self._here:
@@ -244,34 +249,35 @@ class RoundReader:
                 self._here.add(rank)
         return expected_ranks(self.last, self._here, self.departures().ranks, self.world_size)
 
-    def _ask_who_left(self) -> Future[Departures]:
-        """Once until it is forgotten, and where there are threads beside the first listing."""
+    def _ask_for_departures(self) -> Future[Departures]:
+        """Return who has left. It is read once until it is forgotten, in the background if there is a pool."""
         if self._departures is None:
             if self.pool is not None:
-                self._departures = self.pool.submit(ranks_that_left, self.store, self.layout)
+                self._departures = self.pool.submit(read_departures, self.store, self.layout)
             else:
-                departures = ranks_that_left(self.store, self.layout)  # where it fails, the next look asks again
+                # If this raises, the next look asks again.
+                departures = read_departures(self.store, self.layout)
                 self._departures = Future()
                 self._departures.set_result(departures)
         return self._departures
 
 
 def _no_fields(kind: str) -> Callable[[str, bytes], bool]:
-    """Return a reader of records that say nothing but where they belong."""
-    return lambda at, data: fields_of(kind, at, data) == {}
+    """Return a reader for records whose only content is their address."""
+    return lambda at, data: unpack_fields(kind, at, data) == {}
 
 
 def read_record(store: PatientStore, layout: Layout, key: str, unpack: Callable[[str, bytes], T]) -> T | None:
-    """Return a record that belongs at this key; None where it is unreadable, belongs elsewhere or is gone."""
+    """Return the record at a key; None if it is unreadable, belongs elsewhere or is missing."""
     return _read(store, layout, key, unpack)[0]
 
 
 def _read(store: PatientStore, layout: Layout, key: str, unpack: Callable[[str, bytes], T]) -> tuple[T | None, bool]:
-    """Return the record, and whether there is anything at its key."""
+    """Return the record, and whether there is any object at its key."""
     at = layout.address(key)
     for _ in range(READS):
         try:
-            return unpack(at, store.get(key, most_bytes=MOST_RECORD_BYTES)), True
+            return unpack(at, store.get(key, most_bytes=MAX_RECORD_BYTES)), True
         except RecordError:
             store.traffic.add(refused=1)
         except MissingObject:
@@ -283,10 +289,10 @@ def _read(store: PatientStore, layout: Layout, key: str, unpack: Callable[[str, 
 
 
 def read_commit(store: PatientStore, layout: Layout, step: int) -> tuple[int, RoundOutcome] | None:
-    """Return how a round was committed, and in which attempt; None where it was not, or not yet.
+    """Return the attempt in which a round was committed, and its outcome; None if it was not, or not yet.
 
-    There is one commit at most, so any that can be read is it: only where the first outcome is something else are the
-    others listed.
+    There is at most one commit, so any that can be read is the one. The outcomes are listed only if the first one is no
+    commit.
     """
     first, is_there = _read(store, layout, layout.outcome(step, 0), unpack_outcome)
     if not is_there or (first is not None and first.result == "commit"):
@@ -301,7 +307,7 @@ def read_commit(store: PatientStore, layout: Layout, step: int) -> tuple[int, Ro
 
 
 def newest_claim(store: PatientStore, layout: Layout, rank: int, *, after: int = -1) -> int | None:
-    """Return the newest claim on a rank, by its number; None where no process has made one after that one."""
+    """Return the number of the newest claim on a rank; None if there is none after `after`."""
     numbers = sorted((claim for claim in claim_numbers(store, layout, rank) if claim > after), reverse=True)
     is_claim = functools.partial(unpack, "claim")
     return next((claim for claim in numbers if read_record(store, layout, layout.claim(rank, claim), is_claim)), None)
@@ -313,11 +319,12 @@ def claim_numbers(store: PatientStore, layout: Layout, rank: int) -> list[int]:
     return [int(name) for name in names if _CLAIM.fullmatch(name)]
 
 
-def ranks_that_left(store: PatientStore, layout: Layout) -> Departures:
+def read_departures(store: PatientStore, layout: Layout) -> Departures:
     """Return the ranks whose latest process said goodbye."""
     ranks: set[int] = set()
     finished_at: dict[int, int] = {}
-    for key in store.keys(layout.left()):
+    # A goodbye of an older claim says nothing: a newer process holds the rank.
+    for key in store.keys(layout.goodbye()):
         who = _rank_and_claim(key.rpartition("/")[2])
         goodbye = None if who is None else read_goodbye(store, layout, who.rank, who.claim)
         if who is None or goodbye is None or newest_claim(store, layout, who.rank, after=who.claim) is not None:
@@ -329,8 +336,8 @@ def ranks_that_left(store: PatientStore, layout: Layout) -> Departures:
 
 
 def read_goodbye(store: PatientStore, layout: Layout, rank: int, claim: int) -> Goodbye | None:
-    """Return the goodbye of a process; None where it has not said it."""
-    return read_record(store, layout, layout.left(rank, claim), _goodbye)
+    """Return the goodbye of a process; None if there is none."""
+    return read_record(store, layout, layout.goodbye(rank, claim), _goodbye)
 
 
 def pack_goodbye(at: str, goodbye: Goodbye) -> bytes:
@@ -338,7 +345,7 @@ def pack_goodbye(at: str, goodbye: Goodbye) -> bytes:
     return pack("goodbye", at, goodbye._asdict())
 
 
-def ranks_that_joined(store: PatientStore, layout: Layout) -> set[int]:
+def joined_ranks(store: PatientStore, layout: Layout) -> set[int]:
     """Return the ranks that some process has claimed."""
     prefix = layout.key("claims")
     names = {key.removeprefix(f"{prefix}/").partition("/")[0] for key in store.keys(prefix)}
@@ -346,24 +353,26 @@ def ranks_that_joined(store: PatientStore, layout: Layout) -> set[int]:
 
 
 def _rank_and_claim(name: str) -> OfferId | None:
+    # A goodbye's name lacks the trial, so that with one it reads as an offer.
     return parse_offer(f"{name}.0")
 
 
 def _goodbye(at: str, data: bytes) -> Goodbye:
-    content = fields_of("goodbye", at, data, *Goodbye._fields)
-    with refusing("goodbye"):
+    content = unpack_fields("goodbye", at, data, *Goodbye._fields)
+    with as_record_error("goodbye"):
         if not isinstance(content["finished"], bool):
             raise ValueError("neither true nor false")
-        return Goodbye(content["finished"], whole(content["step"], below=MOST_TRIALS))
+        return Goodbye(content["finished"], checked_int(content["step"], below=MAX_COUNTER))
 
 
 def published_states(store: PatientStore, layout: Layout) -> list[str]:
-    """Names of the states that are there, the newest first."""
+    """Return the names of the published states, newest first."""
     prefix = layout.key("states")
     names = [key.removeprefix(f"{prefix}/") for key in store.keys(prefix)]
     return sorted((name for name in names if parse_state(name)), reverse=True)
 
 
 def step_of(name: str) -> int:
+    """Return the step in the name of a state; -1 for another name."""
     parsed = parse_state(name)
     return parsed[0] if parsed else -1

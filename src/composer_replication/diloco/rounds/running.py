@@ -1,4 +1,8 @@
-"""One round of one replica: read, decide, act, until it is over. `decide` has the rules; here is the work."""
+"""Run one round of one replica: read the store, let `decide` choose an action, perform it, and repeat.
+
+`decide` has the rules of the protocol. This module does the work: it watches the clocks, writes offers, seals and
+outcomes, averages shards, and copies the committed mean into the tensors.
+"""
 
 from __future__ import annotations
 
@@ -53,8 +57,8 @@ from composer_replication.diloco.rounds.patience import (
 )
 from composer_replication.diloco.rounds.reading import READS, RoundReader
 from composer_replication.diloco.rounds.records import (
-    MOST_MAGNITUDE,
-    MOST_RANKS,
+    MAX_MAGNITUDE,
+    MAX_RANKS,
     Layout,
     Manifest,
     Member,
@@ -69,8 +73,8 @@ from composer_replication.diloco.rounds.records import (
 )
 from composer_replication.diloco.rounds.vectors import (
     RoundVector,
-    fair,
     largest_of,
+    scaled_weights,
     spec_of,
     weighted_mean,
 )
@@ -88,12 +92,12 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _ASK_AFTER_POLLS = 3
-_MOST_RETURN_S = 4.0  # a late replica of a run that has ended ends within 5 s
+_MAX_RETURN_S = 4.0  # so that a late replica of a finished run ends within 5 s
 
 
 @dataclass(frozen=True)
 class RoundSettings:
-    """What all replicas of a run agree on, and how long this one waits."""
+    """Settings of a run's rounds: what all replicas agree on, and how long this one waits."""
 
     world_size: int
     min_replicas: int
@@ -105,40 +109,42 @@ class RoundSettings:
     mean_payload: PayloadKind
     shard_bytes: int
     parallel: int
-    judges_sizes: bool = True  # whether an offer far beyond the others' is left out
+    excludes_outliers: bool = True  # whether offers far larger than the others' get no weight
 
     def __post_init__(self) -> None:
-        if self.world_size >= MOST_RANKS:  # its members would not fit into a record
-            raise InputError(explain("world_size", got=f"{self.world_size:,}", expected=f"fewer than {MOST_RANKS:,}"))
+        # More members would not fit into a record.
+        if self.world_size >= MAX_RANKS:
+            raise InputError(explain("world_size", got=f"{self.world_size:,}", expected=f"fewer than {MAX_RANKS:,}"))
 
     @property
     def kinds(self) -> tuple[PayloadKind, PayloadKind]:
+        """The payload kinds of offers and of means."""
         return self.payload, self.mean_payload
 
     def return_grace_s(self, commits: int | None) -> float:
-        """Return how long a replica waits for peers that have finished, where no quorum can come without them.
+        """Return how long a replica waits for finished peers to come back when there is no quorum without them.
 
-        One that knows how many commits it needs does not wait: peers that need more than those do not count as
-        finished. For one that does not know, they may have been stopped for a moment, or be started again for more.
+        A replica that knows how many commits it needs does not wait: peers that need more than those do not count as
+        finished. For one that does not know, a peer may only be paused, or may be restarted for more commits.
         """
-        return 0.0 if commits is not None else min(self.first_grace_s, _MOST_RETURN_S)
+        return 0.0 if commits is not None else min(self.first_grace_s, _MAX_RETURN_S)
 
     def threads(self) -> ThreadPoolExecutor:
-        """For requests: `parallel` of them each way."""
+        """Return a thread pool for requests: `parallel` of them in each direction."""
         return ThreadPoolExecutor(2 * self.parallel, thread_name_prefix="diloco")
 
 
 @dataclass(frozen=True)
 class RunPosition:
-    """Where in its run a replica stands."""
+    """Where a replica is in its run: its claim, its step, and the history of commits that its weights come from."""
 
     rank: int
     claim: int
     step: int = 0
     base: str = ""
-    last: RoundOutcome | None = None  # the commit that led here
+    last: RoundOutcome | None = None  # the commit that led to this step
     first_trial: int = 0
-    commits: int | None = None  # that the run needs, where that was said
+    commits: int | None = None  # how many the run needs; None if unknown
 
 
 Result = Literal["commit", "void", "heal", "over"]
@@ -146,9 +152,9 @@ Result = Literal["commit", "void", "heal", "over"]
 
 @dataclass
 class Ended:
-    """How a wait ended: with a commit that is in the tensors by now, without one, or with the need to heal."""
+    """How a wait for a round ended: with a commit in the tensors, without one, or with the need to heal."""
 
-    result: Result  # over: the run had ended, and no round was held
+    result: Result  # "over": the run had ended before, so no round was held
     outcome: RoundOutcome | None = None
     seconds: float = 0.0
     trials: int = 0
@@ -157,10 +163,12 @@ class Ended:
 
 @dataclass
 class RunningRound:
+    """One round as this replica takes part in it."""
+
     store: PatientStore
     layout: Layout
     settings: RoundSettings
-    place: RunPosition
+    position: RunPosition
     vector: RoundVector
     weight: float
     pool: ThreadPoolExecutor
@@ -175,26 +183,28 @@ class RunningRound:
         self.reader = RoundReader(
             self.store,
             self.layout,
-            self.place.step,
+            self.position.step,
             self.settings.world_size,
-            self.place.last,
+            self.position.last,
             self.spec,
             self.vector.num_shards,
             self.pool,
-            self.place.commits,
+            self.position.commits,
         )
         self.shards = _ShardIO(self)
-        return_grace_s = self.settings.return_grace_s(self.place.commits)
-        self.clock = _Clock(self.settings, first=self.place.last is None, return_grace_s=return_grace_s)
+        return_grace_s = self.settings.return_grace_s(self.position.commits)
+        self.clock = _Clock(self.settings, first=self.position.last is None, return_grace_s=return_grace_s)
 
     def run(self) -> Ended:
-        """Take part until the round is over for this replica. RoundTimeout names who stayed away."""
+        """Take part until the round is over for this replica. Raises RoundTimeout, which names the missing ranks."""
         view = self.reader.read()
         while True:
             me = self._myself()
             self.clock.look(view, len(candidates(view, me)), joining=len(may_join(view, me)))
             action = decide(view, me, self.clock.timers())
             ended = self._end(view, action)
+            # A seal without an expected rank or an abort could end a round that is already over, if its commit was
+            # lost. An offer to the next round proves that there was one.
             if ended is None and could_fork(view, action) and self.reader.has_a_later_round():
                 ended = Ended("heal")
             if ended is not None:
@@ -203,11 +213,11 @@ class RunningRound:
             view = self._act(view, action) or self.reader.read()
 
     def take(self, outcome: RoundOutcome) -> Result:
-        """The mean of a commit into the vector, without taking part."""
+        """Copy the mean of a commit into the tensors without taking part in its round."""
         return self._follow(self.reader.read(), outcome).result
 
     def _myself(self) -> Myself:
-        position = self.place
+        position = self.position
         return Myself(
             rank=position.rank,
             claim=position.claim,
@@ -216,7 +226,7 @@ class RunningRound:
             quorum=self.settings.min_replicas,
             world_size=self.settings.world_size,
             first_trial=position.first_trial,
-            judges_sizes=self.settings.judges_sizes,
+            excludes_outliers=self.settings.excludes_outliers,
             tried=frozenset(self.tried),
             unreadable=frozenset(self.unreadable),
         )
@@ -232,50 +242,54 @@ class RunningRound:
 
     def _follow(self, view: RoundView, outcome: RoundOutcome) -> Ended:
         if outcome.result == "void":
-            self._weight_in(outcome)
+            self._own_weight(outcome)
             return Ended("void", outcome, trials=1 + max(member.id.trial for member in outcome.members))
         if outcome.spec != self.spec or len(outcome.means) != self.vector.num_shards:
             raise self._failure(Fail("spec", frozenset(member.id.rank for member in outcome.members)), view)
         try:
             self.shards.fetch_mean(view.attempt, outcome)
-        except _UnreadableOffer:  # neither the mean nor what it was made of is there any more
+        except _UnreadableOffer:
+            # Neither the mean nor the offers that it was computed from can be read any more.
             return Ended("heal")
-        weight = self._weight_in(outcome)
-        return Ended("commit", outcome, feedback=self.shards.feedback_kept() if weight else self.feedback)
+        weight = self._own_weight(outcome)
+        return Ended("commit", outcome, feedback=self.shards.updated_feedback() if weight else self.feedback)
 
-    def _weight_in(self, outcome: RoundOutcome) -> float:
-        """What this replica counted in an outcome. That it was left out is said, for nobody else sees why."""
-        mine = (self.place.rank, self.place.claim)
+    def _own_weight(self, outcome: RoundOutcome) -> float:
+        """Return the weight of this replica in an outcome; warn if its offer was left out."""
+        mine = (self.position.rank, self.position.claim)
         weights = [member.weight for member in outcome.members if member.id[:2] == mine]
         if weights == [0] and self.weight:
-            why = "it was not finite, or far larger than what the others moved"
-            _log.warning("round %d: what rank %d moved was left out: %s", self.place.step, self.place.rank, why)
+            why = "it is not finite, or far larger than those of the others"
+            _log.warning("round %d: the offer of rank %d was left out: %s", self.position.step, self.position.rank, why)
         return sum(weights)
 
     def _act(self, view: RoundView, action: Action) -> RoundView | None:
-        """Do it; what is seen then, where the action itself says so and the round need not be read anew."""
+        """Perform an action.
+
+        Returns the new view of the round if the action itself shows it; None if the round has to be read again.
+        """
         if isinstance(action, MakeOffer):
             self.tried.add(action.trial)
             self.shards.make_offer(action.trial)
         elif isinstance(action, CreateSeal):
-            seal, key = action.seal, self.layout.seal(self.place.step, view.attempt)
+            seal, key = action.seal, self.layout.seal(self.position.step, view.attempt)
             record = pack_seal(self.layout.address(key), seal)
-            self.shards.expect_seal(seal.members, own_shards(seal, self._myself(), range(seal.num_shards)))
+            self.shards.prefetch_offers(seal.members, own_shards(seal, self._myself(), range(seal.num_shards)))
             mine = self.store.settle(key, record)
             return self.reader.sealed(view, mine=record if mine else None)
         elif isinstance(action, Reduce) and isinstance(view.seal, Seal):
             self._reduce(view.attempt, view.seal, action)
         elif isinstance(action, CreateOutcome):
             outcome = self._outcome(view, action)
-            self.shards.expect_outcome(view.attempt, outcome)
-            key = self.layout.outcome(self.place.step, view.attempt, view.slot)
+            self.shards.prefetch_means(view.attempt, outcome)
+            key = self.layout.outcome(self.position.step, view.attempt, view.slot)
             record = pack_outcome(self.layout.address(key), outcome)
             mine = self.store.settle(key, record)
             return self.reader.ended(view, mine=record if mine else None)
         elif isinstance(action, Wait):
             self.sleep(self.clock.pause())
-            if self.clock.asks_who_left():
-                self.reader.forget_who_left()
+            if self.clock.rereads_departures():
+                self.reader.forget_departures()
         return None
 
     def _reduce(self, attempt: int, seal: Seal, action: Reduce) -> None:
@@ -291,7 +305,7 @@ class RunningRound:
         manifests = [self.reader.manifests[member.id][1] for member in members if member.id in self.reader.manifests]
         return RoundOutcome(
             action.result,
-            self.place.base,
+            self.position.base,
             self.spec,
             members,
             means,
@@ -302,34 +316,44 @@ class RunningRound:
         )
 
     def _failure(self, action: Fail, view: RoundView) -> Exception:
-        where = f"round {self.place.step} of generation {self.layout.generation} at {self.store.uri}"
+        where = f"round {self.position.step} of generation {self.layout.generation} at {self.store.uri}"
         ranks = ", ".join(map(str, sorted(action.ranks))) or "none"
         if action.kind == "spec":
-            fix = "All replicas need the same model, fragments, payload and shard size."
-            return ShapeError(explain(f"vectors of {where}", got=f"others at ranks {ranks}", expected="mine", fix=fix))
+            fix = "Use the same model, fragments, payload and shard size at all replicas."
+            return ShapeError(
+                explain(
+                    f"vectors of {where}",
+                    got=f"other shapes at ranks {ranks}",
+                    expected="those of this replica",
+                    fix=fix,
+                )
+            )
         if action.kind == "offer":
             got = f"{len(self.tried)} offers of rank {ranks} that cannot be read back"
-            fix = "Look at the store: what is written there is not what is read."
-            return OfferUnreadable(explain(where, got=got, expected="one that can", fix=fix))
+            fix = "Check the store: reads do not return what was written."
+            return OfferUnreadable(explain(where, got=got, expected="a readable one", fix=fix))
         if action.kind == "left":
             return self._quorum_left(where, action, view)
         there = sorted(offer.id.rank for offer in candidates(view, self._myself()))
         got = f"offers of ranks {there} after {self.settings.timeout_s:g} s, missing {ranks}"
-        fix = "Start the missing replicas again, or allow fewer with min_replicas."
+        fix = "Restart the missing replicas, or lower min_replicas."
         return RoundTimeout(explain(where, got=got, expected=f"at least {self.settings.min_replicas}", fix=fix))
 
     def _quorum_left(self, where: str, action: Fail, view: RoundView) -> QuorumLeft:
         steps = self.reader.departures().finished_at
         finished = ", ".join(f"rank {rank} finished at step {steps[rank]}" for rank in sorted(action.ranks))
         joining, needed = len(may_join(view, self._myself())), self.settings.min_replicas
-        fix = "If the run has all its commits, load the last published state and stop. To go on, start those replicas "
-        fix += "again with a larger number of commits, and give that number to every replica (end_after)."
+        fix = "If the run has all its commits, load the last published state and stop. To continue, restart those "
+        fix += "replicas with a larger number of commits, and give that number to every replica (end_after)."
         return QuorumLeft(f"{where}: only {joining} of the {needed} replicas needed can still join: {finished}. {fix}")
 
 
 class _Clock:
-    """My own clock alone: how long since a quorum was there or could not come any more, since the attempt moved,
-    since the wait began."""
+    """Timers of one wait, by this machine's monotonic clock alone.
+
+    They run since a quorum of offers was seen, since no quorum is possible any more, since the attempt last made
+    progress, and since the wait began.
+    """
 
     def __init__(self, settings: RoundSettings, *, first: bool, return_grace_s: float) -> None:
         self._settings, self._return_grace_s = settings, return_grace_s
@@ -341,7 +365,8 @@ class _Clock:
         self._pause = settings.poll_s / 8
         self._asked = self._began
 
-    def look(self, seen: RoundView, offers: int, *, joining: int) -> None:
+    def look(self, view: RoundView, offers: int, *, joining: int) -> None:
+        """Restart the timers whose condition has changed since the last view."""
         now = time.monotonic()
         if offers < self._settings.min_replicas:
             self._quorum = None
@@ -351,7 +376,7 @@ class _Clock:
             self._alone = None
         elif self._alone is None:
             self._alone = now
-        progress = (seen.attempt, seen.seal is None, seen.means, len(seen.offers))
+        progress = (view.attempt, view.seal is None, view.means, len(view.offers))
         if progress != self._progress:
             self._progress, self._moved, self._pause = progress, now, self._settings.poll_s / 8
 
@@ -365,13 +390,16 @@ class _Clock:
         )
 
     def pause(self) -> float:
-        """Longer and longer while nothing moves, up to the poll interval."""
+        """Return the seconds until the next look: growing while nothing changes, up to the poll interval."""
         self._pause = min(1.5 * self._pause, self._settings.poll_s)
         return self._pause
 
-    def asks_who_left(self) -> bool:
-        """Return whether it is time to ask again who has left: at every fourth look of a long wait, and at each look
-        while only those are missing who have finished, for they may be back."""
+    def rereads_departures(self) -> bool:
+        """Return whether to read again which replicas have left.
+
+        That is at every fourth look of a long wait, and at every look while a quorum lacks only replicas that have
+        finished: they may be back.
+        """
         now = time.monotonic()
         if self._alone is None and now - self._asked < _ASK_AFTER_POLLS * self._settings.poll_s:
             return False
@@ -382,14 +410,14 @@ class _Clock:
         return time.monotonic() - self._began
 
 
-# The bytes of a round: shards out, the mean of a shard, and the mean back into the tensors.
+# Reading and writing the bytes of a round.
 
 T = TypeVar("T")
-_ROUNDED_UP = 1 + 2.0**-7  # at most, by any payload
+_ROUNDED_UP = 1 + 2.0**-7  # how much rounding to any payload kind can enlarge a number
 
 
 class _UnreadableOffer(Exception):
-    """A sealed offer stayed unreadable after several reads."""
+    """An offer that was sealed cannot be read, after several tries."""
 
     def __init__(self, offer: OfferId) -> None:
         super().__init__(str(offer))
@@ -397,7 +425,10 @@ class _UnreadableOffer(Exception):
 
 
 def identity(data: bytes) -> str:
-    """A payload's name: the digest of its header, which holds the checksum that its reader compares the rest with."""
+    """Return the identity of a payload: the digest of its header.
+
+    The header holds the checksum of the rest, which the reader compares.
+    """
     return hashlib.sha256(data[:HEADER_BYTES]).hexdigest()
 
 
@@ -405,47 +436,50 @@ class _ShardIO:
     """Reads and writes the shards of one running round."""
 
     def __init__(self, round: RunningRound) -> None:
-        self._round: RunningRound = weakref.proxy(round)  # whose tensors go with it, not with a later collection
+        # A cycle would keep the tensors until the next garbage collection.
+        self._round: RunningRound = weakref.proxy(round)
         self._store, self._layout, self._settings = round.store, round.layout, round.settings
-        self._step = round.place.step
-        self._offered: RoundVector | None = None  # as its readers see it: rounded, with what was left out before
+        self._step = round.position.step
+        # The vector as readers see it: rounded, with the residual of earlier rounds.
+        self._offered: RoundVector | None = None
         self._residual: Tensor | None = None
         self._pool: ThreadPoolExecutor = round.pool
-        self._offers: tuple[object, Iterator[Tensor]] = (None, iter(()))  # asked for before the seal: of what, and they
-        self._means: dict[str, Future[Tensor]] = {}  # asked for before the outcome
+        # Prefetched: (members, shards) and the vectors.
+        self._offers: tuple[object, Iterator[Tensor]] = (None, iter(()))
+        self._means: dict[str, Future[Tensor]] = {}  # prefetched, by key
 
     def make_offer(self, trial: int) -> None:
-        """Shards first and then their manifest: a crash in between leaves nothing that anybody sees.
+        """Write the shards and then their manifest, so that a crash in between leaves nothing visible.
 
-        A vector that is not finite, or too large to be summed up, is offered without weight: its replica takes the mean
-        of the others.
+        A vector that is not finite, or too large to be summed, is offered without weight and shards: its replica takes
+        the mean of the others.
         """
-        offer = OfferId(self._round.place.rank, self._round.place.claim, trial)
+        offer = OfferId(self._round.position.rank, self._round.position.claim, trial)
         weight, shards, largest = self._put_all(offer) if self._round.weight else (0.0, (), 0.0)
-        manifest = Manifest(offer, self._round.place.base, self._round.spec, weight, shards, largest)
+        manifest = Manifest(offer, self._round.position.base, self._round.spec, weight, shards, largest)
         key = self._layout.offer(self._step, offer)
         self._store.put(key, pack_manifest(self._layout.address(key), manifest))
 
-    def expect_seal(self, members: Sequence[Member], shards: Sequence[int]) -> None:
-        """A seal is being created that will most likely have these members: ask for the first offers meanwhile."""
+    def prefetch_offers(self, members: Sequence[Member], shards: Sequence[int]) -> None:
+        """Prefetch the first offers of a seal that is about to be created, most likely with these members."""
         other_members = [member for member in members if member.weight and not self._is_mine(member)]
         calls = (partial(self._read_offer, member, shard) for shard in shards for member in other_members)
         self._offers = ((members, shards), self._in_order(calls))
 
-    def expect_outcome(self, attempt: int, outcome: RoundOutcome) -> None:
-        """The same for the first shards of a mean that is being committed; those of one that lost are let go."""
+    def prefetch_means(self, attempt: int, outcome: RoundOutcome) -> None:
+        """Prefetch the first shards of a mean that is about to be committed, and drop those of earlier attempts."""
         self._means = {}
         for shard, sha256 in enumerate(outcome.means[: self._settings.parallel]):
             key = self._mean_key(attempt, outcome.members, shard, sha256)
             self._means[key] = self._pool.submit(self._read_mean, key, sha256, shard, outcome.members)
 
     def reduce(self, attempt: int, members: Sequence[Member], shards: Sequence[int]) -> None:
-        """Compute shards of the mean and put each under the name of its checksum.
+        """Compute shards of the mean and write each under its checksum.
 
-        Offers of the next shards come in while a mean goes out: each way has requests of its own under way.
+        Offers of the next shards are read while a mean is written: each direction has its own requests.
         """
         if self._offers[0] != (members, shards):
-            self.expect_seal(members, shards)
+            self.prefetch_offers(members, shards)
         (_, offers), self._offers = self._offers, (None, iter(()))
         counted = [member for member in members if member.weight]
         puts: deque[Future[None]] = deque()
@@ -453,14 +487,18 @@ class _ShardIO:
             vectors = (self._read_offer(member, shard) if self._is_mine(member) else next(offers) for member in counted)
             data, sha256 = self._mean_of(members, shard, vectors)
             puts.append(self._pool.submit(self._store.put, self._mean_key(attempt, members, shard, sha256), data))
-            del data  # what waits to be put is bounded, and nothing else holds it
+            # Frees the bytes early: the queue of writes is bounded, and nothing else holds them.
+            del data
             if len(puts) >= self._settings.parallel:
                 puts.popleft().result()
         for put in puts:
             put.result()
 
     def fetch_mean(self, attempt: int, outcome: RoundOutcome) -> None:
-        """The committed mean into the round's tensors. UnreadableOffer where neither it nor its parts can be read."""
+        """Copy the committed mean into the round's tensors.
+
+        Raises _UnreadableOffer if a shard can neither be read nor computed again.
+        """
         vector = self._round.vector
 
         def fetch(shard: int) -> None:
@@ -470,12 +508,14 @@ class _ShardIO:
             pass
         vector.finish()
 
-    def feedback_kept(self) -> ErrorFeedback | None:
+    def updated_feedback(self) -> ErrorFeedback | None:
+        """Return the error feedback after a commit, with this round's residual in it."""
         if self._round.feedback is not None and self._residual is not None:
             self._round.feedback.keep(self._residual)
         return self._round.feedback
 
-    def _to_offer(self) -> RoundVector:
+    def _rounded_vector(self) -> RoundVector:
+        """Return the vector to offer, which is computed once per wait."""
         if self._offered is None:
             vector, feedback = self._round.vector, self._round.feedback
             if feedback is None:
@@ -487,14 +527,14 @@ class _ShardIO:
         return self._offered
 
     def _put_all(self, offer: OfferId) -> tuple[float, tuple[Shard, ...], float]:
-        """The weight of the offer, its shards, and its largest magnitude."""
+        """Write all shards of an offer. Returns its weight, its shards and its largest magnitude."""
         try:
-            vector = self._to_offer()
+            vector = self._rounded_vector()
             put = list(self._in_order(partial(self._put, vector, offer, shard) for shard in range(vector.num_shards)))
         except NonFiniteError:
             return 0.0, (), 0.0
         largest = max((magnitude for _, magnitude in put), default=0.0)
-        if largest > MOST_MAGNITUDE:
+        if largest > MAX_MAGNITUDE:
             return 0.0, (), 0.0
         return self._round.weight, tuple(shard for shard, _ in put), largest
 
@@ -508,8 +548,8 @@ class _ShardIO:
         return self._mean_of(members, shard, (self._read_offer(member, shard) for member in members if member.weight))
 
     def _mean_of(self, members: Sequence[Member], shard: int, vectors: Iterable[Tensor]) -> tuple[bytes, str]:
-        """A shard of the mean and its checksum, from the vectors of the members that have weight, in their order."""
-        weights = fair([member.weight for member in members if member.weight])
+        """Return a shard of the mean and its identity. `vectors` are those of members with weight, in order."""
+        weights = scaled_weights([member.weight for member in members if member.weight])
         mean = weighted_mean(zip(weights, vectors, strict=True), self._round.vector.size(shard))
         about = self._about_mean(members, shard)
         data = encode_vector(mean, kind=self._settings.mean_payload, about=about)
@@ -534,8 +574,8 @@ class _ShardIO:
         return values
 
     def _is_mine(self, member: Member) -> bool:
-        """Whether it is an offer of this wait, whose numbers are here."""
-        position = self._round.place
+        """Return whether this is an offer of this wait, whose numbers are in memory."""
+        position = self._round.position
         is_own = member.id[:2] == (position.rank, position.claim) and member.id.trial >= position.first_trial
         return is_own and self._offered is not None
 
@@ -544,7 +584,7 @@ class _ShardIO:
         return entry[1] if entry is not None and entry[0] == member.manifest else None
 
     def _committed(self, attempt: int, outcome: RoundOutcome, shard: int) -> Tensor:
-        """A shard of the mean; where it is damaged, computed again and put in its place."""
+        """Return a shard of the committed mean. One that is damaged is computed again and written back."""
         members, sha256 = outcome.members, outcome.means[shard]
         key = self._mean_key(attempt, members, shard, sha256)
         pending_mean = self._means.pop(key, None)
@@ -566,9 +606,10 @@ class _ShardIO:
 
     def _read(self, key: str, sha256: str, shard: int, about: dict[str, str], offer: OfferId) -> Tensor:
         elements = self._round.vector.size(shard)
-        # A few numbers take more bytes in 8 bits than in 32: each block has a scale.
+        # A short vector takes more bytes in 8 bits than in 32, because every block has a scale.
         most_bytes = max(payload_bytes(elements, kind) for kind in self._settings.kinds)
         for _ in range(READS):
+            # A read may be damaged on its way, so it is repeated; a missing object will not come back.
             try:
                 data = self._store.get(key, most_bytes=most_bytes)
                 if identity(data) == sha256:
@@ -581,7 +622,7 @@ class _ShardIO:
         raise _UnreadableOffer(offer)
 
     def _in_order(self, calls: Iterable[Callable[[], T]]) -> Iterator[T]:
-        """What calls return, in their order; the first ones are made at once, and no more than is allowed ahead."""
+        """Yield what the calls return, in their order. The first `parallel` calls start at once; no more run ahead."""
         rest = iter(calls)
         under_way = deque(self._pool.submit(call) for call in islice(rest, self._settings.parallel))
 

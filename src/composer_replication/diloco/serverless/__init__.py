@@ -1,18 +1,13 @@
-"""Replicas on rented machines: who starts them, and how they meet where there is no network between them.
+"""Replicas on rented machines: who starts them, and how they meet without a network between them.
 
-jobs                what one replica is asked to do
-answers             what services say, in time and as harmless text
-handles             a replica that was launched, and what every executor can be asked
-executor            what every executor does
-masked_lines        a replica's log without its secrets
+executor            what every executor does, its jobs and handles
 replica_process     the program that a replica is, wherever it runs
-processes           whether a process of this machine is the one that was started
 local_process       replicas as processes of this machine
 modal               replicas as Sandboxes of Modal
 hf_jobs             replicas as Jobs of the Hub
 ray                 replicas on a Ray cluster
 allreduce           the mean of a tensor over processes that share an object store
-replica_entrypoint  what an executor calls in every replica: it joins the run, and hands the manager to a trainer
+replica_entrypoint  what an executor calls in every replica: it joins the run and calls a trainer
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The mean of a tensor over a fixed number of processes that share nothing but an object store."""
+"""Average a tensor over a fixed number of processes that share only an object store."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from composer_replication.diloco.rounds.patience import (
 )
 from composer_replication.diloco.rounds.reading import Goodbye, pack_goodbye
 from composer_replication.diloco.rounds.records import (
-    MOST_MAGNITUDE,
+    MAX_MAGNITUDE,
     Layout,
     OfferId,
     parse_offer,
@@ -32,14 +32,15 @@ _ImmediateWork = RoundWork
 
 _SHARD_BYTES = 64 * 2**20
 _PARALLEL = 4
-_BASE = "all-reduce"  # every process has the same say, whatever it comes from
+_BASE = "all-reduce"  # a constant, because all processes count equally, whatever state they come from
 
 
 class ObjectStoreAllReduce:
-    """All of `world_size` processes give a tensor and get the mean; one that stays away is a TimeoutError.
+    """Averages a tensor over all of `world_size` processes. If one stays away, the others get a TimeoutError.
 
-    Rounds are numbered by a counter that each call advances. A process that begins anew goes on with `round_id`: a
-    round that its rank has already taken part in is refused, because its mean is an old one.
+    Rounds are numbered by a counter that each call increments. A process that is restarted passes `round_id` to
+    continue: a round in which its rank has already taken part is refused, because its mean belongs to the earlier
+    process.
     """
 
     def __init__(
@@ -74,75 +75,79 @@ class ObjectStoreAllReduce:
             mean_payload="fp32",
             shard_bytes=_SHARD_BYTES,
             parallel=_PARALLEL,
-            judges_sizes=False,
+            excludes_outliers=False,
         )
 
     def allreduce(self, tensor: Tensor, *, name: str | None = None) -> Tensor:
-        """The mean over all processes, in place and returned. `name` must be the same at all of them."""
+        """Average the tensor over all processes, in place, and return it. `name` must be the same everywhere."""
         if self.world_size > 1:
-            self._refuse_what_has_no_mean(tensor)
-            self._hold_a_round(tensor, name or "")
+            self._refuse_unsummable(tensor)
+            self._run_round(tensor, name or "")
         self.round_id += 1
         return tensor
 
-    def _refuse_what_has_no_mean(self, tensor: Tensor) -> None:
-        """A round leaves out what cannot be summed up; here the mean is that of all, or there is none."""
+    def _refuse_unsummable(self, tensor: Tensor) -> None:
+        """Raise NonFiniteError for numbers that a round would leave out: the mean is that of all processes, or none."""
+        # A comparison with NaN is false, so `not <=` also refuses NaN.
         largest = largest_of(tensor.detach().flatten())
-        if not largest <= MOST_MAGNITUDE:
+        if not largest <= MAX_MAGNITUDE:
             got = f"numbers up to {largest} from rank {self.rank}"
-            raise NonFiniteError(explain(self._where(), got=got, expected=f"at most {MOST_MAGNITUDE:g}"))
+            raise NonFiniteError(explain(self._where(), got=got, expected=f"at most {MAX_MAGNITUDE:g}"))
 
-    def _hold_a_round(self, tensor: Tensor, name: str) -> None:
+    def _run_round(self, tensor: Tensor, name: str) -> None:
         store = PatientStore(self.objects, self.traffic, patience_s=self.timeout_s)
         if self._claim is None or self._pool is None:
             self._layout = self._find_run(store)
+            # Claims only tell processes of a rank apart here, so none is waited for.
             self._claim = take_rank(store, self._layout, self.rank, lease_s=0.0, takeover=True)
             self._pool = self._settings.threads()
         refuse_if_replaced(store, self._layout, self.rank, self._claim)
-        goodbye = self._layout.left(self.rank, self._claim)
+        goodbye = self._layout.goodbye(self.rank, self._claim)
         if self._gave_up:
             store.delete([goodbye])
             self._gave_up = False
-        self._refuse_an_old_round(store)
+        self._refuse_old_round(store)
         vector = RoundVector([tensor], parties=self.world_size, shard_elements=_SHARD_BYTES // 4)
         position = RunPosition(self.rank, self._claim, self.round_id, _BASE)
         round = RunningRound(store, self._layout, self._settings, position, vector, 1.0, self._pool, name=name)
         try:
             ended = round.run()
-        except RoundError:  # whoever wakes up later must not wait for this process
+        except RoundError:
+            # A process that wakes up later must not wait for this one.
             self._gave_up = True
             farewell = PatientStore(self.objects, self.traffic, patience_s=self.poll_interval_s)
             with contextlib.suppress(StoreError):
                 farewell.put(goodbye, pack_goodbye(self._layout.address(goodbye), Goodbye(True, self.round_id)))
             raise
         if ended.result != "commit":
-            raise RoundError(explain(self._where(), got="no mean that can be read", expected="the mean of all"))
-        self._forget(store)
+            raise RoundError(explain(self._where(), got="no readable mean", expected="the mean of all"))
+        self._delete_last_round(store)
 
     def _find_run(self, store: PatientStore) -> Layout:
         run = agree_on_run(store, self._layout, {"world_size": self.world_size})
         if run is None or run.world_size != self.world_size:
-            got = "no world that can be read" if run is None else f"a world of {run.world_size}"
-            raise StaleRound(explain(self._where(), got=got, expected=self.world_size, fix="Take a fresh folder."))
+            got = "no readable world size" if run is None else f"a world of {run.world_size}"
+            raise StaleRound(explain(self._where(), got=got, expected=self.world_size, fix="Use an empty folder."))
         return run.layout
 
-    def _refuse_an_old_round(self, store: PatientStore) -> None:
+    def _refuse_old_round(self, store: PatientStore) -> None:
         folder = self._layout.round(self.round_id, "offer")
         offers = [parse_offer(key.removeprefix(f"{folder}/")) for key in store.keys(folder)]
         if any(isinstance(offer, OfferId) and offer[:2] == (self.rank, self._claim) for offer in offers):
             return
         if any(offer is not None and offer.rank == self.rank for offer in offers):
-            fix = "Take a fresh folder for a new run, or pass round_id to go on with an old one."
+            fix = "Use an empty folder for a new run, or pass round_id to continue an old one."
             got = f"an offer of rank {self.rank} by another process"
             raise StaleRound(explain(self._where(), got=got, expected="none", fix=fix))
 
-    def _forget(self, store: PatientStore) -> None:
-        """Whoever is in this round has ended the one before: what it left is needed by nobody."""
+    def _delete_last_round(self, store: PatientStore) -> None:
+        """Delete my objects of the last round: a process in this round has finished that one."""
         if not self.round_id:
             return
         before = self.round_id - 1
         folder = self._layout.shards(before)
         own_keys = [key for key in store.keys(folder) if key.removeprefix(f"{folder}/").startswith(f"{self.rank:05d}.")]
+        # Means belong to nobody; rank 0 deletes them.
         store.delete(own_keys if self.rank else [*own_keys, *store.keys(self._layout.round(before, "mean"))])
 
     def _where(self) -> str:

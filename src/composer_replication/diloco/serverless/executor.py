@@ -1,6 +1,8 @@
-"""What every executor does: start replicas in rank order, say how each is doing, end them, start a dead one again.
+"""What every executor does: start replicas in rank order, report their status, end them, and relaunch a dead one.
 
-A start has a name before it is made, so that `find` gets back a replica whose handle was lost.
+`Executor` is the base class; a subclass per service says how one replica is started, found, polled and ended. Every
+start has a name before it is made, so that `find` can return a replica whose handle was lost. `ReplicaJob` says what a
+replica is asked to do, `ReplicaHandle` identifies one that was launched.
 """
 
 from __future__ import annotations
@@ -43,19 +45,19 @@ MODULE = "composer_replication.diloco.serverless.replica_process"
 
 
 class Executor(ABC):
-    """What the four have in common; each says how one replica is started, found, asked about and ended.
+    """What all executors have in common. Subclasses say how one replica is started, found, polled and ended.
 
-    `secrets` are names of environment variables: their values go to the replicas by the service's own way for secrets,
+    `secrets` are names of environment variables: their values reach the replicas in the service's own way for secrets,
     and are masked in what replicas print. `env` are variables that anybody may see.
     """
 
     backend_name: str
     supports_inter_replica_network: bool
-    by_hand: str  # how somebody looks after replicas of `{launch}` without us
+    by_hand: str  # how to find and end the replicas of `{launch}` without this package
     poll_interval_s = 0.2
-    patience_s = 600.0  # with a service that gives no usable answer
-    start_s = 300.0  # that a start is asked for at most
-    listed_s = 60.0  # after a start was asked for, until a service that lists none of it has none; 0: at once
+    patience_s = 600.0  # how long a service may give no usable answer
+    start_s = 300.0  # the maximum time that a start is requested for
+    listed_s = 60.0  # how long after its request a start may be missing in the list of the service; 0: not at all
     takes_callables = False
 
     def __init__(self, *, secrets: Sequence[str] = (), env: Mapping[str, str] | None = None) -> None:
@@ -76,10 +78,11 @@ class Executor(ABC):
         gpu: str | None = None,
         timeout: float | None = 3600,
     ) -> list[ReplicaHandle]:
-        """Start `n_replicas`, rank 0 first. Where one cannot be started, those before it are cancelled."""
+        """Start `n_replicas`, rank 0 first. If one cannot be started, those before it are cancelled."""
         if isinstance(n_replicas, bool) or not isinstance(n_replicas, int) or n_replicas < 1:
             raise InputError(explain("n_replicas", got=repr(n_replicas), expected="a number from 1"))
-        self.secret_values()  # what is missing is said before anything is started
+        # Raises for a missing secret before anything is started.
+        self.secret_values()
         job = self.job(entrypoint, entrypoint_args, gpu=gpu, timeout_s=timeout)
         handles: list[ReplicaHandle] = []
         try:
@@ -87,7 +90,7 @@ class Executor(ABC):
                 handles.append(self.start(replace(job, rank=rank)))
         finally:
             if (error := sys.exception()) is not None and len(handles) < n_replicas:
-                # With the one whose answer was an error, which may run all the same unless it was refused.
+                # Includes the one whose start raised an error: unless it was refused, it may run all the same.
                 for rank in range(len(handles) + (not self.was_refused(error))):
                     if (fault := self.end_start(job.launch, rank, 0, *handles[rank : rank + 1])) is not None:
                         error.add_note(f"rank {rank} may still run ({in_brief(fault)}): {self.by_hand_for(job.launch)}")
@@ -102,7 +105,7 @@ class Executor(ABC):
         timeout_s: float | None,
         launch: str | None = None,
     ) -> ReplicaJob:
-        """What rank 0 is asked; InputError where no replica could be."""
+        """Return the job of rank 0. Raises InputError if no replica could run it."""
         if timeout_s is not None and not timeout_s > 0:
             raise InputError(explain("timeout", got=timeout_s, expected="seconds above 0, or None"))
         job = ReplicaJob(
@@ -120,20 +123,22 @@ class Executor(ABC):
         return job
 
     def check(self, job: ReplicaJob) -> None:
-        """InputError where the service would not take such a job; nobody is asked."""
+        """Raise InputError if the service would refuse such a job; does not contact it."""
         job.check()
 
     def start(self, job: ReplicaJob) -> ReplicaHandle:
-        """Start one replica of a job. What raises may have started it: `find` says."""
+        """Start one replica of a job. If it raises, the replica may run all the same; `find` tells."""
         handle = self._handle(job.launch, job.rank, job.attempt, self._start(job))
         self._jobs[self._key(handle)] = job
         return handle
 
     def relaunch(self, handle: ReplicaHandle, job: ReplicaJob | None = None) -> ReplicaHandle:
-        """Start a replica that has ended before its time once more, with its rank; `job` where another process launched
-        it."""
+        """Start a replica again that ended before its time, with the same rank.
+
+        `job` is needed if another process launched it. Raises InputError for a replica that runs or has succeeded.
+        """
         if (status := self.poll(handle)) not in ENDED:
-            fix = "Cancel it first: two replicas with one rank would stand in each other's way."
+            fix = "Cancel it first: two replicas must not share a rank."
             raise InputError(explain(f"rank {handle.rank}", got=status, expected="one that has ended", fix=fix))
         if status == "succeeded":
             raise InputError(explain(f"rank {handle.rank}", got=status, expected="one that has failed"))
@@ -144,9 +149,9 @@ class Executor(ABC):
         return self.start(replace(known_job, rank=handle.rank, attempt=handle.attempt + 1))
 
     def secret_values(self) -> dict[str, str]:
-        """The secrets' values here; a name without one is an error that names it."""
+        """Return the secrets' values on this machine. Raises InputError that names those without a value."""
         if missing := [name for name in self.secrets if name not in os.environ]:
-            got, fix = f"{', '.join(missing)}, which is not set", "Set it, or leave its name out."
+            got, fix = f"{', '.join(missing)}, which is not set", "Set it, or remove its name."
             raise InputError(explain("secrets", got=got, expected="a value", fix=fix))
         return {name: os.environ[name] for name in self.secrets}
 
@@ -155,9 +160,9 @@ class Executor(ABC):
     def end_start(
         self, launch: str, rank: int, attempt: int, handle: ReplicaHandle | None = None, *, is_settled: bool = False
     ) -> Exception | None:
-        """Cancel what a start has left, by its handle or by its name; the error where it may still run.
+        """Cancel what a start has left, by its handle or its name. Returns the error if it may still run.
 
-        One that is not listed may come yet, unless `is_settled` says that it was asked for long ago.
+        A replica that is not listed yet may still appear, unless `is_settled` says that its start was long ago.
         """
 
         def end() -> None:
@@ -165,32 +170,35 @@ class Executor(ABC):
             for replica in handles:
                 self.cancel(replica)
             if not handles and self.listed_s and not is_settled:
-                got = "none in the service's list, and an answer that was lost: it may start yet"
+                got = "none in the service's list, and a lost answer: it may still start"
                 raise RunError(explain(f"rank {rank}", got=got, expected="its machine"))
 
         return tried(end)[1]
 
     def was_refused(self, error: BaseException) -> bool:
-        """Whether what a start raised says that nothing was started."""
-        return isinstance(error, InputError)  # before the service was asked
+        """Return whether the error of a start means that nothing was started."""
+        # An InputError is raised before the service is asked.
+        return isinstance(error, InputError)
 
     def by_hand_for(self, launch: str) -> str:
+        """Return how to find and end the replicas of a launch without this package."""
         return self.by_hand.format(launch=launch)
 
     # ---- asking
 
     def ask(self, handle: ReplicaHandle) -> ReplicaStatus | None:
-        """`poll`; None where the service gives no usable answer, which becomes an error after `patience_s`."""
+        """Return the status of a replica; None without a usable answer, which raises after `patience_s`."""
         launch = handle.metadata.get("launch", "")
         return self._patiently(self._key(handle), handle.rank, launch, partial(self.poll, handle))
 
     def ask_for(self, launch: str, rank: int, attempt: int) -> list[ReplicaHandle] | None:
-        """`find`, as patient as `ask` is with `poll`."""
+        """Return what `find` does, with the patience of `ask`."""
         key = start_name(launch, rank, attempt)
         return self._patiently(key, rank, launch, partial(self.find, launch, rank, attempt))
 
     def _patiently(self, key: str, rank: int, launch: str, ask: Callable[[], Answer]) -> Answer | None:
         answer, error = tried(ask)
+        # Wrong input does not get better by asking again.
         if isinstance(error, InputError):
             raise error
         if error is None:
@@ -201,10 +209,10 @@ class Executor(ABC):
             return None
         got = f"no usable answer for {self.patience_s:g} s ({in_brief(error)})"
         fix = f"The replica may still run. {self.by_hand_for(launch)}"
-        raise RunError(explain(f"rank {rank}", got=got, expected="how it is doing", fix=fix)) from error
+        raise RunError(explain(f"rank {rank}", got=got, expected="its status", fix=fix)) from error
 
     def collect(self, handles: Sequence[ReplicaHandle], *, timeout: float | None = None) -> list[dict[str, Any]]:
-        """Wait until all have ended, and say how; one that has not when the time is up is told as it stands."""
+        """Wait until all have ended or the time is up, and return how each ended or its status."""
         deadline = None if timeout is None else time.monotonic() + timeout
         waiting = list(handles)
         while waiting := [handle for handle in waiting if self.ask(handle) not in ENDED]:
@@ -215,14 +223,14 @@ class Executor(ABC):
         return [self._outcome(handle) for handle in handles]
 
     def shown(self, text: str, n_lines: int) -> str:
-        """The last lines of a log, without the secrets that are known here and what a terminal would act upon."""
+        """Return the last lines of a log, without secrets known here and without control characters."""
         if n_lines < 0:
             raise InputError(explain("n_lines", got=n_lines, expected="0 or more"))
         lines = text.splitlines()[-n_lines:] if n_lines else []
-        return harmless(masked("\n".join(lines), secret_masks(self.secrets, os.environ)))
+        return without_control_characters(masked("\n".join(lines), secret_masks(self.secrets, os.environ)))
 
     def reaches(self, handle: ReplicaHandle) -> bool:
-        """Whether a handle that another process wrote down can be asked about from here."""
+        """Return whether a handle that another process has stored can be polled from here."""
         return handle.backend_name == self.backend_name
 
     def _outcome(self, handle: ReplicaHandle) -> dict[str, Any]:
@@ -235,50 +243,51 @@ class Executor(ABC):
             return None
         if status != "failed":
             return "cancelled" if status == "cancelled" else f"still {status} when the time was up"
-        return about_failure(code, self.stream_logs(handle, n_lines=_LINES_OF_A_FAILURE))
+        return describe_failure(code, self.stream_logs(handle, n_lines=_LINES_OF_A_FAILURE))
 
     def end_of(self, handle: ReplicaHandle) -> dict[str, Any]:
-        """How a replica that has ended did, as `collect` says it; asked for once, as that does not change."""
+        """Return how an ended replica ended, as `collect` does; cached, because that does not change."""
         key = self._key(handle)
         if key not in self._ends:
             self._ends[key] = self._outcome(handle)
         return self._ends[key]
 
     def log_place(self, handle: ReplicaHandle) -> str:
-        """Where somebody reads the log of a replica without us; nothing where the service has no such place."""
+        """Return where to read the log of a replica without this package; "" if the service has no such place."""
         self._check_own(handle)
         return ""
 
-    # ---- what each says for itself
+    # ---- what a subclass implements
 
     @abstractmethod
     def poll(self, handle: ReplicaHandle) -> ReplicaStatus:
-        """How a replica is doing."""
+        """Return the status of a replica."""
 
     @abstractmethod
     def stream_logs(self, handle: ReplicaHandle, *, n_lines: int = 200) -> str:
-        """The last lines that a replica printed, so far."""
+        """Return the last lines that a replica has printed so far."""
 
     @abstractmethod
     def cancel(self, handle: ReplicaHandle) -> None:
-        """End a replica and every process that came of it; one that has ended stays as it is."""
+        """End a replica and all its processes; does nothing to one that has ended."""
 
     @abstractmethod
     def find(self, launch: str, rank: int, attempt: int) -> list[ReplicaHandle]:
-        """The replicas that a start has left, by the name that it was given; none where the service has none."""
+        """Return the replicas of a start by its name; an empty list if the service has none."""
 
     @abstractmethod
     def exit_code(self, handle: ReplicaHandle) -> int | None:
-        """The exit status of one that has ended, negative for a signal; None where the service does not say."""
+        """Return the exit status of an ended replica, negative for a signal; None if the service does not know."""
 
     @abstractmethod
     def _start(self, job: ReplicaJob) -> dict[str, Any]:
-        """Start one replica, and say what it is known by."""
+        """Start one replica, and return the metadata that identifies it."""
 
     def _handle(self, launch: str, rank: int, attempt: int, metadata: Mapping[str, Any]) -> ReplicaHandle:
         return ReplicaHandle(rank, self.backend_name, {**metadata, "launch": launch, "attempt": attempt})
 
     def _key(self, handle: ReplicaHandle) -> str:
+        """Return what identifies a start of a replica within this process."""
         self._check_own(handle)
         return json.dumps({name: value for name, value in handle.metadata.items() if name != "attempt"}, sort_keys=True)
 
@@ -289,7 +298,7 @@ class Executor(ABC):
 
 
 def __getattr__(name: str) -> Any:
-    """Return `LocalProcessExecutor`, which users import from here too; its module builds on this one."""
+    """Return `LocalProcessExecutor`, which users also import from here. Its module imports this one, hence lazily."""
     if name != "LocalProcessExecutor":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return import_module("composer_replication.diloco.serverless.local_process").LocalProcessExecutor
@@ -299,10 +308,8 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-# A replica that was launched, how it is doing, and what every executor can be asked.
-#
-# A handle is JSON, holds no secret, and is enough for another process to ask about the replica where the service allows
-# it. It says whom to ask about, never where: the address and the token of a service are those of whoever asks.
+# A handle is JSON and holds no secret. It is enough for another process to ask about the replica, if the service allows
+# that. It says which replica, never where: address and token of a service are those of the process that asks.
 
 ReplicaStatus = Literal["pending", "running", "succeeded", "failed", "cancelled"]
 ENDED: frozenset[ReplicaStatus] = frozenset({"succeeded", "failed", "cancelled"})
@@ -310,7 +317,7 @@ ENDED: frozenset[ReplicaStatus] = frozenset({"succeeded", "failed", "cancelled"}
 
 @dataclass
 class ReplicaHandle:
-    """A replica that was launched: its rank, whose it is, and what the service knows it by."""
+    """A launched replica: its rank, its executor, and what the service knows it by."""
 
     rank: int
     backend_name: str
@@ -324,7 +331,7 @@ class ReplicaHandle:
 
 @runtime_checkable
 class ServerlessExecutor(Protocol):
-    """Where replicas run. `collect` gives a dict a replica: rank, status, exit_code, error, and locally its result."""
+    """Runs replicas. `collect` returns per replica: rank, status, exit_code, error, and locally the result."""
 
     backend_name: str
     supports_inter_replica_network: bool
@@ -348,20 +355,22 @@ class ServerlessExecutor(Protocol):
     def collect(self, handles: Sequence[ReplicaHandle], *, timeout: float | None = None) -> list[dict[str, Any]]: ...
 
 
-# What services say: in time or not at all, and as text that a terminal does not act upon.
+# Answers of services: within a time limit, and as text that is safe to print.
 
 Answer = TypeVar("Answer")
+# "\x1b[31m" and "\x1b[0m"; other control characters are replaced one by one
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-_MOST_WORDS, _MOST_WORDS_OF_AN_ERROR = 300, 600
-_MODULES = re.compile(r"^(?:\w+\.)+(?=\w+(?::|$))")  # before the name of an error
+_MAX_WORDS, _MAX_WORDS_OF_AN_ERROR = 300, 600
+# "torch.cuda." of "torch.cuda.OutOfMemoryError: ..."; not "a.b" in "see a.b for help"
+_MODULES = re.compile(r"^(?:\w+\.)+(?=\w+(?::|$))")
 _TRACEBACK = "Traceback (most recent call last):"
 
 
 def within(seconds: float, what: str, ask: Callable[[], Answer]) -> Answer:
-    """What `ask` returns or raises; RunError where it says nothing for so long.
+    """Return what `ask` returns, or raise what it raises. Raises RunError if that takes longer.
 
-    Clients of services may wait for ever (huggingface_hub's has no time limit). The question is left to its thread,
-    which ends with this process; whatever it asked for may have happened.
+    Clients of services may wait forever (huggingface_hub's has no time limit). The call is left to its thread, which
+    ends with this process, so what it requested may still happen.
     """
     answers: queue.SimpleQueue[tuple[Answer | None, Exception | None]] = queue.SimpleQueue()
 
@@ -379,15 +388,15 @@ def within(seconds: float, what: str, ask: Callable[[], Answer]) -> Answer:
 
 
 def tried(ask: Callable[[], Answer]) -> tuple[Answer | None, Exception | None]:
-    """What `ask` returns, or the error it raises: those of services' clients have no class in common."""
+    """Return the result of `ask` and its error, one of them None: errors of services' clients have no common class."""
     try:
         return ask(), None
     except Exception as error:
         return None, error
 
 
-def harmless(text: str) -> str:
-    """Lines of a log without what a terminal would act upon: a replica prints what it was sent, too."""
+def without_control_characters(text: str) -> str:
+    """Return log lines without control characters: a replica may print text that others have sent."""
     plain_text = _COLOUR.sub("", text)
     return "".join(
         character if character.isprintable() or character in "\n\t" else "\ufffd" for character in plain_text
@@ -395,13 +404,15 @@ def harmless(text: str) -> str:
 
 
 def in_brief(error: BaseException) -> str:
-    """An error of somebody else's in one line."""
+    """Return an error of other code in one line."""
     lines = str(error).strip().splitlines()
-    return harmless(f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__)[:_MOST_WORDS]
+    return without_control_characters(f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__)[
+        :_MAX_WORDS
+    ]
 
 
-def how_it_ended(code: int | None) -> str:
-    """An exit status in words; 128 + n is what shells and containers make of signal n."""
+def describe_exit(code: int | None) -> str:
+    """Describe an exit status; shells and containers report signal n as 128 + n."""
     if code is None:
         return "failed, with no exit status from the service"
     number = -code if code < 0 else code - 128
@@ -413,36 +424,39 @@ def how_it_ended(code: int | None) -> str:
     return "out of time" if code == TIMED_OUT else f"exit status {code}"
 
 
-def about_failure(code: int | None, log: str) -> str:
-    """How a replica ended, and what it said last: the error of its last traceback, and its last line as no more than
-    that, since one that was killed did not know it."""
+def describe_failure(code: int | None, log: str) -> str:
+    """Describe how a replica ended: its exit status, the error of its last traceback, and its last line.
+
+    The last line is called no more than that: a replica that was killed could not say why.
+    """
     lines = [line.strip() for line in log.splitlines() if line.strip()]
-    parts = [how_it_ended(code)]
+    parts = [describe_exit(code)]
     error = _error_in(log) if code in (None, 1, REFUSED) else None
     if error is not None:
-        parts.append(_MODULES.sub("", error)[:_MOST_WORDS_OF_AN_ERROR])
+        parts.append(_MODULES.sub("", error)[:_MAX_WORDS_OF_AN_ERROR])
     if lines and lines[-1] != error:
-        parts.append(f"its last line: {lines[-1][:_MOST_WORDS]}")
+        parts.append(f"its last line: {lines[-1][:_MAX_WORDS]}")
     return "; ".join(parts)
 
 
 def _error_in(log: str) -> str | None:
-    """What the last traceback ends with; its message may have more lines."""
+    """Return the first line of the error that ends the last traceback."""
     lines = log.splitlines()
     starts = [number for number, line in enumerate(lines) if line.strip() == _TRACEBACK]
     after = lines[starts[-1] + 1 :] if starts else []
     return next((line.strip() for line in after if line.strip() and not line[0].isspace()), None)
 
 
-# What one replica is asked to do, as JSON that says nothing it should not: entrypoints by name, secrets by name.
+# What a replica is asked to do, as JSON without secrets: entrypoints and secrets are named.
 
+# "AWS_SECRET_ACCESS_KEY"; not "2ND_KEY"
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_MOST_JOB_BYTES = 100_000  # an environment variable of Linux holds 131,072
+_MAX_JOB_BYTES = 100_000  # an environment variable of Linux holds 131,072
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaJob:
-    """What one replica is asked to do. All of it is JSON; of secrets it holds the names."""
+    """What one replica is asked to do, as JSON; secrets only by name."""
 
     entrypoint: str
     args: Mapping[str, Any]
@@ -457,18 +471,18 @@ class ReplicaJob:
 
     @property
     def name(self) -> str:
-        """This one start of this replica: known before a service is asked, so that a lost answer loses no replica."""
+        """The name of this start, known before the service is asked, so that a lost answer loses no replica."""
         return start_name(self.launch, self.rank, self.attempt)
 
     def environment(self) -> dict[str, str]:
-        """The variables that tell `replica_process` what to do."""
+        """Return the variables that tell `replica_process` what to do."""
         return {JOB_VARIABLE: self.as_json(), self.rank_env: str(self.rank), "PYTHONUNBUFFERED": "1"}
 
     def as_json(self) -> str:
         return json.dumps(asdict(self))
 
     def check(self) -> None:
-        """InputError where a replica could not be started with this."""
+        """Raise InputError if no replica could be started with this job."""
         if not VARIABLE.fullmatch(self.rank_env):
             expected = "the name of an environment variable"
             raise InputError(explain("rank_env", got=repr(self.rank_env), expected=expected))
@@ -476,34 +490,34 @@ class ReplicaJob:
             try:
                 json.dumps(value, allow_nan=False)
             except (TypeError, ValueError):
-                fix = "Put it into the bucket or a file, and hand over where it is."
+                fix = "Put it into the bucket or a file, and pass its path."
                 got = type(value).__name__
                 raise InputError(explain(f"entrypoint_args[{name!r}]", got=got, expected="JSON", fix=fix)) from None
-        if (size := len(self.as_json().encode())) > _MOST_JOB_BYTES:
-            fix = "Put what is large into the bucket, and hand over its key."
-            expected = f"{_MOST_JOB_BYTES:,} at most"
+        if (size := len(self.as_json().encode())) > _MAX_JOB_BYTES:
+            fix = "Put large values into the bucket, and pass their keys."
+            expected = f"{_MAX_JOB_BYTES:,} at most"
             raise InputError(explain("entrypoint_args", got=f"{size:,} bytes", expected=expected, fix=fix))
 
 
 def _check_variables(secrets: Sequence[str], env: Mapping[str, str]) -> None:
-    """InputError where a name is none, or a secret is also a variable that anybody may see."""
+    """Raise InputError for an invalid name, or for a secret that is also a public variable."""
     for name in (*secrets, *env):
         if not VARIABLE.fullmatch(name):
-            # Not what was got: it may be the value, put where its name belongs.
+            # The message does not quote it: it may be the value of a secret instead of its name.
             expected = "names of environment variables, such as AWS_SECRET_ACCESS_KEY"
-            raise InputError(explain("secrets and env", got="a name that is none", expected=expected))
+            raise InputError(explain("secrets and env", got="an invalid name", expected=expected))
     if twice := set(secrets) & env.keys():
-        expected = "secrets by name alone, in `secrets`"
+        expected = "only its name, in `secrets`"
         raise InputError(explain("env", got=f"{', '.join(sorted(twice))}, a secret", expected=expected))
 
 
 def start_name(launch: str, rank: int, attempt: int) -> str:
-    """What a start is called in labels, tags, names of actors and command lines. It is no secret."""
+    """Return the name of a start for labels, tags, actor names and command lines. It is not secret."""
     return f"{launch}.{rank}.{attempt}"
 
 
 def _entrypoint_name(entrypoint: str | Callable[..., Any], *, backend: str, takes_callables: bool) -> str:
-    """The name that another process finds an entrypoint by."""
+    """Return the name by which another process can import an entrypoint."""
     if isinstance(entrypoint, str):
         if not all(part.isidentifier() for part in entrypoint.split(".")):
             raise InputError(explain("entrypoint", got=repr(entrypoint), expected="a module, or module.function"))
@@ -513,7 +527,7 @@ def _entrypoint_name(entrypoint: str | Callable[..., Any], *, backend: str, take
         raise InputError(explain(f"entrypoint of {backend}", got="a callable", expected=expected))
     name, module = getattr(entrypoint, "__qualname__", ""), getattr(entrypoint, "__module__", "")
     if not inspect.isfunction(entrypoint) or not name.isidentifier():
-        expected = "a function at the top of a module: the replica imports it by its name"
+        expected = "a top-level function of a module, because the replica imports it by name"
         raise InputError(explain("entrypoint", got=repr(entrypoint), expected=expected))
     if module != "__main__":
         return f"{module}.{name}"

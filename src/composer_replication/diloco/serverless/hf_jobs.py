@@ -1,4 +1,4 @@
-"""Replicas as Jobs of the Hugging Face Hub, by the client that this package has anyway."""
+"""Run replicas as Jobs of the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ _STATUS: dict[str, ReplicaStatus] = {
     "ERROR": "failed",
 }
 _ANSWER_S, _START_S = 60.0, 180.0
-_TOO_SLOW = 408  # of the refusals the one after which a request may have been acted upon
-# The package names stand behind the script, as its arguments: nothing of them is read by the shell.
+_TOO_SLOW = 408  # the only 4xx status after which the Hub may still have acted on the request
+# The packages follow the script as its arguments, so that the shell does not interpret them.
 _INSTALL = f'python -m pip install --quiet "$@" && exec python -m {MODULE}'
 
 
 class HFJobsExecutor(Executor):
-    """A Job a replica, on `hardware` (`hf jobs hardware` lists them).
+    """Runs each replica as a Job on `hardware` (`hf jobs hardware` lists the choices).
 
-    `image` is one of a registry; `packages` are installed into it before the replica starts, and may be empty where the
-    image has this package. Secrets are variables of this machine, handed over as secrets of the Job. The Hub and the
-    token are those of this process (HF_ENDPOINT, HF_TOKEN), unless `endpoint` and `token` say otherwise.
+    `image` is from a registry. `packages` are installed into it before the replica starts; they may be empty if the
+    image has this package. Secrets are variables of this machine, passed as secrets of the Job. Hub and token are those
+    of this process (HF_ENDPOINT, HF_TOKEN) unless `endpoint` and `token` say otherwise.
     """
 
     backend_name = "hf_jobs"
@@ -89,7 +89,7 @@ class HFJobsExecutor(Executor):
 
     def find(self, launch: str, rank: int, attempt: int) -> list[ReplicaHandle]:
         owner, labels = self._owner(), _labels(launch, rank, attempt)
-        jobs = self._asked(f"jobs of rank {rank}", lambda: list(self._api.list_jobs(labels=labels, namespace=owner)))
+        jobs = self._ask_hub(f"jobs of rank {rank}", lambda: list(self._api.list_jobs(labels=labels, namespace=owner)))
         return [self._handle(launch, rank, attempt, {"job": job.id, "namespace": owner}) for job in jobs]
 
     def was_refused(self, error: BaseException) -> bool:
@@ -98,22 +98,23 @@ class HFJobsExecutor(Executor):
 
     def _owner(self) -> str:
         if self._namespace is None:
-            self._namespace = str(self._asked("whoami", self._api.whoami)["name"])
+            self._namespace = str(self._ask_hub("whoami", self._api.whoami)["name"])
         return self._namespace
 
-    def _asked(self, what: str, ask: Callable[[], Any]) -> Any:
+    def _ask_hub(self, what: str, ask: Callable[[], Any]) -> Any:
         return within(_ANSWER_S, f"{what} at the Hub", ask)
 
     def poll(self, handle: ReplicaHandle) -> ReplicaStatus:
         self._check_own(handle)
         where = self._where(handle)
-        info = self._asked(f"job {where['job_id']}", lambda: self._api.inspect_job(**where))
+        info = self._ask_hub(f"job {where['job_id']}", lambda: self._api.inspect_job(**where))
         stage = str(getattr(info.status.stage, "value", info.status.stage))
         if stage not in _STATUS:
             raise RunError(explain(f"job {handle.metadata['job']}", got=f"stage {stage}", expected=", ".join(_STATUS)))
         return _STATUS[stage]
 
     def stream_logs(self, handle: ReplicaHandle, *, n_lines: int = 200) -> str:
+        # Checks n_lines before the service is asked.
         self.shown("", n_lines)
         lines = [line for line in self._lines(handle, n_lines + 1) if not line.startswith(END_MARK)]
         return self.shown("\n".join(lines), n_lines)
@@ -121,11 +122,12 @@ class HFJobsExecutor(Executor):
     def cancel(self, handle: ReplicaHandle) -> None:
         where = self._where(handle)
         status, _ = tried(lambda: self.poll(handle))
-        if status not in ENDED:  # whoever does not say how it is doing may still be ended
-            self._asked(f"the end of job {where['job_id']}", lambda: self._api.cancel_job(**where))
+        # A replica whose status is unknown may still be running.
+        if status not in ENDED:
+            self._ask_hub(f"the end of job {where['job_id']}", lambda: self._api.cancel_job(**where))
 
     def exit_code(self, handle: ReplicaHandle) -> int | None:
-        """What the replica's own last line says: a Job has a stage, and no exit status."""
+        """Return the status in the replica's own last line, because a Job has a stage, but no exit status."""
         for line in reversed(self._lines(handle, 5)):
             if line.startswith(END_MARK) and (status := line.removeprefix(END_MARK)).removeprefix("-").isdecimal():
                 return int(status)
@@ -134,7 +136,7 @@ class HFJobsExecutor(Executor):
     def _lines(self, handle: ReplicaHandle, number: int) -> list[str]:
         where = self._where(handle)
         what, tail = f"the log of job {where['job_id']}", max(number, 1)
-        entries = self._asked(what, lambda: list(self._api.fetch_job_logs(**where, tail=tail)))
+        entries = self._ask_hub(what, lambda: list(self._api.fetch_job_logs(**where, tail=tail)))
         return [line for entry in entries for line in entry.splitlines() or [""]]
 
     def _where(self, handle: ReplicaHandle) -> dict[str, str]:

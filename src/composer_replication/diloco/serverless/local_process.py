@@ -1,4 +1,8 @@
-"""Replicas as processes of this machine: to try a launch out, to use several GPUs of one machine, and for tests."""
+"""Replicas as processes of this machine: to try a launch, to use several GPUs of one machine, and for tests.
+
+Process ids are reused, so a process is only signalled if it proves to be the one that was started: by its start time,
+as the kernel reports it, and by the name of the start among its arguments.
+"""
 
 from __future__ import annotations
 
@@ -38,23 +42,22 @@ __all__ = ["LocalProcessExecutor"]
 
 
 LOG_FILE, CANCELLED_FILE, ALIVE_FILE = "log.txt", "cancelled", "alive"
-_MOST_LOG_BYTES = 4 << 20
-_KILL_S = 5.0  # how long a process may take to go that was killed
+_MAX_LOG_BYTES = 4 << 20
+_KILL_S = 5.0  # how long a killed process may take to go
 
 
 class LocalProcessExecutor(Executor):
-    """A process a replica, in a session of its own, that ends when this process does.
+    """A process per replica, in its own session, that ends when this process does.
 
-    `folder` holds a folder a replica: its log, how it ended, what it returned. With `tied=False` replicas outlive this
-    process, and another one that has the handles can go on asking about them. A process is signalled only if it proves
-    to be the one that was started: by the kernel's word for when it began, and its name among its arguments.
+    `folder` holds a folder per replica, with its log, how it ended, and what it returned. With `tied=False` replicas
+    outlive this process, and another one that has the handles can ask about them.
     """
 
     backend_name = "local_process"
     supports_inter_replica_network = True
     by_hand = "`pgrep -f {launch}` shows its processes on that machine, and `kill` ends one."
     takes_callables = True
-    listed_s = 0.0  # a process is there, or it is not
+    listed_s = 0.0  # a process exists or it does not
     poll_interval_s = 0.05
 
     def __init__(
@@ -69,15 +72,15 @@ class LocalProcessExecutor(Executor):
         if not hasattr(os, "fork"):
             raise RuntimeError(explain("LocalProcessExecutor", got=sys.platform, expected="Linux or macOS"))
         self._folder = None if folder is None else Path(folder).absolute()
-        # Only we hold the writing end, and nothing is written: replicas that read its end know that we are gone.
+        # Only this process holds the writing end, and writes nothing: replicas see the end of the pipe when it is gone.
         self._tie = os.pipe() if tied else None
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def _start(self, job: ReplicaJob) -> dict[str, Any]:
         if job.gpu is not None:
             warnings.warn(
-                f"gpu={job.gpu!r} is not followed by processes of this machine: they see the GPUs that it has. "
-                "Give each its own with CUDA_VISIBLE_DEVICES",
+                f"gpu={job.gpu!r} is ignored by local processes, which see all GPUs of this machine. "
+                "Assign them with CUDA_VISIBLE_DEVICES",
                 UserWarning,
                 stacklevel=4,
             )
@@ -85,10 +88,12 @@ class LocalProcessExecutor(Executor):
         environment = {**os.environ, **self.env, **job.environment(), FOLDER_VARIABLE: str(folder)}
         environment[TIED_VARIABLE] = "0" if self._tie is None else "1"
         with (folder / LOG_FILE).open("ab") as log, (folder / ALIVE_FILE).open("wb") as alive:
-            try_lock(alive.fileno())  # the keeper has it from us, so that there is no moment without
+            # The keeper inherits the lock, so that it is never free in between.
+            try_lock(alive.fileno())
             environment[ALIVE_VARIABLE] = str(alive.fileno())
             process = subprocess.Popen(  # noqa: S603 (our own module, no shell)
-                [sys.executable, "-m", MODULE, job.name, str(folder)],  # who it is, for whoever has to end it
+                # Arguments by which `find` recognizes it.
+                [sys.executable, "-m", MODULE, job.name, str(folder)],
                 stdin=subprocess.DEVNULL if self._tie is None else self._tie[0],
                 stdout=log,
                 stderr=log,
@@ -138,23 +143,24 @@ class LocalProcessExecutor(Executor):
     def stream_logs(self, handle: ReplicaHandle, *, n_lines: int = 200) -> str:
         self._check_own(handle)
         with (_folder_of(handle) / LOG_FILE).open("rb") as file:
-            start = max(0, file.seek(0, os.SEEK_END) - _MOST_LOG_BYTES)
+            start = max(0, file.seek(0, os.SEEK_END) - _MAX_LOG_BYTES)
             file.seek(start)
-            data = file.read(_MOST_LOG_BYTES)
+            data = file.read(_MAX_LOG_BYTES)
         text = data.decode("utf-8", "replace")
+        # The first line may be cut, so it is dropped.
         return self.shown(text.partition("\n")[2] if start else text, n_lines)
 
     def log_place(self, handle: ReplicaHandle) -> str:
         return str(_folder_of(handle) / LOG_FILE)
 
     def cancel(self, handle: ReplicaHandle) -> None:
-        """SIGTERM, so that a trainer can save what it has; after a grace SIGKILL."""
+        """Send SIGTERM, so that a trainer can save its state; after a grace send SIGKILL."""
         if not self._is_alive(handle):
             return
         self._signal(handle, signal.SIGTERM, note=True)
         deadline, is_killed = time.monotonic() + TERM_GRACE_S + _KILL_S, False
         while self._is_alive(handle):
-            if time.monotonic() > deadline:  # the keeper itself is stopped, or stuck
+            if time.monotonic() > deadline:  # the keeper itself hangs
                 if is_killed:
                     got = f"process {handle.metadata['pid']}, which SIGKILL does not end"
                     raise RunError(explain(f"rank {handle.rank}", got=got, expected="its end"))
@@ -163,19 +169,20 @@ class LocalProcessExecutor(Executor):
             time.sleep(self.poll_interval_s)
 
     def _signal(self, handle: ReplicaHandle, number: int, *, note: bool = False) -> None:
-        """Signal the replica's process, and no other; `note` that it was cancelled, where it is ours to end."""
+        """Signal the replica's process and no other. `note` marks it as cancelled, if the process is ours to end."""
         child, proven = self._processes.get(handle.metadata.get("name", "")), _proven(handle)
         if child is None and proven is None:
             if not self._is_alive(handle):
                 return
-            got = f"process {handle.metadata.get('pid')}, which does not prove to be it"
-            expected = "a process with the start time and the name that the handle holds"
+            got = f"process {handle.metadata.get('pid')}, which is not proven to be the replica"
+            expected = "a process with the start time and name in the handle"
             fix = f"Nothing was signalled. {self.by_hand_for(handle.metadata.get('launch', ''))}"
             raise RunError(explain(f"rank {handle.rank}", got=got, expected=expected, fix=fix))
         if note:
             (_folder_of(handle) / CANCELLED_FILE).touch()
         if child is not None:
-            child.send_signal(number)  # of a child that nobody has waited for the number is its own
+            # The id of a child cannot be reused before this process has waited for it.
+            child.send_signal(number)
         elif proven is not None:
             send_signal(proven, number)
 
@@ -184,7 +191,7 @@ class LocalProcessExecutor(Executor):
         if end is not None:
             return int(end["status"])
         process = self._processes.get(handle.metadata.get("name", ""))
-        # No word from the keeper: it was killed itself, and took the body with it.
+        # The keeper wrote no end: it was killed itself, and the body with it.
         return -signal.SIGKILL if process is None else process.poll()
 
     def reaches(self, handle: ReplicaHandle) -> bool:
@@ -204,12 +211,12 @@ class LocalProcessExecutor(Executor):
         process = self._processes.get(handle.metadata.get("name", ""))
         if process is not None:
             return process.poll() is None
-        # Some file systems have no locks, and a process of another container is not to be seen.
+        # Some file systems have no locks, and processes of another container are not visible.
         return _is_held(_folder_of(handle) / ALIVE_FILE) or _proven(handle) is not None
 
 
 def _proven(handle: ReplicaHandle) -> Process | None:
-    """The process that a handle means, if it is there and proves it: process ids are given out again."""
+    """Return the process of a handle, if it exists and proves to be the one."""
     pid, began, name = (handle.metadata.get(key) for key in ("pid", "began", "name"))
     process = look_up(pid) if isinstance(pid, int) else None
     is_it = process is not None and began and name and process.began == began and name in process.arguments
@@ -217,7 +224,7 @@ def _proven(handle: ReplicaHandle) -> Process | None:
 
 
 def _is_held(path: Path) -> bool:
-    """Whether a keeper holds its file: a process id alone may be another process's by now."""
+    """Return whether a keeper holds the lock of its file. A process id proves less, because ids are reused."""
     try:
         descriptor = os.open(path, os.O_RDWR)
     except FileNotFoundError:
@@ -232,7 +239,7 @@ def _folder_of(handle: ReplicaHandle) -> Path:
     try:
         return Path(handle.metadata["folder"])
     except KeyError:
-        raise InputError(explain("handle", got="one without a folder", expected="one that was launched here")) from None
+        raise InputError(explain("handle", got="one without a folder", expected="one of a local replica")) from None
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:
@@ -242,59 +249,58 @@ def _read_json(path: Path) -> dict[str, Any] | None:
         return None
 
 
-# Whether a process of this machine is the one that was started: process ids are given out again.
-#
-# The proof is when it began, as the kernel says, and a name among its arguments. A signal goes to the process that gave
-# that proof, and to none that took its number in between, where the platform can say so (Linux).
+# Identifying processes. A signal only goes to the process that gave the proof, not to one that got its id in between,
+# if the platform allows that (Linux: pidfd).
 
 _PROC = Path("/proc")
 _BOOT = _PROC / "sys" / "kernel" / "random" / "boot_id"
-_START_FIELD = 19  # of those behind the name in parentheses: the 22nd of /proc/PID/stat
+_START_FIELD = 19  # starttime, the 22nd field of /proc/PID/stat, counted after the name in parentheses
 _EXEC_LOOKS, _EXEC_PAUSE_S = 50, 0.001  # 3 of 400 processes looked up right after their start showed no arguments yet
 
 
 class Process(NamedTuple):
-    """One process: its number, its parent's, when it began, and what it was started with."""
+    """A process: its id, its parent, its start time, and its arguments."""
 
     pid: int
     parent: int
     began: str
     arguments: tuple[str, ...]
 
-    def is_still(self, other: Process | None) -> bool:
-        """Whether that is this process; its parent may have gone meanwhile."""
-        return other is not None and (other.began, other.arguments) == (self.began, self.arguments)
+    def is_still(self, process: Process | None) -> bool:
+        """Return whether the other is this process; its parent may have exited meanwhile."""
+        return process is not None and (process.began, process.arguments) == (self.began, self.arguments)
 
 
 def look_up(pid: int) -> Process | None:
-    """The process that has this number now; None where there is none, or it is not ours to see."""
+    """Return the process with this id; None if there is none, or it is not visible to this user."""
     if pid <= 0:
         return None
     return _from_proc(pid) if sys.platform == "linux" else _from_ps(pid)
 
 
 def _with_argument(argument: str) -> list[Process]:
-    """The processes of this machine that were started with this argument, without those that they forked."""
+    """Return the processes of this machine that were started with this argument, without their forks."""
     everything = (look_up(pid) for pid in _all_pids())
+    # A fork has the arguments of its parent until it calls exec.
     matching = {process.pid: process for process in everything if process is not None and argument in process.arguments}
     return [process for process in matching.values() if process.parent not in matching]
 
 
 def send_signal(process: Process, number: int) -> bool:
-    """Signal this very process; False, and nothing is sent, where another or none has its number."""
+    """Signal this very process. Returns False and sends nothing if its id belongs to another process or none."""
     if not hasattr(os, "pidfd_open"):
         if not process.is_still(look_up(process.pid)):
             return False
         os.kill(process.pid, number)
         return True
     try:
+        # A pidfd refers to one process for good, whoever gets the id later.
         descriptor = os.pidfd_open(process.pid)
     except ProcessLookupError:
         return False
     try:
-        if not process.is_still(
-            look_up(process.pid)
-        ):  # looked at after it was opened: a later owner of the number is not meant
+        # Looked at after it was opened: a later owner of the number is not meant.
+        if not process.is_still(look_up(process.pid)):
             return False
         signal.pidfd_send_signal(descriptor, number)
     except ProcessLookupError:
@@ -311,14 +317,15 @@ def _from_proc(pid: int) -> Process | None:
         boot = _BOOT.read_text(encoding="ascii").strip()
     except OSError:
         return None
+    # The name in parentheses may itself contain spaces and parentheses.
     fields = stat.rpartition(")")[2].split()
-    if fields[0] in "ZX":  # it has ended, and nobody has asked how
+    if fields[0] in "ZX":  # Z: a zombie, X: dead
         return None
     return Process(pid, int(fields[1]), f"{boot} {fields[_START_FIELD]}", arguments)
 
 
 def _arguments(folder: Path) -> tuple[str, ...]:
-    """What it was started with; in the midst of exec the kernel shows a program without any, so one looks again."""
+    """Return the arguments of a process. During exec the kernel shows none for a program, so this looks again."""
     for _ in range(_EXEC_LOOKS):
         arguments = (folder / "cmdline").read_bytes().decode("utf-8", "surrogateescape").split("\0")[:-1]
         if arguments or not _is_program(folder):
@@ -328,7 +335,7 @@ def _arguments(folder: Path) -> tuple[str, ...]:
 
 
 def _is_program(folder: Path) -> bool:
-    """Whether a file is run there: threads of the kernel, and what has ended, have none and never have arguments."""
+    """Return whether a file is executed there. Kernel threads and ended processes have none, and never arguments."""
     try:
         return bool((folder / "exe").readlink().parts)
     except OSError:
@@ -336,7 +343,7 @@ def _is_program(folder: Path) -> bool:
 
 
 def _from_ps(pid: int) -> Process | None:
-    """By what POSIX has everywhere; arguments with spaces come apart, so names that are looked for have none."""
+    """Look up a process with POSIX ps. It splits arguments at spaces, so names that are looked for have none."""
     words = _ps("-o", "stat=", "-o", "ppid=", "-o", "lstart=", "-o", "command=", "-ww", "-p", str(pid)).split()
     if len(words) < 8 or words[0].startswith("Z"):
         return None

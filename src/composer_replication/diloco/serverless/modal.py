@@ -1,4 +1,4 @@
-"""Replicas as Sandboxes of Modal: a container with a GPU each, which runs a command and has logs and an exit status."""
+"""Run replicas as Sandboxes of Modal: containers with a GPU, a command, logs and an exit status."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ from composer_replication.optional import require
 
 __all__ = ["ModalExecutor"]
 
-_LONGEST_S = 86_400  # of a Sandbox
-_MOST_ENTRIES = 20_000  # that the service hands out at once
+_MAX_SANDBOX_S = 86_400  # Modal's limit for a Sandbox
+_MAX_ENTRIES = 20_000  # the most that the service returns at once
+# 128 + SIGKILL
 _KILLED = 137
 _ANSWER_S = 60.0
-_START_S = 1800.0  # with the image, which is built at the first start: packages of gigabytes
+_START_S = 1800.0  # includes building the image at the first start, with gigabytes of packages
 
 
 class ModalExecutor(Executor):
-    """A Sandbox a replica, in an app of yours.
+    """Runs each replica as a Sandbox, in an app of yours.
 
     `image` is an image of a registry that has this package, or `modal:python3.11`: a slim Python, into which `packages`
-    are installed. Secrets are variables of this machine, handed over as a Modal secret, and `modal_secrets`, which
-    Modal has by name: what those hold is not known here, so it cannot be masked in logs.
+    are installed. Secrets are variables of this machine, passed as a Modal secret. `modal_secrets` are names of secrets
+    that Modal stores; their values are not known here, so they cannot be masked in logs.
     """
 
     backend_name = "modal"
@@ -61,12 +62,12 @@ class ModalExecutor(Executor):
 
     def check(self, job: ReplicaJob) -> None:
         super().check(job)
-        if job.timeout_s is not None and job.timeout_s > _LONGEST_S:
-            fix = "A replica that is relaunched goes on from the global weights."
-            raise InputError(explain("timeout", got=job.timeout_s, expected=f"{_LONGEST_S} s at most", fix=fix))
+        if job.timeout_s is not None and job.timeout_s > _MAX_SANDBOX_S:
+            fix = "A relaunched replica continues from the global weights."
+            raise InputError(explain("timeout", got=job.timeout_s, expected=f"{_MAX_SANDBOX_S} s at most", fix=fix))
 
     def _start(self, job: ReplicaJob) -> dict[str, Any]:
-        timeout = _LONGEST_S if job.timeout_s is None else job.timeout_s
+        timeout = _MAX_SANDBOX_S if job.timeout_s is None else job.timeout_s
         modal = self._modal
         handed_over = [modal.Secret.from_name(name) for name in self.modal_secrets]
         if values := self.secret_values():
@@ -123,7 +124,7 @@ class ModalExecutor(Executor):
         return "succeeded" if code == 0 else "failed"
 
     def _was_terminated(self, handle: ReplicaHandle) -> bool:
-        """137 is also what a replica that was killed inside of its container ends with."""
+        """Return whether a Sandbox was terminated: a replica that is killed inside its container also ends with 137."""
         try:
             within(_ANSWER_S, "the end of a Sandbox", self._sandbox(handle).wait)
         except self._modal.exception.SandboxTerminatedError:
@@ -131,15 +132,17 @@ class ModalExecutor(Executor):
         return False
 
     def stream_logs(self, handle: ReplicaHandle, *, n_lines: int = 200) -> str:
+        # Checks n_lines before the service is asked.
         self.shown("", n_lines)
-        num_entries = min(max(n_lines, 1), _MOST_ENTRIES)  # an entry is a line, or several
+        num_entries = min(max(n_lines, 1), _MAX_ENTRIES)  # an entry is one line or several
         logs = self._sandbox(handle).logs
         entries = within(_ANSWER_S, "the log of a Sandbox", lambda: list(logs.tail(num_entries)))
         return self.shown("".join(entry.message for entry in entries), n_lines)
 
     def cancel(self, handle: ReplicaHandle) -> None:
         code, _ = tried(lambda: self.exit_code(handle))
-        if code is None:  # whoever does not say how it is doing may still be ended
+        # A replica whose status is unknown may still be running.
+        if code is None:
             within(_ANSWER_S, "the end of a Sandbox", self._sandbox(handle).terminate)
 
     def exit_code(self, handle: ReplicaHandle) -> int | None:

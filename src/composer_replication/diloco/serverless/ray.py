@@ -1,4 +1,4 @@
-"""Replicas on a Ray cluster: an actor a replica, which holds its resources and keeps its process on its node."""
+"""Run replicas on a Ray cluster: an actor per replica holds its resources and runs its process on its node."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ __all__ = ["RayExecutor"]
 
 _NAMESPACE = "crf-diloco"
 _ANSWER_S, _POLL_S = 60.0, 2.0
-_CONNECT_S = 180.0  # to a cluster, or until one is there
+_CONNECT_S = 180.0  # also covers starting a cluster
 
 
 class RayExecutor(Executor):
-    """An actor a replica, on a node with `num_cpus` and `num_gpus` to spare; `address` is the cluster's.
+    """Runs each replica as an actor, on a node with `num_cpus` and `num_gpus` to spare; `address` is the cluster's.
 
-    Actors live on when this process ends (`detached`), so that another one can ask about them by their handles.
-    Secrets go to the actor as an argument: Ray shows the runtime environments of its jobs to whoever looks.
+    With `detached` actors outlive this process, so that another one can ask about them by their handles. Secrets are
+    passed to the actor as an argument, because Ray shows the runtime environments of its jobs to everybody.
     """
 
     backend_name = "ray"
@@ -73,7 +73,7 @@ class RayExecutor(Executor):
         handle = self._handle(launch, rank, attempt, self._metadata(start_name(launch, rank, attempt)))
         try:
             self._actor(handle)
-        except ValueError:  # no actor of that name
+        except ValueError:  # there is no actor of that name
             return []
         return [handle]
 
@@ -87,12 +87,13 @@ class RayExecutor(Executor):
         return self._ask(handle, "poll") or ("cancelled" if self._name(handle) in self._cancelled else "failed")
 
     def stream_logs(self, handle: ReplicaHandle, *, n_lines: int = 200) -> str:
+        # Checks n_lines before the service is asked.
         self.shown("", n_lines)
         return self.shown(self._ask(handle, "logs", n_lines) or "", n_lines)
 
     def cancel(self, handle: ReplicaHandle) -> None:
         status = self.poll(handle)
-        # One that is pending waits for resources, and may for long; one that does not answer goes with its actor.
+        # A pending actor may wait for resources for long, so it is not asked; one that does not answer is killed.
         if status not in ENDED and (status == "pending" or not self._ask(handle, "cancel")):
             self._cancelled.add(self._name(handle))
             self._ray.kill(self._actor(handle))
@@ -104,21 +105,23 @@ class RayExecutor(Executor):
         return self._ask(handle, "exit_code")
 
     def _ask(self, handle: ReplicaHandle, method: str, *args: Any) -> Any:
-        """What the actor says; None where it is gone with its node. One that has no node yet says nothing for long."""
+        """Return what the actor answers; None if it is gone. A poll of one without a node returns "pending"."""
         errors = self._ray.exceptions
         try:
             actor = self._actor(handle)
             seconds = _POLL_S if method == "poll" else _ANSWER_S
             return self._ray.get(getattr(actor, method).remote(*args), timeout=seconds)
-        except (errors.RayActorError, ValueError):  # dead, or no actor of that name
+        except (errors.RayActorError, ValueError):
+            # The actor is dead, or there is none with that name.
             return None
         except errors.GetTimeoutError:
             return "pending" if method == "poll" else None
 
     def _actor(self, handle: ReplicaHandle) -> Any:
         name = self._name(handle)
-        if not self.reaches(handle):  # no actor of that name is there, which says nothing about the replica
-            got, fix = f"an actor of {handle.metadata.get('cluster')}", "Name its cluster: RAY_ADDRESS."
+        # In another cluster the name would be missing, which says nothing about the replica.
+        if not self.reaches(handle):
+            got, fix = f"an actor of {handle.metadata.get('cluster')}", "Set RAY_ADDRESS to its cluster."
             raise RunError(explain(f"rank {handle.rank}", got=got, expected=f"one of {self._cluster()}", fix=fix))
         if name not in self._actors:
             self._actors[name] = self._ray.get_actor(name, namespace=handle.metadata["namespace"])
@@ -130,10 +133,11 @@ class RayExecutor(Executor):
 
 
 class _NodeKeeper:
-    """On the replica's node: its process, which ends when this does."""
+    """Runs on the replica's node and holds its process, which ends with it."""
 
     def __init__(self, job: dict[str, Any], env: dict[str, str], secrets: dict[str, str]) -> None:
-        os.environ.update(secrets)  # this process is the replica's alone
+        # This process belongs to the replica alone.
+        os.environ.update(secrets)
         self._executor = LocalProcessExecutor(secrets=tuple(secrets), env=env)
         self._handle = self._executor.start(ReplicaJob(**{**job, "gpu": None}))
 
@@ -151,5 +155,5 @@ class _NodeKeeper:
         return self._executor.exit_code(self._handle)
 
     def process_id(self) -> int:
-        """Of the actor itself, whose end takes the replica with it."""
+        """Return the actor's own process id; killing it ends the replica."""
         return os.getpid()

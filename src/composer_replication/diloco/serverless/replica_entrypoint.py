@@ -1,10 +1,10 @@
-"""What an executor calls in every replica: it joins the run at a rendezvous, and hands the manager to a trainer.
+"""What an executor calls in every replica: join the run at a rendezvous, and call a trainer with the manager.
 
     python -m composer_replication.diloco.serverless.replica_entrypoint --rendezvous s3://bucket/run --world-size 4
         --trainer-module my_trainer --trainer-kwargs-json '{"steps": 100}'
 
-The rank is in REPLICA_RANK. What else the manager is told stands in CRF_DILOCO_ and the name of its parameter in
-capitals (CRF_DILOCO_GRACE_S=60), or in `settings`, which goes before.
+The rank is in REPLICA_RANK. Other parameters of the manager are in variables with the prefix CRF_DILOCO_ and the name
+of the parameter in capitals (CRF_DILOCO_GRACE_S=60), or in `settings`, which takes precedence.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def main(
     *,
     settings: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Call `trainer_fn(**trainer_kwargs, manager=, rank=, world_size=)` as the replica that REPLICA_RANK names."""
+    """Call `trainer_fn(**trainer_kwargs, manager=, rank=, world_size=)` as the replica of rank REPLICA_RANK."""
     rank = rank_of(os.environ, world_size)
     chosen = {**settings_of(os.environ), **(settings or {})}
     if unknown := chosen.keys() - SETTINGS.keys():
@@ -62,6 +62,7 @@ def main(
     home = importlib.import_module(trainer_module)
     if (train := getattr(home, trainer_fn, None)) is None:
         raise InputError(explain(f"trainer {trainer_module}", got="no such function", expected=trainer_fn))
+    # Imported late, because it loads torch, and the checks above should fail without that.
     from composer_replication.diloco.rounds.manager import ObjectStoreManager
 
     with ObjectStoreManager(rendezvous_uri, rank=rank, world_size=world_size, **chosen) as manager:
@@ -69,10 +70,10 @@ def main(
 
 
 def rank_of(environment: Mapping[str, str], world_size: int) -> int:
-    """RuntimeError where nobody set it, ValueError where it is none of this world."""
+    """Return the rank of this replica. Raises RuntimeError if it is not set, ValueError if it is not in the world."""
     text = environment.get("REPLICA_RANK")
     if text is None:
-        fix = "An executor sets it; by hand: REPLICA_RANK=0."
+        fix = "Executors set it; for a replica that you start yourself: REPLICA_RANK=0."
         raise RuntimeError(explain("REPLICA_RANK", got="no such variable", expected="this replica's rank", fix=fix))
     if not text.isascii() or not text.isdigit() or int(text) >= world_size:
         raise InputError(explain("REPLICA_RANK", got=repr(text), expected=f"0 to {world_size - 1}"))
@@ -80,7 +81,7 @@ def rank_of(environment: Mapping[str, str], world_size: int) -> int:
 
 
 def settings_of(environment: Mapping[str, str]) -> dict[str, Any]:
-    """The manager's settings among the variables."""
+    """Return the manager's settings from the environment."""
     settings: dict[str, Any] = {}
     for name, read in SETTINGS.items():
         variable = f"{PREFIX}{name.upper()}"
@@ -95,15 +96,19 @@ def settings_of(environment: Mapping[str, str]) -> dict[str, Any]:
 
 
 def run(argv: Sequence[str] | None = None) -> None:
-    """The same from a command line; what the trainer returns is printed as JSON where it can be."""
-    parser = argparse.ArgumentParser(description="one replica of a DiLoCo run", allow_abbrev=False)
+    """Run a replica from the command line, and print what the trainer returns, as JSON where possible."""
+    parser = argparse.ArgumentParser(description="Run one replica of a DiLoCo run.", allow_abbrev=False)
+    parser.add_argument("--rendezvous", required=True, metavar="URI", help="bucket or folder that all replicas share")
+    parser.add_argument("--world-size", required=True, type=int, metavar="N", help="number of replicas")
+    parser.add_argument("--trainer-module", required=True, metavar="MODULE", help="module of the trainer")
+    parser.add_argument("--trainer-fn", default="train", metavar="NAME", help="its function (default: train)")
     parser.add_argument(
-        "--rendezvous", required=True, metavar="URI", help="the bucket or folder that all replicas share"
+        "--trainer-kwargs-json",
+        type=json.loads,
+        default={},
+        metavar="JSON",
+        help="keyword arguments of the trainer, as JSON",
     )
-    parser.add_argument("--world-size", required=True, type=int, metavar="N", help="how many replicas there are")
-    parser.add_argument("--trainer-module", required=True, metavar="MODULE", help="where the trainer is")
-    parser.add_argument("--trainer-fn", default="train", metavar="NAME", help="its function; default: train")
-    parser.add_argument("--trainer-kwargs-json", type=json.loads, default={}, metavar="JSON", help="its arguments")
     args = parser.parse_args(argv)
     value = main(args.rendezvous, args.world_size, args.trainer_module, args.trainer_fn, args.trainer_kwargs_json)
     print(json.dumps(value, default=repr))

@@ -1,14 +1,14 @@
 """The program that a replica is, wherever it runs: `python -m composer_replication.diloco.serverless.replica_process`.
 
-Two processes. The *keeper* starts the *body*, which calls the entrypoint, and does no more than watch it: it copies
-what the body prints, a line at a time, with the values of named secrets masked; it ends the body and all processes that
-came of it when the time is up, at SIGTERM (a spot machine is about to go) or when whoever launched it is gone; and
-it ends with the body's own exit status, 128 + n for signal n. The body ends with 1 for an error, and with 78 for one
-that another start would only repeat: a module or function that is missing; an argument, setting or artefact refused.
+It is two processes. The *keeper* starts the *body*, which calls the entrypoint, and only watches it. It copies what the
+body prints, line by line, with the values of secrets masked. It ends the body and all of its descendants when the time
+is up, at SIGTERM (a spot machine is about to go), or when the launcher is gone. It ends with the body's exit status,
+128 + n for signal n. The body ends with 1 for an error, and with 78 for one that a restart would only repeat: a module
+or function that is missing; an argument, setting or artifact that is refused.
 
-The job is JSON in CRF_DILOCO_REPLICA, the rank in the variable that the job names; secrets are variables, of which the
-job holds the names. Nothing of it stands in a command line: arguments, where there are any, are the name of the start
-and its folder, which nobody reads but whoever looks for the process.
+The job is JSON in CRF_DILOCO_REPLICA, and the rank is in the variable that the job names. Secrets are variables; the
+job only has their names. The command line has none of it: its arguments, if any, are the name of the start and its
+folder, which only serve to find the process.
 """
 
 from __future__ import annotations
@@ -36,23 +36,25 @@ ALIVE_VARIABLE = "CRF_DILOCO_ALIVE"
 SAYS_END_VARIABLE, END_MARK = "CRF_DILOCO_SAYS_END", "crf: the replica ended with status "
 END_FILE, RESULT_FILE = "end.json", "result.json"
 TIMED_OUT, TERM_GRACE_S = 124, 10.0
-REFUSED = 78  # EX_CONFIG of sysexits.h: what was asked cannot be done, however often it is tried
+REFUSED = 78  # EX_CONFIG of sysexits.h: a restart would fail in the same way
 _POLL_S = 0.1
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def main() -> NoReturn:
-    """Keep one replica, and end as it ended."""
+    """Start and watch one replica, and exit as it does."""
     job = json.loads(os.environ[JOB_VARIABLE])
     keeper = os.getpid()
     _linux_process_control(_PR_SET_CHILD_SUBREAPER, 1)
     reading, writing = os.pipe()
-    body = os.fork()  # nothing but the standard library is loaded so far, and there is one thread
+    # Only the standard library is loaded so far, and there is one thread.
+    body = os.fork()
     if body == 0:
         os.close(reading)
-        if alive := os.environ.pop(ALIVE_VARIABLE, None):  # a lock that is held as long as the keeper lives
+        # The lock on this file is held as long as the keeper lives, so the body must not inherit it.
+        if alive := os.environ.pop(ALIVE_VARIABLE, None):
             os.close(int(alive))
-        _be_the_body(job, writing, keeper)
+        _run_body(job, writing, keeper)
     os.close(writing)
     is_tied = os.environ.get(TIED_VARIABLE) == "1"
     with os.fdopen(reading, "rb", buffering=0) as output:
@@ -62,37 +64,42 @@ def main() -> NoReturn:
     status = TIMED_OUT if reason == "timeout" else status
     if folder := os.environ.get(FOLDER_VARIABLE):
         _write_json(Path(folder) / END_FILE, {"status": status, "reason": reason})
-    if os.environ.get(SAYS_END_VARIABLE) == "1":  # where a service keeps logs, and no exit status
-        _say(f"{END_MARK}{status}\n")
+    # For services that keep logs, but no exit status.
+    if os.environ.get(SAYS_END_VARIABLE) == "1":
+        _print(f"{END_MARK}{status}\n")
     os._exit(128 - status if status < 0 else status)
 
 
 # ---- the body
 
 
-def _be_the_body(job: Mapping[str, Any], output: int, keeper: int) -> NoReturn:
-    """Call the entrypoint; whatever it raises is a traceback and status 1, or 78."""
+def _run_body(job: Mapping[str, Any], output: int, keeper: int) -> NoReturn:
+    """Call the entrypoint. Whatever it raises becomes a traceback and status 1 or 78."""
     status = 1
     try:
-        os.setsid()  # a group that is ended as one
+        # Its own process group, so that it can be ended as one.
+        os.setsid()
         _linux_process_control(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != keeper:  # it died before we asked to be told
+        # The keeper died before the line above.
+        if os.getppid() != keeper:
             os._exit(1)
         with Path(os.devnull).open("rb") as nothing:
             os.dup2(nothing.fileno(), 0)
         os.dup2(output, 1)
         os.dup2(output, 2)
         os.close(output)
-        os.environ.setdefault("PYTHONUNBUFFERED", "1")  # of processes that it starts: who is killed has said it by then
+        # For child processes, so that what they print before they are killed gets through.
+        os.environ.setdefault("PYTHONUNBUFFERED", "1")
         sys.stdout, sys.stderr = (os.fdopen(descriptor, "w", 1, "utf-8", "backslashreplace") for descriptor in (1, 2))
-        _hand_back(_call(job))
+        _write_result(_call(job))
         status = 0
     except SystemExit as end:
         status = _status_of(end.code)
-    except BaseException as error:  # the boundary of a replica: its log is where this is told
-        status = REFUSED if _cannot_get_better(error) else 1
+    except BaseException as error:
+        # The outermost frame of a replica, so the log is the only place to report it.
+        status = REFUSED if _would_recur(error) else 1
         traceback.print_exc()
-    with contextlib.suppress(OSError):  # whoever read it is gone
+    with contextlib.suppress(OSError):  # the reader is gone
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(status)
@@ -103,19 +110,23 @@ def _call(job: Mapping[str, Any]) -> Any:
     return _find_entrypoint(job["entrypoint"])(**job["args"])
 
 
-def _cannot_get_better(error: BaseException) -> bool:
-    from composer_replication import errors  # loaded by now, if it is one of them
+def _would_recur(error: BaseException) -> bool:
+    """Return whether a restart would raise the same error."""
+    # Already loaded if the error is one of its classes.
+    from composer_replication import errors
 
-    if isinstance(error, errors.MissingExtraError) and error.__cause__ is not None:  # there, and does not load
-        return _cannot_get_better(error.__cause__)
+    # The package is installed, but does not load.
+    if isinstance(error, errors.MissingExtraError) and error.__cause__ is not None:
+        return _would_recur(error.__cause__)
     if isinstance(error, ImportError) and not isinstance(error, ModuleNotFoundError | errors.MissingExtraError):
-        return str(error).startswith("cannot import name")  # not a library that this one machine lacks
+        # Other import errors may be due to a library that only this machine lacks.
+        return str(error).startswith("cannot import name")
     unfit = errors.InputError | errors.UnsupportedModelError | errors.ArtefactNotFoundError | errors.StaleArtefactError
     return isinstance(error, ImportError | unfit)
 
 
 def _find_entrypoint(name: str) -> Callable[..., Any]:
-    """The function of `module.function`, or the `main` of a module; `file.py::function` for a script's own."""
+    """Return the function `module.function`, the `main` of a module, or `file.py::function` of a script."""
     if "::" in name:
         import runpy
 
@@ -133,23 +144,28 @@ def _find_entrypoint(name: str) -> Callable[..., Any]:
     return getattr(home, function)
 
 
-def _hand_back(value: Any) -> None:
-    """The value as JSON, for whoever launched a process on its own machine."""
+def _write_result(value: Any) -> None:
+    """Write the value as JSON for a launcher on the same machine."""
     if not (folder := os.environ.get(FOLDER_VARIABLE)):
         return
     try:
         _write_json(Path(folder) / RESULT_FILE, {"result": value})
     except (TypeError, ValueError) as error:
-        print(f"the entrypoint's value ({type(value).__name__}) is not handed back: {error}", file=sys.stderr)
+        print(
+            f"the return value of the entrypoint ({type(value).__name__}) is dropped, because it is not JSON: {error}",
+            file=sys.stderr,
+        )
 
 
 def _write_json(path: Path, value: object) -> None:
+    # Renamed when it is complete, so that no reader sees half of it.
     whole = path.with_suffix(".tmp")
     whole.write_text(json.dumps(value), encoding="utf-8")
     whole.replace(path)
 
 
 def _status_of(code: object) -> int:
+    """Return the exit status that Python would give to SystemExit with this code."""
     if code is None:
         return 0
     if isinstance(code, int):
@@ -162,7 +178,7 @@ def _status_of(code: object) -> int:
 
 
 class _Keeper:
-    """Watches a body until it and everything that came of it has ended."""
+    """Watches a body until it and all of its descendants have ended."""
 
     def __init__(self, body: int, output: BinaryIO, *, is_tied: bool, timeout_s: float | None) -> None:
         self._body, self._output, self._is_tied = body, output, is_tied
@@ -173,7 +189,7 @@ class _Keeper:
             signal.signal(number, self._on_signal)
 
     def watch(self, masks: Mapping[str, str]) -> tuple[int, str | None]:
-        """The body's status, negative for a signal, and why it was ended if it was."""
+        """Return the body's status, negative for a signal, and why the keeper ended it, if it did."""
         lines, status = _MaskedLines(masks), None
         with selectors.DefaultSelector() as selector:
             selector.register(self._output, selectors.EVENT_READ)
@@ -191,16 +207,17 @@ class _Keeper:
         os.set_blocking(self._output.fileno(), False)
         while self._copy(lines):
             pass
-        _say(lines.rest())
+        _print(lines.rest())
         return status, self._reason
 
     def _copy(self, lines: _MaskedLines) -> bool:
-        """Pass on what there is; False when nothing more will come, or nothing is there."""
+        """Pass on the available output. Returns False at its end, or if there is none."""
         data = self._output.read(65_536)
-        _say(lines.take(data or b""))
+        _print(lines.take(data or b""))
         return bool(data)
 
     def _ended(self) -> int | None:
+        """Return the body's status if it has ended. Ends it if its time is up."""
         now = time.monotonic()
         if self._deadline is not None and now > self._deadline:
             self._end("timeout")
@@ -213,7 +230,7 @@ class _Keeper:
         self._end(signal.Signals(number).name)
 
     def _end(self, reason: str) -> None:
-        """Ask the body to end, which may want to save what it has; a while later, end it."""
+        """Ask the body to end, so that it can save its state, and set the time to kill it."""
         if self._reason is None:
             self._reason = reason
             self._kill_at = time.monotonic() + TERM_GRACE_S
@@ -226,7 +243,8 @@ def _signal_group(leader: int, number: int) -> None:
 
 
 def _end_all(body: int) -> None:
-    """Whatever is left of the body's group; on Linux also those that left it, which are our children by now."""
+    """Kill what is left of the body's group, and on Linux all descendants: as a subreaper we inherit them."""
+    # Killing a child makes its own children ours, so this is repeated until there are none.
     _signal_group(body, signal.SIGKILL)
     while children := list(_children()):
         for child in children:
@@ -245,58 +263,63 @@ def _linux_process_control(option: int, value: int) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 
-def _say(text: str) -> None:
-    with contextlib.suppress(OSError):  # nobody listens any more: the body goes on
+def _print(text: str) -> None:
+    # Nobody reads the log any more, but the body continues.
+    with contextlib.suppress(OSError):
         sys.stdout.buffer.write(text.encode("utf-8"))
         sys.stdout.buffer.flush()
 
 
-# A replica's log without its secrets: lines as they are passed on, with the values of named variables masked.
-#
-# The keeper of a replica loads this before it forks, so it needs the standard library alone.
+# Logs without secrets: lines are passed on with the values of secrets masked. The keeper loads this before it forks, so
+# it only needs the standard library.
 
-MOST_LINE_BYTES, MOST_LINE_CHARACTERS = 65_536, 8_000
+MAX_LINE_BYTES, MAX_LINE_CHARACTERS = 65_536, 8_000
 _SHORTEST_SECRET = 4
 
 
 class _MaskedLines:
-    """Bytes in, whole lines out: secrets masked, endless lines cut, what is no UTF-8 replaced."""
+    """Takes bytes and returns whole lines, with secrets masked, endless lines cut, and invalid UTF-8 replaced."""
 
     def __init__(self, masks: Mapping[str, str]) -> None:
         self._masks, self._waiting, self._is_cut = masks, b"", False
 
     def take(self, data: bytes) -> str:
+        """Return the lines that these bytes complete."""
+        # "\r" also ends a line, because progress bars update theirs with it.
         *whole, self._waiting = re.split(rb"[\r\n]", self._waiting + data)
         text = "".join(self._shown(line) for line in whole)
-        if len(self._waiting) > MOST_LINE_BYTES:
+        if len(self._waiting) > MAX_LINE_BYTES:
             text += self._shown(self._waiting)
             self._waiting, self._is_cut = b"", True
         return text
 
     def rest(self) -> str:
+        """Return the last line, if it has no line break."""
         return self.take(b"\n") if self._waiting else ""
 
     def _shown(self, line: bytes) -> str:
-        if self._is_cut:  # the rest of a line whose beginning was shown
+        # The rest of a line whose beginning was shown.
+        if self._is_cut:
             self._is_cut = False
             return ""
         text = masked(line.decode("utf-8", "replace"), self._masks)
-        if len(text) > MOST_LINE_CHARACTERS:
-            text = f"{text[:MOST_LINE_CHARACTERS]} [cut: a line of {MOST_LINE_CHARACTERS:,} characters or more]"
+        if len(text) > MAX_LINE_CHARACTERS:
+            text = f"{text[:MAX_LINE_CHARACTERS]} [cut: a line of {MAX_LINE_CHARACTERS:,} characters or more]"
         return text + "\n"
 
 
 def masked(text: str, masks: Mapping[str, str]) -> str:
-    """The text with `[NAME]` where the value of a secret stood."""
+    """Return the text with `[NAME]` for the value of each secret."""
     for value, name in masks.items():
         text = text.replace(value, f"[{name}]")
     return text
 
 
 def secret_masks(names: Iterable[str], environment: Mapping[str, str]) -> dict[str, str]:
-    """Names by value, long values first: one may stand in another. A value of a few letters would mask half a log.
+    """Return the names of secrets by value, long values first, because one may contain another.
 
-    Logs are masked a line at a time, so a key of several lines is masked by its lines.
+    Logs are masked line by line, so a key of several lines is masked by its lines. Values of less than four characters
+    are not masked: that would mask half of a log.
     """
     values = {line: name for name in names for line in environment.get(name, "").splitlines()}
     return {value: values[value] for value in sorted(values, key=len, reverse=True) if len(value) >= _SHORTEST_SECRET}

@@ -1,10 +1,7 @@
-"""Objects by key, in whatever place all replicas can reach.
+"""Object stores: objects by key, in a place that all replicas can reach.
 
-objects  what a store promises, how it fails, and which keys there may be
-memory   objects of one process
-files    objects as files of a folder that the replicas share
-denials  what is said where a store refuses us
-retries  how long a request may take, and trying again until a deadline
+objects  what a store promises, its errors and keys; repeating requests until a deadline
+files    objects as files of a folder that the replicas share, and objects in memory
 buckets  objects in a bucket of S3, GCS or Azure
 hub      objects in a repository of the Hub
 opening  the store of a URI

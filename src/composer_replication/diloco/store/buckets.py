@@ -1,7 +1,7 @@
-"""Objects in a bucket of S3, GCS or Azure, by obstore: a create is the provider's own conditional put.
+"""Objects in a bucket of S3, GCS or Azure, by obstore. A create is the provider's own conditional put.
 
-Large objects travel in parts, several at once. No text of the provider gets into a message: it may repeat a signed
-address. What is kept of it is a status and the provider's word for the error.
+Large objects are transferred in several parts at once. Messages never contain the provider's text, which may repeat a
+signed address; they contain only a status and the provider's code for the error.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from composer_replication.diloco.store.objects import (
     TryAgain,
     checked_folder,
     checked_key,
+    credentials_unavailable,
     denied,
+    is_bucket_answer,
     is_key,
-    is_of_bucket,
     missing,
-    other_region,
-    persist,
     refused_settings,
+    retry_until_deadline,
     too_large,
-    without_credentials,
+    wrong_region,
 )
 from composer_replication.errors import MissingExtraError
 from composer_replication.optional import require
@@ -48,13 +48,15 @@ _BY_HTTP = {"s3": "AWS_ALLOW_HTTP", "gs": "GOOGLE_ALLOW_HTTP", "az": "AZURE_ALLO
 PART_BYTES = 8 << 20
 PARTS_AT_ONCE = 8
 _PART_RETRIES = 3
-_NONCE = "crfnonce"  # Azure takes names of C# alone
+_NONCE = "crfnonce"  # an identifier, because Azure accepts only C# identifiers as names of metadata
+# "... with status code: 503 ..." -> "503"
 _STATUS = re.compile(r"status code: (\d{3})")
+# "<Code>SlowDown</Code>" -> "SlowDown"; the bound keeps a message short
 _CODE = re.compile(r"<Code>(\w{1,60})</Code>")
 _FULL_CODES = {"QuotaExceeded", "InsufficientStorage", "XMinioStorageFull"}
 
 Answer = TypeVar("Answer")
-Way = Literal["in", "out", "out by parts"]
+Direction = Literal["in", "out", "out by parts"]
 
 
 class BucketStore:
@@ -77,13 +79,15 @@ class BucketStore:
         config = dict(options or {})
         by_http = config.pop("allow_http", os.environ.get(_BY_HTTP[scheme], "false"))
 
+        # A client of obstore has fixed time limits, so there is one per direction and power of two of the limit.
         @cache
-        def opened(way: Way, request_s: float, doublings: int) -> Any:
+        def opened(direction: Direction, request_s: float, doublings: int) -> Any:
             seconds = request_s * 2**doublings
             client: dict[str, Any] = {"timeout": timedelta(seconds=seconds), "allow_http": by_http.lower() == "true"}
-            if way == "in":  # an answer that does not move for as long as a request without bytes may take is dead
+            # An answer that stalls for as long as a request without bytes may take is dead.
+            if direction == "in":
                 client["read_timeout"] = timedelta(seconds=request_s)
-            retries = _PART_RETRIES if way == "out by parts" else 0
+            retries = _PART_RETRIES if direction == "out by parts" else 0
             again = {"max_retries": retries, "retry_timeout": timedelta(seconds=pace.deadline_s + retries * seconds)}
             store = getattr(self._obstore.store, CLASSES[scheme])
             return store(bucket, prefix=prefix or None, config=config, client_options=client, retry_config=again)
@@ -105,7 +109,7 @@ class BucketStore:
             lambda bucket: self._obstore.put(
                 bucket, key, data, use_multipart=large, chunk_size=PART_BYTES, max_concurrency=PARTS_AT_ONCE
             ),
-            way="out by parts" if large else "out",
+            direction="out by parts" if large else "out",
             num_bytes=len(data),
         )
 
@@ -120,7 +124,7 @@ class BucketStore:
                 return self._is_ours(bucket, key, nonce)
             return True
 
-        return self._call("conditional create", key, attempt, way="out", num_bytes=len(data))
+        return self._call("conditional create", key, attempt, direction="out", num_bytes=len(data))
 
     def get(self, key: str, *, most_bytes: int) -> bytes:
         checked_key(key)
@@ -132,7 +136,7 @@ class BucketStore:
         return None if there is None else there["size"]
 
     def written_at(self, key: str) -> float | None:
-        """When an object was written, by the provider's clock; None where there is none."""
+        """Return when an object was written, by the provider's clock; None if there is none."""
         there = self._head(key)
         return None if there is None else there["last_modified"].timestamp()
 
@@ -153,7 +157,7 @@ class BucketStore:
         return sorted(key for key in self._call("list", prefix, attempt) if is_key(key))
 
     def delete(self, keys: Sequence[str]) -> None:
-        """All at once; one by one where the provider stops at one that is not there."""
+        """Delete all objects at once, or one by one if the provider stops at one that does not exist."""
         paths = [checked_key(key) for key in keys]
         try:
             if paths:
@@ -163,9 +167,10 @@ class BucketStore:
                 self.delete([path])
 
     def _is_ours(self, bucket: Any, key: str, nonce: str) -> bool:
-        """Whether the object in our way is our own: the answer to the first try was lost, and a second one made.
+        """Return whether the object that prevented a create is our own, because the answer to an earlier try was lost.
 
-        S3 also answers so to one of two writers at once before either has written: then there is nothing yet.
+        S3 also answers with a conflict to one of two concurrent writers, before either has written. Then there is no
+        object yet, and TryAgain is raised.
         """
         try:
             there = self._obstore.get(bucket, key, options={"head": True})
@@ -174,7 +179,7 @@ class BucketStore:
         return there.attributes.get(_NONCE) == nonce
 
     def _read(self, bucket: Any, key: str, most_bytes: int) -> bytes:
-        """The first part, whose answer says how large the object is, and then the others, several at once."""
+        """Read the first part, whose answer says how large the object is, and then the others in parallel."""
         first = self._first_part(bucket, key)
         size: int = first.meta["size"]
         if size > most_bytes:
@@ -182,6 +187,7 @@ class BucketStore:
         data = bytes(first.bytes())
         starts = range(PART_BYTES, size, PART_BYTES)
         if starts:
+            # Parts with another tag belong to an object that was written meanwhile.
             tag = first.meta["e_tag"]
             with ThreadPoolExecutor(min(PARTS_AT_ONCE, len(starts))) as pool:
                 other_parts = pool.map(lambda start: self._part(key, start, min(start + PART_BYTES, size), tag), starts)
@@ -196,10 +202,10 @@ class BucketStore:
         except self._obstore.exceptions.GenericError as error:
             if _status(error) != "416":
                 raise
-        return self._obstore.get(bucket, key)  # no range of an object without bytes can be had
+        return self._obstore.get(bucket, key)  # an empty object has no range
 
     def _part(self, key: str, start: int, end: int, tag: str | None) -> bytes:
-        """Of the object that was looked at; nothing where there is another by now."""
+        """Return a part of the object with this tag; no bytes if there is another object by now."""
         options = {"range": (start, end), **({"if_match": tag} if tag else {})}
 
         def attempt(bucket: Any) -> bytes:
@@ -211,70 +217,80 @@ class BucketStore:
         return self._call("get", key, attempt, num_bytes=end - start)
 
     def _refuse_without_create(self) -> None:
-        """Some servers take the condition of a put and ignore it."""
+        """Raise StoreCannotCreate if two creates of one object succeed: some servers ignore the condition of a put."""
         probe = f"crf-probe-{secrets.token_hex(8)}"
         try:
             wins = [self.create(probe, b"first"), self.create(probe, b"second")]
         except MissingObject:
             raise self._no_such_bucket() from None
-        with contextlib.suppress(StoreError):  # what is left behind is two words
+        # A probe that is left has a few bytes.
+        with contextlib.suppress(StoreError):
             self.delete([probe])
         if wins != [True, False]:
             what = "two creates of one object both succeeded, so two replicas could decide one round differently"
             raise StoreCannotCreate(what, uri=self.uri, cause_kind="not_atomic")
 
     def _no_such_bucket(self) -> StoreDenied:
-        return StoreDenied("there is no such bucket", uri=self.uri, cause_kind="404")
+        return StoreDenied("no such bucket", uri=self.uri, cause_kind="404")
 
     def _call(
-        self, operation: Operation, key: str, call: Callable[[Any], Answer], *, way: Way = "in", num_bytes: int = 0
+        self,
+        operation: Operation,
+        key: str,
+        call: Callable[[Any], Answer],
+        *,
+        direction: Direction = "in",
+        num_bytes: int = 0,
     ) -> Answer:
-        """What `call` answers with a client whose patience is right for so many bytes."""
-        with self._pace.carrying(num_bytes) as more_s:
-            attempt = partial(self._attempt, operation, key, way, more_s, call)
-            return persist(attempt, pace=self._pace, more_s=more_s, uri=self.uri, key=key)
+        """Return the result of `call` with a client whose time limits suit so many bytes."""
+        with self._pace.transfer_budget(num_bytes) as more_s:
+            attempt = partial(self._attempt, operation, key, direction, more_s, call)
+            return retry_until_deadline(attempt, pace=self._pace, more_s=more_s, uri=self.uri, key=key)
 
     def _attempt(
-        self, operation: Operation, key: str, way: Way, more_s: float, call: Callable[[Any], Answer]
+        self, operation: Operation, key: str, direction: Direction, more_s: float, call: Callable[[Any], Answer]
     ) -> Answer:
         request_s = self._pace.request_s
+        # Rounding up to a power of two keeps the number of cached clients small.
         doublings = math.ceil(math.log2(1 + more_s / request_s)) if more_s > request_s / 100 else 0
-        bucket = self._opened(way, request_s, doublings)
+        bucket = self._opened(direction, request_s, doublings)
         try:
             answer = call(bucket)
         except (self._obstore.exceptions.BaseError, FileNotFoundError) as error:
-            store_error = self._named(error, operation, key)
+            store_error = self._to_store_error(error, operation, key)
         else:
             self._pace.has_answered = True
             return answer
-        # Not inside of the handler: the provider's text would hang on it.
+        # Raised outside the handler, so that the provider's text is not attached as context.
         raise store_error
 
-    def _named(self, error: Exception, operation: Operation, key: str) -> Exception:
-        """Our error for one of obstore's; TryAgain where that may help."""
+    def _to_store_error(self, error: Exception, operation: Operation, key: str) -> Exception:
+        """Return our error for one of obstore; TryAgain if another try may succeed."""
         errors, text = self._obstore.exceptions, str(error)
         if isinstance(error, FileNotFoundError):
             self._pace.has_answered = True
             return missing(self.uri, key, cause_kind="404")
-        if "incorrectly configured region" in text:  # obstore's word for a redirect that it does not follow
-            return other_region(uri=self.uri, key=key)
+        # obstore's text for a redirect that it does not follow.
+        if "incorrectly configured region" in text:
+            return wrong_region(uri=self.uri, key=key)
         status = _status(error)
         self._pace.has_answered = self._pace.has_answered or bool(status)
         code = match[1] if (match := _CODE.search(text)) else ""
         kind = f"{status} {code}".strip()
         if status == "507" or code in _FULL_CODES:
-            return StoreFull(f"no room ({kind})", uri=self.uri, key=key, cause_kind=kind)
-        is_passing = not status or status in ("408", "429") or status.startswith("5")
-        if isinstance(error, errors.GenericError) and not is_passing and not is_of_bucket(text, self.uri):
-            return without_credentials(self._scheme, uri=self.uri, key=key, kind=kind)
-        if operation == "list" and status == "404":  # a folder without objects is an empty list
+            return StoreFull(f"no space left ({kind})", uri=self.uri, key=key, cause_kind=kind)
+        is_transient = not status or status in ("408", "429") or status.startswith("5")
+        if isinstance(error, errors.GenericError) and not is_transient and not is_bucket_answer(text, self.uri):
+            return credentials_unavailable(self._scheme, uri=self.uri, key=key, kind=kind)
+        # A prefix without objects is an empty list, so only a bucket can be missing.
+        if operation == "list" and status == "404":
             return self._no_such_bucket()
-        # obstore has no class of its own for a listing that is refused.
+        # obstore has no error class for a refused listing, only the status.
         if status in ("401", "403") or isinstance(error, errors.PermissionDeniedError | errors.UnauthenticatedError):
             return denied(self._scheme, operation, uri=self.uri, key=key, kind=kind)
-        if is_passing:
+        if is_transient:
             return TryAgain(kind or "no answer")
-        return StoreUnavailable(f"not understood ({kind})", uri=self.uri, key=key, cause_kind=kind)
+        return StoreUnavailable(f"unexpected answer ({kind})", uri=self.uri, key=key, cause_kind=kind)
 
 
 def _status(error: Exception) -> str:

@@ -1,7 +1,8 @@
-"""Objects as files of a folder that the replicas share: one machine's disk, or a network mount with hard links.
+"""Objects as files of a folder that the replicas share (a local disk, or a network mount with hard links), or in
+memory.
 
-A put is a temporary file, synced and renamed; a create is a temporary file, synced and linked, which fails where the
-name is taken. A check and then a write, which is what fsspec does, lets two processes win.
+A put is a temporary file that is synced and renamed. A create is a temporary file that is synced and linked, which
+fails if the name exists. A check followed by a write, as fsspec does it, would let two processes win.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ from composer_replication.diloco.store.objects import (
 
 _DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-_TRIES = 1000  # a sweep that never rests took 20 in a row on a quiet machine
-"""How often a folder is made again that a retention rule removed at the same moment."""
-# Not through a link, which may lead out of the folder; and without waiting for the other end of a pipe.
+_TRIES = 1000  # a sweep without pauses took 20 on a quiet machine
+"""How often a folder is created again that a retention rule removed at the same moment."""
+# Does not follow links, which may lead out of the folder, and does not wait for the other end of a pipe.
 _READ = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
 
@@ -46,7 +47,7 @@ class FileStore:
         self.uri = self._root.as_uri()
         if not probes:
             return
-        with self._named_errors(""):
+        with self._store_errors(""):
             self._root.mkdir(parents=True, exist_ok=True)
             self._refuse_without_links()
 
@@ -54,7 +55,8 @@ class FileStore:
         self._write(key, data, mode="put")
 
     def create(self, key: str, data: bytes) -> bool:
-        if self.size(key) is not None:  # spares the bytes where the race is long over
+        # Saves writing the bytes if the race was decided long ago.
+        if self.size(key) is not None:
             return False
         try:
             self._write(key, data, mode="create")
@@ -63,7 +65,7 @@ class FileStore:
         return True
 
     def get(self, key: str, *, most_bytes: int) -> bytes:
-        with self._named_errors(key):
+        with self._store_errors(key):
             descriptor = os.open(self._path(key), _READ)
             with os.fdopen(descriptor, "rb") as file:
                 status = os.fstat(descriptor)
@@ -72,6 +74,7 @@ class FileStore:
                 if status.st_size > most_bytes:
                     raise too_large(self.uri, key, size=status.st_size, most_bytes=most_bytes)
                 data = file.read(status.st_size)
+        # Files are replaced as a whole, so a short read means that this one was truncated.
         if len(data) != status.st_size:
             what = f"the file ended after {len(data):,} of {status.st_size:,} bytes"
             raise StoreUnavailable(what, uri=self.uri, key=key, cause_kind="truncated")
@@ -82,13 +85,13 @@ class FileStore:
         return None if status is None else status.st_size
 
     def written_at(self, key: str) -> float | None:
-        """When an object was written, by the file system's clock; None where there is none."""
+        """Return when an object was written, by the file system's clock; None if there is none."""
         status = self._status(key)
         return None if status is None else status.st_mtime
 
     def _status(self, key: str) -> os.stat_result | None:
         try:
-            with self._named_errors(key):
+            with self._store_errors(key):
                 status = os.lstat(self._path(key))
         except StoreError as error:
             if error.cause_kind in ("ENOENT", "ENOTDIR"):
@@ -98,16 +101,17 @@ class FileStore:
 
     def keys(self, prefix: str) -> list[str]:
         folder = checked_folder(prefix)
-        with self._named_errors(prefix):
+        with self._store_errors(prefix):
             return sorted(key for key in self._walk(folder) if is_key(key))
 
     def delete(self, keys: Sequence[str]) -> None:
         for key in keys:
             path = self._path(key)
-            with self._named_errors(key):
+            with self._store_errors(key):
                 try:
                     path.unlink(missing_ok=True)
                 except NotADirectoryError:
+                    # A part of the path is a file, so there is no such object.
                     continue
                 self._remove_empty(path.parent)
 
@@ -116,14 +120,15 @@ class FileStore:
 
     def _write(self, key: str, data: bytes, *, mode: Literal["put", "create"]) -> None:
         path = self._path(key)
-        with self._named_errors(key):
+        with self._store_errors(key):
             for tries_left in reversed(range(_TRIES)):
                 try:
                     _make_folder(path.parent)
                     with staged(path) as stage:
                         stage.file.write(data)
                         stage.commit_new() if mode == "create" else stage.commit()
-                except FileNotFoundError:  # the folder went away between two lines
+                except FileNotFoundError:
+                    # Another process removed the folder between these lines.
                     if not tries_left:
                         raise
                 else:
@@ -141,18 +146,21 @@ class FileStore:
                 yield f"{folder}{entry.name}"
 
     def _remove_empty(self, folder: Path) -> None:
-        with contextlib.suppress(OSError):  # not empty, or another was quicker
+        # Not empty, or another process was faster.
+        with contextlib.suppress(OSError):
             while folder != self._root:
                 folder.rmdir()
                 folder = folder.parent
 
     def _refuse_without_links(self) -> None:
+        """Raise StoreCannotCreate if the file system has no hard links."""
         probe = self._root / f".{os.getpid()}.{secrets.token_hex(4)}.tmp"
         linked = probe.with_name(f".{probe.name}")
         try:
             probe.write_bytes(b"")
             os.link(probe, linked)
         except OSError as error:
+            # Those errors say nothing about links.
             if error.errno in _FULL | {errno.EACCES, errno.EROFS}:
                 raise
             what = f"the file system has no hard links ({error.strerror}), so two replicas could create one object"
@@ -162,7 +170,8 @@ class FileStore:
                 path.unlink(missing_ok=True)
 
     @contextlib.contextmanager
-    def _named_errors(self, key: str) -> Generator[None]:
+    def _store_errors(self, key: str) -> Generator[None]:
+        """Turn errors of the file system into errors of the store. FileExistsError is left for `create`."""
         try:
             yield
         except FileExistsError:
@@ -179,16 +188,14 @@ def _make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except FileExistsError:
-        # Also raised where it was there and went away before it was looked at: FileNotFoundError then, from here.
+        # Also raised if the folder existed and was removed before mkdir checked it; then stat raises FileNotFoundError
+        # here.
         if not stat.S_ISDIR(folder.stat().st_mode):
             raise
 
 
-# Objects of one process: for tests, for the explorer of the protocol, and for replicas that are threads.
-
-
 class MemoryStore:
-    """An ObjectStore that is a dictionary with a lock."""
+    """An ObjectStore in a dictionary, for tests, the model check, and replicas that are threads."""
 
     def __init__(self, name: str = "memory") -> None:
         self.uri = f"memory://{name}"

@@ -1,8 +1,8 @@
-"""Objects in a repository of the Hugging Face Hub, by its own client: every write is a commit.
+"""Objects in a repository of the Hugging Face Hub, by its own client. Every write is a commit.
 
-A create is a commit on the head that was looked at; where the head has moved the Hub refuses it, and we look again. The
-Hub bounds commits by the hour and keeps deleted files in its history: a place to meet for a few replicas with rounds of
-many minutes, not a fast one.
+A create is a commit on the head that was checked. If the head has moved, the Hub refuses the commit, and the create is
+tried again. The Hub limits commits per hour and keeps deleted files in its history: good enough for a few replicas with
+rounds of many minutes, but not fast.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from composer_replication.diloco.store.objects import (
     denied,
     is_key,
     missing,
-    persist,
+    retry_until_deadline,
     too_large,
 )
 from composer_replication.errors import InputError, MissingExtraError, explain
@@ -37,7 +37,7 @@ from composer_replication.optional import require
 
 _TYPES = {"datasets": "dataset", "spaces": "space", "models": "model"}
 _MOVED = (409, 412)
-_PASSING = (408, 429)
+_TRANSIENT = (408, 429)
 _NO_COMMIT = "0" * 40
 _THREAD = "crf-asks-hub"
 
@@ -57,7 +57,7 @@ class HubStore:
         self._token = extras.pop("token", None)
         self._api = self._hub.HfApi(endpoint=extras.pop("endpoint", None), token=self._token)
         if extras:
-            raise InputError(explain(f"options of {self.uri}", got=sorted(extras), expected="endpoint and token alone"))
+            raise InputError(explain(f"options of {self.uri}", got=sorted(extras), expected="only endpoint and token"))
         parts = path.strip("/").split("/")
         kind = _TYPES[parts.pop(0)] if parts[0] in _TYPES else "model"
         if len(parts) < 2:
@@ -70,24 +70,25 @@ class HubStore:
             self._refuse_without_parents()
 
     def put(self, key: str, data: bytes) -> None:
-        added = self._added(key, data)
+        added = self._addition(key, data)
         self._call("put", key, lambda: self._commit([added()], f"put {key}", parent=None), num_bytes=len(data))
 
     def create(self, key: str, data: bytes) -> bool:
-        added, nonce = self._added(key, data), secrets.token_hex(16)
+        added, nonce = self._addition(key, data), secrets.token_hex(16)
 
         def attempt() -> bool:
             head = self._head()
             if self._size_at(key, head) is not None:
-                return self._is_of(nonce, key, head)
+                return self._is_written_by(nonce, key, head)
             revision = self._commit([added()], f"create {key} {nonce}", parent=head)
-            # Where the same bytes came first, the client makes no commit and says nothing.
-            return self._is_of(nonce, key, revision)
+            # If the same bytes were there already, the client makes no commit and does not say so.
+            return self._is_written_by(nonce, key, revision)
 
         return self._call("conditional create", key, attempt, num_bytes=len(data))
 
     def get(self, key: str, *, most_bytes: int) -> bytes:
         checked_key(key)
+        # The size and the bytes are read at the same commit, so that they belong together.
         head, size = self._call("get", key, lambda: (head := self._head(), self._size_at(key, head)))
         if size is None:
             raise missing(self.uri, key)
@@ -138,8 +139,8 @@ class HubStore:
         if paths:
             self._call("delete", keys[0], attempt)
 
-    def _added(self, key: str, data: bytes) -> Callable[[], Any]:
-        """Made anew for each try: the client refuses one that was sent before."""
+    def _addition(self, key: str, data: bytes) -> Callable[[], Any]:
+        """Return a function that makes the operation to add a file. The client refuses one that was sent before."""
         path = f"{self._folder}{checked_key(key)}"
         return lambda: self._hub.CommitOperationAdd(path_in_repo=path, path_or_fileobj=data)
 
@@ -159,22 +160,23 @@ class HubStore:
         entries = self._api.get_paths_info(paths=[f"{self._folder}{key}"], revision=revision, **self._repository)
         return next((entry.size for entry in entries if isinstance(entry, self._hub.hf_api.RepoFile)), None)
 
-    def _is_of(self, nonce: str, key: str, revision: str) -> bool:
-        """Whether the commit that wrote the object was ours: of this try, or of one whose answer was lost."""
+    def _is_written_by(self, nonce: str, key: str, revision: str) -> bool:
+        """Return whether our commit wrote the object: that of this try, or of one whose answer was lost."""
         path = f"{self._folder}{key}"
         entries = self._api.get_paths_info(paths=[path], revision=revision, expand=True, **self._repository)
         return any(entry.last_commit and nonce in entry.last_commit.title for entry in entries)
 
     def _refuse_without_parents(self) -> None:
-        """A commit on a parent that is not the head must be refused, and changes nothing where it is."""
-        probe = self._added("crf-probe", b"a commit on a parent that is not there")
+        """Raise StoreCannotCreate if the Hub accepts a commit on a parent that is not the head."""
+        probe = self._addition("crf-probe", b"a commit on a parent that is not there")
 
         def attempt() -> bool:
             try:
                 self._commit([probe()], "probe", parent=_NO_COMMIT)
             except self._hub.errors.HfHubHTTPError as error:
                 status = error.response.status_code
-                if status in (401, 403, *_PASSING) or status >= 500 or self._is_missing_repository(error):
+                # These say nothing about the parent; any other refusal is the expected one.
+                if status in (401, 403, *_TRANSIENT) or status >= 500 or self._is_missing_repository(error):
                     raise
                 return True
             return False
@@ -184,40 +186,43 @@ class HubStore:
             raise StoreCannotCreate(what, uri=self.uri, cause_kind="not_atomic")
 
     def _call(self, operation: Operation, key: str, call: Callable[[], Answer], *, num_bytes: int = 0) -> Answer:
-        if not self._pace.has_answered:  # by one plain request: the client repeats a commit by itself, for a minute
+        # First one plain request, because the client repeats a commit on its own for a minute.
+        if not self._pace.has_answered:
             first = partial(self._attempt, "get", "", 0.0, self._head)
-            persist(first, pace=self._pace, more_s=0.0, uri=self.uri, key="")
-        with self._pace.carrying(num_bytes) as more_s:
+            retry_until_deadline(first, pace=self._pace, more_s=0.0, uri=self.uri, key="")
+        with self._pace.transfer_budget(num_bytes) as more_s:
             attempt = partial(self._attempt, operation, key, more_s, call)
-            return persist(attempt, pace=self._pace, more_s=more_s, uri=self.uri, key=key)
+            return retry_until_deadline(attempt, pace=self._pace, more_s=more_s, uri=self.uri, key=key)
 
     def _attempt(self, operation: Operation, key: str, more_s: float, call: Callable[[], Answer]) -> Answer:
         unusable = (self._hub.errors.HTTPError, OSError)
         try:
             answer = _within(self._pace.request_s + more_s, call, (*unusable, StoreError, TryAgain))
         except unusable as error:
-            store_error = self._named(error, operation, key)
+            store_error = self._to_store_error(error, operation, key)
         else:
             self._pace.has_answered = True
             return answer
-        raise store_error  # outside of the handler: the client's text has addresses in it
+        # Outside the handler, because the client's text contains addresses.
+        raise store_error
 
-    def _named(self, error: Exception, operation: Operation, key: str) -> Exception:
+    def _to_store_error(self, error: Exception, operation: Operation, key: str) -> Exception:
+        """Return our error for one of the Hub's client; TryAgain if another try may succeed."""
         status = getattr(getattr(error, "response", None), "status_code", 0)
         kind = str(status or type(error).__name__)
         if isinstance(error, self._hub.errors.OfflineModeIsEnabled):
-            what = "the Hub's client is set to work offline. Unset HF_HUB_OFFLINE"
+            what = "the Hub client is in offline mode. Unset HF_HUB_OFFLINE"
             return StoreUnavailable(what, uri=self.uri, key=key, cause_kind=kind)
         self._pace.has_answered = self._pace.has_answered or bool(status)
         if self._is_missing_repository(error):
-            return StoreDenied("no such repository, or no right to it", uri=self.uri, key=key, cause_kind=kind)
+            return StoreDenied("no such repository, or no access to it", uri=self.uri, key=key, cause_kind=kind)
         if isinstance(error, self._hub.errors.EntryNotFoundError):
             return missing(self.uri, key, cause_kind=kind)
         if status in (401, 403):
             return denied("hf", operation, uri=self.uri, key=key, kind=kind)
-        if status in (*_MOVED, *_PASSING) or status >= 500 or not status:
+        if status in (*_MOVED, *_TRANSIENT) or status >= 500 or not status:
             return TryAgain(kind)
-        return StoreUnavailable(f"not understood ({kind})", uri=self.uri, key=key, cause_kind=kind)
+        return StoreUnavailable(f"unexpected answer ({kind})", uri=self.uri, key=key, cause_kind=kind)
 
     def _is_missing_repository(self, error: Exception) -> bool:
         errors = self._hub.errors
@@ -225,14 +230,14 @@ class HubStore:
 
 
 def _within(seconds: float, call: Callable[[], Answer], expected: tuple[type[Exception], ...]) -> Answer:
-    """What `call` answers or raises in time. The client has no limit for a server that takes a request and hangs."""
+    """Return the result of `call`, or raise TryAgain after so long: the client may wait forever."""
     answers: list[Answer] = []
     errors: list[Exception] = []
 
     def run() -> None:
         try:
             answers.append(call())
-        except expected as error:  # raised where it is waited for
+        except expected as error:  # raised by the waiting thread
             errors.append(error)
 
     thread = threading.Thread(target=run, daemon=True, name=_THREAD)
@@ -246,11 +251,12 @@ def _within(seconds: float, call: Callable[[], Answer], expected: tuple[type[Exc
 
 
 def _is_not_ours(record: logging.LogRecord) -> bool:
-    """Return False for a line that the client writes on each of its own retries of our requests: we report the end."""
+    """Return False for log lines of the client about retries of our requests: we report how a request ended."""
     return record.threadName != _THREAD
 
 
 def _client() -> Any:
+    # The filter is the same function each time, and a logger keeps it only once.
     logging.getLogger("huggingface_hub.utils._http").addFilter(_is_not_ours)
     try:
         for module in ("huggingface_hub.utils", "huggingface_hub.errors", "huggingface_hub.hf_api"):

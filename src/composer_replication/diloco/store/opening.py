@@ -1,4 +1,4 @@
-"""The store of a URI: a folder, a bucket of S3, GCS or Azure, a repository of the Hub."""
+"""Open the store of a URI: a folder, a bucket of S3, GCS or Azure, a repository of the Hub."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from composer_replication.errors import InputError, explain
 
 SCHEMES = ("file", *CLASSES, "hf")
 _EXPECTED = f"{', '.join(f'{scheme}://' for scheme in SCHEMES)} and a place, or the path of a folder"
-_LIKE_A_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")  # of two letters or more: C:/ is a drive
+# "s3:bucket", a scheme whose slashes were forgotten; not "C:/runs", because one letter is a drive
+_LIKE_A_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
 
 
 def open_store(
@@ -26,15 +27,17 @@ def open_store(
     options: Mapping[str, str] | None = None,
     probes: bool = True,
 ) -> ObjectStore:
-    """The store at `uri`: s3://bucket/prefix, gs://…, az://container/prefix, hf://[datasets/]owner/name/folder,
+    """Return the store at `uri`: s3://bucket/prefix, gs://…, az://container/prefix, hf://[datasets/]owner/name/folder,
     file://… or a plain path.
 
-    Credentials come from the environment or `options`, never from the URI. `options` are obstore's, by its names
-    (`endpoint`, `region`), and `allow_http` for a server on loopback; the Hub's are `endpoint` and `token`. A call
-    that gets no usable answer is tried again, with growing pauses, until `deadline_s` are over; a place that has never
-    answered gets eight seconds. On top of that come the seconds that its bytes need on a line of `slowest_mb_s`, which
-    all that is under way shares. Opening tries out whether the place can create an object once, which makes a folder
-    and writes a probe; with `probes=False`, for those who only look, it writes nothing.
+    Credentials come from the environment or `options`, never from the URI. `options` of a bucket are obstore's, by its
+    names (`endpoint`, `region`), and `allow_http` for a server on loopback; those of the Hub are `endpoint` and
+    `token`.
+
+    A call without a usable answer is repeated, with growing pauses, for `deadline_s`; an address that has never
+    answered gets eight seconds. In addition a request gets the seconds that its bytes need at `slowest_mb_s`, a
+    bandwidth that all requests under way share. Opening checks that the store lets only one of two writers create an
+    object, which makes a folder and writes a probe; with `probes=False`, for readers, nothing is written.
     """
     scheme = scheme_of(uri)
     pace = RequestPace(deadline_s, slowest_mb_s)
@@ -50,19 +53,19 @@ def open_store(
 
 
 def scheme_of(uri: str) -> str:
-    """The scheme of a store's URI, `file` for a plain path; InputError where it is none that there is a store for."""
+    """Return the scheme of a store's URI, `file` for a plain path. Raises InputError for a scheme without a store."""
     scheme, mark, rest = uri.partition("://")
     if not mark:
         if (like := _LIKE_A_SCHEME.match(uri)) is None:
             return "file"
-        fix = "A folder of that name is written with ./ before it."
+        fix = "For a folder of that name, write ./ before it."
         raise InputError(explain("place of a store", got=_shown(uri, like[1]), expected=_EXPECTED, fix=fix))
     _refuse_credentials(uri, scheme)
     if scheme not in SCHEMES:
         raise InputError(explain("place of a store", got=_shown(uri, scheme), expected=_EXPECTED))
     authority = rest.partition("/")[0]
     if scheme == "file" and authority not in ("", "localhost"):
-        fix = "Behind file:// stands a whole path, with a third slash."
+        fix = "Write an absolute path after file://, so with a third slash."
         raise InputError(explain("place of a store", got=_shown(uri, scheme), expected="file:///folder", fix=fix))
     if scheme != "file" and not authority:
         expected = f"{scheme}://, and the bucket's name"
@@ -71,19 +74,21 @@ def scheme_of(uri: str) -> str:
 
 
 def _shown(uri: str, scheme: str) -> str:
-    """What was got, unless there may be a credential in it: behind a mark of one, or behind a second colon."""
+    """Return the URI for a message, without what may hold a credential: after "@", "?", "#" or a second colon."""
     return f"{scheme}:..." if set("@?#:") & set(uri[len(scheme) + 1 :]) else repr(uri)
 
 
 def _refuse_credentials(uri: str, scheme: str) -> None:
-    """A URI ends up in messages, logs and process lists: it holds no secret."""
+    """Raise InputError for a URI that may hold a secret: URIs end up in messages, logs and process lists."""
     try:
         parts = urlsplit(uri)
-    except ValueError:  # a bracket that does not close; its text may repeat the URI
+    except ValueError:
+        # A bracket is not closed. The message of the error may repeat the URI, so it is not shown.
         got = f"{scheme}:..., which is no URI"
         raise InputError(explain("URI of a store", got=got, expected="scheme://place/prefix")) from None
-    is_address = ":" in parts.netloc and scheme in SCHEMES  # no bucket has such a name, a key and its secret do
+    # No bucket has a colon in its name, but a key with its secret does.
+    is_address = ":" in parts.netloc and scheme in SCHEMES
     if "@" in parts.netloc or is_address or parts.query or parts.fragment:
         what = f"a {scheme}:// URI with a user, a colon, a query or a fragment"
-        fix = "Set credentials by the environment, as the provider's own tools read them."
+        fix = "Set credentials in the environment, as for the provider's own tools."
         raise InputError(explain("URI of a store", got=what, expected="scheme://place/prefix alone", fix=fix))
