@@ -78,7 +78,7 @@ class Executor(ABC):
         gpu: str | None = None,
         timeout: float | None = 3600,
     ) -> list[ReplicaHandle]:
-        """Start `n_replicas`, rank 0 first. If one cannot be started, those before it are cancelled."""
+        """Start `n_replicas`, rank 0 first. If one cannot be started, those before it are canceled."""
         if isinstance(n_replicas, bool) or not isinstance(n_replicas, int) or n_replicas < 1:
             raise InputError(explain("n_replicas", got=repr(n_replicas), expected="a number from 1"))
         # Raises for a missing secret before anything is started.
@@ -359,7 +359,7 @@ class ServerlessExecutor(Protocol):
 
 Answer = TypeVar("Answer")
 # "\x1b[31m" and "\x1b[0m"; other control characters are replaced one by one
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_COLOR = re.compile(r"\x1b\[[0-9;]*m")
 _MAX_WORDS, _MAX_WORDS_OF_AN_ERROR = 300, 600
 # "torch.cuda." of "torch.cuda.OutOfMemoryError: ..."; not "a.b" in "see a.b for help"
 _MODULES = re.compile(r"^(?:\w+\.)+(?=\w+(?::|$))")
@@ -397,7 +397,7 @@ def tried(ask: Callable[[], Answer]) -> tuple[Answer | None, Exception | None]:
 
 def without_control_characters(text: str) -> str:
     """Return log lines without control characters: a replica may print text that others have sent."""
-    plain_text = _COLOUR.sub("", text)
+    plain_text = _COLOR.sub("", text)
     return "".join(
         character if character.isprintable() or character in "\n\t" else "\ufffd" for character in plain_text
     )
@@ -406,9 +406,8 @@ def without_control_characters(text: str) -> str:
 def in_brief(error: BaseException) -> str:
     """Return an error of other code in one line."""
     lines = str(error).strip().splitlines()
-    return without_control_characters(f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__)[
-        :_MAX_WORDS
-    ]
+    text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    return without_control_characters(text)[:_MAX_WORDS]
 
 
 def describe_exit(code: int | None) -> str:

@@ -169,7 +169,7 @@ class LocalProcessExecutor(Executor):
             time.sleep(self.poll_interval_s)
 
     def _signal(self, handle: ReplicaHandle, number: int, *, note: bool = False) -> None:
-        """Signal the replica's process and no other. `note` marks it as cancelled, if the process is ours to end."""
+        """Signal the replica's process and no other. `note` marks it as canceled, if the process is ours to end."""
         child, proven = self._processes.get(handle.metadata.get("name", "")), _proven(handle)
         if child is None and proven is None:
             if not self._is_alive(handle):
