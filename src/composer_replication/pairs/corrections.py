@@ -83,8 +83,8 @@ class Correction(NamedTuple):
     """A preference pair of a session: the rejected call, the chosen call, and how the two relate.
 
     If the source is "acted_at_once", `chosen` is a logged call that worked and `failed` a lookup that was never made.
-    Both calls have the same id. Labels such as `description` are removed from both: the label of a corrected call often
-    refers to the error, which had not happened yet in the pair's state.
+    Both calls have the same id. Labels such as `description` are removed from both: that of a corrected call
+    may refer to the error, which has not happened yet in the pair's state.
     `turn_number` counts the assistant's turns from 0, `call_number` the calls of that turn.
     """
 
@@ -127,6 +127,7 @@ def own_pairs(
                 choice = _choose_instead(_FailedCall(judged.judge, site, call, log, conversation.cwd))
                 if choice is not None:
                     yield _correction(site, (log.turn_number(turn_id), call_index), call, *choice)
+        # In a turn with several calls another one may have been the lookup.
         if only is None and len(judged.turn.calls) == 1 and log.has_worked(judged.call):
             yield from _acted_at_once(judged, log.turn_number(turn_id))
 
@@ -185,7 +186,7 @@ def _choose_instead(failed: _FailedCall) -> Choice:
 
 def _is_same_call(failed: _FailedCall, chosen: ToolCall) -> bool:
     """Return whether the chosen call is the failed call again."""
-    # `same_action` ignores how parameters are named, but a wrong name is what input validation objects to.
+    # `same_action` ignores how parameters are named, but a wrong name may be why the input was invalid.
     if failed.site.kind == "input_validation":
         return chosen.name == failed.call.name and chosen.arguments == failed.call.arguments
     return same_action(_as_action(chosen), _as_action(failed.call))
@@ -202,7 +203,7 @@ def _file_not_found(failed: _FailedCall) -> Choice:
                 # To read a file again that is known in full would be no correction.
                 is_needless = not is_edit(later.call.name) and _is_read(failed, later.path)
                 return None if is_needless else (later.call, "corrected")
-            break
+            break  # the first call for the same file decides
     return _search(failed, failed.path) or _search_by_name(failed, failed.path)
 
 
@@ -228,6 +229,7 @@ def _wrong_folder(failed: _FailedCall) -> Choice:
     later = _next_similar(failed, failed.ran)
     if later is None:
         typed = (word for word in Command.of(command_of(failed.call)).words if is_path(word) and "/" in word)
+        # The error message names the path that is missing; with several candidates the search would be a guess.
         missing = [word for word in typed if word in failed.site.evidence_text]
         return _search(failed, missing[0]) if len(missing) == 1 else None
     failed_words, later_words = (Command.of(text).words for text in (command_of(failed.call), later.words))
@@ -253,7 +255,7 @@ def _retyped(failed: _FailedCall) -> Choice:
     if is_edit(later.call.name):
         verdict = failed.judge.verdict(later.call)
         return (later.call, "corrected") if verdict.says == "ok" else None
-    # A word of the error message counts as a name: only the error itself told the model about it.
+    # The model may know a new word from the error message only, so that has to have been shown before, like a name.
     error_words, failed_words = Command.of(failed.error).words, Command.of(argument_text(failed.call)).words
     new_words = Command.of(argument_text(later.call)).words - failed_words
     names = [word for word in new_words if word in error_words or is_name(word)]
@@ -351,6 +353,7 @@ _TEXT_SHOWN_RULES = ("found_in_whole_file", "found_in_part")
 
 def _unread_file(failed: _FailedCall) -> Choice:
     """Choose a read of the file if the session had not read it, or had read it only before a compaction."""
+    # After a compaction the log goes on without what was read before, and the agent asks for a new read.
     rule, state = failed.judge.verdict(failed.call).rule, failed.judge.state
     is_forgotten = rule == "read_before" and state.texts.is_continued and not state.has_touched(failed.path or "")
     if rule != "not_read" and not is_forgotten:
@@ -438,6 +441,7 @@ def _first_lookup(failed: _FailedCall, *, to_edit: bool = False) -> Choice:
     for later in failed.later:
         if later.path is None or failed.path is None or not failed.is_same_path(later.path, failed.path):
             continue
+        # An edit in between has changed the file, so a later read may show text that did not exist before the failure.
         if is_edit(later.call.name):
             return None
         if not later.is_look or (to_edit and plain_name(later.call.name) in LISTS | SEARCHES):
@@ -511,7 +515,7 @@ def _lookup_call(call: ToolCall, tool: str, arguments: Mapping[str, str]) -> Too
 Choice = tuple[ToolCall, Literal["corrected", "look_first"]] | None
 """The call to choose, and how it relates to the failed one; None if nothing can be learned from the failure."""
 
-# Every word is searched for in everything that was shown. A call with more new words was not predictable anyway.
+# Every word is searched for in everything that was shown. A call with more new words is not checked, only rejected.
 _MAX_WORDS = 20
 
 

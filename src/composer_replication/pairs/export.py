@@ -97,6 +97,7 @@ def _finds(line: bytes, gate: LastGate, number: int) -> Iterator[Find]:
     # An id that looks like a secret itself must not be in the error message.
     location = f"pair {row['state_id'] if gate.look(name, '') is None else number}"
     parts: list[tuple[str, Any]] = [("state_id", name), ("tools", decode(row["tools"].encode()))]
+    # Every message on its own, so that an error can say where the secret is.
     for column in ("prompt", "chosen", "rejected"):
         parts += [(f"{column} message {number}", message) for number, message in enumerate(row[column], start=1)]
     finds = (gate.look(part, f"{location}, {name}") for name, part in parts)
@@ -189,9 +190,10 @@ def prompt_messages(messages: Sequence[Mapping[str, Any]], arguments: Arguments,
             names |= {call.id: call.name for call in calls}
             prompt.append(_assistant(text, thinking_text(message, location), calls, arguments))
         elif role == "tool":
-            identity = str(message.get("tool_call_id") or "")
-            name = str(message.get("name") or names.get(identity, ""))
-            prompt.append({"role": role, "content": text, "tool_call_id": identity, "name": name})
+            # Logs refer to the call by its id only, but some templates print the name of the tool.
+            call_id = str(message.get("tool_call_id") or "")
+            name = str(message.get("name") or names.get(call_id, ""))
+            prompt.append({"role": role, "content": text, "tool_call_id": call_id, "name": name})
         else:
             prompt.append({"role": role, "content": text})
     return prompt
@@ -209,6 +211,7 @@ def _assistant(text: str, thinking: str, calls: Iterable[ToolCall], arguments: A
 
 def _arguments(call: ToolCall, form: Arguments) -> object:
     """Return a call's arguments in the requested form; as text if they are not an object or lose precision."""
+    # Arguments that are not a JSON object are exported as the model wrote them.
     if call.raw_arguments is not None:
         return call.raw_arguments
     if form == "object" and _reads_back(call.arguments):

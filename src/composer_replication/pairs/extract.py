@@ -108,6 +108,7 @@ def extract_pairs(
     for state in states:
         work.add(state, answers.pop(work.register(state["state_id"]), {}))
     work.report.num_states, work.report.num_pairs = len(work.state_ids), len(work.records)
+    # Every state has taken its answers out, so the rest belongs to no state.
     work.report.num_unknown_states = len(answers)
     return Extraction(records=work.records, report=work.report)
 
@@ -176,6 +177,7 @@ class PairReport:
         agreement.num_with_student += sum(
             len(vote_class.teachers) for vote_class in vote.classes if vote_class.key == student_key
         )
+        # n votes make n(n-1)/2 pairs of teachers.
         agreement.num_teacher_pairs += vote.num_votes * (vote.num_votes - 1) // 2
         agreement.num_agreeing_pairs += vote.num_agreeing_pairs
         agreement.num_consensus += vote.winner is not None
@@ -231,6 +233,7 @@ class _ExtractionInProgress:
         try:
             student = parse_reply(state["student_action"])
         except InputError:
+            # Without the student's action nothing tells whether the teachers disagree with it.
             self.report.drop("student_unreadable")
             return
         context = self.contexts.at(state)

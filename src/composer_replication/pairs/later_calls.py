@@ -35,10 +35,11 @@ from composer_replication.types import Conversation, ErrorSite, ToolCall
 
 # Calls after these answer something else than the failure.
 _MAX_LATER = 12
-# Line numbers are searched for in so much of a result, and no more.
+# Characters of a result or message that are searched for line numbers.
 _MAX_TEXT = 300_000
 # How read tools and searches number the lines of one file: "   12→def f():" and "12:def f():" -> "12"; not "12 apples"
 _LINE_NUMBER_SHOWN = re.compile(r"^[^\S\n]*(\d{1,6})(?:→|\t|[:-])", re.MULTILINE)
+# The tools with which agents ask the user. Calls after a question depend on the answer.
 _QUESTION_TOOLS = word_set("askuserquestion ask_user ask_user_question ask_followup_question")
 _NOTHING_FOUND = ("No files found", "No matches found", "No files matched")
 _LISTING_PROGRAMS = word_set("ls find fd tree")
@@ -190,7 +191,7 @@ class LaterCalls:
             ]
             later_calls += [LaterCall(call, self.result_text(call)) for call in ran]
             if len(later_calls) >= _MAX_LATER or any(plain_name(call.name) in _QUESTION_TOOLS for call in turn.calls):
-                break  # what follows a question rests on its answer
+                break
         return later_calls[:_MAX_LATER]
 
 
@@ -220,6 +221,7 @@ def find_search(
     """
     folder, _, name = path.rstrip("/").rpartition("/")
     stem, pattern = name.lstrip(".").partition(".")[0].lower(), failed.arguments.get("pattern")
+    # If a listing has shown that the path is missing, another listing of its folder is not what the model lacked.
     is_known_missing = state.paths.status(normal_path(path, cwd)).why in _KNOWN_MISSING
     looks_for_text = plain_name(failed.name) in SEARCHES
     for index, look in enumerate(itertools.takewhile(lambda call: call.is_look, later[:_MAX_NEXT_CALLS])):
