@@ -69,6 +69,6 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
 def test_a_stopped_training_says_how_to_go_on_with_its_run(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["train", str(run.root), "--set", "train.model=a b"]
     result: Any = SimpleNamespace(stopped_by="SIGTERM", steps=1, total_steps=2)
-    verb._say_how_to_resume(result, build_parser().parse_args(words))
+    verb._log_how_to_resume(result, build_parser().parse_args(words))
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "crf train" in line]
     assert shlex.split(line[line.index("crf train") :]) == ["crf", *words, "--resume"]
